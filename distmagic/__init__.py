@@ -35,6 +35,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     connection/    links to hosts: opened, kept idle, used again
     connection/requests/   what one host is asked over a link: each function a request and its answer
     transports/    starts a process on a host and holds its pipes, nothing else; transports/ssh/ through paramiko
+    comparison/    several runs side by side, pure
     render/        a RunState as text and HTML, pure
     state/         events become a RunState, and what follows from it, pure
     exports/       a job as a folder that a cluster starts by itself; pure, but for the one module that writes it
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from distmagic.api import run as run
+    from distmagic.comparison.compare import compare as compare
     from distmagic.remote.rank import checkpoint as checkpoint
     from distmagic.remote.rank.report import report as report
     from distmagic.remote.rank.report import track as track
@@ -105,6 +107,7 @@ _HOMES = {
     "report": "distmagic.remote.rank.report",
     "track": "distmagic.remote.rank.report",
     "run": "distmagic.api",
+    "compare": "distmagic.comparison.compare",
     "Run": "distmagic.runner.outcome",
     "checkpoint": "distmagic.remote.rank.checkpoint",
     **dict.fromkeys(_ERRORS, "distmagic.errors"),

@@ -8,11 +8,13 @@ import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NoReturn
 
 from distmagic.connection.prompts import asker_of
-from distmagic.payload.pack import pack_call
+from distmagic.errors import SpecError
+from distmagic.payload.pack import Payload, pack_call
 from distmagic.render.screen import Screen
 from distmagic.request import notebook_place
 from distmagic.request.allocation import AllocationRequest
@@ -20,12 +22,14 @@ from distmagic.request.hosts import Host, Slots, parse_hosts
 from distmagic.request.spec import (
     PAYLOAD_LIMIT_BYTES,
     Access,
+    JobSpec,
     check_system,
     from_options,
     unknown_option,
 )
 from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
+from distmagic.session.background_run import BackgroundRun
 from distmagic.session.inside import digest_of, part_of
 from distmagic.session.place import Place
 from distmagic.session.session import Session
@@ -65,6 +69,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     node_lost_after_s: float = 10.0,
     on_disconnect: str = "stop",
     detach: bool = False,
+    background: bool = False,
     access: Access | None = None,
     ssh_config: str | None = None,
     ssh_command: str | None = None,
@@ -78,8 +83,10 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES,
     screen: Screen | None = None,
     **unknown: NoReturn,
-) -> Run | Detached:
+) -> Run | Detached | BackgroundRun:
     """Call `fn(*args, **kwargs)` on every rank of a job, from plain Python, and return the `Run`.
+
+    With `background` it returns a `BackgroundRun` at once.
 
     The options are the flags of `%%distributed`, with underscores; times are in seconds, sizes in bytes:
 
@@ -108,6 +115,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         node_lost_after_s    a host that the others have not heard for this time is lost
         on_disconnect        without the notebook for the length of the lease: "stop" or "keep" going
         detach               return a `Detached` as soon as the job runs; it needs no notebook then
+        background           return at once; the run goes on until `run.wait()`, `run.stop()` or the end of this process
         access               the nine options below in one object; those that are given change it
         ssh_config           OpenSSH configuration instead of ~/.ssh/config
         ssh_command          reach hosts with the system's ssh program, such as "ssh"
@@ -124,91 +132,122 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     Raises what the magic raises: `SpecError`, `PayloadError`, a `HostError` (or `HostErrors`), a `RunError`, which
     carries the `Run`.
     """
+    arguments = locals()
     check_system()
     for option in unknown:
-        known = [
-            one
-            for one in inspect.signature(run).parameters
-            if one not in ("fn", "args", "unknown")
-        ]
+        names = inspect.signature(run).parameters
+        known = [name for name in names if name not in ("fn", "args", "unknown")]
         raise unknown_option(option, known)
-    if isinstance(nnodes, int):
-        nnodes = (nnodes, nnodes)
-    # None leaves an option as `access` has it, or as it is for every job.
-    options = {
-        "nproc_per_node": nproc_per_node,
-        "nnodes": nnodes,
-        "max_restarts": max_restarts,
-        "rdzv_backend": rdzv_backend,
-        "rdzv_endpoint": rdzv_endpoint,
-        "rdzv_id": rdzv_id,
-        "master_port": master_port,
-        "local_addr": local_addr,
-        "env": env,
-        "cwd": cwd,
-        "sync": sync,
-        "name": name,
-        "fresh": fresh,
-        "fetch": tuple(fetch),
-        "devices": tuple(str(device) for device in devices),
-        "timeout_s": timeout_s,
-        "hang_timeout_s": hang_timeout_s,
-        "node_lost_after_s": node_lost_after_s,
-        "on_disconnect": on_disconnect,
-        "detach": detach,
-        "ssh_config": ssh_config,
-        "ssh_command": ssh_command,
-        "python": python,
-        "connect_timeout_s": connect_timeout_s,
-        "lease_s": lease_s,
-        "warm_idle_s": warm_idle_s,
-        "cold": cold,
-        "setup": setup,
-        "exec_prefix": exec_prefix,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
     if hosts is None and allocation is None:
         hosts, usual_access = _usual_place()
         access = access or usual_access
-    spec, access = from_options(given, access or Access())
+    spec, access = from_options(_options(arguments), access or Access())
     if isinstance(hosts, str):
         hosts = parse_hosts(hosts) if hosts else ()
-    hosts = hosts or ()
+    hosts = tuple(hosts or ())
+    if background and detach:
+        raise SpecError("background and detach are both given.", "Keep one of them.")
+    call = _Call(
+        fn=fn,
+        args=args,
+        kwargs=kwargs or {},
+        limit_bytes=payload_limit_bytes,
+        screen=screen,
+        in_background=background,
+    )
+    launch = partial(_launch, call, spec, allocation)
+    part = None
+    if not hosts and allocation is None:
+        part = part_of(session(), os.environ)
+    if part is None:
+        return launch(hosts, access)
+    if background:
+        raise part.refusal("background")
+    name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', '')}"
+    found = part.run(digest_of("function", name), access, spec, launch)
+    assert found is not None
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What runs on every rank, and how it is shown."""
+
+    fn: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    limit_bytes: int
+    screen: Screen | None
+    in_background: bool
+
+    def packed(self) -> Payload:
+        """Return the files that travel."""
+        return pack_call(
+            partial(self.fn, *self.args, **self.kwargs),
+            limit_bytes=self.limit_bytes,
+            labels={},
+            title=_title(self.fn, self.args, self.kwargs),
+        )
+
+
+def _launch(
+    call: _Call,
+    spec: JobSpec,
+    allocation: AllocationRequest | None,
+    hosts: tuple[Host, ...],
+    access: Access,
+) -> Run | Detached | BackgroundRun:
     with closing(asker_of()) as asker:
-
-        def launch(hosts: tuple[Host, ...], access: Access) -> Run | Detached:
-            allocated = (
-                None
-                if allocation is None
-                else session().allocation(allocation, access, asker, spec)
-            )
-            place = Place(
-                session(), access, asker, spec, hosts=hosts, allocation=allocated
-            )
-            try:
-                call = partial(fn, *args, **(kwargs or {}))
-                payload = pack_call(
-                    call,
-                    limit_bytes=payload_limit_bytes,
-                    labels={},
-                    title=_title(fn, args, kwargs or {}),
+        if call.in_background:
+            asker.can_ask = False  # nobody is there for the whole run
+        allocated = None
+        if allocation is not None:
+            allocated = session().allocation(allocation, access, asker, spec)
+        place = Place(session(), access, asker, spec, hosts=hosts, allocation=allocated)
+        try:
+            payload = call.packed()
+            screen = call.screen or screen_for(in_background=call.in_background)
+            if call.in_background:
+                return session().background.begin(
+                    session(), place, spec, payload, screen
                 )
-                shown = screen or screen_for()
-                reaching = place.reach(shown)
-            except BaseException:
-                place.cancel()
-                raise
-            return session().launch(reaching, spec, payload, shown)
+            reaching = place.reach(screen)
+        except BaseException:
+            place.cancel()
+            raise
+        return session().launch(reaching, spec, payload, screen)
 
-        part = None
-        if not hosts and allocation is None:
-            part = part_of(session(), os.environ)
-        if part is None:
-            return launch(tuple(hosts), access)
-        name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', '')}"
-        found = part.run(digest_of("function", name), access, spec, launch)
-        assert found is not None
-        return found
+
+# Arguments of `run` that are options neither of the job nor of the way to its hosts.
+_OF_THE_CALL = (
+    "fn",
+    "args",
+    "kwargs",
+    "hosts",
+    "allocation",
+    "access",
+    "payload_limit_bytes",
+    "screen",
+    "background",
+    "unknown",
+)
+
+
+def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the job and of the way to its hosts among the arguments of `run`, as `from_options` takes them.
+
+    None leaves an option as `access` has it, or as it is for every job.
+    """
+    options = {}
+    for name, value in arguments.items():
+        if value is not None and name not in _OF_THE_CALL:
+            options[name] = value
+    nnodes = options.get("nnodes")
+    if isinstance(nnodes, int):
+        options["nnodes"] = (nnodes, nnodes)
+    options["fetch"] = tuple(arguments["fetch"])
+    options["devices"] = tuple(str(device) for device in arguments["devices"])
+    return options
 
 
 def _usual_place() -> tuple[Sequence[Host], Access]:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from distmagic.errors import Cancelled, DistmagicError, SpecError
 from distmagic.request import flag_parser, flags
 from distmagic.request.config import Distmagic, choose_hosts
-from distmagic.request.program import USAGE, split_program
+from distmagic.request.program import USAGE, Program, split_program
 from distmagic.request.spec import check_system
 
 if TYPE_CHECKING:
     from distmagic.request.hosts import Host
     from distmagic.request.spec import Access
-    from distmagic.runner.outcome import Detached, Run
+    from distmagic.session.inside import Outcome
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130  # exit codes, as shells and torchrun have them
 
@@ -39,19 +39,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return MISUSED
     except DistmagicError as error:
-        print(_without_run(error), file=sys.stderr)
+        print(_without_run(error, _not_shown_yet(error)), file=sys.stderr)
         return INTERRUPTED if isinstance(error, Cancelled) else FAILED
     except KeyboardInterrupt:  # before anything was begun
         return INTERRUPTED
 
 
-def _without_run(error: DistmagicError) -> str:
+def _not_shown_yet(error: DistmagicError) -> str:
+    """Return the text of an error; without the rank's traceback where that stands above it, in the rank's own output."""
+    traceback = getattr(error, "remote_traceback", "").rstrip()
+    run = getattr(error, "run", None)
+    if traceback and run is not None:
+        last = traceback.splitlines()[-1].rstrip()
+        if any(line.text.rstrip() == last for line in run.state.lines):
+            return str(error).removeprefix(traceback).lstrip("\n")
+    return str(error)
+
+
+def _without_run(error: DistmagicError, text: str) -> str:
     """Return the text of an error for somebody who has no variable `run`."""
     job = getattr(getattr(error, "run", None), "job", "")
     text = re.sub(
         r"run\.logs\(([^)]*)\)",
         rf"%distributed logs {job} \1, in a notebook",
-        str(error),
+        text,
     )
     return re.sub(
         r"run\.results\[(\d+)\]",
@@ -76,15 +87,17 @@ def _command(name: str, words: Sequence[str]) -> int:
     from distmagic.api import session
     from distmagic.connection.prompts import asker_of
     from distmagic.screens.choose import screen_for
-    from distmagic.session import exporting, programs
+    from distmagic.session import programs
     from distmagic.session.inside import part_of
 
     programs.check_request(request)
-    if request.export is not None:
-        print(exporting.export_program(program, request, chosen.hosts))
-        return 0
-    if request.workflow is not None:
-        programs.run_workflow(request, program, screen_for())
+    if request.background:
+        raise SpecError(
+            "--background is for a notebook, and this command ends with its run.",
+            "Leave it out; --detach lets a job go on without this command.",
+        )
+    if request.export is not None or request.workflow is not None:
+        _without_hosts(request, program, chosen.hosts)
         return 0
     part = None
     if chosen.is_default and not request.allocation and not request.ignores_system:
@@ -94,7 +107,7 @@ def _command(name: str, words: Sequence[str]) -> int:
         return 0
     with closing(asker_of()) as asker:
 
-        def launch(hosts: tuple[Host, ...], access: Access) -> Run | Detached | None:
+        def launch(hosts: tuple[Host, ...], access: Access) -> Outcome:
             if not request.dry_run:
                 return programs.run_program(
                     session(), request, program, hosts, access, asker, screen_for()
@@ -113,7 +126,20 @@ def _command(name: str, words: Sequence[str]) -> int:
     return 0
 
 
-def _tell(left: Run | Detached | None) -> None:
+def _without_hosts(
+    request: flags.Request, program: Program, hosts: tuple[Host, ...]
+) -> None:
+    """Write the folder that the request asks for, or run its workflow."""
+    from distmagic.screens.choose import screen_for
+    from distmagic.session import exporting, programs
+
+    if request.export is not None:
+        print(exporting.export_program(program, request, hosts))
+    else:
+        programs.run_workflow(request, program, screen_for())
+
+
+def _tell(left: Outcome) -> None:
     """Say where a job is found that goes on alone; a run that is over has been shown."""
     from distmagic.runner.outcome import Detached
 

@@ -23,7 +23,7 @@ has started on every node itself. In this order:
     shell.py         the log-in node: one connection, commands with a time limit
     slurm.py         submit, look, cancel
     queue.py         pending jobs: one question for all of them, less and less often
-    lease.py         what holds an allocation: a pipe to the keeper of its first node
+    lease_pipe.py    what holds an allocation: a pipe to the keeper of its first node
     allocation.py    one allocation: pending, held by its lease, ended
     osmo_words.py    what the program `osmo` says: states, refusals, lines of a log        pure
     osmo.py          submit, look, follow the log, cancel, fetch

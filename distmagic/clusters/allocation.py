@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from distmagic.clusters import job_states, queue, slurm, submission
-from distmagic.clusters.lease import END, LEAVE, Lease
+from distmagic.clusters.lease_pipe import END, LEAVE, LeasePipe
 from distmagic.clusters.queue import Queue
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import (
@@ -69,7 +69,7 @@ class Allocation:
         self._has_one_core = False
         self._queue, self._shell = queue, queue.shell
         self._cluster, self._python, self._lease_s = cluster, python, lease_s
-        self._lease = Lease()
+        self._lease = LeasePipe()
         self._mark = secrets.token_hex(8)
         self._is_over = threading.Event()
         self._looking = threading.Lock()

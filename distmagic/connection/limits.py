@@ -234,6 +234,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.JobTerms: {
         "lease_s": LEASE, "owner": NAME, "max_restarts": COUNT, "timeout_s": SECONDS_OR_NONE,
         "hang_timeout_s": SECONDS_OR_NONE, "min_nodes": COUNT, "max_nodes": COUNT, "awaited": HOSTS,
+        "call": WORD, "ranks": COUNT,
     },
     protocol.FoundFiles: {"files": items(1000)},
     protocol.FoundFile: {"path": percent_encoded(PATH_CHARS), "size_bytes": SIZE, "changed_s": DATE},

@@ -31,10 +31,10 @@ class _Question:
 
 
 class NotebookAsker:
-    """Asks in the notebook; where nobody can answer, every question raises at once what `NoAsker` raises."""
+    """Asks in the notebook; where nobody can answer (not `can_ask`), every question raises at once what `NoAsker` raises."""
 
     def __init__(self, *, can_ask: bool) -> None:
-        self._can_ask = can_ask
+        self.can_ask = can_ask
         self._questions: queue.Queue[_Question] = queue.Queue()
         self._lock = threading.Lock()
         self._closed = False
@@ -44,7 +44,7 @@ class NotebookAsker:
 
         Raises `AuthenticationError` where nobody can answer, or when the run ended before anybody did.
         """
-        if not self._can_ask:
+        if not self.can_ask:
             from distmagic.transports.asking import NoAsker
 
             return NoAsker().ask(prompt, secret=secret)
@@ -66,7 +66,7 @@ class NotebookAsker:
     def confirm(self, question: str) -> bool:
         """Return whether the user says yes; False where nobody can answer."""
         try:
-            if not self._can_ask:
+            if not self.can_ask:
                 return False
             answer = self.ask(f"{question} [y/N] ", secret=False)
         except AuthenticationError:  # end of file, in place of an answer

@@ -10,7 +10,8 @@ packages that do. In this order:
     settings.py       what is set once for a notebook: hosts, playground, and the session of all its cells
     commands.py       the table of `%distributed` subcommands
     host_commands.py  hosts, playground, down
-    job_commands.py   jobs, attach, view, add, stop, logs, stacks, clean, status
+    job_commands.py   jobs, runs, attach, view, add, stop, logs, stacks, clean, status
+    job_hosts.py      which hosts these ask, and how they are reached
     job_tables.py     their tables
     file_commands.py  get, put
     run_command.py    run: a script instead of a cell

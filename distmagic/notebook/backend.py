@@ -48,6 +48,13 @@ class PackWhole(Protocol):
         """Pack the text of a cell, with its `sys.argv`. Raises `PayloadError`."""
 
 
+class ScreenFor(Protocol):
+    """The type of `screens.choose.screen_for`."""
+
+    def __call__(self, shell: InteractiveShell, *, in_background: bool = ...) -> Screen:
+        """Return the screen of a run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """What the magics call: the session with the hosts, the packing of a call, the screen and the playground."""
@@ -55,7 +62,7 @@ class Backend:
     session: Callable[[], Session]
     pack_call: PackCall
     pack_whole: PackWhole
-    screen_for: Callable[[InteractiveShell], Screen]
+    screen_for: ScreenFor
     playground: Callable[[int], Playground]
 
 
@@ -98,10 +105,10 @@ def _pack_whole(
     )
 
 
-def _screen_for(shell: InteractiveShell) -> Screen:
+def _screen_for(shell: InteractiveShell, *, in_background: bool = False) -> Screen:
     from distmagic.screens.choose import screen_for
 
-    return screen_for(shell)
+    return screen_for(shell, in_background=in_background)
 
 
 def _playground(count: int) -> Playground:

@@ -32,11 +32,12 @@ from distmagic.request import flag_parser, flags
 class Names:
     """What the Tab key offers of this notebook, asked for only where it is being typed: hosts are read from ~/.ssh/config.
 
-    `jobs` are those that this kernel has begun, the newest first.
+    `jobs` are those that this kernel has begun or listed, the newest first, `ranks` those of such a job.
     """
 
     hosts: Callable[[], Iterable[str]]
     jobs: Callable[[], Iterable[str]]
+    ranks: Callable[[str], Iterable[int]]
 
 
 _TEXT_COLUMN = 37  # of the usage text, where the explanations begin
@@ -70,7 +71,7 @@ class Subcommand:
 
 def _complete_hosts(words: Sequence[str], names: Names) -> list[str]:
     if words[-1].startswith("-"):
-        return ["--hostfile"]
+        return list(host_commands.FLAGS)
     return list(names.hosts())
 
 
@@ -92,6 +93,12 @@ def _complete_clean(words: Sequence[str], names: Names) -> list[str]:
 
 def _complete_job(words: Sequence[str], names: Names) -> list[str]:
     return list(names.jobs()) if len(words) < 2 else []
+
+
+def _complete_logs(words: Sequence[str], names: Names) -> list[str]:
+    if len(words) < 2:
+        return list(names.jobs())
+    return [str(rank) for rank in names.ranks(words[0])] if len(words) == 2 else []
 
 
 def _complete_run(words: Sequence[str], _names: Names) -> list[str]:
@@ -124,6 +131,10 @@ SUBCOMMANDS = (
             Usage(
                 arguments="--hostfile FILE",
                 text="the same from a file with a host a line: gpu-a slots=4",
+            ),
+            Usage(
+                arguments="LIST --python P --ssh-config F",
+                text="set also their Python, and the SSH configuration, for all that follows",
             ),
             Usage(arguments="", text="show the hosts"),
         ),
@@ -160,6 +171,16 @@ SUBCOMMANDS = (
             Usage(arguments="", text="list the jobs on these hosts, running and ended"),
         ),
         handler=job_commands.jobs,
+    ),
+    Subcommand(
+        name="runs",
+        usages=(
+            Usage(
+                arguments="",
+                text="put the runs of this notebook side by side, with their curves over each other",
+            ),
+        ),
+        handler=job_commands.runs,
     ),
     Subcommand(
         name="attach",
@@ -201,7 +222,7 @@ SUBCOMMANDS = (
         name="logs",
         usages=(Usage(arguments="ID RANK", text="show all that a rank has written"),),
         handler=job_commands.logs,
-        complete=_complete_job,
+        complete=_complete_logs,
     ),
     Subcommand(
         name="stacks",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from distmagic import sanitize
 from distmagic.errors import SpecError
 from distmagic.notebook.host_commands import CommandLine
-from distmagic.notebook.job_commands import known_hosts, reach
+from distmagic.notebook.job_hosts import known_hosts, reach
 from distmagic.request.hosts import parse_hosts
 
 if TYPE_CHECKING:

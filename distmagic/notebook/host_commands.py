@@ -13,7 +13,7 @@ from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import SpecError
 from distmagic.notebook.settings import Notebook, listed
-from distmagic.request import flags
+from distmagic.request import flag_parser, flags
 from distmagic.request.allocation import AllocationRequest, parse_place
 from distmagic.request.config import Chosen, read_hostfile
 from distmagic.request.hosts import parse_hosts
@@ -21,6 +21,9 @@ from distmagic.request.spec import JobSpec
 
 if TYPE_CHECKING:
     from distmagic.clusters.job_states import JobState
+
+
+FLAGS = ("--hostfile", "--python", "--ssh-config")  # of `%distributed hosts`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,30 +39,70 @@ class CommandLine:
 
 
 def hosts(line: CommandLine) -> None:
-    """Set the hosts of the notebook if some are named, and print them."""
+    """Set the hosts of the notebook if some are named, and the way to them if that is; print the hosts."""
     notebook = line.notebook
     if line.words:
-        notebook.hosts = _named_hosts(line.words)
+        _set(notebook, line.words)
     chosen = notebook.choose(flags.Request(), os.environ)
     part = notebook.part(flags.Request(), os.environ)
     if part is not None:
         print(f"{', '.join(part.place.names)}  ({part.place.words})")
         return
-    print(f"{listed(chosen.hosts)}  ({chosen.source})")
+    print(f"{listed(chosen.hosts)}  ({chosen.source}){_way(notebook)}")
 
 
-def _named_hosts(words: Sequence[str]) -> Chosen:
-    if not words[0].startswith("-"):
-        return Chosen(hosts=parse_hosts(" ".join(words)), source="%distributed hosts")
-    flag, _, path = words[0].partition("=")
-    path = path or " ".join(words[1:])
-    if flag != "--hostfile" or not path:
+def _way(notebook: Notebook) -> str:
+    """Return what is set of the way to the hosts, "" for nothing."""
+    config = notebook.config
+    parts = [f"--python {config.python}"] if config.python else []
+    parts += [f"--python {name}={path}" for name, path in config.pythons.items()]
+    if config.ssh_config:
+        parts.append(f"--ssh-config {config.ssh_config}")
+    return "  " + " ".join(parts) if parts else ""
+
+
+def _set(notebook: Notebook, words: Sequence[str]) -> None:
+    """Set what the words say. Nothing is set where one of them is wrong."""
+    names, flag_words = _split(words)
+    request = flags.parse_words(flag_words, notebook.config.defaults(os.environ))
+    chosen = notebook.hosts
+    if request.hostfile is not None and not names:
+        path = request.hostfile
+        source = f"%distributed hosts --hostfile {path}"
+        chosen = Chosen(hosts=read_hostfile(path), source=source)
+    elif request.hostfile is not None:
         raise SpecError(
-            f"{words[0]!r} names no hosts.", "Write gpu-a:4,gpu-b:2 or --hostfile FILE."
+            "A list of hosts and --hostfile are both given.", "Keep one of them."
         )
-    return Chosen(
-        hosts=read_hostfile(path), source=f"%distributed hosts --hostfile {path}"
-    )
+    elif names:
+        chosen = Chosen(hosts=parse_hosts(" ".join(names)), source="%distributed hosts")
+    notebook.hosts = chosen
+    config = notebook.config
+    pythons = dict(request.access.pythons)
+    config.python = pythons.pop("", "")
+    config.pythons = pythons
+    config.ssh_config = request.access.ssh_config or ""
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the hosts among the words, and the flags with their values."""
+    names: list[str] = []
+    flag_words: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            names.append(word)
+            continue
+        flag, _, _ = word.partition("=")
+        if flag not in FLAGS:
+            raise SpecError(
+                f"{word!r} names no hosts.",
+                "Write gpu-a:4,gpu-b:2 or --hostfile FILE, and behind it --python PATH or --ssh-config FILE.",
+            )
+        flag_words += [word, *rest[: flag_parser.values_after(word)]]
+        del rest[: flag_parser.values_after(word)]
+    return names, flag_words
 
 
 def playground(line: CommandLine) -> None:
@@ -141,6 +184,12 @@ def down(line: CommandLine) -> None:
         raise SpecError(
             "%distributed down takes nothing after it.",
             "It ends the connections to all hosts, and this notebook's allocations.",
+        )
+    running = [run.job for run in line.notebook.in_background()]
+    if running:
+        raise SpecError(
+            f"{', '.join(running)} would lose the connections: what runs in the background is this notebook's.",
+            "run.wait() waits for the end of a run, run.stop() ends it.",
         )
     unreached = line.notebook.down()
     if unreached:

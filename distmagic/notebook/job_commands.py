@@ -1,13 +1,12 @@
 """`%distributed jobs | attach | view | add | stop | logs | stacks | clean | status`: what is on the hosts, from any kernel.
 
-Each command first asks the notebook's hosts for their jobs, and then acts on those hosts that the job has.
+Each command first asks hosts for their jobs (job_hosts.py), and then acts on those hosts that the job has.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -17,21 +16,40 @@ from typing import TYPE_CHECKING
 from distmagic import sanitize
 from distmagic.errors import Cancelled, RunError, SpecError
 from distmagic.notebook.host_commands import CommandLine
+from distmagic.notebook.job_hosts import (
+    all_jobs,
+    find,
+    find_known,
+    jobs_of,
+    known_hosts,
+    reach,
+    say,
+)
 from distmagic.notebook.job_tables import ago, kept_table, table
-from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
-from distmagic.request import flags
+from distmagic.planning.jobs import Job, choose
 from distmagic.request.flag_values import variable_name
-from distmagic.request.hosts import LOCALHOST, Host, parse_hosts
+from distmagic.request.hosts import Host, parse_hosts
 
 if TYPE_CHECKING:
-    from distmagic.connection.reach import Reaching
     from distmagic.remote.wire.protocol import KeptWorkDir
 
 
 def jobs(line: CommandLine) -> None:
     """Print the table of jobs."""
     _expect(line, 0, 0, "%distributed jobs takes nothing after it.")
-    print(table(_jobs(line), time.time(), _owner()))
+    line.notebook.listed = all_jobs(line)
+    print(table(line.notebook.listed, time.time(), _owner()))
+
+
+def runs(line: CommandLine) -> None:
+    """Show the runs of this notebook side by side."""
+    from distmagic.comparison.compare import Comparison
+
+    _expect(line, 0, 0, "%distributed runs takes nothing after it.")
+    notebook = line.notebook
+    found = Comparison(notebook.session().history.runs)
+    page = {"text/plain": repr(found), "text/html": found._repr_html_()}
+    notebook.shell.display_pub.publish(page)
 
 
 def attach(line: CommandLine) -> object:
@@ -40,7 +58,7 @@ def attach(line: CommandLine) -> object:
     job_name, *variables = line.words
     for name in variables:
         variable_name(name, f"%distributed attach {job_name}")
-    job, hosts = _find(line, job_name)
+    job, hosts = find(line, job_name)
     known = known_hosts(line, job.name)
     spare = tuple(host for host in known if host not in hosts)
     notebook = line.notebook
@@ -59,26 +77,29 @@ def attach(line: CommandLine) -> object:
 
 
 def view(line: CommandLine) -> object:
-    """Follow the job that is named, else the newest one that runs, detached ones first. Otherwise as `attach`."""
+    """Follow the job that is named, else the newest one that runs, detached ones first. Otherwise as `attach`.
+
+    A run of this notebook that goes on in the background gets one more live view, and nothing waits for it.
+    """
     if line.words:
-        return attach(line)
-    running = [job for job in _jobs(line) if job.is_running]
-    if not running:
-        running = _begun_and_running(line)
+        return _shown(line)
+    running = [job for job in all_jobs(line) if job.is_running]
     if not running:
         raise SpecError(
             "No job runs on these hosts.",
             "%distributed jobs lists those that have ended.",
         )
     newest = max(running, key=lambda job: (job.is_detached, job.began_s))
-    return attach(replace(line, words=(newest.name,)))
+    return _shown(replace(line, words=(newest.name,)))
 
 
-def _begun_and_running(line: CommandLine) -> list[Job]:
-    """Return the newest job that this kernel has begun, if it still runs, on whichever hosts that was."""
-    for name in line.notebook.job_names()[:1]:
-        return [job for job in _jobs(line, name) if job.is_running]
-    return []
+def _shown(line: CommandLine) -> object:
+    notebook = line.notebook
+    run = notebook.session().background.find(line.words[0])
+    if run is None or len(line.words) > 1:
+        return attach(line)
+    run.screen.add(notebook.backend.screen_for(notebook.shell, in_background=True))
+    return None
 
 
 def add(line: CommandLine) -> None:
@@ -87,7 +108,7 @@ def add(line: CommandLine) -> None:
         line, 2, 10_000, "%distributed add needs the name of a job and a list of hosts."
     )
     new = parse_hosts(",".join(line.words[1:]))
-    job, known = _find_known(line, line.words[0])
+    job, known = find_known(line, line.words[0])
     if not job.is_running:
         raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
     if 0 not in job.known:
@@ -96,7 +117,7 @@ def add(line: CommandLine) -> None:
         )
 
     def tell(host: str, node_rank: int) -> None:
-        _print(
+        say(
             f"{host} has come to {job.name} as node {node_rank}; its ranks begin when the nodes have met anew"
         )
 
@@ -107,22 +128,22 @@ def add(line: CommandLine) -> None:
 def stop(line: CommandLine) -> None:
     """End a job on those of its hosts that answer."""
     _expect(line, 1, 1, "%distributed stop needs the name of a job.")
-    job, hosts = _find_known(line, line.words[0])
+    job, hosts = find_known(line, line.words[0])
     if not job.is_running:
         raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
     stopped = line.notebook.session().stop(reach(line, hosts, (), job.name), job)
     if stopped.ended:
-        _print(f"{job.name} was stopped on {', '.join(stopped.ended)}")
+        say(f"{job.name} was stopped on {', '.join(stopped.ended)}")
     for name, error in stopped.unknown.items():
-        _print(
+        say(
             f"{name}: it is not known whether anything of the job still runs. {error.message}"
         )
     missing = tuple(dict.fromkeys(job.missing))
     if missing:
-        _print(f"{', '.join(missing)} could not be asked")
+        say(f"{', '.join(missing)} could not be asked")
     unknown = [*stopped.unknown, *missing]
     if unknown:
-        _print(f"What still runs on {', '.join(unknown)} {_what_ends(job)}.")
+        say(f"What still runs on {', '.join(unknown)} {_what_ends(job)}.")
     if stopped.was_interrupted:
         raise Cancelled(f"Interrupted while job {job.name} was being ended.")
 
@@ -142,7 +163,7 @@ def logs(line: CommandLine) -> None:
     name, rank = line.words
     if not re.fullmatch(r"-1|\d{1,9}", rank):
         raise SpecError(f"{rank!r} is not a rank.", "Write %distributed logs ID 0.")
-    job, hosts = _find_known(line, name)
+    job, hosts = find_known(line, name)
     reaching = reach(line, hosts, (), job.name)
     text = line.notebook.session().logs(reaching, job, int(rank))
     if text is None:
@@ -173,7 +194,7 @@ def stacks(line: CommandLine) -> None:
         1,
         "%distributed stacks takes the name of one job, or nothing where only one runs.",
     )
-    job, hosts = _find(line, line.words[0]) if line.words else _the_running_job(line)
+    job, hosts = find(line, line.words[0]) if line.words else _the_running_job(line)
     if not job.is_running:
         raise SpecError(
             f"Job {job.name} has ended already ({job.phase}), so its ranks are nowhere."
@@ -187,7 +208,7 @@ def stacks(line: CommandLine) -> None:
 
 
 def _the_running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
-    running = [job for job in _jobs(line) if job.is_running]
+    running = [job for job in all_jobs(line) if job.is_running]
     if not running:
         raise SpecError(
             "No job runs on these hosts.",
@@ -199,7 +220,7 @@ def _the_running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
             f"{len(running)} jobs run on these hosts: {names}.",
             "Write %distributed stacks ID.",
         )
-    return running[0], whereabouts(running[0], known_hosts(line))
+    return find(line, running[0].name)
 
 
 def clean(line: CommandLine) -> None:
@@ -214,7 +235,7 @@ def clean(line: CommandLine) -> None:
             "%distributed clean takes the name of one job, or all.",
             "%distributed alone lists all commands.",
         )
-    found = _jobs(line)
+    found = jobs_of(line)
     ended = [job for job in found if not job.is_running]
     own = [job for job in ended if job.terms.owner == _owner()]
     if not line.words or everybody:
@@ -282,7 +303,7 @@ def _print_work_dirs(what: str, idle: Mapping[str, Sequence[KeptWorkDir]]) -> No
     for host, dirs in idle.items():
         for one in dirs:
             size = f"{one.size_bytes / 1e6:,.1f} MB"
-            _print(
+            say(
                 f"{what}: ~/.distmagic/work/{one.name} on {host} ({size}, last used {ago(one.age_s)})"
             )
 
@@ -294,62 +315,10 @@ def status(line: CommandLine) -> None:
     print(kept_table(hosts, line.notebook.session().templates(reach(line, hosts))))
 
 
-def _print(text: str) -> None:
-    """Print a text with names in it that a host told: in a terminal nothing in them may be obeyed."""
-    print(sanitize.lines(text))
-
-
 def _expect(line: CommandLine, low: int, high: int, message: str) -> None:
     """Raise `SpecError` unless `low` to `high` words follow the name of the command."""
     if not low <= len(line.words) <= high:
         raise SpecError(message, "%distributed alone lists all commands.")
-
-
-# ---- the hosts and their jobs
-
-
-def known_hosts(line: CommandLine, job_name: str = "") -> tuple[Host, ...]:
-    """Return the hosts of the notebook; of a job that this kernel has begun first those on which it was begun."""
-    session = line.notebook.session()
-    named = line.notebook.choose(flags.Request(), os.environ).hosts or (LOCALHOST,)
-    held = session.allocated
-    here = held if held and named == (LOCALHOST,) else (*named, *held)
-    begun = session.begun_at(job_name)
-    if begun is None:
-        return here
-    hosts, _ = begun
-    # A job may have come to others since.
-    later = [host for host in here if host not in (*hosts, LOCALHOST)]
-    return (*hosts, *later)
-
-
-def reach(
-    line: CommandLine,
-    hosts: tuple[Host, ...],
-    spare: tuple[Host, ...] = (),
-    job_name: str = "",
-) -> Reaching:
-    """Begin to reach `hosts` in the background; a job that is followed may yet come to `spare` hosts.
-
-    A job that this kernel has begun is reached as it was begun: with the same SSH configuration and Python.
-    """
-    notebook = line.notebook
-    begun = notebook.session().begun_at(job_name)
-    if begun is not None:
-        access = begun[1]
-    else:
-        request = flags.parse_line("", notebook.config.defaults(os.environ))
-        access = notebook.access(request, hosts)
-    return notebook.session().reach(hosts, access, line.asker, spare=spare)
-
-
-def _jobs(line: CommandLine, job_name: str = "") -> tuple[Job, ...]:
-    """Return the jobs of all hosts that are up, and print which hosts are not; `job_name` is the one that is wanted."""
-    reaching = reach(line, known_hosts(line, job_name), (), job_name)
-    found = line.notebook.session().jobs(reaching)
-    for why in reaching.absent.values():
-        _print(f"{why} What it has of jobs is not known.")
-    return found
 
 
 def _owner() -> str:
@@ -357,15 +326,3 @@ def _owner() -> str:
     from distmagic.session.owner import owner
 
     return owner()
-
-
-def _find(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
-    """Return a job and its hosts, in the order of its nodes. Raises `SpecError`."""
-    job = choose(_jobs(line, name), name)
-    return job, whereabouts(job, known_hosts(line, name))
-
-
-def _find_known(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
-    """Return a job, and those of its hosts that answered. Raises `SpecError`."""
-    job = choose(_jobs(line, name), name)
-    return job, known_whereabouts(job, known_hosts(line, name))

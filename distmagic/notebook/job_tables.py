@@ -13,18 +13,39 @@ if TYPE_CHECKING:
     from distmagic.remote.wire.protocol import Template
 
 
+_CALL, _VALUES = 40, 40  # columns
+
+
 def table(jobs: Sequence[Job], now_s: float, own: str = "") -> str:
     """Return the table of jobs, the newest first, `now_s` seconds after 1970, for the notebook whose name as an owner is `own`."""
     if not jobs:
         return "no jobs on these hosts"
-    rows = [["job", "state", "hosts", "began", "on disk", "owner"]]
+    rows = [
+        ["job", "state", "hosts", "began", "took", "ranks", "call", "last values", "on disk", "owner"]
+    ]  # fmt: skip
     for job in sorted(jobs, key=lambda job: job.began_s, reverse=True):
         hosts = ", ".join(dict.fromkeys(job.hosts))
         size = f"{job.size_bytes / 1e6:,.1f} MB"
         owner = "this notebook" if own and job.terms.owner == own else job.terms.owner
-        row = [job.name, job.phase, hosts, ago(now_s - job.began_s), size, owner]
+        values = [f"{name} {value:.4g}" for name, value in job.metrics.items()]
+        row = [
+            job.name,
+            job.phase,
+            hosts,
+            ago(now_s - job.began_s),
+            _duration(job.age_s),
+            str(job.terms.ranks or ""),
+            _cut(job.terms.call, _CALL),
+            _cut(", ".join(values), _VALUES),
+            size,
+            owner,
+        ]
         rows.append([sanitize.lines(text) for text in row])
     return _aligned(rows)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def ago(age_s: float) -> str:
@@ -57,7 +78,10 @@ def kept_table(hosts: Sequence[Host], kept: Sequence[Sequence[Template] | None])
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 def _aligned(rows: list[list[str]]) -> str:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from distmagic.request.hosts import Host
     from distmagic.request.spec import Access
     from distmagic.runner.outcome import Detached, Run
+    from distmagic.session.background_run import BackgroundRun
 
 _SCRIPT_NAME = "cell.py"  # sys.argv[0] of a cell that runs as a script
 
@@ -60,7 +61,9 @@ class Magics:
         self.config = settings_of(shell)
         self.notebook = Notebook(shell, self.config, backend)
         names = commands.Names(
-            hosts=self.notebook.host_names, jobs=self.notebook.job_names
+            hosts=self.notebook.host_names,
+            jobs=self.notebook.job_names,
+            ranks=self.notebook.ranks_of,
         )
         self.matcher = _matcher(Completer(names=names))
 
@@ -155,7 +158,7 @@ class Magics:
         request: flags.Request,
         plan: cells.CellPlan,
         filename: str,
-    ) -> Run | Detached | None:
+    ) -> Run | Detached | BackgroundRun | None:
         """Run the cell on these hosts, or on those of its allocation; None for a dry run."""
         from distmagic.session.place import place_of
 
@@ -163,13 +166,21 @@ class Magics:
         with closing(asker_of(self.shell)) as asker:
             # Connections take seconds, so they are begun before the cell's own statements run. The spec lets hosts
             # prepare for the run, which a dry run is not.
-            place = place_of(session, request, hosts, access, asker)
+            # When the cell is over nobody is there to answer.
+            of_run = NotebookAsker(can_ask=False) if request.background else asker
+            place = place_of(session, request, hosts, access, of_run)
             try:
                 if request.dry_run:
                     print(sanitize.lines(session.dry_run(place.reach(), request.spec)))
                     return None
                 payload = self._payload(plan, filename, request, asker)
-                screen = self.notebook.backend.screen_for(self.shell)
+                screen = self.notebook.backend.screen_for(
+                    self.shell, in_background=request.background
+                )
+                if request.background:
+                    return session.background.begin(
+                        session, place, request.spec, payload, screen
+                    )
                 reaching = place.reach(screen)
             except KeyboardInterrupt as interrupt:
                 place.cancel()

@@ -60,7 +60,9 @@ def _run_program(line: CommandLine, names: list[str]) -> object:
             )
             print(sanitize.lines(text))
             return None
-        screen = notebook.backend.screen_for(notebook.shell)
+        screen = notebook.backend.screen_for(
+            notebook.shell, in_background=request.background
+        )
         return programs.run_program(
             session, request, program, hosts, access, line.asker, screen
         )

@@ -37,13 +37,15 @@ def say_not_started(
 ) -> None:
     """Let no older run stand under the names of one that never began; other values stay. An error with a run had begun."""
     from distmagic.runner.outcome import Detached, NotStarted, Run
+    from distmagic.session.background_run import BackgroundRun
 
     if isinstance(error, RunError) and error.run is not None:
         return
     why = f"{type(error).__name__}: {error}".partition("\n")[0]
     for name in (LAST_RUN, *names):
         older = shell.user_ns.get(name)
-        if older is None or isinstance(older, Run | Detached | NotStarted):
+        kinds = Run | Detached | BackgroundRun | NotStarted
+        if older is None or isinstance(older, kinds):
             shell.push(
                 {name: NotStarted(name, why, older)}, interactive=name != LAST_RUN
             )

@@ -17,7 +17,9 @@ from distmagic.request.spec import Access
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from distmagic.planning.jobs import Job
     from distmagic.playground.playground import Playground
+    from distmagic.session.background_run import BackgroundRun
     from distmagic.session.inside import Inside
     from distmagic.session.session import Session
 
@@ -26,7 +28,7 @@ class Notebook:
     """One shell with its settings.
 
     `hosts` are those of `%distributed hosts`, None before that. `playground` is the running playground, None without
-    one.
+    one. `listed` are the jobs that `%distributed jobs` has shown last.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Notebook:
         self.backend = backend
         self.hosts: Chosen | None = None
         self.playground: Playground | None = None
+        self.listed: tuple[Job, ...] = ()
         self._session: Session | None = None
 
     def session(self) -> Session:
@@ -95,7 +98,10 @@ class Notebook:
             return None
         from distmagic.session.inside import part_of
 
-        return part_of(self.session(), environ)
+        part = part_of(self.session(), environ)
+        if part is not None and request.background:
+            raise part.refusal("--background")
+        return part
 
     def host_names(self) -> list[str]:
         """Return the names to complete: the notebook's hosts and those of the SSH configuration."""
@@ -109,8 +115,29 @@ class Notebook:
         return list(dict.fromkeys(names))
 
     def job_names(self) -> tuple[str, ...]:
-        """Return the names of the jobs that this kernel has begun, the newest first."""
-        return () if self._session is None else self._session.begun
+        """Return the names of the jobs that this kernel has begun, the newest first, and of those that it has listed."""
+        begun = () if self._session is None else self._session.begun
+        listed = [job.name for job in reversed(self.listed)]
+        return tuple(dict.fromkeys([*begun, *listed]))
+
+    def ranks_of(self, job: str) -> list[int]:
+        """Return the ranks of a job that this kernel knows, torchrun's own -1 last; [] for any other job."""
+        if self._session is None:
+            return []
+        run = self._session.background.find(job)
+        if run is not None:
+            return [*sorted(run.state.workers), -1]
+        for kept in self._session.history.runs:
+            if kept.job == job:
+                return [*range(kept.ranks), -1]
+        for one in self.listed:
+            if one.name == job:
+                return [*range(one.terms.ranks), -1]
+        return []
+
+    def in_background(self) -> tuple[BackgroundRun, ...]:
+        """Return the runs of this kernel that go on in the background."""
+        return () if self._session is None else self._session.background.running
 
     def down(self) -> tuple[str, ...]:
         """End what hosts keep loaded, and all connections. Return the hosts on which that did not succeed."""

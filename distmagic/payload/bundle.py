@@ -18,8 +18,10 @@ import importlib.util
 import io
 import marshal
 import os
+import sys
 import threading
 import zipfile
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType
 
@@ -51,6 +53,7 @@ if __name__ == "__main__":
 # Only a task of a platform without channels needs these: `with_task`.
 _OF_TASKS = ("remote/contact/task.py", "remote/wire/log_lines.py")
 
+CO_HAS_DOCSTRING = 0x4000000  # of Python 3.13; `inspect` has it from there on
 _BUILDING = threading.Lock()
 
 
@@ -154,15 +157,21 @@ def _compiled(path: Path, name: str) -> bytes:
         + importlib.util.source_hash(path.read_bytes())
     )
     return head + marshal.dumps(
-        _renamed(code, name), 2
+        _shortened(code, name), 2
     )  # 2: the same bytes whoever else holds on to the constants
 
 
-def _renamed(code: CodeType, name: str) -> CodeType:
-    inner = []
+def _shortened(code: CodeType, name: str) -> CodeType:
+    """Return code of the file `name`, without the docstrings of its functions, which nobody on a host reads."""
+    consts: list[object] = []
     for const in code.co_consts:
-        inner.append(_renamed(const, name) if isinstance(const, CodeType) else const)
-    return code.replace(co_filename=name, co_consts=tuple(inner))
+        consts.append(_shortened(const, name) if isinstance(const, CodeType) else const)
+    is_function = code.co_flags & CO_OPTIMIZED and not code.co_name.startswith("<")
+    if sys.version_info >= (3, 13):  # the first constant may be another one
+        is_function = is_function and code.co_flags & CO_HAS_DOCSTRING
+    if is_function and isinstance(consts[0], str):
+        consts[0] = None
+    return code.replace(co_filename=name, co_consts=tuple(consts))
 
 
 def _package(name: str) -> dict[str, Path]:

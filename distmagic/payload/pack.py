@@ -4,7 +4,8 @@
     code         zip: sources.json, the text of the cells and their labels, and where local modules lie on this machine
     side files   the large values of the call, each in a file of its own (remote/values/side_files.py)
 
-What can't travel is named by the variable that holds it.
+What can't travel is named by the variable that holds it. For hosts with another Python the same call is packed once
+more, its code as source (remote/values/source_form.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import linecache
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -29,9 +30,18 @@ from distmagic.payload.tree import Tree
 from distmagic.remote.values import parcel, unpicklable
 from distmagic.remote.values.call import Call, Whole
 from distmagic.remote.values.pickling import Seen
+from distmagic.remote.values.source_form import NoSource, SourceForm
 from distmagic.remote.wire.protocol import Blob
 
 _NAMED_AT_MOST = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherPython:
+    """The oldest Python of a job's hosts, where one of them is not of this Python's minor version; `host` has it."""
+
+    host: str
+    version: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +51,14 @@ class Payload:
     `modules` are the local modules that the call needs, `folder` is what a script brings along; `tree` is both as blobs,
     None before it is known that a host needs them (payload/work_files.py). `limit_bytes` counts for it, too. `script` is
     the script's own file, `name` what its working directory is called by default, "" for a cell. `notice` is what a user
-    should know of the files. `title` is what is run, as the user wrote it.
-    should know of the files. `has_byte_code`: functions travel in it, which only a Python of the same minor version runs.
+    should know of the files. `title` is what is run, as the user wrote it. `in_source` packs the same without byte code,
+    which only a Python of the same minor version runs; None where none is in it.
     """
 
     call: LocalBlob
     code: LocalBlob
     side_files: tuple[LocalBlob, ...] = ()
     modules: tuple[LocalModule, ...] = ()
-    has_byte_code: bool = False
     folder: Path | None = None
     script: Path | None = None
     name: str = ""
@@ -57,6 +66,9 @@ class Payload:
     title: str = ""
     tree: Tree | None = None
     limit_bytes: int = sys.maxsize
+    in_source: Callable[[OtherPython], Payload] | None = field(
+        default=None, compare=False, repr=False
+    )
 
     @property
     def blobs(self) -> tuple[LocalBlob, ...]:
@@ -76,17 +88,24 @@ def pack_call(
     labels: Mapping[str, str],
     title: str = "",
     scratch: Path | None = None,
+    other: OtherPython | None = None,
 ) -> Payload:
-    """Pack a function without arguments, with all that it captured.
+    """Pack a function without arguments, with all that it captured; without byte code, if hosts have an `other` Python.
 
-    `labels` maps a cell's filename to what to call it (`Cell In[3]`), `title` is the call as the user wrote it. The files go to `scratch`, or among this
-    machine's blobs. Raises `PayloadError` for what can't be pickled, `PayloadTooLarge` above `limit_bytes`.
+    `labels` maps a cell's filename to what to call it (`Cell In[3]`), `title` is the call as the user wrote it, whole
+    where the function is a cell's call. The files go to `scratch`, or among this machine's blobs. Raises `PayloadError`
+    for what can't be pickled, `PayloadTooLarge` above `limit_bytes`.
     """
     seen = Seen()
     folder = payload_folder(scratch)
+    source = None if other is None else _source_form(thunk, title, other)
     try:
-        call = dumped(Call(thunk), folder, seen, limit_bytes)
+        call = dumped(Call(thunk), folder, seen, limit_bytes, source)
     except parcel.Unpicklable as error:
+        if other is not None and isinstance(error.cause.error, NoSource):
+            raise _has_no_source(
+                error.cause.part, error.cause.error, other, labels
+            ) from error
         raise _cannot_travel(error.cause, thunk) from error
     except parcel.TooLarge as error:
         raise _too_large(thunk, error.size_bytes, limit_bytes) from None
@@ -101,15 +120,26 @@ def pack_call(
     side_files = tuple(
         _local(folder, sha256, size_bytes) for sha256, size_bytes in sizes.items()
     )
+    again = partial(
+        pack_call, thunk, limit_bytes=limit_bytes, labels=labels, title=title, scratch=scratch,
+    )  # fmt: skip
     return Payload(
         call=call,
         code=code,
         side_files=side_files,
         modules=found,
         title=title,
-        has_byte_code=True,
         limit_bytes=limit_bytes,
+        in_source=(lambda other: again(other=other)) if source is None else None,
     )
+
+
+def _source_form(
+    thunk: Callable[[], object], title: str, other: OtherPython
+) -> SourceForm:
+    code = getattr(thunk, "__code__", None)
+    is_of_cell = code is not None and code.co_name == "<module>"
+    return SourceForm(other.version, code if is_of_cell else None, title)
 
 
 def pack_whole(
@@ -142,8 +172,9 @@ def payload_folder(scratch: Path | None) -> Path:
 
 
 def dumped(
-    what: object, folder: Path, seen: Seen, limit_bytes: int | None
-) -> LocalBlob:
+    what: object, folder: Path, seen: Seen, limit_bytes: int | None,
+    source: SourceForm | None = None,
+) -> LocalBlob:  # fmt: skip
     """Write the parcel of what a rank is to run. Raises `PayloadError`, and `parcel`'s own errors."""
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".payload-"))
     try:
@@ -155,6 +186,7 @@ def dumped(
             limit_bytes=limit_bytes,
             name="the call",
             beside=folder,
+            source=source,
         )
         call = _local(folder, seen.sha256.hexdigest(), size)
         (aside / "call").replace(call.path)
@@ -179,13 +211,17 @@ def write_code(
     labels: Mapping[str, str],
     folder: Path,
 ) -> LocalBlob:
-    """Write what ranks have to know of the user's code: the texts and labels of cells, and where local modules lie here."""
+    """Write what ranks have to know of the user's code: texts and labels of cells, where local modules lie here, our Python."""
     known = {name: labels[name] for name in texts if name in labels}
     roots = sorted({str(module.root) for module in modules})
-    sources = json.dumps(
-        {"texts": texts, "labels": known, "roots": roots}, sort_keys=True
-    ).encode()
-    return blobs.keep(blobs.zipped({"sources.json": sources}), folder)
+    sources = {
+        "texts": texts,
+        "labels": known,
+        "roots": roots,
+        "python": sys.version_info[:2],
+    }
+    data = json.dumps(sources, sort_keys=True).encode()
+    return blobs.keep(blobs.zipped({"sources.json": data}), folder)
 
 
 def _texts(codes: Iterable[CodeType]) -> dict[str, str]:
@@ -232,6 +268,25 @@ def _cannot_travel(
     return PayloadError(
         f"{user} {verb} {culprit.what}, {why}.",
         f"{cure}; or write %%distributed --whole, and every rank runs the whole cell by itself.",
+    )
+
+
+def _has_no_source(
+    part: unpicklable.Part,
+    error: NoSource,
+    other: OtherPython,
+    labels: Mapping[str, str],
+) -> PayloadError:
+    user = f", which {part.owner} uses," if part.owner not in ("", "cell") else ""
+    why = error.why
+    for name, label in labels.items():
+        why = why.replace(name, label)
+    theirs = ".".join(map(str, other.version[:2]))
+    ours = ".".join(map(str, sys.version_info[:2]))
+    return PayloadError(
+        f"`{part.path}`{user} can't travel to {other.host} (Python {theirs}), because {why}.",
+        f"{error.cure}; or name a Python of this notebook's version there, on which its byte code runs: "
+        f"--python {other.host}=/path/to/python{ours}.",
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from distmagic.errors import SpecError
@@ -22,7 +22,7 @@ class Job:
     `hosts` are its hosts in the order of its nodes, under the names that its user gave them. `host_indices` says for each
     node which of the asked hosts has it, as an index; -1 for none. `running` are the node ranks that run. `began_s` is
     in seconds since 1970 by its hosts' clocks. `reason` is how it ended. `is_detached`: it needs no notebook. `age_s` is
-    how long it has run, or ran.
+    how long it has run, or ran. `metrics` are a few values that one of its ranks has reported last.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Job:
     reason: str
     size_bytes: int
     age_s: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_running(self) -> bool:
@@ -107,7 +108,15 @@ def _job(name: str, found: dict[int, tuple[int, JobListing]]) -> Job:
         reason=reasons[0] if reasons else first.reason,
         size_bytes=sum(one.size_bytes for one in nodes.values()),
         age_s=max(one.age_s for one in nodes.values()),
+        metrics=_metrics(nodes.values()),
     )
+
+
+def _metrics(nodes: Iterable[JobListing]) -> Mapping[str, float]:
+    for one in nodes:
+        if one.reported is not None:
+            return one.reported.metrics
+    return {}
 
 
 def check_orphans(

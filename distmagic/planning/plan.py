@@ -102,6 +102,7 @@ def make_plan(  # noqa: PLR0913  # all that a run is made of
         min_nodes=rdzv.min_nodes if can_change else len(nodes),
         max_nodes=rdzv.max_nodes if can_change else 0,
         awaited=awaited if can_change else (),
+        ranks=torchrun.world_size(rdzv, [node.nproc_per_node for node in nodes]),
     )
     later = JoinTemplate(
         sizes=(),

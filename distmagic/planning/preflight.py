@@ -63,18 +63,18 @@ def check_oldest_python(host: str, found: tuple[int, ...], executable: str) -> N
 def check_python(
     host: str, found: tuple[int, ...], ours: tuple[int, ...], executable: str
 ) -> None:
-    """Raise `PreflightError` unless both Pythons are of one minor version: pickled code needs that.
+    """Raise `PreflightError` unless both Pythons are of one minor version, for a host that comes to a running job.
 
-    A script, and a cell that runs as a whole, travel as text and need it not.
+    What runs there was packed for the hosts that it began on: as byte code, if all of them had this notebook's version.
     """
     if found[:2] != ours[:2]:
         wanted = _dots(ours[:2])
         raise PreflightError(
             host,
             f"Python {_dots(found)} ({executable}), but this notebook runs Python {_dots(ours)}; "
-            f"functions travel only between equal minor versions.",
+            f"a job that runs takes in only hosts of that minor version.",
             f"Name a Python {wanted} on that host: --python {host}=/path/to/python{wanted}. "
-            "A script runs on any of them, and so does a cell with --whole.",
+            "A job that begins on a host with another Python takes in any.",
         )
 
 

@@ -50,7 +50,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SharedByHosts:
     """What all hosts have in common: the playground's directory, its user, the key that may log in, running commands."""
 
     directory: Path
@@ -88,8 +88,8 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
 
     # ruff: noqa: ARG002 - asyncssh decides what its callbacks are given
 
-    def __init__(self, place: Place, home: Path) -> None:
-        self._place, self._home = place, home
+    def __init__(self, shared: SharedByHosts, home: Path) -> None:
+        self._shared, self._home = shared, home
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._conn = conn
@@ -103,10 +103,10 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
         return True
 
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
-        return username == self._place.user and key == self._place.client_key
+        return username == self._shared.user and key == self._shared.client_key
 
     def session_requested(self) -> _Process:
-        return _Process(self._place, self._home)
+        return _Process(self._shared, self._home)
 
     def connection_requested(
         self, dest_host: str, dest_port: int, orig_host: str, orig_port: int
@@ -117,11 +117,11 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
 class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
     """One channel: asyncssh joins the pipes of a `Command` to it."""
 
-    def __init__(self, place: Place, home: Path) -> None:
+    def __init__(self, shared: SharedByHosts, home: Path) -> None:
         super().__init__(
             self._start, sftp_factory=None, sftp_version=3, allow_scp=False
         )
-        self._place, self._home = place, home
+        self._shared, self._home = shared, home
         self._running: Command | None = None
 
     async def _start(self, _process: asyncssh.SSHServerProcess) -> None:
@@ -136,7 +136,7 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
         """Start the command and wait for its end and for that of its output, which its children may hold open."""
         client = self.get_extra_info("peername")[:2]
         server = self.get_extra_info("sockname")[:2]
-        env = self._place.environment(self._home, client, server)
+        env = self._shared.environment(self._home, client, server)
         for name, value in self.channel.get_environment().items():
             if name == "LANG" or name.startswith("LC_"):
                 env[name] = value
@@ -149,7 +149,7 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
             self.stderr.write(f"playground: {error}\n".encode())
             self.exit(255)
             return
-        self._running = self._place.commands[command.pid] = command
+        self._running = self._shared.commands[command.pid] = command
         # The end of one output is not the end of the other, so neither may send the channel's end of file.
         await self.redirect(
             command.stdin, command.stdout, command.stderr, send_eof=False
@@ -176,20 +176,20 @@ async def serve(order: Order) -> None:
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), over.set)  # nothing follows but its end
     loop.add_signal_handler(signal.SIGTERM, over.set)
-    place = Place(
+    shared = SharedByHosts(
         directory=order.directory,
         user=_user(),
         client_key=_make_client_key(order.directory),
     )
-    loop.add_signal_handler(signal.SIGCHLD, _reap, place)
+    loop.add_signal_handler(signal.SIGCHLD, _reap, shared)
     _make_python(order.directory / "bin", order.python)
-    ports = [await _listen(place, home) for home in _make_homes(order)]
-    print(json.dumps({"ports": ports, "user": place.user}), flush=True)  # noqa: T201
+    ports = [await _listen(shared, home) for home in _make_homes(order)]
+    print(json.dumps({"ports": ports, "user": shared.user}), flush=True)  # noqa: T201
     try:
         _watch(order.parent, over)
         await over.wait()
     finally:
-        end_all(place)
+        end_all(shared)
 
 
 def _watch(parent: int, over: asyncio.Event) -> None:
@@ -200,13 +200,13 @@ def _watch(parent: int, over: asyncio.Event) -> None:
         asyncio.get_running_loop().call_later(_POLL_S, _watch, parent, over)
 
 
-async def _listen(place: Place, home: Path) -> int:
+async def _listen(shared: SharedByHosts, home: Path) -> int:
     """Start the server of one host and return its port."""
     key = asyncssh.generate_private_key("ssh-ed25519")
     acceptor = await asyncssh.listen(
         "127.0.0.1",
         0,
-        server_factory=lambda: _Server(place, home),
+        server_factory=lambda: _Server(shared, home),
         server_host_keys=[key],
         encoding=None,
         line_editor=False,
@@ -216,7 +216,7 @@ async def _listen(place: Place, home: Path) -> int:
     )
     port: int = acceptor.get_port()
     public_key = key.export_public_key().decode().strip()
-    with (place.directory / "known_hosts").open("a") as file:
+    with (shared.directory / "known_hosts").open("a") as file:
         file.write(f"[127.0.0.1]:{port} {public_key}\n")
     return port
 
@@ -256,20 +256,20 @@ def _user() -> str:
 # ---- the end
 
 
-def _reap(place: Place) -> None:
+def _reap(shared: SharedByHosts) -> None:
     for pid, status in processes.reap().items():
-        command = place.commands.pop(pid, None)
+        command = shared.commands.pop(pid, None)
         if command is not None:
             command.reaped(status)
 
 
-def end_all(place: Place) -> None:
+def end_all(shared: SharedByHosts) -> None:
     """End everything that was started through us: SIGTERM, and SIGKILL after `GRACE_S`.
 
     Where there is no /proc: only the process groups of commands that still run.
     """
     if sys.platform != "linux":
-        for pid in place.commands:
+        for pid in shared.commands:
             os.killpg(pid, signal.SIGKILL)
         return
     begun = time.monotonic()

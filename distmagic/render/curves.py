@@ -78,7 +78,7 @@ def curves(state: RunState) -> str:
     if not names:
         return ""
     shown = [curve_of(state, name) for name in names[:_MAX_CURVES]]
-    figures = "".join(_figure(curve) for curve in shown)
+    figures = "".join(figure(curve, _caption(curve), _spark(curve)) for curve in shown)
     ranks = sorted({rank for curve in shown for rank in curve.lines})
     if len(ranks) > MAX_LINES:
         legend = f'<b class="dm-c0">mean of {len(ranks)} ranks</b><span class="dm-faint">band: lowest to highest</span>'
@@ -129,7 +129,13 @@ def _part(value: float, low: float, high: float) -> float:
 # ---- one figure
 
 
-def _figure(curve: Curve) -> str:
+def figure(
+    curve: Curve, caption: str, spark: str, *, most_lines: int = MAX_LINES
+) -> str:
+    """Return the drawing of a curve; `caption` is HTML, `spark` stands for the drawing where that is taken away.
+
+    More than `most_lines` are drawn as their mean, with a band.
+    """
     bins = [one for line in curve.lines.values() for one in line]
     xs = [one.x for one in bins]
     xs += curve.holes
@@ -139,7 +145,7 @@ def _figure(curve: Curve) -> str:
         low=min((one.low for one in bins), default=0.0),
         high=max((one.high for one in bins), default=0.0),
     )
-    if len(curve.lines) > MAX_LINES:
+    if len(curve.lines) > most_lines:
         paths = _line_and_band(joined(curve), (), frame, "dm-c0")
     else:
         paths = _lines(curve, frame)
@@ -150,8 +156,8 @@ def _figure(curve: Curve) -> str:
     left, right = _x_words(frame.left, curve), _x_words(frame.right, curve)
     y_axis = f'<div class="dm-axis dm-y"><span>{top} </span><span>{bottom}</span></div>'
     x_axis = f'<div class="dm-axis dm-x"><span>{left} </span><span>{right}</span></div>'
-    spark = f'<span class="dm-spark">{_spark(curve)}</span>'
-    return f'<figure class="dm-curve"><figcaption>{_caption(curve)}</figcaption>{spark}{y_axis}{drawing}{x_axis}</figure>'
+    spark = f'<span class="dm-spark">{spark}</span>'
+    return f'<figure class="dm-curve"><figcaption>{caption}</figcaption>{spark}{y_axis}{drawing}{x_axis}</figure>'
 
 
 def _spark(curve: Curve) -> str:
@@ -159,6 +165,11 @@ def _spark(curve: Curve) -> str:
     line = next(iter(curve.lines.values()), ())
     if len(curve.lines) > 1:
         line = _means(curve, line)
+    return sparkline(line)
+
+
+def sparkline(line: Sequence[Bin]) -> str:
+    """Return a line as signs of text, with its first and its last value; "" for none."""
     if not line:
         return ""
     stride = -(-len(line) // _SPARK)

@@ -11,7 +11,7 @@ UserRequest = Literal["stop", "stacks", "detach"]
 
 
 class Screen(Protocol):
-    """Where a run is shown. All methods are called on the main thread."""
+    """Where a run is shown. All methods are called on the thread of the run's loop."""
 
     def show(self, state: RunState) -> None:
         """Show a state of a run that goes on; called at most 10 times a second."""

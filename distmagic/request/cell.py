@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from distmagic.errors import SpecError
+from distmagic.remote.values.source_form import code_of_call
 
 _MAGIC = re.compile(r"\s*[%!]|[\w\s,]+=\s*[%!]|.*\?\s*$")
 _BLOCKS = {
@@ -291,21 +292,8 @@ def make_thunk(
     """
     if plan.call is None:
         raise ValueError("a cell that runs as a whole has no call")
-    keyword = "async def" if plan.is_async else "def"
-    function = ast.parse(f"{keyword} cell():\n    return None").body[0]
-    for node in ast.walk(function):
-        if hasattr(node, "lineno"):
-            ast.copy_location(node, plan.call)
-    assert isinstance(function, Function)
-    assert isinstance(function.body[0], ast.Return)
-    function.body[0].value = plan.call
-    module = compile(
-        ast.Module([function], []), filename, "exec", flags=flags, dont_inherit=True
-    )
-    code = next(
-        const for const in module.co_consts if isinstance(const, types.CodeType)
-    )
-    return types.FunctionType(code.replace(co_name="<module>"), namespace, "cell")
+    code = code_of_call(plan.call, filename, flags, is_async=plan.is_async)
+    return types.FunctionType(code, namespace, "cell")
 
 
 def names_wanted(plan: CellPlan) -> dict[str, int]:

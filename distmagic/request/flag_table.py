@@ -197,6 +197,10 @@ FLAGS = (
     ),
     Flag("detach", "return as soon as the job runs; it needs no notebook then"),
     Flag(
+        "background",
+        "return at once: the run goes on, and its view is live, while other cells run",
+    ),
+    Flag(
         "warm-idle",
         "how long hosts keep torch loaded for the next run (15m; 0: not at all)",
         "TIME",

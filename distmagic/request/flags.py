@@ -40,7 +40,7 @@ class Request:
     `--on none`: that a scheduler has started this process counts for nothing. `export` is the folder that is to be
     written in place of a run, `workflow` what `--on osmo` submits. `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
     has `--ssh-config` and `--nproc-per-node`; `output` is the name after `-o`. `script`: the cell runs as a script, whose
-    arguments `args` are the words after `--`.
+    arguments `args` are the words after `--`. `background`: the cell returns while the run goes on.
     """
 
     spec: JobSpec = field(default_factory=JobSpec)
@@ -54,6 +54,7 @@ class Request:
     python_hosts: tuple[str, ...] = ()
     names_ssh_config: bool = False
     names_nproc: bool = False
+    background: bool = False
     whole: bool = False
     script: bool = False
     args: tuple[str, ...] = ()
@@ -82,6 +83,11 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
         )
     if args.hosts is not None and args.hostfile is not None:
         raise SpecError("--hosts and --hostfile are both given.", "Keep one of them.")
+    if args.background and args.detach:
+        raise SpecError(
+            "--background and --detach are both given.",
+            "Keep --background for a run that is this notebook's, --detach for one that needs no notebook.",
+        )
     return Request(
         spec=_spec(args, defaults),
         access=_access(args, defaults.access),
@@ -94,6 +100,7 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
         python_hosts=tuple(host for host, _ in args.python if host),
         names_ssh_config=args.ssh_config is not None,
         names_nproc=args.nproc_per_node is not None,
+        background=args.background,
         whole=args.whole,
         script=args.script,
         args=tuple(script_args),
@@ -244,7 +251,7 @@ def _resources(args: argparse.Namespace) -> list[tuple[str, str]]:
 _OF_RUNS = (
     "on", "dry_run", "detach", "timeout", "hang_timeout", "lease", "on_disconnect", "node_lost_after", "warm_idle", "cold",
     "idle", "fresh", "output", "local_addr", "ssh_config", "ssh_command", "connect_timeout", "fetch", "devices",
-    "exec_prefix",
+    "exec_prefix", "background",
 )  # fmt: skip
 
 
@@ -294,7 +301,14 @@ def _workflow(args: argparse.Namespace) -> ExportRequest | None:
             "--on osmo has hosts that OSMO chooses, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N says how many.",
         )
-    for name in ("idle", "dry_run", "exec_prefix", "ssh_command", "local_addr"):
+    for name in (
+        "idle",
+        "dry_run",
+        "exec_prefix",
+        "ssh_command",
+        "local_addr",
+        "background",
+    ):
         if getattr(args, name):
             raise SpecError(
                 f"--{name.replace('_', '-')} means nothing with --on osmo.",

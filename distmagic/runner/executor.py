@@ -62,7 +62,7 @@ class Executor:
         """Begin an action, and return at once. The main thread calls this."""
         if isinstance(action, Send):
             for link in action.links:
-                begin(send_quietly, link, action.message)
+                _send(link, action.message)
         elif isinstance(action, Close):
             begin(action.link.close)
         else:
@@ -110,10 +110,8 @@ class Executor:
         link: Link | None = None
         try:
             link = self._reaching.link(action.host_index)
-            found = {
-                (one.job, one.node_rank)
-                for one in host_requests.list_jobs(link, self._job)
-            }
+            listings = host_requests.list_jobs(link, self._job)
+            found = [(one.job, one.node_rank) for one in listings]
             if (self._job, action.node_rank) not in found:
                 self._fail_attempt(action.node_rank, link, None)
                 return
@@ -203,3 +201,12 @@ class Executor:
         Join: _join,
         StartJoined: _start_joined,
     }
+
+
+def _send(link: Link, message: protocol.Message) -> None:
+    """Send a message without waiting for a host that takes none."""
+    try:
+        begin(send_quietly, link, message)
+    except RuntimeError:
+        # Python ends, and starts no thread any more: hosts are told to end all the same.
+        send_quietly(link, message)

@@ -11,17 +11,18 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 
+from distmagic import sanitize
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel, threads_for
 from distmagic.connection.reach import Reaching
 from distmagic.connection.requests import job_requests
 from distmagic.errors import ConnectionLost, DistmagicError
 from distmagic.payload import blobs
-from distmagic.payload.pack import Payload
+from distmagic.payload.pack import OtherPython, Payload
 from distmagic.planning import torchrun
 from distmagic.planning.jobs import Job, check_orphans, found_jobs
 from distmagic.planning.plan import Plan
@@ -36,7 +37,7 @@ from distmagic.runner.executor import Executor
 from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.runner.node_row import Growth
 from distmagic.runner.node_table import NodeTable
-from distmagic.runner.prepare import check_pythons, prepare
+from distmagic.runner.prepare import other_python, prepare
 from distmagic.runner.run_loop import RunLoop, clock_since
 from distmagic.runner.start import Start
 from distmagic.state.decide import Limits
@@ -51,6 +52,7 @@ from distmagic.state.model import RunState
 _ENDED_S = (
     1.0  # for a host that is down to come back, when a job is looked at that has ended
 )
+_CALL_CHARS = 200  # of a call, that hosts list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +80,12 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     """
     clock = clock_since(time.monotonic())
     state = begin(job, [host.name for host in reaching.hosts], spec.max_restarts)
-    state = replace(state, call=payload.title, began_unix_s=time.time())
-    with (
-        interrupts.noted() as noted,
-        blobs.in_use(payload.blobs),
-    ):  # hosts that come later still need them
+    state = replace(
+        state, call=payload.title, name=spec.name or "", began_unix_s=time.time()
+    )
+    # Hosts that come later still need the blobs.
+    with interrupts.noted() as noted, ExitStack() as in_use:
+        in_use.enter_context(blobs.in_use(payload.blobs))
         loop = RunLoop(
             state,
             EventQueue(clock),
@@ -100,8 +103,10 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                 check_orphans(
                     found_jobs([link.facts.running for link in links]), owner, followed
                 )
-                if payload.has_byte_code:
-                    check_pythons(links)
+                other = other_python(links)
+                if other is not None and payload.in_source is not None:
+                    payload = _in_source(loop, payload, other)
+                    in_use.enter_context(blobs.in_use(payload.blobs))
                 plan = _plan(loop, reaching, links, spec, job, owner, work)
             if payload.notice:
                 loop.note(Warned(text=payload.notice))
@@ -113,7 +118,9 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
         if plan.terms.is_elastic:
             growth = Growth(host_names=_names(reaching), awaited=tuple(reaching.absent))
             open_lead = partial(reaching.link, reaching.present[0])
-            joiner = NodeJoiner(job, open_lead, lead, payload.blobs)
+            joiner = NodeJoiner(
+                job, open_lead, lead, payload.blobs, is_text=payload.in_source is None
+            )
         lease_s = reaching.access.lease_s
         table = NodeTable(reaching.present, lease_s, _new_id, growth)
         executor = Executor(job, loop.queue, reaching, lease_s, joiner)
@@ -143,7 +150,10 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
     state = begin(job.name, job.hosts, job.terms.max_restarts)
     # A detached job is known as such from the beginning: an interrupt before its events have come must not end it.
     state = replace(
-        state, before_s=job.age_s, detached_by="asked" if job.is_detached else ""
+        state,
+        call=job.terms.call,
+        before_s=job.age_s,
+        detached_by="asked" if job.is_detached else "",
     )
     with interrupts.noted() as noted:
         loop = RunLoop(
@@ -255,6 +265,22 @@ def enough_hosts(spec: JobSpec, reaching: Reaching) -> int | None:
     return low if len(reaching.hosts) <= high else None
 
 
+def _in_source(loop: RunLoop, payload: Payload, other: OtherPython) -> Payload:
+    """Return a payload without its byte code. Raises `PayloadError` for what another Python can't be told."""
+    assert payload.in_source is not None
+    pool = threads_for(1, "pack")
+    packed = pool.submit(payload.in_source, other)
+    pool.shutdown(wait=False)
+    packed_payload = loop.result(packed)
+    return replace(
+        payload,
+        call=packed_payload.call,
+        code=packed_payload.code,
+        side_files=packed_payload.side_files,
+        in_source=None,
+    )
+
+
 def _plan(
     loop: RunLoop, reaching: Reaching, links: Sequence[Link], spec: JobSpec, job: str, owner: str, work: WorkDir
 ) -> Plan:  # fmt: skip
@@ -285,7 +311,8 @@ def _plan(
     for why in reaching.absent.values():
         loop.note(Warned(text=f"{why} The run begins without this host."))
     loop.note(*(Warned(text=text) for text in warnings))
-    return plan
+    call = sanitize.line(loop.state.call)[:_CALL_CHARS]
+    return replace(plan, terms=replace(plan.terms, call=call))
 
 
 def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:

@@ -33,6 +33,7 @@ class NodeJoiner:
     """The way into one job. `open_lead` opens a conversation with its first host, more than one at a time.
 
     `begun` and `payload` are known to the notebook that began it; any other one takes 2 GiB at most from the first host.
+    `is_text`: no byte code is known to travel in the job, so any Python will do.
     """
 
     def __init__(
@@ -41,10 +42,13 @@ class NodeJoiner:
         open_lead: Callable[[], Link],
         begun: StartNode | None = None,
         payload: Sequence[LocalBlob] = (),
+        *,
+        is_text: bool = False,
     ) -> None:
         self.job = job
         self._open_lead = open_lead
         self._begun = begun
+        self._is_text = is_text
         self._payload = {local.blob.sha256: local for local in payload}
 
     def admit(self, link: Link, request_id: str) -> StartNode:
@@ -57,10 +61,10 @@ class NodeJoiner:
             raise SpecError(
                 f"{link.host.name} can't come to job {self.job}: it has a node of this job, which runs."
             )
-        # The job may be of another notebook: whether byte code travels in it is not known here.
-        preflight.check_python(
-            link.host.name, link.python, sys.version_info[:3], link.facts.executable
-        )
+        if not self._is_text:  # nor of a job that another notebook has begun
+            preflight.check_python(
+                link.host.name, link.python, sys.version_info[:3], link.facts.executable
+            )
         preflight.check(link.host.name, link.facts, facts.torch_version())
         with closing(self._open_lead()) as lead:
             preflight.check_among(

@@ -42,7 +42,7 @@ class Run:
         self.state = state
         self._files = _Files(state.job, open_link)
         self._open_link = open_link
-        self._shown_in = _cell_number() if shown else None
+        self._shown_in = cell_number() if shown else None
         # Nothing in here may refer to the run itself: a circle lives on after `del run` until a garbage collection.
         self.results = Results(state, small_results, self._files.fetch)
 
@@ -59,16 +59,7 @@ class Run:
         every one of them is on the rank's host.
         `pandas.DataFrame(run.metrics)` makes a frame of it. A metric called rank or at_s has an underscore behind it.
         """
-        rows: dict[tuple[int, float, float | None], dict[str, float | int | None]] = {}
-        for rank, table in sorted(self.state.series.items()):
-            for name, series in table.items():
-                column = f"{name}_" if name in ("rank", "at_s") else name
-                for point in series:
-                    key = (rank, point.at_s, point.step)
-                    rows.setdefault(
-                        key, {"rank": rank, "at_s": point.at_s, "step": point.step}
-                    )[column] = point.value
-        return sorted(rows.values(), key=lambda row: (row["at_s"], row["rank"]))
+        return metrics_of(self.state)
 
     def logs(self, rank: int, stream: str | None = None) -> str:
         """Return all that a rank wrote, fetched from its host; rank -1 is torchrun itself, of every node in turn.
@@ -142,7 +133,7 @@ class Run:
         from IPython.display import display
 
         # Only in the very cell that ran it: where the run has a name, it is shown by that name in a later cell.
-        if self._shown_in is not None and self._shown_in == _cell_number():
+        if self._shown_in is not None and self._shown_in == cell_number():
             self._shown_in = None
             if (
                 getattr(get_ipython(), "kernel", None) is None
@@ -150,6 +141,20 @@ class Run:
                 print(f"<run {self.job}: {self.state.phase}>")  # noqa: T201
             return
         display({"text/plain": repr(self), "text/html": self._repr_html_()}, raw=True)
+
+
+def metrics_of(state: RunState) -> list[dict[str, float | int | None]]:
+    """Return the rows of `Run.metrics`."""
+    rows: dict[tuple[int, float, float | None], dict[str, float | int | None]] = {}
+    for rank, table in sorted(state.series.items()):
+        for name, series in table.items():
+            column = f"{name}_" if name in ("rank", "at_s") else name
+            for point in series:
+                key = (rank, point.at_s, point.step)
+                rows.setdefault(
+                    key, {"rank": rank, "at_s": point.at_s, "step": point.step}
+                )[column] = point.value
+    return sorted(rows.values(), key=lambda row: (row["at_s"], row["rank"]))
 
 
 class _Files:
@@ -193,7 +198,7 @@ class _Files:
                 return done
 
 
-def _cell_number() -> int | None:
+def cell_number() -> int | None:
     """Return the number of the cell that IPython is executing, None outside of IPython."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

@@ -10,6 +10,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel, join_errors
 from distmagic.connection.requests.host_requests import route_to
 from distmagic.errors import PreflightError
+from distmagic.payload.pack import OtherPython
 from distmagic.planning import plan as planning
 from distmagic.planning import preflight
 from distmagic.planning.plan import Plan, Reached
@@ -18,21 +19,12 @@ from distmagic.remote.wire.protocol import Route, WorkDir
 from distmagic.request.spec import JobSpec
 
 
-def check_pythons(links: Sequence[Link]) -> None:
-    """Raise `PreflightError` or `HostErrors` for hosts on whose Pythons this one's byte code does not run."""
-    errors: list[BaseException] = []
-    for link in links:
-        try:
-            preflight.check_python(
-                link.host.name,
-                link.python,
-                sys.version_info[:3],
-                link.facts.executable,
-            )
-        except PreflightError as error:
-            errors.append(error)
-    if errors:
-        raise join_errors(errors)
+def other_python(links: Sequence[Link]) -> OtherPython | None:
+    """Return the oldest Python of hosts on some of which this one's byte code does not run; None if it runs on all."""
+    if all(link.python[:2] == sys.version_info[:2] for link in links):
+        return None
+    oldest = min(links, key=lambda link: link.python[:2])
+    return OtherPython(host=oldest.host.name, version=oldest.python[:2])
 
 
 def prepare(

@@ -1,4 +1,4 @@
-"""The loop of a run, on the main thread: the only place that folds events, asks, heeds interrupts and shows.
+"""The loop of a run, on one thread: the only place that folds events, asks, heeds interrupts and shows.
 
     threads  --events-->  EventQueue  --step-->  RunState, NodeTable  --decisions-->  actions  --Executor-->  threads
 
@@ -16,6 +16,7 @@ a question to the user is answered within it.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -58,7 +59,7 @@ T = TypeVar("T")
 
 
 class RunLoop:
-    """One run, as the main thread has it.
+    """One run, as its thread has it: the main thread, or one of its own where the run is in the background.
 
     `clock` gives the seconds since the run began, `serve` answers one question of a connection, `new_id` names a request.
     """
@@ -198,13 +199,15 @@ class RunLoop:
         self._table = table
         self._executor = executor
         self._wants_detach = detach
+        # Beside a run in the background the notebook works on, and what it lets go of has to be found.
+        waits_for_run = threading.current_thread() is threading.main_thread()
         try:
             # An interrupt that is raised in the middle would lose an event.
             with heap_left_alone() as heap, interrupts.sent_to(self._interrupts):
                 began_s = self._clock()
                 self._perform(table.follow(links, began_s, lost or {}))
                 while not self._is_done():
-                    if self._clock() - began_s > SHORT_S:
+                    if waits_for_run and self._clock() - began_s > SHORT_S:
                         heap.freeze()
                     try:
                         self._beat(limits)

@@ -179,10 +179,14 @@ def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[st
         wait(stops, _PATIENCE_S)
     unsure = []
     for link, future in tried:
-        if not future.done() or _may_run(future.exception()):
+        # After these errors an agent may run there all the same.
+        if not future.done() or isinstance(
+            future.exception(), ConnectionLost | Unreachable
+        ):
             unsure.append(link.host.name)
     for link, stop in zip(running, stops, strict=True):
-        if not _is_confirmed(stop):
+        is_confirmed = stop.done() and stop.exception() is None and stop.result()
+        if not is_confirmed:
             unsure.append(link.host.name)
     return unsure
 
@@ -227,15 +231,6 @@ def _stop_and_wait(link: Link) -> bool:
     except DistmagicError:
         pass  # the first error is the one to raise; this node's lease ends what is left
     return False
-
-
-def _is_confirmed(stop: Future[bool]) -> bool:
-    return stop.done() and stop.exception() is None and stop.result()
-
-
-def _may_run(error: BaseException | None) -> bool:
-    """Whether an agent may run all the same where its start ended so."""
-    return isinstance(error, ConnectionLost | Unreachable)
 
 
 def _hold(*_: object) -> None:

@@ -63,11 +63,14 @@ class Board:
     """The live view. Raises `ImportError` where there is no anywidget.
 
     A page that shows it says so, and gets nothing before that; then `has_page` is true. `answer` is called on another
-    thread, everything else on the main thread.
+    thread, everything else on that of the run's loop.
     """
 
-    def __init__(self, make_view: Callable[[str], Any] = widget.make_view) -> None:
-        self.view_id = secrets.token_hex(8)
+    def __init__(
+        self, make_view: Callable[[str], Any] = widget.make_view, *, view_id: str = ""
+    ) -> None:
+        """`view_id` is that of a view which is closed by now, and whose place in the page this one takes."""
+        self.view_id = view_id or secrets.token_hex(8)
         self._view = make_view(self.view_id)
         self.has_page: bool = self._view.shows_itself
         self._requests: deque[UserRequest] = deque()

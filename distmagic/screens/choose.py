@@ -7,21 +7,26 @@ import shutil
 import sys
 
 from distmagic.render.screen import Screen
-from distmagic.screens.log import LogScreen
+from distmagic.screens.log import LogScreen, QuietScreen
 from distmagic.screens.notebook import NotebookScreen
 from distmagic.screens.steady import SteadyScreen
 from distmagic.screens.terminal import TerminalScreen
 
 
-def screen_for(shell: object = None) -> Screen:
-    """Return the screen that fits: `shell` is IPython's, None outside of it or where it isn't known."""
+def screen_for(shell: object = None, *, in_background: bool = False) -> Screen:
+    """Return the screen that fits: `shell` is IPython's, None outside of it or where it isn't known.
+
+    A run in the background writes nothing between what others write: its lines would stand in some other cell.
+    """
     ipython = sys.modules.get("IPython")
     if shell is None and ipython is not None:
         shell = ipython.get_ipython()
     # By name, so that no Jupyter is imported; also the shells of other kernels that are derived from this one.
     ancestors = [kind.__name__ for kind in type(shell).__mro__]
     if "ZMQInteractiveShell" in ancestors:
-        return SteadyScreen(NotebookScreen())
+        return SteadyScreen(NotebookScreen(in_background=in_background))
+    if in_background:
+        return SteadyScreen(QuietScreen())
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         has_colours = "NO_COLOR" not in os.environ
         return SteadyScreen(

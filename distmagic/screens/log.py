@@ -1,7 +1,8 @@
-"""Plain lines, for a pipe, a file, or a terminal that understands nothing else."""
+"""Plain lines, for a pipe, a file, a terminal that understands nothing else, or a run in its background."""
 
 from __future__ import annotations
 
+import sys
 from typing import TextIO
 
 from distmagic import render
@@ -46,3 +47,18 @@ class LogScreen:
     def _print(self, lines: list[str]) -> None:
         if lines:
             write(self._stream, "".join(f"{line}\n" for line in lines))
+
+
+class QuietScreen:
+    """Nothing while a run goes on, in the end its table: for a run in the background of a terminal or a script."""
+
+    def show(self, state: RunState) -> None:
+        """Show nothing."""
+
+    def finish(self, state: RunState) -> None:
+        """Print the table, to where Python prints at that moment: IPython's prompt has its own place for it."""
+        write(sys.stdout, f"{render.text(state, lines=0)}\n")
+
+    def requests(self) -> tuple[UserRequest, ...]:
+        """Return nothing."""
+        return ()

@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 from distmagic import render
 from distmagic.render.screen import UserRequest
+from distmagic.screens import cell_runs
 from distmagic.screens.board import Board
+from distmagic.screens.cell_runs import CellRuns
 from distmagic.screens.lines import write
 from distmagic.state.model import RunState
 
@@ -31,34 +33,49 @@ AT_FIRST = "This text is replaced while the run goes on."
 _ended: deque[Board] = deque()
 
 
+def _board(view_id: str) -> Board:
+    return Board(view_id=view_id)
+
+
 class NotebookScreen:
     """One output of a cell. In a page the live view takes its place, while the run goes on and when it is over.
 
+    Runs that come one after the other in one cell share it: see cell_runs.py.
     The saved output names no widget: a page that is loaded anew shows it at once, with or without a kernel.
     """
 
-    def __init__(self, make_board: Callable[[], Board] = Board) -> None:
+    def __init__(
+        self,
+        make_board: Callable[[str], Board] = _board,
+        *,
+        in_background: bool = False,
+    ) -> None:
+        """Of a run in the background there are no lines for a log, and it shares its output with no other."""
         self._make_board = make_board
+        self._in_background = in_background
+        self._cell = CellRuns(None)
         self._board: Board | None = None
-        self._display_id = ""
+        self._is_open = False
         self._next_s = 0.0
         self._next_line_s = _LINES_FROM_S
         self._told: RunState | None = None  # the state of which the last line was
 
     def show(self, state: RunState) -> None:
         """Show a state; the first one makes the output."""
-        if not self._display_id:
+        if not self._is_open:
             self._open(state)
         elif state.at_s >= self._next_s:
             self._publish(state, is_over=False)
         if self._board is not None:
             self._board.show(state)
-        if not self._has_page and state.at_s >= self._next_line_s:
+        is_unseen = not self._in_background and not self._has_page
+        if is_unseen and state.at_s >= self._next_line_s:
             self._next_line_s = state.at_s + _LINE_EVERY_S
             self._tell(state)
 
     def finish(self, state: RunState) -> None:
         """Replace the output by one that needs no kernel. A page that shows the live view gets its last state, too."""
+        self._cell.add(state)
         html, text = self._publish(state, is_over=True)
         if self._told is not None:
             self._tell(state)
@@ -69,6 +86,7 @@ class NotebookScreen:
             board.close()
             return
         board.finish(state, html, text)
+        self._cell.board = board
         _ended.append(board)
         if len(_ended) > _KEPT_VIEWS:
             _ended.popleft().close()
@@ -91,8 +109,17 @@ class NotebookScreen:
         self._told = state
 
     def _open(self, state: RunState) -> None:
+        if not self._in_background:
+            self._cell = cell_runs.begin()
+        before, self._cell.board = self._cell.board, None
+        if (
+            before is not None and before in _ended
+        ):  # the view of the cell's last run makes room for this one
+            _ended.remove(before)
+            before.close()
         try:
-            self._board = self._make_board()
+            self._board = self._make_board(self._cell.view_id)
+            self._cell.view_id = self._board.view_id
         except Exception:  # noqa: BLE001  # anywidget is missing, or does not work here: text and HTML do as well
             self._board = None
         self._publish(state, is_over=False)
@@ -103,7 +130,7 @@ class NotebookScreen:
 
         board = self._board
         text, html = render.text(state), render.html(state)
-        is_first = not self._display_id
+        is_first, self._is_open = not self._is_open, True
         if is_first:
             text = f"{text}\n{AT_FIRST}"
         elif not is_over:
@@ -112,12 +139,15 @@ class NotebookScreen:
             html = f"{html}<p>{WHILE_RUNNING}</p>"
         if board is not None and (board.has_page or not is_over):
             html = f'<div class="dm-view-{board.view_id}">{html}</div>'
+        table, table_text = self._cell.table(is_over=is_over)
+        html, text = table + html, table_text + text
         data: dict[str, object] = {"text/plain": text, "text/html": html}
         if board is not None and board.mime_view and not is_over:
             data[_WIDGET_TYPE] = board.mime_view
-        if is_first:
-            self._display_id = f"distmagic-{state.job}"
-        display(data, raw=True, display_id=self._display_id, update=not is_first)
+        is_new = not self._cell.display_id
+        if is_new:
+            self._cell.display_id = f"distmagic-{state.job}"
+        display(data, raw=True, display_id=self._cell.display_id, update=not is_new)
         every_s = _SAVED_EVERY_S if self._has_page else _PLAIN_EVERY_S
         self._next_s = state.at_s + max(every_s, len(html.encode()) / _BYTES_PER_S)
         return html, text

@@ -33,12 +33,13 @@ from distmagic.remote.wire import protocol
 from distmagic.request.hosts import INSIDE, LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.outcome import Detached, Run
+from distmagic.session.background_run import BackgroundRun
 from distmagic.state.model import NodeState, RunState, WorkerState
 from distmagic.transports import Transport
 
 PATIENCE = 20  # times --connect-timeout, for nodes to come: 5 minutes where nothing else is said
 
-Outcome = Run | Detached | None
+Outcome = Run | Detached | BackgroundRun | None
 Launch = Callable[[tuple[Host, ...], Access], Outcome]
 
 
@@ -93,10 +94,7 @@ class Inside:
                 "Start one task a node, such as srun --ntasks-per-node=1; or write --on none.",
             )
         if spec.detach:
-            raise SpecError(
-                f"{self.place.words}: a job ends with the commands of its nodes, so --detach means nothing here.",
-                "Leave it out.",
-            )
+            raise self.refusal("--detach")
         self._cell += 1
         if self._proof is None:
             self._say(
@@ -109,6 +107,13 @@ class Inside:
         others = self.place.nnodes - 1
         self._say(f"leads {others} other node{'s' * (others > 1)}.")
         return self._lead(self._proof, digest, access, launch)
+
+    def refusal(self, flag: str) -> SpecError:
+        """Return the error of a flag that lets the cell end before its run."""
+        return SpecError(
+            f"{self.place.words}: a job ends with the commands of its nodes, so {flag} means nothing here.",
+            "Leave it out.",
+        )
 
     def transport(self, host: Host) -> Transport:
         """Return the way to one of the other nodes. Raises `Unreachable`."""

@@ -16,6 +16,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 from pathlib import Path
 
 from distmagic import sanitize
@@ -30,6 +31,11 @@ def owner() -> str:
     return sanitize.line(name)[
         :_MOST_CHARS
     ]  # as a host may list it: else it would not be known again
+
+
+def new_job() -> str:
+    """Return a name for a job that this process begins: when, and what no other job has."""
+    return time.strftime("%m%d-%H%M%S-") + secrets.token_hex(4)
 
 
 def _person() -> str:

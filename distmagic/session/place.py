@@ -41,13 +41,27 @@ class Place:
         )
         return self._reaching
 
+    @property
+    def is_known(self) -> bool:
+        """Whether its hosts are known, and being reached."""
+        return self._reaching is not None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its hosts; of nodes that are still pending, their numbers."""
+        if self._reaching is not None:
+            return tuple(host.name for host in self._reaching.hosts)
+        assert self._allocation is not None
+        count = self._allocation.request.nodes
+        return tuple(f"node {number}" for number in range(1, count + 1))
+
     def reach(self, screen: Screen | None = None) -> Reaching:
         """Return the links that are being opened; `screen` shows meanwhile what a pending allocation waits for."""
         if self._reaching is not None:
             return self._reaching
         allocation = self._allocation
         assert allocation is not None
-        names = [f"node {number}" for number in range(1, allocation.request.nodes + 1)]
+        names = self.names
 
         def tell(text: str) -> None:
             if screen is not None:

@@ -20,6 +20,7 @@ from distmagic.request.program import Program
 from distmagic.request.spec import Access
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session import osmo
+from distmagic.session.background_run import BackgroundRun
 from distmagic.session.inside import digest_of
 from distmagic.session.place import place_of
 from distmagic.session.session import Session
@@ -114,11 +115,13 @@ def run_workflow(request: Request, program: Program, screen: Screen) -> Run:
 def run_program(
     session: Session, request: Request, program: Program, hosts: tuple[Host, ...], access: Access,
     asker: NotebookAsker, screen: Screen,
-) -> Run | Detached:  # fmt: skip
+) -> Run | Detached | BackgroundRun:  # fmt: skip
     """Run a program on every rank of `hosts`, or of the nodes that the request asks a scheduler for.
 
     Raises what `Session.allocation` and `Session.launch` raise, and `SpecError`.
     """
+    if request.background:
+        asker.can_ask = False  # nobody is there for the whole run
     place = place_of(session, request, hosts, access, asker)
     try:
         payload = pack_program(
@@ -127,6 +130,10 @@ def run_program(
             current=Path.cwd(),
             limit_bytes=request.payload_limit_bytes,
         )
+        if request.background:
+            return session.background.begin(
+                session, place, request.spec, payload, screen
+            )
         reaching = place.reach(screen)
     except KeyboardInterrupt:
         place.cancel()

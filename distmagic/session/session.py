@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -15,6 +14,7 @@ from distmagic import sanitize
 from distmagic.clusters import submission
 from distmagic.clusters.allocation import Allocation
 from distmagic.clusters.job_states import JobState
+from distmagic.comparison.compare import RunHistory
 from distmagic.connection.connections import Connections, connect
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel
@@ -33,13 +33,14 @@ from distmagic.request.hosts import INSIDE, LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Followed, attach, enough_hosts, launch
 from distmagic.runner.outcome import Detached, Run
-from distmagic.runner.prepare import check_pythons, prepare
+from distmagic.runner.prepare import prepare
 from distmagic.screens.choose import screen_for
 from distmagic.session.allocations import Allocations, keeper_python
+from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.inside import Inside
 from distmagic.session.local_hints import local_hint
-from distmagic.session.owner import owner
+from distmagic.session.owner import new_job, owner
 from distmagic.session.work_dir import work_dir
 from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
 from distmagic.transports import Transport
@@ -56,6 +57,8 @@ class Session(Housekeeping):
         self._connections = connections or Connections(self._connect)
         self._allocations = Allocations(connect)
         self.inside: Inside | None = None  # set by `inside.part_of`
+        self.background = BackgroundRuns()
+        self.history = RunHistory()
         self.kernel = secrets.token_hex(6)
         self._warmed: dict[
             Host, tuple[Access, str]
@@ -165,13 +168,11 @@ class Session(Housekeeping):
         with reaching.opened(enough_hosts(spec, reaching), needs_remote=True) as links:
             there = list(links.values())
             inside = begins_in(payload, spec.sync, Path.cwd())
-            if payload is None:
-                check_pythons(there)
             lease_s = reaching.access.lease_s
             plan, _ = prepare(
                 there,
                 spec,
-                _new_job(),
+                new_job(),
                 lease_s=lease_s,
                 owner=owner(),
                 work=replace(work_dir(spec, payload), inside=inside),
@@ -182,13 +183,18 @@ class Session(Housekeeping):
 
     def own_link(self, access: Access) -> Link:
         """Open one more link to this machine."""
+        return self.link_to(LOCALHOST, access)
+
+    def link_to(self, host: Host, access: Access) -> Link:
+        """Open one more link to a host."""
         with closing(asker_of()) as asker:
-            python = python_of(LOCALHOST, access)
-            return self._connections.link(LOCALHOST, access, asker, python, build())
+            python = python_of(host, access)
+            return self._connections.link(host, access, asker, python, build())
 
     def launch(
-        self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen
-    ) -> Run | Detached:
+        self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen,
+        job: str = "",
+    ) -> Run | Detached:  # fmt: skip
         """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.
 
         Raises a `PayloadError` or a `HostError` before anything is started, or a `RunError` that carries the `Run`; for
@@ -205,7 +211,7 @@ class Session(Housekeeping):
             reaching.cancel()
             raise
         work = work_dir(spec, payload)
-        job = _new_job()
+        job = job or new_job()
         self._begun[job] = reaching.hosts, reaching.access
         if len(self._begun) > _BEGUN:
             del self._begun[next(iter(self._begun))]
@@ -272,6 +278,7 @@ class Session(Housekeeping):
             ) as asker:  # that of the run was closed when the run was over
                 return reaching.link_after_run(host_indices[node_rank], asker)
 
+        self.history.add(state)
         error = verdict(state)
         if error is None and followed.was_interrupted:
             error = Cancelled(INTERRUPTED_WHEN_OVER)
@@ -361,8 +368,9 @@ class Session(Housekeeping):
     def close(self) -> None:
         """End what hosts keep loaded, where a conversation rests, and close all connections.
 
-        Allocations end too, but for those on which a detached job runs.
+        Runs in the background end before. Allocations end too, but for those on which a detached job runs.
         """
+        self.background.close()
         self._connections.close()
         self._allocations.leave()
         inside, self.inside = self.inside, None
@@ -387,7 +395,3 @@ def fetch(run: Run, patterns: Sequence[str]) -> None:
         else:
             names = sanitize.lines(", ".join(map(str, paths)))  # a host has chosen them
             print(f"fetched {names}", file=sys.stderr)  # noqa: T201
-
-
-def _new_job() -> str:
-    return time.strftime("%m%d-%H%M%S-") + secrets.token_hex(4)

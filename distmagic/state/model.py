@@ -169,6 +169,7 @@ class RunState:
     stack_dumps         the answers to the last few requests for stacks
     wanted_stacks       the request for stacks that the user made last, "" before one
     call                what every rank runs, as the user wrote it: `train(steps=500)`; "" where that is not known
+    name                what the user calls the run (--name), "" where it has no such name
     began_unix_s        when this notebook began the run, in seconds since 1970; 0 for a run that it only follows
     before_s            how long the job had run when this kernel began to follow it
 
@@ -206,6 +207,7 @@ class RunState:
     planned_world_size: int = 0
     wanted_stacks: str = ""
     call: str = ""
+    name: str = ""
     began_unix_s: float = 0.0
 
     @property

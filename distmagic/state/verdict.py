@@ -162,7 +162,8 @@ def _where_they_were(state: RunState) -> str:
 def _broken(state: RunState) -> RunError | None:
     if state.failed_node is not None:
         failed = state.nodes[state.failed_node]
-        if failed in state.essential:
+        has_any_begun = bool(state.at_work)  # before that no node has come too late
+        if failed in state.essential or not has_any_begun:
             return _engine_failed(state, failed)
     broken = []
     for node in state.essential:

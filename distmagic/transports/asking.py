@@ -40,7 +40,7 @@ class NoAsker:
         raise AuthenticationError(
             host,
             f"asks {question.strip()!r}, and nobody is here to answer.",
-            "Load the key in your ssh agent (ssh-add), or run this in a notebook, where you can answer.",
+            "Load the key in your ssh agent (ssh-add), or run this in a notebook, in a cell without --background, where you can answer.",
         )
 
 

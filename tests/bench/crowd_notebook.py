@@ -94,7 +94,7 @@ def follow(path: Path, nodes: int) -> str:
     return state.phase
 
 
-def _board_in_a_page() -> Board:
+def _board_in_a_page(_: str) -> Board:
     """Return a live view that sends all it would send to a page."""
     board = Board()
     board.answer("hello")

@@ -33,7 +33,9 @@ def two(
 def payload_in(folder: Path) -> Payload:
     """Return a payload of two small files in a folder."""
     return Payload(
-        call=blobs.keep(b"the call", folder), code=blobs.keep(b"the code", folder)
+        call=blobs.keep(b"the call", folder),
+        code=blobs.keep(b"the code", folder),
+        title="train(3)",
     )
 
 

@@ -12,4 +12,5 @@ START = p.StartNode(
 TERMS = p.JobTerms(
     lease_s=60.0, owner="laptop:nb.ipynb", goes_on_alone=True, survives_logout=True, max_restarts=1, timeout_s=90.0,
     hang_timeout_s=60.0, min_nodes=2, max_nodes=4, awaited=("gpu-c",),
+    call="train(3)", ranks=8,
 )  # fmt: skip

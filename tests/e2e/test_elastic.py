@@ -245,6 +245,34 @@ def test_a_host_that_is_switched_off_while_the_agents_start_is_done_without(
     assert [run.state.nodes[node].host for node, _ in run.state.lost] == ["dm3"]
 
 
+def return_unless_third() -> int:
+    """Return the rank, but for the third of them, which does not end by itself."""
+    import os
+    import time
+
+    while os.environ["RANK"] == "2":
+        time.sleep(1)
+    return int(os.environ["RANK"])
+
+
+def have_two_returned(state: RunState) -> bool:
+    phases = [worker.phase for worker in state.workers.values()]
+    return sorted(phases) == ["done", "done", "running"]
+
+
+def test_a_host_that_is_lost_after_the_other_ranks_have_returned_is_not_waited_for(
+    lab: Lab,
+) -> None:
+    """By itself torchrun would wait for its end for 300 s, longer than this test may take."""
+    screen = runner.Watch(have_two_returned, lab.hosts[2].kill)
+    run = runner.run(
+        lab, "dm1:1,dm2:1,dm3:1", as_value(return_unless_third), screen=screen, nnodes=(2, 3), max_restarts=1,
+        node_lost_after_s=LOST_S,
+    )  # fmt: skip
+    assert dict(run.results) == {0: 0, 1: 1}
+    assert [run.state.nodes[node].host for node, _ in run.state.lost] == ["dm3"]
+
+
 def wait_for_ever() -> None:
     """Be a rank that does not end by itself."""
     import time

@@ -1,9 +1,8 @@
-"""A script runs on hosts whose Python is of another minor version than the notebook's machine; a cell's function is refused."""
+"""Scripts, functions and cells run on hosts whose Python is of another minor version than the notebook's."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,30 +10,21 @@ from pathlib import Path
 import pytest
 
 from tests import REPOSITORY
+from tests.builders.pythons import another_python
 from tests.lab import Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
 
-_MINORS = [minor for minor in range(10, 15) if minor != sys.version_info[1]]
 
-
-def another_python() -> str:
-    """Return a Python of another minor version on this machine. It needs no package of its own, nor torch."""
-    for minor in _MINORS:
-        places = Path.home().glob(f".pyenv/versions/*/bin/python3.{minor}")
-        for found in (*map(str, places), shutil.which(f"python3.{minor}")):
-            if found and subprocess.run([found, "-c", ""], check=False).returncode == 0:
-                return found
-    pytest.skip("there is no other Python on this machine")
-
-
-def run_there(lab: Lab, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_there(
+    lab: Lab, folder: Path, *words: str, python: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run a program by another Python, which has our packages that are no binaries."""
     site = next(path for path in sys.path if path.endswith("site-packages"))
     path = os.pathsep.join((str(REPOSITORY), site))
     env = {**os.environ, "PYTHONPATH": path, "SSH_CONFIG": str(lab.ssh_config)}
     return subprocess.run(
-        [another_python(), *words],
+        [python or another_python(), *words],
         cwd=folder,
         env=env,
         capture_output=True,
@@ -62,15 +52,103 @@ def test_a_script_runs_on_hosts_with_another_python(lab: Lab, tmp_path: Path) ->
     lab.assert_clean()
 
 
-def test_a_function_is_refused_and_a_script_is_named(lab: Lab, tmp_path: Path) -> None:
+NOTEBOOK = """
+import os
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+
+
+def run(text):
+    shell.run_cell(text).raise_error()
+
+
+run("%load_ext distmagic")
+run('''
+from dataclasses import dataclass
+
+@dataclass
+class Config:
+    steps: int = 3
+
+    @classmethod
+    def of(cls, steps):
+        return cls(steps)
+
+def halved(x):
+    return x / 2
+''')
+FLAGS = f"--hosts dm1:1,dm2:1 --ssh-config {os.environ['SSH_CONFIG']} --ssh-command ssh --warm-idle 0"
+run(f"%%distributed -o run {FLAGS}" + '''
+class Best(Exception):
+    pass
+
+def train(config):
+    import sys, torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    dist.init_process_group("gloo")
+    torch.manual_seed(1)
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=halved(0.2))
+    for step in range(config.steps):
+        optimizer.zero_grad()
+        model(torch.ones(8, 4) * (dist.get_rank() + 1)).square().mean().backward()
+        optimizer.step()
+    weights = [p.sum().item() for p in model.module.parameters()]
+    print("rank", dist.get_rank(), sys.version_info[:2])
+    dist.destroy_process_group()
+    return config, weights, [x for x in (lambda y: [y])(Best("b"))]
+
+train(Config.of(steps=4))
+''')
+run('''
+mine, other = run.results[0], run.results[1]
+assert mine[0] == Config(4) and type(mine[0]) is Config, mine
+assert mine[1] == other[1], (mine, other)
+assert type(mine[2][0]) is Best
+exec("def hidden(): return 1")
+''')
+failed = shell.run_cell(f"%%distributed {FLAGS}" + '''
+def fail():
+    return 1 / 0
+
+fail()
+''')
+assert "return 1 / 0" in failed.error_in_exec.remote_traceback, failed.error_in_exec
+refused = shell.run_cell(f"%%distributed {FLAGS}\\nhidden()")
+print("REFUSED", refused.error_in_exec)
+"""
+
+
+def test_cells_run_on_hosts_with_another_python(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "notebook.py").write_text(NOTEBOOK)
+    python = another_python((12, 13))  # on which the tests' IPython runs
+    done = run_there(lab, tmp_path, "notebook.py", python=python)
+    assert done.returncode == 0, done.stderr + done.stdout
+    for rank in (0, 1):
+        assert f"rank {rank} {sys.version_info[:2]}" in done.stdout
+    ours = ".".join(map(str, sys.version_info[:2]))
+    assert (
+        f"REFUSED `hidden` can't travel to dm1 (Python {ours}), because it has no source here"
+        in done.stdout
+    )
+    lab.assert_clean()
+
+
+def test_a_function_of_a_script_runs_on_hosts_with_another_python(
+    lab: Lab, tmp_path: Path
+) -> None:
+    (tmp_path / "beside.py").write_text("def tripled(x):\n    return 3 * x\n")
     (tmp_path / "call.py").write_text(
-        "import os, distmagic\n"
-        "distmagic.run(lambda: 1, hosts='dm1', ssh_config=os.environ['SSH_CONFIG'], ssh_command='ssh')\n"
+        "import os, sys, distmagic\n"
+        "from beside import tripled\n"
+        "def train(x, f):\n"
+        "    return tripled(x), f(x), sys.version_info[:2]\n"
+        "run = distmagic.run(train, 2, lambda x: x + 1, hosts='dm1', ssh_config=os.environ['SSH_CONFIG'], ssh_command='ssh', "
+        "warm_idle_s=0)\n"
+        "print('RESULT', run.results[0], flush=True)\n"
     )
     done = run_there(lab, tmp_path, "call.py")
-    assert done.returncode == 1
-    assert "functions travel only between equal minor versions." in done.stderr
-    assert (
-        "A script runs on any of them, and so does a cell with --whole." in done.stderr
-    )
+    assert done.returncode == 0, done.stderr
+    assert f"RESULT (6, 3, {tuple(sys.version_info[:2])})" in done.stdout
     lab.assert_clean()

@@ -17,6 +17,7 @@ from distmagic.request.program import Program
 from distmagic.runner.outcome import Detached
 from distmagic.session import programs
 from tests import REPOSITORY
+from tests.builders.events import begun, output
 
 
 @pytest.fixture
@@ -120,6 +121,26 @@ def test_an_error_names_no_variable_that_a_terminal_does_not_have(ran, capsys):
     assert said.endswith(
         "Its whole output: %distributed logs 1122-7 1, in a notebook, on gpu-a.\n"
     )
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_an_error_of_several_lines_is_told_once(ran, capsys, is_shown):
+    traceback = (
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 3, in <module>\n'
+        "RuntimeError: shapes differ:\n  weight: [3]\n  bias: [4]"
+    )
+    printed = traceback if is_shown else "nothing of it"
+    failed = WorkerFailed(
+        "rank 1 raised RuntimeError: shapes differ: ...", "Look.", traceback
+    )
+    failed.run = SimpleNamespace(
+        job="j", state=begun(output(f"{printed}\n", rank=1, stream="stderr"))
+    )
+    ran.outcome = failed
+    cli.main(["run", "train.py"])
+    words = "rank 1 raised RuntimeError: shapes differ: ...\nLook.\n"
+    assert capsys.readouterr().err == (words if is_shown else f"{traceback}\n{words}")
 
 
 def test_a_result_is_found_from_a_notebook(ran, capsys):

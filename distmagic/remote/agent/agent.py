@@ -80,6 +80,7 @@ class Agent:
         self.final_at: float | None = None  # when `Final` was written
         self.notices: set[str] = set()  # texts of errors that were journaled
         self.formations = 0  # how often the lead has asked the nodes to form anew, as far as this node has done so
+        self.has_left_barrier = False  # torchrun was ended while it waited for a lost node's end; all went well here
         self.dialer: Dialer | None = None
         self.channel: GangChannel | None = None
         self.elastic_members = ElasticMembers(start, self._is_alive, clock())
@@ -274,6 +275,7 @@ class Agent:
             if cause is not None and not leaves_as_expected:
                 self.stop(now, _GRACE_S, cause)
             self._form_anew_if_asked(now, self.channel.formations)
+            self._leave_exit_barrier(now, may_leave_others=self.channel.may_leave)
         # 3. A rank failed. torchrun ends the other ranks too, but gives them 30 s. With restarts, it decides alone.
         failed_at = self.rank_table.failed_at
         may_restart = self.start.terms.max_restarts > 0
@@ -295,6 +297,21 @@ class Agent:
             self.formations = formations
             last_heard = now - self.start.membership.lost_after_s
             self.rank_table.kill_older(last_heard + _NO_NEW_ROUND_S)
+
+    def _leave_exit_barrier(self, now: float, *, may_leave_others: bool) -> None:
+        """End torchrun where all ranks here have returned, and it waits in vain for those of a lost node.
+
+        It would do so for 300 s (torch 2.13: `exit_barrier_timeout` in elastic/agent/server/api.py). The lead's torchrun
+        has the store of the rendezvous, so it stays until the other nodes have ended.
+        """
+        has_lost_a_node = self.formations > 0
+        if not has_lost_a_node or not self.rank_table.have_all_returned:
+            return
+        if self.start.lead and not may_leave_others:
+            return
+        if not self.termination.has_begun:
+            self.has_left_barrier = True
+            self.termination.begin(now, _LEFTOVER_GRACE_S)
 
     def _look_at_lease(self, now: float) -> None:
         timeout_s = self.start.terms.timeout_s
@@ -323,7 +340,7 @@ class Agent:
         self.rank_table.notice_ends()
         if status is None:
             return
-        self.engine_code = exit_codes.code_of(status)
+        self.engine_code = 0 if self.has_left_barrier else exit_codes.code_of(status)
         if exit_codes.is_kill(self.engine_code):
             why = self.rank_table.memory.why(*self.engine)
             if why:

@@ -60,6 +60,8 @@ class RankTable:
         self.selector = selector
         self.clock = clock
         self.ranks: list[RankProcess] = []
+        # The exit code of the latest process of each local rank; None while it is not known.
+        self.codes: dict[int, int | None] = {}
         self.streams: list[RankStream] = []
         self.engine_exits: tuple[
             protocol.Exit, ...
@@ -130,6 +132,7 @@ class RankTable:
             if not older.is_over:
                 self._end_rank(older, older.end_as_replaced())
         self.ranks.append(rank)
+        self.codes[rank.hello.local_rank] = None
         self.journal.add(rank.hello)
         rank.conn.setblocking(False)
         self.selector.register(
@@ -209,6 +212,11 @@ class RankTable:
 
     # ---- ends
 
+    @property
+    def have_all_returned(self) -> bool:
+        """Whether there were ranks, and the latest of each local rank has ended well."""
+        return bool(self.codes) and all(code == 0 for code in self.codes.values())
+
     def notice_ends(self) -> None:
         """Journal the ends of ranks whose processes have ended since the last call."""
         for rank in self.ranks:
@@ -250,6 +258,7 @@ class RankTable:
         self._write_streams(rank.streams, self.clock(), last=True)
         self._write_progress(rank)
         self.journal.add(end)
+        self.codes[rank.hello.local_rank] = end.code
         if self.failed_at is None and end.code != 0:
             self.failed_at = self.clock()
         self._unwatch(rank.pidfd)

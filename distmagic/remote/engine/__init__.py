@@ -1,5 +1,6 @@
 """How torchrun and its ranks come to be on a host: started by exec, or forked from a template that has torch loaded.
 
+The engine of a node is the process that runs torchrun there: a child of the agent, and the parent of the ranks.
 Here: torchrun's own code runs, in a process of its own, with a few of its functions replaced; forked processes become as
 fresh as new ones. Never here: nothing of a job's state, no journal, no user code (a rank begins in the package rank).
 Read in this order:

@@ -1,5 +1,6 @@
 """Heartbeats between the agents of one job, by which each node learns that another node stopped or is lost.
 
+The gang of a job is the group of all its agents, which tell each other whether they still run.
 Here: sealed UDP datagrams, the state of every peer, and the question whether this node must stop because of another
 one. Never here: no process is started or ended (the agent does that), nothing is sent to the notebook except by the
 journal, and no data of the user travels. Read in this order:
@@ -43,7 +44,9 @@ What a loss leads to is decided in channel.py:
 - A member that loses the lead stops: without the lead there is no rendezvous.
 - The lead of a job with a fixed number of nodes stops, and so all stop.
 - The lead of an elastic job that still has `min_nodes` nodes goes on. It raises `formations`; every agent that sees the
-  number rise kills its older ranks, which wait for the lost node for ever, and torchrun starts them anew.
+  number rise kills its older ranks, which wait for the lost node for ever, and torchrun starts them anew. Where all ranks
+  of a node have returned, its agent ends torchrun, which would wait for the lost node's end for minutes; the lead's does
+  so when the other nodes have ended.
 - "silent" stops nobody. Some firewall drops UDP; each node then depends on its own lease.
 - "back" stops nobody and restores nothing. A lost host comes back as a new node, with a number of its own.
 

@@ -1,8 +1,11 @@
 """Starts contacts on a node of an allocation, so that what they start outlives the srun that brought them.
 
+A keeper is our process on one node of an allocation, from which everything else of ours there is started. An usher is
+the task of one srun, which only hands its three pipes to the keeper.
+
 Under Slurm everything that a step has started ends with the step. So a keeper runs in a step that lasts as long as the
-allocation, and starts there what is asked for. A connection is an srun task that only ushers: it hands its three pipes
-to the keeper over a unix socket, and tells how the process ended. Nothing here knows of torch, jobs or the bundle. Two
+allocation, and starts there what is asked for. Each connection has an usher, which hands its pipes over a unix socket,
+and ends as the process ends that got them. Nothing here knows of torch, jobs or the bundle. Two
 programs begin here, `usher` and `keeper`. They travel as text (transports/program_text.py), before the bundle is there,
 and run on any Python from 3.6 on. A module that they import from here stands in the table there, and is imported by
 `from distmagic.remote.keeper.NAME import ...`: the package itself is not there.

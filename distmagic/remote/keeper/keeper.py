@@ -268,13 +268,11 @@ class Keeper:
             ]:
                 self._answer(connection, code)
             self._orphans = [one for one in self._orphans if one.pid != pid]
-            if self._others is not None and pid == self._others.pid:
-                self._lose_others()
-
-    def _lose_others(self) -> None:
-        """The step of the other keepers is over: at the end of all, or because one of them was killed."""
-        if self._needs_others and not self._is_ending:
-            self._is_ending, self._code = True, 1
+            # The step of the other keepers is over: at the end of all, or because one of them was killed.
+            is_others_step = self._others is not None and pid == self._others.pid
+            if is_others_step and self._needs_others and not self._is_ending:
+                self._is_ending = True
+                self._code = 1
 
     def _kill_orphans(self) -> None:
         for connection in (

@@ -12,14 +12,21 @@ def start_process(
 ) -> "tuple[int, int]":
     """Start a process on three pipes; return (pid, 0), or (0, the code that a shell gives where it can't be)."""
     home = os.path.expanduser("~")
+    if not os.path.isdir(home):
+        home = "/"
     environment = dict(os.environ)
     environment["DISTMAGIC_CLIENT"] = client
     words = [os.path.expanduser(argv[0]), *argv[1:]]
     try:
         child = subprocess.Popen(
-            words, stdin=pipes[0], stdout=pipes[1], stderr=pipes[2], cwd=home if os.path.isdir(home) else "/",
-            env=environment, start_new_session=True,
-        )  # fmt: skip
+            words,
+            stdin=pipes[0],
+            stdout=pipes[1],
+            stderr=pipes[2],
+            cwd=home,
+            env=environment,
+            start_new_session=True,
+        )
     except (OSError, ValueError) as error:
         write_quietly(pipes[2], f"{words[0]}: {error}\n".encode())
         return 0, 127 if isinstance(error, FileNotFoundError) else 126

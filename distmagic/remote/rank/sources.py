@@ -6,23 +6,38 @@ import inspect
 import json
 import linecache
 import re
+import sys
 import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from distmagic.remote.values.source_form import SourceForm
+
 
 def load(code: Path) -> dict[str, str]:
     """Put the cells' text into `linecache`; return the labels of cells by file name. `code` is a file of the payload."""
-    with zipfile.ZipFile(code) as archive:
-        sources = json.loads(archive.read("sources.json"))
+    sources = _read(code)
     for name, text in sources["texts"].items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     _find_classes(sources["texts"])
     labels = dict(sources["labels"])
     _label_warnings(labels)
     return labels
+
+
+def form_of_results(code: Path) -> SourceForm | None:
+    """Return how results travel: without byte code, where the notebook has a Python of another minor version."""
+    ours = sys.version_info[:2]
+    python = tuple(_read(code).get("python", ours))
+    return None if python == ours else SourceForm(python)
+
+
+def _read(code: Path) -> dict[str, Any]:
+    with zipfile.ZipFile(code) as archive:
+        found: dict[str, Any] = json.loads(archive.read("sources.json"))
+    return found
 
 
 def _find_classes(texts: Mapping[str, str]) -> None:

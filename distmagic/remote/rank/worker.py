@@ -35,6 +35,7 @@ from distmagic.remote.rank import (
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.values import call, left_out, parcel
+from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.wire.clipping import clipped, text_of
 from distmagic.remote.wire.codec import encode
 from distmagic.remote.wire.events import Ended, Worker
@@ -102,7 +103,8 @@ def main(_: list[str]) -> None:
             script.run(thunk, user_main, ours, rank.work_dir)
             ended = _keep(rank, None)
         else:
-            ended = _keep(rank, call.perform(thunk, user_main))
+            value = call.perform(thunk, user_main)
+            ended = _keep(rank, value, sources.form_of_results(rank.code))
     except SystemExit as stop:
         _stop_handlers()
         ended = _exited(rank, stop)
@@ -207,8 +209,8 @@ def _clear_main(main: types.ModuleType) -> None:
     gc.collect()
 
 
-def _keep(rank: Rank, value: object) -> Ended:
-    """Write the return value to its file; return the end to report."""
+def _keep(rank: Rank, value: object, form: SourceForm | None = None) -> Ended:
+    """Write the return value to its file, its code in this form; return the end to report."""
     _stop_handlers()
     if (
         os.getpid() != rank.pid
@@ -218,7 +220,7 @@ def _keep(rank: Rank, value: object) -> Ended:
         return _ended(rank, "returned", result_bytes=0)
     # The function has returned: a value that can't be kept is no failure, and must not stop the other ranks.
     try:
-        size_bytes, missing = left_out.dump(value, rank.result)
+        size_bytes, missing = left_out.dump(value, rank.result, form)
     except parcel.Unpicklable as error:
         return _ended(
             rank,

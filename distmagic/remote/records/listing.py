@@ -13,7 +13,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from distmagic.remote.wire import codec, protocol
 
 FILE = "job.json"
 _ENDS = (b'{"t":"final"', b'{"t":"engine_ended"')
+_PROGRESS = b'{"t":"progress"'
+_MOST_METRICS = 4  # that are told of a job
 _DETACHED = "detached"
 _WORK_DIR = "work_dir"  # has the path at which the ranks of the node begin
 _TAIL_BYTES = 1 << 16  # of a journal: its last events are in there
@@ -147,11 +149,14 @@ def _listed(folder: Path) -> protocol.JobListing:
     begun = _read(folder)
     runs = is_running(begun.job, begun.node_rank)
     until_s = time.time() if runs else _written_s(folder)
+    path = folder / journal.FILE
+    tail = list(logs.lines(path, max(0, logs.end(path) - _TAIL_BYTES)))
     return replace(
         begun,
         is_running=runs,
         is_detached=(folder / _DETACHED).exists(),
-        reason=_reason(folder),
+        reason=_reason(tail),
+        reported=_reported(tail),
         size_bytes=places.size_of(folder),
         age_s=max(0.0, until_s - begun.began_s),
     )
@@ -186,10 +191,22 @@ def is_running(job: str, node_rank: int) -> bool:
     return places.listens(run_dir / places.READERS)
 
 
-def _reason(folder: Path) -> str:
+def _reported(lines: Sequence[bytes]) -> protocol.MetricRow | None:
+    """Return what a rank has reported last, a few of its metrics; None where the journal says nothing of it lately."""
+    for line in reversed(lines):
+        if not line.startswith(_PROGRESS):
+            continue
+        with contextlib.suppress(ValueError):  # it is just being written
+            _, progress = protocol.decode(line)
+            for row in reversed(getattr(progress, "rows", ())):
+                if row.metrics:
+                    few = dict(list(row.metrics.items())[:_MOST_METRICS])
+                    return protocol.MetricRow(at_s=row.at_s, step=row.step, metrics=few)
+    return None
+
+
+def _reason(lines: Sequence[bytes]) -> str:
     """Return how the job ended on this node, "" if its journal has no end."""
-    path = folder / journal.FILE
-    lines = logs.lines(path, max(0, logs.end(path) - _TAIL_BYTES))
     events = [protocol.decode(line)[1] for line in lines if line.startswith(_ENDS)]
     if not events or not isinstance(events[-1], protocol.Final):
         return ""
@@ -200,7 +217,9 @@ def _reason(folder: Path) -> str:
 def remove(job: str) -> int:
     """Remove what is left of a job that has ended; return the bytes. Raises OSError if it runs."""
     freed = 0
-    for folder in _folders(job):
+    # A list, because folders vanish while it is gone through.
+    here = list(places.job_dir(job, 0).parent.glob(f"*-{socket.gethostname()}"))
+    for folder in here:
         node_rank = int(folder.name.partition("-")[0])
         if is_running(job, node_rank):
             raise OSError(f"job {job} still runs here; stop it first")
@@ -220,7 +239,3 @@ def _ignore_gone(
     """Go on where a file is gone already."""
     if not isinstance(error[1], FileNotFoundError):
         raise error[1]
-
-
-def _folders(job: str) -> Iterator[Path]:
-    yield from list(places.job_dir(job, 0).parent.glob(f"*-{socket.gethostname()}"))

@@ -53,44 +53,44 @@ def prepare(work: WorkDir, job: str, node_rank: int) -> Prepared:
     places.make_private(root())
     notice = ""
     with _locked(root() / f".{work.name}"):
-        place = _place_of(job)
-        if place is None:
-            place, notice = _free_place(work, job)
-            if not place.users(
+        directory = _directory_of(job)
+        if directory is None:
+            directory, notice = _free_directory(work, job)
+            if not directory.users(
                 job
             ):  # else all is there, and nothing may change under the job that runs
-                place.bring(work)
-                (place.about / "origin").write_text(work.origin or place.origin)
-        place.mark(job, node_rank).write_text(str(time.time()))
+                directory.bring(work)
+                (directory.about / "origin").write_text(work.origin or directory.origin)
+        directory.mark(job, node_rank).write_text(str(time.time()))
     if work.inside:
-        (place.path / work.inside).mkdir(parents=True, exist_ok=True)
-    return Prepared(path=place.path, notice=notice)
+        (directory.path / work.inside).mkdir(parents=True, exist_ok=True)
+    return Prepared(path=directory.path, notice=notice)
 
 
 def touch(path: Path, job: str, node_rank: int) -> None:
     """Note that a job still uses its working directory."""
-    place = _Place(path=path)
-    places.touch([place.about, place.mark(job, node_rank)])
+    directory = _Directory(path=path)
+    places.touch([directory.about, directory.mark(job, node_rank)])
 
 
 def leave(path: Path, job: str, node_rank: int) -> None:
     """Note that a node of a job no longer uses its working directory. Errors of the disk are ignored."""
     with contextlib.suppress(OSError):
-        _Place(path=path).mark(job, node_rank).unlink()
+        _Directory(path=path).mark(job, node_rank).unlink()
 
 
 def kept() -> tuple[KeptWorkDir, ...]:
     """Return the working directories of this home, in the order of their names. What can't be read is left out."""
     found = []
     for path in sorted(root().glob("[!.]*")):
-        place = _Place(path=path)
+        directory = _Directory(path=path)
         with contextlib.suppress(OSError):
             one = KeptWorkDir(
                 name=path.name,
-                origin=place.origin,
+                origin=directory.origin,
                 size_bytes=_size_below(path),
-                age_s=max(0.0, time.time() - place.used_s()),
-                is_used=bool(place.users()),
+                age_s=max(0.0, time.time() - directory.used_s()),
+                is_used=bool(directory.users()),
             )
             found.append(one)
     return tuple(found)
@@ -99,9 +99,9 @@ def kept() -> tuple[KeptWorkDir, ...]:
 def expire(now: float, kept_s: float) -> None:
     """Remove working directories that no job has used for so long."""
     for path in root().glob("[!.]*"):
-        place = _Place(path=path)
+        directory = _Directory(path=path)
         with contextlib.suppress(OSError):
-            if now - place.used_s() > kept_s:
+            if now - directory.used_s() > kept_s:
                 remove(path.name)
     for about in root().glob(".*"):
         with contextlib.suppress(OSError):
@@ -114,15 +114,15 @@ def expire(now: float, kept_s: float) -> None:
 
 def remove(name: str) -> int:
     """Remove a working directory that no job uses; return its bytes. Raises OSError if one does."""
-    place = _Place(path=root() / _checked(name))
-    if not place.path.exists():
+    directory = _Directory(path=root() / _checked(name))
+    if not directory.path.exists():
         return 0  # another host of the same home has removed it
-    with _locked(place.about):
-        if users := place.users():
+    with _locked(directory.about):
+        if users := directory.users():
             raise OSError(f"job {users[0]} uses the working directory {name}")
-        size = _size_below(place.path)
-        shutil.rmtree(place.path)
-    shutil.rmtree(place.about, ignore_errors=True)
+        size = _size_below(directory.path)
+        shutil.rmtree(directory.path)
+    shutil.rmtree(directory.about, ignore_errors=True)
     return size
 
 
@@ -155,7 +155,7 @@ def _locked(about: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _Directory:
     """One working directory, and what is known of it."""
 
     path: Path
@@ -219,33 +219,37 @@ def _is_alive(mark: Path, job: str, node: str, host: str) -> bool:
     return is_alive
 
 
-def _place_of(job: str) -> _Place | None:
+def _directory_of(job: str) -> _Directory | None:
     """Return the working directory that another node of the same job has made ready."""
     for mark in root().glob(f".*/users/{job}.*"):
-        return _Place(path=root() / mark.parent.parent.name[1:])
+        return _Directory(path=root() / mark.parent.parent.name[1:])
     return None
 
 
-def _free_place(work: WorkDir, job: str) -> tuple[_Place, str]:
+def _free_directory(work: WorkDir, job: str) -> tuple[_Directory, str]:
     """Return the first working directory of this name that is free for the run, and what a user should know of it."""
     notice = ""
     number = 1
     while True:
         name = work.name if number == 1 else f"{work.name}-{number}"
-        place = _Place(path=root() / name)
+        directory = _Directory(path=root() / name)
         number += 1
-        if work.origin and place.origin not in ("", work.origin):
+        if work.origin and directory.origin not in ("", work.origin):
             continue
-        users = place.users(job)
+        users = directory.users(job)
         if users and (
             work.is_fresh
-            or (work.manifest and work.manifest != last_brought(place.about).manifest)
+            or (
+                work.manifest
+                and work.manifest != last_brought(directory.about).manifest
+            )
         ):
             notice = (
-                notice or f"job {users[0]} still runs in {place.path} with other files"
+                notice
+                or f"job {users[0]} still runs in {directory.path} with other files"
             )
             continue
         return (
-            place,
-            f"{notice}; this run's files are in {place.path}" if notice else "",
+            directory,
+            f"{notice}; this run's files are in {directory.path}" if notice else "",
         )

@@ -6,6 +6,7 @@ jobs. cloudpickle, torch and numpy are imported only where a value needs them.
 Read in this order:
     parcel        one value in one file: `dump` and `load`
     pickling      the pickler and the unpickler, and what they do in their own way
+    source_form   functions and classes for another Python: as source
     cell_objects  what a cell defines and pickle knows by name only
     storages      which bytes of which tensor travel
     side_files    large values in files of their own, which are not sent again while they stay the same

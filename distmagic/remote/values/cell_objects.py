@@ -88,8 +88,10 @@ def _is_by_name_only(obj: Any) -> bool:
     own = getattr(obj, "__dict__", None)
     if type(own) is not dict or own.get("__module__") != "__main__":
         return False
-    # cloudpickle has its own way with these three.
-    is_known = isinstance(obj, (type, types.FunctionType, typing.TypeVar))
+    # cloudpickle has its own way with these.
+    is_known = isinstance(
+        obj, (type, types.FunctionType, typing.TypeVar, classmethod, staticmethod)
+    )
     return not is_known and isinstance(obj.__reduce_ex__(5), str)
 
 

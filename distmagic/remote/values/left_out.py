@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distmagic.remote.values import parcel
+from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.values.unpicklable import (
     MAX_TRIALS,
     Part,
@@ -35,20 +36,22 @@ class LeftOut:
         return f"<left out: {self.why}>"
 
 
-def dump(value: object, path: str | os.PathLike[str]) -> tuple[int, str]:
-    """Write a result to `path`, without those of its parts that can't be pickled.
+def dump(
+    value: object, path: str | os.PathLike[str], source: SourceForm | None = None
+) -> tuple[int, str]:
+    """Write a result to `path`, without those of its parts that can't be pickled; with `source` without byte code.
 
     Return the size of the file in bytes, and a sentence that names what was left out, "" where nothing was. The path of
     a part begins with `result`. Raises `parcel.Unpicklable` where nothing of the value can be pickled, and OSError.
     """
     try:
-        return parcel.dump(value, path), ""
+        return parcel.dump(value, path, source=source), ""
     except parcel.Unpicklable:
-        sieve = _Sieve()
+        sieve = _Sieve(source)
         rest = sieve.sifted(Part(owner="", path="result", value=value), frozenset())
         if rest is value or isinstance(rest, LeftOut):
             raise
-        return parcel.dump(rest, path), sieve.sentence
+        return parcel.dump(rest, path, source=source), sieve.sentence
 
 
 def is_program(value: object) -> bool:
@@ -59,7 +62,8 @@ def is_program(value: object) -> bool:
 class _Sieve:
     """Tries the parts of one value, and notes which of them are left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: SourceForm | None) -> None:
+        self._source = source
         self._left_out: list[str] = []
         self._trials = 0
 
@@ -142,4 +146,4 @@ class _Sieve:
         self._trials += 1
         if self._trials > MAX_TRIALS:
             return OverflowError("it has too many parts to try each of them")
-        return parcel.why_not(value)
+        return parcel.why_not(value, source=self._source)

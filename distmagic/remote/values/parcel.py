@@ -32,6 +32,7 @@ from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.values import side_files, unpicklable
 from distmagic.remote.values.pickling import Loader, Packer, Refuse, Seen
 from distmagic.remote.values.side_files import SideFile, Value
+from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, TensorLoader
 
 MAGIC = b"distmagic parcel 1\n".ljust(ALIGN, b"\0")
@@ -73,7 +74,7 @@ class TooLarge(ParcelError):
         self.size_bytes = size_bytes
 
 
-def dump(
+def dump(  # noqa: PLR0913  # all that a parcel is made of
     value: object,
     path: str | os.PathLike[str],
     *,
@@ -82,10 +83,11 @@ def dump(
     limit_bytes: int | None = None,
     name: str = "result",
     beside: Path | None = None,
+    source: SourceForm | None = None,
 ) -> int:
     """Write `value` to `path`, whole or not at all and readable by its owner only; return the size of the file in bytes.
 
-    `beside` is the folder where large values get files of their own; `load` wants them in the parcel's own folder.
+    `source`: without byte code. `beside` is the folder where large values get files of their own; `load` wants them in the parcel's own folder.
     `seen` takes notes, also of these, and of the file's SHA-256. Raises `Unpicklable`, which names the part starting from
     `name`, `TooLarge` before any buffer is written, and OSError when the disk is full.
     A DistributedDataParallel module travels as the module in it: its process group ends with the run.
@@ -97,20 +99,21 @@ def dump(
         sink.write(MAGIC)
         sink.omitted = None if beside is None else []
         seen = seen or Seen()
-        packer = _pickled(value, sink, seen, refuse, name)
+        packer = _pickled(value, sink, seen, refuse, name, source)
         _write_values(packer, sink, beside, seen)
     return sink.size
 
 
-def measure(value: object, *, refuse: Refuse | None = None) -> int:
+def measure(
+    value: object, *, refuse: Refuse | None = None, source: SourceForm | None = None
+) -> int:
     """Return how many bytes `value` takes in a parcel, or raise what pickling it raises. Copies and writes nothing."""
     sink = _Sink()
-    packer = Packer(sink, Seen(), refuse)
+    packer = Packer(sink, Seen(), refuse, source)
     packer.pickle(value)
     buffers, windows, _ = packer.plan()
-    return (
-        sink.size + sum(b.nbytes for b in buffers) + sum(w.size_bytes for w in windows)
-    )
+    beside = sum(b.nbytes for b in buffers) + sum(w.size_bytes for w in windows)
+    return sink.size + beside
 
 
 def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) -> None:
@@ -173,9 +176,10 @@ def _write_side_file(
 
 
 def _pickled(
-    value: object, sink: _Sink, seen: Seen, refuse: Refuse | None, name: str
-) -> Packer:
-    packer = Packer(sink, seen, refuse)
+    value: object, sink: _Sink, seen: Seen, refuse: Refuse | None, name: str,
+    source: SourceForm | None = None,
+) -> Packer:  # fmt: skip
+    packer = Packer(sink, seen, refuse, source)
     try:
         packer.pickle(value)
     except (ParcelError, MemoryError):
@@ -183,17 +187,17 @@ def _pickled(
     except Exception as error:
         if sink.error is not None:
             raise sink.error from None
-        cause = unpicklable.find(
-            value, name, error, functools.partial(why_not, refuse=refuse)
-        )
-        raise Unpicklable(cause) from error
+        find_out = functools.partial(why_not, refuse=refuse, source=source)
+        raise Unpicklable(unpicklable.find(value, name, error, find_out)) from error
     return packer
 
 
-def why_not(value: object, refuse: Refuse | None = None) -> Exception | None:
+def why_not(
+    value: object, refuse: Refuse | None = None, source: SourceForm | None = None
+) -> Exception | None:
     """Return why `value` can't be pickled, None if it can."""
     try:
-        measure(value, refuse=refuse)
+        measure(value, refuse=refuse, source=source)
     except Exception as error:  # noqa: BLE001 - pickling runs anybody's code
         return error
     return None
@@ -273,21 +277,20 @@ def load_bytes(data: bytes, name: str) -> Any:
 
     `name` is what errors call it. Raises `ParcelError` as `load`.
     """
-    return _load(
-        bytearray(data), name, Path(), None
-    )  # a copy: the value can be changed
+    copy = bytearray(data)  # the value can be changed
+    return _load(copy, name, Path(), None)
 
 
 def _load(
     memory: Memory, name: str, folder: Path, namespace: dict[str, Any] | None
 ) -> Any:
     table = _table(memory, name)
-    places = _Places(memory, table.get("side_files", ()), folder)
-    buffers = (places.view(span) for span in table["buffers"])
+    memories = _Memories(memory, table.get("side_files", ()), folder)
+    buffers = (memories.view(span) for span in table["buffers"])
     tensors = TensorLoader(
-        [places.find(span) for span in table["windows"]], table["rows"]
+        [memories.find(span) for span in table["windows"]], table["rows"]
     )
-    pickled = places.pickled(table.get("omitted", ()))
+    pickled = memories.pickled(table.get("omitted", ()))
     loader = Loader(
         pickled,
         buffers,
@@ -336,7 +339,7 @@ def _table(memory: Memory, name: str) -> dict[str, Any]:
     return table
 
 
-class _Places:
+class _Memories:
     """The memory of a loaded parcel and of its side files.
 
     A span is [offset, bytes] in the parcel, or [offset, bytes, number of the side file].

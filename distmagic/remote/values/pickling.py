@@ -5,6 +5,7 @@
   come along in a table;
 - a DistributedDataParallel module becomes the module in it;
 - objects that a cell defines and that pickle knows by name only travel as what made them (see cell_objects.py);
+- for a Python of another minor version code becomes source (see source_form.py);
 - notes are taken of the code and the modules that the pickle refers to.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 
 from distmagic.remote.values import cell_objects
 from distmagic.remote.values.side_files import SideFile
+from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.values.storages import Storages, TensorLoader, TensorRow, Window
 
 
@@ -40,13 +42,20 @@ Refuse = Callable[
 
 
 class Packer:
-    """Pickles one value for a parcel, and holds its buffers until they are written."""
+    """Pickles one value for a parcel, and holds its buffers until they are written. With `source`, code goes as source."""
 
-    def __init__(self, sink: Any, seen: Seen, refuse: Refuse | None) -> None:
+    def __init__(
+        self,
+        sink: Any,
+        seen: Seen,
+        refuse: Refuse | None,
+        source: SourceForm | None = None,
+    ) -> None:
         self._storages = Storages()
         self._buffers: list[memoryview] = []
         self._seen = seen
         self._refuse = refuse
+        self.source = source
         self._definitions: dict[str, object] = {}
         self._pickler = _pickler_class()(
             sink, self, lambda buffer: self._buffers.append(buffer.raw())
@@ -153,9 +162,11 @@ def _pickler_class() -> Any:
 
         def reducer_override(self, obj: Any) -> Any:
             reduced = self._packer.reduce(obj)
-            return (
-                super().reducer_override(obj) if reduced is NotImplemented else reduced
-            )
+            if reduced is not NotImplemented:
+                return reduced
+            plain = super().reducer_override(obj)
+            source = self._packer.source
+            return plain if source is None else source.reduced(obj, plain)
 
     return Pickler
 

@@ -59,7 +59,8 @@ class JobTerms:
     outlive the SSH session in which it was started. `max_restarts`, as torchrun has it. The lead ends the job
     after `timeout_s`. A notebook that follows the job ends it when no rank has advanced for `hang_timeout_s`. The
     job can go on with `min_nodes` nodes; an elastic job may have `max_nodes`, which is 0 for any other. `awaited` are
-    the hosts of an elastic job that were not there when it began. Times are None where there is no such limit.
+    the hosts of an elastic job that were not there when it began. `call` is what every rank runs, as the user wrote it, and
+    `ranks` how many there are, 0 where the plan can't tell. Times are None where there is no such limit.
     """
 
     lease_s: float
@@ -72,6 +73,8 @@ class JobTerms:
     min_nodes: int = 1
     max_nodes: int = 0
     awaited: tuple[str, ...] = ()
+    call: str = ""
+    ranks: int = 0
 
     @property
     def is_elastic(self) -> bool:
@@ -172,8 +175,8 @@ class JobListing:
 
     `protocol` is the number of the protocol that its agent speaks. `hosts` are the job's hosts as the user named them,
     in the order of node ranks. `reason` is how it ended on this node, "" while it runs or where its agent was killed.
-    `is_detached`: it needs no notebook. `age_s`: how long it has run, or ran. The job file holds one of these as it was
-    at the beginning of the job.
+    `is_detached`: it needs no notebook. `age_s`: how long it has run, or ran. `reported` is what a rank of the node
+    has reported last, a few of its metrics. The job file holds one of these as it was at the beginning of the job.
     """
 
     protocol: int
@@ -187,6 +190,7 @@ class JobListing:
     reason: str = ""
     size_bytes: int = 0
     age_s: float = 0.0
+    reported: MetricRow | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

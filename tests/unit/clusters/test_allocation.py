@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distmagic.clusters import allocation, lease, slurm
+from distmagic.clusters import allocation, lease_pipe, slurm
 from distmagic.clusters.allocation import ONE_CORE, Allocation, found, submitted
 from distmagic.clusters.queue import Queue
 from distmagic.clusters.shell import Shell
@@ -158,7 +158,7 @@ def test_an_srun_that_hangs_is_given_up(login, made, monkeypatch):
         def close(self) -> None:
             self.closed.set()
 
-    monkeypatch.setattr(lease, "OPEN_S", 0.1)
+    monkeypatch.setattr(lease_pipe, "OPEN_S", 0.1)
     monkeypatch.setattr(allocation, "SETUP_S", 0.0)
     squeue(login, RUNNING)
     login.answers["srun"] = [Hanging()]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 from IPython.core.interactiveshell import InteractiveShell
 
 from distmagic.clusters.job_states import JobState
+from distmagic.comparison.compare import RunHistory
 from distmagic.notebook import magic
 from distmagic.notebook.backend import Backend
 from distmagic.planning.jobs import Job
 from distmagic.remote.wire.protocol import KeptWorkDir
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import Host, parse_hosts
+from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Stopped
 
 
@@ -20,6 +23,8 @@ from distmagic.session.housekeeping import Stopped
 class FakeReaching:
     cancelled: bool = False
     absent: dict[int, str] = field(default_factory=dict)
+    hosts: tuple[Host, ...] = ()
+    futures: tuple = ()
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -64,11 +69,15 @@ class FakeSession:
     dirs: tuple[KeptWorkDir, ...] = ()
     stopped: Stopped | None = None
     reachings: list[FakeReaching] = field(default_factory=list)
+    background: BackgroundRuns = field(default_factory=BackgroundRuns)
+    history: RunHistory = field(default_factory=RunHistory)
+    goes_on: threading.Event | None = None  # until which a run does not end
+    screens: list = field(default_factory=list)
 
     def reach(self, hosts, access, asker, spec=None, spare=()):
         self.hosts, self.access, self.asker = hosts, access, asker
         self.log.append("reach")
-        self.reachings.append(FakeReaching())
+        self.reachings.append(FakeReaching(hosts=hosts))
         return self.reachings[-1]
 
     def begun_at(self, job_name):
@@ -87,10 +96,13 @@ class FakeSession:
     def preview(self, request, access, spec):
         return f"would submit {request.nodes} nodes"
 
-    def launch(self, reaching, spec, payload, screen):
+    def launch(self, reaching, spec, payload, screen, job=""):
         assert not reaching.cancelled
         self.spec, self.payload, self.screen = spec, payload, screen
+        self.screens += getattr(screen, "_screens", [screen])
         self.log.append("launch")
+        if self.goes_on is not None:
+            assert self.goes_on.wait(20)
         if self.failure:
             raise self.failure
         return payload() if callable(payload) else payload
@@ -170,10 +182,20 @@ class FakeScreen:
     """Keeps what it was to show."""
 
     shell: InteractiveShell
+    in_background: bool = False
     notices: list[str] = field(default_factory=list)
+    shown: list = field(default_factory=list)
+    finished: list = field(default_factory=list)
 
     def show(self, state) -> None:
         self.notices += state.notices
+        self.shown.append(state)
+
+    def finish(self, state) -> None:
+        self.finished.append(state)
+
+    def requests(self):
+        return ()
 
 
 class Lab:

@@ -22,6 +22,7 @@ OWN = {
     "hosts",
     "allocation",
     "access",
+    "background",
     "payload_limit_bytes",
     "screen",
     "unknown",
@@ -36,7 +37,7 @@ class FakeSession:
         self.hosts, self.access, self.spec = hosts, access, spec
         return self
 
-    def launch(self, reaching, spec, payload, screen):
+    def launch(self, reaching, spec, payload, screen, job=""):
         return "the run"
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from distmagic.errors import Cancelled, SpecError, Unreachable
 from distmagic.notebook.job_tables import table
+from distmagic.notebook.magic import Magics
 from distmagic.planning.jobs import Job
 from distmagic.remote.wire.protocol import JobTerms, KeptWorkDir
 from distmagic.request.hosts import parse_hosts
@@ -15,6 +16,7 @@ from distmagic.request.spec import Access
 from distmagic.session.housekeeping import Stopped
 from distmagic.session.owner import owner
 from distmagic.session.work_dir import own_origin
+from tests.scenes import done
 from tests.unit.notebook.fakes import Lab
 
 ESCAPE = "\x1b]52;c;AAAA\x07"  # has a terminal write to the clipboard
@@ -50,6 +52,24 @@ def test_the_table_names_the_owner():
         "laptop:/you.ipynb",
         "",
     ]
+
+
+def test_a_row_says_what_was_run_for_how_long_and_what_came_of_it():
+    terms = replace(TERMS, call="train(steps=500, " + 40 * "x" + ")", ranks=8)
+    job = replace(
+        ENDED, terms=terms, age_s=754.0, metrics={"loss": 0.123456, "acc": 0.9}
+    )
+    titles, row = table([job], 60.0, MINE).splitlines()
+    for title, value in {
+        "took": "13 min",
+        "ranks": "8",
+        "call": "train(steps=500, xxxxxxxxxxxxxxxxxxxx...",
+        "last values": "loss 0.1235, acc 0.9",
+        "owner": "this notebook",
+    }.items():
+        assert row[titles.index(title) :].startswith(value), title
+    hostile = replace(job, metrics={ESCAPE: 1.0}, terms=replace(terms, call=ESCAPE))
+    assert "\x1b" not in table([hostile], 60.0)
 
 
 def test_the_newest_job_is_first_and_seconds_count():
@@ -218,6 +238,39 @@ def test_a_job_of_this_kernel_on_other_hosts_is_viewed_too(jobs):
     assert jobs.value("%distributed view") == "the run of busy"
 
 
+def test_jobs_of_cells_that_named_hosts_of_their_own_are_listed_too(jobs, capsys):
+    """Each is reached as its cell has reached it; hosts that are gone for good are named and leave the others alone."""
+    way = Access(ssh_config="/mine", pythons=(("", "/p"),))
+    jobs.session.begun = ("there", "here", "gone", "slurm")
+    jobs.session.begun_places = {
+        "there": (parse_hosts("gpu-c:1"), way),
+        "here": (parse_hosts("gpu-a:7"), Access()),
+        "gone": (parse_hosts("gpu-z:1"), Access(ssh_config="/old")),
+        "slurm": ((replace(parse_hosts("n1")[0], allocation="x:slurm:7"),), Access()),
+    }
+    there = replace(RUNNING, name="there", hosts=("gpu-c",), host_indices=(0,), began_s=9.0)  # fmt: skip
+    asked = []
+
+    def of_hosts(reaching):
+        names = [host.name for host in reaching.hosts]
+        asked.append((names, jobs.session.access.ssh_config))
+        if names == ["gpu-z"]:
+            raise Unreachable("gpu-z", "no answer.")
+        return (there,) if names == ["gpu-c"] else (ENDED,)
+
+    jobs.session.jobs = of_hosts
+    capsys.readouterr()
+    jobs.value("%distributed jobs")
+    shown = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in shown[-2:]] == ["there", "mine"]
+    assert shown[0] == ("gpu-z: no answer. What these hosts have of jobs is not known.")
+    assert asked == [
+        (["gpu-a", "gpu-b"], None),
+        (["gpu-c"], "/mine"),
+        (["gpu-z"], "/old"),
+    ]
+
+
 def test_an_attached_run_that_gets_a_name_is_no_value(jobs):
     assert jobs.value("%distributed attach mine") == "the run of mine"
     assert jobs.value("%distributed attach mine seen") is None
@@ -278,3 +331,43 @@ def test_clean_tells_of_working_directories_and_all_takes_this_notebooks_own(
         "rmdir me",
         "rmdir me x",
     ]
+
+
+def test_the_runs_of_this_notebook_side_by_side(jobs, capsys):
+    jobs.value("%distributed runs")
+    assert capsys.readouterr().out == "no runs\n"
+    for lr in ("0.1", "0.2"):
+        call = f"train(lr={lr})"
+        jobs.session.history.add(replace(done(), job=f"job{lr}", call=call))
+    jobs.value("%distributed runs")
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.partition("  ")[0] for row in rows] == [
+        "run",
+        "train(lr=0.1)",
+        "train(lr=0.2)",
+    ]
+    error = jobs.error("%distributed runs now")
+    assert error.message == "%distributed runs takes nothing after it."
+
+
+def test_ranks_are_completed_of_jobs_of_this_notebook(jobs):
+    notebook = magic_of(jobs).notebook
+    assert notebook.ranks_of("j") == []
+    jobs.value("%distributed jobs")
+    jobs.session.history.add(replace(done(), job="j"))
+    assert notebook.ranks_of("j") == [0, 1, 2, 3, -1]
+    assert notebook.ranks_of("other") == []
+
+
+def test_jobs_that_were_listed_are_completed_with_their_ranks(jobs):
+    notebook = magic_of(jobs).notebook
+    jobs.session.begun = ("mine",)
+    jobs.session.begun_places = {"mine": (parse_hosts("gpu-a"), Access())}
+    jobs.session.found = (replace(THEIRS, terms=replace(TERMS, ranks=2)), RUNNING)
+    jobs.value("%distributed jobs")
+    assert notebook.job_names() == ("mine", "busy", "theirs")
+    assert notebook.ranks_of("theirs") == [0, 1, -1]
+
+
+def magic_of(lab: Lab) -> Magics:
+    return lab.shell.magics_manager.magics["cell"]["distributed"].__self__

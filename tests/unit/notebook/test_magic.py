@@ -436,6 +436,34 @@ def test_hosts_are_set_and_shown(lab, capsys, tmp_path):
     assert lab.session.hosts == parse_hosts("gpu-c:2")
 
 
+def test_hosts_are_set_with_their_python_and_ssh_configuration(lab, capsys, tmp_path):
+    """For cells, for `distmagic.run`, and for all commands about jobs."""
+    line = "%distributed hosts gpu-a:4 gpu-b --python /p --python gpu-b=/q --ssh-config"
+    lab.value(f"{line} '{tmp_path}/my config'")
+    assert capsys.readouterr().out == (
+        "gpu-a:4, gpu-b  (%distributed hosts)"
+        f"  --python /p --python gpu-b=/q --ssh-config {tmp_path}/my config\n"
+    )
+    for what in ("%%distributed\nlen([])", "%distributed jobs"):
+        lab.value(what)
+        assert lab.session.hosts == parse_hosts("gpu-a:4 gpu-b")
+        access = lab.session.access
+        assert (access.python_of("gpu-a"), access.python_of("gpu-b")) == ("/p", "/q")
+        assert access.ssh_config == f"{tmp_path}/my config"
+    hosts, access = notebook_place.current()
+    assert hosts == parse_hosts("gpu-a:4 gpu-b")
+    assert access.ssh_config == f"{tmp_path}/my config"
+    lab.value("%distributed hosts --python /r")  # the hosts stay
+    assert capsys.readouterr().out.endswith(f"\ngpu-a:4, gpu-b  (%distributed hosts)  --python /r --python gpu-b=/q --ssh-config {tmp_path}/my config\n")  # fmt: skip
+    error = lab.error("%distributed hosts gpu-c --hostfile x")
+    assert error.message == "A list of hosts and --hostfile are both given."
+    assert lab.error("%distributed hosts gpu-c --nnodes 2").message == (
+        "'--nnodes' names no hosts."
+    )
+    assert lab.value("%%distributed\nlen([])") == 0
+    assert lab.session.hosts == parse_hosts("gpu-a:4 gpu-b"), "as before"
+
+
 def test_config_sets_hosts(lab, capsys):
     lab.value("%config Distmagic.hosts = 'gpu-a:3'")
     lab.value("%distributed hosts")
@@ -532,11 +560,11 @@ FOR_ALL = (
     [
         (
             "host gpu-a",
-            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, attach, view, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, runs, attach, view, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
         ),
         (
             "doctr",
-            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, attach, view, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, runs, attach, view, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
         ),
         (
             "--hosts gpu-a",
@@ -549,7 +577,7 @@ FOR_ALL = (
         ),
         (
             "hosts --file x",
-            "'--file' names no hosts.\nWrite gpu-a:4,gpu-b:2 or --hostfile FILE.",
+            "'--file' names no hosts.\nWrite gpu-a:4,gpu-b:2 or --hostfile FILE, and behind it --python PATH or --ssh-config FILE.",
         ),
         (
             "playground",
@@ -832,7 +860,7 @@ class Session:
     def launch(self, reaching, spec, payload, screen): return payload()
 
 magic.load_ipython_extension(get_ipython(), Backend(
-    session=Session, pack_call=lambda thunk, **given: thunk, pack_whole=None, screen_for=print, playground=None))
+    session=Session, pack_call=lambda thunk, **given: thunk, pack_whole=None, screen_for=lambda *_, **__: None, playground=None))
 """
 
 

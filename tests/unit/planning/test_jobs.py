@@ -16,7 +16,7 @@ from distmagic.planning.jobs import (
     known_whereabouts,
     whereabouts,
 )
-from distmagic.remote.wire.protocol import PROTOCOL, JobListing, JobTerms
+from distmagic.remote.wire.protocol import PROTOCOL, JobListing, JobTerms, MetricRow
 from distmagic.request.hosts import parse_hosts
 
 
@@ -131,9 +131,13 @@ def test_a_host_that_did_not_answer_is_found_by_its_name():
 
 def test_the_table():
     assert table([], 0.0) == "no jobs on these hosts"
-    assert table(list(JOBS), 7300.0).splitlines() == [
-        "job   state    hosts    began    on disk  owner",
-        "yyyy  died     a, b, c  2 h ago  0.5 MB",
-        "xyz   running  a, b     2 h ago  1.0 MB",
-        "x1    failed   a, b     2 h ago  1.0 MB",
+    terms = JobTerms(lease_s=60.0, call="train(3)", ranks=8)
+    reported = MetricRow(at_s=1.0, metrics={"loss": 0.5})
+    run = replace(listed("xyz", 0, running=True), terms=terms, reported=reported)
+    jobs = found_jobs([[run], [listed("xyz", 1), listed("x1", reason="failed"), listed("x1", 1), listed("yyyy", 2, hosts="a b c", reason="")]])  # fmt: skip
+    assert table(jobs, 7300.0).splitlines() == [
+        "job   state    hosts    began    took  ranks  call      last values  on disk  owner",
+        "yyyy  died     a, b, c  2 h ago  0 s                                 0.5 MB",
+        "xyz   running  a, b     2 h ago  0 s   8      train(3)  loss 0.5     1.0 MB",
+        "x1    failed   a, b     2 h ago  0 s                                 1.0 MB",
     ]

@@ -31,9 +31,9 @@ def test_another_python(found, shown):
         check_python("gpu-a", found, (3, 11, 9), "/usr/bin/python3")
     assert str(caught.value) == (
         f"gpu-a: Python {shown} (/usr/bin/python3), but this notebook runs Python 3.11.9; "
-        "functions travel only between equal minor versions.\n"
+        "a job that runs takes in only hosts of that minor version.\n"
         "Name a Python 3.11 on that host: --python gpu-a=/path/to/python3.11. "
-        "A script runs on any of them, and so does a cell with --whole."
+        "A job that begins on a host with another Python takes in any."
     )
 
 

@@ -137,6 +137,7 @@ def test_defaults_are_used_where_the_line_says_nothing():
         ("gpu-a:4", "'gpu-a:4' is not a flag.\nHosts are named with --hosts gpu-a:4; %distributed --help lists all flags."),
         ("--hosts", f"--hosts: expected one argument.\n{SEE}"),
         ("--whole=1", f"--whole: ignored explicit argument '1'.\n{SEE}"),
+        ("--background --detach", "--background and --detach are both given.\nKeep --background for a run that is this notebook's, --detach for one that needs no notebook."),
         ("--hosts a --hostfile f", "--hosts and --hostfile are both given.\nKeep one of them."),
         ("--cwd 'x", "The line can't be split into words: no closing quotation.\nIt is: --cwd 'x"),
         ("--nproc-per-node 0", "--nproc-per-node: 0 ranks were asked for; a host runs at least 1.\nUse 1 or more."),
@@ -340,7 +341,11 @@ def test_a_wrong_setting_is_named(setting, message):
 # ---- completion
 
 COMPLETER = Completer(
-    names=Names(hosts=lambda: ["gpu-a", "gpu-b"], jobs=lambda: ["0102-030405-ab"])
+    names=Names(
+        hosts=lambda: ["gpu-a", "gpu-b"],
+        jobs=lambda: ["0102-030405-ab"],
+        ranks=lambda job: [0, 1, -1] if job == "0102-030405-ab" else [],
+    )
 )
 
 
@@ -376,7 +381,12 @@ def test_flags_are_completed(text):
         ("%distributed ", list(NAMES)),
         ("%distributed pl", list(NAMES)),
         ("%distributed hosts ", ["gpu-a", "gpu-b"]),
-        ("%distributed hosts --h", ["--hostfile"]),
+        ("%distributed hosts --h", ["--hostfile", "--python", "--ssh-config"]),
+        ("%distributed logs ", ["0102-030405-ab"]),
+        ("%distributed logs 0102-030405-ab ", ["0", "1", "-1"]),
+        ("%distributed logs other ", []),
+        ("%distributed logs 0102-030405-ab 0 ", []),
+        ("%distributed view ", ["0102-030405-ab"]),
         ("%distributed playground ", ["stop"]),
         ("%distributed down ", []),
         ("%distributed add ", ["0102-030405-ab"]),

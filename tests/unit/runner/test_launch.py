@@ -143,7 +143,14 @@ def test_every_node_is_told_its_part_of_one_plan(tmp_path):
     assert (
         first.terms
         == second.terms
-        == p.JobTerms(lease_s=60.0, owner="nb", timeout_s=90.0, min_nodes=2)
+        == p.JobTerms(
+            lease_s=60.0,
+            owner="nb",
+            timeout_s=90.0,
+            min_nodes=2,
+            call="train(3)",
+            ranks=2,
+        )
     )
     assert first.membership.secret == second.membership.secret
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 from distmagic.errors import Cancelled, Unreachable
-from distmagic.runner import interrupts, launch
+from distmagic.runner import connect, interrupts
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.interrupts import Interrupts
 from distmagic.runner.run_loop import RunLoop
@@ -66,7 +66,7 @@ def test_hosts_are_shown_as_they_answer():
     steps = [lambda: links[1].set_result("b"), lambda: links[0].set_result("a")]
     screen = FakeScreen(lambda _: steps and steps.pop(0)())
     shown = opening(screen)
-    assert launch._connect(shown, FakeReaching(links), None) == ("a", "b")
+    assert connect.connect(shown, FakeReaching(links), None) == ("a", "b")
     seen = [phases(state) for state in screen.shown]
     assert seen == [
         ["connecting", "connecting"],
@@ -84,7 +84,7 @@ def test_a_host_that_can_not_be_used_is_shown_while_others_are_waited_for():
         lambda state: links[1].set_result("b") if len(screen.shown) == 2 else None
     )
     with pytest.raises(Unreachable):
-        launch._connect(opening(screen), FakeReaching(links), None)
+        connect.connect(opening(screen), FakeReaching(links), None)
     assert [state.nodes[0].unusable for state in screen.shown] == 3 * [
         "gpu-a: port 22 refused the connection."
     ]

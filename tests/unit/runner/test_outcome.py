@@ -30,7 +30,7 @@ def test_a_result_for_which_there_is_no_room_here(monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     run = run_of(FakeHost(b"a large one"), {"result_bytes": 11})
-    monkeypatch.setattr(FakeHost, "fetch", refuse)
+    monkeypatch.setattr(FakeHost, "take", refuse)
     with pytest.raises(NoResult) as caught:
         run.results[0]
     assert re.fullmatch(
@@ -97,17 +97,22 @@ class FakeHost:
         """Return a new connection."""
         return cast(Link, self)
 
-    def fetch(
-        self, request: p.GetFile, write: Callable[[bytes], object], *, limit_bytes: int
-    ) -> int:
-        """Send what is asked for, as far as it goes."""
+    def send(self, request: p.GetFile) -> None:
+        """Note from where on the file is asked for."""
         self.asked.append(request.offset)
-        assert limit_bytes > 0
+
+    def answer(self, _: type[p.Data]) -> p.Data:
+        """Tell how much comes."""
+        return p.Data(size_bytes=len(self.data) - self.asked[-1])
+
+    def take(self, size: int, write: Callable[[bytes], object]) -> None:
+        """Send what is asked for, as far as it goes."""
+        rest = self.data[self.asked[-1] :]
+        assert len(rest) == size
         if self.cuts:
-            write(self.data[request.offset :][: self.cuts.pop(0)])
+            write(rest[: self.cuts.pop(0)])
             raise ConnectionLost("gpu-a: the connection ended.")
-        write(self.data[request.offset :])
-        return len(self.data) - request.offset
+        write(rest)
 
     def close(self) -> None:
         """Note a connection that was dropped."""

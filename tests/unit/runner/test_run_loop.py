@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 import weakref
 from dataclasses import replace
 from unittest import mock
@@ -298,6 +299,16 @@ def test_a_short_run_freezes_nothing():
     """Each freeze puts the next full collection off, and a notebook of short runs would never have one."""
     screen = CountingScreen()
     ScriptedRun(START, [*end_of(0), *end_of(1)]).run(screen=screen)
+    assert set(screen.frozen) == {0}
+
+
+def test_beside_a_run_in_the_background_the_notebook_s_garbage_is_still_found():
+    screen = CountingScreen()
+    scripted = ScriptedRun(START, *[[]] * 20, [*end_of(0), *end_of(1)])
+    thread = threading.Thread(target=scripted.run, kwargs={"screen": screen})
+    thread.start()
+    thread.join()
+    assert len(screen.frozen) > 10, "it was a long one"
     assert set(screen.frozen) == {0}
 
 

@@ -168,7 +168,7 @@ def test_a_request_always_gets_a_reply():
 def test_a_view_that_no_page_shows_is_gone_with_its_run(monkeypatch):
     published = publishing(monkeypatch)
     shown, view = shown_board()
-    screen = notebook.NotebookScreen(lambda: shown)
+    screen = notebook.NotebookScreen(lambda view_id: shown)
     screen.show(running())
     screen.finish(done())
     assert view.is_closed
@@ -185,7 +185,7 @@ def test_a_view_that_a_page_shows_keeps_the_last_state_for_later_pages(monkeypat
         shown, view = shown_board()
         views.append(view)
         shown.answer("hello")
-        screen = notebook.NotebookScreen(lambda shown=shown: shown)
+        screen = notebook.NotebookScreen(lambda view_id, shown=shown: shown)
         screen.show(running())
         screen.finish(done())
     assert [view.is_closed for view in views] == [True, True, *[False] * 4]

@@ -357,5 +357,5 @@ def test_a_short_run_tells_a_log_nothing(capsys, monkeypatch):
     assert capsys.readouterr().out == ""
 
 
-def no_board():
+def no_board(_: str):
     raise ImportError("no anywidget here")

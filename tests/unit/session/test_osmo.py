@@ -57,6 +57,7 @@ def test_what_a_run_on_osmo_can_not_have(line, message):
         ("--hosts a", "--on osmo has hosts that OSMO chooses"),
         ("--dry-run", "--dry-run means nothing with --on osmo"),
         ("--idle 5m", "--idle means nothing with --on osmo"),
+        ("--background", "--background means nothing with --on osmo"),
         ("--partition gpu", "--partition is Slurm's"),
         ("--nodes 0", "--nodes 0 is no number of nodes"),
         ("--image 'a b'", "--image 'a b' is not the name of a container image"),

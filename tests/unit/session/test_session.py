@@ -137,6 +137,20 @@ def test_logs_of_a_run_come_from_the_host_of_the_rank_over_a_new_link(kernel):
     assert_left(a, b)
 
 
+def test_runs_are_kept_for_comparison_under_the_names_that_their_user_gave(kernel):
+    a, b = two()
+    run = kernel.over(a, b).launch(JobSpec(name="wide"))
+    (kept,) = kernel.session.history.runs
+    assert (kept.job, kept.label, kept.phase) == (run.job, "wide", "done")
+
+
+def test_a_run_that_failed_is_kept_for_comparison_too(kernel):
+    with pytest.raises(WorkerFailed):
+        kernel.over(FakeHost("gpu-a", fails)).launch()
+    (kept,) = kernel.session.history.runs
+    assert kept.phase == "failed"
+
+
 def test_each_run_has_a_job_name_of_its_own(kernel):
     a, b = two()
     first = kernel.over(a, b).launch()

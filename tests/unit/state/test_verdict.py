@@ -462,6 +462,30 @@ def test_torchrun_that_ended_first_speaks():
     assert said(begun(failed, stop, *ends))[2] == ""
 
 
+def test_in_an_elastic_job_the_torchrun_that_failed_before_any_rank_began_speaks():
+    """Its agent tells the others by the gang channel, and they end their own torchrun by SIGTERM."""
+    stopping = p.NodeStopping(reason="failed", culprit=2)
+    ends = [
+        at(what, n)
+        for n in (0, 1)
+        for what in (
+            stopping,
+            p.EngineEnded(code=-15),
+            p.Final(reason="failed"),
+            Gone(),
+        )
+    ]
+    ends += [
+        at(what, 2)
+        for what in (p.EngineEnded(code=1), stopping, p.Final(reason="failed"), Gone())
+    ]
+    three = begin("j", ("gpu-a", "gpu-b", "gpu-c"), 1, min_nodes=2)
+    assert said(fold(three, ends))[:2] == (
+        RunError,
+        "torchrun on gpu-c ended with exit code 1 before any rank told why.",
+    )
+
+
 def test_the_lease():
     failed = at(p.EngineEnded(code=-15), 1)
     state = begun(failed, at(p.Final(reason="lease"), 1), at(Gone(), 1), *GONE)

@@ -245,6 +245,32 @@ def test_ranks_that_were_to_meet_a_lost_node_are_killed_and_those_of_a_new_round
     assert [rank.is_replaced for rank in ranks] == [True, True, False]
 
 
+@pytest.mark.parametrize("is_lead", [False, True])
+def test_torchrun_does_not_wait_for_a_lost_node_once_all_ranks_here_have_returned(
+    node: Node, monkeypatch: pytest.MonkeyPatch, is_lead: bool
+) -> None:
+    """The lead stays until the other nodes have ended, since its torchrun has the store of the rendezvous."""
+    gang = LosingGang()
+    gang.may_leave = False
+    node.agent.start = replace(node.agent.start, lead=is_lead, membership=MEMBERSHIP)
+    monkeypatch.setattr(node.agent, "channel", gang)
+    node.agent.rank_table.codes = {0: 0, 1: None}
+    node.step()
+    assert node.signals == []
+    node.agent.rank_table.codes = {0: 0, 1: 0}
+    node.step()
+    if is_lead:
+        assert node.signals == []
+        gang.may_leave = True
+        node.step()
+    assert node.signals == [signal.SIGTERM]
+    node.end(code=143)
+    assert node.events(protocol.NodeStopping) == []
+    assert [one.code for one in node.events(protocol.EngineEnded)] == [0]
+    assert [one.reason for one in node.events(protocol.Final)] == ["done"]
+    gang.may_leave = True
+
+
 def test_every_host_of_a_detached_job_lists_it_so(node: Node) -> None:
     listing.remember(node.agent.folder, node.agent.start)
     assert [one.is_detached for one in listing.jobs(JOB)] == [False]

@@ -62,7 +62,7 @@ def test_a_result_is_kept(tmp_path):
 
 
 def test_a_result_that_finds_no_room_says_how_much_it_needs(tmp_path, monkeypatch):
-    def dump(value: object, path: Path) -> int:
+    def dump(value: object, path: Path, **_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     value = bytes(1_000_000)

@@ -90,3 +90,29 @@ def test_a_job_file_that_is_none_is_left_out(home, text):
     (noted(START) / listing.FILE).write_text(text)
     assert listing.jobs() == ()
     listing.check_protocol("j-1", START.node_rank)
+
+
+def progress(**values: float) -> p.Progress:
+    return p.Progress(
+        rank=0, restart=0, at_s=1.0, rows=(p.MetricRow(at_s=1.0, metrics=values),)
+    )
+
+
+def test_what_a_rank_has_reported_last_is_listed(home):
+    folder = noted(START)
+    lines = [progress(loss=2.0), progress(loss=1.0), p.Notice(text="x")]
+    quiet = replace(progress(), rows=())
+    data = b"".join(p.encode(one, n) for n, one in enumerate([*lines, quiet], 1))
+    (folder / journal.FILE).write_bytes(data + b'{"t":"progress","n":9,"ra')
+    (listed,) = listing.jobs()
+    assert listed.reported.metrics == {"loss": 1.0}, (
+        "a line that is being written is none yet"
+    )
+
+
+def test_of_many_metrics_a_few_are_listed(home):
+    folder = noted(START)
+    many = {f"m{number}": float(number) for number in range(100)}
+    (folder / journal.FILE).write_bytes(p.encode(progress(**many), 1))
+    (listed,) = listing.jobs()
+    assert list(listed.reported.metrics) == ["m0", "m1", "m2", "m3"]

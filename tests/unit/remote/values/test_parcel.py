@@ -285,6 +285,17 @@ def cell(source: str, **names) -> dict:
     return namespace
 
 
+def test_class_methods_and_static_methods_of_a_cell_travel(tmp_path):
+    names = cell(
+        "class Config:\n    @classmethod\n    def named(cls, name):\n        return cls, name\n"
+        "    @staticmethod\n    def double(x):\n        return 2 * x"
+    )
+    parcel.dump(names["Config"], tmp_path / "value")
+    loaded = parcel.load(tmp_path / "value", {"__name__": "__main__"})
+    assert loaded.named("a") == (loaded, "a")
+    assert loaded.double(2) == 4
+
+
 def test_loaded_functions_share_the_globals_of_the_given_main(tmp_path):
     names = cell(
         "n = 1\ndef bump():\n    global n\n    n += 1\n    return n\ndef peek():\n    return n"

@@ -1,4 +1,4 @@
-"""The lease of one allocation, renewed over a pipe to the keeper of its first node, the lead. See remote/keeper/keeper.py."""
+"""The pipe to the keeper of an allocation's first node, the lead, over which its lease is renewed. See remote/keeper/."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ END, LEAVE = b"e", b"b"  # the allocation ends at once; as soon as no job runs t
 _RENEW = b"."
 
 
-class Lease:
-    """One pipe at a time. Without one the lease runs out, and the allocation ends."""
+class LeasePipe:
+    """The pipe over which the lease is renewed, one at a time. Without one the lease runs out, and the allocation ends."""
 
     def __init__(self) -> None:
         self._pipe: SrunProcess | None = None

@@ -1,0 +1,92 @@
+"""Several runs as HTML that needs nothing else: the table, and the curves of each metric over each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from distmagic.comparison.as_text import MAX_METRICS, metric_columns, names_of_metrics
+from distmagic.comparison.summary import MetricSummary, RunSummary
+from distmagic.render import quantities as q
+from distmagic.render import style
+from distmagic.render.curves import Curve, figure, palette, sparkline
+from distmagic.render.text_width import cut_middle, plain
+
+_MAX_CURVES = 8
+
+
+def html(runs: Sequence[RunSummary]) -> str:
+    """Return the table, and a figure for each metric with a line a run."""
+    head = f'<div class="dm-head"><span>{q.plural(len(runs), "run")}</span></div>'
+    parts = [style(), head]
+    if runs:
+        parts += [f'<div class="dm-scroll">{_table(runs)}</div>', _curves(runs)]
+    return f'<div class="distmagic">{"".join(parts)}</div>'
+
+
+def _table(runs: Sequence[RunSummary]) -> str:
+    names = names_of_metrics(runs)
+    metrics = [metric_columns(runs, name) for name in names[:MAX_METRICS]]
+    titles = ["<th>run</th><th>state</th><th>took</th>", '<th class="dm-n">ranks</th>']
+    for metric in metrics:
+        titles.append(f'<th class="dm-n">{escape(metric.title)}</th>')
+        titles.append(f'<th class="dm-n">{escape(metric.best_title)}</th>')
+    lines = [f"<tr>{''.join(titles)}<th>job</th></tr>"]
+    for row, run in enumerate(runs):
+        cells = [
+            f'<td><b class="{palette(row)}">{escape(run.label)}</b></td>',
+            f'<td class="dm-state">{run.phase}</td>',
+            f"<td>{q.duration(run.took_s)}</td>",
+            f'<td class="dm-n">{run.ranks}</td>',
+        ]
+        for metric in metrics:
+            cells.append(f'<td class="dm-n">{metric.lasts[row]}</td>')
+            best = metric.bests[row]
+            if row in metric.best_rows:
+                best = f"<b>{best}</b> *"
+            cells.append(f'<td class="dm-n">{best}</td>')
+        cells.append(f'<td class="dm-faint">{escape(plain(run.job))}</td>')
+        lines.append(f'<tr class="dm-{run.phase}">{"".join(cells)}</tr>')
+    note = ""
+    if len(names) > MAX_METRICS:
+        note = f'<div class="dm-faint">{MAX_METRICS} of {len(names)} metrics shown</div>'  # fmt: skip
+    return f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>{note}'
+
+
+def _curves(runs: Sequence[RunSummary]) -> str:
+    figures = []
+    for name in names_of_metrics(runs):
+        found = {}
+        for row, run in enumerate(runs):
+            for metric in run.metrics:
+                if metric.name == name and len(metric.bins) > 1:
+                    found[row] = metric
+        if found:
+            figures.append(_figure(name, found, runs))
+    if not figures:
+        return ""
+    legend = []
+    for row, run in enumerate(runs):
+        legend.append(f'<b class="{palette(row)}">{escape(run.label)}</b>')
+    shown = "".join(figures[:_MAX_CURVES])
+    return f'<div class="dm-curves">{shown}</div><div class="dm-legend">{" ".join(legend)}</div>'
+
+
+def _figure(
+    name: str, metrics: dict[int, MetricSummary], runs: Sequence[RunSummary]
+) -> str:
+    """Return the curves of one metric, by the rows of their runs. Where only some count steps, only these are drawn."""
+    by_step = any(metric.by_step for metric in metrics.values())
+    drawn = {row: one for row, one in metrics.items() if one.by_step == by_step}
+    curve = Curve(
+        name=name,
+        lines={row: metric.bins for row, metric in drawn.items()},
+        lasts=[metric.last for metric in drawn.values()],
+        by_step=by_step,
+        holes=sorted(x for metric in drawn.values() for x in metric.holes),
+    )
+    caption = f"<b>{escape(cut_middle(plain(name), 40))}</b>"
+    sparks = []
+    for row, metric in drawn.items():
+        sparks.append(f"{escape(runs[row].label)} {sparkline(metric.bins)}")
+    return figure(curve, caption, "<br>".join(sparks), most_lines=len(runs))

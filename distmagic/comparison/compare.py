@@ -1,0 +1,64 @@
+"""`distmagic.compare(run1, run2)`, and the list of the runs of a kernel."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+
+from distmagic.comparison import as_html, as_text
+from distmagic.comparison.summary import RunSummary, summary
+from distmagic.errors import SpecError
+from distmagic.state.model import RunState
+
+_KEPT = 50  # runs of a kernel, the last ones
+
+
+class Comparison:
+    """Several runs side by side, shown as a table and, in a notebook, with their curves over each other."""
+
+    def __init__(self, runs: Sequence[RunSummary]) -> None:
+        self.runs = tuple(runs)
+
+    def __repr__(self) -> str:
+        return as_text.text(self.runs)
+
+    def _repr_html_(self) -> str:
+        return as_html.html(self.runs)
+
+
+def compare(*runs: object) -> Comparison:
+    """Put runs side by side: a row a run, the last and the best value of each metric, their curves over each other.
+
+    A run that goes on in the background is compared as far as it is. A run is called by its `--name`, else by its call.
+    Of a metric whose name tells of accuracy or score the greatest value is the best one, else the least. Raises
+    `SpecError` for what is no run.
+    """
+    found = []
+    for run in runs:
+        state = getattr(run, "state", None)
+        if not isinstance(state, RunState):
+            raise SpecError(
+                f"{reprlib.repr(run)} is no run.",
+                "Give what -o NAME or distmagic.run has left; of a detached job what its attach() returns.",
+            )
+        found.append(summary(state))
+    return Comparison(found)
+
+
+class RunHistory:
+    """The last runs of a kernel, of each what is needed to compare it: it keeps no run alive."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, RunSummary] = {}
+
+    @property
+    def runs(self) -> tuple[RunSummary, ...]:
+        """Those that are over, the oldest first."""
+        return tuple(self._runs.values())
+
+    def add(self, state: RunState) -> None:
+        """Note a run that is over."""
+        self._runs.pop(state.job, None)
+        self._runs[state.job] = summary(state)
+        if len(self._runs) > _KEPT:
+            del self._runs[next(iter(self._runs))]

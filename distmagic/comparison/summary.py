@@ -1,0 +1,86 @@
+"""What is kept of a run to compare it with others: small, whatever the run's length and its number of ranks."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from distmagic.render.curves import curve_of, joined
+from distmagic.render.text_width import cut_middle, one_line
+from distmagic.state.model import RunState
+from distmagic.state.series import Bin
+
+_MAX_METRICS = 20
+_POINTS = 60  # bins of a curve
+_LABEL = 60  # columns
+# Parts of a metric's name that say that more is better. Of all others, as a loss, the least value is the best.
+_MORE_IS_BETTER = frozenset(
+    ("acc", "accuracy", "auc", "auroc", "bleu", "dice", "f1", "iou", "map", "precision", "psnr", "r2", "recall", "return",
+     "reward", "rouge", "score", "ssim", "throughput", "top1", "top5")
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSummary:
+    """One metric of one run: the mean of what its ranks reported last, and the best that any of them has reported.
+
+    `best` is None where no value was a number. `bins` are the curve, of several ranks their means, x in steps, or in
+    seconds where not `by_step`; `holes` are the x of values that can't be drawn.
+    """
+
+    name: str
+    last: float
+    best: float | None
+    bins: tuple[Bin, ...]
+    holes: tuple[float, ...]
+    by_step: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """One run. `label` is its --name, else its call as the user wrote it, else its job's name."""
+
+    job: str
+    label: str
+    phase: str
+    took_s: float
+    ranks: int
+    metrics: tuple[MetricSummary, ...]
+
+
+def summary(state: RunState) -> RunSummary:
+    """Return what is kept of a run."""
+    names: dict[str, None] = {}
+    for table in state.series.values():
+        names.update(dict.fromkeys(table))
+    return RunSummary(
+        job=state.job,
+        label=cut_middle(one_line(state.name or state.call or state.job), _LABEL),
+        phase=state.phase,
+        took_s=state.before_s + state.at_s,
+        ranks=state.world_size or len(state.workers),
+        metrics=tuple(_metric(state, name) for name in list(names)[:_MAX_METRICS]),
+    )
+
+
+def _metric(state: RunState, name: str) -> MetricSummary:
+    curve = curve_of(state, name, _POINTS)
+    lines = [line for line in curve.lines.values() if line]
+    bins = joined(curve) if len(lines) > 1 else next(iter(lines), [])
+    pick = max if more_is_better(name) else min
+    extremes = [one.high if pick is max else one.low for line in lines for one in line]
+    return MetricSummary(
+        name=name,
+        last=sum(curve.lasts) / len(curve.lasts) if curve.lasts else math.nan,
+        best=pick(extremes, default=None),
+        bins=tuple(bins),
+        holes=tuple(curve.holes),
+        by_step=curve.by_step,
+    )
+
+
+def more_is_better(name: str) -> bool:
+    """Whether the greatest value of a metric is its best, by its name: `val_acc`, `eval/F1`."""
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    return not _MORE_IS_BETTER.isdisjoint(words)

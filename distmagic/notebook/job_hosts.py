@@ -1,0 +1,110 @@
+"""Where jobs are looked for: the hosts of the notebook, and those on which this kernel has begun a job, each reached as it was.
+
+Each function first asks hosts for their jobs, and then finds the hosts that a job has.
+"""
+
+# ruff: noqa: T201  # what a magic prints is its output
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from distmagic import sanitize
+from distmagic.errors import DistmagicError
+from distmagic.notebook.host_commands import CommandLine
+from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
+from distmagic.request import flags
+from distmagic.request.hosts import LOCALHOST, Host
+
+if TYPE_CHECKING:
+    from distmagic.connection.reach import Reaching
+    from distmagic.request.spec import Access
+
+
+def say(text: str) -> None:
+    """Print a text with names in it that a host told: in a terminal nothing in them may be obeyed."""
+    print(sanitize.lines(text))
+
+
+def known_hosts(line: CommandLine, job_name: str = "") -> tuple[Host, ...]:
+    """Return the hosts of the notebook; of a job that this kernel has begun first those on which it was begun."""
+    session = line.notebook.session()
+    named = line.notebook.choose(flags.Request(), os.environ).hosts or (LOCALHOST,)
+    held = session.allocated
+    here = held if held and named == (LOCALHOST,) else (*named, *held)
+    begun = session.begun_at(job_name)
+    if begun is None:
+        return here
+    hosts, _ = begun
+    # A job may have come to others since.
+    later = [host for host in here if host not in (*hosts, LOCALHOST)]
+    return (*hosts, *later)
+
+
+def reach(
+    line: CommandLine,
+    hosts: tuple[Host, ...],
+    spare: tuple[Host, ...] = (),
+    job_name: str = "",
+) -> Reaching:
+    """Begin to reach `hosts` in the background; a job that is followed may yet come to `spare` hosts.
+
+    A job that this kernel has begun is reached as it was begun: with the same SSH configuration and Python.
+    """
+    notebook = line.notebook
+    begun = notebook.session().begun_at(job_name)
+    if begun is not None:
+        access = begun[1]
+    else:
+        request = flags.parse_line("", notebook.config.defaults(os.environ))
+        access = notebook.access(request, hosts)
+    return notebook.session().reach(hosts, access, line.asker, spare=spare)
+
+
+def jobs_of(line: CommandLine, job_name: str = "") -> tuple[Job, ...]:
+    """Return the jobs of all hosts that are up, and print which hosts are not; `job_name` is the one that is wanted."""
+    reaching = reach(line, known_hosts(line, job_name), (), job_name)
+    found = line.notebook.session().jobs(reaching)
+    for why in reaching.absent.values():
+        say(f"{why} What it has of jobs is not known.")
+    return found
+
+
+def all_jobs(line: CommandLine) -> tuple[Job, ...]:
+    """Return the jobs on the hosts of the notebook, and on those on which this kernel has begun any; as `jobs_of` else."""
+    session = line.notebook.session()
+    found = {job.name: job for job in jobs_of(line)}
+    named = {replace(host, slots=None) for host in known_hosts(line)}
+    others: dict[Access, dict[Host, None]] = {}
+    for name in session.begun:
+        begun = session.begun_at(name)
+        assert begun is not None
+        hosts, access = begun
+        for host in hosts:
+            one = replace(host, slots=None)
+            if one not in named and not host.allocation:
+                others.setdefault(access, {})[one] = None
+    for access, more in others.items():
+        reaching = session.reach(tuple(more), access, line.asker)
+        try:
+            for job in session.jobs(reaching):
+                found.setdefault(job.name, job)
+        except DistmagicError as error:  # they may be gone for good
+            say(f"{error.message} What these hosts have of jobs is not known.")
+        for why in reaching.absent.values():
+            say(f"{why} What it has of jobs is not known.")
+    return tuple(sorted(found.values(), key=lambda job: job.began_s))
+
+
+def find(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
+    """Return a job and its hosts, in the order of its nodes. Raises `SpecError`."""
+    job = choose(jobs_of(line, name), name)
+    return job, whereabouts(job, known_hosts(line, name))
+
+
+def find_known(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
+    """Return a job, and those of its hosts that answered. Raises `SpecError`."""
+    job = choose(jobs_of(line, name), name)
+    return job, known_whereabouts(job, known_hosts(line, name))

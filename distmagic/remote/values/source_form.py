@@ -1,0 +1,281 @@
+"""Functions and classes for a Python of another minor version, on which byte code does not run: they travel as source.
+
+A code object becomes the text of its cell or module, with its name and line in it; the other Python compiles the text
+and takes the same function out of it. All else of a function (defaults, closure, globals) travels as ever. Methods that
+`dataclass`, `namedtuple` and `Protocol` write have no source: these classes are made anew. What has no source raises `NoSource`.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import collections
+import dataclasses
+import functools
+import inspect
+import linecache
+import pathlib
+import pickle
+import sys
+import types
+import typing
+from typing import Any
+
+_FUTURES = 0
+for _name in __future__.all_feature_names:
+    _FUTURES |= getattr(__future__, _name).compiler_flag
+_OF_DATACLASS = {
+    *("__init__", "__repr__", "__eq__", "__hash__", "__match_args__", "__replace__"),
+    *("__lt__", "__le__", "__gt__", "__ge__", "__setattr__", "__delattr__"),
+    *("__dataclass_fields__", "__dataclass_params__"),
+}
+_OF_PROTOCOL = {
+    *("__init__", "__subclasshook__", "_is_protocol", "_is_runtime_protocol"),
+    *("__protocol_attrs__", "__non_callable_proto_members__"),
+}
+_FIELD = ("default", "default_factory", "init", "repr", "hash", "compare", "metadata", "kw_only")  # fmt: skip
+_PARAMS = ("init", "repr", "eq", "order", "unsafe_hash", "frozen")
+_MADE_IN = ("<string>", dataclasses.__file__, collections.__file__, typing.__file__)
+
+
+class NoSource(pickle.PicklingError):
+    """A function has no source that another Python could compile; `why`, and what to do."""
+
+    def __init__(self, why: str, cure: str) -> None:
+        super().__init__(why)
+        self.why, self.cure = why, cure
+
+
+class SourceForm:
+    """Writes code as source for Pythons from `oldest` (major, minor) on. For one pickle.
+
+    `call` is the code of a cell's last expression, which is no function of any text, and `expression` is its own text.
+    """
+
+    def __init__(
+        self,
+        oldest: tuple[int, ...] = sys.version_info[:2],
+        call: types.CodeType | None = None,
+        expression: str = "",
+    ) -> None:
+        self._oldest = oldest
+        self._call, self._expression = call, expression
+        self._texts: dict[
+            str, str
+        ] = {}  # each once in the pickle, whose memo goes by id
+
+    def reduced(self, obj: Any, plain: Any) -> Any:
+        """Return how to pickle an object, as `__reduce__` does; `plain` is how cloudpickle does. Raises `NoSource`."""
+        if isinstance(obj, types.CodeType):
+            return self._code(obj)
+        if isinstance(obj, typing.ForwardRef):
+            return typing.ForwardRef, (obj.__forward_arg__,)  # without its code
+        if isinstance(obj, type) and obj.__module__ == "pathlib._local":
+            return getattr, (pathlib, obj.__name__)  # Python 3.13 alone has it there
+        if isinstance(obj, type) and plain is not NotImplemented:
+            return _of_class(obj, plain)
+        return plain
+
+    def _code(self, code: types.CodeType) -> tuple[Any, ...]:
+        flags = code.co_flags & _FUTURES
+        if code is self._call:
+            is_async = inspect.iscoroutinefunction(types.FunctionType(code, {}))
+            args = (self._expression, code.co_filename, code.co_firstlineno)
+            return code_of_expression, (*args, flags, is_async)
+        text = self._text(code.co_filename)
+        place = (code.co_filename, flags, code.co_name, code.co_firstlineno)
+        same = _named(text, *place)
+        if code not in same:
+            raise NoSource(
+                f"{code.co_filename} does not have it as it runs here: the text has changed since, or other code has made it",
+                "Run its cell again, or restart the kernel",
+            )
+        return code_of_text, (text, *place, same.index(code), len(same), code.co_freevars)  # fmt: skip
+
+    def _text(self, name: str) -> str:
+        if name not in self._texts:
+            text = "".join(linecache.getlines(name))
+            if not text:
+                raise NoSource(
+                    "it has no source here: it was made by exec or eval, or in a cell with another magic",
+                    "Define it with def in a cell, or in a module beside the notebook",
+                )
+            try:
+                ast.parse(text, name, feature_version=self._oldest[:2])  # type: ignore[arg-type]
+            except SyntaxError as error:
+                version = ".".join(map(str, self._oldest))
+                raise NoSource(
+                    f"{name} is not for Python {version} (line {error.lineno}: {error.msg})",
+                    f"Write it as Python {version} reads it",
+                ) from None
+            self._texts[name] = text
+        return self._texts[name]
+
+
+def code_of_text(  # noqa: PLR0913, PLR0917 - pickle calls it
+    text: str, filename: str, flags: int, name: str, line: int, number: int, of: int, free: tuple[str, ...]
+) -> types.CodeType:  # fmt: skip
+    """Return the code of a function `name` that begins in `line` of a text: which one, `of` all that do.
+
+    Raises ValueError, SyntaxError.
+    """
+    found = _named(text, filename, flags, name, line)
+    if len(found) != of or found[number].co_freevars != free:
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise ValueError(f"Python {version} has another {name} in line {line} of {filename}")  # fmt: skip
+    return found[number]
+
+
+def code_of_expression(
+    text: str,
+    filename: str,
+    line: int,
+    flags: int,
+    is_async: bool,  # noqa: FBT001 - pickle calls it
+) -> types.CodeType:
+    """Return a cell's last expression as the code of a function without arguments."""
+    call = ast.parse(text, mode="eval").body
+    for node in ast.walk(call):
+        if isinstance(node, ast.expr):
+            node.lineno = node.end_lineno = line
+            node.col_offset = node.end_col_offset = 0
+    return code_of_call(call, filename, flags, is_async=is_async)
+
+
+def code_of_call(
+    call: ast.expr, filename: str, flags: int, *, is_async: bool
+) -> types.CodeType:
+    """Return an expression as the code of a function without arguments, called `<module>` in tracebacks."""
+    keyword = "async def" if is_async else "def"
+    function = ast.parse(f"{keyword} cell():\n    return None").body[0]
+    for node in ast.walk(function):
+        if hasattr(node, "lineno"):
+            ast.copy_location(node, call)
+    assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+    assert isinstance(function.body[0], ast.Return)
+    function.body[0].value = call
+    module = compile(
+        ast.Module([function], []), filename, "exec", flags=flags, dont_inherit=True
+    )
+    code = next(
+        const for const in module.co_consts if isinstance(const, types.CodeType)
+    )
+    return code.replace(co_name="<module>")
+
+
+def _named(
+    text: str, filename: str, flags: int, name: str, line: int
+) -> list[types.CodeType]:
+    """Return all code of this name that begins in this line, in order, at whatever depth: that differs between Pythons."""
+    found = []
+    for code in _codes(text, filename, flags):
+        if (code.co_name, code.co_firstlineno) == (name, line):
+            found.append(code)
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _codes(text: str, filename: str, flags: int) -> tuple[types.CodeType, ...]:
+    """Return all code of a text, in the order of evaluation."""
+    flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    found: list[types.CodeType] = []
+    waiting = [compile(text, filename, "exec", flags, dont_inherit=True)]
+    while waiting:
+        code = waiting.pop()
+        found.append(code)
+        inner = [const for const in code.co_consts if type(const) is types.CodeType]
+        waiting += reversed(inner)
+    return tuple(found)
+
+
+# ---- classes whose methods other code has written
+
+
+def _of_class(cls: Any, plain: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return how to pickle a class by value; `plain` is how cloudpickle does it.
+
+    Methods without a source are left out of it, and the other Python makes its own.
+    """
+    function, args, (attributes, slots), *_, set_state = plain
+    if "__dataclass_fields__" in vars(cls):
+        kept = _without(_OF_DATACLASS, attributes)
+        fields = {}
+        kept["__annotations__"] = {}
+        for name, kind in inspect.get_annotations(cls).items():
+            if name in cls.__dataclass_fields__:
+                fields[name] = _set(_FIELD, cls.__dataclass_fields__[name])
+            if kind is not dataclasses.KW_ONLY:  # each field says it for itself
+                kept["__annotations__"][name] = kind
+        params = _set(_PARAMS, cls.__dataclass_params__)
+        of_dataclass = (set_state, (kept, slots), fields, params)
+        return function, args, of_dataclass, None, None, _make_dataclass
+    if issubclass(cls, tuple) and "_fields" in vars(cls):
+        written = set(vars(_named_tuple(cls.__name__, cls._fields, None)))
+        kept = _without(written - {"__doc__", "__module__"}, attributes)
+        kept.pop("__orig_bases__", None)  # typing.NamedTuple, from Python 3.12 on
+        args = (*args[:2], cls.__bases__, *args[3:])
+        defaults = tuple(cls._field_defaults.values())
+        of_tuple = (set_state, (kept, slots), cls._fields, defaults)
+        return function, args, of_tuple, None, None, _make_named_tuple
+    if "_is_protocol" in vars(cls):
+        kept = _without(_OF_PROTOCOL, attributes)
+        is_runtime = vars(cls).get("_is_runtime_protocol", False)
+        of_protocol = (set_state, (kept, slots), is_runtime)
+        return function, args, of_protocol, None, None, _make_protocol
+    return plain
+
+
+def _named_tuple(name: str, fields: Any, defaults: Any) -> Any:
+    make: Any = collections.namedtuple  # noqa: PYI024 - for any fields
+    return make(name, fields, defaults=defaults)
+
+
+def _without(names: set[str], attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return attributes of a class without these; but a method that the user has written stays."""
+    kept = {}
+    for name, value in attributes.items():
+        function = inspect.unwrap(value) if callable(value) else value
+        code = getattr(function, "__code__", None)
+        is_users = code is not None and code.co_filename not in _MADE_IN
+        if name not in names or is_users:
+            kept[name] = value
+    return kept
+
+
+def _set(names: tuple[str, ...], source: Any) -> dict[str, Any]:
+    found = {}
+    for name in names:
+        value = getattr(source, name)
+        if value is not dataclasses.MISSING:
+            found[name] = dict(value) if name == "metadata" else value
+    return found
+
+
+def _make_dataclass(cls: Any, state: tuple[Any, ...]) -> None:
+    set_state, kept, fields, params = state
+    if "__dataclass_fields__" in vars(cls):
+        return  # this process has the class
+    set_state(cls, kept)
+    for name, field in fields.items():
+        setattr(cls, name, dataclasses.field(**field))
+    dataclasses.dataclass(**params)(cls)
+
+
+def _make_named_tuple(cls: Any, state: tuple[Any, ...]) -> None:
+    set_state, kept, fields, defaults = state
+    if "_fields" in vars(cls):
+        return
+    plain = _named_tuple(cls.__name__, fields, defaults)
+    for name, value in vars(plain).items():
+        if name not in ("__dict__", "__weakref__", "__slots__", "__module__"):
+            setattr(cls, name, value)
+    set_state(cls, kept)
+
+
+def _make_protocol(cls: Any, state: tuple[Any, ...]) -> None:
+    set_state, kept, is_runtime = state
+    set_state(cls, kept)
+    if "__protocol_attrs__" in vars(cls):  # from Python 3.12 on
+        cls.__protocol_attrs__ = typing._get_protocol_attrs(cls)  # type: ignore[attr-defined]  # noqa: SLF001
+    if is_runtime:
+        typing.runtime_checkable(cls)

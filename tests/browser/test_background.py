@@ -1,0 +1,135 @@
+"""A run in the background: its cell is over, its view goes on, and other cells run, are interrupted, ask it and show it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.browser import NotebookPage, notebook_in_browser
+from tests.lab.waiting import wait_until
+
+pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(400)]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LOAD, RUN, OTHER, SECOND, SLEEP, ASK, VIEW, END, LOOP, RUNS = range(10)
+WORK = """\
+%%distributed --hosts localhost:2 --background -o run
+import os
+import time
+
+import distmagic
+
+def work(end):
+    step = 0
+    while not os.path.exists(end):
+        step += 1
+        distmagic.report(step=step, loss=1 / step)
+        print("step", step)
+        time.sleep(0.1)
+    return "the end"
+
+work(END)
+"""
+ASKED = """\
+print(run.stacks())
+print(run.logs(1).startswith("step 1"), run.done, run.metrics[0]["loss"])
+"""
+
+
+LOOP_OF_RUNS = """\
+import distmagic
+
+def fit(lr):
+    import time
+    for step in range(20):
+        distmagic.report(step=step, loss=lr / (step + 1))
+        time.sleep(0.05)
+
+for lr in (1, 2, 3):
+    distmagic.run(fit, lr, hosts="localhost:1")
+"""
+
+
+def assert_goes_on(page: NotebookPage, index: int) -> None:
+    seen = page.cell(index).locator(".dm-live .dm-part-table")
+    before = seen.inner_text()
+    wait_until(lambda: seen.inner_text() != before, "the view to move", 30)
+    assert page.wait_text(index, r"^running", 30)
+
+
+def assert_compares(page: NotebookPage, index: int, runs: int) -> None:
+    """Assert that a cell has a table with a row a run, and their curves of the loss over each other."""
+    cell = page.cell(index)
+    rows = cell.locator("table", has_text="least loss").first.locator("tr")
+    assert rows.count() == runs + 1
+    figure = cell.locator("figure.dm-curve", has_text="loss").first
+    assert figure.locator("path:not(.dm-band)").count() >= 3
+
+
+def test_its_view_lives_on_while_other_cells_run(tmp_path):
+    sources = [
+        f"%load_ext distmagic\nEND = {str(tmp_path / 'end')!r}",
+        WORK,
+        "6 * 7",
+        "%%distributed --hosts localhost:1\nlen('four')",
+        "import time\ntime.sleep(1000)",
+        ASKED,
+        "%distributed view",
+        "run.wait(60).state.phase, run[1]",
+        LOOP_OF_RUNS,
+        "%distributed runs",
+    ]
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in sources]
+    )
+    env = {"PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path)}
+    with notebook_in_browser(notebook, env, shots=tmp_path) as page:
+        for index in (LOAD, RUN):
+            page.run_cell(index)
+            page.wait_done(index)
+        page.wait_text(RUN, r"^running", 60)
+        assert_goes_on(page, RUN)
+        page.run_cell(OTHER)
+        page.wait_text(OTHER, "42")
+        page.run_cell(SECOND)
+        page.wait_done(SECOND, 60)
+        page.wait_text(SECOND, r"^done")
+        page.run_cell(SLEEP)
+        page.interrupt()
+        page.wait_done(SLEEP, 20)
+        page.wait_text(SLEEP, "KeyboardInterrupt")
+        assert_goes_on(page, RUN)
+        page.run_cell(ASK)
+        text = page.wait_text(ASK, "True False 1.0")
+        assert "2 ranks at 1 place: both ranks are in work" in text or "rank" in text
+        page.save()
+        page.reload()
+        page.wait_text(RUN, r"^running", 60)
+        assert_goes_on(page, RUN)
+        page.run_cell(VIEW)
+        page.wait_done(VIEW)
+        assert_goes_on(page, VIEW)
+        assert_goes_on(page, RUN)
+        (tmp_path / "end").touch()
+        for index in (RUN, VIEW):
+            page.wait_text(index, r"^done", 60)
+        page.run_cell(END)
+        page.wait_text(END, r"\('done', 'the end'\)")
+        page.run_cell(LOOP)
+        page.wait_text(LOOP, r"fit\(1\)[^]*fit\(2\)[^]*running", 60)
+        assert page.cell(LOOP).locator(".dm-live").count() == 1
+        page.wait_done(LOOP, 60)
+        page.wait_text(LOOP, r"^3 runs[^]*done")
+        assert_compares(page, LOOP, 3)
+        assert page.cell(LOOP).locator(".dm-live").count() == 1, "no stack of views"
+        page.run_cell(RUNS)
+        page.wait_text(RUNS, r"^5 runs")
+        page.save()
+        page.reload()
+        assert "2 ranks on localhost" in page.wait_text(RUN, r"^done")
+        assert_compares(page, LOOP, 3)
+        assert_compares(page, RUNS, 5)
+        assert page.page.get_by_text("model not found").count() == 0
+        assert page.console_errors == []

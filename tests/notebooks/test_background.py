@@ -1,0 +1,92 @@
+"""Runs that a cell does not wait for, in a kernel that nbclient drives: `--background` and `--detach`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import faults
+from tests.lab import Lab
+from tests.lab.waiting import wait_until
+from tests.notebooks.kernel import live_notebook, text_of
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(120)]
+
+CELL = """\
+%%distributed {flags} -o {name}
+import time
+from pathlib import Path
+
+def wait():
+    print("here")
+    while not Path("~/go").expanduser().exists():
+        time.sleep(0.05)
+    {end}
+
+wait()
+"""
+
+
+def cell(name: str, end: str, flags: str = "--background") -> str:
+    return CELL.format(flags=flags, name=name, end=end)
+
+
+def test_the_commands_that_a_detached_cell_prints_work_as_they_are_printed(
+    lab: Lab, tmp_path: Path
+):
+    """Though hosts, Python and SSH configuration stand in that cell alone."""
+    (third,) = lab.hosts[2:3]
+    with live_notebook(tmp_path) as notebook:
+        way = f"--hosts dm3:1 --python python3 --ssh-config {lab.ssh_config} --detach"
+        said = notebook.run(cell("job", "return 7", way))
+        attach, stop = re.findall(r"%distributed (?:attach|stop) [\w-]+", said)
+        job = attach.split()[-1]
+        table = notebook.run("%distributed jobs")
+        assert re.search(rf"{job}  detached  dm3 .*  1 +wait\(\) ", table)
+        assert "here" in notebook.run(f"%distributed logs {job} 0")
+        assert "is in wait" in notebook.run("%distributed stacks")
+        (third.home / "go").touch()
+        assert notebook.run(attach).startswith("done")
+        assert "has ended already (done)" in notebook.fail(stop)
+        assert notebook.run("job.attach().results[0]").endswith("7")
+        notebook.run("%distributed down")
+    lab.assert_clean()
+
+
+def test_a_run_in_the_background_of_a_notebook_and_the_end_of_its_kernel(
+    lab: Lab, tmp_path: Path
+):
+    with live_notebook(tmp_path) as notebook:
+        notebook.run(f"%config Distmagic.ssh_config = {str(lab.ssh_config)!r}")
+        notebook.run("%distributed hosts dm1:1 dm2:1")
+        first = notebook.cell(cell("first", "return 7"))
+        notebook.run(cell("second", "1 / 0"))
+        assert notebook.run("6 * 7") == "42"
+        asked = "while not first.metrics and 'here' not in first.logs(0): pass"
+        notebook.run(f"while first.state.phase != 'running': pass\n{asked}")
+        assert "would lose the connections" in notebook.fail("%distributed down")
+        for host in lab.hosts[:2]:
+            (host.home / "go").touch()
+        assert notebook.run("first.wait(60)\ndict(first.results)") == "{0: 7, 1: 7}"
+        said = notebook.fail("second.wait(60)")
+        assert "ZeroDivisionError: division by zero" in said
+        assert "--> 1 / 0" in said
+        notebook.run("pass")  # what came meanwhile is taken in with the next cell
+        assert text_of(first).startswith("done"), "its own output, not another cell's"
+        for host in lab.hosts[:2]:
+            (host.home / "go").unlink()
+        notebook.run(cell("third", "return"))
+        wait_until(
+            lambda: all(faults.pids(host, "rank", "*") for host in lab.hosts[:2]),
+            "the ranks of the third",
+            60,
+        )
+    # The kernel is gone: so are its ranks, long before a lease of a minute has run out.
+    wait_until(
+        lambda: not any(faults.pids(host, "rank", "*") for host in lab.hosts[:2]),
+        "the end of the ranks",
+        20,
+    )
+    lab.assert_clean()

@@ -1,0 +1,134 @@
+"""Several runs side by side: labels, last and best values, the table as text and HTML, and what a kernel keeps of its runs."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import distmagic
+from distmagic.comparison.compare import Comparison, RunHistory
+from distmagic.comparison.summary import more_is_better, summary
+from distmagic.errors import SpecError
+from distmagic.runner.outcome import Run
+from distmagic.state.model import RunState
+from tests.scenes import curve, done, failed, over, run, running, worker
+
+
+def run_of(call: str, *losses: float, acc: float = 0.5, **more: object) -> RunState:
+    """Return a run of one rank that is over."""
+    series = {
+        "loss": curve([(float(step), value) for step, value in enumerate(losses)]),
+        "val/acc": curve([(0.0, acc), (1.0, acc / 2)]),
+    }
+    state = over(run([worker(0, phase="done")], series={0: series}, call=call))
+    return replace(state, job=f"job-{call}", **more)
+
+
+SLOW = run_of("train(lr=0.1)", 3.0, 1.0, 2.0, acc=0.4)
+FAST = run_of("train(lr=0.2)", 3.0, 0.5, 0.75, acc=0.3)
+
+
+def table_of(*states: RunState) -> list[list[str]]:
+    rows = repr(Comparison([summary(state) for state in states])).splitlines()
+    return [re.split(r" {2,}", row) for row in rows]
+
+
+def test_a_row_a_run_with_the_last_and_the_best_value_of_each_metric():
+    titles, first, second = table_of(SLOW, FAST)
+    assert titles == [
+        "run", "state", "took", "ranks", "loss", "least loss", "val/acc", "greatest val/acc", "job",
+    ]  # fmt: skip
+    assert first == [
+        "train(lr=0.1)", "done", "27 s", "1", "2", "1", "0.2", "0.4 *", "job-train(lr=0.1)",
+    ]  # fmt: skip
+    assert second[4:8] == ["0.75", "0.5 *", "0.15", "0.3"]
+
+
+def test_a_run_is_called_by_its_name_else_by_its_call_else_by_its_job():
+    assert summary(replace(SLOW, name="wide")).label == "wide"
+    assert summary(SLOW).label == "train(lr=0.1)"
+    assert summary(replace(SLOW, call="")).label == "job-train(lr=0.1)"
+    assert summary(replace(SLOW, name="\x1b]0;x\x07a\nb")).label.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_so"),
+    [("loss", False), ("val_acc", True), ("eval/F1", True), ("top1", True), ("accumulated", False), ("map50-map", True)],
+)  # fmt: skip
+def test_the_name_of_a_metric_says_which_value_is_the_best(name, is_so):
+    assert more_is_better(name) is is_so
+
+
+def test_of_several_ranks_the_last_value_is_the_mean_and_the_best_that_of_any():
+    state = done()  # four ranks
+    (loss,) = [one for one in summary(state).metrics if one.name == "loss"]
+    lasts = [table["loss"][-1].value for table in state.series.values()]
+    lowest = min(p.value for table in state.series.values() for p in table["loss"])
+    assert math.isclose(loss.last, sum(lasts) / 4)
+    assert math.isclose(loss.best, lowest)
+    assert loss.by_step
+    assert 10 < len(loss.bins) <= 61
+
+
+def test_runs_without_a_metric_or_without_a_number_have_gaps():
+    silent = replace(SLOW, series={}, job="silent", call="other()")
+    broken = run_of("broken()", math.nan, math.nan)
+    titles, *rows = table_of(silent, broken, SLOW)
+    assert titles[4:6] == ["loss", "least loss"]
+    text = repr(Comparison([summary(one) for one in (silent, broken, SLOW)]))
+    assert "NaN" in text
+    assert "1 *" not in text, "there is nothing that it is better than"
+    assert len(rows) == 3
+    assert repr(Comparison([])) == "no runs"
+
+
+def test_the_html_has_a_line_a_run_in_each_figure_and_needs_nothing_else():
+    html = distmagic.compare(Run(SLOW, {}, None, shown=False), SimpleNamespace(state=FAST))._repr_html_()  # type: ignore[arg-type]  # fmt: skip
+    figures = re.findall(r"<figure.*?</figure>", html)
+    assert [re.search(r"<figcaption><b>(.*?)</b>", one)[1] for one in figures] == [
+        "loss",
+        "val/acc",
+    ]
+    assert re.findall(r'<path class="(dm-c\d)" d="M', figures[0]) == ["dm-c0", "dm-c1"]
+    assert "train(lr=0.1) █▁▅ 3 to 2<br>train(lr=0.2) █▁▂ 3 to 0.75" in html, "in text"
+    assert '<b class="dm-c1">train(lr=0.2)</b>' in html
+    assert "<b>0.5</b> *" in html
+    assert not re.search(r"<script|src=|href=", html)
+    assert len(html) < 40_000
+
+
+def test_labels_are_escaped():
+    assert "<b>x" not in distmagic.compare(
+        SimpleNamespace(state=replace(SLOW, call="f('<b>x')"))
+    )._repr_html_().replace("&lt;b&gt;x", "")
+
+
+def test_ten_runs_have_ten_lines():
+    runs = [replace(SLOW, job=f"j{n}", call=f"f({n})") for n in range(10)]
+    html = Comparison([summary(state) for state in runs])._repr_html_()
+    figure = re.search(r"<figure.*?</figure>", html)[0]
+    assert len(re.findall(r'<path class="dm-c\d" d="M', figure)) == 10
+
+
+def test_what_is_no_run_is_refused():
+    with pytest.raises(SpecError, match=r"^\{0: 1\} is no run\."):
+        distmagic.compare({0: 1})
+
+
+def test_a_kernel_keeps_the_last_fifty_runs_each_once():
+    history = RunHistory()
+    for number in range(60):
+        history.add(replace(SLOW, job=f"j{number}"))
+    history.add(replace(FAST, job="j20"))
+    assert [run.job for run in history.runs] == [
+        *(f"j{n}" for n in range(10, 20)), *(f"j{n}" for n in range(21, 60)), "j20",
+    ]  # fmt: skip
+
+
+def test_runs_that_failed_or_go_on_are_compared_as_far_as_they_are():
+    _, *rows = table_of(failed(), running())
+    assert [row[1] for row in rows] == ["failed", "running"]

@@ -1,0 +1,157 @@
+"""`%%distributed --background`: the cell returns at once, and other cells ask and end its run."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import distmagic
+from distmagic import api, cli
+from distmagic.errors import SpecError
+from distmagic.request.allocation import AllocationRequest
+from distmagic.session import inside
+from distmagic.session.background_run import BackgroundRun
+from tests.unit.notebook.fakes import FakeScreen
+
+WAIT_S = 10
+CELL = "%%distributed --background --hosts gpu-a:1,gpu-b:1 -o run\nlen('four')"
+
+
+class Packed:
+    """A packed call, which is called here."""
+
+    def __init__(self, call, *, title, **_) -> None:
+        self.call, self.title = call, title
+
+    def __call__(self) -> object:
+        return self.call()
+
+
+@pytest.fixture
+def held(lab):
+    """A lab whose runs go on until the event is set."""
+    object.__setattr__(lab.backend, "pack_call", Packed)
+    goes_on = lab.session.goes_on = threading.Event()
+    yield lab
+    goes_on.set()
+    lab.session.background.close()
+
+
+def test_the_cell_returns_while_its_run_goes_on_and_other_cells_run(held):
+    assert held.value(CELL) is None
+    run = held.shell.user_ns["run"]
+    assert isinstance(run, BackgroundRun)
+    assert not held.session.asker.can_ask, "nobody is there to answer"
+    assert held.value("1 + 1") == 2
+    held.session.goes_on, first = None, held.session.goes_on
+    assert held.value("%%distributed\nlen([])") == 0, "another cell on these hosts"
+    assert not run.done
+    first.set()
+    assert run.wait(WAIT_S) == 4
+    assert held.session.screens[0].in_background
+    (last,) = held.session.screens[0].finished
+    assert [node.host for node in last.nodes] == ["gpu-a", "gpu-b"]
+
+
+def test_a_run_without_a_name_is_the_last_run(held):
+    run = held.value("%%distributed --background\nlen('four')")
+    assert held.shell.user_ns["_run"] is run
+
+
+def test_its_own_statements_still_fail_the_cell(held):
+    error = held.error("%%distributed --background -o run\n1 / 0\nlen('four')")
+    assert isinstance(error, ZeroDivisionError)
+    assert held.session.reachings[0].cancelled
+    assert held.session.background.running == ()
+
+
+def test_a_script_runs_in_the_background_too(held, tmp_path, monkeypatch):
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("pass")
+    held.value("%distributed run --background -o run train.py")
+    run = held.shell.user_ns["run"]
+    assert not run.done
+    held.session.goes_on.set()
+    assert run.wait(WAIT_S).name == "train"
+
+
+def test_view_shows_it_in_another_cell_without_waiting(held):
+    held.value(CELL)
+    run = held.shell.user_ns["run"]
+    shown: list[FakeScreen] = []
+
+    def screen_for(shell, *, in_background=False):
+        shown.append(FakeScreen(shell, in_background))
+        return shown[-1]
+
+    object.__setattr__(held.backend, "screen_for", screen_for)
+    assert held.value(f"%distributed view {run.job}") is None
+    assert shown[0].in_background
+    assert shown[0].shown[0].job == run.job
+    assert "attach" not in " ".join(held.session.log)
+    held.session.goes_on.set()
+    run.wait(WAIT_S)
+    assert len(shown[0].finished) == 1
+
+
+def test_down_leaves_it_its_connections(held):
+    held.value(CELL)
+    run = held.shell.user_ns["run"]
+    error = held.error("%distributed down")
+    assert isinstance(error, SpecError)
+    assert error.message.startswith(f"{run.job} would lose the connections")
+    held.session.goes_on.set()
+    run.wait(WAIT_S)
+    assert held.value("%distributed down") is None
+
+
+def test_a_cell_that_fails_later_does_not_take_the_name(held):
+    held.value(CELL)
+    run = held.shell.user_ns["run"]
+    held.error("%%distributed --hosts gpu-a:1 -o run\n1 / 0\nlen([])")
+    assert held.shell.user_ns["run"].before is run
+
+
+@pytest.mark.parametrize("line", ["%%distributed --background\nlen([])", "%distributed run --background train.py"])  # fmt: skip
+def test_in_a_job_whose_nodes_all_run_the_notebook_there_is_no_background(
+    lab, monkeypatch, line
+):
+    nodes = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2"}
+    for name, value in {**nodes, "SKYPILOT_NODE_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    for name, value in {"inside": None, "kernel": "k", "own_link": None}.items():
+        monkeypatch.setattr(lab.session, name, value, raising=False)
+    error = lab.error(line)
+    assert str(error) == (
+        "inside SkyPilot, node 0 of 2: a job ends with the commands of its nodes, so --background means nothing here.\n"
+        "Leave it out."
+    )
+    assert isinstance(lab.session.inside, inside.Inside)
+
+
+def test_from_python_it_returns_a_run_that_goes_on(held, monkeypatch):
+    monkeypatch.setattr(api, "session", lambda: held.session)
+    monkeypatch.setattr(api, "pack_call", Packed)
+    run = distmagic.run(len, [1], hosts="gpu-a", background=True)
+    assert not run.done
+    held.session.goes_on.set()
+    assert run.wait(WAIT_S) == 1
+    with pytest.raises(SpecError, match="background and detach are both given"):
+        distmagic.run(len, [], background=True, detach=True)
+
+
+def test_a_command_in_a_terminal_has_no_background(capsys):
+    assert cli.main(["run", "--background", "train.py"]) == 2
+    assert "--background is for a notebook" in capsys.readouterr().err
+
+
+def test_nodes_of_a_scheduler_have_numbers_until_they_are_known(held):
+    held.value("%%distributed --background --on slurm --nodes 2 -o run\nlen([])")
+    run = held.shell.user_ns["run"]
+    held.session.goes_on.set()
+    assert run.wait(WAIT_S) == 0
+    first = held.session.screens[0].shown[0]
+    assert [node.host for node in first.nodes] == ["node 1", "node 2"]
+    assert held.session.wanted == AllocationRequest(nodes=2)

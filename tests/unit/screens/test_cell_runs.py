@@ -1,0 +1,141 @@
+"""Runs that come one after the other in one cell share its output: a table that grows, and one view."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from distmagic.screens import board, cell_runs, notebook
+from distmagic.state.model import RunState
+from tests.scenes import done, running
+
+
+class FakeBoard:
+    """Stands for the live view in a page."""
+
+    has_page = True
+    mime_view = None
+
+    def __init__(self, view_id: str, number: int) -> None:
+        self.view_id = view_id or f"view-{number}"
+        self.is_closed = False
+        self.final: dict[str, str] = {}
+
+    def show(self, state: RunState) -> None:
+        pass
+
+    def finish(self, state: RunState, html: str, text: str) -> None:
+        self.final = {"html": html, "text": text}
+
+    def requests(self) -> tuple[str, ...]:
+        return ()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class Cell:
+    """One cell of a notebook in a page: `outputs` by display ID, in order, each as it is now."""
+
+    outputs: dict[str, dict[str, str]] = field(default_factory=dict)
+    boards: list[FakeBoard] = field(default_factory=list)
+
+    def display(self, data, *, raw, display_id, update) -> None:
+        assert raw
+        assert update is (display_id in self.outputs)
+        self.outputs[display_id] = data
+
+    def board(self, view_id: str) -> FakeBoard:
+        self.boards.append(FakeBoard(view_id, len(self.boards)))
+        return self.boards[-1]
+
+    def begin(self, call: str, **options: bool) -> notebook.NotebookScreen:
+        screen = notebook.NotebookScreen(self.board, **options)
+        screen.show(replace(running(), call=call, job=f"job-{call}"))
+        return screen
+
+    def finish(self, screen: notebook.NotebookScreen, call: str) -> None:
+        screen.finish(replace(done(), call=call, job=f"job-{call}"))
+
+
+@pytest.fixture
+def cell(monkeypatch) -> Cell:
+    cell = Cell()
+    monkeypatch.setattr("IPython.display.display", cell.display)
+    monkeypatch.setattr(cell_runs, "_last", None)
+    monkeypatch.setattr(cell_runs, "_execution", lambda: 3)
+    monkeypatch.setattr(notebook, "_ended", type(notebook._ended)())
+    return cell
+
+
+def test_a_loop_has_one_output_with_a_row_a_run_and_the_view_of_the_last(cell):
+    for number in range(3):
+        screen = cell.begin(f"f({number})")
+        (output,) = cell.outputs.values()
+        text = output["text/plain"]
+        assert [f"f({one})  " in text for one in range(3)] == [
+            one < number for one in range(3)
+        ], "those that are over"
+        assert text.count("least loss") == (number > 0)
+        cell.finish(screen, f"f({number})")
+    (output,) = cell.outputs.values()
+    text, html = output["text/plain"], output["text/html"]
+    assert [text.count(f"job-f({one})") for one in range(3)] == [1, 1, 1]
+    assert "done 100%" in text
+    assert html.count("<td><b class=") == 3
+    assert cell.boards[-1].final == {"html": html, "text": text}
+
+
+def test_there_is_one_live_view_at_a_time_in_one_place_of_the_page(cell):
+    for number in range(3):
+        cell.finish(cell.begin(f"f({number})"), f"f({number})")
+    assert [one.is_closed for one in cell.boards] == [True, True, False]
+    assert {one.view_id for one in cell.boards} == {"view-0"}
+    (output,) = cell.outputs.values()
+    assert output["text/html"].count('<div class="dm-view-view-0">') == 1
+
+
+def test_a_single_run_has_no_table(cell):
+    cell.finish(cell.begin("f(0)"), "f(0)")
+    (output,) = cell.outputs.values()
+    assert "least loss" not in output["text/plain"]
+
+
+def test_runs_at_the_same_time_have_outputs_of_their_own(cell):
+    first = cell.begin("f(0)")
+    second = cell.begin("f(1)")
+    background = cell.begin("f(2)", in_background=True)
+    for call, screen in enumerate((first, second, background)):
+        cell.finish(screen, f"f({call})")
+    assert len(cell.outputs) == 3
+    assert not any(one.is_closed for one in cell.boards)
+
+
+def test_another_cell_has_an_output_of_its_own(cell, monkeypatch):
+    cell.finish(cell.begin("f(0)"), "f(0)")
+    monkeypatch.setattr(cell_runs, "_execution", lambda: 4)
+    cell.finish(cell.begin("f(1)"), "f(1)")
+    assert len(cell.outputs) == 2
+
+
+def test_outside_of_a_notebook_no_two_runs_are_of_one_cell():
+    assert cell_runs._execution() is None
+    assert cell_runs.begin() is not cell_runs.begin()
+
+
+def test_a_view_may_take_the_place_of_a_closed_one(monkeypatch):
+    monkeypatch.setattr(board.page_requests, "serve", lambda *_: None)
+    shown = board.Board(FakeView, view_id="v7")
+    assert shown.view_id == "v7"
+
+
+class FakeView:
+    shows_itself = False
+
+    def __init__(self, view_id: str) -> None:
+        assert view_id == "v7"
+
+    def on_msg(self, _: object) -> None:
+        pass

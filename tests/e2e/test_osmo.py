@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ class OnHost:
 
     def __init__(self, host: LabHost) -> None:
         self._host = host
-        self.address = host.address
+        self.address = host.name
 
     def start(
         self, command: Sequence[str], variables: dict[str, str]
@@ -57,8 +58,11 @@ def service(
     """A service of OSMO with two hosts; afterwards neither has a process or a file of ours."""
     hosts = lab.hosts[:2]
     monkeypatch.chdir(tmp_path)
-    with playing(tmp_path, [OnHost(host) for host in hosts], monkeypatch) as made:
+    seen_by_all = lab.folder / "exports" / tmp_path.name
+    seen_by_all.mkdir(parents=True)
+    with playing(seen_by_all, [OnHost(host) for host in hosts], monkeypatch) as made:
         yield made
+    shutil.rmtree(seen_by_all)
     assert made.broken == []
     for host in hosts:
         host.exec(["rm", "-rf", "/tmp/distmagic", "/tmp/output"])

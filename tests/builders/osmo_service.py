@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +38,9 @@ class Place(Protocol):
         self, command: Sequence[str], variables: dict[str, str]
     ) -> subprocess.Popen[str]:
         """Start a command, both of whose streams come over one pipe."""
+
+    def end(self, process: subprocess.Popen[str]) -> None:
+        """Send SIGTERM to what was started."""
 
 
 class Here:
@@ -61,6 +64,10 @@ class Here:
             text=True,
             start_new_session=True,
         )
+
+    def end(self, process: subprocess.Popen[str]) -> None:
+        """Send SIGTERM to it."""
+        process.terminate()
 
 
 class Service:
@@ -132,10 +139,9 @@ class Service:
             if codes[0] is not None or any(codes) or is_cancelled or self.over.is_set():
                 break
             time.sleep(0.05)
-        for process in started:
+        for process, place in zip(started, self.places, strict=False):
             if process.poll() is None:
-                with suppress(ProcessLookupError):
-                    process.terminate()
+                place.end(process)
         for process in started:
             try:
                 process.wait(20)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ class OnHost:
             text=True,
             start_new_session=True,
         )
+
+    def end(self, process: subprocess.Popen[str]) -> None:
+        """Send SIGTERM to the task: `process` only stands for it outside of the host."""
+        for one in self._host.processes():
+            if "task" in one.cmdline and "-u" in one.cmdline:
+                with suppress(ProcessLookupError):
+                    os.kill(one.outer_pid, signal.SIGTERM)
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ _ID = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]{0,200}")
 _LOG = re.compile(
     r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d \[([A-Za-z0-9_-]+)(?: retry-\d+)?\] "
 )
+_AROUND = re.compile(r"Workflow \S+ has (error )?logs:|Log stream has timed out")
+_MOST_SAID = 1000
 _MOST_CHARS = 500
 _MOST_TASKS = 10_000
 _MEANING = {
@@ -189,22 +191,26 @@ class LogReader:
         self._put = put
         self._joining: dict[int, Joining] = {}
         self._last: dict[int, int] = {}  # the number of the last event, by task
-        self._foreign = 0  # lines of others that were passed on
-        self._foreign_now = 0
+        self._shown: dict[int, int] = {}  # how many lines of others, by task
+        self._shown_now: dict[int, int] = {}  # and in this reading
+        self._said: set[str] = set()  # what `osmo` itself has said
         self._offset = 0
 
     def begin(self) -> None:
         """Begin with the log's first line, again where it was read before."""
         self._joining = {}
-        self._foreign_now = 0
+        self._shown_now = {}
 
     def read(self, line: str) -> None:
         """Take one line. No line raises anything."""
         name, text = log_line(line)
         task = self._numbers.get(name)
-        part = None if task is None else log_lines.read(text)
-        if task is None or part is None:
-            self._pass_on(task or 0, text)
+        if task is None:
+            self._pass_on_once(text)
+            return
+        part = log_lines.read(text)
+        if part is None:
+            self._pass_on(task, text)
             return
         whole = self._joining.setdefault(task, Joining()).add(part)
         if whole is None:
@@ -235,11 +241,18 @@ class LogReader:
             self._show(task, f"the result of rank {rank} came damaged")
 
     def _pass_on(self, task: int, text: str) -> None:
-        """Show a line that is none of ours, once: a log that is read again begins anew."""
-        self._foreign_now += 1
-        if self._foreign_now > self._foreign:
-            self._foreign = self._foreign_now
+        """Show a line of a task that is none of ours, once: a log that is read again begins anew."""
+        now = self._shown_now[task] = self._shown_now.get(task, 0) + 1
+        if now > self._shown.get(task, 0):
+            self._shown[task] = now
             self._show(task, text)
+
+    def _pass_on_once(self, text: str) -> None:
+        """Show a line of no task, but for what `osmo` says around each reading."""
+        is_known = not text.strip() or _AROUND.match(text)
+        if not is_known and text not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add(text)
+            self._show(0, text)
 
     def _show(self, task: int, text: str) -> None:
         output = protocol.Output(

@@ -121,7 +121,7 @@ class Task:
         self._work = ""
         self._result_bytes: int | None = None
         self._code: int | None = None
-        self._reason = ""
+        self._final: protocol.Final | None = None  # its line is the last one of all
         self._must_stop = False
 
     def run(self) -> int:
@@ -152,8 +152,14 @@ class Task:
         if message.error:
             text = f"its agent says: {message.error}"
             self._log.add(protocol.Notice(text=text))
-        self._keep_results()
-        return 0 if (self._code, self._reason) == (0, "done") else 1
+        if self._start.node_rank == 0:
+            self._keep_results()
+        if self._final is not None:
+            self._log.add(self._final)
+        if self._start.lead and len(self._start.hosts) > 1:
+            time.sleep(_LINGER_S)
+        is_done = self._final is not None and self._final.reason == "done"
+        return 0 if is_done and self._code == 0 else 1
 
     def _take(self, message: protocol.Message) -> None:
         if isinstance(message, protocol.WorkDirReady):
@@ -164,20 +170,17 @@ class Task:
         elif isinstance(message, protocol.EngineEnded):
             self._code = message.code
         elif isinstance(message, protocol.Final):
-            self._reason = message.reason
+            self._final = message
+            return
         self._log.add(message)
 
     def _keep_results(self) -> None:
         """Write what rank 0 returned, if it ran here, and copy what it has left to where the platform keeps it."""
-        if self._start.node_rank != 0:
-            return
         if self._result_bytes and self._result_bytes <= MOST_RESULT_BYTES:
             self._log.result(0, self._file("rank0.result"))
         output = os.environ.get("OUTPUT_DIR", "")
         if output and self._work:
             shutil.copytree(self._work, output, symlinks=True, dirs_exist_ok=True)
-        if len(self._start.hosts) > 1:
-            time.sleep(_LINGER_S)
 
     def _file(self, name: str) -> bytes:
         job, node_rank = self._start.job, self._start.node_rank

@@ -109,3 +109,18 @@ def test_results_by_task_and_rank_and_a_damaged_one_told():
     put = reading.read(f"{STAMP} [worker-1] distmagic result 2 1/1 no base64!")
     assert put[-1][1].text == "the result of rank 2 came damaged\n"
     assert set(reading.reader.results) == {(0, 0)}
+
+
+def test_what_osmo_says_around_a_reading_is_no_line_of_a_task():
+    reading = Reading()
+    for _ in range(3):
+        reading.reader.begin()
+        reading.read(
+            "Workflow cell-1 has logs:",
+            f"{STAMP} [master] one",
+            "a stranger",
+            "",
+            "Log stream has timed out or failed. Please run the command again.",
+        )
+    reading.read(f"{STAMP} [master] two")
+    assert [what.text for _, what in reading.put] == ["one\n", "a stranger\n", "two\n"]

@@ -148,11 +148,14 @@ class Task:
             if isinstance(message, protocol.AgentGone | protocol.Refused):
                 break
             self._take(message)
+        return self._end(message.error)
+
+    def _end(self, error: str) -> int:
+        """Write what is left to tell, the last event last; return the exit code."""
         self._log.flush()
-        if message.error:
-            text = f"its agent says: {message.error}"
-            self._log.add(protocol.Notice(text=text))
-        if self._start.node_rank == 0:
+        if error:
+            self._log.add(protocol.Notice(text=f"its agent says: {error}"))
+        if self._start.lead:
             self._keep_results()
         if self._final is not None:
             self._log.add(self._final)

@@ -22,6 +22,8 @@ NODE_LOST_S = 10.0  # a host that only this notebook can't reach is lost after t
 OWN_WORD_S = (
     1.5  # for a host that the others don't hear to say that it doesn't hear them
 )
+# After the last sign of life, for torchrun to start a failed rank again where the other nodes seem to have ended.
+RESTART_S = 15.0
 WORTH_ASKING_S = 30.0  # a stop of a run that has stood still for this long first asks where the ranks are
 _LEAST_STILL_S = 5.0  # a run of a few seconds that reports nothing may just be at work
 STACKS_S = 6.0  # agents themselves wait 4 s for ranks that don't answer
@@ -49,11 +51,36 @@ def reason_to_stop(
         return "lost"
     if _is_port_closed(state):
         return "rendezvous"
+    return "failed" if _has_failed(state) else ""
+
+
+def _has_failed(state: RunState) -> bool:
+    """Whether a node or a rank has failed, and the job can't go on without it."""
     if any(node.code not in (None, 0) for node in state.essential):
-        return "failed"
+        return True
     if state.first_failure is not None and not state.max_restarts:
-        return "failed"
-    return ""
+        return True
+    return _waits_for_the_ended(state)
+
+
+def _waits_for_the_ended(state: RunState) -> bool:
+    """Whether a rank has failed and can't be started again, because too few nodes are left to meet.
+
+    A node whose ranks have all ended well never comes back to the rendezvous. torchrun would wait for it for ten minutes
+    (torch 2.13: `join_timeout` of the c10d rendezvous).
+    """
+    workers = state.workers.values()
+    has_failed = any(worker.phase == "failed" for worker in workers)
+    if not has_failed or state.at_s - state.advanced_at_s < RESTART_S:
+        return False
+    lost = state.lost_nodes
+    can_meet = 0
+    for node in state.nodes:
+        phases = [one.phase for one in workers if one.node_rank == node.node_rank]
+        has_ended = bool(phases) and all(phase == "done" for phase in phases)
+        if node.node_rank not in lost and not has_ended:
+            can_meet += 1
+    return can_meet < (state.min_nodes if state.is_elastic else len(state.nodes))
 
 
 def _is_port_closed(state: RunState) -> bool:

@@ -18,6 +18,7 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
     RunState          --state/decide-->                    go on, or stop and why; runner/run_loop acts on it
     RunState          --render-->                          text and HTML; screens/ puts them where the user looks
     the last RunState --state/verdict-->                   an error, or none; runner/outcome is the Run that is left
+    --on osmo         --session/osmo-->                    no hosts: a workflow, whose log becomes Events
     --export          --session/exporting, exports/-->     no run: a folder that starts the same job on a cluster
 
 The packages, from the top floor down. None imports from one above it; `tests/unit/test_layers.py` has the same table and

@@ -1,6 +1,6 @@
 """The bundle: one zip with all that a host needs besides Python and torch.
 
-    __main__.py            `python BUNDLE ROLE ...`: contact, agent, engine, worker or template
+    __main__.py            `python BUNDLE ROLE ...`: contact, agent, engine, worker, template or task
     distmagic/             the package's __init__ and the half that travels, remote/ without remote/keeper/
     cloudpickle/           as installed here
     fallback/tqdm/         as installed here; for the end of `sys.path`, on hosts that have no tqdm
@@ -16,10 +16,12 @@ import functools
 import hashlib
 import importlib.machinery
 import importlib.util
+import io
 import marshal
 import os
 import sys
 import threading
+import zipfile
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType
@@ -40,6 +42,7 @@ ROLES = {
     "engine": "distmagic.remote.engine.engine",
     "worker": "distmagic.remote.rank.worker",
     "template": "distmagic.remote.contact.template",
+    "task": "distmagic.remote.contact.task",
 }
 
 if __name__ == "__main__":
@@ -48,6 +51,8 @@ if __name__ == "__main__":
     importlib.import_module(ROLES[sys.argv[1]]).main(sys.argv[2:])
 '''
 
+# Only a task of a platform without channels needs these: `with_task`.
+_OF_TASKS = ("remote/contact/task.py", "remote/wire/log_lines.py")
 
 CO_HAS_DOCSTRING = 0x4000000  # of Python 3.13; `inspect` has it from there on
 _BUILDING = threading.Lock()
@@ -75,6 +80,16 @@ def build() -> blobs.LocalBlob:
     return bundle
 
 
+def with_task() -> bytes:
+    """Return the bundle together with what a task of a platform runs that has no channel to the notebook."""
+    here = Path(__file__).parents[1]
+    zipped = io.BytesIO(build().path.read_bytes())
+    with zipfile.ZipFile(zipped, "a", zipfile.ZIP_DEFLATED) as archive:
+        for name in _OF_TASKS:
+            archive.write(here / name, f"distmagic/{name}")
+    return zipped.getvalue()
+
+
 @functools.cache
 def _built() -> blobs.LocalBlob:
     files = _files()
@@ -87,9 +102,12 @@ def _files() -> dict[str, Path]:
     here = Path(__file__).parents[1]
     files = {"distmagic/__init__.py": here / "__init__.py"}
     for file in (here / "remote").rglob("*.py"):
-        if file.parent.name == "keeper":
-            continue  # it travels as text, before the bundle
-        files[f"distmagic/{file.relative_to(here).as_posix()}"] = file
+        name = file.relative_to(here).as_posix()
+        is_keeper = (
+            file.parent.name == "keeper"
+        )  # it travels as text, before the bundle
+        if name not in _OF_TASKS and not is_keeper:
+            files[f"distmagic/{name}"] = file
     cloudpickle = _package("cloudpickle")
     if not cloudpickle:
         raise DistmagicError(

@@ -17,4 +17,5 @@ Read in this order:
     sweep             ends what agents left that were killed
     template_client   finds, starts and ends templates
     template          a process that has torch loaded and forks agents
+    task              where no notebook can open a channel: talks to a contact in its place, and writes to a log
 """

@@ -8,7 +8,6 @@ about a run or waits for its events, but for a workflow of OSMO, which no host o
     allocations.py    nodes of a scheduler: asked for once, used by every cell that asks for the same
     inside.py         this process as one node of a job in which all nodes run the same cell or script
     place.py          where one cell runs; waits for nodes that are still pending
-    work_dir.py       what the working directory of a run is called
     programs.py       a script, or a module, on hosts
     background.py     the runs that go on while the notebook does other things
     background_run.py     one of them: the thread of its loop, what it is asked meanwhile, and how it ended
@@ -18,5 +17,5 @@ about a run or waits for its events, but for a workflow of OSMO, which no host o
     local_hints.py    what this machine knows of a file or a module that a rank lacked
     housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status
     packages.py       the packages that an environment on hosts is to have
-    owner.py          under which name hosts know who began a job
+    names.py          under which names hosts know this process: who began a job, and its working directory
 """

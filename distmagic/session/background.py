@@ -17,7 +17,7 @@ from distmagic.render.screen import Screen
 from distmagic.request.spec import JobSpec
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session.background_run import BackgroundRun, BackgroundScreen
-from distmagic.session.owner import new_job
+from distmagic.session.names import new_job
 from distmagic.state import fold
 
 if TYPE_CHECKING:  # these two know of this module

@@ -31,8 +31,7 @@ from distmagic.remote.wire.protocol import JobTerms, StartNode
 from distmagic.render.screen import Screen
 from distmagic.request.flags import Request
 from distmagic.runner.outcome import Run
-from distmagic.session.owner import owner
-from distmagic.session.work_dir import work_dir
+from distmagic.session.names import owner, work_dir
 from distmagic.session.workflow import WorkflowRun
 from distmagic.state.events import Planned
 

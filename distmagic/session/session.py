@@ -40,8 +40,7 @@ from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.inside import Inside
 from distmagic.session.local_hints import local_hint
-from distmagic.session.owner import new_job, owner
-from distmagic.session.work_dir import work_dir
+from distmagic.session.names import new_job, owner, work_dir
 from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker

@@ -14,7 +14,7 @@ from distmagic.clusters import sky, sky_words
 from distmagic.errors import HostErrors, HostKeyError
 from distmagic.request.allocation import ClusterRequest
 from distmagic.request.spec import Access
-from distmagic.session.owner import owner
+from distmagic.session.names import owner
 from distmagic.session.session import Session
 from tests.builders.sky import Sky, entries
 from tests.e2e.programs import count

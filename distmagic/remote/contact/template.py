@@ -22,8 +22,7 @@ from distmagic.remote.agent import main as agent_main
 from distmagic.remote.contact import template_client
 from distmagic.remote.engine import forking, preloading, process_title
 from distmagic.remote.engine.successor import Successor, succeed
-from distmagic.remote.rank import imported
-from distmagic.remote.records import environments, places
+from distmagic.remote.records import environments, imported_modules, places
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.wire import protocol
@@ -81,7 +80,7 @@ class Template:
             for pid, folder in list(self._agents.items()):
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     del self._agents[pid]
-                    self._wishes.learn(folder / imported.FILE)
+                    self._wishes.learn(folder / imported_modules.FILE)
             self._follow_successor(has_spoken=self._successor in ready)
             if self._clock() >= self._touch_at:
                 self._touch_at = self._clock() + _TOUCH_S

@@ -1,6 +1,6 @@
 """Loads into a template's successor the packages that ranks imported in the last runs.
 
-    rank      --list of its modules, in the job's folder-->   template     (remote/rank/imported.py)
+    rank      --list of its modules, in the job's folder-->   template     (remote/records/imported_modules.py)
     template  --keeps the list, by its own key; forks-->      successor
     successor --imports one package after the other-->        the template in place of the first one
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from distmagic.remote.rank import (
     bars,
     import_paths,
-    imported,
     logged_numbers,
     process_groups,
     report,
@@ -33,6 +32,7 @@ from distmagic.remote.rank import (
     sources,
     stacks,
 )
+from distmagic.remote.records import imported_modules
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.values import call, left_out, parcel
@@ -325,7 +325,7 @@ def _finish(rank: Rank, conn: socket.socket, ended: Ended) -> None:
             ended.code
         )  # a child that the function has forked: it reports nothing for this rank
     if rank.notes_imports and ended.outcome == "returned":
-        imported.write(rank.folder, rank.paths)
+        imported_modules.write(rank.folder, rank.paths)
     try:
         _report_end(rank, conn, encode(ended))
     except OSError:

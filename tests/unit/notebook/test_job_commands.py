@@ -14,8 +14,7 @@ from distmagic.remote.wire.protocol import JobTerms, KeptWorkDir, Template
 from distmagic.request.hosts import Host, parse_hosts
 from distmagic.request.spec import Access
 from distmagic.session.housekeeping import Stopped
-from distmagic.session.owner import owner
-from distmagic.session.work_dir import own_origin
+from distmagic.session.names import own_origin, owner
 from tests.scenes import done
 from tests.unit.notebook.fakes import Lab
 

@@ -29,7 +29,7 @@ from distmagic.request.spec import (
 )
 from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
-from distmagic.session.background_run import BackgroundRun
+from distmagic.session.background import BackgroundRun
 from distmagic.session.inside import digest_of, part_of
 from distmagic.session.place import Place
 from distmagic.session.session import Session

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from distmagic.request.hosts import Host
     from distmagic.request.spec import Access
     from distmagic.runner.outcome import Detached, Run
-    from distmagic.session.background_run import BackgroundRun
+    from distmagic.session.background import BackgroundRun
 
 _SCRIPT_NAME = "cell.py"  # sys.argv[0] of a cell that runs as a script
 _OWN_LINES = "running the cell's own lines here"

@@ -37,7 +37,7 @@ def say_not_started(
 ) -> None:
     """Let no older run stand under the names of one that never began; other values stay. An error with a run had begun."""
     from distmagic.runner.outcome import Detached, NotStarted, Run
-    from distmagic.session.background_run import BackgroundRun
+    from distmagic.session.background import BackgroundRun
 
     if isinstance(error, RunError) and error.run is not None:
         return

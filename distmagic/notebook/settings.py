@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from distmagic.planning.jobs import Job
     from distmagic.playground.playground import Playground
-    from distmagic.session.background_run import BackgroundRun
+    from distmagic.session.background import BackgroundRun
     from distmagic.session.inside import Inside
     from distmagic.session.session import Session
 

@@ -10,7 +10,6 @@ about a run or waits for its events, but for a workflow of OSMO, which no host o
     place.py          where one cell runs; waits for nodes that are still pending
     programs.py       a script, or a module, on hosts
     background.py     the runs that go on while the notebook does other things
-    background_run.py     one of them: the thread of its loop, what it is asked meanwhile, and how it ended
     exporting.py      a cell, or a script, as a folder that starts the same job on a cluster
     osmo.py           a run as a workflow of OSMO: what it can't have, and what it carries
     workflow.py       submits it and follows it by its log

@@ -1,33 +1,295 @@
-"""The runs of a session that go on while the notebook does other things. They end with its process."""
+"""Runs that go on while the notebook does other things: the thread of each, what it is asked meanwhile, and how it ends.
+
+They end with the process of their session.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from distmagic.connection import parallel
 from distmagic.connection.link import Link
-from distmagic.errors import SpecError
+from distmagic.errors import DistmagicError, SpecError
 from distmagic.payload.pack import Payload
-from distmagic.render.screen import Screen
+from distmagic.remote.wire.protocol import FoundFile
+from distmagic.render.screen import Screen, UserRequest
 from distmagic.request.spec import JobSpec
-from distmagic.runner.outcome import Detached, Run
-from distmagic.session.background_run import BackgroundRun, BackgroundScreen
+from distmagic.runner.outcome import Detached, Results, Run, cell_number, metrics_of
 from distmagic.session.names import new_job
 from distmagic.state import fold
+from distmagic.state.hangs import Explanation, dump_of, explain_request, unanswered
+from distmagic.state.model import RunState
 
 if TYPE_CHECKING:  # these two know of this module
     from distmagic.connection.reach import Reaching
     from distmagic.session.place import Place
     from distmagic.session.session import Session
 
+_ANSWER_S = 20.0  # that the ranks have to say where they are
 # For ranks to end when the process does. A kernel that takes more than five seconds is killed, and then hosts end what
 # was left when its lease runs out.
 _LAST_WAIT_S = 4.0
+
+
+class BackgroundScreen:
+    """Shows a run on any number of screens, keeps its last state, and passes on what other cells ask for.
+
+    `show` and `requests` are called on the run's own thread, everything else on any. The end is shown by `close` alone,
+    because it is known only then which error it means.
+    """
+
+    def __init__(self, state: RunState, screen: Screen) -> None:
+        self.state = state
+        self.has_changed = threading.Condition()
+        self._screens: list[Screen] = []
+        self._asked: deque[UserRequest] = deque()
+        self._drawing = threading.Lock()
+        self.add(screen)
+
+    def add(self, screen: Screen) -> None:
+        """Show the run on one more screen, which belongs to the cell that is executed now."""
+        with self._drawing:
+            screen.show(self.state)
+            self._screens.append(screen)
+
+    def ask(self, request: UserRequest) -> None:
+        """Ask for something, as a click does."""
+        self._asked.append(request)
+
+    def show(self, state: RunState) -> None:
+        """Show a state on all screens."""
+        self._keep(state)
+        with self._drawing:
+            for screen in self._screens:
+                screen.show(state)
+
+    def finish(self, state: RunState) -> None:
+        """Keep the last state."""
+        self._keep(state)
+
+    def requests(self) -> tuple[UserRequest, ...]:
+        """Return what was asked for, here and on the screens."""
+        found: list[UserRequest] = []
+        while self._asked:
+            found.append(self._asked.popleft())
+        for screen in tuple(self._screens):
+            found += screen.requests()
+        return tuple(found)
+
+    def close(self, error: BaseException | None) -> None:
+        """Show the last state for good, and what `error` says that the state does not: nobody else may look at it."""
+        state = self.state
+        if error is not None:
+            message, hint = repr(error), ""
+            if isinstance(error, DistmagicError):
+                message, hint = error.message, error.hint
+            if not state.is_over:
+                state = replace(state, abandoned=message.partition("\n")[0])
+            notices = (*state.notices, *hint.splitlines())
+            state = replace(state, notices=notices)
+        self._keep(state)
+        with self._drawing:
+            for screen in self._screens:
+                screen.finish(state)
+            self._screens = []
+
+    def _keep(self, state: RunState) -> None:
+        with self.has_changed:
+            self.state = state
+            self.has_changed.notify_all()
+
+
+class BackgroundRun:
+    """A run that goes on while the notebook does other things.
+
+    `state` is all that is known of it now, `done` whether it is over. `wait()` returns its `Run`, or raises how it has
+    failed; so do `results` and `run[rank]` once it is over. `stop()` ends it, `stacks()` says where its ranks are.
+    `logs`, `metrics`, `files` and `fetch` are those of a `Run`, and work while it goes on.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        screen: BackgroundScreen,
+        launch: Callable[[], Run | Detached],
+        give_up: Callable[[], object],
+        open_link: Callable[[int], Link],
+    ) -> None:
+        """Begin it. `launch` is called on a thread; `give_up` ends what it waits for before there are hosts."""
+        self.job = job
+        self.screen = screen
+        self._give_up = give_up
+        self._open_link = open_link
+        self._is_over = threading.Event()
+        self._left: Run | Detached | None = None
+        self._error: BaseException | None = None
+        self._shown_in = cell_number()
+        parallel.begin(self._run, launch)
+
+    def _run(self, launch: Callable[[], Run | Detached]) -> None:
+        try:
+            self._left = launch()
+        except BaseException as error:  # noqa: BLE001  # whoever waits for the run gets it
+            self._error = error
+            self._left = getattr(error, "run", None)
+            if isinstance(error, DistmagicError):
+                # Nobody sees where it was raised, and the frames there keep all that was known of the run.
+                error.__traceback__ = error.__context__ = None
+        try:
+            self.screen.close(self._error)
+        finally:
+            self._is_over.set()
+
+    @property
+    def state(self) -> RunState:
+        """All that is known of the run now."""
+        return self.screen.state
+
+    @property
+    def done(self) -> bool:
+        """Whether the run is over."""
+        return self._is_over.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> Run | Detached:
+        """Wait for the end and return the `Run`, or the `Detached` of a job that goes on alone.
+
+        Raises what a cell of this run would raise, and `TimeoutError` after `timeout_s`. An interrupt ends the waiting
+        alone.
+        """
+        if not self._is_over.wait(timeout_s):
+            raise TimeoutError(f"job {self.job} still goes on after {timeout_s:g} s")
+        return self._ended()
+
+    def _ended(self) -> Run | Detached:
+        if not self.done:
+            raise SpecError(
+                f"Job {self.job} still goes on.",
+                "run.wait() waits for its end, run.stop() ends it.",
+            )
+        if self._error is not None:
+            raise self._error
+        assert self._left is not None
+        return self._left
+
+    def ask_to_stop(self) -> None:
+        """Have every rank on every host ended, without waiting for it; at once, if it was asked for before."""
+        self._give_up()
+        self.screen.ask("stop")
+
+    def stop(self) -> None:
+        """End every rank on every host; returns when that is so. An interrupt ends the waiting alone."""
+        if not self.done:
+            self.ask_to_stop()
+        self._is_over.wait()
+
+    def wait_until_over(self, timeout_s: float) -> bool:
+        """Wait for the end; return whether it has come."""
+        return self._is_over.wait(timeout_s)
+
+    def stacks(self) -> RunStacks:
+        """Ask every rank where it is, and return the answers; the run goes on. Raises `SpecError` where no rank runs."""
+        screen = self.screen
+        if self.done or screen.state.phase != "running":
+            raise SpecError(f"No rank of job {self.job} runs: it is {self._phase}.")
+        with screen.has_changed:
+            before = screen.state.wanted_stacks
+            screen.ask("stacks")
+            screen.has_changed.wait_for(lambda: self._has_answers(before), _ANSWER_S)
+            state = screen.state
+        found = explain_request(state, state.wanted_stacks)
+        if found is None or state.wanted_stacks == before:
+            raise SpecError(f"No rank of job {self.job} has said where it is.")
+        return RunStacks(explanation=found, job=self.job)
+
+    def _has_answers(self, before: str) -> bool:
+        """Whether all ranks have answered a request that came after `before`, or there is nothing to wait for."""
+        state = self.screen.state
+        request_id = state.wanted_stacks
+        dump = dump_of(state, request_id)
+        is_answered = request_id != before and dump is not None
+        return state.is_over or (is_answered and not unanswered(state, dump))
+
+    @property
+    def metrics(self) -> list[dict[str, float | int | None]]:
+        """What was reported so far, as `Run.metrics`."""
+        return metrics_of(self.state)
+
+    @property
+    def results(self) -> Results:
+        """What the ranks returned. Raises `SpecError` while the run goes on, and the error of one that has failed."""
+        left = self._ended()
+        return left.results  # a `Detached` says that it has none
+
+    def __getitem__(self, rank: int) -> Any:
+        return self.results[rank]
+
+    def logs(self, rank: int, stream: str | None = None) -> str:
+        """Return what a rank has written so far, as `Run.logs`."""
+        return self._so_far().logs(rank, stream)
+
+    def files(self, rank: int = 0, pattern: str = "**") -> tuple[FoundFile, ...]:
+        """Return the files in the working directory of a rank's host, as `Run.files`."""
+        return self._so_far().files(rank, pattern)
+
+    def fetch(self, pattern: str, to: str = ".", rank: int = 0) -> list[Path]:
+        """Copy files of a rank's working directory to the folder `to`, as `Run.fetch`."""
+        return self._so_far().fetch(pattern, to, rank)
+
+    def _so_far(self) -> Run:
+        """Return the run as if it were over now."""
+        if isinstance(self._left, Run):
+            return self._left
+        return Run(self.state, {}, self._open_link, shown=False)
+
+    @property
+    def _phase(self) -> str:
+        return self.state.phase if self._error is None else "failed"
+
+    def __repr__(self) -> str:
+        from distmagic import render
+
+        return render.text(self.state)
+
+    def _repr_html_(self) -> str:
+        from distmagic import render
+
+        return render.html(self.state)
+
+    def _ipython_display_(self) -> None:
+        """Show how it stands, but not in the very cell that has its live view."""
+        from IPython.display import display
+
+        if self._shown_in is None or self._shown_in != cell_number():
+            html = self._repr_html_()
+            display({"text/plain": repr(self), "text/html": html}, raw=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStacks:
+    """Where the ranks of a job are: `explanation` has them in groups. Shown as text and as HTML."""
+
+    explanation: Explanation
+    job: str
+
+    def __repr__(self) -> str:
+        from distmagic import render
+
+        return render.stacks_text(self.explanation, self.job)
+
+    def _repr_html_(self) -> str:
+        from distmagic import render
+
+        return render.stacks_html(self.explanation, self.job)
 
 
 class BackgroundRuns:

@@ -33,7 +33,7 @@ from distmagic.remote.wire import protocol
 from distmagic.request.hosts import INSIDE, LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.outcome import Detached, Run
-from distmagic.session.background_run import BackgroundRun
+from distmagic.session.background import BackgroundRun
 from distmagic.state.model import NodeState, RunState, WorkerState
 from distmagic.transports import Transport
 

@@ -20,7 +20,7 @@ from distmagic.request.program import Program
 from distmagic.request.spec import Access
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session import osmo
-from distmagic.session.background_run import BackgroundRun
+from distmagic.session.background import BackgroundRun
 from distmagic.session.inside import digest_of
 from distmagic.session.place import place_of
 from distmagic.session.session import Session

@@ -45,6 +45,7 @@ class FakeSession:
 def session(monkeypatch, tmp_path):
     monkeypatch.delenv("DISTMAGIC_HOSTS", raising=False)
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
+    monkeypatch.setattr(notebook_place, "_said", [])  # by notebooks of other tests
     fake = FakeSession()
     monkeypatch.setattr(api, "session", lambda: fake)
     return fake

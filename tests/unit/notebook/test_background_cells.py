@@ -11,7 +11,7 @@ from distmagic import api, cli
 from distmagic.errors import SpecError
 from distmagic.request.allocation import AllocationRequest
 from distmagic.session import inside
-from distmagic.session.background_run import BackgroundRun
+from distmagic.session.background import BackgroundRun
 from tests.unit.notebook.fakes import FakeScreen
 
 WAIT_S = 10

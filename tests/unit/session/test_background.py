@@ -18,7 +18,7 @@ from distmagic.request.spec import Access, JobSpec
 from distmagic.runner import executor
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session import background
-from distmagic.session.background_run import BackgroundRun
+from distmagic.session.background import BackgroundRun
 from distmagic.session.place import Place
 from distmagic.session.session import Session
 from tests.builders.hosts import (

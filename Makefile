@@ -1,8 +1,9 @@
-# make check | test | chaos | demo | bench | picture | lint | clean: each does all of its own set-up in .venv.
+# make check | test | chaos | demo | bench | picture | screenshots | lint | clean: each does all of its own set-up in .venv.
 #   check    lint, types and the tests that need no host, in a minute and a half: before each commit
 #   test     all tests
 #   chaos    pairs of faults, ROUNDS of them from SEED on: a line a round, and those that failed in the end
 #   picture  the README's picture, of a real run in a real JupyterLab, in assets/
+#   screenshots  that and a picture of each scene of the view, light and dark, wide and narrow, in build/screenshots
 #
 #   PYTHON=python3.12   the Python (3.10 or later) that .venv is made with
 #   JOBS=1              tests at the same time (0: in pytest's own process); 2 if not said
@@ -30,7 +31,7 @@ export PATH := $(bin):$(PATH)
 # Tests start hundreds of Pythons. Where byte code is not kept, each of them compiles the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help check test chaos demo bench picture lint clean setup
+.PHONY: help check test chaos demo bench picture screenshots lint clean setup
 .DELETE_ON_ERROR:
 
 help:
@@ -71,6 +72,9 @@ bench: $(venv)/.ready
 
 picture: $(venv)/.ready
 	@$(bin)/python -m tests.browser.picture
+
+screenshots: picture
+	@$(bin)/python -m tests.browser.screenshots
 
 lint: $(venv)/.ready
 	@$(bin)/ruff check

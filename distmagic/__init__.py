@@ -18,6 +18,7 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
     RunState          --state/decide-->                    go on, or stop and why; runner/run_loop acts on it
     RunState          --render-->                          text and HTML; screens/ puts them where the user looks
     the last RunState --state/verdict-->                   an error, or none; runner/outcome is the Run that is left
+    --on osmo         --session/osmo-->                    no hosts: a workflow, whose log becomes Events
     --export          --session/exporting, exports/-->     no run: a folder that starts the same job on a cluster
 
 The packages, from the top floor down. None imports from one above it; `tests/unit/test_layers.py` has the same table and
@@ -53,7 +54,7 @@ On the hosts, with Python's standard library alone, `remote/`, which travels the
     remote/engine/    torchrun, by exec or forked from a template, and the ranks that it starts
     remote/rank/      one rank: calls the user's function, reports its progress
     remote/gang/      which nodes of a job are alive, known by heartbeats between the hosts
-    remote/system/    what Linux shows: processes, memory, sockets, log-out
+    remote/system/    what Linux shows: processes, memory, hardware, sockets, log-out
     remote/values/    values in files: pickles, tensors, large side files
     remote/records/   what is kept on a host: directories, journals, logs, the list of jobs
     remote/wire/      the messages between both halves: one frozen dataclass a message, one JSON line each
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from distmagic.remote.rank import checkpoint as checkpoint
     from distmagic.remote.rank.report import report as report
     from distmagic.remote.rank.report import track as track
+    from distmagic.remote.rank.show import show as show
     from distmagic.runner.outcome import Run as Run
 
 __version__ = "0.1.0"
@@ -106,6 +108,7 @@ _ERRORS = (
 _HOMES = {
     "report": "distmagic.remote.rank.report",
     "track": "distmagic.remote.rank.report",
+    "show": "distmagic.remote.rank.show",
     "run": "distmagic.api",
     "compare": "distmagic.comparison.compare",
     "Run": "distmagic.runner.outcome",

@@ -1,8 +1,14 @@
-"""Text that came from somewhere else, made harmless for a terminal: nothing in it moves, hides or turns anything. Pure."""
+"""Text and pictures that came from somewhere else, made harmless: nothing in a text moves, hides or turns anything. Pure."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
+import struct
+
+_PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+_MOST_PIXELS = 4096  # of a picture's side: a small file can be a very large picture
 
 ESCAPE = re.compile(
     r"\x1b\[(?P<sgr>[0-9;]*)m"
@@ -53,3 +59,17 @@ def lines(text: str) -> str:
 
 def _without_breaks(text: str) -> str:
     return text.replace("\n", "").replace("\r", "").replace("\t", "")
+
+
+def png(text: str) -> str:
+    """Return `text`, the base64 of a PNG, written anew; "" for anything else, and for a picture that is very large."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return ""
+    if len(data) < 24 or not data.startswith(_PNG):
+        return ""
+    wide, high = struct.unpack(">II", data[16:24])
+    if not (0 < wide <= _MOST_PIXELS and 0 < high <= _MOST_PIXELS):
+        return ""
+    return base64.b64encode(data).decode()

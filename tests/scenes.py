@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import Bar, Ended, Failure
 from distmagic.state.model import NodeState, OutputLine, RunState, WorkerState
 from distmagic.state.series import Series
@@ -147,6 +148,28 @@ def running() -> RunState:
     return run([worker(r) for r in range(4)])
 
 
+def on_gpus() -> RunState:
+    """Two hosts with a GPU a rank; one host tells nothing of its GPUs."""
+    state = running()
+    gpus = (
+        protocol.Gpu(utilization=0.87, used_bytes=62_100_000_000, total_bytes=80_000_000_000, celsius=71.0),
+        protocol.Gpu(used_bytes=12_000_000_000, total_bytes=80_000_000_000),
+    )  # fmt: skip
+    told = protocol.Hardware(
+        cpu_utilization=0.43, used_bytes=31_000_000_000, total_bytes=256_000_000_000, received_bytes_s=1_200_000.0,
+        sent_bytes_s=340_000.0, gpus=gpus,
+    )  # fmt: skip
+    silent = replace(told, cpu_utilization=None, received_bytes_s=None, gpus=())
+    first, second = state.nodes
+    first = replace(first, hardware=told, gpu_peaks=(79_000_000_000, 12_000_000_000))
+    second = replace(second, hardware=silent)
+    workers = {}
+    for rank, worker in state.workers.items():
+        device = f"cuda:{worker.local_rank}" if worker.node_rank == 0 else ""
+        workers[rank] = replace(worker, device=device)
+    return replace(state, nodes=(first, second), workers=workers)
+
+
 def one_slow() -> RunState:
     workers = [worker(r) for r in range(4)]
     workers[2] = replace(workers[2], step=120.0, rate=0.31)
@@ -243,6 +266,16 @@ def ranks_64() -> RunState:
     workers = [worker(r, per_host=8, step=300.0 + r % 5) for r in range(64)]
     workers[17] = replace(workers[17], step=90.0)
     return run(workers, per_host=8)
+
+
+def one_of_64_failed() -> RunState:
+    """Rank 22 of 64 has failed, while the others go on."""
+    state = ranks_64()
+    failure = Failure(type="ValueError", message="no such batch", traceback="Traceback")
+    ended = Ended(rank=22, restart=0, outcome="raised", code=1, failure=failure)
+    failed_one = replace(state.workers[22], phase="failed", ended=ended)
+    workers = {**state.workers, 22: failed_one}
+    return replace(state, workers=workers, first_failure=22)
 
 
 @cache

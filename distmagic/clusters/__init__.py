@@ -1,4 +1,5 @@
-"""Gets hosts from a scheduler, and keeps them until nobody needs them: Slurm's nodes, and clusters of SkyPilot.
+"""Gets hosts from a scheduler, and keeps them until nobody needs them: Slurm's nodes, and clusters of SkyPilot. And speaks
+with OSMO, which runs whole jobs.
 
 The way of the data. What is asked for and what Slurm says are words, understood in pure modules; few lines act.
 
@@ -31,4 +32,6 @@ has started on every node itself. In this order:
     sky_words.py     what SkyPilot's program is told, and what it says of clusters         pure
     sky.py           that program: status, launch, hold, down, each with a time limit
     cluster.py       one cluster of SkyPilot: found or launched, reached, given up
+    osmo_words.py    what the program `osmo` says: states, refusals, lines of a log        pure
+    osmo.py          submit, look, follow the log, cancel, fetch
 """

@@ -77,6 +77,9 @@ class Allocation:
         self._looked_at = 0.0
         self._has_broken = False
         self._connected: set[str] = set()  # nodes to which there was a connection once
+        self._gone: dict[
+            str, set[str]
+        ] = {}  # connections that were lost, by their node
         self._owner = os.getpid()
         atexit.register(
             self.leave
@@ -248,7 +251,8 @@ class Allocation:
             python=self._python,
             mark=self._mark,
         )
-        return SrunTransport(self._shell, node, self._explained)
+        gone = self._gone.setdefault(name, set())
+        return SrunTransport(self._shell, node, self._explained, gone)
 
     def _explained(self, error: DistmagicError) -> DistmagicError:
         """Return how it ended, where srun only tells that it has."""

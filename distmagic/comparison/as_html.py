@@ -20,7 +20,10 @@ def html(runs: Sequence[RunSummary]) -> str:
     head = f'<div class="dm-head"><span>{q.plural(len(runs), "run")}</span></div>'
     parts = [style(), head]
     if runs:
-        parts += [f'<div class="dm-scroll">{_table(runs)}</div>', _curves(runs)]
+        parts += [
+            f'<div class="dm-scroll" tabindex="0">{_table(runs)}</div>',
+            _curves(runs),
+        ]
     return f'<div class="distmagic">{"".join(parts)}</div>'
 
 

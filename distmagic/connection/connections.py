@@ -60,11 +60,11 @@ class Connections:
         known = self._known(key)
         if known is not None:
             try:
-                return open_link(host, known, python, bundle, access.before_python)
+                return _opened(host, known, access, python, bundle)
             except (ConnectionLost, Unreachable):
                 self.drop(known)
         transport = self._connected(key, host, access, asker)
-        return open_link(host, transport, python, bundle, access.before_python)
+        return _opened(host, transport, access, python, bundle)
 
     def _known(self, key: _Key) -> Transport | None:
         with self._lock:
@@ -146,6 +146,14 @@ class Connections:
             transports = list(self._open.values())
             self._open = {}
         _close_all(transports)
+
+
+def _opened(
+    host: Host, transport: Transport, access: Access, python: str, bundle: LocalBlob
+) -> Link:
+    return open_link(
+        host, transport, python, bundle, access.before_python, access.setup_line
+    )
 
 
 def _close_all(transports: list[Transport]) -> None:

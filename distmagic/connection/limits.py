@@ -185,6 +185,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
         "rank": RANK, "restart": COUNT, "at_s": SECONDS, "step": AMOUNT_OR_NONE, "total": AMOUNT_OR_NONE,
         "rows": items(1000), "bars": items(1000), "device": WORD,
     },
+    protocol.Picture: {"rank": RANK, "restart": COUNT, "data": line(200_000), "step": AMOUNT_OR_NONE},
     protocol.MetricRow: {"at_s": SECONDS, "step": AMOUNT_OR_NONE, "metrics": table(1000, WORD)},
     protocol.Bar: {
         "id": COUNT, "desc": line(200), "n": AMOUNT, "total": AMOUNT_OR_NONE, "unit": line(200),
@@ -211,6 +212,14 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.Thread: {"frames": items(100)},
     protocol.Frame: {"file": WORD, "line": COUNT, "function": WORD, "text": WORD},
     protocol.StacksDone: {"request_id": WORD, "ranks": COUNT},
+    protocol.Hardware: {
+        "cpu_utilization": number(0.0, 1.0, None), "used_bytes": SIZE, "total_bytes": SIZE,
+        "received_bytes_s": number(0.0, 1e15, None), "sent_bytes_s": number(0.0, 1e15, None), "gpus": items(256),
+    },
+    protocol.Gpu: {
+        "utilization": number(0.0, 1.0, None), "used_bytes": SIZE, "total_bytes": SIZE,
+        "celsius": number(-300.0, 1000.0, None),
+    },
     protocol.Final: {"reason": TEXT, "survivors": items(200, line(300))},
     # answers
     protocol.Facts: {
@@ -234,7 +243,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.JobTerms: {
         "lease_s": LEASE, "owner": NAME, "max_restarts": COUNT, "timeout_s": SECONDS_OR_NONE,
         "hang_timeout_s": SECONDS_OR_NONE, "min_nodes": COUNT, "max_nodes": COUNT, "awaited": HOSTS,
-        "call": WORD, "ranks": COUNT,
+        "call": WORD, "ranks": COUNT, "devices": items(1000, WORD),
     },
     protocol.FoundFiles: {"files": items(1000)},
     protocol.FoundFile: {"path": percent_encoded(PATH_CHARS), "size_bytes": SIZE, "changed_s": DATE},
@@ -243,11 +252,18 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.WorkDirReady: {"path": PATH, "notice": line(2000)},
     protocol.WorkDirs: {"dirs": items(1000)},
     protocol.KeptWorkDir: {"name": NAME, "origin": NAME, "size_bytes": SIZE, "age_s": SECONDS},
+    protocol.EnvironmentProgress: {
+        "stage": WORD, "package": WORD, "done": COUNT, "total": COUNT, "elapsed_s": SECONDS,
+    },
+    protocol.EnvironmentReady: {"python": PATH, "elapsed_s": SECONDS, "notes": items(100, line(500))},
     protocol.Removed: {"size_bytes": SIZE},
     protocol.AgentGone: {"error": TEXT},
     protocol.Refused: {"what": WORD, "error": TEXT},
     protocol.Templates: {"templates": items(1000)},
-    protocol.Template: {"pid": COUNT, "age_s": SECONDS, "idle_s": SECONDS, "size_bytes": SIZE},
+    protocol.Template: {
+        "pid": COUNT, "age_s": SECONDS, "idle_s": SECONDS, "size_bytes": SIZE, "packages": items(1000, WORD),
+        "refused": items(100, line(400)),
+    },
     protocol.AgentForked: {"pid": COUNT},
     # the lead's orders, which go back to hosts as they came
     protocol.LeadStart: {},

@@ -196,26 +196,34 @@ class Link:
                 return
             if isinstance(message, protocol.Refused):
                 raise self._refusal(message)
+            if isinstance(message, protocol.Hardware):
+                yield n, message  # no event, but news for whoever listens just now
             if number == 0:
                 continue  # no event
             if number != n + 1:
                 raise ProtocolError(
                     f"{self.host.name}: event {number} came after event {n}."
                 )
-            n = message.through if isinstance(message, protocol.Skipped) else number
-            if n < number:
-                raise ProtocolError(
-                    f"{self.host.name}: event {number} goes on before itself."
-                )
-            if (
-                isinstance(message, protocol.Hello)
-                and message.protocol != protocol.PROTOCOL
-            ):
-                raise ProtocolError(
-                    f"{self.host.name}: {protocol.another_version(message.job, message.protocol)}."
-                )
+            if isinstance(message, protocol.Hello):
+                self._check_version(message)
+            n = self._number_of_last(number, message)
             if message is not None:  # else of a younger protocol
                 yield n, message
+
+    def _number_of_last(self, number: int, message: protocol.Message | None) -> int:
+        """Return the number of the last event that a line stands for. Raises `ProtocolError`."""
+        if not isinstance(message, protocol.Skipped):
+            return number
+        if message.through < number:
+            raise ProtocolError(
+                f"{self.host.name}: event {number} goes on before itself."
+            )
+        return message.through
+
+    def _check_version(self, hello: protocol.Hello) -> None:
+        if hello.protocol != protocol.PROTOCOL:
+            why = protocol.another_version(hello.job, hello.protocol)
+            raise ProtocolError(f"{self.host.name}: {why}.")
 
     # ---- bytes
 
@@ -301,5 +309,7 @@ _REFUSAL_HINTS = {
     "offer_blobs": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
     "receive_blobs": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
     "start_node": "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME.",
+    "sync_environment": "Leave the package out with --requirements FILE, or mend it on the host: an index of packages is "
+    "named by PIP_INDEX_URL, for uv by UV_INDEX_URL, in its start-up files.",
     "get_file": "Logs and results are kept for 7 days, at most 2 GiB of them.",
 }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from distmagic.payload.pack import Payload
     from distmagic.playground.playground import Playground
-    from distmagic.render.screen import Screen
+    from distmagic.render.screen import AnnouncingScreen
     from distmagic.session.session import Session
 
 
@@ -51,7 +51,9 @@ class PackWhole(Protocol):
 class ScreenFor(Protocol):
     """The type of `screens.choose.screen_for`."""
 
-    def __call__(self, shell: InteractiveShell, *, in_background: bool = ...) -> Screen:
+    def __call__(
+        self, shell: InteractiveShell, *, in_background: bool = ...
+    ) -> AnnouncingScreen:
         """Return the screen of a run."""
 
 
@@ -105,7 +107,9 @@ def _pack_whole(
     )
 
 
-def _screen_for(shell: InteractiveShell, *, in_background: bool = False) -> Screen:
+def _screen_for(
+    shell: InteractiveShell, *, in_background: bool = False
+) -> AnnouncingScreen:
     from distmagic.screens.choose import screen_for
 
     return screen_for(shell, in_background=in_background)

@@ -16,7 +16,7 @@ Read the modules in this order:
     as_html.py      HTML: head and table; style.css is all of the looks
     curves.py       metrics as SVG curves
     chart_data.py   the same in numbers, for a page that draws them itself
-    output.py       the last lines of output
+    output.py       the last lines of output, and the pictures that ranks show
     stacks.py       where the ranks of a run are that hangs
     shown.py        which lines of torchrun's own are left out
     quantities.py   numbers, sizes and times in words
@@ -29,6 +29,7 @@ from __future__ import annotations
 from distmagic.render.as_html import (
     about_and_output,
     all_ranks,
+    announcement,
     head_and_table,
     html,
     style,
@@ -36,13 +37,13 @@ from distmagic.render.as_html import (
 from distmagic.render.as_text import headline, label, milestones, status, text
 from distmagic.render.chart_data import chart_data
 from distmagic.render.curves import curves
-from distmagic.render.output import log_lines, open_lines
+from distmagic.render.output import log_lines, open_lines, pictures
 from distmagic.render.overview import size
 from distmagic.render.shown import count_of_lines, is_shown
 from distmagic.render.stacks import stacks_html, stacks_text
 from distmagic.render.text_width import coloured, columns_of, plain
 
 __all__ = [
-    "about_and_output", "all_ranks", "chart_data", "coloured", "columns_of", "count_of_lines", "curves", "head_and_table", "headline", "html", "is_shown", "label",
-    "log_lines", "milestones", "open_lines", "plain", "size", "stacks_html", "stacks_text", "status", "style", "text",
+    "about_and_output", "all_ranks", "announcement", "chart_data", "coloured", "columns_of", "count_of_lines", "curves", "head_and_table", "headline", "html", "is_shown", "label",
+    "log_lines", "milestones", "open_lines", "pictures", "plain", "size", "stacks_html", "stacks_text", "status", "style", "text",
 ]  # fmt: skip

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from distmagic.render import quantities as q
 from distmagic.render.curves import curves, palette
-from distmagic.render.output import OUTPUT_LINES, about_output, output_lines
+from distmagic.render.output import OUTPUT_LINES, about_output, output_lines, pictures
 from distmagic.render.overview import Alert, Overview, overview
-from distmagic.render.rows import Group, Row, state_word
+from distmagic.render.rows import MAX_HOSTS, Group, Row, state_word
 from distmagic.render.text_width import cut, cut_middle, plain, spans
 from distmagic.state.model import RunState
 
@@ -27,6 +27,8 @@ _STATE_COLOURS = {
     "slow": "#d98a1e", "still": "#d98a1e", "reconnecting": "#d98a1e",
 }  # fmt: skip
 _NAME = 28  # columns of a host's name
+_FEW_HOSTS = 4  # whose hardware is shown at once; that of more hosts is to be unfolded
+_NOT_TOLD = "-"
 _TITLE = 18  # of a metric's
 _NOTE = 60
 _TRACEBACK_LINES = 80
@@ -34,14 +36,26 @@ _TRACEBACK_CHARS = 400  # of one line
 
 
 def html(state: RunState, *, lines: int = OUTPUT_LINES) -> str:
-    """Return the whole view of a run: head, alerts, table, curves, the last `lines` lines of output. Under 200 KB."""
+    """Return the whole view of a run: head, alerts, table, curves, the last `lines` lines of output. Under 200 KB without pictures."""
     head, table = head_and_table(state)
     about, output = about_and_output(state, lines)
     table += all_ranks(state)
-    parts = [style(), head, f'<div class="dm-scroll">{table}</div>', curves(state)]
+    parts = [
+        style(),
+        head,
+        f'<div class="dm-scroll" tabindex="0">{table}</div>',
+        curves(state),
+        pictures(state),
+    ]
     if output:
-        parts += [about, f'<div class="dm-bottom">{output}</div>']
+        parts += [about, f'<div class="dm-bottom" tabindex="0">{output}</div>']
     return f'<div class="distmagic">{"".join(parts)}</div>'
+
+
+def announcement(text: str) -> str:
+    """Return a few words as the head of a run that has not begun."""
+    phase = f'<span class="dm-phase">{escape(text)}</span>'
+    return f'<div class="distmagic">{style()}<div class="dm-head dm-connecting">{phase}</div></div>'
 
 
 @cache
@@ -54,12 +68,22 @@ def style() -> str:
 def head_and_table(state: RunState) -> tuple[str, str]:
     """Return the two upper parts of the live view."""
     view = overview(state)
-    return _head(view), _table(view)
+    hosts = _hardware(view) if len(view.hardware) <= _FEW_HOSTS else ""
+    return _head(view), _table(view) + hosts
 
 
 def all_ranks(state: RunState) -> str:
-    """Return every rank of a large run, to be unfolded; "" where the table has a row a rank."""
-    return _folded(overview(state))
+    """Return every rank and the hardware of a large run, to be unfolded; "" where the table has a row a rank."""
+    view = overview(state)
+    if len(view.hardware) <= _FEW_HOSTS:
+        return _folded(view)
+    shown = min(MAX_HOSTS, len(view.hardware))
+    some = "" if shown == len(view.hardware) else f"{shown} of "
+    title = f"hardware of {some}{len(view.hardware)} hosts"
+    hosts = (
+        f'<details class="dm-all"><summary>{title}</summary>{_hardware(view)}</details>'
+    )
+    return _folded(view) + hosts
 
 
 def about_and_output(state: RunState, lines: int) -> tuple[str, str]:
@@ -128,6 +152,20 @@ def _folded(view: Overview) -> str:
     return html
 
 
+def _hardware(view: Overview) -> str:
+    """Return a table of how busy each host is, "" where nothing has been told."""
+    if not view.hardware:
+        return ""
+    lines = ["<tr><th>host</th><th>CPU</th><th>memory</th><th>network</th><th>GPUs</th></tr>"]  # fmt: skip
+    for one in view.hardware[:MAX_HOSTS]:
+        texts = (one.host, one.cpu, one.memory, one.network, one.gpus)
+        cells = [f"<td>{escape(text) or _NOT_TOLD}</td>" for text in texts]
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return (
+        f'<table class="dm-table dm-hardware"><tbody>{"".join(lines)}</tbody></table>'
+    )
+
+
 def _table_of(groups: Sequence[Group], metric_names: Sequence[str]) -> str:
     rows = [row for group in groups for row in group.rows]
     if not rows:
@@ -177,6 +215,9 @@ def _columns(
     ]
     if not is_large:
         columns.append(_column("device", [escape(row.device[:_NAME]) for row in rows]))
+    gpus = [escape(row.gpu) for row in rows]
+    if any(gpus):
+        gpus = [text or _NOT_TOLD for text in gpus]
     columns += [
         _column("state", [_state(row) for row in rows], "", "dm-state"),
         _column("progress", [_progress(row) for row in rows]),
@@ -189,8 +230,12 @@ def _columns(
     columns += [
         _column("rate", [escape(row.rate) for row in rows], "dm-n", "dm-n"),
         _column("left", [escape(row.left) for row in rows], "dm-n", "dm-n"),
+        _column("GPU", gpus),
         _column(
-            "", [escape(cut(row.remarks, _NOTE)) for row in rows], "dm-note", "dm-note"
+            "note",
+            [escape(cut(row.remarks, _NOTE)) for row in rows],
+            "dm-note",
+            "dm-note",
         ),
     ]
     return [column for column in columns if not column.is_empty]

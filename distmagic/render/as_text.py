@@ -175,6 +175,7 @@ def _columns(rows: Sequence[Row], metrics: Sequence[str]) -> list[_Column]:
         _Column(title="rank", cells=tuple(row.name for row in rows), right=True),
         _Column(title="host", cells=tuple(cut_middle(row.host, 24) for row in rows)),
         _Column(title="device", cells=tuple(row.device[:12] for row in rows), spare=10),
+        _Column(title="GPU", cells=tuple(row.gpu for row in rows), spare=9),
         _Column(title="state", cells=tuple(state_word(row) for row in rows)),
         _Column(title="progress", cells=tuple(_progress(row) for row in rows), spare=1),
         _Column(title="step", cells=steps, right=True, spare=2),

@@ -14,29 +14,49 @@ _MAX_CHARTS = 30
 _POINTS_OF_ALL = 4000
 _FEWEST_POINTS, _MOST_POINTS = 16, 100
 _MAX_HOLES = 20
+_NAME = 60  # columns
 
 
 def chart_data(state: RunState) -> list[dict[str, object]]:
     """Return name, lines and holes of each metric that was reported more than once.
 
-    A line is the rank (-1: all ranks together, where they are many), and the x, the least, the mean and the greatest
+    The names of any two charts differ: a page knows a chart by its name. A line is the rank (-1: all ranks together, where they are many), and the x, the least, the mean and the greatest
     value of each bin. Where a metric `counts_steps`, x is in steps, else in seconds.
     """
     names = names_of_curves(state)[:_MAX_CHARTS]
     lines_in_all = len(names) * min(MAX_LINES, max(1, len(state.series)))
     points = _POINTS_OF_ALL // max(1, lines_in_all)
     points = max(_FEWEST_POINTS, min(_MOST_POINTS, points))
-    return [_chart(state, name, points) for name in names]
+    return [
+        _chart(state, name, shown, points)
+        for name, shown in zip(names, _shown_names(names), strict=True)
+    ]
 
 
-def _chart(state: RunState, name: str, points: int) -> dict[str, object]:
+def _shown_names(names: Sequence[str]) -> list[str]:
+    """Return the names as they are shown; of those that are alike when they are cut, the later ones get a number."""
+    shown: list[str] = []
+    for name in names:
+        text = cut_middle(plain(name), _NAME)
+        number = 2
+        unique = text
+        while unique in shown:
+            unique = f"{text} ({number})"
+            number += 1
+        shown.append(unique)
+    return shown
+
+
+def _chart(
+    state: RunState, name: str, shown_name: str, points: int
+) -> dict[str, object]:
     curve = curve_of(state, name, points)
     if len(curve.lines) > MAX_LINES:
         lines = [_line(-1, joined(curve))]
     else:
         lines = [_line(rank, line) for rank, line in curve.lines.items()]
     return {
-        "name": cut_middle(plain(name), 60),
+        "name": shown_name,
         "counts_steps": curve.by_step,
         "ranks": len(curve.lines),
         "lines": lines,

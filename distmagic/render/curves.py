@@ -150,7 +150,10 @@ def figure(
     else:
         paths = _lines(curve, frame)
     inner = "".join(paths) + _marks(curve, frame)
-    drawing = f'<svg viewBox="0 0 {_WIDE} {_HIGH}" preserveAspectRatio="none" role="img">{inner}</svg>'
+    name = escape(cut_middle(plain(curve.name), 40), quote=True)
+    last = q.number(mean(curve.lasts) or 0.0)
+    label = f"{name}: {q.number(frame.low)} to {q.number(frame.high)}, last {last}"
+    drawing = f'<svg viewBox="0 0 {_WIDE} {_HIGH}" preserveAspectRatio="none" role="img" aria-label="{label}">{inner}</svg>'
     top = q.number(frame.high) if bins else ""
     bottom = q.number(frame.low) if bins else ""
     left, right = _x_words(frame.left, curve), _x_words(frame.right, curve)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html import escape
 
+from distmagic.render import quantities as q
 from distmagic.render.curves import palette
 from distmagic.render.shown import (
     count_of_lines,
@@ -93,3 +94,20 @@ def _line(line: OutputLine, more_class: str) -> str:
     if left_out > 0:
         text += f"… ({left_out:,} more characters)"
     return f'<span class="dm-line {stream}{more_class}">{label} {text}\n</span>'
+
+
+def pictures(state: RunState) -> str:
+    """Return the pictures that ranks have shown, "" for none."""
+    figures = []
+    for picture in state.pictures:
+        words = f"rank {picture.rank} {plain(picture.host)}"
+        if picture.step is not None:
+            words += f", step {q.count(picture.step)}"
+        label = escape(words)
+        image = (
+            f'<img src="data:image/png;base64,{picture.png}" alt="picture of {label}">'
+        )
+        figures.append(
+            f'<figure class="dm-picture">{image}<figcaption>{label}</figcaption></figure>'
+        )
+    return f'<div class="dm-pictures">{"".join(figures)}</div>' if figures else ""

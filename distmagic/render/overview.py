@@ -43,6 +43,17 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostHardware:
+    """How busy one host is, in words; "" is what nothing tells of."""
+
+    host: str
+    cpu: str
+    memory: str
+    network: str
+    gpus: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     """All but curves and output. `facts` are the head's short phrases after the phase.
 
@@ -57,6 +68,7 @@ class Overview:
     concern: str
     alerts: tuple[Alert, ...]
     groups: tuple[Group, ...]
+    hardware: tuple[HostHardware, ...]
     call: str
     since: str
     metrics: tuple[str, ...]
@@ -85,6 +97,7 @@ def overview(state: RunState) -> Overview:
         call=one_line(state.call),
         since=_since(state),
         groups=tuple(groups(state, workers, slow, still)),
+        hardware=tuple(_hardware(state)),
         metrics=tuple(dict.fromkeys(name for w in workers for name in w.metrics)),
     )
 
@@ -170,6 +183,27 @@ def size(state: RunState) -> str:
         hosts = f"{len(names)} hosts"
     ranks = state.world_size or len(state.workers)
     return f"{q.plural(ranks, 'rank')} on {hosts}" if ranks else hosts
+
+
+def _hardware(state: RunState) -> Iterable[HostHardware]:
+    """Yield how busy the hosts of a run are that goes on."""
+    if state.is_over:
+        return
+    for node in state.nodes:
+        told = node.hardware
+        if told is None or node.phase == "gone" or node.broken:
+            continue
+        network = ""
+        if told.received_bytes_s is not None and told.sent_bytes_s is not None:
+            network = f"{q.per_second(told.received_bytes_s)} in, {q.per_second(told.sent_bytes_s)} out"
+        cpu = told.cpu_utilization
+        yield HostHardware(
+            host=plain(node.host),
+            cpu="" if cpu is None else q.percent(cpu),
+            memory=q.used(told.used_bytes, told.total_bytes),
+            network=network,
+            gpus=q.gpus(told.gpus),
+        )
 
 
 # ---- what to know

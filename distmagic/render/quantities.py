@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import datetime
+
+from distmagic.remote.wire.protocol import Gpu
 
 _COUNT_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 _COUNT_LIMIT = 1e15
@@ -62,6 +65,48 @@ def size(done_bytes: float, total_bytes: float) -> str:
             total = f"{total_bytes / size:,.{digits}f}"
             return f"{done} of {total} {unit}"
     return f"{done_bytes:.0f} of {total_bytes:.0f} bytes"
+
+
+def used(used_bytes: float, total_bytes: float) -> str:
+    """Return `62.1/80.0 GB`: memory that is used, of all."""
+    return f"{used_bytes / 1e9:.1f}/{total_bytes / 1e9:.1f} GB"
+
+
+def per_second(size_bytes: float) -> str:
+    """Return `1.2 MB/s`."""
+    for unit_bytes, unit in ((1e9, "GB"), (1e6, "MB")):
+        if size_bytes >= unit_bytes:
+            return f"{size_bytes / unit_bytes:.1f} {unit}/s"
+    return f"{size_bytes / 1e3:.0f} kB/s"
+
+
+def gpu(told: Gpu) -> str:
+    """Return `87%, 62.1/80.0 GB, 71 °C`, without what nothing tells of."""
+    words = []
+    if told.utilization is not None:
+        words.append(percent(told.utilization))
+    if told.used_bytes is not None and told.total_bytes:
+        words.append(used(told.used_bytes, told.total_bytes))
+    if told.celsius is not None:
+        words.append(f"{told.celsius:.0f} °C")
+    return ", ".join(words)
+
+
+def gpus(told: Sequence[Gpu]) -> str:
+    """Return `mean 85%, fullest 62.1/80.0 GB, hottest 71 °C` of several; of one what `gpu` returns."""
+    if len(told) < 2:
+        return gpu(told[0]) if told else ""
+    words = []
+    busy = [one.utilization for one in told if one.utilization is not None]
+    if busy:
+        words.append(f"mean {percent(sum(busy) / len(busy))}")
+    full = [(one.used_bytes, one.total_bytes) for one in told if one.used_bytes is not None and one.total_bytes]  # fmt: skip
+    if full:
+        words.append(f"fullest {used(*max(full))}")
+    heat = [one.celsius for one in told if one.celsius is not None]
+    if heat:
+        words.append(f"hottest {max(heat):.0f} °C")
+    return ", ".join(words)
 
 
 def percent(fraction: float) -> str:

@@ -39,6 +39,7 @@ class Row:
     phase: ShownPhase
     rank: int | None = None
     device: str = ""
+    gpu: str = ""
     fraction: float | None = None
     count: str = ""
     inner: str = ""
@@ -214,6 +215,7 @@ def _rank_row(
         host=plain(w.host),
         phase=_phase_of(state, w),
         device=plain(w.device),
+        gpu=_gpu_words(state, w),
         fraction=fraction_of(w),
         count=count,
         inner=_inner_bars(w) if w.phase in ALIVE else "",
@@ -224,6 +226,19 @@ def _rank_row(
         still=is_still,
         note=_rank_note(state, w, still),
     )
+
+
+def _gpu_words(state: RunState, w: WorkerState) -> str:
+    """Return how busy the rank's GPU is; when the run is over, how full it was at its fullest. "" where nothing tells."""
+    node = state.nodes[w.node_rank]
+    if w.gpu is None or node.hardware is None or w.gpu >= len(node.hardware.gpus):
+        return ""
+    told = node.hardware.gpus[w.gpu]
+    if not state.is_over:
+        return q.gpu(told)
+    if not told.total_bytes:
+        return ""
+    return f"at most {q.used(node.gpu_peaks[w.gpu], told.total_bytes)}"
 
 
 def _inner_bars(w: WorkerState) -> str:
@@ -331,6 +346,7 @@ def _host_row(
         name=name,
         host=plain(node.host),
         phase=min(phases, key=urgency),
+        gpu="" if state.is_over or not node.hardware else q.gpus(node.hardware.gpus),
         fraction=mean(fraction_of(w) for w in workers),
         count=_range_of_counts(workers),
         metrics=metrics,

@@ -21,3 +21,10 @@ class Screen(Protocol):
 
     def requests(self) -> tuple[UserRequest, ...]:
         """Return what the user has asked for since the last call, in order."""
+
+
+class AnnouncingScreen(Screen, Protocol):
+    """One that shows before the run, too, what goes on."""
+
+    def announce(self, text: str) -> None:
+        """Show a few words in place of a run that has not begun; called on any thread, before the first `show`."""

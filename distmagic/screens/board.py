@@ -10,7 +10,7 @@ from typing import Any
 
 from distmagic import render
 from distmagic.render.screen import UserRequest
-from distmagic.screens import page_requests, widget
+from distmagic.screens import page_requests, reloaded_pages, widget
 from distmagic.state.model import RunState
 
 # How often a part is sent at most, in seconds, and how many bytes a second it may take. A figure that many ranks change
@@ -18,6 +18,7 @@ from distmagic.state.model import RunState
 TABLE_SHARE = (0.1, 45_000)
 CURVES_SHARE = (1.0, 25_000)
 LOG_SHARE = (0.25, 30_000)
+PICTURES_SHARE = (1.0, 30_000)
 # Making the view takes at most this part of the main thread's time, which also reads events; but no part of the view
 # is older than the pause.
 _DRAWING_PART = 0.015
@@ -78,9 +79,11 @@ class Board:
         self._table = Pane(*TABLE_SHARE)
         self._curves = Pane(*CURVES_SHARE)
         self._log = Pane(*LOG_SHARE)
+        self._pictures = Pane(*PICTURES_SHARE)
         self._lines_sent = 0
         self._view.on_msg(self._take_message)
         page_requests.serve(self.view_id, self)
+        reloaded_pages.serve(self)
 
     @property
     def mime_view(self) -> dict[str, object] | None:
@@ -98,8 +101,10 @@ class Board:
 
     def finish(self, state: RunState, html: str, text: str) -> None:
         """Send the last state, and what the document is to keep of it. Of the state itself nothing is kept."""
+        reloaded_pages.leave(self)
         self._state = None
         self._table, self._curves = Pane(*TABLE_SHARE), Pane(*CURVES_SHARE)
+        self._pictures = Pane(*PICTURES_SHARE)
         last = self._changes(state)
         last["log"] = _log(state, state.lines_seen)
         last["final"] = {"html": html, "text": text}
@@ -114,6 +119,7 @@ class Board:
 
     def close(self) -> None:
         """Leave no widget behind."""
+        reloaded_pages.leave(self)
         widget.close(self._view)
 
     def answer(self, op: object) -> dict[str, object]:
@@ -139,6 +145,7 @@ class Board:
     def _changes(self, state: RunState) -> dict[str, object]:
         changes = self._table.offer(state.at_s, lambda: _head_and_table(state))
         changes |= self._curves.offer(state.at_s, lambda: _curves_and_ranks(state))
+        changes |= self._pictures.offer(state.at_s, lambda: _pictures(state))
         changes |= self._log.offer(state.at_s, lambda: self._new_lines(state))
         return changes
 
@@ -165,6 +172,10 @@ def _head_and_table(state: RunState) -> dict[str, object]:
 
 def _curves_and_ranks(state: RunState) -> dict[str, object]:
     return {"charts": render.chart_data(state), "ranks": render.all_ranks(state)}
+
+
+def _pictures(state: RunState) -> dict[str, object]:
+    return {"pictures": render.pictures(state)}
 
 
 def _log(state: RunState, count: int) -> dict[str, object]:

@@ -6,14 +6,16 @@ import os
 import shutil
 import sys
 
-from distmagic.render.screen import Screen
+from distmagic.render.screen import AnnouncingScreen
 from distmagic.screens.log import LogScreen, QuietScreen
 from distmagic.screens.notebook import NotebookScreen
 from distmagic.screens.steady import SteadyScreen
 from distmagic.screens.terminal import TerminalScreen
 
 
-def screen_for(shell: object = None, *, in_background: bool = False) -> Screen:
+def screen_for(
+    shell: object = None, *, in_background: bool = False
+) -> AnnouncingScreen:
     """Return the screen that fits: `shell` is IPython's, None outside of it or where it isn't known.
 
     A run in the background writes nothing between what others write: its lines would stand in some other cell.

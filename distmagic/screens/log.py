@@ -22,6 +22,9 @@ class LogScreen:
         self._seen = 0
         self._next_s = 0.0
 
+    def announce(self, text: str) -> None:
+        """Do nothing: a log has no line that is replaced."""
+
     def show(self, state: RunState) -> None:
         """Print what is new."""
         milestones = list(render.milestones(self._last, state))
@@ -51,6 +54,9 @@ class LogScreen:
 
 class QuietScreen:
     """Nothing while a run goes on, in the end its table: for a run in the background of a terminal or a script."""
+
+    def announce(self, text: str) -> None:
+        """Show nothing."""
 
     def show(self, state: RunState) -> None:
         """Show nothing."""

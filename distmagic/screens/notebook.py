@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from distmagic import render
 from distmagic.render.screen import UserRequest
@@ -55,14 +56,21 @@ class NotebookScreen:
         self._in_background = in_background
         self._cell = CellRuns(None)
         self._board: Board | None = None
+        self._has_cell = False
         self._is_open = False
         self._next_s = 0.0
         self._next_line_s = _LINES_FROM_S
         self._told: RunState | None = None  # the state of which the last line was
 
+    def announce(self, text: str) -> None:
+        """Show a few words in the output of the run."""
+        self._begin_cell()
+        self._display({"text/plain": text, "text/html": render.announcement(text)})
+
     def show(self, state: RunState) -> None:
         """Show a state; the first one makes the output."""
         if not self._is_open:
+            self._is_open = True
             self._open(state)
         elif state.at_s >= self._next_s:
             self._publish(state, is_over=False)
@@ -108,13 +116,20 @@ class NotebookScreen:
         write(sys.stdout, "".join(f"{line}\n" for line in (headline, *news)))
         self._told = state
 
-    def _open(self, state: RunState) -> None:
-        if not self._in_background:
+    def _begin_cell(self) -> None:
+        """Find out which output is the run's: that of earlier runs of this cell, or a new one."""
+        if not (self._in_background or self._has_cell):
             self._cell = cell_runs.begin()
+        self._has_cell = True
+
+    def _open(self, state: RunState) -> None:
+        self._begin_cell()
         before, self._cell.board = self._cell.board, None
-        if (
-            before is not None and before in _ended
-        ):  # the view of the cell's last run makes room for this one
+        if before is None:
+            # At once: the first widget of a kernel takes a fifth of a second.
+            self._publish(state, is_over=False, is_first=True)
+        elif before in _ended:
+            # The view of the cell's last run makes room for this one.
             _ended.remove(before)
             before.close()
         try:
@@ -124,13 +139,12 @@ class NotebookScreen:
             self._board = None
         self._publish(state, is_over=False)
 
-    def _publish(self, state: RunState, *, is_over: bool) -> tuple[str, str]:
+    def _publish(
+        self, state: RunState, *, is_over: bool, is_first: bool = False
+    ) -> tuple[str, str]:
         """Write the output, and return its HTML and its text."""
-        from IPython.display import display
-
         board = self._board
         text, html = render.text(state), render.html(state)
-        is_first, self._is_open = not self._is_open, True
         if is_first:
             text = f"{text}\n{AT_FIRST}"
         elif not is_over:
@@ -144,10 +158,16 @@ class NotebookScreen:
         data: dict[str, object] = {"text/plain": text, "text/html": html}
         if board is not None and board.mime_view and not is_over:
             data[_WIDGET_TYPE] = board.mime_view
-        is_new = not self._cell.display_id
-        if is_new:
-            self._cell.display_id = f"distmagic-{state.job}"
-        display(data, raw=True, display_id=self._cell.display_id, update=not is_new)
+        self._display(data)
         every_s = _SAVED_EVERY_S if self._has_page else _PLAIN_EVERY_S
         self._next_s = state.at_s + max(every_s, len(html.encode()) / _BYTES_PER_S)
         return html, text
+
+    def _display(self, data: Mapping[str, object]) -> None:
+        """Make the output, or replace it."""
+        from IPython.display import display
+
+        is_new = not self._cell.display_id
+        if is_new:
+            self._cell.display_id = f"distmagic-{secrets.token_hex(8)}"
+        display(data, raw=True, display_id=self._cell.display_id, update=not is_new)

@@ -5,19 +5,27 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
+from typing import TypeVar
 
 from distmagic import render
-from distmagic.render.screen import Screen, UserRequest
+from distmagic.render.screen import AnnouncingScreen, UserRequest
 from distmagic.screens.lines import write
 from distmagic.state.model import RunState
+
+T = TypeVar("T")
 
 
 class SteadyScreen:
     """Shows a run on another screen; after that one's first failure there is no live view, and stderr says so."""
 
-    def __init__(self, inner: Screen) -> None:
+    def __init__(self, inner: AnnouncingScreen) -> None:
         self._inner = inner
         self._is_broken = False
+
+    def announce(self, text: str) -> None:
+        """Show a few words before the run."""
+        if not self._is_broken:
+            self._try(self._inner.announce, text)
 
     def show(self, state: RunState) -> None:
         """Show a state, unless an earlier one could not be shown."""
@@ -35,9 +43,9 @@ class SteadyScreen:
         """Return what the user has asked for on the other screen."""
         return () if self._is_broken else self._inner.requests()
 
-    def _try(self, act: Callable[[RunState], None], state: RunState) -> None:
+    def _try(self, act: Callable[[T], None], shown: T) -> None:
         try:
-            act(state)
+            act(shown)
         except Exception as error:  # noqa: BLE001  # whatever it is, ranks are worth more than their picture
             self._is_broken = True
             _write_if_possible(

@@ -31,6 +31,9 @@ class TerminalScreen:
         self._status: tuple[str, ...] = ()
         self._seen = 0
 
+    def announce(self, text: str) -> None:
+        """Do nothing: what comes before a run prints for itself here."""
+
     def show(self, state: RunState) -> None:
         """Print new lines, and draw the status again where it changed."""
         _, rows = self._size()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distmagic import render
+from distmagic.screens import reloaded_pages
 
 _PAGE = Path(__file__).with_name("page")
 _MODULES = (
@@ -61,16 +62,18 @@ def _kind() -> Any:
     from traitlets import Bool, Dict, List, Unicode
 
     class View(anywidget.AnyWidget):  # type: ignore[misc]  # its types are not known here
-        """What a page is told of one run. `head`, `table` and `ranks` are HTML, `log` are lines that are new."""
+        """What a page is told of one run. `head`, `table`, `ranks` and `pictures` are HTML, `log` are lines that are new."""
 
         _esm = Unicode().tag(sync=True)
         looks = Unicode().tag(sync=True)
         view_id = Unicode().tag(sync=True)
+        cell_id = Unicode().tag(sync=True)
         shows_itself = Bool().tag(sync=True)
         run = Dict().tag(sync=True)
         head = Unicode().tag(sync=True)
         table = Unicode().tag(sync=True)
         ranks = Unicode().tag(sync=True)
+        pictures = Unicode().tag(sync=True)
         charts: Any = List().tag(sync=True)
         log = Dict().tag(sync=True)
         final = Dict().tag(sync=True)
@@ -81,14 +84,18 @@ def _kind() -> Any:
 def make_view(view_id: str) -> Any:
     """Return a widget whose script runs in every page of this notebook. Raises `ImportError` without anywidget."""
     return _kind()(
-        _esm=script(), looks=looks(), view_id=view_id, shows_itself=shows_itself()
+        _esm=script(),
+        looks=looks(),
+        view_id=view_id,
+        cell_id=reloaded_pages.cell_id(),
+        shows_itself=shows_itself(),
     )
 
 
 def close(view: Any) -> None:
     """Leave no widget behind, and nothing in what a notebook might keep of one."""
     with view.hold_sync():
-        for name in ("_esm", "looks", "head", "table", "ranks"):
+        for name in ("_esm", "looks", "head", "table", "ranks", "pictures"):
             setattr(view, name, "")
         view.log = view.final = {}
         view.charts = []

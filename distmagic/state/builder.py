@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, cast
 
+from distmagic import sanitize
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import Frame, Thread
 from distmagic.remote.wire.vocabulary import StopReason
@@ -14,6 +15,7 @@ from distmagic.state.events import Event
 from distmagic.state.model import (
     NodeState,
     OutputLine,
+    Picture,
     RunState,
     StackDump,
     WorkerState,
@@ -24,6 +26,8 @@ from distmagic.state.series import Series
 KEPT_NOTICES = 100
 KEPT_LINES = 400  # lines of output kept in memory, of all ranks together
 KEPT_LINE_CHARS = 2000
+KEPT_PICTURES = 4
+_PICTURE_CHARS = 400_000  # of all of them, in base64
 KEPT_DUMPS = 4  # requests for stacks, and the answers
 _OPEN_CHARS_OF_ALL = 4_000_000  # of unfinished lines of all ranks together: of very many each keeps less, but at least
 _FEWEST_OPEN_CHARS = 200
@@ -48,6 +52,7 @@ class RunStateBuilder:
     series: dict[int, Mapping[str, Series]]
     lines: list[OutputLine]
     lines_seen: int
+    pictures: list[Picture]
     open_lines: dict[tuple[int, int, str], str]
     first_failure: int | None
     first_failure_at_s: float
@@ -115,6 +120,20 @@ class RunStateBuilder:
             self.stack_dumps[index] = replace(
                 dump, stacks={**dump.stacks, what.rank: what}
             )
+
+    def take_picture(self, node_rank: int, what: protocol.Picture) -> None:
+        """Keep a picture of a rank, if a page can draw it; the oldest ones go."""
+        worker = self.workers.get(what.rank)
+        png = sanitize.png(what.data)
+        if worker is None or worker.node_rank != node_rank or not png:
+            return
+        picture = Picture(rank=what.rank, host=worker.host, step=what.step, png=png)
+        self.pictures.append(picture)
+        while (
+            len(self.pictures) > KEPT_PICTURES
+            or sum(len(one.png) for one in self.pictures) > _PICTURE_CHARS
+        ):
+            del self.pictures[0]
 
     def take_dumped(self, node_rank: int, what: protocol.StacksDone) -> None:
         """Note that a node has answered a request for stacks for all its ranks."""

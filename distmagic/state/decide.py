@@ -22,6 +22,8 @@ NODE_LOST_S = 10.0  # a host that only this notebook can't reach is lost after t
 OWN_WORD_S = (
     1.5  # for a host that the others don't hear to say that it doesn't hear them
 )
+# After the last sign of life, for torchrun to start a failed rank again where the other nodes seem to have ended.
+RESTART_S = 15.0
 WORTH_ASKING_S = 30.0  # a stop of a run that has stood still for this long first asks where the ranks are
 _LEAST_STILL_S = 5.0  # a run of a few seconds that reports nothing may just be at work
 STACKS_S = 6.0  # agents themselves wait 4 s for ranks that don't answer
@@ -49,11 +51,33 @@ def reason_to_stop(
         return "lost"
     if _is_port_closed(state):
         return "rendezvous"
+    return "failed" if _has_failed(state) else ""
+
+
+def _has_failed(state: RunState) -> bool:
+    """Whether a node or a rank has failed, and the job can't go on without it."""
     if any(node.code not in (None, 0) for node in state.essential):
-        return "failed"
+        return True
     if state.first_failure is not None and not state.max_restarts:
-        return "failed"
-    return ""
+        return True
+    return _waits_for_the_ended(state)
+
+
+def _waits_for_the_ended(state: RunState) -> bool:
+    """Whether a rank has failed and can't be started again, because all ranks of another node have ended well.
+
+    That node never comes back to the rendezvous, and holds its place there until its torchrun has waited 300 s for the
+    others to end (torch 2.13: a round is over when no participant is left in it, see `_RendezvousState`).
+    """
+    workers = state.workers.values()
+    has_failed = any(worker.phase == "failed" for worker in workers)
+    if not has_failed or state.at_s - state.advanced_at_s < RESTART_S:
+        return False
+    for node in answering(state):
+        phases = [worker.phase for worker in workers if worker.node_rank == node]
+        if phases and all(phase == "done" for phase in phases):
+            return True
+    return False
 
 
 def _is_port_closed(state: RunState) -> bool:

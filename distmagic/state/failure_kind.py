@@ -107,6 +107,11 @@ def cure_in_words(text: str, host: str) -> str:
     )
 
 
+def is_out_of_gpu_memory(text: str) -> bool:
+    """Whether an exception's text says that a GPU has no memory left."""
+    return bool(_OUT_OF_MEMORY.search(text[:20_000]))
+
+
 def gpu_in_words(text: str, said: Sequence[str], host: str) -> str:
     """Return what an error of a rank on `host` says of its GPU and what to do about it, "" for nothing.
 

@@ -206,6 +206,21 @@ def _accuse(draft: RunStateBuilder, node: int) -> None:
         draft.nodes[node] = replace(draft.nodes[node], accused_at_s=draft.at_s)
 
 
+def _hardware(draft: RunStateBuilder, node: int, what: protocol.Hardware) -> None:
+    old = draft.nodes[node]
+    peaks = []
+    for place, gpu in enumerate(what.gpus):
+        before = old.gpu_peaks[place] if place < len(old.gpu_peaks) else 0
+        peaks.append(max(before, gpu.used_bytes or 0))
+    draft.nodes[node] = replace(
+        old,
+        hardware=what,
+        peak_bytes=max(old.peak_bytes, what.used_bytes),
+        # A GPU that is not seen any more keeps its peak.
+        gpu_peaks=(*peaks, *old.gpu_peaks[len(peaks) :]),
+    )
+
+
 def _detached(draft: RunStateBuilder, node: int, what: protocol.Detached) -> None:
     if node == 0:
         draft.detached_by = what.why or "asked"
@@ -223,6 +238,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Endpoint: _endpoint,
     protocol.Notice: _notice,
     protocol.Stacks: RunStateBuilder.take_stacks,
+    protocol.Picture: RunStateBuilder.take_picture,
     protocol.StacksDone: RunStateBuilder.take_dumped,
     protocol.Skipped: _skipped,
     protocol.Final: _final,
@@ -230,6 +246,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.NodeAdded: _node_added,
     protocol.NodeStopping: _node_stopping,
     protocol.Detached: _detached,
+    protocol.Hardware: _hardware,
     **fold_ranks.HANDLERS,
     **fold_launcher.HANDLERS,
 }

@@ -374,6 +374,7 @@ HANDLERS: dict[type, Callable[..., None]] = {
 }
 _OF_RANKS = (
     *HANDLERS,
+    protocol.Picture,
     protocol.EngineEnded,
     protocol.Final,
     protocol.Stacks,

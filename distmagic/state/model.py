@@ -37,6 +37,9 @@ class NodeState:
     stopping      why its agent ends its ranks, "" while it doesn't
     accused_at_s  since when the other nodes don't hear this one, while it says nothing itself; else None
     ranks         the ranks that the plan gives to this node, None without such a plan
+    hardware      how busy the host was at the last look, None before the first one
+    peak_bytes    the most memory of the host that was in use at any look
+    gpu_peaks     the same of each GPU, in the order in which ranks count them; 0 where nothing tells
 
     All times are seconds since the run began, by the notebook's clock.
     """
@@ -58,6 +61,9 @@ class NodeState:
     stopping: StopReason | Literal[""] = ""
     accused_at_s: float | None = None
     ranks: range | None = None
+    hardware: protocol.Hardware | None = None
+    peak_bytes: int = 0
+    gpu_peaks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +102,12 @@ class WorkerState:
     exit: protocol.Exit | None = None
 
     @property
+    def gpu(self) -> int | None:
+        """Which GPU of its host the rank uses, as ranks count them there; None for none."""
+        kind, _, number = self.device.partition(":")
+        return int(number) if kind == "cuda" and number.isdecimal() else None
+
+    @property
     def label(self) -> str:
         """`rank 3 (gpu-b, local_rank 1)`, as every message writes a rank."""
         return f"rank {self.rank} ({self.host}, local_rank {self.local_rank})"
@@ -129,6 +141,16 @@ class OutputLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A picture that a rank has shown when it was at `step`: `png` is base64 of a PNG that a page can draw."""
+
+    rank: int
+    host: str
+    step: float | None
+    png: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StackDump:
     """The answers to one request for stacks, by rank. The first answer came at `at_s`.
 
@@ -148,6 +170,7 @@ class RunState:
     workers             by rank
     series              points of metrics, by rank and then by name of the metric
     lines               the last lines of output of all ranks; `lines_seen` counts all lines ever
+    pictures            the last pictures that ranks have shown
     open_lines          unfinished lines, by (rank, node_rank, stream); rank -1 is torchrun
     first_failure       the rank that failed first, by arrival; at `first_failure_at_s`
     failed_node         the node whose torchrun failed first, before any stop
@@ -183,6 +206,7 @@ class RunState:
     series: Mapping[int, Mapping[str, Series]] = field(default_factory=dict)
     lines: tuple[OutputLine, ...] = ()
     lines_seen: int = 0
+    pictures: tuple[Picture, ...] = ()
     open_lines: Mapping[tuple[int, int, str], str] = field(default_factory=dict)
     first_failure: int | None = None
     first_failure_at_s: float = 0.0

@@ -17,7 +17,7 @@ from distmagic.errors import (
     TimedOut,
     WorkerFailed,
 )
-from distmagic.remote.system import exit_codes
+from distmagic.remote.system import exit_codes, memory
 from distmagic.state import failure_kind, network_errors
 from distmagic.state.events import NEVER_BEGAN
 from distmagic.state.hangs import explain_last, stacks_text
@@ -211,6 +211,8 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
             where = f"A process of it was killed: {ended.meaning}.\n{where}"
         return WorkerFailed(what, where, ended.failure.traceback)
     how = _how(ended.code, ended.meaning)
+    if memory.REACHED in ended.meaning or memory.OF_HOST in ended.meaning:
+        where = _joined(_host_peak(state, worker), where)
     return WorkerFailed(
         f"{worker.label} {how}.", _with_last_lines(state, worker.rank, where)
     )
@@ -232,7 +234,37 @@ def _device(state: RunState, worker: WorkerState) -> str:
     """Return what is wrong with the GPU or the torch of this rank, if that is what it failed of."""
     text = _exception(worker)
     in_words = failure_kind.gpu_in_words(text, _stderr(state, worker.rank), worker.host)
+    if in_words and failure_kind.is_out_of_gpu_memory(text):
+        in_words = _joined(in_words, _gpu_peak(state, worker))
     return in_words or failure_kind.cure_in_words(text, worker.host)
+
+
+def _gpu_peak(state: RunState, worker: WorkerState) -> str:
+    """Return how full the rank's GPU was at its fullest, "" where nothing has told."""
+    node = state.nodes[worker.node_rank]
+    gpu = worker.gpu
+    if gpu is None or node.hardware is None or gpu >= len(node.hardware.gpus):
+        return ""
+    total_bytes = node.hardware.gpus[gpu].total_bytes
+    if not total_bytes or not node.gpu_peaks[gpu]:
+        return ""
+    most = _of(node.gpu_peaks[gpu], total_bytes)
+    return (
+        f"At its fullest, looked at every 2 s, {most} of that GPU's memory were in use."
+    )
+
+
+def _host_peak(state: RunState, worker: WorkerState) -> str:
+    """Return how full the memory of the rank's host was at its fullest, "" where nothing has told."""
+    node = state.nodes[worker.node_rank]
+    if node.hardware is None or not node.hardware.total_bytes:
+        return ""
+    most = _of(node.peak_bytes, node.hardware.total_bytes)
+    return f"At its fullest, looked at every 2 s, {most} of the memory of {node.host} were in use."
+
+
+def _of(used_bytes: int, total_bytes: int) -> str:
+    return f"{used_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB"
 
 
 def _exception(worker: WorkerState) -> str:

@@ -9,12 +9,13 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.bench import crowd_feeder, crowd_notebook
+from tests.bench import crowd_feeder, crowd_notebook, crowd_page
 from tests.bench.bench import REPOSITORY, Bench
 from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import scratch
 from tests.bench.kernels import Kernel
 from tests.lab import wait_until
+from tests.system.components import reason_without
 
 TITLE = "Following 1,024 ranks at 10 Hz"
 _NODES = 128
@@ -25,10 +26,13 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 def measure(bench: Bench) -> tuple[MetricRow, ...]:
     """Let simulated agents talk to a real kernel by the real protocol, over unix sockets in place of SSH."""
-    cpu, grown = [], []
+    cpu, grown, messages, kilobytes = [], [], [], []
     for number in range(min(3, bench.rounds_dear)):
         with scratch("crowd") as folder:
             percent, megabytes = _follow(folder)
+            sent = (folder / crowd_notebook.SENT).read_text().split()
+        messages.append(float(sent[0]) / float(sent[2]))
+        kilobytes.append(float(sent[1]) / float(sent[2]) / 1e3)
         bench.say(
             f"crowd: round {number + 1}: {percent:.1f} % of a core, memory grew by {megabytes:.1f} MB"
         )
@@ -36,12 +40,26 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
         grown.append(megabytes)
     bench.say("crowd: an hour's events, as fast as it goes")
     memory = _hour()
+    bench.say("crowd: frames of a page that shows it")
+    frames = () if reason_without("browser") else (crowd_page.slow_frame_ms(),)
     note = f"peak memory after 10, 20 ... 60 minutes' events of {_HOUR_NODES * crowd_feeder.RANKS_A_NODE} ranks: "
     return (
         MetricRow(
             what="kernel's CPU, 1,024 ranks at 10 Hz", unit="% of a core", ours=tuple(cpu),
             target=Target(limit=25, of="ours"),
             note="a real kernel with its live view; simulated agents at unix sockets, so without what SSH costs",
+        ),
+        MetricRow(
+            what="messages of the live view to its page", unit="a second", ours=tuple(messages),
+            target=Target(limit=10, of="ours"),
+        ),
+        MetricRow(
+            what="bytes of the live view to its page", unit="kB a second", ours=tuple(kilobytes),
+            target=Target(limit=100, of="ours"),
+        ),
+        MetricRow(
+            what="time between two frames of that page, 95th percentile", unit="ms", ours=frames,
+            target=Target(limit=50, of="ours"), note="Chromium without a GPU, fed as fast as a kernel would",
         ),
         MetricRow(
             what=f"kernel's memory, growth from second {_SETTLING_S:g} to {_SECONDS - 5:g}", unit="MB",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import socket
 import time
@@ -23,6 +24,7 @@ from distmagic.state.events import Event
 from distmagic.state.fold import begin, fold
 from tests.bench import crowd_feeder
 
+SENT = "sent"  # beside the socket too: what the live view has sent to its page
 BEGUN = (
     "begun"  # a file of this name appears beside the socket when all nodes are attached
 )
@@ -74,7 +76,8 @@ def follow(path: Path, nodes: int) -> str:
     }
     clock = clock_since(time.monotonic())
     state = begin("crowd", [link.host.name for link in links.values()])
-    screen = NotebookScreen(_board_in_a_page)
+    sent = Sent()
+    screen = NotebookScreen(lambda _: _board_in_a_page(sent))
     queue = EventQueue(clock)
     loop = RunLoop(
         state, queue, screen, lambda _: None, Interrupts(), clock, lambda: "id"
@@ -91,12 +94,29 @@ def follow(path: Path, nodes: int) -> str:
     finally:
         executor.close(table.links)
     assert len(state.workers) == nodes * crowd_feeder.RANKS_A_NODE
+    path.with_name(SENT).write_text(f"{sent.messages} {sent.size_bytes} {state.at_s}")
     return state.phase
 
 
-def _board_in_a_page(_: str) -> Board:
-    """Return a live view that sends all it would send to a page."""
+class Sent:
+    """What a live view has sent to its page so far."""
+
+    messages = 0
+    size_bytes = 0
+
+
+def _board_in_a_page(sent: Sent) -> Board:
+    """Return a live view that sends all it would send to a page, and counts it."""
     board = Board()
+    comm = board._view.comm
+    send = comm.send
+
+    def counted(data: object = None, **more: object) -> None:
+        sent.messages += 1
+        sent.size_bytes += len(json.dumps(data).encode())
+        send(data, **more)
+
+    comm.send = counted
     board.answer("hello")
     return board
 

@@ -8,6 +8,9 @@ from distmagic.state.model import RunState
 class Silent:
     """Shows nothing."""
 
+    def announce(self, text: str) -> None:
+        """Show nothing."""
+
     def show(self, state: RunState) -> None:
         """Show nothing."""
 

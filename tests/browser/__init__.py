@@ -1,5 +1,10 @@
-"""A real JupyterLab in a real headless browser."""
+"""A real JupyterLab, or Notebook 7, in a real headless browser; and the live view alone in a plain page (plain_page.py)."""
 
-from tests.browser.harness import NotebookPage, notebook_in_browser
+from tests.browser.harness import (
+    NotebookPage,
+    Notebooks,
+    notebook_in_browser,
+    notebooks_in_browser,
+)
 
-__all__ = ["NotebookPage", "notebook_in_browser"]
+__all__ = ["NotebookPage", "Notebooks", "notebook_in_browser", "notebooks_in_browser"]

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from playwright.sync_api import Browser, Locator, Page, Request, sync_playwright
 from playwright.sync_api import Error as PlaywrightError
-from playwright.sync_api import Locator, Page, Request, sync_playwright
 
 from tests.lab.waiting import wait_until
 from tests.system.components import COMPONENTS
@@ -53,8 +53,9 @@ _OWN_FLAGS = {
     "notebook": (f"--JupyterNotebookApp.{_EXPOSED}",),
 }
 _PATHS = {
-    "jupyterlab": "lab/tree/notebook.ipynb",
-    "notebook": "notebooks/notebook.ipynb",
+    # A workspace of its own: else the notebooks that were open before are opened, too.
+    "jupyterlab": "lab/workspaces/{stem}/tree/{stem}.ipynb",
+    "notebook": "notebooks/{stem}.ipynb",
 }
 _SETTINGS = {
     "@jupyterlab/apputils-extension:notification": {
@@ -120,6 +121,10 @@ class NotebookPage:
     def restart_kernel(self) -> None:
         """Restart the kernel; return when it is ready again."""
         self._ask("restartKernel")
+
+    def shut_down(self) -> None:
+        """End the kernel."""
+        self.page.evaluate("notebook.panel().sessionContext.shutdown()")
 
     def cell(self, index: int) -> Locator:
         """Return a code cell, with its outputs."""
@@ -187,41 +192,85 @@ class NotebookPage:
         self.page.screenshot(path=path)
 
 
-@contextlib.contextmanager
-def notebook_in_browser(
-    notebook: nbformat.NotebookNode, env: Mapping[str, str] | None = None, *, shots: Path | None = None,
-    program: str = "jupyterlab", scale: int = 1,
-) -> Iterator[NotebookPage]:  # fmt: skip
-    """Open `notebook` in Chromium in JupyterLab, or in `program` "notebook", with `env` added to its kernel's environment.
+class Notebooks:
+    """One server and one browser, in which notebooks are opened one after the other."""
 
-    `scale` is how many pixels of a screenshot one pixel of the page has.
+    def __init__(
+        self, program: str, folder: Path, base: str, browser: Browser, scale: int
+    ) -> None:
+        self._program = program
+        self._folder = folder
+        self._base = base
+        self._browser = browser
+        self._scale = scale
+        self._count = 0
 
-    At the end asserts that the page asked for nothing outside this machine. What is to be seen when a test fails is
-    written to `failed.png` in the folder `shots`.
-    """
-    with tempfile.TemporaryDirectory(prefix="jupyterlab-") as made:
-        folder = Path(made)
+    @contextlib.contextmanager
+    def opened(
+        self, notebook: nbformat.NotebookNode, shots: Path | None = None
+    ) -> Iterator[NotebookPage]:
+        """Open `notebook` in a page and a kernel of its own, both of which end with the block.
+
+        At the end asserts that the page asked for nothing outside this machine. What is to be seen when a test fails is
+        written to `failed.png` in the folder `shots`.
+        """
         notebook.metadata.setdefault(
             "kernelspec",
             {"name": "python3", "display_name": "Python 3", "language": "python"},
         )
-        (folder / "work").mkdir()
-        nbformat.write(notebook, folder / "work" / "notebook.ipynb")
-        with (
-            _server(program, folder, dict(env or {})) as base,
-            _page(folder, scale) as page,
-        ):
+        self._count += 1
+        stem = f"notebook{self._count}"
+        nbformat.write(notebook, self._folder / "work" / f"{stem}.ipynb")
+        page = self._browser.new_page(
+            viewport={"width": 1280, "height": 1000}, device_scale_factor=self._scale
+        )
+        try:
             shown = NotebookPage(page)
-            shown.open(base.format(path=_PATHS[program]))
+            path = _PATHS[self._program].format(stem=stem)
+            shown.open(self._base.format(path=path))
             try:
                 yield shown
             except BaseException:
                 if shots is not None:
                     shown.screenshot(shots / "failed.png")
                 raise
+            shown.shut_down()
             assert not shown.outside, (
                 f"the page asked for addresses outside this machine: {shown.outside}"
             )
+        finally:
+            page.close()
+
+
+@contextlib.contextmanager
+def notebooks_in_browser(
+    env: Mapping[str, str] | None = None, program: str = "jupyterlab", scale: int = 1
+) -> Iterator[Notebooks]:
+    """Start JupyterLab, or `program` "notebook", with `env` added to its kernels' environment, and Chromium.
+
+    `scale` is how many pixels of a screenshot one pixel of the page has.
+    """
+    with tempfile.TemporaryDirectory(prefix="jupyterlab-") as made:
+        folder = Path(made)
+        (folder / "work").mkdir()
+        with (
+            _server(program, folder, dict(env or {})) as base,
+            _browser(folder) as browser,
+        ):
+            yield Notebooks(program, folder, base, browser, scale)
+
+
+@contextlib.contextmanager
+def notebook_in_browser(
+    notebook: nbformat.NotebookNode, env: Mapping[str, str] | None = None, *, shots: Path | None = None,
+    program: str = "jupyterlab", scale: int = 1,
+) -> Iterator[NotebookPage]:  # fmt: skip
+    """Open `notebook` in a server and a browser of its own. See `notebooks_in_browser` and `Notebooks.opened`."""
+    with (
+        notebooks_in_browser(env, program, scale) as notebooks,
+        notebooks.opened(notebook, shots) as page,
+    ):
+        yield page
 
 
 @contextlib.contextmanager
@@ -295,7 +344,7 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def _page(folder: Path, scale: int) -> Iterator[Page]:
+def _browser(folder: Path) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=COMPONENTS["browser"].path(),
@@ -303,8 +352,6 @@ def _page(folder: Path, scale: int) -> Iterator[Page]:
             args=[*_CHROMIUM, f"--crash-dumps-dir={folder}"],
         )
         try:
-            yield browser.new_page(
-                viewport={"width": 1280, "height": 1000}, device_scale_factor=scale
-            )
+            yield browser
         finally:
             browser.close()

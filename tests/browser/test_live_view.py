@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from playwright.sync_api import Locator
 
-from tests.browser import NotebookPage, notebook_in_browser
+from tests.browser import NotebookPage, Notebooks, notebooks_in_browser
 from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(400)]
@@ -40,28 +40,46 @@ def work(end, lr):
             print(f"all are at {step}")
         time.sleep(0.1)
 
+while not os.path.exists(GO):
+    time.sleep(0.05)
 work(END, lr=0.1)
 """
 
 
+@pytest.fixture(scope="module")
+def notebooks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Notebooks]:
+    """One server and one browser for all tests of this module that are for the same program."""
+    env = {"PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path_factory.mktemp("home"))}
+    with notebooks_in_browser(env, request.param) as made:
+        yield made
+
+
+in_jupyterlab = pytest.mark.parametrize("notebooks", ["jupyterlab"], indirect=True)
+in_both = pytest.mark.parametrize("notebooks", ["jupyterlab", "notebook"], indirect=True)  # fmt: skip
+
+
 @contextmanager
 def opened(
-    tmp_path: Path, program: str = "jupyterlab", source: str = WORK
+    notebooks: Notebooks, tmp_path: Path, source: str = WORK
 ) -> Iterator[NotebookPage]:
-    """Yield a notebook whose run goes on, and is seen live."""
+    """Yield a notebook whose run goes on, and is seen live. Before it, the cell's own lines are seen to run."""
     sources = [
-        f"%load_ext distmagic\nEND = {str(tmp_path / 'end')!r}",
+        f"%load_ext distmagic\nEND, GO = {str(tmp_path / 'end')!r}, {str(tmp_path / 'go')!r}",
         source,
         "run.state.phase",
     ]
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(source) for source in sources]
     )
-    env = {"PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path)}
-    with notebook_in_browser(notebook, env, shots=tmp_path, program=program) as page:
+    with notebooks.opened(notebook, shots=tmp_path) as page:
         page.run_cell(LOAD)
         page.wait_done(LOAD)
         page.run_cell(RUN)
+        if "GO" in source:
+            page.wait_text(RUN, r"^running the cell's own lines here, \d+ s$", 60)
+            (tmp_path / "go").touch()
         wait_until(lambda: live(page).count() == 1, "the live view", 60)
         page.wait_text(RUN, r"^running", 60)
         yield page
@@ -82,9 +100,9 @@ def lines(page: NotebookPage) -> list[str]:
     return [text.strip() for text in shown.all_inner_texts()]
 
 
-@pytest.mark.parametrize("program", ["jupyterlab", "notebook"])
-def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, program):
-    with opened(tmp_path, program) as page:
+@in_both
+def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, notebooks):
+    with opened(notebooks, tmp_path) as page:
         assert re.search(
             r"work\(END, lr=0\.1\) · job [\w-]+ · since \d\d:\d\d",
             live(page).locator(".dm-what").inner_text(),
@@ -109,14 +127,33 @@ def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, program):
         assert page.console_errors == []
 
 
-def test_a_page_that_is_loaded_anew_shows_the_run_and_how_it_ended(tmp_path):
-    """Saved in the middle, loaded while it runs, and once more when it is over."""
-    with opened(tmp_path) as page:
+def is_live_again(page: NotebookPage) -> None:
+    """See a page that was loaded anew while the cell runs go on being live: it moves, and its buttons work."""
+    wait_until(lambda: live(page).count() == 1, "the live view again", 30)
+    assert "2 ranks on localhost" in page.wait_text(RUN, r"^running")
+    assert page.page.get_by_text("Loading widget").count() == 0
+    assert page.page.locator(".dm-live").count() == 1
+    step = live(page).locator(".dm-part-table td.dm-n").nth(1)
+    before = step.inner_text()
+    wait_until(lambda: step.inner_text() != before, "it to move", 30)
+    page.wait_text(RUN, r"step \d+ of rank 1")
+    live(page).locator("figure.dm-curve", has_text="loss").wait_for()
+
+
+@in_both
+def test_a_page_that_is_loaded_anew_is_live_again_and_shows_how_it_ended(
+    tmp_path, notebooks
+):
+    """Loaded while it runs, first not saved, then saved in the middle; and once more when it is over."""
+    with opened(notebooks, tmp_path) as page:
+        page.page.on("dialog", lambda dialog: dialog.accept())
+        page.reload(is_busy=True)
+        is_live_again(page)
         page.save()
         page.reload(is_busy=True)
-        text = page.wait_text(RUN, r"^running")
-        assert "2 ranks on localhost" in text
-        assert page.page.get_by_text("Loading widget").count() == 0
+        is_live_again(page)
+        button(page, "Stacks").click()
+        page.wait_text(RUN, r"at \d+ s: .*ranks are in work|at \d+ s: rank", 30)
         (tmp_path / "end").touch()
         text = page.wait_text(RUN, r"^done", 60)
         assert "saved while the run was going on" not in text
@@ -127,8 +164,11 @@ def test_a_page_that_is_loaded_anew_shows_the_run_and_how_it_ended(tmp_path):
         assert page.page.locator(".jupyter-widgets").count() == 0
 
 
-def test_when_the_kernel_ends_the_view_says_so_and_keeps_what_it_knew(tmp_path):
-    with opened(tmp_path) as page:
+@in_jupyterlab
+def test_when_the_kernel_ends_the_view_says_so_and_keeps_what_it_knew(
+    tmp_path, notebooks
+):
+    with opened(notebooks, tmp_path) as page:
         live(page).locator("figure.dm-curve").wait_for()
         page.save()
         page.restart_kernel()
@@ -142,8 +182,11 @@ def test_when_the_kernel_ends_the_view_says_so_and_keeps_what_it_knew(tmp_path):
         assert page.page.get_by_text("model not found").count() == 0
 
 
-def test_output_is_filtered_and_a_selection_stays_while_lines_pour_in(tmp_path):
-    with opened(tmp_path) as page:
+@in_jupyterlab
+def test_output_is_filtered_and_a_selection_stays_while_lines_pour_in(
+    tmp_path, notebooks
+):
+    with opened(notebooks, tmp_path) as page:
         wait_until(lambda: "[2 ranks] all are at 10" in lines(page), "one line of two")
         live(page).get_by_label("show only one rank").select_option("1")
         live(page).get_by_label("show only lines with this text").fill("STEP")
@@ -170,13 +213,18 @@ def test_output_is_filtered_and_a_selection_stays_while_lines_pour_in(tmp_path):
 
 CHARTS = """\
 %%distributed --hosts localhost:2
+import base64
 import os
 import time
 
 import distmagic
 
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAMAAAACCAIAAAASFvFNAAAAEElEQVR4nGP8zwAFTDAGAwATKQED8NgHhAAAAABJRU5ErkJggg=="
+
 def work(end):
     rank = int(os.environ["RANK"])
+    if rank == 0:
+        distmagic.show(base64.b64decode(PNG))
     for step in range(400):
         value = 100.0 if step == 133 and rank == 0 else 1.0 + rank
         many = {f"eval/m{i}": step + i for i in range(6)}
@@ -190,8 +238,11 @@ work(END)
 """
 
 
-def test_curves_are_read_off_chosen_and_smoothed(tmp_path):
-    with opened(tmp_path, source=CHARTS) as page:
+@in_jupyterlab
+def test_curves_are_read_off_chosen_and_smoothed_beside_pictures_and_hardware(
+    tmp_path, notebooks
+):
+    with opened(notebooks, tmp_path, source=CHARTS) as page:
         loss = live(page).locator("figure.dm-curve", has_text="loss")
         wait_until(lambda: "step 399" in loss.inner_text(), "the last step", 60)
         labels = loss.locator(".dm-y span").all_inner_texts()
@@ -232,3 +283,25 @@ def test_curves_are_read_off_chosen_and_smoothed(tmp_path):
         )
         assert len(set(widths)) == 1, "they are aligned"
         assert page.console_errors == []
+        sees_hardware_and_picture(page)
+        (tmp_path / "end").touch()
+        page.wait_text(RUN, r"^done", 60)
+        page.wait_done(RUN)
+        page.save()
+        page.reload()
+        page.wait_text(RUN, r"^done")
+        saved = page.cell(RUN).locator(".dm-picture img")
+        assert saved.evaluate("one => one.naturalWidth") == 3
+
+
+def sees_hardware_and_picture(page: NotebookPage) -> None:
+    cells = live(page).locator(".dm-hardware td").all_inner_texts()
+    host, cpu, memory, network, gpus = cells
+    assert host == "localhost"
+    assert re.fullmatch(r"\d+%", cpu)
+    assert re.fullmatch(r"[\d.]+/[\d.]+ GB", memory)
+    assert re.fullmatch(r"[\d.]+ [kMG]B/s in, [\d.]+ [kMG]B/s out|-", network)
+    assert gpus, "what nothing tells of is shown as such"
+    shown = live(page).locator(".dm-picture img")
+    assert shown.evaluate("one => [one.naturalWidth, one.naturalHeight]") == [3, 2]
+    assert "rank 0 localhost" in live(page).locator(".dm-picture").inner_text()

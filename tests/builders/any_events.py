@@ -98,6 +98,13 @@ ANYTHING = st.one_of(
     st.builds(Swept, survivors=some(WORD)),
     st.just(Gone()),
     st.builds(p.Skipped, through=st.integers(0, 99)),
+    st.builds(p.Picture, rank=SMALL, restart=SMALL, data=WORD, step=st.none() | FLOATS),
+    st.builds(
+        p.Hardware,
+        cpu_utilization=st.none() | FLOATS,
+        used_bytes=SMALL,
+        gpus=some(st.builds(p.Gpu, used_bytes=st.none() | SMALL, total_bytes=SMALL)),
+    ),
     st.none(),
 )
 EVENTS = st.lists(

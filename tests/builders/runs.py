@@ -35,6 +35,8 @@ class FakeScreen:
         self.finished: list[RunState] = []
         self._act = act
 
+    def announce(self, text: str) -> None: ...
+
     def show(self, state: RunState) -> None:
         self.shown.append(state)
         self._act(state)

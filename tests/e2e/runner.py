@@ -32,6 +32,9 @@ class Watch:
         self.states: list[RunState] = []
         self.last: RunState | None = None
 
+    def announce(self, text: str) -> None:
+        """Keep nothing."""
+
     def show(self, state: RunState) -> None:
         """Keep a state."""
         self.last = state

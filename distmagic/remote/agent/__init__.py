@@ -1,6 +1,6 @@
 """The agent: one process for each node of a job, which starts torchrun, collects what ranks send, and ends every process.
 
-Here: one thread with one loop over a selector; the life of a job on one node from torchrun's start to the last process;
+Here: one thread with one loop over a selector, beside one that only looks at the hardware; the life of a job on one node from torchrun's start to the last process;
 the only writer of the node's journal. Never here: no SSH, no user code, no import of torch, no blocking call. Read in
 this order:
 
@@ -13,6 +13,7 @@ this order:
     readers.py       the connections of notebooks: sends them the journal, takes their requests
     termination.py   SIGTERM, grace time, SIGKILL, until no process is left
     stack_dump.py    collects the stacks of all ranks
+    hardware_watch.py  how busy the host is
     endpoint.py      dials the rendezvous endpoint, so that a closed port is reported within seconds
 
 Theory of operation

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from distmagic.remote.agent.endpoint import Dialer
+from distmagic.remote.agent.hardware_watch import HardwareWatch
 from distmagic.remote.agent.lease import Lease
 from distmagic.remote.agent.rank_stream import RankStream
 from distmagic.remote.agent.rank_table import RankTable
@@ -24,7 +25,7 @@ from distmagic.remote.agent.termination import Termination
 from distmagic.remote.engine import engine, engine_start
 from distmagic.remote.gang.channel import Cause, GangChannel
 from distmagic.remote.gang.elastic_members import ElasticMembers
-from distmagic.remote.records import listing, places, work_dirs
+from distmagic.remote.records import environments, listing, places, work_dirs
 from distmagic.remote.records.journal import FILE, Journal
 from distmagic.remote.system import exit_codes, memory, processes, socket_peer
 from distmagic.remote.system.customization import customizing_file
@@ -70,6 +71,7 @@ class Agent:
         self.readers: list[Reader] = []
         self.engine_pid = 0
         self.engine: tuple[processes.ProcessInfo | None, memory.Cgroup]
+        self.hardware: HardwareWatch
         self.engine_code: int | None = None  # torchrun's exit code, None while it runs
         self.reason: StopReason | Literal["done"] = "done"  # goes into `Final`
         self.cause: Cause | None = (
@@ -126,6 +128,7 @@ class Agent:
         )
         _raise_descriptor_limit()  # only now: torchrun and its ranks have inherited the user's own limit
         self.engine = processes.read(self.engine_pid), memory.Cgroup(self.engine_pid)
+        self.hardware = HardwareWatch(env.get("CUDA_VISIBLE_DEVICES"))
         self.rank_table.add_stream(
             RankStream(out, self.folder, -1, "stdout", self.clock())
         )
@@ -225,7 +228,10 @@ class Agent:
         is_torchrun_over = self.engine_code is not None or self.termination.survivors
         if self.termination.is_done and is_torchrun_over and self.final_at is None:
             self._finish(now)
+        news = self.hardware.news()
         for reader in list(self.readers):
+            if news is not None and self.final_at is None:
+                reader.tell(news)
             self._send(reader, now)
 
     def _touch(self) -> None:
@@ -243,6 +249,7 @@ class Agent:
             self.run_dir / places.PID,
         ]
         places.touch(files)
+        environments.touch_own()
         if self.start.work is not None:
             work_dirs.touch(
                 Path(self.start.work.path), self.start.job, self.start.node_rank

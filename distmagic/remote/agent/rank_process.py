@@ -48,6 +48,7 @@ class RankProcess:
         self.is_over = self.is_replaced = False
         self.over_at = math.inf
         self.is_open = True
+        self.pictures: list[protocol.Picture] = []
         self._latest: protocol.Progress | None = None
         self._rows: list[protocol.MetricRow] = []
         self._bars: dict[int, protocol.Bar] = {}
@@ -73,6 +74,8 @@ class RankProcess:
             return True  # the user's code wrote to our socket; there may be more packets behind it
         if isinstance(message, protocol.Progress):
             self._merge(message, packet)
+        elif isinstance(message, protocol.Picture):
+            self.pictures = [*self.pictures[-3:], message]
         elif isinstance(message, protocol.Ended):
             self.ended = message
         return True

@@ -193,6 +193,9 @@ class RankTable:
         progress = rank.progress()
         if progress is not None:
             self.journal.add(progress)
+        for picture in rank.pictures:
+            self.journal.add(picture)
+        rank.pictures = []
 
     def _notice_full(self) -> None:
         """Journal one notice when the disk takes nothing, and one when it does again."""

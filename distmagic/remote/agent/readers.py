@@ -26,6 +26,7 @@ class Reader:
         self._unsent = b""
         # The number of the last event in `_unsent`, or sent; None before `FollowJob`.
         self._cursor: int | None = None
+        self._wants_news = False
 
     def receive(self, last: int) -> list[protocol.Message]:
         """Return the requests that have arrived. `last` is the number of the journal's latest event."""
@@ -45,6 +46,7 @@ class Reader:
                 _, message = protocol.decode(line)
                 if isinstance(message, protocol.FollowJob):
                     self._cursor = last if message.live else message.after
+                    self._wants_news = not message.live
                 found.append(message)
         except protocol.BadLine:
             self.is_open = False
@@ -83,6 +85,11 @@ class Reader:
     def answer(self, message: protocol.Message) -> None:
         """Send a message to this reader alone. It is no event: it has no number, and the journal lacks it."""
         self._unsent += protocol.encode(message)
+
+    def tell(self, news: protocol.Hardware) -> None:
+        """Send news that is no event, unless this reader takes nothing just now."""
+        if self._wants_news and not self._unsent:
+            self.answer(news)
 
     def has_all(self, journal: Journal) -> bool:
         """Whether every event has been handed to the connection; True also of a closed one."""

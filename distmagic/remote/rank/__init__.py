@@ -16,5 +16,6 @@ the user's code. Read in this order:
     logged_numbers.py  numbers that tqdm, Transformers, Lightning and Accelerate log become metrics of the rank
     process_groups.py  whether the rank was in a process group, and used it
     checkpoint.py  `distmagic.checkpoint`: snapshots that survive the loss of a host
+    imported.py    which modules the rank has imported, for the next run
     stacks.py      answers a signal with the stacks of all threads, and reads such answers
 """

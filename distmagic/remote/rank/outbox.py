@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from distmagic.remote.wire.codec import encode
+from distmagic.remote.wire.events import Picture
 from distmagic.remote.wire.parts import Bar
 
 KEPT_ROWS = (
@@ -69,6 +71,7 @@ class Outbox:
         self._clock = clock
         self._complain = complain
         self._began = clock()
+        self._rank, self._restart = rank, restart
         self._head = f'{{"t":"progress","n":0,"rank":{rank},"restart":{restart},"at_s":'
         self._busy = threading.Lock()
         self._names: dict[str, str] = {}
@@ -119,6 +122,18 @@ class Outbox:
             return True
         finally:
             self._busy.release()
+
+    def send_picture(self, data: str, patience_s: float) -> None:
+        """Send a picture after all that was reported before it. Of too many in a short time none is sent."""
+        give_up_s = time.monotonic() + patience_s
+        if not (self._may_send() and self.flush(patience_s)):
+            return
+        picture = Picture(
+            rank=self._rank, restart=self._restart, data=data, step=self._step
+        )
+        packet = encode(picture)
+        while not self._send(packet) and time.monotonic() < give_up_s:
+            time.sleep(0.002)
 
     def _may_send(self) -> bool:
         """Whether the token bucket allows a packet: a slow loop is shown at once, a fast one in ten packets a second."""

@@ -7,12 +7,13 @@ later call. Threads, signal handlers and finalizers of tqdm bars thus never wait
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from distmagic.remote.rank.outbox import TOGETHER, LoggedRow, Outbox, Source
 from distmagic.remote.wire.parts import Bar
@@ -181,10 +182,15 @@ def _number_or_none(value: Any) -> float | None:
 
 
 def _complain(what: str) -> None:
-    if not _here.has_complained:
-        _here.has_complained = True
+    complain("report", what)
+
+
+def complain(function: str, what: str) -> None:
+    """Say on stderr what one of our functions leaves out, once in the life of this process for each."""
+    if function not in _here.complaints:
+        _here.complaints.add(function)
         sys.stderr.write(
-            f"distmagic.report: {what[:300]}. It is left out; this is said once.\n"
+            f"distmagic.{function}: {what[:300]}. It is left out; this is said once.\n"
         )
 
 
@@ -196,7 +202,7 @@ class _Here:
 
     link: Outbox | None = None
     watches_forks = False
-    has_complained = False
+    complaints: ClassVar[set[str]] = set()
 
 
 _here = _Here()
@@ -234,6 +240,18 @@ def post_bar(bar: Bar) -> None:
     if link is not None:
         link.inbox.append(bar)
         link.pump()
+
+
+def is_in_run() -> bool:
+    """Whether this process is a rank that reports."""
+    return _here.link is not None
+
+
+def post_picture(png: bytes) -> None:
+    """Send a picture, waiting for the agent at most 2 s. It does nothing outside a run."""
+    link = _here.link
+    if link is not None:
+        link.send_picture(base64.b64encode(png).decode(), _FLUSH_S)
 
 
 def _turn_off() -> None:

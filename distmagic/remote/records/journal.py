@@ -23,7 +23,13 @@ FILE = "journal.jsonl"
 CHATTER_FILE = "chatter.jsonl"
 LIMIT_BYTES = 16 << 20  # a job that is restarted a thousand times stays below it
 CHATTER_LIMIT_BYTES = 64 << 20
-_CHATTER = (protocol.Progress, protocol.Output, protocol.Stacks, protocol.StacksDone)
+_CHATTER = (
+    protocol.Progress,
+    protocol.Output,
+    protocol.Picture,
+    protocol.Stacks,
+    protocol.StacksDone,
+)
 _LAST_WORDS = (protocol.Ended, protocol.EngineEnded, protocol.Final)
 _RESERVE = "reserve"  # a file that is removed when a full disk has no room for how the job ended
 _RESERVE_BYTES = 256 << 10

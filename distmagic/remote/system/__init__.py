@@ -7,6 +7,7 @@ order:
     processes.py    find, wait for and end processes
     exit_codes.py   an exit code in words
     memory.py       whether the kernel killed a process for want of memory
+    hardware.py     how busy the host and its GPUs are
     facts.py        what a plan needs to know of a host
     customization.py  what Python runs at its start because of PYTHONPATH
     logout.py       whether processes survive log-out

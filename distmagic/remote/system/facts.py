@@ -178,6 +178,24 @@ def free_port(address: str) -> int:
     return port
 
 
+def reserve_port(address: str) -> tuple[int, socket.socket]:
+    """Return a free port that no other run of ours on this host takes, and a socket that holds it as long as it is open.
+
+    torchrun binds the port only later. Until then its number is taken by a name in the abstract namespace of unix
+    sockets, which all users of this network share; nobody can connect to it. Raises OSError as `free_port`.
+    """
+    for _ in range(_TRIES):
+        port = free_port(address)
+        holder = socket.socket(socket.AF_UNIX)
+        try:
+            holder.bind(f"\0distmagic-port-{port}")
+        except OSError:  # another run has it
+            holder.close()
+            continue
+        break
+    return port, holder
+
+
 class _SockAddr(ctypes.Structure):
     _fields_ = (("family", ctypes.c_uint16), ("data", ctypes.c_uint8 * 26))
 

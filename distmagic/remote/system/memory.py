@@ -27,6 +27,7 @@ _KILLED = re.compile(
     r"anon-rss:(?P<anon>\d+)kB, file-rss:(?P<file>\d+)kB(?:, shmem-rss:(?P<shmem>\d+)kB)?"
 )
 REACHED = "it reached its memory limit"
+OF_HOST = "the host ran out of memory"
 _OF_CGROUP = "emory cgroup out of memory"
 _UNLIMITED = (
     1 << 60
@@ -90,14 +91,14 @@ def words(kill: Kill, *, total_bytes: int, limit_bytes: int | None) -> str:
             else " GB"
         )
         return f"{REACHED} ({used}{limit})"
-    return f"the host ran out of memory ({used} of {_gb(total_bytes)} GB)"
+    return f"{OF_HOST} ({used} of {_gb(total_bytes)} GB)"
 
 
 def _gb(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.1f}"
 
 
-HOST_WIDE = "the host ran out of memory and its kernel ended the process"
+HOST_WIDE = f"{OF_HOST} and its kernel ended the process"
 
 
 class Watch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmagic.remote.wire.codec import message
-from distmagic.remote.wire.parts import Bar, Exit, Failure, MetricRow, Thread
+from distmagic.remote.wire.parts import Bar, Exit, Failure, Gpu, MetricRow, Thread
 
 
 @message
@@ -63,6 +63,17 @@ class Progress:
     rows: tuple[MetricRow, ...] = ()
     bars: tuple[Bar, ...] = ()
     device: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A picture that a rank shows: a PNG in base64. `step` is how far the rank was, None where it has not said."""
+
+    rank: int
+    restart: int
+    data: str
+    step: float | None = None
 
 
 @message
@@ -201,3 +212,19 @@ class Final:
 
     reason: str
     survivors: tuple[str, ...] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """How busy a host is: memory in bytes, network in bytes a second, GPUs in the order in which ranks count them.
+
+    None is what nothing tells of. It has no number: no journal has it, and a notebook that was away does not need it.
+    """
+
+    cpu_utilization: float | None = None
+    used_bytes: int = 0
+    total_bytes: int = 0
+    received_bytes_s: float | None = None
+    sent_bytes_s: float | None = None
+    gpus: tuple[Gpu, ...] = ()

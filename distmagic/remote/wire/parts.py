@@ -60,7 +60,8 @@ class JobTerms:
     after `timeout_s`. A notebook that follows the job ends it when no rank has advanced for `hang_timeout_s`. The
     job can go on with `min_nodes` nodes; an elastic job may have `max_nodes`, which is 0 for any other. `awaited` are
     the hosts of an elastic job that were not there when it began. `call` is what every rank runs, as the user wrote it, and
-    `ranks` how many there are, 0 where the plan can't tell. Times are None where there is no such limit.
+    `ranks` how many there are, 0 where the plan can't tell. `devices` are the GPUs of each host that were named for it.
+    Times are None where there is no such limit.
     """
 
     lease_s: float
@@ -75,6 +76,7 @@ class JobTerms:
     awaited: tuple[str, ...] = ()
     call: str = ""
     ranks: int = 0
+    devices: tuple[str, ...] = ()
 
     @property
     def is_elastic(self) -> bool:
@@ -229,10 +231,26 @@ class FoundFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """How busy a GPU is: `utilization` is 0 to 1. None is what nothing tells of."""
+
+    utilization: float | None = None
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    celsius: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A process that keeps torch loaded: how old it is, for how long unused, and its memory (shared pages in part)."""
+    """A process that keeps torch loaded: how old it is, for how long unused, and its memory (shared pages in part).
+
+    `packages` are those that it has loaded beside torch, because ranks had imported them; `refused` those that can't be,
+    and why.
+    """
 
     pid: int
     age_s: float
     idle_s: float
     size_bytes: int = 0
+    packages: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()

@@ -56,6 +56,7 @@ export class Charts {
       const prefix = metric.name.includes('/') ? metric.name.split('/')[0] : '';
       groups.set(prefix, [...(groups.get(prefix) ?? []), metric]);
     }
+    this.groups.classList.toggle('dm-several', groups.size > 1); // aligned with each other
     const wanted = [...groups].flatMap(([prefix, metrics]) => this.groupOf(prefix, metrics));
     if (wanted.length !== this.groups.childNodes.length || wanted.some((node, i) => node !== this.groups.childNodes[i])) {
       this.groups.replaceChildren(...wanted);

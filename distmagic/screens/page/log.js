@@ -54,7 +54,7 @@ export class Log {
     patch(this.open, open);
     this.count = count; // without lines that are not worth showing
     this.node.hidden = !this.lines.length && !open;
-    this.trim();
+    this.trim(isAtEnd);
     this.tell();
     if (isAtEnd && !this.isBeingRead()) this.pane.scrollTop = this.pane.scrollHeight;
   }
@@ -131,8 +131,8 @@ export class Log {
     return Boolean(selection && !selection.isCollapsed && this.pane.contains(selection.anchorNode));
   }
 
-  trim() {
-    const limit = this.isBeingRead() || !this.isAtEnd() ? KEPT_WHILE_READ : KEPT;
+  trim(isAtEnd) {
+    const limit = this.isBeingRead() || !isAtEnd ? KEPT_WHILE_READ : KEPT;
     for (const line of this.lines.splice(0, Math.max(0, this.lines.length - limit))) line.node.remove();
   }
 }

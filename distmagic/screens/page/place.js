@@ -44,6 +44,19 @@ export function asSaved(model, root, words) {
   return around.outerHTML;
 }
 
+// Make an output for the view in the document of a page that has none: it was loaded anew, and the notebook was not saved
+// since the cell began. What is there in its cell is of an earlier time.
+export function makeOutput(model) {
+  const cells = [...(model.widget_manager?.context?.model?.cells ?? [])];
+  const className = `dm-view-${model.get('view_id')}`;
+  const has = cell => cell.type === 'code' && JSON.stringify(cell.outputs.toJSON()).includes(className);
+  const cell = cells.find(one => one.id === model.get('cell_id'));
+  if (!cell || cell.type !== 'code' || cells.some(has)) return;
+  cell.outputs.clear();
+  const data = { 'text/html': `<div class="${className}"></div>` };
+  cell.outputs.add({ output_type: 'display_data', data, metadata: {} });
+}
+
 // Write into the notebook's document what is to be saved of the view. A page that was loaded while the run went on does
 // not know the output any more, so the kernel's own update of it does not arrive.
 export function writeIntoDocument(model, { html, text }) {

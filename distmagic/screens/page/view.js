@@ -5,9 +5,9 @@ import { Charts } from './charts.js';
 import { Controls } from './controls.js';
 import { Log } from './log.js';
 import { element, patch } from './patch.js';
-import { Place, asSaved, writeIntoDocument } from './place.js';
+import { Place, asSaved, makeOutput, writeIntoDocument } from './place.js';
 
-const PARTS = ['head', 'table', 'ranks'];
+const PARTS = ['head', 'table', 'ranks', 'pictures'];
 const ENDED = ['restarting', 'autorestarting', 'dead', 'terminating'];
 const GONE = 'The kernel has ended: this is the last that was known of the run.';
 const SAVED = 'This was saved while the run was going on; what came of it is not known here.';
@@ -28,7 +28,7 @@ class View {
     const scroll = element('div', 'dm-scroll');
     scroll.tabIndex = 0;
     scroll.append(this.parts.table, this.parts.ranks);
-    this.root.append(looks, top, this.note, scroll, this.charts.node, this.log.node);
+    this.root.append(looks, top, this.note, scroll, this.charts.node, this.parts.pictures, this.log.node);
     for (const name of PARTS) this.watch(name, html => patch(this.parts[name], html));
     this.watch('charts', data => this.charts.update(data));
     scroll.onclick = ({ target }) => this.chooseRow(target.closest('tr'));
@@ -65,7 +65,9 @@ class View {
   // Be in the cell's output, wherever the front end draws it, as soon as there is something to be seen.
   live() {
     this.watch('head', html => {
-      if (html) this.place ??= new Place(this.model.get('view_id'), this.root);
+      if (!html || this.place) return;
+      this.place = new Place(this.model.get('view_id'), this.root);
+      makeOutput(this.model);
     });
   }
 

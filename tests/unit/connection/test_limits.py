@@ -62,6 +62,7 @@ MOST_CHARS = {
     "message": 40_000,
     "meaning": 40_000,
     "traceback": 150_000,
+    "data": 200_000,
 }
 
 

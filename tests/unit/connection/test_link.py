@@ -415,6 +415,15 @@ def test_a_gap_that_is_told():
     ]
 
 
+def test_news_without_a_number_come_between_the_events():
+    news = p.Hardware(used_bytes=7)
+    link, _ = started(
+        lines(EVENTS[0], first=1), p.encode(news), p.encode(p.Route(address="", interface="")),
+        lines(EVENTS[1], first=2), lines(p.AgentGone()),
+    )  # fmt: skip
+    assert list(link.events()) == [(1, EVENTS[0]), (1, news), (2, EVENTS[1])]
+
+
 @pytest.mark.parametrize("through", [1, 0])
 def test_a_gap_that_leads_backwards(through):
     link, _ = started(

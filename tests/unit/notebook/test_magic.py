@@ -560,11 +560,11 @@ FOR_ALL = (
     [
         (
             "host gpu-a",
-            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, runs, attach, view, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, runs, attach, view, add, stop, logs, stacks, get, put, env, clean, status, allocations, down, help.",
         ),
         (
             "doctr",
-            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, runs, attach, view, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, runs, attach, view, add, stop, logs, stacks, get, put, env, clean, status, allocations, down, help.",
         ),
         (
             "--hosts gpu-a",
@@ -853,6 +853,7 @@ _IN_A_KERNEL = """
 from distmagic.notebook import magic
 from distmagic.notebook.backend import Backend
 from distmagic.connection.prompts import asker_of
+from distmagic.screens.choose import screen_for
 
 class Session:
     def reach(self, hosts, access, asker, spec=None, spare=()): return self
@@ -860,7 +861,7 @@ class Session:
     def launch(self, reaching, spec, payload, screen): return payload()
 
 magic.load_ipython_extension(get_ipython(), Backend(
-    session=Session, pack_call=lambda thunk, **given: thunk, pack_whole=None, screen_for=lambda *_, **__: None, playground=None))
+    session=Session, pack_call=lambda thunk, **given: thunk, pack_whole=None, screen_for=screen_for, playground=None))
 """
 
 

@@ -60,3 +60,13 @@ def test_many_metrics_of_many_ranks_stay_small():
     assert len(charts) == 30
     assert max(len(chart["name"]) for chart in charts) == 60
     assert len(json.dumps(charts)) < 250_000
+
+
+def test_metrics_whose_names_begin_and_end_alike_have_a_chart_each():
+    """A page knows a chart by its name, and a name is cut."""
+    long = ["a" * 40 + str(number) + "b" * 40 for number in range(3)]
+    table = {name: curve([(0, 1.0), (1, 2.0)]) for name in long}
+    charts = render.chart_data(run([worker(0)], series={0: table}))
+    names = [chart["name"] for chart in charts]
+    assert len(set(names)) == 3
+    assert names[1] == f"{names[0]} (2)"

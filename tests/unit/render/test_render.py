@@ -48,6 +48,8 @@ ATTRIBUTES = {
     "viewbox",
     "preserveaspectratio",
     "role",
+    "tabindex",
+    "aria-label",
     "style",
     "d",
 }

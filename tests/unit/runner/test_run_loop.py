@@ -28,7 +28,16 @@ from distmagic.state.events import Broken, Event, Gone, Lost, Planned, StopReque
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
 from tests.builders.any_events import EVENTS
-from tests.builders.events import HOSTS, at, begun, ended, hello, raised, worker
+from tests.builders.events import (
+    HOSTS,
+    at,
+    begun,
+    ended,
+    hello,
+    killed,
+    raised,
+    worker,
+)
 from tests.builders.runs import START, FakeScreen, ScriptedRun, end_of
 
 UNREACHED = at(p.Endpoint(state="unreached", detail="refused"), 1)
@@ -73,6 +82,40 @@ OPEN = at(p.Endpoint(state="open"), 0, at_s=10.0)
 )
 def test_when_a_run_is_stopped(events, restarts, timeout_s, reason):
     assert reason_to_stop(begun(*events, restarts=restarts), timeout_s) == reason
+
+
+RETURNED = [ended(0, 0), ended(1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        ([*RETURNED, raised(2, 1), at(None, at_s=15.0)], ""),
+        ([*RETURNED, raised(2, 1), at(None, at_s=17.0)], "failed"),
+        ([*RETURNED, ended(3, 1), raised(2, 1, at_s=99.0)], ""),
+        ([*RETURNED, killed(2, 1), killed(3, 1), at(None, at_s=17.0)], "failed"),
+        ([ended(0, 0), raised(2, 1), at(None, at_s=99.0)], ""),
+        ([*RETURNED, raised(2, 1), worker(2, 1, restart=1), at(None, at_s=99.0)], ""),
+        ([*RETURNED, at(None, at_s=99.0)], ""),
+    ],
+    ids=[
+        "just now", "for long", "after long", "by signals", "one node at work", "started again", "all well",
+    ],
+)  # fmt: skip
+def test_a_failed_rank_that_waits_for_nodes_that_have_ended_stops_the_run(
+    events, reason
+):
+    """It would be started again, but torchrun waits for minutes for the others to meet."""
+    assert reason_to_stop(begun(*events, restarts=3), None) == reason
+
+
+def test_in_an_elastic_job_too_a_failed_rank_waits_for_a_node_that_has_ended_in_vain():
+    job = begin("j", ("gpu-a", "gpu-b", "gpu-c"), 3, min_nodes=1)
+    job = fold(job, [worker(node, node, world=3) for node in range(3)])
+    failed = fold(job, [raised(1, 1), at(None, at_s=99.0)])
+    assert reason_to_stop(failed, None) == ""
+    ended_too = fold(failed, [ended(2, 2, at_s=99.0), at(None, at_s=199.0)])
+    assert reason_to_stop(ended_too, None) == "failed"
 
 
 def driven(

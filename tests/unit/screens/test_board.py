@@ -122,7 +122,7 @@ def test_nothing_is_sent_before_a_page_says_hello():
     answer = page_requests.answered({"view": shown.view_id, "op": "hello"})
     assert [rank for _, rank, _ in answer["log"]["lines"]] == [0, 1, 2]
     shown.show(said(4))
-    assert {"run", "head", "table", "charts", "log"} <= set(view.names)
+    assert {"run", "head", "table", "charts", "pictures", "log"} <= set(view.names)
     assert view.run["job"] == running().job
     assert view.run["what"] == "4 ranks on gpu-a, gpu-b"
 
@@ -173,7 +173,7 @@ def test_a_view_that_no_page_shows_is_gone_with_its_run(monkeypatch):
     screen.finish(done())
     assert view.is_closed
     assert view._esm == "", "a notebook that keeps widgets keeps no script of ours"
-    assert "dm-view-" in published[0]["text/html"]
+    assert "dm-view-" in published[1]["text/html"]
     assert "dm-view-" not in published[-1]["text/html"]
 
 
@@ -194,6 +194,21 @@ def test_a_view_that_a_page_shows_keeps_the_last_state_for_later_pages(monkeypat
     assert views[-1].run["is_over"] is True
     assert len(views[-1].log["lines"]) == len(done().lines)
     assert "done</span>" in views[-1].head
+
+
+def test_the_first_thing_that_is_shown_waits_for_no_widget(monkeypatch):
+    published = publishing(monkeypatch)
+    published_before = []
+
+    def make(view_id: str) -> board.Board:
+        published_before.append(len(published))
+        return shown_board()[0]
+
+    screen = notebook.NotebookScreen(make)
+    screen.show(running())
+    assert published_before == [1]
+    assert "dm-view-" not in published[0]["text/html"]
+    assert "dm-view-" in published[1]["text/html"]
 
 
 def publishing(monkeypatch) -> list[dict[str, str]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from distmagic.remote.system import exit_codes, memory
 from distmagic.remote.wire import protocol as p
 from distmagic.state import failure_kind
 from distmagic.state.events import Gone
 from distmagic.state.fold import fold
 from distmagic.state.verdict import verdict
-from tests.builders.events import at, begun, ended, output, raised
+from tests.builders.events import at, begun, ended, output, progress, raised
 
 OUT_OF_MEMORY = (
     "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has a total capacity of 79.15 GiB of which 9.81 GiB is free. "
@@ -132,3 +135,61 @@ def test_the_cure_stands_in_the_error_of_the_run():
     assert error is not None
     assert "The torch on gpu-a has no NCCL" in error.hint
     assert "Its whole output" in error.hint
+
+
+LOOK = p.Hardware(
+    cpu_utilization=0.5,
+    used_bytes=200 * 10**9,
+    total_bytes=256 * 10**9,
+    gpus=(
+        p.Gpu(used_bytes=1, total_bytes=80 * 10**9),
+        p.Gpu(used_bytes=79 * 10**9, total_bytes=80 * 10**9),
+    ),
+)
+LATER = replace(
+    LOOK,
+    used_bytes=10,
+    gpus=(LOOK.gpus[0], p.Gpu(used_bytes=5, total_bytes=80 * 10**9)),
+)
+
+
+def test_peaks_are_kept_and_an_error_of_a_full_gpu_names_its_own():
+    failure = p.Failure(type="OutOfMemoryError", message=OUT_OF_MEMORY, traceback="T")
+    state = begun(
+        at(LOOK),
+        at(LATER),
+        progress(0, device="cuda:1"),
+        ended(0, outcome="raised", code=1, failure=failure),
+    )
+    node = state.nodes[0]
+    assert node.hardware == LATER
+    assert node.gpu_peaks == (1, 79 * 10**9)
+    assert node.peak_bytes == 200 * 10**9
+    error = verdict(fold(state, [at(Gone(), node) for node in (0, 1)]))
+    assert (
+        "At its fullest, looked at every 2 s, 79.0 of 80.0 GB of that GPU's memory were in use."
+        in error.hint
+    )
+
+
+def test_a_gpu_of_which_nothing_is_told_has_no_peak():
+    failure = p.Failure(type="OutOfMemoryError", message=OUT_OF_MEMORY, traceback="T")
+    for device in ("", "cuda:7", "mps"):
+        end = ended(0, outcome="raised", code=1, failure=failure)
+        state = begun(at(LOOK), progress(0, device=device), end)
+        error = verdict(fold(state, [at(Gone(), node) for node in (0, 1)]))
+        assert "has no memory left" in error.hint
+        assert "At its fullest" not in error.hint
+
+
+def test_a_rank_that_was_killed_for_want_of_memory_names_the_hosts_peak():
+    meaning = exit_codes.meaning_of(-9, out_of_memory=memory.HOST_WIDE)
+    end = ended(0, outcome="signalled", code=-9, meaning=meaning)
+    state = fold(begun(at(LOOK), end), [at(Gone(), node) for node in (0, 1)])
+    assert (
+        "At its fullest, looked at every 2 s, 200.0 of 256.0 GB of the memory of gpu-a were in use."
+        in verdict(state).hint
+    )
+    other = replace(end, what=replace(end.what, meaning="SIGKILL: killed from outside"))
+    state = fold(begun(at(LOOK), other), [at(Gone(), node) for node in (0, 1)])
+    assert "At its fullest" not in verdict(state).hint

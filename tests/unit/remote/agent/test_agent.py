@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from distmagic.remote.agent import rank_table
+from distmagic.remote.agent import agent, rank_table
 from distmagic.remote.agent.agent import Agent
 from distmagic.remote.agent.rank_table import RankTable
 from distmagic.remote.engine import engine_start
@@ -64,6 +64,9 @@ class Node:
         self.listener.listen(16)
         monkeypatch.setattr(engine_start, "start_engine", self._start_engine)
         monkeypatch.setattr(processes, "reap", self._reap)
+        self.news: list[protocol.Hardware] = []
+        self.masks: list[str | None] = []
+        monkeypatch.setattr(agent, "HardwareWatch", self._watch)
         monkeypatch.setattr(processes, "descendants", lambda _: self.tree)
         monkeypatch.setattr(
             processes, "send", lambda _, number: self.signals.append(number)
@@ -74,6 +77,10 @@ class Node:
     def _start_engine(self, *_: object) -> tuple[int, int, int]:
         self.limit_of_ranks = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return ENGINE, self.pipes[0][0], self.pipes[1][0]
+
+    def _watch(self, mask: str | None) -> SimpleNamespace:
+        self.masks.append(mask)
+        return SimpleNamespace(news=lambda: self.news.pop() if self.news else None)
 
     def _reap(self) -> dict[int, int]:
         ended, self.ended = self.ended, {}
@@ -316,6 +323,39 @@ def test_the_agent_waits_until_a_reader_has_everything(node: Node) -> None:
         assert conn.recv(1 << 20)
         node.step()
     conn.close()
+
+
+def test_news_of_the_hardware_go_to_those_who_follow_and_into_no_journal(
+    node: Node,
+) -> None:
+    conn, idle = node.follow(), node.follow()
+    live = socket.socket(socket.AF_UNIX)
+    live.connect(node.path)
+    follow = protocol.FollowJob(job=JOB, node_rank=0, live=True)
+    node.send(live, follow)
+    for one in (conn, idle):
+        one.recv(1 << 20)
+        one.setblocking(False)
+    live.setblocking(False)
+    news = protocol.Hardware(used_bytes=7)
+    node.news.append(news)
+    node.step()
+    assert protocol.decode(conn.recv(1 << 20)) == (0, news)
+    assert protocol.decode(idle.recv(1 << 20)) == (0, news)
+    with pytest.raises(BlockingIOError):
+        live.recv(1)
+    assert node.events(protocol.Hardware) == []
+    # One that takes nothing has no news waiting for it.
+    node.agent.journal.add(protocol.Notice(text="x" * 900_000))
+    node.step()
+    waiting = len(node.agent.readers[0]._unsent)
+    assert waiting
+    node.news.append(news)
+    node.step()
+    assert len(node.agent.readers[0]._unsent) == waiting
+    assert node.masks == [None]
+    for one in (conn, idle, live):
+        one.close()
 
 
 def test_a_reader_that_takes_nothing_does_not_hold_up_the_end(node: Node) -> None:

@@ -53,7 +53,7 @@ def clock():
 
 @pytest.fixture
 def agent(clock, monkeypatch):
-    monkeypatch.setattr(report._here, "has_complained", False)
+    monkeypatch.setattr(report._here, "complaints", set())
     agent = Agent()
     report.begin(agent.send, rank=3, restart=1, clock=clock)
     yield agent

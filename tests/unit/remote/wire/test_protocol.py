@@ -99,6 +99,7 @@ MESSAGES = (
             group_use="used",
         ),
     ),
+    (13, p.Picture(rank=3, restart=1, data="iVBORw0KGgo=", step=2.5)),
     (7, p.EngineEnded(code=1, exits=(p.Exit(rank=3, local_rank=1, pid=73, code=-9),))),
     (8, p.Notice(text="the disk is full")),
     (9, p.Skipped(through=9)),
@@ -125,6 +126,17 @@ MESSAGES = (
         ),
     ),
     (12, p.StacksDone(request_id="a1", ranks=2)),
+    (
+        0,
+        p.Hardware(
+            cpu_utilization=0.25,
+            used_bytes=7,
+            total_bytes=70,
+            received_bytes_s=1.5,
+            sent_bytes_s=2.5,
+            gpus=(p.Gpu(utilization=0.5, used_bytes=8, total_bytes=80, celsius=71.0),),
+        ),
+    ),
     (10, p.Final(reason="done", survivors=("python (pid 73, state D)",))),
     (
         0,
@@ -230,7 +242,16 @@ MESSAGES = (
     (
         0,
         p.Templates(
-            templates=(p.Template(pid=70, age_s=9.5, idle_s=1.5, size_bytes=7),)
+            templates=(
+                p.Template(
+                    pid=70,
+                    age_s=9.5,
+                    idle_s=1.5,
+                    size_bytes=7,
+                    packages=("lightning",),
+                    refused=("cupy (uses a GPU)",),
+                ),
+            )
         ),
     ),
     (0, p.ForkAgent(start=START, env={"A": "1"})),
@@ -242,6 +263,27 @@ MESSAGES = (
     (0, p.GetBlob(sha256=SHA)),
     (0, p.GetFreePort(address="10.0.0.2")),
     (0, p.FreePort(port=40001)),
+    (
+        0,
+        p.SyncEnvironment(
+            name="train", requirements=("torch==2.9.0",), lock={"pylock.toml": "x"}
+        ),
+    ),
+    (
+        0,
+        p.EnvironmentProgress(
+            stage="installing", package="torch", done=3, total=9, elapsed_s=1.5
+        ),
+    ),
+    (
+        0,
+        p.EnvironmentReady(
+            python="/home/me/.distmagic/envs/.0badcafe/bin/python",
+            was_there=True,
+            elapsed_s=1.5,
+            notes=("torch is another one",),
+        ),
+    ),
 )
 
 

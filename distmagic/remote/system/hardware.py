@@ -1,0 +1,159 @@
+"""How busy this host and its GPUs are."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import Any
+
+from distmagic.remote.wire import protocol
+
+EVERY_S = 2.0
+_QUERY = "index,count,uuid,utilization.gpu,memory.used,memory.total,temperature.gpu"
+_SMI = ("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits", "-l2")
+_MIB = 1 << 20
+
+Gpus = dict[str, protocol.Gpu]  # by index and by UUID
+
+
+def looks(mask: str | None) -> Iterator[protocol.Hardware]:
+    """Yield how busy this host is, every two seconds. `mask` is CUDA_VISIBLE_DEVICES, None for all GPUs."""
+    before = counters()
+    for gpus in rounds():
+        now = counters()
+        yield hardware(before, now, chosen(gpus, mask))
+        before = now
+
+
+def rounds() -> Iterator[Gpus]:
+    """Yield the GPUs of this host every two seconds, none where nothing tells of them."""
+    with contextlib.suppress(Exception):  # no such package, no driver, another GPU
+        yield from nvml_rounds(importlib.import_module("pynvml"))
+    with contextlib.suppress(OSError, ValueError):
+        smi = subprocess.Popen(
+            _SMI, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, text=True
+        )
+        yield from smi_rounds(smi.stdout or ())
+    while True:
+        time.sleep(EVERY_S)
+        yield {}
+
+
+def nvml_rounds(nvml: Any) -> Iterator[Gpus]:
+    """Yield what NVML tells; its package is the argument."""
+
+    def told(call: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return call(*args)
+        except nvml.NVMLError:
+            return None  # this GPU does not tell
+
+    nvml.nvmlInit()
+    count = nvml.nvmlDeviceGetCount()
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+    while True:
+        time.sleep(EVERY_S)
+        found = {}
+        for index, handle in enumerate(handles):
+            use = told(nvml.nvmlDeviceGetUtilizationRates, handle)
+            room = told(nvml.nvmlDeviceGetMemoryInfo, handle)
+            heat = told(nvml.nvmlDeviceGetTemperature, handle, 0)
+            uuid = told(nvml.nvmlDeviceGetUUID, handle)
+            found[str(index)] = found[_text(uuid)] = protocol.Gpu(
+                utilization=None if use is None else use.gpu / 100,
+                used_bytes=None if room is None else room.used,
+                total_bytes=None if room is None else room.total,
+                celsius=None if heat is None else float(heat),
+            )
+        yield found
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def smi_rounds(lines: Iterable[str]) -> Iterator[Gpus]:
+    """Yield what nvidia-smi writes: a line a GPU, again and again."""
+    found: Gpus = {}
+    for line in lines:
+        index, count, uuid, *rest = (word.strip() for word in line.split(","))
+        busy, used, total, heat = (_number(word) for word in rest)
+        found[index] = found[uuid] = protocol.Gpu(
+            utilization=None if busy is None else busy / 100,
+            used_bytes=None if used is None else int(used * _MIB),
+            total_bytes=None if total is None else int(total * _MIB),
+            celsius=heat,
+        )
+        if int(index) == int(count) - 1:
+            yield found
+            found = {}
+
+
+def _number(word: str) -> float | None:
+    return float(word) if re.fullmatch(r"[\d.]+", word) else None  # else "[N/A]"
+
+
+def chosen(gpus: Gpus, mask: str | None) -> tuple[protocol.Gpu, ...]:
+    """Return the GPUs in the order in which ranks count them."""
+    if mask is None:
+        return tuple(gpus[name] for name in gpus if name.isdigit())
+    found = []
+    for name in mask.split(","):
+        fitting = [key for key in gpus if name and key.startswith(name.strip())]
+        if name.strip() in gpus:
+            fitting = [name.strip()]
+        if not fitting:
+            break
+        found.append(gpus[fitting[0]])
+    return tuple(found)
+
+
+def counters() -> tuple[float, ...]:
+    """Return since the host's start: the time; the ticks of all CPUs, and idle ones; bytes received, and sent."""
+    ticks = [int(word) for word in _read("/proc/stat").split()[1:9]] or [0] * 8
+    received = sent = 0
+    for line in _read("/proc/net/dev").splitlines()[2:]:
+        name, _, numbers = line.partition(":")
+        if Path(
+            f"/sys/class/net/{name.strip()}/device"
+        ).exists():  # no bridge of others
+            words = numbers.split()
+            received += int(words[0])
+            sent += int(words[8])
+    return time.monotonic(), sum(ticks), ticks[3] + ticks[4], received, sent
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def hardware(
+    before: tuple[float, ...], now: tuple[float, ...], gpus: tuple[protocol.Gpu, ...]
+) -> protocol.Hardware:
+    """Return how busy the host was between two looks."""
+    past_s, ticks, idle, received, sent = (
+        b - a for a, b in zip(before, now, strict=True)
+    )
+    table = _read("/proc/meminfo")
+    total, free = (
+        int(found[1]) << 10 if (found := re.search(rf"{name}:\s*(\d+)", table)) else 0
+        for name in ("MemTotal", "MemAvailable")
+    )
+    return protocol.Hardware(
+        cpu_utilization=1 - idle / ticks if ticks else None,
+        used_bytes=total - free,
+        total_bytes=total,
+        # In a container there is no device of the network's.
+        received_bytes_s=received / past_s if now[3] else None,
+        sent_bytes_s=sent / past_s if now[4] else None,
+        gpus=gpus,
+    )

@@ -1,0 +1,46 @@
+"""Says what goes on before there is a run to be shown: while the cell's own lines run, nothing else moves."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from distmagic.render.screen import AnnouncingScreen
+
+FIRST_S = 0.05  # what takes less than this is not worth a word
+_EVERY_S = 1.0
+
+
+@contextmanager
+def announcing(screen: AnnouncingScreen, what: str, in_vain: str) -> Iterator[None]:
+    """Show on `screen` what goes on while the block runs, and for how long; where it raises, `in_vain` in its place."""
+    is_over = threading.Event()
+    began_s = time.monotonic()
+    has_said: list[bool] = []
+
+    def announce() -> None:
+        pause_s = FIRST_S
+        while not is_over.wait(pause_s):
+            pause_s = _EVERY_S
+            has_said.append(True)
+            past_s = time.monotonic() - began_s
+            screen.announce(f"{what}, {past_s:.0f} s" if past_s >= 1 else what)
+
+    # In the context of this thread: a kernel finds the cell that an output belongs to by it.
+    context = contextvars.copy_context()
+    thread = threading.Thread(
+        target=context.run, args=(announce,), name="distmagic-announce", daemon=True
+    )
+    thread.start()
+    has_ended_well = False
+    try:
+        yield
+        has_ended_well = True
+    finally:
+        is_over.set()
+        thread.join()
+        if has_said and not has_ended_well:
+            screen.announce(in_vain)

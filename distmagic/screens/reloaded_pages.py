@@ -1,0 +1,107 @@
+"""A page that is loaded anew while a cell runs gets its live view back at once.
+
+Such a page asks the kernel who it is, which comms it has, and for the state of all widgets. The kernel reads these
+requests while it is busy, but answers after the cell. As long as a live view goes on they are answered here, on the
+thread that reads them. That thread is private to ipykernel, from version 7 on: where it is not as expected nothing is
+changed, and such a page shows what was saved until the cell has ended.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakSet
+
+_QUESTIONS = ("kernel_info_request", "comm_info_request")
+_COMM_MESSAGES = ("comm_open", "comm_msg", "comm_close")
+_CONTROL = "jupyter.widget.control"  # the comm by which a page asks for the state of all widgets
+
+_live: WeakSet[object] = WeakSet()  # the views that go on
+_kernels: WeakSet[Any] = WeakSet()  # those whose messages come here first
+
+
+def serve(view: object) -> None:
+    """Answer pages that are loaded anew, until `leave` is called for this view or it is gone."""
+    from IPython import get_ipython
+
+    _live.add(view)
+    kernel: Any = getattr(get_ipython(), "kernel", None)
+    thread = getattr(kernel, "shell_channel_thread", None)
+    if thread is None or kernel in _kernels:
+        return
+    pages = Pages(kernel)
+    _kernels.add(kernel)
+    on_recv = kernel.shell_stream.on_recv
+    thread.io_loop.add_callback(on_recv, pages.receive, copy=False)
+
+
+def leave(view: object) -> None:
+    """Leave pages that are loaded anew to the kernel again."""
+    _live.discard(view)
+
+
+def cell_id() -> str:
+    """Return the front end's own name of the cell that runs, "" where it gives none."""
+    from IPython import get_ipython
+
+    kernel: Any = getattr(get_ipython(), "kernel", None)
+    try:
+        return str(kernel.get_parent()["metadata"]["cellId"])
+    except (AttributeError, KeyError, TypeError):
+        return ""
+
+
+class Pages:
+    """Stands between the socket of a kernel's shell channel and the kernel."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._pass_on = kernel.shell_channel_thread_main
+        self._control_comms: set[str] = set()
+
+    async def receive(self, frames: list[Any]) -> None:
+        """Answer a message if it is such a request and a view goes on; pass it on to the kernel if not."""
+        try:
+            request = self._request(frames) if _live else None
+        except Exception:  # noqa: BLE001  # whatever is wrong with it, the kernel has its own words for that
+            request = None
+        if request is None:
+            await self._pass_on(frames)
+        else:
+            await self._answer(*request)
+
+    def _request(self, frames: list[Any]) -> tuple[Any, Mapping[str, Any]] | None:
+        """Return the sender and the message that is to be answered here; None for all others, whose content is not read."""
+        session = self._kernel.session
+        ident, parts = session.feed_identities(frames, copy=False)
+        head = session.deserialize(parts, content=False, copy=False)
+        kind = head["header"]["msg_type"]
+        if kind not in _QUESTIONS:
+            if kind not in _COMM_MESSAGES:
+                return None
+            content = session.unpack(head["content"])
+            if content.get("target_name") == _CONTROL:
+                self._control_comms.add(content["comm_id"])
+            if content.get("comm_id") not in self._control_comms:
+                return None
+        return ident, session.deserialize(parts, copy=False)
+
+    async def _answer(self, ident: Any, message: Mapping[str, Any]) -> None:
+        kernel = self._kernel
+        handler = kernel.shell_handlers[message["header"]["msg_type"]]
+        self._tell("busy", message)
+        try:
+            done = handler(kernel.shell_stream, ident, message)
+            if inspect.isawaitable(done):
+                await done
+        except Exception:
+            kernel.log.exception("distmagic can't answer a page that was loaded anew")
+        finally:
+            self._tell("idle", message)
+
+    def _tell(self, status: str, message: Mapping[str, Any]) -> None:
+        """Say that a message is being answered, or has been: a page waits for both."""
+        kernel = self._kernel
+        content = {"execution_state": status}
+        kernel.session.send(kernel.iopub_socket, "status", content, parent=message)

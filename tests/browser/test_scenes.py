@@ -1,0 +1,176 @@
+"""The live view and what is saved of it, scene by scene: read, reached and used, light and dark, wide and narrow, at any size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import resources
+
+import pytest
+from nbconvert import HTMLExporter
+from nbformat import v4
+
+from distmagic import render
+from distmagic.state.model import OutputLine, RunState
+from tests import scenes
+from tests.browser.plain_page import THEMES, WIDTHS, PlainPage, plain_page
+from tests.browser.screenshots import shown
+
+pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(300)]
+
+AXE = """async () => {
+  const { violations } = await axe.run('main', { resultTypes: ['violations'] });
+  return violations.flatMap(({ id, nodes }) =>
+    nodes.map(node => `${id}: ${node.html.slice(0, 160)}: ${node.any.map(one => one.message).join(' ')}`));
+}"""
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[PlainPage]:
+    with plain_page() as made:
+        yield made
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_every_scene_can_be_read_and_reached_by_anybody(page: PlainPage, theme: str):
+    """By axe: contrast, names of what can be pressed, the order of headings, tables."""
+    axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
+    page.page.set_viewport_size({"width": 1400, "height": 900})
+    for name in shown(page, theme):
+        page.page.evaluate(axe)
+        assert page.page.evaluate(AXE) == [], name
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_wider_than_the_page(page: PlainPage, width: int):
+    page.page.set_viewport_size({"width": width, "height": 900})
+    for name in shown(page, "light"):
+        wide = page.page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, name
+        if width == WIDTHS[0] and not name.startswith("saved"):
+            box = page.page.locator(".dm-what").first.bounding_box()
+            assert box["height"] < 30, f"{name}: on one line"
+
+
+def test_one_of_64_ranks_that_failed_is_on_top_and_all_are_folded(page: PlainPage):
+    page.open("light")
+    page.show(scenes.one_of_64_failed())
+    rows = page.page.locator(".dm-part-table table").first.locator("tr")
+    assert rows.nth(1).inner_text().startswith("failed and slowest: ")
+    assert rows.nth(2).inner_text().split("\t")[0] == "22"
+    assert "failed" in rows.nth(2).inner_text()
+    fold = page.page.locator("details", has_text="all 64 ranks")
+    assert fold.locator("tr").first.is_hidden()
+    fold.locator("summary").click()
+    assert fold.locator("tr").count() == 65
+
+
+def lines(first: int, count: int) -> tuple[OutputLine, ...]:
+    return tuple(
+        OutputLine(rank=i % 2, label=f"rank {i % 2} gpu-a", stream="stdout", text=f"line {i} of {'even' if i % 2 == 0 else 'odd'}")
+        for i in range(first, first + count)
+    )  # fmt: skip
+
+
+def at(tenth: int, state: RunState | None = None) -> RunState:
+    """Return the state of a run in which every tenth of a second has eight new lines."""
+    state = scenes.running() if state is None else state
+    seen = 8 * (tenth + 1)
+    first = max(0, seen - 400)
+    kept = lines(first, seen - first)
+    return replace(state, lines=kept, lines_seen=seen, at_s=100 + tenth / 10)
+
+
+def test_a_selection_and_a_filter_stay_while_lines_pour_in(page: PlainPage):
+    page.page.set_viewport_size({"width": 1400, "height": 900})
+    page.open("light")
+    for tenth in range(30):
+        page.show(at(tenth))
+    log = page.page.locator(".dm-log")
+    assert log.locator(".dm-line").count() > 200
+    page.page.get_by_label("show only lines with this text").fill("of odd")
+    chosen = log.locator(".dm-line:visible").nth(90)
+    chosen.scroll_into_view_if_needed()
+    chosen.select_text()
+    before = page.page.evaluate("document.getSelection().toString()")
+    pane = log.locator(".dm-log-lines")
+    top = pane.evaluate("pane => pane.scrollTop")
+    for tenth in range(30, 200):
+        page.show(at(tenth))
+    assert page.page.evaluate("document.getSelection().toString()") == before
+    assert re.search(r"line \d+ of odd", before)
+    assert pane.evaluate("pane => pane.scrollTop") == top
+    texts = log.locator(".dm-line:visible").all_inner_texts()
+    assert len(texts) > 700
+    assert all("of odd" in text for text in texts)
+    page.page.evaluate("document.getSelection().removeAllRanges()")
+    pane.evaluate("pane => { pane.scrollTop = pane.scrollHeight; }")
+    page.show(at(230))
+    kept = log.locator("pre").first.locator(".dm-line")
+    assert kept.count() == 1000, "the last thousand stay"
+    assert "line 1847 of odd" in kept.last.inner_text()
+
+
+def test_more_metrics_than_six_are_said_and_can_be_chosen(page: PlainPage):
+    page.open("light")
+    state = scenes.running()
+    (one,) = {name: series for name, series in state.series[0].items() if name == "loss"}.values()  # fmt: skip
+    names = [f"eval/m{i}" for i in range(9)]
+    table = {rank: dict.fromkeys(names, one) for rank in state.series}
+    page.show(replace(state, series=table))
+    figures = page.page.locator("figure.dm-curve")
+    assert figures.count() == 6
+    summary = page.page.locator(".dm-chooser summary")
+    assert summary.inner_text() == "6 of 9 metrics shown"
+    summary.click()
+    page.page.get_by_label("eval/m8").check()
+    assert figures.count() == 7
+    tops = figures.evaluate_all(
+        "all => all.map(one => Math.round(one.getBoundingClientRect().top))"
+    )
+    assert tops[0] == tops[1] == tops[2], "three a row"
+
+
+# ---- what is saved
+
+
+def exported(state: RunState) -> str:
+    """Return the page that nbconvert makes of a notebook with this run in it."""
+    data = {"text/html": render.html(state), "text/plain": render.text(state)}
+    output = v4.new_output("display_data", data=data)
+    cell = v4.new_code_cell("%%distributed", outputs=[output])
+    html, _ = HTMLExporter(template_name="lab").from_notebook_node(
+        v4.new_notebook(cells=[cell])
+    )
+    return html
+
+
+def test_a_page_of_nbconvert_shows_it_all_without_a_network(page: PlainPage):
+    page.page.set_content(exported(scenes.failed()))
+    run = page.page.locator(".distmagic")
+    assert run.locator(".dm-phase").inner_text() == "failed"
+    assert run.locator(".dm-table tr").count() >= 5
+    assert run.locator("figure.dm-curve svg path").count() >= 4
+    assert run.locator(".dm-spark").first.is_hidden()
+    run.locator("summary").first.click()
+    assert "Traceback" in run.locator("pre").first.inner_text()
+    first = run.locator("figure.dm-curve svg").first.bounding_box()
+    assert first["width"] > 200
+
+
+def test_without_style_and_drawings_there_are_table_and_curves_of_text(page: PlainPage):
+    """As a code host shows it, and JupyterLab a notebook that is not trusted."""
+    html = exported(scenes.done())
+    html = re.sub(r"<(style|svg|script)\b.*?</\1>", "", html, flags=re.DOTALL)
+    html = re.sub(r'class="[^"]*"', "", html)
+    page.page.set_content(html)
+    text = page.page.locator("body").inner_text()
+    assert re.search(r"done\s+100%", text)
+    assert "4 ranks on gpu-a, gpu-b" in text
+    sparks = re.findall(r"[▁▂▃▄▅▆▇█]{8,} [\d.e-]+ to [\d.e-]+", text)
+    assert len(sparks) == len(render.chart_data(scenes.done()))
+    colours = page.page.locator("td span").evaluate_all(
+        "all => all.map(one => getComputedStyle(one).color)"
+    )
+    assert set(colours) == {"rgb(47, 158, 87)"}, "that of a rank that is done"

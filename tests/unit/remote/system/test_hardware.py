@@ -1,0 +1,143 @@
+"""How busy a host is: what NVML, nvidia-smi and the kernel tell, and what the looking costs."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from distmagic.remote.agent import hardware_watch
+from distmagic.remote.system import hardware
+from distmagic.remote.wire import protocol
+from tests.lab.waiting import wait_until
+
+GIB = 1 << 30
+# As nvidia-smi writes it, with --format=csv,noheader,nounits.
+SMI = """\
+0, 2, GPU-5ba2c9f0-1111, 87, 62311, 81559, 71
+1, 2, GPU-7de01b22-2222, [N/A], 4, 81559, [Not Supported]
+0, 2, GPU-5ba2c9f0-1111, 12, 62311, 81559, 70
+1, 2, GPU-7de01b22-2222, [N/A], 4, 81559, [Not Supported]
+"""
+
+
+def gpu(number: float) -> protocol.Gpu:
+    return protocol.Gpu(utilization=number)
+
+
+def test_lines_of_nvidia_smi_are_gathered_to_rounds():
+    first, second = hardware.smi_rounds(SMI.splitlines())
+    busy, silent = hardware.chosen(first, None)
+    assert busy == protocol.Gpu(
+        utilization=0.87, used_bytes=62311 << 20, total_bytes=81559 << 20, celsius=71.0
+    )
+    assert (silent.utilization, silent.celsius) == (None, None)
+    assert silent.used_bytes == 4 << 20
+    assert second["0"].utilization == 0.12
+
+
+@pytest.mark.parametrize("line", ["No devices were found", "0, 1, GPU-5ba2c9f0"])
+def test_other_words_of_nvidia_smi_are_no_gpus(line):
+    with pytest.raises(ValueError, match="unpack"):
+        list(hardware.smi_rounds([line]))
+
+
+@pytest.mark.parametrize(
+    ("mask", "numbers"),
+    [
+        (None, [0, 1, 2]),
+        ("2,0", [2, 0]),
+        ("", []),
+        ("1,-1,0", [1]),
+        ("GPU-c,GPU-a", [2, 0]),
+        ("0, 1", [0, 1]),
+        ("10", []),
+    ],
+)
+def test_gpus_are_counted_as_ranks_count_them(mask, numbers):
+    gpus = {}
+    for number, uuid in enumerate(("GPU-aaaa", "GPU-bbbb", "GPU-cccc")):
+        gpus[str(number)] = gpus[uuid] = gpu(number)
+    assert hardware.chosen(gpus, mask) == tuple(gpu(number) for number in numbers)
+
+
+class NoTemperature(Exception):
+    pass
+
+
+def test_nvml_tells_what_it_can(monkeypatch):
+    monkeypatch.setattr(hardware.time, "sleep", lambda _: None)
+
+    def temperature(handle: str, kind: int) -> int:
+        if handle == "handle 1":
+            raise NoTemperature
+        return 65
+
+    nvml = SimpleNamespace(
+        NVMLError=NoTemperature,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: f"handle {index}",
+        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=50),
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=GIB, total=80 * GIB),
+        nvmlDeviceGetTemperature=temperature,
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}".encode(),
+    )
+    found = next(hardware.nvml_rounds(nvml))
+    assert found["0"] == protocol.Gpu(
+        utilization=0.5, used_bytes=GIB, total_bytes=80 * GIB, celsius=65.0
+    )
+    assert found["GPU-handle 1"].celsius is None
+    assert found["1"].used_bytes == GIB
+
+
+def test_without_nvml_and_program_a_host_has_no_gpus(monkeypatch):
+    monkeypatch.setattr(hardware.time, "sleep", lambda _: None)
+    monkeypatch.setattr(hardware, "_SMI", ("no-such-program-anywhere",))
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert list(itertools.islice(hardware.rounds(), 3)) == [{}, {}, {}]
+
+
+def test_between_two_looks_the_kernel_tells_what_the_host_did():
+    before = (10.0, 1000, 600, 5_000, 7_000)
+    now = (12.0, 1400, 700, 25_000, 7_000)
+    seen = hardware.hardware(before, now, (gpu(1.0),))
+    assert seen.cpu_utilization == 0.75
+    assert (seen.received_bytes_s, seen.sent_bytes_s) == (10_000, 0)
+    assert 0 < seen.used_bytes < seen.total_bytes, "of this machine"
+    assert seen.gpus == (gpu(1.0),)
+    alone = hardware.hardware((10.0, 1000, 600, 0, 0), (12.0, 1400, 700, 0, 0), ())
+    assert alone.received_bytes_s is None, "no device of a network"
+
+
+def test_a_watch_has_news_once(monkeypatch):
+    monkeypatch.setattr(hardware_watch, "_QUIET_S", 0.0)
+    rounds = [{}, {"0": gpu(0.5), "GPU-a": gpu(0.5)}]
+    monkeypatch.setattr(hardware, "rounds", lambda: iter(rounds))
+    watch = hardware_watch.HardwareWatch(None)
+    seen = []
+
+    def is_there() -> bool:
+        news = watch.news()
+        if news is not None:
+            seen.append(news.gpus)
+        return (gpu(0.5),) in seen
+
+    wait_until(is_there, "the second round")
+    assert watch.news() is None
+
+
+def test_looking_costs_less_than_half_a_percent_of_a_core():
+    """Without GPUs; what NVML costs besides is the driver's."""
+    rounds = 50
+    before = hardware.counters()
+    began_s = time.thread_time()
+    for _ in range(rounds):
+        now = hardware.counters()
+        hardware.hardware(before, now, ())
+        before = now
+    cost_s = (time.thread_time() - began_s) / rounds
+    assert cost_s < 0.005 * hardware.EVERY_S

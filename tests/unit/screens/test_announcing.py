@@ -1,0 +1,94 @@
+"""What is said before there is a run: soon, with its seconds, and what came of it where there is none."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import pytest
+
+from distmagic import render
+from distmagic.screens import announcing, notebook
+from tests.scenes import running
+
+
+class Heard:
+    """A screen that keeps what is announced."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.has_heard = threading.Event()
+        self.heard_s = 0.0
+
+    def announce(self, text: str) -> None:
+        self.heard_s = time.monotonic()
+        self.texts.append(text)
+        self.has_heard.set()
+
+    def show(self, state) -> None: ...
+
+    def finish(self, state) -> None: ...
+
+    def requests(self) -> tuple[str, ...]:
+        return ()
+
+
+def test_what_takes_no_time_is_not_worth_a_word():
+    screen = Heard()
+    with announcing.announcing(screen, "own lines", "failed"):
+        pass
+    assert screen.texts == []
+
+
+def test_the_first_word_comes_within_a_tenth_of_a_second():
+    for _ in range(20):  # a busy machine may be late now and then
+        screen = Heard()
+        began_s = time.monotonic()
+        with announcing.announcing(screen, "own lines", "failed"):
+            assert screen.has_heard.wait(30)
+        if screen.heard_s - began_s < 0.1:
+            return
+    raise AssertionError("not one of 20")
+
+
+def test_the_seconds_are_counted(monkeypatch):
+    monkeypatch.setattr(announcing, "_EVERY_S", 0.01)
+    clock = itertools.count(step=0.7)
+    monkeypatch.setattr(announcing, "time", type("", (), {"monotonic": clock.__next__}))
+    screen = Heard()
+    with announcing.announcing(screen, "own lines", "failed"):
+        while len(screen.texts) < 3:
+            screen.has_heard.wait(30)
+            screen.has_heard.clear()
+    assert screen.texts[:3] == ["own lines", "own lines, 1 s", "own lines, 2 s"]
+
+
+def test_lines_that_fail_leave_no_word_that_they_still_run():
+    screen = Heard()
+
+    def fail() -> None:
+        with announcing.announcing(screen, "own lines", "failed"):
+            screen.has_heard.wait(30)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert screen.texts[-1] == "failed"
+
+
+def test_a_notebook_shows_the_words_in_the_place_of_the_run(monkeypatch):
+    published = []
+
+    def display(data, *, update: bool, display_id: str, **_: object) -> None:
+        published.append((data["text/html"], display_id, update))
+
+    monkeypatch.setattr("IPython.display.display", display)
+    screen = notebook.NotebookScreen(in_background=True)
+    screen.announce("the cell's <own> lines")
+    screen.show(running())
+    (words, first_id, is_update), (run, second_id, is_second_update) = published[:2]
+    assert "the cell&#x27;s &lt;own&gt; lines" in words
+    assert run == render.html(running())
+    assert first_id == second_id
+    assert (is_update, is_second_update) == (False, True)

@@ -10,16 +10,13 @@ import pytest
 
 import distmagic
 from distmagic import api
-from distmagic.clusters import sky, sky_words
 from distmagic.errors import HostErrors, HostKeyError
 from distmagic.request.allocation import ClusterRequest
 from distmagic.request.spec import Access
-from distmagic.session.names import owner
 from distmagic.session.session import Session
 from tests.builders.sky import Sky, entries
-from tests.e2e.programs import count
 from tests.e2e.runner import Watch, all_reduce, as_value
-from tests.lab import Lab, wait_until
+from tests.lab import Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
 WAY = Access(warm_idle_s=0.0)
@@ -84,51 +81,3 @@ def test_a_cluster_of_skypilot_runs_a_cell_and_its_host_keys_are_those_seen_firs
     assert run().results[1]["host"] == "dm2"
     assert skypilot.pins() != [name]
     assert len(skypilot.pins()) == 1
-
-
-# ---- a cluster that is launched
-
-WANTED = ClusterRequest(nodes=2, idle_s=1.0)
-# What SkyPilot's cloud and queue do: the files of the new cluster, and a command that runs on its head for itself.
-_LAUNCH = """
-echo Launching on Lab.
-mkdir -p {home}/.sky/generated/ssh
-cp {folder}/entries {home}/.sky/generated/ssh/{name}
-echo '[{{"name": "{name}", "status": "UP", "cluster_hash": "7c9f", "launched_at": 1}}]' >{folder}/status.json
-"""
-_EXEC = """
-for last; do :; done
-ssh -i {key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null root@{address} "$last" </dev/null >{folder}/queue 2>&1 &
-"""
-
-
-def test_a_launched_cluster_is_held_as_long_as_a_detached_job_runs_there(
-    lab: Lab, kernel: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    skypilot = Sky(tmp_path, monkeypatch)
-    monkeypatch.setattr(sky, "_LEAST_S", 1.0)
-    name = sky_words.name_for(owner(), WANTED)
-    addresses = tuple(host.address for host in lab.hosts[:2])
-    (tmp_path / "entries").write_text(entries(name, addresses, key=str(lab.identity)))
-    words = {"home": skypilot.home, "folder": tmp_path, "name": name}
-    skypilot.does("launch", _LAUNCH.format(**words))
-    skypilot.does("exec", _EXEC.format(key=lab.identity, address=addresses[0], **words))
-    head = lab.hosts[0]
-
-    def is_held() -> bool:
-        return any("distmagic-hold" in one.cmdline for one in head.processes())
-
-    screen = Watch()
-    left = distmagic.run(
-        as_value(count), 15.0, allocation=WANTED, access=WAY, detach=True, screen=screen,
-    )  # fmt: skip
-    assert kernel.clusters == (name,)
-    commands = [line.partition(" ")[0] for line in skypilot.asked]
-    assert commands == ["status", "launch", "exec", "status"]
-    # It was idle for longer than its time when this job has ended, and still held.
-    found = left.attach()
-    assert dict(found.results) == {0: 150, 1: 150}
-    assert is_held()
-    wait_until(lambda: not is_held(), "the cluster not to be held", 30)
-    kernel.down()
-    assert skypilot.asked[-1] == f"down --yes {name}"

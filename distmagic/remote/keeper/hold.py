@@ -20,7 +20,7 @@ def main(text: str) -> None:
     while time.monotonic() < used_at + idle_s:
         if any(is_of_job(pid) for pid in parents()):
             used_at = time.monotonic()
-        time.sleep(LOOK_S)
+        time.sleep(min(LOOK_S, idle_s / 4))  # several looks, before the time is over
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ def test_it_goes_on_while_a_job_runs_and_ends_after_the_idle_time(
         return {pid: 1 for pid in looks[-1] if pid == process.pid}
 
     monkeypatch.setattr(hold, "parents", look)
-    monkeypatch.setattr(hold, "LOOK_S", 0.01)
     holding = threading.Thread(target=hold.main, args=('{"idle_s": 0.2}',))
     holding.start()
     if is_held:

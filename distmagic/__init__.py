@@ -5,6 +5,7 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
     the cell's line   --request/flags.parse_line-->        Request: a JobSpec (what; no host in it) and an Access
     --hosts, settings --request/config.choose_hosts-->     Hosts
     --on slurm        --clusters/allocation-->             Hosts that a scheduler gives
+    --on sky          --clusters/cluster-->                Hosts of a cluster of SkyPilot
     the cell          --request/cell.parse_cell-->         statements for the notebook, and one call for every rank
     the call          --payload/pack.pack_call-->          Payload: files that travel
     Payload, --sync   --payload/work_files.with_tree-->    Payload: also the files that hosts find in their working directory
@@ -17,6 +18,7 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
     RunState          --state/decide-->                    go on, or stop and why; runner/run_loop acts on it
     RunState          --render-->                          text and HTML; screens/ puts them where the user looks
     the last RunState --state/verdict-->                   an error, or none; runner/outcome is the Run that is left
+    --on osmo         --session/osmo-->                    no hosts: a workflow, whose log becomes Events
     --export          --session/exporting, exports/-->     no run: a folder that starts the same job on a cluster
 
 The packages, from the top floor down. None imports from one above it; `tests/unit/test_layers.py` has the same table and

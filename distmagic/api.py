@@ -17,7 +17,7 @@ from distmagic.errors import SpecError
 from distmagic.payload.pack import Payload, pack_call
 from distmagic.render.screen import Screen
 from distmagic.request import notebook_place
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import HostsRequest
 from distmagic.request.hosts import Host, Slots, parse_hosts
 from distmagic.request.spec import (
     PAYLOAD_LIMIT_BYTES,
@@ -48,7 +48,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     *args: Any,
     kwargs: Mapping[str, Any] | None = None,
     hosts: str | Sequence[Host] | None = None,
-    allocation: AllocationRequest | None = None,
+    allocation: HostsRequest | None = None,
     nproc_per_node: Slots | None = None,
     nnodes: int | tuple[int, int] | None = None,
     max_restarts: int = 0,
@@ -94,7 +94,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; None: those of the
                              notebook, else DISTMAGIC_HOSTS, else the nodes of the job in which a system has started
                              this program on each, else here
-        allocation           nodes of a scheduler in place of hosts: a `distmagic.request.allocation.AllocationRequest`
+        allocation           nodes of a scheduler in place of hosts: of `distmagic.request.allocation` an `AllocationRequest`
+                             for Slurm, or a `ClusterRequest` for SkyPilot
         nproc_per_node       ranks a host: a number, "gpu", "cpu" or "auto"; None: one for each GPU, else 1
         nnodes               number of nodes, or (min, max) of an elastic job
         max_restarts         restarts of all ranks after a failure
@@ -193,7 +194,7 @@ class _Call:
 def _launch(
     call: _Call,
     spec: JobSpec,
-    allocation: AllocationRequest | None,
+    allocation: HostsRequest | None,
     hosts: tuple[Host, ...],
     access: Access,
 ) -> Run | Detached | BackgroundRun:

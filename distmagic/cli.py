@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from distmagic.errors import Cancelled, DistmagicError, SpecError
 from distmagic.request import flag_parser, flags
 from distmagic.request.config import Distmagic, choose_hosts
-from distmagic.request.program import USAGE, split_program
+from distmagic.request.program import USAGE, Program, split_program
 from distmagic.request.spec import check_system
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _command(name: str, words: Sequence[str]) -> int:
     from distmagic.api import session
     from distmagic.connection.prompts import asker_of
     from distmagic.screens.choose import screen_for
-    from distmagic.session import exporting, programs
+    from distmagic.session import programs
     from distmagic.session.inside import part_of
 
     programs.check_request(request)
@@ -96,8 +96,8 @@ def _command(name: str, words: Sequence[str]) -> int:
             "--background is for a notebook, and this command ends with its run.",
             "Leave it out; --detach lets a job go on without this command.",
         )
-    if request.export is not None:
-        print(exporting.export_program(program, request, chosen.hosts))
+    if request.export is not None or request.workflow is not None:
+        _without_hosts(request, program, chosen.hosts)
         return 0
     part = None
     if chosen.is_default and not request.allocation and not request.ignores_system:
@@ -124,6 +124,19 @@ def _command(name: str, words: Sequence[str]) -> int:
             )
     _tell(left)
     return 0
+
+
+def _without_hosts(
+    request: flags.Request, program: Program, hosts: tuple[Host, ...]
+) -> None:
+    """Write the folder that the request asks for, or run its workflow."""
+    from distmagic.screens.choose import screen_for
+    from distmagic.session import exporting, programs
+
+    if request.export is not None:
+        print(exporting.export_program(program, request, hosts))
+    else:
+        programs.run_workflow(request, program, screen_for())
 
 
 def _tell(left: Outcome) -> None:

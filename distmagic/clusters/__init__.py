@@ -1,4 +1,5 @@
-"""Gets hosts from a scheduler, and keeps them until nobody needs them. Slurm is the one scheduler so far.
+"""Gets hosts from a scheduler, and keeps them until nobody needs them: Slurm's nodes, and clusters of SkyPilot. And speaks
+with OSMO, which runs whole jobs.
 
 The way of the data. What is asked for and what Slurm says are words, understood in pure modules; few lines act.
 
@@ -13,6 +14,9 @@ The batch script starts a keeper on every node (remote/keeper). The lead's keepe
 allocation, which this notebook renews through one pipe; when that keeper ends, the script and the job end too. So a
 notebook that is gone, also while the job was pending, leaves no allocation, and nobody has to tell Slurm.
 
+A cluster of SkyPilot is SSH hosts: `sky status` --sky_words--> its name and launch --cluster--> Hosts, reached with the
+file that SkyPilot writes for ssh and with the host keys that this launch has shown first.
+
 Nothing here knows of runs, ranks or torch. No file is left on the log-in node. inside/ is for processes that a scheduler
 has started on every node itself. In this order:
 
@@ -25,4 +29,9 @@ has started on every node itself. In this order:
     queue.py         pending jobs: one question for all of them, less and less often
     lease_pipe.py    what holds an allocation: a pipe to the keeper of its first node
     allocation.py    one allocation: pending, held by its lease, ended
+    sky_words.py     what SkyPilot's program is told, and what it says of clusters         pure
+    sky.py           that program: status, launch, hold, down, each with a time limit
+    cluster.py       one cluster of SkyPilot: found or launched, reached, given up
+    osmo_words.py    what the program `osmo` says: states, refusals, lines of a log        pure
+    osmo.py          submit, look, follow the log, cancel, fetch
 """

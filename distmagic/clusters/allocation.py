@@ -31,8 +31,9 @@ from distmagic.errors import (
     SpecError,
     Unreachable,
 )
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import AllocationRequest, HostsRequest
 from distmagic.request.hosts import Host
+from distmagic.request.spec import Access
 from distmagic.transports import srun_words
 from distmagic.transports.asking import Asker
 from distmagic.transports.srun import Node, SrunTransport
@@ -76,6 +77,9 @@ class Allocation:
         self._looked_at = 0.0
         self._has_broken = False
         self._connected: set[str] = set()  # nodes to which there was a connection once
+        self._gone: dict[
+            str, set[str]
+        ] = {}  # connections that were lost, by their node
         self._owner = os.getpid()
         atexit.register(
             self.leave
@@ -85,6 +89,17 @@ class Allocation:
     def is_alive(self) -> bool:
         """Whether it can be used, as far as is known."""
         return self.error is None and not self._is_over.is_set()
+
+    @property
+    def awaited(self) -> int:
+        """How many nodes it will have."""
+        return self.request.nodes
+
+    def fits(self, request: HostsRequest) -> bool:
+        """Whether it is what a cell asks for."""
+        if not isinstance(request, AllocationRequest):
+            return False
+        return request == self.request or bool(request.job and request.job == self.job)
 
     def check(self, asker: Asker) -> bool:
         """Return whether it can be used; where the pipe of its lease is broken, by a look and another pipe.
@@ -214,7 +229,7 @@ class Allocation:
 
     # ---- held
 
-    def transport(self, host: Host, asker: Asker) -> SrunTransport:
+    def transport(self, host: Host, access: Access, asker: Asker) -> SrunTransport:  # noqa: ARG002 - as a cluster's
         """Return the way to one of the nodes. Raises `AllocationEnded` if they are ours no longer."""
         self._shell.connect(asker)
         if self.error is None and host.name in self._connected:
@@ -236,7 +251,8 @@ class Allocation:
             python=self._python,
             mark=self._mark,
         )
-        return SrunTransport(self._shell, node, self._explained)
+        gone = self._gone.setdefault(name, set())
+        return SrunTransport(self._shell, node, self._explained, gone)
 
     def _explained(self, error: DistmagicError) -> DistmagicError:
         """Return how it ended, where srun only tells that it has."""

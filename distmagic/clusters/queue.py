@@ -19,8 +19,9 @@ from distmagic.transports.asking import Asker
 
 
 def pauses() -> Iterator[float]:
-    """Yield the seconds between looks at a pending job: 1 s for ten looks, then 5, 15, and 30 for ever."""
-    yield from [1.0] * 10
+    """Yield the seconds between looks at a pending job: most begin at once, and the others need no hurry."""
+    yield from [0.25] * 4
+    yield from [1.0] * 9
     yield from [5.0] * 6
     yield from [15.0] * 8
     yield from itertools.repeat(30.0)

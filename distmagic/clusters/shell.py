@@ -14,6 +14,9 @@ from distmagic.transports.asking import Asker
 COMMAND_S = 30.0  # Slurm's commands wait long for a controller that is away
 _LONGEST = 16 << 20  # of an answer
 _END_S = 5.0
+_LATER_S = 2.0  # than our own limit: that of the command itself, so that it is never taken for its answer
+# timeout is of the coreutils; where it is not there, a command that hangs stays until it ends by itself.
+_LIMITED = 'limit=$1; shift; command -v timeout >/dev/null && exec timeout -k 5 "$limit" "$@"; exec "$@"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +73,17 @@ class Shell:
         stdin: str = "",
         timeout_s: float = COMMAND_S,
     ) -> Answer:
-        """Run a command to its end. Raises `Unreachable` if it takes too long, and what `connect` and `start` raise."""
+        """Run a command to its end. Raises `Unreachable` if it takes too long, and what `connect` and `start` raise.
+
+        One that takes too long is ended there, too: neither SSH nor an end of file ends a command that hangs.
+        """
+        command = _limited(argv, timeout_s + _LATER_S)
         try:
             self.connect(asker)
-            process = self.start(argv)
+            process = self.start(command)
         except ConnectionLost:  # noticed only now
             self.connect(asker)
-            process = self.start(argv)
+            process = self.start(command)
         try:
             with limited(process, timeout_s) as late:
                 with suppress(
@@ -102,6 +109,11 @@ class Shell:
             transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()
+
+
+def _limited(argv: tuple[str, ...], limit_s: float) -> tuple[str, ...]:
+    """Return the command that runs `argv`, and ends it and all that it has started when its time is over."""
+    return ("sh", "-c", _LIMITED, "sh", f"{limit_s:g}", *argv)
 
 
 @contextmanager

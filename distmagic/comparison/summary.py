@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distmagic.render.curves import curve_of, joined
 from distmagic.render.text_width import cut_middle, one_line
 from distmagic.state.model import RunState
 from distmagic.state.series import Bin
 
-_MAX_METRICS = 20
+_MAX_METRICS = 12
+_MAX_RANKS = 64  # whose curves are looked at: those of a thousand take seconds
 _POINTS = 60  # bins of a curve
 _LABEL = 60  # columns
 # Parts of a metric's name that say that more is better. Of all others, as a loss, the least value is the best.
@@ -25,7 +25,7 @@ _MORE_IS_BETTER = frozenset(
 class MetricSummary:
     """One metric of one run: the mean of what its ranks reported last, and the best that any of them has reported.
 
-    `best` is None where no value was a number. `bins` are the curve, of several ranks their means, x in steps, or in
+    Of more than 64 ranks the best value and the curve are those of 64. `best` is None where no value was a number. `bins` are the curve, of several ranks their means, x in steps, or in
     seconds where not `by_step`; `holes` are the x of values that can't be drawn.
     """
 
@@ -54,17 +54,24 @@ def summary(state: RunState) -> RunSummary:
     names: dict[str, None] = {}
     for table in state.series.values():
         names.update(dict.fromkeys(table))
+    stride = -(-len(state.series) // _MAX_RANKS) or 1
+    ranks = sorted(state.series)[::stride]
+    few = replace(state, series={rank: state.series[rank] for rank in ranks})
+    metrics = []
+    for name in list(names)[:_MAX_METRICS]:
+        lasts = [table[name][-1].value for table in state.series.values() if name in table]  # fmt: skip
+        metrics.append(_metric(few, name, sum(lasts) / len(lasts)))
     return RunSummary(
         job=state.job,
         label=cut_middle(one_line(state.name or state.call or state.job), _LABEL),
         phase=state.phase,
         took_s=state.before_s + state.at_s,
         ranks=state.world_size or len(state.workers),
-        metrics=tuple(_metric(state, name) for name in list(names)[:_MAX_METRICS]),
+        metrics=tuple(metrics),
     )
 
 
-def _metric(state: RunState, name: str) -> MetricSummary:
+def _metric(state: RunState, name: str, last: float) -> MetricSummary:
     curve = curve_of(state, name, _POINTS)
     lines = [line for line in curve.lines.values() if line]
     bins = joined(curve) if len(lines) > 1 else next(iter(lines), [])
@@ -72,7 +79,7 @@ def _metric(state: RunState, name: str) -> MetricSummary:
     extremes = [one.high if pick is max else one.low for line in lines for one in line]
     return MetricSummary(
         name=name,
-        last=sum(curve.lasts) / len(curve.lasts) if curve.lasts else math.nan,
+        last=last,
         best=pick(extremes, default=None),
         bins=tuple(bins),
         holes=tuple(curve.holes),

@@ -60,11 +60,11 @@ class Connections:
         known = self._known(key)
         if known is not None:
             try:
-                return open_link(host, known, python, bundle, access.before_python)
+                return _opened(host, known, access, python, bundle)
             except (ConnectionLost, Unreachable):
                 self.drop(known)
         transport = self._connected(key, host, access, asker)
-        return open_link(host, transport, python, bundle, access.before_python)
+        return _opened(host, transport, access, python, bundle)
 
     def _known(self, key: _Key) -> Transport | None:
         with self._lock:
@@ -148,6 +148,14 @@ class Connections:
         _close_all(transports)
 
 
+def _opened(
+    host: Host, transport: Transport, access: Access, python: str, bundle: LocalBlob
+) -> Link:
+    return open_link(
+        host, transport, python, bundle, access.before_python, access.setup_line
+    )
+
+
 def _close_all(transports: list[Transport]) -> None:
     """Close connections at the same time: each waits for the other end to hang up."""
     try:
@@ -169,8 +177,13 @@ def _key(host: Host, access: Access) -> _Key:
     )
 
 
-def connect(host: Host, access: Access, asker: Asker) -> Transport:
-    """Return a transport to a host: this machine without SSH, the system's client if one is named, else paramiko."""
+def connect(
+    host: Host, access: Access, asker: Asker, pins: str | None = None
+) -> Transport:
+    """Return a transport to a host: this machine without SSH, the system's client if one is named, else paramiko.
+
+    With `pins` the first key that the host shows over SSH is trusted, and kept in that file.
+    """
     if host.is_local:
         from distmagic.transports import local
 
@@ -178,7 +191,7 @@ def connect(host: Host, access: Access, asker: Asker) -> Transport:
     if access.ssh_command:
         from distmagic.transports import ssh_command
 
-        return ssh_command.connect(host, access, asker)
+        return ssh_command.connect(host, access, asker, pins)
     from distmagic.transports.ssh import ssh
 
-    return ssh.connect(host, access, asker)
+    return ssh.connect(host, access, asker, pins)

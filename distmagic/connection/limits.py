@@ -243,7 +243,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.JobTerms: {
         "lease_s": LEASE, "owner": NAME, "max_restarts": COUNT, "timeout_s": SECONDS_OR_NONE,
         "hang_timeout_s": SECONDS_OR_NONE, "min_nodes": COUNT, "max_nodes": COUNT, "awaited": HOSTS,
-        "call": WORD, "ranks": COUNT,
+        "call": WORD, "ranks": COUNT, "devices": items(1000, WORD),
     },
     protocol.FoundFiles: {"files": items(1000)},
     protocol.FoundFile: {"path": percent_encoded(PATH_CHARS), "size_bytes": SIZE, "changed_s": DATE},
@@ -252,11 +252,18 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.WorkDirReady: {"path": PATH, "notice": line(2000)},
     protocol.WorkDirs: {"dirs": items(1000)},
     protocol.KeptWorkDir: {"name": NAME, "origin": NAME, "size_bytes": SIZE, "age_s": SECONDS},
+    protocol.EnvironmentProgress: {
+        "stage": WORD, "package": WORD, "done": COUNT, "total": COUNT, "elapsed_s": SECONDS,
+    },
+    protocol.EnvironmentReady: {"python": PATH, "elapsed_s": SECONDS, "notes": items(100, line(500))},
     protocol.Removed: {"size_bytes": SIZE},
     protocol.AgentGone: {"error": TEXT},
     protocol.Refused: {"what": WORD, "error": TEXT},
     protocol.Templates: {"templates": items(1000)},
-    protocol.Template: {"pid": COUNT, "age_s": SECONDS, "idle_s": SECONDS, "size_bytes": SIZE},
+    protocol.Template: {
+        "pid": COUNT, "age_s": SECONDS, "idle_s": SECONDS, "size_bytes": SIZE, "packages": items(1000, WORD),
+        "refused": items(100, line(400)),
+    },
     protocol.AgentForked: {"pid": COUNT},
     # the lead's orders, which go back to hosts as they came
     protocol.LeadStart: {},

@@ -9,7 +9,7 @@ from distmagic.payload.blobs import LocalBlob
 from distmagic.planning import preflight
 from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol
-from distmagic.request.command_prefix import interpreter_words
+from distmagic.request.command_prefix import SETUP_LIMIT_S, interpreter_words
 from distmagic.request.hosts import Host
 from distmagic.transports import Process, Transport
 
@@ -22,18 +22,19 @@ def open_link(
     python: str,
     bundle: LocalBlob,
     before_python: tuple[str, ...] = (),
+    setup_line: bytes = b"",
 ) -> Link:
     """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`.
 
-    `before_python` are words in front of the Python on its command line.
+    `before_python` are words in front of the Python on its command line, and read the `setup_line` first.
     """
     words = (*before_python, *interpreter_words(python))
     process = transport.start((*words, "-u", "-c", boot.BOOTSTRAP))
     link = Link(host, process, transport)
     link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
     try:
-        with link.bounded(BOOT_TIMEOUT_S):
-            _boot(link, process, python, bundle)
+        with link.bounded(BOOT_TIMEOUT_S + (SETUP_LIMIT_S if setup_line else 0)):
+            _boot(link, process, python, bundle, setup_line)
             link.facts = link.answer(protocol.Facts)
     except BaseException:
         link.close()
@@ -41,9 +42,11 @@ def open_link(
     return link
 
 
-def _boot(link: Link, process: Process, python: str, bundle: LocalBlob) -> None:
+def _boot(
+    link: Link, process: Process, python: str, bundle: LocalBlob, setup_line: bytes
+) -> None:
     try:
-        link.write(boot.program(bundle.blob.sha256))
+        link.write(setup_line + boot.program(bundle.blob.sha256))
         reply = _boot_reply(link)
     except ConnectionLost:  # it may end even before anything can be sent
         raise _no_python(link, process, python) from None

@@ -35,7 +35,8 @@ class Program:
     `files` lie below the folder `PROGRAM`, `inside` of which ranks begin ("": in itself). `words` are what torchrun is
     given after its flags: a script below `inside`, or `-m` and a module; and their arguments. `imports` are files or
     folders, below the folder too, from which modules are imported. `is_bundle`: the script makes a pickled call, which
-    needs `python_version`; `why` says what kept the cell from being a plain program.
+    needs `python_version`; `why` says what kept the cell from being a plain program. `launcher` are arguments of the
+    interpreter that start the ranks in place of torchrun; such a program finds its own directory.
     """
 
     files: tuple[File, ...]
@@ -45,6 +46,7 @@ class Program:
     is_bundle: bool = False
     why: str = ""
     python_version: str = ""
+    launcher: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

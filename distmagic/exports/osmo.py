@@ -18,22 +18,21 @@ from distmagic.exports.job import PROGRAM, File, Job, text_file
 from distmagic.exports.quoting import variable
 from distmagic.planning.torchrun import NodeWords
 
-_AT = "/tmp/distmagic"  # noqa: S108 - where the files of a task lie, in a container of its own
+AT = "/tmp/distmagic"  # noqa: S108 - where the files of a task lie, in a container of its own
 _TEMPLATE = re.compile(r"\{[{%#]")  # the workflow goes through Jinja
 _NODE, _RANKS, _START = "node.sh", "ranks.sh", "start_ranks.py"
 _PORT = 29500
 _LARGEST = 1 << 20  # a file of a task is a secret of Kubernetes, which holds so much
 _WAIT_S = 300
+_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "OUTPUT_DIR")
 
 
 def files(job: Job) -> tuple[File, ...]:
     """Return both workflows, and as files of their own the scripts that they carry."""
-    _check_sizes(job)
     node = text_file(_NODE, _node(job))
     ranks = text_file(_RANKS, _ranks(job))
     start = File(path=_START, data=Path(start_ranks.__file__).read_bytes())
     count = parts.ranks_of_node(job)
-    with_torchrun = [("bash", f"{_AT}/{_NODE}")] * job.nodes
     numbered = []
     for place in range(job.nodes):
         sizes = (
@@ -41,19 +40,31 @@ def files(job: Job) -> tuple[File, ...]:
             f"--offset={place * count}",
             f"--world_size={job.nodes * count}",
         )
-        numbered.append(("bash", f"{_AT}/{_RANKS}", *sizes))
+        numbered.append(("bash", f"{AT}/{_RANKS}", *sizes))
     secrets = [
         File(path=f"secrets/{name}", data=value.encode(), is_private=True)
         for name, value in job.secrets
     ]
     return (
-        text_file("workflow.yaml", _workflow(job, [node], with_torchrun)),
+        text_file("workflow.yaml", workflow(job)),
         text_file("workflow-ranks.yaml", _workflow(job, [ranks, start], numbered)),
         node,
         ranks,
         start,
         *secrets,
     )
+
+
+def workflow(job: Job) -> str:
+    """Return the workflow whose tasks start torchrun, or what the program starts in its place."""
+    _check_sizes(job)
+    node = text_file(_NODE, _node(job))
+    return _workflow(job, [node], [("bash", f"{AT}/{_NODE}")] * job.nodes)
+
+
+def names(nodes: int) -> tuple[str, ...]:
+    """Return the names of the tasks of so many nodes."""
+    return ("master", *(f"worker-{place}" for place in range(1, nodes)))
 
 
 def readme(job: Job) -> tuple[str, ...]:
@@ -123,9 +134,8 @@ def _resources(job: Job) -> str:
 def _task(job: Job, place: int, command: Sequence[str]) -> str:
     program, *args = command
     shown = ", ".join(quoting.yaml(arg) for arg in args)
-    name = "master" if place == 0 else f"worker-{place}"
     lines = [
-        f"    - name: {name}",
+        f"    - name: {names(job.nodes)[place]}",
         *(["      lead: true"] if place == 0 else []),
         f"      image: {quoting.yaml(job.request.image)}",
         f"      command: [{quoting.yaml(program)}]",
@@ -135,6 +145,11 @@ def _task(job: Job, place: int, command: Sequence[str]) -> str:
         f'        MASTER_PORT: "{job.spec.master_port or _PORT}"',
         f'        NODE_RANK: "{place}"',
         '        OUTPUT_DIR: "{{output}}"',
+        # For a script or notebook of distmagic that runs inside the tasks: clusters/inside/osmo.py.
+        '        DISTMAGIC_WORKFLOW: "{{workflow_id}}"',
+        '        DISTMAGIC_MASTER_ADDR: "{{host:master}}"',
+        f'        DISTMAGIC_NNODES: "{job.nodes}"',
+        f'        DISTMAGIC_NODE_RANK: "{place}"',
     ]
     if job.secrets:
         lines += ["      credentials:", f"        {quoting.yaml(_credential(job))}:"]
@@ -159,7 +174,7 @@ def _inline(job: Job, scripts: Sequence[File]) -> str:
                 "Rename the file, or leave it out by .distmagicignore.",
             )
         text += (
-            f"      - path: {quoting.yaml(f'{_AT}/{path}')}\n"
+            f"      - path: {quoting.yaml(f'{AT}/{path}')}\n"
             "        base64: true\n"
             f"        contents: {quoting.yaml(base64.b64encode(data).decode())}\n"
         )
@@ -169,13 +184,14 @@ def _inline(job: Job, scripts: Sequence[File]) -> str:
 def _begin(job: Job, what: str) -> list[str]:
     """Return the first lines of a task's script: variables, the master's name, and the folder in which ranks begin."""
     lines = [
-        f"# What each task runs: {what}. MASTER_ADDR, MASTER_PORT, NODE_RANK and OUTPUT_DIR are the workflow's.",
+        f"# What each task runs: {what}.",
+        parts.require(_VARIABLES, "the workflow"),
+        parts.below("NODE_RANK", str(job.nodes)),
         *parts.exports(job.variables),
     ]
     if job.request.setup:
         lines.append(job.request.setup)
-    return [
-        *lines,
+    lines += [
         "",
         "# The master's name may be known some seconds after the task has begun.",
         f"for _ in $(seq {_WAIT_S}); do",
@@ -183,9 +199,14 @@ def _begin(job: Job, what: str) -> list[str]:
         "    sleep 1",
         "done",
         f'getent hosts "$MASTER_ADDR" >/dev/null || {{ echo "$MASTER_ADDR is not known after {_WAIT_S} s" >&2; exit 1; }}',
+    ]
+    if job.program.launcher:
+        return lines
+    return [
+        *lines,
         "",
         "# What ranks write is kept: they begin in a copy of the program where the task's output is.",
-        f'cp -R {_AT}/{PROGRAM} "$OUTPUT_DIR" && cd "$OUTPUT_DIR" || exit',
+        f'cp -R {AT}/{PROGRAM} "$OUTPUT_DIR" && cd "$OUTPUT_DIR" || exit',
         *parts.enter(job),
     ]
 
@@ -212,7 +233,7 @@ def _node(job: Job) -> str:
 
 def _ranks(job: Job) -> str:
     lines = _begin(job, "--size ranks from --offset, in a world of --world_size")
-    start = quoting.bash_line((parts.python_of(job), f"{_AT}/{_START}"))
+    start = quoting.bash_line((parts.python_of(job), f"{AT}/{_START}"))
     return parts.script(
         [*lines, f'exec {start} "$@" -- {quoting.bash_line(job.program.words)}']
     )

@@ -37,6 +37,17 @@ def exports(pairs: Iterable[tuple[str, str]]) -> list[str]:
     return [f"export {name}={quoting.bash(value)}" for name, value in pairs]
 
 
+def require(names: Iterable[str], giver: str) -> str:
+    """Return the line of bash that ends a script with the name of the first variable that is not set. `giver` sets them."""
+    checks = [f'"${{{name}:?is not set: {giver} sets it}}"' for name in names]
+    return f": {' '.join(checks)}"
+
+
+def below(name: str, limit: str) -> str:
+    """Return the line of bash that ends a script unless a variable is a number below `limit`, which may be a variable."""
+    return f'[ "${name}" -ge 0 ] && [ "${name}" -lt "{limit}" ] || {{ echo "{name} is ${name}, of {limit} nodes" >&2; exit 1; }}'
+
+
 def script(lines: Iterable[str], head: str = "#!/bin/bash\n") -> str:
     """Return the text of a script of bash."""
     return head + "".join(f"{line}\n" for line in lines)
@@ -63,7 +74,9 @@ def python_of(job: Job) -> str:
 
 
 def launcher(job: Job) -> tuple[str, ...]:
-    """Return the words that start torchrun: its own program, or as a module of the interpreter that the user named."""
+    """Return the words that start the ranks: torchrun, itself or as a module of the user's interpreter; or the program's own."""
+    if job.program.launcher:
+        return (python_of(job), *job.program.launcher)
     if not job.python:
         return ("torchrun",)
     return (quoting.program_path(job.python), "-m", "torch.distributed.run")

@@ -15,6 +15,13 @@ from distmagic.exports.quoting import variable
 from distmagic.planning.torchrun import NodeWords
 
 _PORT = 8008  # of SkyPilot's own examples
+_VARIABLES = (
+    "SKYPILOT_NODE_IPS",
+    "SKYPILOT_NUM_NODES",
+    "SKYPILOT_NODE_RANK",
+    "SKYPILOT_NUM_GPUS_PER_NODE",
+    "SKYPILOT_TASK_ID",
+)
 
 
 def files(job: Job) -> tuple[File, ...]:
@@ -84,6 +91,8 @@ def _mapping(key: str, pairs: Sequence[tuple[str, str]]) -> str:
 def _run(job: Job, backend: str) -> str:
     is_c10d = backend == "c10d"
     lines = [
+        parts.require(_VARIABLES, "SkyPilot"),
+        parts.below("SKYPILOT_NODE_RANK", "$SKYPILOT_NUM_NODES"),
         "# SkyPilot names the nodes by their addresses, a line each, the head first.",
         'MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | sed -n 1p)',
     ]

@@ -13,7 +13,7 @@ packages that do. In this order:
     job_commands.py   jobs, runs, attach, view, add, stop, logs, stacks, clean, status
     job_hosts.py      which hosts these ask, and how they are reached
     job_tables.py     their tables
-    file_commands.py  get, put
+    file_commands.py  get, put, env sync
     run_command.py    run: a script instead of a cell
     run_names.py      the variables that a run goes into
     help_pages.py     help: the pages in distmagic/help/

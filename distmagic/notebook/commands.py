@@ -117,6 +117,23 @@ def _complete_put(words: Sequence[str], names: Names) -> list[str]:
     return sorted(str(path) for path in Path().glob("*")) if len(words) == 2 else []
 
 
+def _complete_env(words: Sequence[str], names: Names) -> list[str]:
+    if len(words) < 2:
+        return ["sync"]
+    if words[-2] == "--hosts":
+        return list(names.hosts())
+    if words[-2] == "--requirements":
+        return sorted(str(path) for path in Path().glob("*.txt"))
+    if words[-2] == "--lock":
+        found = [*Path().glob("*.lock"), *Path().glob("*.toml"), *Path().glob("*.txt")]
+        return sorted(map(str, found))
+    return list(file_commands.ENV_FLAGS)
+
+
+def _complete_down(words: Sequence[str], _names: Names) -> list[str]:
+    return ["--cluster"] if len(words) < 2 else []
+
+
 def _complete_help(_words: Sequence[str], _names: Names) -> list[str]:
     return list(help_pages.topics())
 
@@ -258,6 +275,18 @@ SUBCOMMANDS = (
         complete=_complete_put,
     ),
     Subcommand(
+        name="env",
+        usages=(
+            Usage(
+                arguments="sync [FLAGS]",
+                text="have an environment on each host with this kernel's packages, or with those of "
+                "--requirements FILE or --lock FILE; --hosts LIST, --name NAME",
+            ),
+        ),
+        handler=file_commands.env,
+        complete=_complete_env,
+    ),
+    Subcommand(
         name="clean",
         usages=(
             Usage(
@@ -287,7 +316,7 @@ SUBCOMMANDS = (
         usages=(
             Usage(
                 arguments="[PLACE]",
-                text="list your allocations of Slurm; take hold of slurm:JOB",
+                text="list your allocations of Slurm, or sky's clusters; take hold of slurm:JOB or sky:NAME",
             ),
         ),
         handler=host_commands.allocations,
@@ -296,8 +325,10 @@ SUBCOMMANDS = (
         name="down",
         usages=(
             Usage(arguments="", text="end what is kept, connections and allocations"),
+            Usage(arguments="--cluster NAME", text="take a cluster of SkyPilot down"),
         ),
         handler=host_commands.down,
+        complete=_complete_down,
     ),
     Subcommand(
         name="help",

@@ -16,6 +16,7 @@ _VALUES = {
     "--nproc-per-node": SLOT_WORDS,
     "--rdzv-backend": BACKENDS,
     "--ssh-command": ("ssh",),
+    "--on": ("slurm", "sky", "none"),
 }
 
 

@@ -1,9 +1,13 @@
-"""`%distributed get | put`: files of one host, fetched to this machine or sent there."""
+"""`%distributed get | put | env sync`: what comes from hosts or is brought there: files of the user, and packages."""
 
 # ruff: noqa: T201  # what a magic prints is its output
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -11,11 +15,17 @@ from distmagic import sanitize
 from distmagic.errors import SpecError
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.job_hosts import known_hosts, reach
+from distmagic.request import flags
 from distmagic.request.hosts import parse_hosts
 
 if TYPE_CHECKING:
     from distmagic.connection.requests.remote_files import RemoteFolder
+    from distmagic.remote.wire.protocol import EnvironmentProgress
+    from distmagic.session.packages import Packages
 
+ENV_FLAGS = ("--hosts", "--requirements", "--lock", "--name")
+_USUAL_NAME = "kernel"
+_ENV_HINT = "Write %distributed env sync [--hosts LIST] [--requirements FILE | --lock FILE] [--name NAME]."
 _PATTERN = "*?["  # a part of a path with one of these is a pattern
 
 
@@ -69,3 +79,106 @@ def split_pattern(path: str) -> tuple[str, str]:
     if pattern in ("", ".", "..", "~"):
         raise SpecError(f"{path!r} names no file.", f"Write {path.rstrip('/')}/*.")
     return above or ("/" if path.startswith("/") else "~"), pattern
+
+
+# ---- environments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvLine:
+    """What `%distributed env sync` was given; None for a flag that is not there."""
+
+    hosts: str | None = None
+    requirements: str | None = None
+    lock: str | None = None
+    name: str | None = None
+
+
+def env(line: CommandLine) -> None:
+    """Have an environment on every host; the cells that follow use it there. Raises what a host refuses."""
+    asked = read_line(line.words)
+    packages = _packages(asked)
+    for note in packages.notes:
+        print(sanitize.lines(f"note: {note}"))
+    notebook = line.notebook
+    hosts = parse_hosts(asked.hosts) if asked.hosts else known_hosts(line)
+    request = flags.parse_line("", notebook.config.defaults(os.environ))
+    # The Python that makes an environment is never one that was synced before.
+    access = notebook.access(request, hosts, synced=False)
+    reaching = notebook.session().reach(hosts, access, line.asker)
+    shown = _StatusLine()
+    synced = notebook.session().sync_environment(reaching, packages, shown.show)
+    shown.end()
+    for host, ready in synced.ready.items():
+        notebook.synced[host] = ready.python
+        how = "was there already" if ready.was_there else "is ready"
+        text = f"{host}: the environment {packages.name} {how} ({ready.elapsed_s:.0f} s): {ready.python}"
+        print(sanitize.lines(text))
+        for note in ready.notes:
+            print(sanitize.lines(f"{host}: note: {note}"))
+    if synced.ready:
+        print(
+            f"The cells of this notebook use it on {', '.join(synced.ready)}; "
+            f"elsewhere write --python env:{packages.name}."
+        )
+    if synced.error is not None:
+        raise synced.error
+
+
+def read_line(words: tuple[str, ...]) -> EnvLine:
+    """Return what the words after `%distributed env` ask for. Raises `SpecError`."""
+    if not words or words[0] != "sync":
+        raise SpecError("%distributed env is followed by sync.", _ENV_HINT)
+    given: dict[str, str] = {}
+    rest = list(words[1:])
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        if flag not in ENV_FLAGS:
+            raise SpecError(f"%distributed env sync takes no {flag}.", _ENV_HINT)
+        if not equals:
+            if not rest:
+                raise SpecError(f"{flag} needs a value.", _ENV_HINT)
+            value = rest.pop(0)
+        given[flag.removeprefix("--")] = value
+    if "requirements" in given and "lock" in given:
+        raise SpecError("--requirements and --lock can't go together.", _ENV_HINT)
+    return EnvLine(**given)
+
+
+def _packages(asked: EnvLine) -> Packages:
+    from distmagic.session import packages
+
+    if asked.requirements is not None:
+        return packages.of_requirements(
+            Path(asked.requirements).expanduser(), asked.name
+        )
+    if asked.lock is not None:
+        return packages.of_lock(Path(asked.lock).expanduser(), asked.name)
+    return packages.of_kernel(asked.name or _USUAL_NAME)
+
+
+class _StatusLine:
+    """One line on stderr that says of each host how far it is, written anew whenever that changes."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def show(self, latest: Mapping[str, EnvironmentProgress]) -> None:
+        """Show what the hosts have said last."""
+        text = sanitize.line(" · ".join(map(_words, latest, latest.values())))
+        if text != self._shown:
+            blank = " " * max(0, len(self._shown) - len(text))
+            print(f"\r{text}{blank}", end="", file=sys.stderr, flush=True)
+            self._shown = text
+
+    def end(self) -> None:
+        """Leave the line as it is."""
+        if self._shown:
+            print(file=sys.stderr, flush=True)
+
+
+def _words(host: str, progress: EnvironmentProgress) -> str:
+    words = f"{host}: {progress.stage} {progress.package}".strip()
+    if progress.total:
+        words += f" ({progress.done} of {progress.total})"
+    return f"{words}, {progress.elapsed_s:.0f} s"

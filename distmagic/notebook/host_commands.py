@@ -14,7 +14,12 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import SpecError
 from distmagic.notebook.settings import Notebook, listed
 from distmagic.request import flag_parser, flags
-from distmagic.request.allocation import AllocationRequest, parse_place
+from distmagic.request.allocation import (
+    AllocationRequest,
+    cluster_of,
+    is_cluster,
+    parse_place,
+)
 from distmagic.request.config import Chosen, read_hostfile
 from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import JobSpec
@@ -130,12 +135,20 @@ def playground(line: CommandLine) -> None:
 
 
 def allocations(line: CommandLine) -> None:
-    """List what Slurm has of this user's allocations, or take hold of one of them."""
+    """List what a scheduler has of this user's allocations, or take hold of one of them."""
     if len(line.words) > 1:
         raise SpecError(
             "%distributed allocations takes one place.",
             "Write %distributed allocations slurm:LOGIN.",
         )
+    if line.words and is_cluster(line.words[0]):
+        _clusters(line, line.words[0])
+        return
+    held_clusters = line.notebook.session().clusters
+    if held_clusters and not line.words:
+        names = ", ".join(held_clusters)
+        print(f"clusters of SkyPilot in this notebook: {names}")
+        return
     login, job = parse_place(line.words[0] if line.words else "slurm")
     session = line.notebook.session()
     access = flags.parse_line("", line.notebook.config.defaults(os.environ)).access
@@ -154,6 +167,25 @@ def allocations(line: CommandLine) -> None:
     )
 
 
+def _clusters(line: CommandLine, place: str) -> None:
+    """List the clusters of SkyPilot, or have the hosts of one be hosts of this notebook's jobs."""
+    from distmagic.clusters import sky, sky_words
+
+    session = line.notebook.session()
+    if ":" not in place:
+        rows = [("cluster", "state", "notebook")]
+        for one in sky.read_states(sky.Command(sky_words.status()), line.asker):
+            whose = "this notebook" if one.name in session.clusters else ""
+            rows.append((one.name, one.status, whose))
+        print(sanitize.lines(_table(rows) if rows[1:] else "SkyPilot has no cluster"))
+        return
+    request = cluster_of(place, {})
+    access = flags.parse_line("", line.notebook.config.defaults(os.environ)).access
+    taken = session.allocation(request, access, line.asker, JobSpec())
+    hosts = taken.wait(line.asker, lambda text: print(sanitize.lines(text)))
+    print(f"cluster {request.name} of SkyPilot: {listed(hosts)}")
+
+
 def allocations_table(states: Sequence[JobState], held: Collection[str]) -> str:
     """Return the table of allocations; `held` are the numbers of those that this notebook holds."""
     if not states:
@@ -170,6 +202,10 @@ def allocations_table(states: Sequence[JobState], held: Collection[str]) -> str:
                 whose,
             )
         )
+    return _table(rows)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -179,11 +215,15 @@ def allocations_table(states: Sequence[JobState], held: Collection[str]) -> str:
 
 
 def down(line: CommandLine) -> None:
-    """End what hosts keep loaded for the next run, all connections, and the allocations of this notebook."""
-    if line.words:
+    """End what hosts keep loaded, all connections, and the allocations of this notebook; or take one cluster down."""
+    words = [part for word in line.words for part in word.split("=", 1)]
+    if len(words) == 2 and words[0] == "--cluster" and words[1]:
+        print(sanitize.lines(line.notebook.session().take_down(words[1], line.asker)))
+        return
+    if words:
         raise SpecError(
-            "%distributed down takes nothing after it.",
-            "It ends the connections to all hosts, and this notebook's allocations.",
+            "%distributed down takes nothing after it but --cluster NAME.",
+            "Alone it ends the connections to all hosts, and this notebook's allocations.",
         )
     running = [run.job for run in line.notebook.in_background()]
     if running:

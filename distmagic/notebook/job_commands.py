@@ -285,7 +285,7 @@ def _idle_work_dirs(
     line: CommandLine, *, everybody: bool
 ) -> dict[str, list[KeptWorkDir]]:
     """Return the working directories that no job uses, by host: those of this notebook, or of everybody."""
-    from distmagic.session.work_dir import own_origin
+    from distmagic.session.names import own_origin
 
     origin = own_origin()
     found = line.notebook.session().work_dirs(reach(line, known_hosts(line)))
@@ -323,6 +323,6 @@ def _expect(line: CommandLine, low: int, high: int, message: str) -> None:
 
 def _owner() -> str:
     """Return the name under which hosts know this notebook as the owner of jobs."""
-    from distmagic.session.owner import owner
+    from distmagic.session.names import owner
 
     return owner()

@@ -74,7 +74,14 @@ def kept_table(hosts: Sequence[Host], kept: Sequence[Sequence[Template] | None])
                     f"{_duration(one.idle_s)} ago",
                 ]
             )
-    return _aligned(rows)
+    lines = [_aligned(rows)]
+    for host, templates in zip(hosts, kept, strict=True):
+        for one in templates or ():
+            if one.packages:
+                lines.append(f"{host.name} has also loaded {', '.join(one.packages)}")
+            if one.refused:
+                lines.append(f"{host.name} does not load {', '.join(one.refused)}")
+    return sanitize.lines("\n".join(lines))
 
 
 def _duration(seconds: float) -> str:

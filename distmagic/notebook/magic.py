@@ -100,6 +100,10 @@ class Magics:
             print(sanitize.lines(self._export(plan, filename, request)))
             return None
         names[:0] = plan.targets
+        if request.workflow is not None:
+            return self._bound(
+                lambda: self._run_workflow(plan, filename, request), names
+            )
         session = self.notebook.session()
         if request.dry_run and request.allocation is not None:
             print(
@@ -113,17 +117,24 @@ class Magics:
             return self._run_on(hosts, access, request, plan, filename)
 
         part = self.notebook.part(request, os.environ)
-        try:
+
+        def start() -> Any:
             if part is None:
-                run = launch(*self.notebook.way(request, os.environ))
-            else:
-                run = part.run(
-                    _digest(line, cell),
-                    request.access,
-                    request.spec,
-                    launch,
-                    before=lambda: self._run_own(plan, filename, request),
-                )
+                return launch(*self.notebook.way(request, os.environ))
+            return part.run(
+                _digest(line, cell),
+                request.access,
+                request.spec,
+                launch,
+                before=lambda: self._run_own(plan, filename, request),
+            )
+
+        return self._bound(start, names)
+
+    def _bound(self, start: Callable[[], Any], names: list[str]) -> object | None:
+        """Start a run and give it its names; return it where it has none. A run that fails has its names, too."""
+        try:
+            run = start()
         except RunError as error:
             run_names.bind_failed(self.shell, names, error)
             raise
@@ -131,6 +142,18 @@ class Magics:
             return None
         run_names.bind(self.shell, names, run)
         return None if names else run
+
+    def _run_workflow(
+        self, plan: cells.CellPlan, filename: str, request: flags.Request
+    ) -> Run:
+        """Run the cell as a workflow of OSMO."""
+        from distmagic.session import osmo
+
+        osmo.check(request)
+        with closing(asker_of(self.shell)) as asker:
+            payload = self._payload(plan, filename, request, asker)
+        screen = self.notebook.backend.screen_for(self.shell)
+        return osmo.run(request, payload, screen)
 
     def _run_on(
         self,

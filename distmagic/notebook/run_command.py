@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from distmagic import sanitize
@@ -45,6 +46,11 @@ def _run_program(line: CommandLine, names: list[str]) -> object:
         hosts = notebook.choose(request, os.environ).hosts
         print(sanitize.lines(exporting.export_program(program, request, hosts)))
         return None
+    if request.workflow is not None:
+        screen = notebook.backend.screen_for(notebook.shell)
+        return _bound(
+            lambda: programs.run_workflow(request, program, screen), line, names
+        )
     session = notebook.session()
 
     def launch(hosts: tuple[Host, ...], access: Access) -> Any:
@@ -62,19 +68,26 @@ def _run_program(line: CommandLine, names: list[str]) -> object:
         )
 
     part = notebook.part(request, os.environ)
-    try:
+
+    def start() -> Any:
         if part is None:
-            found = launch(*notebook.way(request, os.environ))
-        else:
-            found = part.run(
-                programs.digest(program), request.access, request.spec, launch
-            )
+            return launch(*notebook.way(request, os.environ))
+        return part.run(programs.digest(program), request.access, request.spec, launch)
+
+    return _bound(start, line, names)
+
+
+def _bound(start: Callable[[], Any], line: CommandLine, names: list[str]) -> object:
+    """Start a run and give it its names; return it where it has none."""
+    shell = line.notebook.shell
+    try:
+        found = start()
     except RunError as error:
-        run_names.bind_failed(notebook.shell, names, error)
+        run_names.bind_failed(shell, names, error)
         raise
     if found is None:  # a dry run
         return None
-    run_names.bind(notebook.shell, names, found)
+    run_names.bind(shell, names, found)
     return (
         None if names else found
     )  # as for a cell: Out would keep a run whose name is gone

@@ -28,7 +28,8 @@ class Notebook:
     """One shell with its settings.
 
     `hosts` are those of `%distributed hosts`, None before that. `playground` is the running playground, None without
-    one. `listed` are the jobs that `%distributed jobs` has shown last.
+    one. `synced` are the Pythons of the environments that `%distributed env sync` has made, by host. `listed` are the
+    jobs that `%distributed jobs` has shown last.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Notebook:
         self.backend = backend
         self.hosts: Chosen | None = None
         self.playground: Playground | None = None
+        self.synced: dict[str, str] = {}
         self.listed: tuple[Job, ...] = ()
         self._session: Session | None = None
 
@@ -52,8 +54,12 @@ class Notebook:
         """Return the hosts of `request`. Raises `SpecError`."""
         return choose_hosts(request, self.hosts, self.config, environ)
 
-    def access(self, request: flags.Request, hosts: tuple[Host, ...]) -> Access:
+    def access(
+        self, request: flags.Request, hosts: tuple[Host, ...], *, synced: bool = True
+    ) -> Access:
         """Return the way to `hosts`: playground hosts are reached with the playground's own SSH configuration.
+
+        Where the line names no Python, that of an environment counts which was `synced`.
 
         Raises `SpecError` where `--python HOST=PATH` names a host that is not among them.
         """
@@ -64,12 +70,22 @@ class Notebook:
                     f"--python {name}=...: {name} is not one of the hosts.",
                     f"They are {listed(hosts)}.",
                 )
+        access = self._with_synced(request.access, names) if synced else request.access
         own = self.playground
         if own is None or request.names_ssh_config:
-            return request.access
+            return access
         if not names <= {host.name for host in own.hosts}:
-            return request.access
-        return replace(request.access, ssh_config=own.ssh_config)
+            return access
+        return replace(access, ssh_config=own.ssh_config)
+
+    def _with_synced(self, access: Access, names: set[str]) -> Access:
+        usual = self.config.defaults(os.environ).access.pythons
+        named = {host for host, _ in set(access.pythons) - set(usual)}
+        pythons = dict(access.pythons)
+        for host in sorted(names & set(self.synced)):
+            if host not in named and "" not in named:
+                pythons[host] = self.synced[host]
+        return replace(access, pythons=tuple(pythons.items()))
 
     def way(
         self, request: flags.Request, environ: Mapping[str, str]

@@ -94,5 +94,6 @@ def zipped(files: Mapping[str, bytes], *, compressed: bool = False) -> bytes:
                 entry,
                 files.get(name, b""),
                 method if name in files else zipfile.ZIP_STORED,
+                compresslevel=9,
             )
     return buffer.getvalue()

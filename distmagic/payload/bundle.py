@@ -1,12 +1,13 @@
 """The bundle: one zip with all that a host needs besides Python and torch.
 
-    __main__.py            `python BUNDLE ROLE ...`: contact, agent, engine, worker or template
-    distmagic/             the package's __init__ and the half that travels, remote/
+    __main__.py            `python BUNDLE ROLE ...`: contact, agent, engine, worker, template or task
+    distmagic/             the package's __init__ and the half that travels, remote/ without remote/keeper/
     cloudpickle/           as installed here
     fallback/tqdm/         as installed here; for the end of `sys.path`, on hosts that have no tqdm
 
-All of it is importable from inside the zip. Beside each file of distmagic that a start loads stands its byte code: a Python of the same
-version needs no compiler, which is a third of its start; any other Python ignores it.
+All of it is importable from inside the zip. Beside the files of distmagic stands their byte code: a Python of the same
+version needs no compiler, which is a third of its start; any other Python ignores it. Files that are needed where nobody
+waits for a few milliseconds go without.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import functools
 import hashlib
 import importlib.machinery
 import importlib.util
+import io
 import marshal
 import os
 import sys
 import threading
+import zipfile
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType
@@ -39,6 +42,7 @@ ROLES = {
     "engine": "distmagic.remote.engine.engine",
     "worker": "distmagic.remote.rank.worker",
     "template": "distmagic.remote.contact.template",
+    "task": "distmagic.remote.contact.task",
 }
 
 if __name__ == "__main__":
@@ -47,11 +51,19 @@ if __name__ == "__main__":
     importlib.import_module(ROLES[sys.argv[1]]).main(sys.argv[2:])
 '''
 
+# Only a task of a platform without channels needs these: `with_task`.
+_OF_TASKS = ("remote/contact/task.py", "remote/wire/log_lines.py")
 
 CO_HAS_DOCSTRING = 0x4000000  # of Python 3.13; `inspect` has it from there on
 _BUILDING = threading.Lock()
-# No start waits for these: they go without byte code.
-_AS_TEXT = ("distmagic/remote/rank/show.py", "distmagic/remote/system/hardware.py")
+# No start waits for these.
+_WITHOUT_BYTE_CODE = (
+    "distmagic/remote/contact/environment_sync.py",
+    "distmagic/remote/engine/preloading.py",
+    "distmagic/remote/engine/successor.py",
+    "distmagic/remote/rank/show.py",
+    "distmagic/remote/system/hardware.py",
+)
 # These write to chats and windows, with packages that a host without tqdm hardly has.
 _NOT_OF_TQDM = ("bells.py", "discord.py", "slack.py", "telegram.py", "tk.py")
 
@@ -68,6 +80,16 @@ def build() -> blobs.LocalBlob:
     return bundle
 
 
+def with_task() -> bytes:
+    """Return the bundle together with what a task of a platform runs that has no channel to the notebook."""
+    here = Path(__file__).parents[1]
+    zipped = io.BytesIO(build().path.read_bytes())
+    with zipfile.ZipFile(zipped, "a", zipfile.ZIP_DEFLATED) as archive:
+        for name in _OF_TASKS:
+            archive.write(here / name, f"distmagic/{name}")
+    return zipped.getvalue()
+
+
 @functools.cache
 def _built() -> blobs.LocalBlob:
     files = _files()
@@ -80,7 +102,12 @@ def _files() -> dict[str, Path]:
     here = Path(__file__).parents[1]
     files = {"distmagic/__init__.py": here / "__init__.py"}
     for file in (here / "remote").rglob("*.py"):
-        files[f"distmagic/{file.relative_to(here).as_posix()}"] = file
+        name = file.relative_to(here).as_posix()
+        is_keeper = (
+            file.parent.name == "keeper"
+        )  # it travels as text, before the bundle
+        if name not in _OF_TASKS and not is_keeper:
+            files[f"distmagic/{name}"] = file
     cloudpickle = _package("cloudpickle")
     if not cloudpickle:
         raise DistmagicError(
@@ -123,7 +150,7 @@ def _made(files: dict[str, Path], note: Path) -> blobs.LocalBlob:
     for name, path in files.items():
         data[name] = path.read_bytes()
     for name, path in files.items():
-        if name.startswith("distmagic/") and name not in _AS_TEXT:
+        if name.startswith("distmagic/") and name not in _WITHOUT_BYTE_CODE:
             data[f"{name}c"] = _compiled(path, name)
     made = blobs.keep(blobs.zipped(data, compressed=True), note.parent)
     with atomic_write(note) as file:

@@ -38,7 +38,7 @@ _NAMED_AT_MOST = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherPython:
-    """The oldest Python of a job's hosts, where one of them is not of this Python's minor version; `host` has it."""
+    """The oldest Python of those hosts of a job that have another minor version than this one's; `host` has it."""
 
     host: str
     version: tuple[int, ...]
@@ -110,7 +110,7 @@ def pack_call(
     except parcel.TooLarge as error:
         raise _too_large(thunk, error.size_bytes, limit_bytes) from None
     modules = set(seen.modules)
-    for code_object in seen.codes:
+    for code_object in _with_inner(seen.codes):
         modules.update(local_modules.imports_of_code(code_object))
     found = local_modules.found(modules)
     code = write_code(found, _texts(seen.codes), labels, folder)
@@ -120,9 +120,17 @@ def pack_call(
     side_files = tuple(
         _local(folder, sha256, size_bytes) for sha256, size_bytes in sizes.items()
     )
-    again = partial(
-        pack_call, thunk, limit_bytes=limit_bytes, labels=labels, title=title, scratch=scratch,
-    )  # fmt: skip
+
+    def in_source(other: OtherPython) -> Payload:
+        return pack_call(
+            thunk,
+            limit_bytes=limit_bytes,
+            labels=labels,
+            title=title,
+            scratch=scratch,
+            other=other,
+        )
+
     return Payload(
         call=call,
         code=code,
@@ -130,7 +138,7 @@ def pack_call(
         modules=found,
         title=title,
         limit_bytes=limit_bytes,
-        in_source=(lambda other: again(other=other)) if source is None else None,
+        in_source=in_source if source is None else None,
     )
 
 
@@ -222,6 +230,15 @@ def write_code(
     }
     data = json.dumps(sources, sort_keys=True).encode()
     return blobs.keep(blobs.zipped({"sources.json": data}), folder)
+
+
+def _with_inner(codes: Iterable[CodeType]) -> Iterator[CodeType]:
+    """Yield code, and that of the functions in it, which a pickle of source does not name."""
+    waiting = list(codes)
+    while waiting:
+        code = waiting.pop()
+        yield code
+        waiting += [const for const in code.co_consts if isinstance(const, CodeType)]
 
 
 def _texts(codes: Iterable[CodeType]) -> dict[str, str]:

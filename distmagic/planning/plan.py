@@ -103,6 +103,7 @@ def make_plan(  # noqa: PLR0913  # all that a run is made of
         max_nodes=rdzv.max_nodes if can_change else 0,
         awaited=awaited if can_change else (),
         ranks=torchrun.world_size(rdzv, [node.nproc_per_node for node in nodes]),
+        devices=spec.devices,
     )
     later = JoinTemplate(
         sizes=(),

@@ -1,15 +1,19 @@
-"""What is asked of a scheduler: `--on slurm` and the flags that go with it, checked. Pure."""
+"""What is asked of a scheduler: `--on slurm` and the flags that go with it, checked. Pure, but for `sky_task`."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from distmagic.errors import SpecError
 from distmagic.request.hosts import parse_host
 
 IDLE_S = 900.0
 _MOST_NODES = 10_000
+_CLUSTER = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # as SkyPilot takes it
+_GPUS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(:[0-9]+(\.[0-9]+)?)?")
 # Options of sbatch that this project gives itself, or that would make something else of the job.
 _OURS = {
     "parsable": "", "comment": "", "output": "", "error": "", "input": "", "requeue": "", "no-requeue": "", "no-kill": "",
@@ -54,6 +58,46 @@ class AllocationRequest:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRequest:
+    """A cluster of SkyPilot that a cell wants: `name` is one that exists, "" where one is to be launched.
+
+    Of that, `nodes` is its size (0: as the task says, else 1), `gpus` the kind and number of each node's ("L4:4"), `file`
+    a task of SkyPilot whose resources and set-up it gets. Without a job for `idle_s` it ends. Raises `SpecError`.
+    """
+
+    name: str = ""
+    nodes: int = 0
+    gpus: str = ""
+    file: str = ""
+    idle_s: float = IDLE_S
+
+    def __post_init__(self) -> None:
+        if self.name and not _CLUSTER.fullmatch(self.name):
+            raise SpecError(
+                f"{self.name!r} is no name of a cluster.",
+                "Write --on sky:NAME, with a name that sky status shows.",
+            )
+        if not 0 <= self.nodes <= _MOST_NODES:
+            raise SpecError(
+                f"--nodes {self.nodes} is no number of nodes.",
+                f"Use 1 to {_MOST_NODES:,}.",
+            )
+        if self.gpus and not _GPUS.fullmatch(self.gpus):
+            raise SpecError(
+                f"--gpus {self.gpus!r} is no kind of GPU.",
+                "Write the kind and number of each node: --gpus L4:4; sky gpus list shows them.",
+            )
+        if not self.idle_s > 0:
+            raise SpecError(
+                f"--idle {self.idle_s:g} is not a time.", "Write --idle 15m."
+            )
+
+
+# What gives hosts that were not named one by one.
+HostsRequest = AllocationRequest | ClusterRequest
+
+
 def check_option(name: str, value: str) -> None:
     """Raise `SpecError` for an option of sbatch that a user can't give, or a value that it can't have."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
@@ -78,6 +122,66 @@ def check_option(name: str, value: str) -> None:
         )
 
 
+def is_cluster(place: str) -> bool:
+    """Whether what follows `--on` is a cluster of SkyPilot: sky, or sky:NAME."""
+    return place.partition(":")[0] == "sky"
+
+
+def cluster_of(
+    place: str,
+    asked: Mapping[str, object],
+    of_slurm: Iterable[str] = (),
+) -> ClusterRequest:
+    """Return the cluster after `--on`: sky:NAME, or sky, which is launched as `asked` says, by the names of its fields.
+
+    `of_slurm` are options of the line that only Slurm is told. Raises `SpecError`.
+    """
+    for option in of_slurm:
+        raise SpecError(
+            f"--{option} is for Slurm, and --on {place} asks SkyPilot.",
+            "Write what a node has to have into a task of SkyPilot: --sky FILE.yaml.",
+        )
+    name = place.partition(":")[2]
+    known = {field: value for field, value in asked.items() if value is not None}
+    if ":" in place and known:
+        raise SpecError(
+            f"{place} has its hosts already.",
+            "Leave out --nodes, --gpus, --sky and --idle; --on sky launches another cluster.",
+        )
+    if ":" in place and not name:
+        raise SpecError(
+            f"--on {place} names no cluster.",
+            "Write --on sky:NAME, or --on sky for a new one.",
+        )
+    return ClusterRequest(name=name, **known)  # type: ignore[arg-type]
+
+
+def check_not_of_cluster(gpus: str | None, file: str | None) -> None:
+    """Raise `SpecError` for what only a cluster of SkyPilot is launched with."""
+    if gpus is not None:
+        raise SpecError(
+            "--gpus is for --on sky.",
+            "Slurm and exported files take --gpus-per-node; the number of ranks on each host is --nproc-per-node.",
+        )
+    if file is not None:
+        raise SpecError("--sky is for --on sky.", "Add --on sky, or leave it out.")
+
+
+def sky_task(path: str) -> str:
+    """Return the path of a task of SkyPilot that only sets hosts up. Raises `SpecError`."""
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text file"
+        raise SpecError(f"--sky {path}: {why}.", "Check the path.") from None
+    if re.search(r"^[\"']?run[\"']?\s*:", text, re.MULTILINE):
+        raise SpecError(
+            f"--sky {path} has a run: block, which SkyPilot would run beside the cell.",
+            "Take it out; resources, setup and file_mounts are what is used.",
+        )
+    return str(Path(path).expanduser().absolute())
+
+
 def parse_place(text: str) -> tuple[str, str]:
     """Return (log-in host, job) of what follows `--on`: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB.
 
@@ -87,7 +191,7 @@ def parse_place(text: str) -> tuple[str, str]:
     if system != "slurm":
         raise SpecError(
             f"--on {text!r} is not known.",
-            "Write --on slurm, or --on slurm:LOGIN with the name of a log-in node.",
+            "Write --on slurm, --on slurm:LOGIN with the name of a log-in node, --on sky or --on sky:NAME.",
         )
     login, colon, job = place.rpartition(":")
     if place.isdecimal():

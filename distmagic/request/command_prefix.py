@@ -1,7 +1,14 @@
-"""The words before the Python of a host: a shell that sets up its environment, and a program such as a container's. Pure."""
+"""The words before the Python of a host: a shell that sets up its environment, and a program such as a container's. Pure.
+
+A setup is run once on a host, and what it did to the variables is kept there. Its text is never on a command line, which
+everybody on the host can read: it is the first line of standard input.
+
+    notebook: setup line, then what the program reads     host: runs the setup, unless its variables are kept; the program
+"""
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 
 from distmagic.errors import SpecError
@@ -9,12 +16,14 @@ from distmagic.errors import SpecError
 ENVIRONMENT = (
     "env:"  # before the name or the folder of a virtual environment, in place of a path
 )
-# Where conda, virtualenvwrapper, venv and uv make environments; a name may also be a folder, or a project's.
+# Where `%distributed env sync`, conda, virtualenvwrapper, venv and uv make environments; a name may also be a folder, or
+# a project's.
 _PLACES = (
     "$1",
     "$HOME/$1",
     "$1/.venv",
     "$HOME/$1/.venv",
+    "${DISTMAGIC_HOME:-$HOME/.distmagic}/envs/$1",
     "$HOME/.virtualenvs/$1",
     "$HOME/.venvs/$1",
     "$HOME/.conda/envs/$1",
@@ -26,6 +35,30 @@ _PLACES = (
 )
 # The exit code of a shell whose setup failed: no Python and no shell has it by itself.
 SETUP_FAILED = 97
+SETUP_LIMIT_S = 300  # for a setup to end
+_KEPT_MIN = 720  # that the variables of a setup are used again
+# Runs the setup, which it reads from descriptor 8, and writes into the file that is named what changed of the exported
+# variables and functions. One line, without a single quote: it stands between two of them in the next one.
+_CHANGES = (
+    "t=$(cat <&8); exec 8<&-; declare -A was; for n in $(compgen -e); do was[$n]=${!n}; done; "
+    'eval "$t" || exit; umask 077; set +euf; unset IFS; '
+    "{ for n in $(compgen -e); do case $n in _|SHLVL|PWD|OLDPWD) continue;; esac; "
+    '[ "${was[$n]+x}${was[$n]}" = "x${!n}" ] || printf "export %s=%q\\n" "$n" "${!n}"; done; '
+    'for n in "${!was[@]}"; do [ "${!n+x}" ] || echo "unset $n"; done; '
+    'declare -Fx | while read -r _ _ n; do declare -f "$n"; echo "export -f $n"; done; } >"$1"'
+)
+# $1 is the digest of the setup, the other words are the program. Hosts may share a home, so a file is one host's, and
+# only until that starts anew. Of two connections at once the second waits, where the host has flock.
+_KEPT_SETUP = (
+    'u=$(umask); umask 077; d="${DISTMAGIC_HOME:-$HOME/.distmagic}/setup"; '
+    "read -r b </proc/sys/kernel/random/boot_id; "
+    'f="$d/$1-$HOSTNAME-${b%%-*}"; shift; IFS= read -r l; eval "t=$l"; '
+    f'mkdir -p "$d" || exit {SETUP_FAILED}; {{ exec 9>>"$d/.lock"; }} 2>/dev/null && flock 9 2>/dev/null; '
+    f'if [ -z "$(find "$f" -mmin -{_KEPT_MIN} 2>/dev/null)" ]; then '
+    f'timeout -k 5 {SETUP_LIMIT_S} bash -c \'{_CHANGES}\' bash "$f.$$" 8<<<"$t" 9>&- </dev/null >&2 '
+    f'|| {{ r=$?; rm -f "$f.$$"; [ $r = 124 ] && echo "it took longer than {SETUP_LIMIT_S} s" >&2; exit {SETUP_FAILED}; }}; '
+    f'mv "$f.$$" "$f" || exit {SETUP_FAILED}; fi; exec 9>&-; umask "$u"; . "$f"; exec "$@"'
+)
 
 
 def interpreter_words(python: str) -> tuple[str, ...]:
@@ -53,8 +86,9 @@ def interpreter_words(python: str) -> tuple[str, ...]:
 def words_before_python(setup: str, exec_prefix: str) -> tuple[str, ...]:
     """Return what stands before the Python on its command line.
 
-    `setup` is bash. What it writes goes to stderr, so that nothing is mistaken for the program's own output.
-    Raises `SpecError` for a prefix that can't be split into words.
+    `setup` is bash; `setup_line` has to be written to the program's standard input first. What it writes goes to stderr,
+    so that nothing is mistaken for the program's own output. Raises `SpecError` for a prefix that can't be split into
+    words.
     """
     try:
         prefix = tuple(shlex.split(exec_prefix))
@@ -65,7 +99,14 @@ def words_before_python(setup: str, exec_prefix: str) -> tuple[str, ...]:
         ) from None
     if not setup.strip():
         return prefix
-    # One line, because a log-in shell such as csh is given no other: $'...' has its line breaks as \\n.
-    script = setup.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
-    code = f"{{ eval $'{script}'; }} </dev/null >&2 || exit {SETUP_FAILED}; "
-    return ("bash", "-c", code + 'exec "$@"', "bash", *prefix)
+    digest = hashlib.sha256(setup.encode()).hexdigest()[:16]
+    return ("bash", "-c", _KEPT_SETUP, "bash", digest, *prefix)
+
+
+def setup_line(setup: str) -> bytes:
+    """Return the line that brings a setup to the host, b"" for none."""
+    if not setup.strip():
+        return b""
+    # $'...' has its line breaks as \\n.
+    text = setup.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    return f"$'{text}'\n".encode()

@@ -56,7 +56,6 @@ _FOREIGN = dict.fromkeys(
         "--nprocs",
         "--nproc",
         "--num-processes",
-        "--gpus",
         "--ngpus",
         "--num-gpus",
         "-np",

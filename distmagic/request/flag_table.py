@@ -27,6 +27,7 @@ from distmagic.request.spec import (
 
 _USUAL = JobSpec()
 NO_SYSTEM = "none"  # after --on
+OSMO = "osmo"
 SBATCH_FLAGS = (
     "gpus-per-node",
     "partition",
@@ -64,10 +65,13 @@ FLAGS = (
     ),
     Flag(
         "on",
-        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB, slurm:LOGIN:JOB; none: whatever has started this",
+        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB, slurm:LOGIN:JOB; sky: a cluster that SkyPilot launches; sky:NAME: one that is there; osmo; "
+        "none: whatever has started this",
         "PLACE",
     ),
     Flag("nodes", "nodes of the allocation (1)", "N", number_of("--nodes")),
+    Flag("gpus", "GPUs on each node of --on sky, with their kind: L4:4", "KIND[:N]"),
+    Flag("sky", "task of SkyPilot whose resources and setup --on sky takes", "FILE"),
     Flag("gpus-per-node", "GPUs on each node, as sbatch takes them", "N"),
     Flag("partition", "partition of the allocation", "NAME"),
     Flag("time", "time limit of the allocation, as sbatch takes it: 2:00:00", "TIME"),
@@ -105,8 +109,8 @@ FLAGS = (
         "reach no host, write files that start the same job on: " + ", ".join(SYSTEMS),
         "SYSTEM DIR",
     ),
-    Flag("image", "container image of --export osmo and sing", "NAME"),
-    Flag("results", "dataset or URL that gets what --export osmo writes", "NAME"),
+    Flag("image", "container image of --on osmo, --export osmo and sing", "NAME"),
+    Flag("results", "dataset or URL that gets what a job of OSMO writes", "NAME"),
     Flag(
         "connect-timeout",
         f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",

@@ -13,9 +13,17 @@ from dataclasses import dataclass, field, replace
 
 from distmagic.errors import SpecError
 from distmagic.request import flag_parser
-from distmagic.request.allocation import AllocationRequest, parse_place
+from distmagic.request.allocation import (
+    AllocationRequest,
+    HostsRequest,
+    check_not_of_cluster,
+    cluster_of,
+    is_cluster,
+    parse_place,
+    sky_task,
+)
 from distmagic.request.export import ExportRequest
-from distmagic.request.flag_table import NO_SYSTEM, SBATCH_FLAGS
+from distmagic.request.flag_table import NO_SYSTEM, OSMO, SBATCH_FLAGS
 from distmagic.request.hosts import Host, Slots
 from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, Access, JobSpec
 
@@ -38,7 +46,7 @@ class Request:
 
     `allocation` is what `--on` asks of a scheduler, None for hosts that stand for themselves. `ignores_system` is
     `--on none`: that a scheduler has started this process counts for nothing. `export` is the folder that is to be
-    written in place of a run. `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
+    written in place of a run, `workflow` what `--on osmo` submits. `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
     has `--ssh-config` and `--nproc-per-node`; `output` is the name after `-o`. `script`: the cell runs as a script, whose
     arguments `args` are the words after `--`. `background`: the cell returns while the run goes on.
     """
@@ -47,9 +55,10 @@ class Request:
     access: Access = field(default_factory=Access)
     hosts: tuple[Host, ...] | None = None
     hostfile: str | None = None
-    allocation: AllocationRequest | None = None
+    allocation: HostsRequest | None = None
     ignores_system: bool = False
     export: ExportRequest | None = None
+    workflow: ExportRequest | None = None
     python_hosts: tuple[str, ...] = ()
     names_ssh_config: bool = False
     names_nproc: bool = False
@@ -95,6 +104,7 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
         allocation=_allocation(args, defaults.environ),
         ignores_system=args.on == NO_SYSTEM,
         export=_export(args),
+        workflow=_workflow(args),
         python_hosts=tuple(host for host, _ in args.python if host),
         names_ssh_config=args.ssh_config is not None,
         names_nproc=args.nproc_per_node is not None,
@@ -184,7 +194,7 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
     fields_of_flags = {
         "ssh_config": args.ssh_config,
         "ssh_command": args.ssh_command,
-        "setup": args.setup if args.on is None else None,
+        "setup": args.setup if args.on is None or is_cluster(args.on) else None,
         "exec_prefix": args.exec_prefix,
         "connect_timeout_s": args.connect_timeout,
         "lease_s": args.lease,
@@ -199,7 +209,7 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
 
 def _allocation(
     args: argparse.Namespace, environ: Mapping[str, str]
-) -> AllocationRequest | None:
+) -> HostsRequest | None:
     """Return what the line asks of a scheduler. Raises `SpecError` for flags that mean nothing without one."""
     options = _resources(args)
     for name, value in (
@@ -213,13 +223,20 @@ def _allocation(
                 f"--{name} is for hosts of a scheduler.",
                 "Add --on slurm, or leave it out.",
             )
-    if args.on in (None, NO_SYSTEM):
+    if not (args.on and is_cluster(args.on)):
+        check_not_of_cluster(args.gpus, args.sky)
+    if args.on in (None, NO_SYSTEM, OSMO):
         return None
     if args.hosts is not None or args.hostfile is not None:
         raise SpecError(
             "--on asks a scheduler for hosts, and --hosts or --hostfile names some.",
             "Keep one of them.",
         )
+    if is_cluster(args.on):
+        file = args.sky and sky_task(args.sky)
+        asked = {"nodes": args.nodes, "gpus": args.gpus, "file": file}
+        of_slurm = [name for name, _ in options]
+        return cluster_of(args.on, {**asked, "idle_s": args.idle}, of_slurm)
     login, job = parse_place(args.on)
     if not (login or job or options or args.nodes):
         job = environ.get(
@@ -257,10 +274,10 @@ def _export(args: argparse.Namespace) -> ExportRequest | None:
     """Return what is to be written in place of a run. Raises `SpecError` for flags that only a run has."""
     if args.export is None:
         for name in ("image", "results"):
-            if getattr(args, name) is not None:
+            if getattr(args, name) is not None and args.on != OSMO:
                 raise SpecError(
-                    f"--{name} is for files that are exported.",
-                    "Add --export osmo DIR, or leave it out.",
+                    f"--{name} is for OSMO, and for files that are exported.",
+                    "Add --on osmo or --export osmo DIR, or leave it out.",
                 )
         return None
     for name in _OF_RUNS:
@@ -275,6 +292,10 @@ def _export(args: argparse.Namespace) -> ExportRequest | None:
             f"--export {system} has hosts that {system} chooses, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N says how many.",
         )
+    return _folder(args, system, folder)
+
+
+def _folder(args: argparse.Namespace, system: str, folder: str) -> ExportRequest:
     given = {"setup": args.setup, "image": args.image, "results": args.results}
     known = {name: value for name, value in given.items() if value is not None}
     return ExportRequest(
@@ -284,3 +305,28 @@ def _export(args: argparse.Namespace) -> ExportRequest | None:
         options=tuple(_resources(args)),
         **known,
     )
+
+
+def _workflow(args: argparse.Namespace) -> ExportRequest | None:
+    """Return the workflow that `--on osmo` submits. Raises `SpecError` for hosts, and for a scheduler's other flags."""
+    if args.on != OSMO:
+        return None
+    if args.hosts is not None or args.hostfile is not None:
+        raise SpecError(
+            "--on osmo has hosts that OSMO chooses, and --hosts or --hostfile names some.",
+            "Leave them out; --nodes N says how many.",
+        )
+    for name in (
+        "idle",
+        "dry_run",
+        "exec_prefix",
+        "ssh_command",
+        "local_addr",
+        "background",
+    ):
+        if getattr(args, name):
+            raise SpecError(
+                f"--{name.replace('_', '-')} means nothing with --on osmo.",
+                "Leave it out. --export osmo DIR shows what would be submitted.",
+            )
+    return _folder(args, OSMO, ".")

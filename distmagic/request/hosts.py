@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from distmagic.errors import SpecError
 
+SKY = "sky:"  # how `allocation` begins for hosts of a cluster of SkyPilot
 INSIDE = "inside:"  # how `allocation` begins for nodes of the job in which this process itself is one
 Slots = int | str  # a number of ranks, or one of SLOT_WORDS, decided on the host
 SLOT_WORDS = ("gpu", "cpu", "auto")
@@ -53,7 +54,7 @@ class Host:
         """The command that runs a program there by hand, to which the program is added."""
         if self.allocation.startswith(INSIDE):
             return f"on {self.name}:"
-        if self.allocation:
+        if self.allocation and not self.allocation.startswith(SKY):
             return f"srun --jobid={self.allocation.rpartition(':')[2]} --overlap -N1 -n1 -w {self.name}"
         return f"ssh {self.name}"
 

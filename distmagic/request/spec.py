@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 from distmagic.errors import SpecError
 from distmagic.remote.records.manifest import is_inside
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
-from distmagic.request.command_prefix import words_before_python
+from distmagic.request.command_prefix import setup_line, words_before_python
 from distmagic.request.hosts import SLOT_WORDS, Slots, is_port
 
 BACKENDS = ("static", "c10d")
@@ -292,6 +292,11 @@ class Access:
     def before_python(self) -> tuple[str, ...]:
         """The words before the Python on its command line."""
         return words_before_python(self.setup, self.exec_prefix)
+
+    @property
+    def setup_line(self) -> bytes:
+        """The line that these words read first, b"" for none."""
+        return setup_line(self.setup)
 
     def python_of(self, name: str) -> str | None:
         """Return the interpreter chosen for host `name`, or None."""

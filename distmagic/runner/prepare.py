@@ -20,10 +20,11 @@ from distmagic.request.spec import JobSpec
 
 
 def other_python(links: Sequence[Link]) -> OtherPython | None:
-    """Return the oldest Python of hosts on some of which this one's byte code does not run; None if it runs on all."""
-    if all(link.python[:2] == sys.version_info[:2] for link in links):
+    """Return the oldest Python of the hosts on which this one's byte code does not run; None if it runs on all."""
+    others = [link for link in links if link.python[:2] != sys.version_info[:2]]
+    if not others:
         return None
-    oldest = min(links, key=lambda link: link.python[:2])
+    oldest = min(others, key=lambda link: link.python[:2])
     return OtherPython(host=oldest.host.name, version=oldest.python[:2])
 
 
@@ -43,6 +44,7 @@ def prepare(
     warnings: list[str] = []
     for link in links:
         warnings += link.warnings
+        warnings += preflight.shared_devices(link.host.name, link.facts, spec.devices)
     errors: list[BaseException] = []
     for link in links:
         try:

@@ -1,19 +1,21 @@
 """Keeps one kernel's connections, and gives the commands of a user their hosts and jobs.
 
 A `Session` lives as long as its process. It chooses interpreter and template for each host, begins runs and follows
-jobs (runner/ does the work), and asks hosts about jobs of any kernel. Nothing here waits for events of a run or decides
-about it. In this order:
+jobs (runner/ does the work), and asks hosts about jobs of any kernel. Nothing here decides
+about a run or waits for its events, but for a workflow of OSMO, which no host of ours runs. In this order:
 
     session.py        reach hosts, launch a job, attach to one, take down what is kept warm
     allocations.py    nodes of a scheduler: asked for once, used by every cell that asks for the same
     inside.py         this process as one node of a job in which all nodes run the same cell or script
     place.py          where one cell runs; waits for nodes that are still pending
-    work_dir.py       what the working directory of a run is called
     programs.py       a script, or a module, on hosts
     background.py     the runs that go on while the notebook does other things
     background_run.py     one of them: the thread of its loop, what it is asked meanwhile, and how it ended
     exporting.py      a cell, or a script, as a folder that starts the same job on a cluster
+    osmo.py           a run as a workflow of OSMO: what it can't have, and what it carries
+    workflow.py       submits it and follows it by its log
     local_hints.py    what this machine knows of a file or a module that a rank lacked
     housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status
-    owner.py          under which name hosts know who began a job
+    packages.py       the packages that an environment on hosts is to have
+    names.py          under which names hosts know this process: who began a job, and its working directory
 """

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 
-from distmagic.clusters import slurm, submission
+from distmagic.clusters import sky, sky_words, slurm, submission
 from distmagic.clusters.allocation import Allocation, found, submitted
+from distmagic.clusters.cluster import Cluster
 from distmagic.clusters.job_states import JobState
 from distmagic.clusters.queue import Queue
 from distmagic.clusters.shell import Shell
+from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AllocationEnded, NodeLost, RunError
 from distmagic.remote.system import memory
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import AllocationRequest, ClusterRequest, HostsRequest
 from distmagic.request.command_prefix import ENVIRONMENT
-from distmagic.request.hosts import LOCALHOST, Host, parse_host
+from distmagic.request.hosts import LOCALHOST, SKY, Host, parse_host
 from distmagic.request.spec import Access
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
@@ -29,16 +32,37 @@ def keeper_python(access: Access) -> str:
     return "python3" if python.startswith(ENVIRONMENT) else python
 
 
+def preview(
+    request: HostsRequest,
+    access: Access,
+    owner: str,
+    *,
+    is_elastic: bool,
+) -> str:
+    """Return what a scheduler would be told; nothing is."""
+    if isinstance(request, AllocationRequest):
+        if request.job:
+            return f"Slurm job {request.job} would be used as it is."
+        python = keeper_python(access)
+        return submission.preview(
+            request, python, access.lease_s, is_elastic=is_elastic
+        )
+    if request.name:
+        return f"The cluster {request.name} of SkyPilot would be used as it is."
+    name = sky_words.name_for(owner, request)
+    return shlex.join(("sky", *sky.launch_words(request, name)))
+
+
 class Allocations:
     """What this kernel has of a scheduler. Used by the main thread, but for `transport`."""
 
     def __init__(self, connect: Callable[[Host, Access, Asker], Transport]) -> None:
         self._connect = connect
         self._queues: dict[_ShellKey, Queue] = {}
-        self._all: list[Allocation] = []
+        self._all: list[Allocation | Cluster] = []
 
     @property
-    def alive(self) -> tuple[Allocation, ...]:
+    def alive(self) -> tuple[Allocation | Cluster, ...]:
         """Those that can still be used, the oldest first."""
         self._all = [one for one in self._all if one.is_alive]
         return tuple(self._all)
@@ -48,22 +72,38 @@ class Allocations:
         """The nodes of all of them."""
         return tuple(host for one in self.alive for host in one.hosts)
 
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """The names of the clusters of SkyPilot among them."""
+        return tuple(one.cluster for one in self.alive if isinstance(one, Cluster))
+
+    def take_down(self, cluster: str, asker: NotebookAsker) -> str:
+        """Take a cluster of SkyPilot down, also one that is not held, and return what SkyPilot says. Raises `Unreachable`."""
+        for one in self._all:
+            if isinstance(one, Cluster) and one.cluster == cluster:
+                one.leave()
+        return sky.take_down(cluster, asker)
+
     def get(
         self,
-        request: AllocationRequest,
+        request: HostsRequest,
         access: Access,
         asker: Asker,
         owner: str,
         *,
         is_elastic: bool,
-    ) -> Allocation:
+    ) -> Allocation | Cluster:
         """Return the allocation that a cell asks for: one that is held, or a new one, which is pending."""
+        is_in_doubt = False
         for one in self.alive:
-            is_wanted = one.request == request or (
-                request.job and request.job == one.job
-            )
-            if is_wanted and one.check(asker):
-                return one
+            if one.fits(request):
+                if one.check(asker):
+                    return one
+                is_in_doubt = True
+        if isinstance(request, ClusterRequest):
+            cluster = Cluster(request, owner, is_in_doubt=is_in_doubt)
+            self._all.append(cluster)
+            return cluster
         queue = self._queue(request.login, access)
         python = keeper_python(access)
         if request.job:
@@ -95,11 +135,16 @@ class Allocations:
             self._queues[key] = Queue(shell)
         return self._queues[key]
 
-    def transport(self, host: Host, asker: Asker) -> Transport:
+    def transport(self, host: Host, access: Access, asker: Asker) -> Transport:
         """Return the way to a node. Raises `AllocationEnded` if it is ours no longer."""
         for one in self._all:
             if one.name == host.allocation:
-                return one.transport(host, asker)
+                return one.transport(host, access, asker)
+        if host.allocation.startswith(SKY):
+            raise AllocationEnded(
+                f"The cluster of {host.name} was given up.",
+                "Run the cell again: it asks SkyPilot for it.",
+            )
         job = host.allocation.rpartition(":")[2]
         raise AllocationEnded(
             f"Slurm job {job} has ended.", "Run the cell again: it asks for new nodes."
@@ -121,7 +166,7 @@ class Allocations:
                 continue
             if isinstance(error, NodeLost) and one.error is not None:
                 error.hint = one.error.hint  # what still ran there has ended with it
-            elif memory.REACHED in error.message:
+            elif memory.REACHED in error.message and isinstance(one, Allocation):
                 error.hint = f"{MORE_MEMORY}\n{error.hint}"
 
     def end(self) -> None:

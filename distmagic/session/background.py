@@ -8,6 +8,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from distmagic.connection.link import Link
 from distmagic.errors import SpecError
@@ -16,7 +17,7 @@ from distmagic.render.screen import Screen
 from distmagic.request.spec import JobSpec
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session.background_run import BackgroundRun, BackgroundScreen
-from distmagic.session.owner import new_job
+from distmagic.session.names import new_job
 from distmagic.state import fold
 
 if TYPE_CHECKING:  # these two know of this module
@@ -33,14 +34,14 @@ class BackgroundRuns:
     """The runs that go on in the background."""
 
     def __init__(self) -> None:
-        self._runs: list[BackgroundRun] = []
+        # The thread of a run keeps it as long as it goes on; afterwards nothing here does.
+        self._runs: WeakValueDictionary[str, BackgroundRun] = WeakValueDictionary()
         self._owner = os.getpid()
 
     @property
     def running(self) -> tuple[BackgroundRun, ...]:
         """Those that are not over, the oldest first."""
-        self._runs = [run for run in self._runs if not run.done]
-        return tuple(self._runs)
+        return tuple(run for run in self._runs.values() if not run.done)
 
     def find(self, job: str) -> BackgroundRun | None:
         """Return the one that runs a job; None where the job is over, or was not begun in the background.
@@ -91,7 +92,7 @@ class BackgroundRuns:
             raise SpecError(f"{name} is not among the hosts of this run.")
 
         run = BackgroundRun(job, shown, launch, give_up, open_link)
-        self._runs.append(run)
+        self._runs[job] = run
         return run
 
     def _end_before_connections(self, _: Future[Link]) -> None:

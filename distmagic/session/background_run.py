@@ -122,6 +122,9 @@ class BackgroundRun:
         except BaseException as error:  # noqa: BLE001  # whoever waits for the run gets it
             self._error = error
             self._left = getattr(error, "run", None)
+            if isinstance(error, DistmagicError):
+                # Nobody sees where it was raised, and the frames there keep all that was known of the run.
+                error.__traceback__ = error.__context__ = None
         try:
             self.screen.close(self._error)
         finally:

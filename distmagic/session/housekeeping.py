@@ -21,13 +21,17 @@ from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
 from distmagic.planning.jobs import Job, found_jobs
 from distmagic.remote.wire.protocol import (
+    EnvironmentProgress,
+    EnvironmentReady,
     Folder,
     KeptWorkDir,
     ListTemplates,
+    SyncEnvironment,
     Template,
     Templates,
 )
 from distmagic.runner.node_joiner import NodeJoiner
+from distmagic.session.packages import Packages
 from distmagic.state.hangs import Explanation
 
 _LOOK_S = 0.2
@@ -49,6 +53,14 @@ class Stopped:
         """Raise the error of a host of which nothing is known, or one for all of them."""
         if self.unknown:
             raise join_errors(list(self.unknown.values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """The environments that hosts have ready, by name of the host; `error` names the others and why not."""
+
+    ready: Mapping[str, EnvironmentReady]
+    error: BaseException | None = None
 
 
 class Housekeeping:
@@ -229,6 +241,57 @@ class Housekeeping:
             return reaching.link_after_run(0, reaching.asker)
 
         return RemoteFolder(Folder(path=path), open_link)
+
+    def sync_environment(
+        self,
+        reaching: Reaching,
+        packages: Packages,
+        show: Callable[[Mapping[str, EnvironmentProgress]], object],
+    ) -> Synced:
+        """Have each host make a virtual environment with these packages, unless it is there.
+
+        `show` is called on this thread, again and again, with what each host has said last. Raises what reaching hosts
+        raises, and `Cancelled` for an interrupt: the hosts end what they have begun then.
+        """
+        request = SyncEnvironment(
+            name=packages.name,
+            requirements=packages.requirements,
+            lock=dict(packages.lock),
+        )
+        latest: dict[str, EnvironmentProgress] = {}
+
+        def on_host(link: Link) -> EnvironmentReady:
+            link.send(request)
+            while True:
+                said: object = link.answer(EnvironmentProgress, EnvironmentReady)
+                if isinstance(said, EnvironmentReady):
+                    return said
+                assert isinstance(said, EnvironmentProgress)
+                latest[link.host.name] = said
+
+        with reaching.opened() as links:
+            pool = threads_for(len(links), "environment")
+            hosts = {
+                pool.submit(on_host, link): link.host.name for link in links.values()
+            }
+            try:
+                while wait(hosts, _LOOK_S).not_done:
+                    show(dict(latest))
+            except KeyboardInterrupt:
+                raise Cancelled(
+                    "Interrupted while environments were being made.",
+                    "What was begun is made anew the next time.",
+                ) from None
+            finally:
+                pool.shutdown(wait=False)
+        ready = {}
+        errors = []
+        for future, host in hosts.items():
+            if (error := future.exception()) is not None:
+                errors.append(error)
+            else:
+                ready[host] = future.result()
+        return Synced(ready=ready, error=join_errors(errors) if errors else None)
 
     def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...] | None, ...]:
         """Return what each host keeps loaded for this kernel; None for one that is down."""

@@ -19,7 +19,7 @@ from distmagic.clusters.inside.detect import detect
 from distmagic.clusters.inside.following import Following
 from distmagic.clusters.inside.meeting import Meeting
 from distmagic.clusters.inside.place import Place
-from distmagic.clusters.inside.proof import SECRET, Proof, proof_of
+from distmagic.clusters.inside.proof import Proof, missing, proof_of
 from distmagic.connection.link import Link
 from distmagic.errors import (
     Cancelled,
@@ -90,7 +90,7 @@ class Inside:
         if self.place.task is not None:
             raise SpecError(
                 f"{self.place.words}: this process is task {self.place.task.rank} of {self.place.task.world_size}, "
-                "one of several on this node, and here only a script runs so: distmagic run SCRIPT.",
+                f"one of several ({self.place.task.said_by}), and here only a script runs so: distmagic run SCRIPT.",
                 "Start one task a node, such as srun --ntasks-per-node=1; or write --on none.",
             )
         if spec.detach:
@@ -98,7 +98,7 @@ class Inside:
         self._cell += 1
         if self._proof is None:
             self._say(
-                f"{SECRET} is not set, so that the nodes can't know each other. This node runs ranks "
+                f"{missing(self.place)}, so that the nodes can't know each other. This node runs ranks "
                 "of its own, which do not train with those of the others."
             )
             return launch((LOCALHOST,), access)

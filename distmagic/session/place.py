@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distmagic.clusters.allocation import Allocation
+from distmagic.clusters.cluster import Cluster
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.reach import Reaching
 from distmagic.render.screen import Screen
@@ -21,7 +22,7 @@ class Place:
 
     def __init__(
         self, session: Session, access: Access, asker: NotebookAsker, spec: JobSpec | None,
-        *, hosts: tuple[Host, ...] = (), allocation: Allocation | None = None,
+        *, hosts: tuple[Host, ...] = (), allocation: Allocation | Cluster | None = None,
     ) -> None:  # fmt: skip
         self._session, self._access, self._asker, self._spec = (
             session,
@@ -52,7 +53,7 @@ class Place:
         if self._reaching is not None:
             return tuple(host.name for host in self._reaching.hosts)
         assert self._allocation is not None
-        count = self._allocation.request.nodes
+        count = self._allocation.awaited
         return tuple(f"node {number}" for number in range(1, count + 1))
 
     def reach(self, screen: Screen | None = None) -> Reaching:

@@ -19,6 +19,7 @@ from distmagic.request.hosts import Host
 from distmagic.request.program import Program
 from distmagic.request.spec import Access
 from distmagic.runner.outcome import Detached, Run
+from distmagic.session import osmo
 from distmagic.session.background_run import BackgroundRun
 from distmagic.session.inside import digest_of
 from distmagic.session.place import place_of
@@ -97,6 +98,18 @@ def run_as_rank(program: Program, place: Place) -> None:
     else:
         sys.path.insert(0, str(Path(program.target).absolute().parent))
         runpy.run_path(program.target, run_name="__main__")
+
+
+def run_workflow(request: Request, program: Program, screen: Screen) -> Run:
+    """Run a program as a workflow of OSMO. Raises what `osmo.check` and `osmo.run` raise."""
+    osmo.check(request)
+    payload = pack_program(
+        program,
+        sync=request.spec.sync,
+        current=Path.cwd(),
+        limit_bytes=request.payload_limit_bytes,
+    )
+    return osmo.run(request, payload, screen)
 
 
 def run_program(

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from distmagic import sanitize
-from distmagic.clusters import submission
 from distmagic.clusters.allocation import Allocation
+from distmagic.clusters.cluster import Cluster
 from distmagic.clusters.job_states import JobState
 from distmagic.comparison.compare import RunHistory
 from distmagic.connection.connections import Connections, connect
@@ -28,20 +28,19 @@ from distmagic.planning import plan as planning
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.remote.wire.protocol import EndTemplates, Templates
 from distmagic.render.screen import Screen
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import HostsRequest
 from distmagic.request.hosts import INSIDE, LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Followed, attach, enough_hosts, launch
 from distmagic.runner.outcome import Detached, Run
 from distmagic.runner.prepare import prepare
 from distmagic.screens.choose import screen_for
-from distmagic.session.allocations import Allocations, keeper_python
+from distmagic.session.allocations import Allocations, preview
 from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.inside import Inside
 from distmagic.session.local_hints import local_hint
-from distmagic.session.owner import new_job, owner
-from distmagic.session.work_dir import work_dir
+from distmagic.session.names import new_job, owner, work_dir
 from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
@@ -71,18 +70,14 @@ class Session(Housekeeping):
         if self.inside is not None and host.allocation.startswith(INSIDE):
             return self.inside.transport(host)
         return (
-            self._allocations.transport(host, asker)
+            self._allocations.transport(host, access, asker)
             if host.allocation
             else connect(host, access, asker)
         )
 
     def allocation(
-        self,
-        request: AllocationRequest,
-        access: Access,
-        asker: NotebookAsker,
-        spec: JobSpec,
-    ) -> Allocation:
+        self, request: HostsRequest, access: Access, asker: NotebookAsker, spec: JobSpec
+    ) -> Allocation | Cluster:
         """Return the allocation of a run that is to come; where none is held, one is submitted and pending.
 
         Raises `SpecError` where the scheduler refuses it, and `Unreachable`.
@@ -91,19 +86,24 @@ class Session(Housekeeping):
             request, access, asker, owner(), is_elastic=spec.is_elastic
         )
 
-    def preview(self, request: AllocationRequest, access: Access, spec: JobSpec) -> str:
+    def preview(self, request: HostsRequest, access: Access, spec: JobSpec) -> str:
         """Return what would be submitted for an allocation; nothing is."""
-        if request.job:
-            return f"Slurm job {request.job} would be used as it is."
-        return submission.preview(
-            request, keeper_python(access), access.lease_s, is_elastic=spec.is_elastic
-        )
+        return preview(request, access, owner(), is_elastic=spec.is_elastic)
 
     def allocations(
         self, login: str, access: Access, asker: NotebookAsker
     ) -> tuple[JobState, ...]:
         """Return all allocations of this user, also those of other kernels."""
         return self._allocations.listed(login, access, asker)
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """The names of the clusters of SkyPilot that this kernel uses."""
+        return self._allocations.clusters
+
+    def take_down(self, cluster: str, asker: NotebookAsker) -> str:
+        """Take a cluster of SkyPilot down, and return what SkyPilot says. Raises `SpecError` and `Unreachable`."""
+        return self._allocations.take_down(cluster, asker)
 
     @property
     def begun(self) -> tuple[str, ...]:

@@ -64,23 +64,20 @@ def _has_failed(state: RunState) -> bool:
 
 
 def _waits_for_the_ended(state: RunState) -> bool:
-    """Whether a rank has failed and can't be started again, because too few nodes are left to meet.
+    """Whether a rank has failed and can't be started again, because all ranks of another node have ended well.
 
-    A node whose ranks have all ended well never comes back to the rendezvous. torchrun would wait for it for ten minutes
-    (torch 2.13: `join_timeout` of the c10d rendezvous).
+    That node never comes back to the rendezvous, and holds its place there until its torchrun has waited 300 s for the
+    others to end (torch 2.13: a round is over when no participant is left in it, see `_RendezvousState`).
     """
     workers = state.workers.values()
     has_failed = any(worker.phase == "failed" for worker in workers)
     if not has_failed or state.at_s - state.advanced_at_s < RESTART_S:
         return False
-    lost = state.lost_nodes
-    can_meet = 0
-    for node in state.nodes:
-        phases = [one.phase for one in workers if one.node_rank == node.node_rank]
-        has_ended = bool(phases) and all(phase == "done" for phase in phases)
-        if node.node_rank not in lost and not has_ended:
-            can_meet += 1
-    return can_meet < (state.min_nodes if state.is_elastic else len(state.nodes))
+    for node in answering(state):
+        phases = [worker.phase for worker in workers if worker.node_rank == node]
+        if phases and all(phase == "done" for phase in phases):
+            return True
+    return False
 
 
 def _is_port_closed(state: RunState) -> bool:

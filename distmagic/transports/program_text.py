@@ -15,6 +15,7 @@ _PACKAGE = "distmagic.remote.keeper"
 _PARTS = {
     "keeper": ("processes", "allocation_lease", "listening"),
     "usher": (),
+    "hold": ("processes",),
 }
 _LOADER = """\
 import sys, types
@@ -25,7 +26,7 @@ def _load(name, text):
 
 
 def command(python: str, role: str, request: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the argv that runs the module `role` ("usher" or "keeper") with this request.
+    """Return the argv that runs the module `role` ("usher", "keeper" or "hold") with this request.
 
     The role is an argument too, so that `ps` shows whose process it is.
     """

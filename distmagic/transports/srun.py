@@ -6,6 +6,7 @@ process starts, and means to outlive it, does not end with the step.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -31,17 +32,31 @@ class Node:
     mark: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What a process is called, and which others of its node are gone.
+
+    `told` to the keeper at its start are those that were `gone` then.
+    """
+
+    own: str
+    told: tuple[str, ...]
+    gone: set[str]
+
+
 class SrunProcess:
     """A process on a node, seen through its srun. Where there was no step, reading raises why.
 
     A step that Slurm refuses for now is asked for again by `begin`, with what was written meanwhile, for `REFUSED_S`.
-    `explain` returns the error to raise for one that srun has told.
+    `explain` returns the error to raise for one that srun has told. When this end of it is gone, its own name is among
+    those that are `gone`; what was told is taken out as soon as the keeper has heard it.
     """
 
     def __init__(
-        self, begin: Callable[[], Process], node: Node, explain: Explain
+        self, begin: Callable[[], Process], node: Node, explain: Explain, names: Names
     ) -> None:
         self._begin, self._node, self._explain = begin, node, explain
+        self._names = names
         self._step = begin()
         self._written = b""  # as long as it is not known if there is a step
         self._has_spoken = self._is_at_end = False
@@ -55,6 +70,7 @@ class SrunProcess:
         try:
             self._step.write(data)
         except ConnectionLost:
+            self._names.gone.add(self._names.own)
             if self._has_spoken or self.is_closed or self._trouble() is None:
                 raise
             # There was no step. The first read tells why.
@@ -65,6 +81,9 @@ class SrunProcess:
             data = self._step.read(max_bytes)
             if data:
                 self._has_spoken, self._written = True, b""
+                self._names.gone.difference_update(self._names.told)
+            else:
+                self._names.gone.add(self._names.own)
             if self._has_spoken or self.is_closed:
                 return data
             trouble = self._trouble()
@@ -122,6 +141,7 @@ class SrunProcess:
     def close(self) -> None:
         """Let go of the pipes."""
         self._closed.set()
+        self._names.gone.add(self._names.own)
         self._step.close()
 
 
@@ -133,11 +153,16 @@ _FIRST_SIGNAL = 128  # a shell's code for signal N is this and N; srun's too
 
 
 class SrunTransport:
-    """Starts processes on one node; `login` starts srun."""
+    """Starts processes on one node; `login` starts srun.
+
+    `gone` are the names of processes there to which no notebook is connected any more: the next one to be started tells
+    them to the keeper, which ends what is left of them. Share it between all transports to one node.
+    """
 
     def __init__(
-        self, login: Transport, node: Node, explain: Explain = lambda error: error
-    ) -> None:
+        self, login: Transport, node: Node, explain: Explain = lambda error: error, gone: set[str] | None = None
+    ) -> None:  # fmt: skip
+        self._gone = set() if gone is None else gone
         self.warnings: tuple[str, ...] = ()
         self.node = node
         self._login, self._explain = login, explain
@@ -147,21 +172,28 @@ class SrunTransport:
         """Start `argv` there. Raises what `login` raises; what srun says is raised by the process's `read`."""
         if not argv:
             raise ValueError("a command needs a program")
-        process = SrunProcess(self._beginning({"argv": argv}), self.node, self._explain)
+        process = self._started({"argv": argv})
         self._processes.add(process)
         return process
 
     def hold(self) -> SrunProcess:
         """Open the lead's lease: the keeper says "ready"; each byte renews it, and an "e" ends the allocation."""
-        return SrunProcess(self._beginning({"lease": True}), self.node, self._explain)
+        return self._started({"lease": True})
 
-    def _beginning(self, what: dict[str, object]) -> Callable[[], Process]:
-        """Return the function that starts a step."""
+    def _started(self, what: dict[str, object]) -> SrunProcess:
         node = self.node
-        request = {"job": node.job, "patience_s": PATIENCE_S, **what}
+        told = tuple(self._gone)
+        names = Names(own=secrets.token_hex(6), told=told, gone=self._gone)
+        request = {
+            "job": node.job,
+            "patience_s": PATIENCE_S,
+            "name": names.own,
+            "gone": sorted(told),
+            **what,
+        }
         usher = program_text.command(node.python, "usher", request)
         step = srun_words.step(node.job, node.cluster, node.name, usher, mark=node.mark)
-        return lambda: self._login.start(step)
+        return SrunProcess(lambda: self._login.start(step), node, self._explain, names)
 
     def close(self) -> None:
         """Let go of all pipes. The log-in node's connection is others' too, and stays."""

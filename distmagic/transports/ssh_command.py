@@ -13,14 +13,15 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 from pathlib import Path
 
-from distmagic.errors import ConnectionLost, SpecError
+from distmagic.errors import ConnectionLost, HostKeyError, SpecError
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
-from distmagic.transports import quoting, ssh_words
+from distmagic.transports import quoting, ssh_words, troubles
 from distmagic.transports.asking import Asker
 from distmagic.transports.local import connecting_program, spawn
 from distmagic.transports.piped import OpenProcesses, PipedProcess
@@ -28,6 +29,7 @@ from distmagic.transports.piped import OpenProcesses, PipedProcess
 _READY = "distmagic-ready"
 _CLIENT_FAILED = 255
 _END_TIMEOUT_S = 2.0
+_ASK_S = 5.0  # for ssh to say how it is configured
 _LONG = 60  # bytes of a temporary directory that leave too few for the socket's name
 _MASTER_END_S = 0.3  # how long a master has to end by itself
 _OPTIONS = (
@@ -150,9 +152,17 @@ class CommandTransport:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def connect(host: Host, access: Access, asker: Asker) -> CommandTransport:  # noqa: ARG001 - one signature for all
-    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `SpecError`, each naming it."""
-    client = _client(access)
+def connect(
+    host: Host,
+    access: Access,
+    asker: Asker,  # noqa: ARG001 - one signature for all
+    pins: str | None = None,
+) -> CommandTransport:
+    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `SpecError`, each naming it.
+
+    With `pins` the first key that the host shows is trusted, and kept in that file under its name.
+    """
+    client = _client(access, () if pins is None else _pinning(host, Path(pins)))
     destination = _destination(host)
     # Short enough for the socket's path, of which macOS allows 104 bytes.
     is_long = len(tempfile.gettempdir()) > _LONG
@@ -172,13 +182,68 @@ def connect(host: Host, access: Access, asker: Asker) -> CommandTransport:  # no
         raise
     if said:
         transport.close()
-        raise ssh_words.trouble(said, host, access.connect_timeout_s).for_host(
-            host.name
-        )
+        file = pins or _file_for_new_keys((*client, *destination))
+        trouble = ssh_words.trouble(said, host, access.connect_timeout_s, file)
+        if pins is not None and trouble.kind is HostKeyError:
+            trouble = troubles.other_host_key(host.name, "the key it shows", pins)
+        raise trouble.for_host(host.name)
     return transport
 
 
-def _client(access: Access) -> tuple[str, ...]:
+def _pinning(host: Host, file: Path) -> tuple[str, ...]:
+    """Return options of ssh that trust the first key of a host, and no other one when `file` has one for it.
+
+    Raises `HostKeyError` where the file can't be written: ssh would trust every key then.
+    """
+    try:
+        with open(file, "a+", opener=_private) as lines:
+            lines.seek(0)
+            is_known = any(line.split(" ")[0] == host.name for line in lines)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise troubles.unkept_host_key(host.name, str(file), why).for_host(
+            host.name
+        ) from error
+    return (
+        f"StrictHostKeyChecking={'yes' if is_known else 'accept-new'}",
+        f"HostKeyAlias={host.name}",
+        "UserKnownHostsFile=" + _config_word(str(file)),
+        f"GlobalKnownHostsFile={os.devnull}",
+        "HashKnownHosts=no",
+        "UpdateHostKeys=no",
+        "CheckHostIP=no",
+    )
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _config_word(text: str) -> str:
+    """Return a value as ssh's configuration has it, in which % begins a token."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"'
+
+
+def _file_for_new_keys(words: tuple[str, ...]) -> str:
+    """Return the file in which ssh looks for the key of a host first, "" where it leads nowhere."""
+    client, *rest = words
+    try:
+        asked = subprocess.run(
+            (client, "-G", *rest), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, timeout=_ASK_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ssh_words.USUAL_FILE
+    for line in asked.stdout.decode(errors="replace").splitlines():
+        name, *files = line.split()
+        if name == "userknownhostsfile":
+            kept = [one for one in files if one not in (os.devnull, "none")]
+            return kept[0] if kept else ""
+    return ssh_words.USUAL_FILE
+
+
+def _client(access: Access, first: tuple[str, ...] = ()) -> tuple[str, ...]:
     try:
         words = shlex.split(access.ssh_command or "ssh")
     except ValueError as error:
@@ -195,7 +260,11 @@ def _client(access: Access) -> tuple[str, ...]:
     client = [os.path.expanduser(words[0]), *words[1:]]
     if access.ssh_config is not None:
         client += ["-F", os.path.expanduser(access.ssh_config)]
-    return (*client, "-T", *_options(*_OPTIONS))
+    return (
+        *client,
+        "-T",
+        *_options(*first, *_OPTIONS),
+    )  # of two values the first counts
 
 
 def _options(*options: str) -> tuple[str, ...]:

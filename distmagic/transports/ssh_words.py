@@ -12,26 +12,34 @@ from distmagic.transports import troubles
 from distmagic.transports.troubles import Trouble
 
 _KEY = r"(?P<type>\S+) key (?:fingerprint|sent by the remote host) is\s+(?P<fingerprint>SHA256:[^\s.]+)"
-_KEYSCAN_FILE = "~/.ssh/known_hosts"
+USUAL_FILE = "~/.ssh/known_hosts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stderr:
-    """All that the client wrote, what a pattern found in it, and what was dialled for how long."""
+    """All that the client wrote, what a pattern found in it, and what was dialled for how long.
+
+    `file` is for new host keys, "" where the configuration keeps none.
+    """
 
     text: str
     found: re.Match[str]
     where: str
     seconds: float
+    file: str
 
 
-def trouble(stderr: str, host: Host, seconds: float) -> Trouble:
+def trouble(stderr: str, host: Host, seconds: float, file: str = USUAL_FILE) -> Trouble:
     """Return the trouble behind what the client wrote; its last line where that is not known."""
     where = f"{host.name} port {host.port}" if host.port is not None else host.name
     for pattern, make in _TABLE:
         found = re.search(pattern, stderr, re.IGNORECASE)
         if found is not None:
-            return make(_Stderr(text=stderr, found=found, where=where, seconds=seconds))
+            return make(
+                _Stderr(
+                    text=stderr, found=found, where=where, seconds=seconds, file=file
+                )
+            )
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     return troubles.broken(where, lines[-1] if lines else "the client said nothing")
 
@@ -54,6 +62,8 @@ def _unknown(stderr: _Stderr) -> Trouble:
     name = re.search(r"host key is known for (?P<name>\S+)", stderr.text)
     if name is None:
         hint = "Log in there once with ssh, which shows the fingerprint, asks and remembers."
+        if not stderr.file:
+            hint = troubles.KEPT_NOWHERE
         return Trouble(
             HostKeyError, f"the host key of {stderr.where} is not known.", hint
         )
@@ -62,7 +72,7 @@ def _unknown(stderr: _Stderr) -> Trouble:
     if place:
         hostname, port = place["host"], int(place["port"])
     return troubles.unknown_host_key(
-        stderr.where, name["name"], hostname, port, "it", _KEYSCAN_FILE
+        stderr.where, name["name"], hostname, port, "it", stderr.file
     )
 
 

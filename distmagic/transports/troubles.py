@@ -13,6 +13,12 @@ import socket
 from distmagic.errors import AuthenticationError, HostError, HostKeyError, Unreachable
 
 _MOST_CHARS = 2000  # of a message: a server may have chosen some of its words
+# The hint for a host whose UserKnownHostsFile is none or /dev/null.
+KEPT_NOWHERE = (
+    "Your ssh configuration keeps no key of this host: its UserKnownHostsFile leads nowhere. Name a file there, "
+    "such as ~/.ssh/known_hosts, and log in once with ssh -o StrictHostKeyChecking=ask, which asks and remembers.\n"
+    "A cluster of SkyPilot is --on sky:NAME, which keeps its keys."
+)
 
 
 class Trouble(Exception):
@@ -110,8 +116,14 @@ def unknown_host_key(
 ) -> Trouble:
     """No known_hosts line says whether `key` (type and SHA256 fingerprint, or "it") is this host's.
 
-    `known_as` is the name in known_hosts, `hostname` and `port` are what is dialled.
+    `known_as` is the name in known_hosts, `hostname` and `port` are what is dialled. `file` is for new keys, "" where the
+    configuration keeps none.
     """
+    message = (
+        f"the host key of {where} is not known: {key} is in no line for {known_as}."
+    )
+    if not file:
+        return Trouble(HostKeyError, message, KEPT_NOWHERE)
     at = f"-p {port} " if port != 22 else ""
     hint = (
         f"Compare the fingerprint with the one its administrator gives you; then trust it:\n"
@@ -121,10 +133,29 @@ def unknown_host_key(
     alias = hostname if port == 22 else f"[{hostname}]:{port}"
     if known_as != alias:
         hint = f"Log in there once with ssh, which asks and remembers; compare the fingerprint then. It goes to {file}."
+    return Trouble(HostKeyError, message, hint)
+
+
+def other_host_key(where: str, key: str, file: str) -> Trouble:
+    """A host whose first key was trusted, and is in `file`, shows another one."""
+    hint = (
+        "Somebody may be listening in, or the machine was replaced without a launch. If you know that it was:\n"
+        f"  rm {tilde(file)}\n"
+        "and the key that it shows next is trusted."
+    )
     return Trouble(
         HostKeyError,
-        f"the host key of {where} is not known: {key} is in no line for {known_as}.",
+        f"the host key of {where} has CHANGED: {key} is not the one that was seen first, which is in {file}.",
         hint,
+    )
+
+
+def unkept_host_key(where: str, file: str, why: str) -> Trouble:
+    """The file that keeps the first key of a host can't be used."""
+    return Trouble(
+        HostKeyError,
+        f"the host key of {where} can't be kept: {file}: {why}.",
+        "Only a key that is kept is trusted. Make the file writable, or remove it.",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -74,6 +75,7 @@ class FakeHost:
     ) -> None:
         self.host = Host(name=name)
         self.facts = replace(FACTS, torch=facts.torch_version())
+        self.python: tuple[int, ...] = sys.version_info[:3]
         self.begins = begins
         self.answers: dict[type, Answer] = {}
         self.free_port = self.facts.free_port
@@ -240,7 +242,7 @@ class HostProcess:
         with self._lock:
             self._writes += 1
             if self._writes == 1:  # the program that boots
-                self._pieces.put(reply())
+                self._pieces.put(reply(python=list(self._host.python)))
                 return
             if self._writes == 2:  # the size of the bundle, which is there
                 self.put(self._host.facts)

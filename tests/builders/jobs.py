@@ -41,14 +41,14 @@ def payload_in(folder: Path) -> Payload:
 
 def launched(
     tmp_path: Path, *hosts: FakeHost, spec: JobSpec | None = None, screen: FakeScreen | None = None,
-    reaching: Reaching | None = None,
+    reaching: Reaching | None = None, payload: Payload | None = None,
 ) -> Followed:  # fmt: skip
     """Launch job "j" of the notebook "nb" on hosts, and follow it."""
     reaching = reaching or reach(*hosts)
     return launch(
         reaching,
         spec or JobSpec(),
-        payload_in(tmp_path),
+        payload or payload_in(tmp_path),
         screen or FakeScreen(),
         "j",
         "nb",

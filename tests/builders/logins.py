@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distmagic.clusters import shell
 from distmagic.errors import ConnectionLost
 from tests.builders.keepers import request_of
 
@@ -62,6 +63,8 @@ class Login:
         self.leases: list[Said] = []
 
     def start(self, argv: tuple[str, ...]) -> Said:
+        if argv[2:3] == (shell._LIMITED,):
+            argv = argv[5:]
         program = (
             argv[4]
             if argv[0] == "sh" and argv[1] == "-c" and len(argv) > 4

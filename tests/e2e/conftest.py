@@ -8,6 +8,8 @@ import pytest
 
 from distmagic import api
 from distmagic.session.session import Session
+from tests.e2e.slurm_cells import Held
+from tests.lab import HostProcess, wait_until
 from tests.lab.slurm import SlurmLab
 
 
@@ -19,3 +21,31 @@ def kernel(slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     yield made
     made.down()
     slurm.assert_clean()
+
+
+@pytest.fixture(scope="module")
+def held_by_module(session_slurm: SlurmLab) -> Iterator[Held]:
+    """What `held` gives to each test of a module."""
+    session_slurm.mend()
+    made = Held(slurm=session_slurm, kernel=Session())
+    yield made
+    made.kernel.down()
+    session_slurm.assert_clean()
+
+
+@pytest.fixture
+def held(held_by_module: Held, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    """A kernel that the tests of a module share, with its allocation; after each of them no job of distmagic runs there.
+
+    Tests that ask for it come first in their module: `slurm` and `kernel` end every job of Slurm.
+    """
+    monkeypatch.setattr(api, "session", lambda: held_by_module.kernel)
+    yield held_by_module
+    slurm = held_by_module.slurm
+    wait_until(lambda: not at_work_on(slurm), "agents and ranks to end")
+
+
+def at_work_on(slurm: SlurmLab) -> list[HostProcess]:
+    """Return what runs on nodes for jobs of distmagic. What is kept loaded for the next one has dashes in place of a job."""
+    processes = [one for host in slurm.nodes for one in host.processes()]
+    return [one for one in processes if one.environ.get("DISTMAGIC_JOB", "").strip("-")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,14 +14,17 @@ from typing import Any
 import distmagic
 from distmagic.errors import DistmagicError
 from distmagic.request.allocation import AllocationRequest
+from distmagic.session.session import Session
 from distmagic.state.model import RunState
 from tests import REPOSITORY
 from tests.e2e import runner
 from tests.e2e.runner import Watch
 from tests.lab import HostProcess, LabHost, wait_until
-from tests.lab.slurm import SlurmLab
+from tests.lab.slurm import LOOK_S, SlurmLab
 
 TWO = AllocationRequest(login="dm1", nodes=2, options=(("cpus-per-task", "4"),))
+ONE = dataclasses.replace(TWO, nodes=1)
+HELD = dataclasses.replace(TWO, options=(*TWO.options, ("gpus-per-node", "2")))
 
 
 def run(slurm: SlurmLab, fn: Any, *args: Any, **options: Any) -> Any:
@@ -31,6 +35,20 @@ def run(slurm: SlurmLab, fn: Any, *args: Any, **options: Any) -> Any:
     return distmagic.run(
         fn, *args, allocation=request, access=way, screen=screen, **options
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Held:
+    """A kernel with an allocation that many tests share, where torch stays loaded between runs."""
+
+    slurm: SlurmLab
+    kernel: Session
+
+    def run(self, fn: Any, *args: Any, **options: Any) -> Any:
+        """Run a function there, a rank on each node where nothing else is said."""
+        way = runner.access(self.slurm.lab, warm_idle_s=60.0)
+        usual = {"access": way, "allocation": HELD, "nproc_per_node": 1}
+        return run(self.slurm, fn, *args, **{**usual, **options})
 
 
 def failure(slurm: SlurmLab, fn: Any, *args: Any, **options: Any) -> DistmagicError:
@@ -53,11 +71,31 @@ def state_of(slurm: SlurmLab, job: str) -> str:
     return slurm.command("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").strip()
 
 
+def end_of(slurm: SlurmLab, job: str, within_s: float = 150.0) -> str:
+    """Wait for a job to end, and return its exit code. `sbatch --wait` looks only now and then."""
+
+    def fields() -> dict[str, str]:
+        words = slurm.command("scontrol", "--oneliner", "show", "job", job).split()
+        found = dict(word.split("=", 1) for word in words if "=" in word)
+        is_over = found["JobState"] not in ("PENDING", "RUNNING", "COMPLETING")
+        return found if is_over else {}
+
+    found = wait_until(fields, f"job {job} to end", within_s, every_s=LOOK_S)
+    return found["ExitCode"].partition(":")[0]
+
+
 def fill(slurm: SlurmLab) -> str:
     """Give all nodes to somebody else; return the number of his job."""
     job = submit(slurm, "--exclusive")
-    wait_until(lambda: state_of(slurm, job) == "RUNNING", "the nodes to be busy")
+    wait_until_it_runs(slurm, job)
     return job
+
+
+def wait_until_it_runs(slurm: SlurmLab, job: str) -> None:
+    """Wait for the start of a job."""
+    wait_until(
+        lambda: state_of(slurm, job) == "RUNNING", "the job to run", every_s=LOOK_S
+    )
 
 
 class Noticing(Watch):

@@ -1,14 +1,21 @@
-"""Environments of hosts: what `--setup` sets up is there in every rank, and `--exec-prefix` starts all of a run."""
+"""Environments of hosts: what `--setup` sets up, what `env sync` installs, and `--exec-prefix`, which starts all of a run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 from distmagic.api import session
+from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import PreflightError
+from distmagic.request.hosts import parse_hosts
+from distmagic.request.spec import Access
+from distmagic.session.housekeeping import Synced
+from distmagic.session.packages import Packages
+from tests.builders.wheels import wheel
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import Lab
@@ -39,7 +46,7 @@ def ended(lab: Lab) -> Iterator[Lab]:
 def test_what_a_setup_exports_is_in_every_rank_and_its_child(ended, warm_idle_s):
     for host in ended.hosts[:2]:
         activate = host.home / "activate"
-        activate.write_text("echo loading; export MODEL=small\n")
+        activate.write_text("echo >> ~/loaded; export MODEL=small\n")
     for value in ("small", "large"):  # another setup is another environment
         setup = "source ~/activate" + ("" if value == "small" else "; MODEL=large")
         way = runner.access(ended, setup=setup, warm_idle_s=warm_idle_s)
@@ -49,6 +56,8 @@ def test_what_a_setup_exports_is_in_every_rank_and_its_child(ended, warm_idle_s)
                 0: (value, value, None),
                 1: (value, value, None),
             }
+    for host in ended.hosts[:2]:  # once for each text
+        assert (host.home / "loaded").read_text() == "\n\n"
 
 
 def session_run(lab: Lab, way):
@@ -81,6 +90,65 @@ def test_an_environment_is_named_and_has_its_own_python(ended):
     way = runner.access(ended, pythons=(("", "env:nothing"),))
     error = runner.failure(ended, "dm1:1", as_value(seen), access=way)
     assert error.message.startswith("dm1: there is no env:nothing (the host said: ")
+
+
+def installed() -> tuple[str, str]:
+    """Return in which environment this rank is, and the version of a package that nothing else has."""
+    import sys
+
+    import alpha  # type: ignore[import-not-found]
+    import torch
+
+    assert torch.zeros(1).tolist() == [0.0]
+    return sys.prefix, str(alpha.VERSION)
+
+
+def test_an_environment_is_synced_to_both_hosts_and_runs_are_in_it(ended):
+    hosts = ended.hosts[:2]
+    for host in hosts:
+        wheel(host.home / "wheels", "alpha", "3.0")
+        ask = "import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])"
+        there = host.exec(["python3", "-c", ask]).stdout
+        wheel(host.home / "wheels", "torch", "2.0", files={"torch_is_there.pth": there})
+        settings = host.home / ".config" / "pip"
+        settings.mkdir(parents=True)
+        (settings / "pip.conf").write_text(
+            "[global]\nno-index = true\nfind-links = /home/node/wheels\n"
+        )
+    way = runner.access(ended)
+    wanted = Packages(name="train", requirements=("alpha>2", "torch==2.0+cpu"))
+    shown: list[dict] = []
+    synced = sync(way, wanted, shown)
+    assert synced.error is None
+    assert [ready.was_there for ready in synced.ready.values()] == [False, False]
+    assert synced.ready["dm2"].notes == (
+        "torch==2.0 is there in place of torch==2.0+cpu, which was not found",
+    )
+    assert {"dm1", "dm2"} == set(shown[-1])
+    found = sync(way, wanted, shown)
+    assert [ready.was_there for ready in found.ready.values()] == [True, True]
+    run = runner.run(
+        ended,
+        "dm1:1,dm2:1",
+        as_value(installed),
+        access=runner.access(ended, pythons=(("", "env:train"),)),
+    )
+    for rank in (0, 1):
+        prefix, version = run.results[rank]
+        assert prefix.startswith("/home/node/.distmagic/envs/")
+        assert version == "3.0"
+    # A host that can't have it is named, and the other one has it.
+    (hosts[1].home / "wheels" / "alpha-3.0-py3-none-any.whl").unlink()
+    half = sync(way, Packages(name="less", requirements=("alpha==3.0",)), shown)
+    assert list(half.ready) == ["dm1"]
+    assert str(half.error).startswith("dm2: alpha==3.0 could not be installed: ERROR: ")
+
+
+def sync(way: Access, packages: Packages, shown: list[dict]) -> Synced:
+    """Have an environment on two hosts, and put what was shown into `shown`."""
+    with closing(NotebookAsker(can_ask=False)) as asker:
+        reaching = session().reach(parse_hosts("dm1:1,dm2:1"), way, asker)
+        return session().sync_environment(reaching, packages, shown.append)
 
 
 def test_a_run_is_inside_of_what_starts_its_python(ended):

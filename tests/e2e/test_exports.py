@@ -17,10 +17,13 @@ from tests.e2e.exports import (
     exporter,
     results,
 )
+from tests.e2e.slurm_cells import end_of
 from tests.lab import Lab
 from tests.lab.slurm import SlurmLab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(240)]
+
+FILES = ("job.sbatch", "ranks.sbatch")
 
 
 @pytest.fixture
@@ -32,37 +35,40 @@ def export(tmp_path: Path) -> Iterator[Export]:
 
 def submit(slurm: SlurmLab, folder: Path, *words: str) -> tuple[int, str]:
     """Submit a file of the folder as a user does; return the job's exit code and all that it printed."""
-    line = f"cd {folder} && rm -f *.out && exec sbatch --wait {' '.join(words)}"
-    done = slurm.login.exec(["bash", "-c", line], timeout_s=150)
+    line = f"cd {folder} && rm -f *.out && exec sbatch --parsable {' '.join(words)}"
+    done = slurm.login.exec(["bash", "-c", line])
+    assert done.returncode == 0, done
+    code = end_of(slurm, done.stdout.strip())
     printed = "".join(path.read_text() for path in folder.glob("*.out"))
-    return done.returncode, done.stdout + done.stderr + printed
+    return int(code), done.stderr + printed
 
 
 @pytest.mark.needs("slurm")
-@pytest.mark.parametrize("file", ["job.sbatch", "ranks.sbatch"])
-def test_both_sbatch_files_run_as_they_are(
-    slurm: SlurmLab, export: Export, file: str
+def test_both_sbatch_files_run_as_they_are_and_hostile_values_reach_every_rank(
+    slurm: SlurmLab, export: Export
 ) -> None:
-    folder = export(
-        slurm.lab,
-        "slurm",
-        "--nodes",
-        "2",
-        "--nproc-per-node",
-        "2",
-        "--cpus-per-task",
-        "4",
-    )
-    code, printed = submit(slurm, folder, file)
-    assert code == 0, printed
-    found = results(folder)
-    assert [(found[rank]["host"], found[rank]["local_rank"]) for rank in range(4)] == [
-        ("dm2", "0"),
-        ("dm2", "1"),
-        ("dm3", "0"),
-        ("dm3", "1"),
+    variables = [
+        word
+        for name, value in VARIABLES.items()
+        for word in ("--env", f"{name}={value}")
     ]
-    assert {(one["total"], one["world"]) for one in found.values()} == {(10, 4)}
+    key = """it's "$home" `id` \\ #c ü"""  # which Slurm keeps, in small letters
+    setup = "export MY_SETUP='a  b' MY_KEY=\"$(squeue -h -j $SLURM_JOB_ID -o %w)\""
+    folder = export(
+        slurm.lab, "slurm", "--nodes", "2", "--nproc-per-node", "2", "--cpus-per-task", "4",
+        "--slurm", f"wckey={key}", *variables, "--setup", setup, args=HOSTILE,
+    )  # fmt: skip
+    assert (folder / "environment.sh").stat().st_mode & 0o777 == 0o600
+    for file in FILES:
+        code, printed = submit(slurm, folder, file)
+        assert code == 0, printed
+        found = results(folder)
+        where = [(found[rank]["host"], found[rank]["local_rank"]) for rank in range(4)]
+        assert where == [("dm2", "0"), ("dm2", "1"), ("dm3", "0"), ("dm3", "1")], file
+        for one in found.values():
+            assert (one["total"], one["world"]) == (10, 4)
+            assert one["args"] == list(HOSTILE)
+            assert one["variables"] == {**VARIABLES, "MY_SETUP": "a  b", "MY_KEY": key}
 
 
 @pytest.mark.needs("slurm")
@@ -76,59 +82,26 @@ def test_one_option_of_sbatch_changes_the_number_of_nodes(
 
 
 @pytest.mark.needs("slurm")
-@pytest.mark.parametrize("file", ["job.sbatch", "ranks.sbatch"])
-def test_hostile_values_reach_every_rank_of_slurm(
-    slurm: SlurmLab, export: Export, file: str
-) -> None:
-    variables = [
-        word
-        for name, value in VARIABLES.items()
-        for word in ("--env", f"{name}={value}")
-    ]
-    key = """it's "$home" `id` \\ #c ü"""  # which Slurm keeps, in small letters
-    setup = "export MY_SETUP='a  b' MY_KEY=\"$(squeue -h -j $SLURM_JOB_ID -o %w)\""
-    folder = export(
-        slurm.lab, "slurm", "--slurm", f"wckey={key}", *variables,
-        "--setup", setup, "--cpus-per-task", "2", args=HOSTILE,
-    )  # fmt: skip
-    code, printed = submit(slurm, folder, file)
-    assert code == 0, printed
-    (found,) = results(folder).values()
-    assert found["args"] == list(HOSTILE)
-    assert found["variables"] == {**VARIABLES, "MY_SETUP": "a  b", "MY_KEY": key}
-    assert (folder / "environment.sh").stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.needs("slurm")
-@pytest.mark.parametrize("file", ["job.sbatch", "ranks.sbatch"])
-def test_a_rank_that_fails_ends_the_whole_job(
-    slurm: SlurmLab, export: Export, file: str
-) -> None:
+def test_a_rank_that_fails_ends_the_whole_job(slurm: SlurmLab, export: Export) -> None:
     folder = export(
         slurm.lab, "slurm", "--nodes", "2", "--cpus-per-task", "2", args=("fail",)
     )
-    code, printed = submit(slurm, folder, file)
-    assert code != 0
-    assert (
-        "exitcode  : 7" in printed
-        if file == "job.sbatch"
-        else "Exited with exit code 7" in printed
-    )
-    slurm.assert_clean()
+    told = ("exitcode  : 7", "Exited with exit code 7")
+    for file, words in zip(FILES, told, strict=True):
+        code, printed = submit(slurm, folder, file)
+        assert code != 0
+        assert words in printed
+        slurm.assert_clean()
 
 
 @pytest.mark.needs("slurm")
 def test_a_file_submitted_elsewhere_says_so(slurm: SlurmLab, export: Export) -> None:
     folder = export(slurm.lab, "slurm")
-    away = slurm.lab.folder / "exports"
-    done = slurm.login.exec(
-        [
-            "bash",
-            "-c",
-            f"cd {away} && sbatch --wait {folder}/job.sbatch; cat {away}/*.out; rm {away}/*.out",
-        ]
-    )
-    assert "node.sh is not here: run sbatch in the folder of this file" in done.stdout
+    code, printed = submit(slurm, folder.parent, f"{folder}/job.sbatch")
+    assert code != 0
+    assert "node.sh is not here: run sbatch in the folder of this file" in printed
+    for path in folder.parent.glob("*.out"):
+        path.unlink()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -14,7 +15,7 @@ import pytest
 
 from tests import REPOSITORY
 from tests.e2e.nodes import RUN, SECRET, TRAIN, srun
-from tests.lab import wait_until
+from tests.e2e.slurm_cells import end_of
 from tests.lab.slurm import SlurmLab
 
 pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(240)]
@@ -41,8 +42,11 @@ def seen(text: str) -> list[str]:
     return sorted(re.findall(r"SEEN (.*)$", text, re.MULTILINE))
 
 
-def test_a_script_on_two_nodes(slurm: SlurmLab, folder: Path) -> None:
-    done = srun(slurm, folder, *RUN, "--nproc-per-node", "2", "train.py", "50")
+def test_a_script_on_two_nodes_that_prove_themselves_by_munge(
+    slurm: SlurmLab, folder: Path
+) -> None:
+    words = (*RUN, "--nproc-per-node", "2", "train.py", "50")
+    done = srun(slurm, folder, *words, secret="")
     assert (done.returncode, done.stderr) == (0, ""), done
     lead, other = lines_of(0, done.stdout), lines_of(1, done.stdout)
     assert re.match(r"inside Slurm job \d+, node 0 of 2: leads 1 other node\.", lead)
@@ -66,37 +70,77 @@ def test_a_rank_that_fails_ends_all_nodes_with_its_error(
         assert "ValueError: this rank fails" in told
 
 
+PLAIN = """\
+import os, sys
+import distmagic
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+rank, count = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/met", rank=rank, world_size=count)
+total = torch.tensor([float(rank)])
+dist.all_reduce(total)
+for step in distmagic.track(tqdm(range(3), desc="steps")):
+    distmagic.report(step=step + 1, total=3, loss=1.0)
+print(f"PLAIN rank {rank}, local {os.environ['SLURM_LOCALID']}, sum {total.item():g}", flush=True)
+try:
+    distmagic.run(print)
+except distmagic.SpecError as error:
+    print("REFUSED", error, flush=True)
+dist.destroy_process_group()
+"""
+
+
 def test_one_task_a_rank(slurm: SlurmLab, folder: Path) -> None:
-    done = srun(slurm, folder, *RUN, "train.py", "alone", options="-N2 -n3")
+    """First a program without `distmagic run`, then one with it."""
+    (folder / "plain.py").write_text(PLAIN)
+    run = shlex.join([*RUN, "train.py", "alone"])
+    both = f"{shlex.quote(sys.executable)} plain.py && exec {run}"
+    done = srun(slurm, folder, "sh", "-c", both, options="-N2 -n3")
     assert done.returncode == 0, done
+    assert len(re.findall(r"steps: 100%.* 3/3 ", done.stderr)) == 3, done.stderr
+    plain = sorted(re.findall(r"PLAIN (.*)", done.stdout))
+    assert [line.partition(",")[0] for line in plain] == ["rank 0", "rank 1", "rank 2"]
+    assert [line.endswith("sum 3") for line in plain] == [True] * 3
+    assert sorted(re.findall(r"local \d", done.stdout)) == [
+        "local 0",
+        "local 0",
+        "local 1",
+    ]
+    for rank in range(3):
+        told = lines_of(rank, done.stdout)
+        assert re.search(
+            rf"REFUSED inside Slurm job \d+, node [01] of 2: this process is task {rank} of 3, one of several "
+            r"\(SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE\), and here only a script runs so: distmagic run "
+            r"SCRIPT\.\nStart one task a node, such as srun --ntasks-per-node=1; or write --on none\.",
+            told,
+        ), told
     assert seen(done.stdout) == [
         f"rank {rank} of 3, sum 3, args ['alone']" for rank in range(3)
     ]
 
 
-def test_without_a_secret_nodes_prove_themselves_by_munge(
-    slurm: SlurmLab, folder: Path
-) -> None:
-    done = srun(slurm, folder, *RUN, "train.py", secret="")
-    assert (done.returncode, done.stderr) == (0, ""), done
-    lead = lines_of(0, done.stdout)
-    assert seen(lead) == [f"rank {rank} of 2, sum 1, args []" for rank in range(2)]
-    assert "follows node 0" in lines_of(1, done.stdout)
+def without_munge(folder: Path) -> str:
+    """Return a PATH that has no programs of munge."""
+    (folder / "bin").mkdir(exist_ok=True)
+    for name in ("env", "sh"):
+        (folder / "bin" / name).unlink(missing_ok=True)
+        (folder / "bin" / name).symlink_to(f"/bin/{name}")
+    return f"PATH={folder}/bin"
 
 
 def test_without_any_proof_each_node_runs_ranks_of_its_own(
     slurm: SlurmLab, folder: Path
 ) -> None:
-    (folder / "bin").mkdir(exist_ok=True)
-    for name in ("env", "sh"):
-        (folder / "bin" / name).unlink(missing_ok=True)
-        (folder / "bin" / name).symlink_to(f"/bin/{name}")
-    # A PATH without munge's programs.
-    done = srun(slurm, folder, "/bin/env", f"PATH={folder}/bin", *RUN, "train.py", secret="")  # fmt: skip
+    done = srun(slurm, folder, "/bin/env", without_munge(folder), *RUN, "train.py", secret="")  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done
     for task in (0, 1):
         told = lines_of(task, done.stdout)
-        assert f"node {task} of 2: DISTMAGIC_SECRET is not set" in told
+        assert (
+            f"node {task} of 2: DISTMAGIC_SECRET is not set, munge is not there, and the home is on no file system that "
+            "nodes share, so that the nodes can't know each other."
+        ) in told
         assert seen(told) == ["rank 0 of 1, sum 0, args []"]
 
 
@@ -109,66 +153,64 @@ def on_node(node: int, text: str, then: str) -> tuple[str, ...]:
     )
 
 
-def test_a_node_that_never_comes_is_named(slurm: SlurmLab, folder: Path) -> None:
-    run = shlex.join([*RUN, "--connect-timeout", "0.5", "train.py"])
-    done = srun(slurm, folder, *on_node(1, "exit 0", run))
-    assert done.returncode == 1
+def test_nodes_that_do_not_meet_say_why(slurm: SlurmLab, folder: Path) -> None:
+    """Three jobs at the same time, in which most of the time is patience."""
+    (folder / "other.py").write_text("print('another one')\n")
+    secret = "export DISTMAGIC_SECRET='another one of 16 or more'"
+    other = f"exec {shlex.join([*RUN, 'other.py'])}"
+    ways = [
+        on_node(
+            1, "exit 0", shlex.join([*RUN, "--connect-timeout", "0.5", "train.py"])
+        ),
+        on_node(1, secret, shlex.join([*RUN, "--connect-timeout", "1", "train.py"])),
+        on_node(1, other, shlex.join([*RUN, "train.py"])),
+    ]
+    with ThreadPoolExecutor(len(ways)) as pool:
+        absent, wrong, different = pool.map(lambda way: srun(slurm, folder, *way), ways)
+
+    assert absent.returncode == 1
     assert re.search(
         rf"{slurm.names[1]}: node 1 of Slurm job \d+ has not come within 10 s\.\n"
         rf"Look at what it printed; it must run the same command, and reach {slurm.names[0]} at port \d+\.",
-        lines_of(0, done.stderr),
-    ), done
+        lines_of(0, absent.stderr),
+    ), absent
 
+    assert wrong.returncode == 1
+    told = lines_of(1, wrong.stderr)
+    assert "has another DISTMAGIC_SECRET than this node, 1." in told
+    told = lines_of(0, wrong.stderr)
+    assert "Somebody dialled without the right secret" in told
+    assert SECRET not in wrong.stdout + wrong.stderr
 
-def test_another_secret_on_a_node(slurm: SlurmLab, folder: Path) -> None:
-    run = shlex.join([*RUN, "--connect-timeout", "1", "train.py"])
-    other = "export DISTMAGIC_SECRET='another one of 16 or more'"
-    done = srun(slurm, folder, *on_node(1, other, run))
-    assert done.returncode == 1
-    assert "has another DISTMAGIC_SECRET than this node, 1." in lines_of(1, done.stderr)
-    assert "Somebody dialled without the right secret" in lines_of(0, done.stderr)
-    assert SECRET not in done.stdout + done.stderr
-
-
-def test_nodes_that_run_different_scripts(slurm: SlurmLab, folder: Path) -> None:
-    (folder / "other.py").write_text("print('another one')\n")
-    run = shlex.join([*RUN, "train.py"])
-    done = srun(slurm, folder, *on_node(1, f"exec {shlex.join([*RUN, 'other.py'])}", run))  # fmt: skip
-    assert done.returncode == 2
+    assert different.returncode == 2
     for task in (0, 1):
-        assert f"{slurm.names[1]}: node 1 of Slurm job" in lines_of(task, done.stderr)
-        assert "runs another cell or script than node 0." in lines_of(task, done.stderr)
+        told = lines_of(task, different.stderr)
+        assert f"{slurm.names[1]}: node 1 of Slurm job" in told
+        assert "runs another cell or script than node 0." in told
 
 
-def sbatch(slurm: SlurmLab, folder: Path, *words: str) -> str:
-    """Run a command as the batch script of a job of two nodes, on the first of them alone; return all that it printed."""
+def test_a_batch_script_is_on_one_node_alone_unless_it_says_on_slurm(
+    slurm: SlurmLab, folder: Path
+) -> None:
     out = folder / "batch.out"
     out.unlink(missing_ok=True)
-    command = shlex.join(["env", f"PYTHONPATH={REPOSITORY}", *words])
-    slurm.command(
-        "sbatch", "-N2", "-c2", f"--chdir={folder}", f"--output={out}", f"--wrap={command}; echo code $?",
-    )  # fmt: skip
-    wait_until(
-        lambda: out.exists() and "\ncode " in f"\n{out.read_text()}", "the script", 120
+    on_slurm = ("--on", "slurm", "--python", sys.executable, "--cold", "train.py")
+    ways = [("train.py",), ("--on", "none", "train.py"), on_slurm]
+    lines = [f"{shlex.join([*RUN, *way])}; echo code $?" for way in ways]
+    script = "\n".join(["#!/bin/sh", f"export PYTHONPATH={REPOSITORY}", *lines, ""])
+    options = ["--parsable", "-N2", "-c2", f"--chdir={folder}", f"--output={out}"]
+    done = slurm.login.exec(["sbatch", *options], stdin=script)
+    assert end_of(slurm, done.stdout.strip()) == "0", done
+    refused, alone, all_nodes, _ = re.split(
+        r"^code (?:\d+)\n", out.read_text(), flags=re.MULTILINE
     )
-    return out.read_text()
-
-
-def test_a_batch_script_is_on_one_node_alone(slurm: SlurmLab, folder: Path) -> None:
-    printed = sbatch(slurm, folder, *RUN, "train.py")
+    assert re.findall(r"^code (\d+)$", out.read_text(), re.MULTILINE) == ["2", "0", "0"]
     assert re.search(
         r"Inside Slurm job \d+: this runs in the batch step of it \(SLURM_STEP_ID is not set\), on one of 2 nodes",
-        printed,
-    ), printed
-    assert printed.endswith("code 2\n")
-    alone = sbatch(slurm, folder, *RUN, "--on", "none", "train.py")
+        refused,
+    ), refused
     assert seen(alone) == ["rank 0 of 1, sum 0, args []"]
-
-
-def test_from_inside_an_allocation_all_its_nodes(slurm: SlurmLab, folder: Path) -> None:
-    printed = sbatch(slurm, folder, *RUN, "--on", "slurm", "--python", sys.executable, "--cold", "train.py")  # fmt: skip
-    assert seen(printed) == [f"rank {rank} of 2, sum 1, args []" for rank in range(2)]
-    assert printed.endswith("code 0\n")
+    assert seen(all_nodes) == [f"rank {rank} of 2, sum 1, args []" for rank in range(2)]
 
 
 CELLS = (
@@ -189,13 +231,18 @@ train()""",
     "%%distributed -o again\ntrain()",
     "print('AGAIN', dict(again.results))",
 )
-FAILING = (*CELLS[:1], "%%distributed\ndef train():\n    raise ValueError('this rank fails')\n\ntrain()")  # fmt: skip
+FAILING = (
+    "%%distributed\ndef train():\n    raise ValueError('this rank fails')\n\ntrain()"
+)
 
 
 def executed(
-    slurm: SlurmLab, folder: Path, *notebooks: tuple[str, ...], allow: bool = True
-) -> tuple[int, dict[int, str]]:
-    """Execute a notebook on each node, the last one on all that are left; return the exit code, and what was written, by node."""
+    slurm: SlurmLab, folder: Path, *notebooks: tuple[str, ...]
+) -> tuple[int, dict[int, list[str]]]:
+    """Execute a notebook on each node, the last one on all that are left.
+
+    Return the exit code, and for each node that has written its notebook what its cells show.
+    """
     for node in (0, 1):
         cells = notebooks[min(node, len(notebooks) - 1)]
         notebook = nbformat.v4.new_notebook(
@@ -203,56 +250,45 @@ def executed(
             metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
         )
         nbformat.write(notebook, folder / f"train{node}.ipynb")
-    flags = ("--allow-errors",) if allow else ()
-    convert = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", *flags]  # fmt: skip
+    convert = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "--allow-errors"]  # fmt: skip
     line = f"exec {shlex.join(convert)} --output out$SLURM_NODEID.ipynb train$SLURM_NODEID.ipynb"
     done = srun(slurm, folder, "sh", "-c", line)
-    texts = {}
+    shown = {}
     for node in (0, 1):
         written = folder / f"out{node}.ipynb"
         if written.exists():
-            texts[node] = json.dumps(
-                json.loads(written.read_text()), ensure_ascii=False
-            )
+            cells = json.loads(written.read_text())["cells"]
+            shown[node] = [
+                json.dumps(cell["outputs"], ensure_ascii=False) for cell in cells
+            ]
             written.unlink()
-    return done.returncode, texts
+    return done.returncode, shown
 
 
-def test_a_notebook_on_two_nodes(slurm: SlurmLab, folder: Path) -> None:
-    code, written = executed(slurm, folder, CELLS, allow=False)
-    assert code == 0
-    lead, other = written[0], written[1]
-    assert "FIRST {0: (0, 1.0), 1: (1, 1.0)}" in lead
-    assert "AGAIN {0: (0, 1.0), 1: (1, 1.0)}" in lead
-    assert "node 1 of 2: follows node 0" in other
-    assert "FIRST {1: (1, 1.0)}" in other, "its own rank's result alone"
-    assert "AGAIN {1: (1, 1.0)}" in other
-
-
-def test_notebooks_are_written_also_when_a_rank_fails(
+def test_a_notebook_on_two_nodes_is_written_on_both_whatever_fails(
     slurm: SlurmLab, folder: Path
 ) -> None:
-    code, written = executed(slurm, folder, FAILING)
-    assert (code, sorted(written)) == (0, [0, 1])
-    for text in written.values():
-        assert "WorkerFailed" in text
-        assert "ValueError: this rank fails" in text
-
-
-def test_notebooks_that_differ_are_told_so_on_both_nodes(
-    slurm: SlurmLab, folder: Path
-) -> None:
-    other = (*CELLS[:1], CELLS[1].replace("gloo", "nccl"))
-    code, written = executed(slurm, folder, CELLS[:2], other)
-    assert (code, sorted(written)) == (0, [0, 1])
-    for text in written.values():
-        assert "runs another cell or script than node 0." in text
+    """First all goes well, then a rank fails, and in the end the nodes have different cells."""
+    first = (*CELLS, FAILING, CELLS[1])
+    other = (*CELLS, FAILING, CELLS[1].replace("gloo", "nccl"))
+    code, shown = executed(slurm, folder, first, other)
+    assert (code, sorted(shown)) == (0, [0, 1])
+    lead, follower = shown[0], shown[1]
+    assert "FIRST {0: (0, 1.0), 1: (1, 1.0)}" in lead[2]
+    assert "AGAIN {0: (0, 1.0), 1: (1, 1.0)}" in lead[4]
+    assert "node 1 of 2: follows node 0" in follower[1]
+    assert "FIRST {1: (1, 1.0)}" in follower[2], "its own rank's result alone"
+    assert "AGAIN {1: (1, 1.0)}" in follower[4]
+    for cells in (lead, follower):
+        assert "WorkerFailed" in cells[5]
+        assert "ValueError: this rank fails" in cells[5]
+        assert "runs another cell or script than node 0." in cells[6]
 
 
 def test_a_notebook_that_fails_before_the_cell(slurm: SlurmLab, folder: Path) -> None:
     dies = "import os\nif os.environ['SLURM_NODEID'] == '1':\n    os._exit(3)"
-    cell = CELLS[1].replace("-o run", "--connect-timeout 0.5")
-    code, written = executed(slurm, folder, (CELLS[0], dies, cell))
+    cell = CELLS[1].replace("-o run", "--connect-timeout 0.25")
+    code, shown = executed(slurm, folder, (CELLS[0], dies, cell))
     assert code == 1, "the other one's nbconvert has lost its kernel"
-    assert f"{slurm.names[1]}: node 1 of Slurm job" in written[0]
-    assert "has not come within 10 s." in written[0]
+    assert f"{slurm.names[1]}: node 1 of Slurm job" in shown[0][2]
+    assert "has not come within 5 s." in shown[0][2]

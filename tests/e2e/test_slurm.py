@@ -1,100 +1,49 @@
-"""Real Slurm: a cell's hosts are the nodes of an allocation, reached through a log-in node."""
+"""Real Slurm: a cell's hosts are the nodes of an allocation, reached through a log-in node. All runs share one here."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import os
-import re
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from distmagic.session.session import Session
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import Cancelled, Unreachable
+from distmagic.state.hangs import stacks_text
 from distmagic.state.model import RunState
-from tests import REPOSITORY
+from distmagic.transports.srun_words import STEP_OPTIONS
 from tests.e2e import runner
 from tests.e2e.programs import count
 from tests.e2e.runner import Watch, all_reduce, as_value, at_work
 from tests.e2e.slurm_cells import (
-    TWO,
-    Noticing,
-    fill,
+    Held,
+    failure,
     interrupt,
-    kill,
-    ours,
-    run,
+    replaced,
 )
 from tests.lab import wait_until
-from tests.lab.slurm import USER, SlurmLab
 
-pytestmark = [
-    pytest.mark.needs("lab", "slurm"),
-    pytest.mark.timeout(180),
-    pytest.mark.usefixtures("kernel"),
-]
+pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(180)]
+
+ASKER = NotebookAsker(can_ask=False)
 
 
-def test_ranks_on_two_nodes(slurm: SlurmLab) -> None:
-    found = run(slurm, as_value(all_reduce), nproc_per_node=2)
-    assert [found.results[rank]["host"] for rank in range(4)] == [
-        "dm2",
-        "dm2",
-        "dm3",
-        "dm3",
-    ]
-    assert {float(found.results[rank]["total"]) for rank in range(4)} == {6.0}
-    assert [node.host for node in found.state.nodes] == list(slurm.names)
-
-
-def test_the_next_cell_starts_in_the_same_allocation_and_warm(slurm: SlurmLab) -> None:
-    way = runner.access(slurm.lab, warm_idle_s=60.0)
-    run(slurm, as_value(all_reduce), access=way)
-    (job,) = slurm.jobs()
+def test_the_next_cell_starts_in_the_same_allocation_and_warm(held: Held) -> None:
+    first = held.run(as_value(all_reduce), nproc_per_node=2)
+    where = [first.results[rank]["host"] for rank in range(4)]
+    assert where == ["dm2", "dm2", "dm3", "dm3"]
+    assert {float(first.results[rank]["total"]) for rank in range(4)} == {6.0}
+    assert [node.host for node in first.state.nodes] == list(held.slurm.names)
+    (job,) = held.slurm.jobs()
     began = time.monotonic()
-    run(slurm, as_value(all_reduce), access=way)
+    held.run(as_value(all_reduce), nproc_per_node=2)
     took_s = time.monotonic() - began
-    assert slurm.jobs() == (job,)
+    assert held.slurm.jobs() == (job,)
     assert took_s < 5.0, "it was not warm"
 
 
-def test_an_ordinary_user(slurm: SlurmLab) -> None:
-    request = dataclasses.replace(TWO, login=f"{USER}@dm1")
-    found = run(slurm, as_value(all_reduce), allocation=request)
-    assert {float(found.results[rank]["total"]) for rank in range(2)} == {1.0}
-
-
-# ---- pending, refused
-
-
-def test_a_pending_allocation_says_why_and_an_interrupt_cancels_it(
-    slurm: SlurmLab,
-) -> None:
-    other = fill(slurm)
-    screen = Noticing("(Resources)", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        run(slurm, as_value(all_reduce), screen=screen)
-    assert "is pending: the nodes it needs are busy (Resources)." in screen.noticed
-    wait_until(lambda: slurm.jobs() == (other,), "only the other job")
-    slurm.command("scancel", other)
-
-
-def test_a_pending_allocation_begins_when_its_nodes_are_free(slurm: SlurmLab) -> None:
-    other = fill(slurm)
-    screen = Noticing("(Resources)", lambda: slurm.command("scancel", other))
-    found = run(slurm, as_value(all_reduce), screen=screen)
-    assert found.state.phase == "done"
-    assert any("its nodes are being set up" in notice for notice in screen.notices)
-
-
-# ---- what ends, and what goes on
-
-
 def test_ranks_see_nothing_of_the_keepers_task_and_their_jobs_number(
-    slurm: SlurmLab,
+    held: Held,
 ) -> None:
     def variables() -> tuple[list[str], str, str]:
         import os
@@ -113,57 +62,12 @@ def test_ranks_see_nothing_of_the_keepers_task_and_their_jobs_number(
             os.environ["CUDA_VISIBLE_DEVICES"],
         )
 
-    request = dataclasses.replace(TWO, options=(("gpus-per-node", "2"),))
-    found = run(slurm, as_value(variables), allocation=request, nproc_per_node=1)
-    for rank in range(2):
-        odd, job, gpus = found.results[rank]
-        assert odd == []
-        assert job.isdecimal()
-        assert gpus == "0,1"
+    found = held.run(as_value(variables))
+    (job,) = held.slurm.jobs()
+    assert dict(found.results) == {0: ([], job, "0,1"), 1: ([], job, "0,1")}
 
 
-def test_sruns_that_are_killed_end_no_run_and_leave_no_step(slurm: SlurmLab) -> None:
-    """An srun is two processes; the second cancels the step when the first is gone."""
-
-    def kill_them() -> None:
-        sruns = ours(slurm.login, "usher", "srun")
-        both = {one.pid for one in sruns}
-        kill(slurm.login, [one for one in sruns if one.ppid not in both])
-
-    found = run(slurm, as_value(count), 5.0, screen=Watch(at_work(2), kill_them))
-    assert dict(found.results) == {0: 50, 1: 50}
-    wait_until(lambda: steps(slurm) <= 2, "the steps of the sruns to end")
-
-
-def test_sruns_that_are_killed_with_what_cancels_their_steps_end_no_run(
-    slurm: SlurmLab,
-) -> None:
-    """As when the log-in node dies. The steps stay until their job ends: nobody is left who would cancel them."""
-
-    def kill_them() -> None:
-        kill(slurm.login, ours(slurm.login, "usher", "srun"))
-
-    found = run(slurm, as_value(count), 5.0, screen=Watch(at_work(2), kill_them))
-    assert dict(found.results) == {0: 50, 1: 50}
-
-
-def test_ushers_that_are_killed_end_no_run_and_leave_no_step(slurm: SlurmLab) -> None:
-    def kill_them() -> None:
-        for host in slurm.nodes:
-            kill(host, ours(host, "usher"))
-
-    found = run(slurm, as_value(count), 5.0, screen=Watch(at_work(2), kill_them))
-    assert dict(found.results) == {0: 50, 1: 50}
-    wait_until(lambda: steps(slurm) <= 2, "the steps of the ushers to end")
-
-
-def steps(slurm: SlurmLab) -> int:
-    """Return how many steps of srun there are: the keepers have one, the lease another."""
-    names = slurm.command("squeue", "-h", "--steps", "-o", "%i").split()
-    return len([name for name in names if name.rpartition(".")[2].isdecimal()])
-
-
-def test_the_log_in_node_is_cut_off_for_20_seconds(slurm: SlurmLab) -> None:
+def test_the_log_in_node_is_cut_off_for_20_seconds(held: Held) -> None:
     class Cable(Watch):
         def __init__(self) -> None:
             super().__init__(at_work(2), self.cut)
@@ -171,53 +75,82 @@ def test_the_log_in_node_is_cut_off_for_20_seconds(slurm: SlurmLab) -> None:
             self.was_broken = False
 
         def cut(self) -> None:
-            slurm.login.cut()
+            held.slurm.login.cut()
             self.since = time.monotonic()
 
         def show(self, state: RunState) -> None:
             super().show(state)
             self.was_broken |= any(node.broken for node in state.nodes)
             if time.monotonic() > self.since + 20.0:
-                slurm.login.heal()
+                held.slurm.login.heal()
 
     screen = Cable()
-    found = run(slurm, as_value(count), 24.0, screen=screen, node_lost_after_s=60.0)
+    found = held.run(as_value(count), 24.0, screen=screen, node_lost_after_s=60.0)
     assert screen.was_broken
     assert dict(found.results) == {0: 240, 1: 240}
 
 
-def test_a_script_in_a_terminal_gets_nodes_and_gives_them_back(
-    slurm: SlurmLab, tmp_path: Path
+def test_a_run_asks_slurm_nothing_and_the_next_bears_a_controller_that_came_back(
+    held: Held,
 ) -> None:
-    (tmp_path / "data.txt").write_text("some data")
-    (tmp_path / "train.py").write_text(
-        "import os, sys\nprint('seen', os.environ['RANK'], sys.argv, os.getcwd(), open('data.txt').read())\n"
-    )
-    flags = [
-        "--on",
-        "slurm:dm1",
-        "--nodes",
-        "2",
-        "--slurm",
-        "cpus-per-task=4",
-        "--name",
-        "script",
-    ]
-    flags += ["--cold", "--ssh-config", str(slurm.lab.ssh_config)]
-    done = subprocess.run(
-        [sys.executable, "-m", "distmagic.cli", "run", *flags, "train.py", "50"], capture_output=True, text=True,
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, timeout=150, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, ""), done
-    for rank, name in enumerate(slurm.names):
-        line = rf"\[rank {rank} {name}\] seen {rank} \['train.py', '50'\] \S+/\.distmagic/work/script some data\n"
-        assert re.search(line, done.stdout), done.stdout
-    wait_until(lambda: not slurm.jobs(), "the allocation to end", 10)
+    """For some seconds after its start a controller refuses all steps: they are tried again."""
+    held.run(as_value(all_reduce))
+    (job,) = held.slurm.jobs()
+    screen = Watch(at_work(2), held.slurm.stop_controller)
+    with replaced(held.slurm.login, "squeue", "touch /run/asked; exit 1"):
+        found = held.run(as_value(count), 4.0, screen=screen)
+    assert dict(found.results) == {0: 40, 1: 40}
+    assert "asked" not in held.slurm.login.listdir("/run")
+    error = failure(held.slurm, as_value(count), 0.1)
+    assert isinstance(error, Unreachable)
+    assert "dm1: Slurm's controller does not answer (" in error.message
+    assert "scontrol ping" in error.hint
+    held.slurm.start_controller()
+    step = ["timeout", "5", "srun", f"--jobid={job}", *STEP_OPTIONS, "true"]
+    refused: list[str] = []
+
+    def is_refused() -> bool:
+        refused.append(held.slurm.login.exec(step).stderr)
+        return "Unable to create step" in refused[-1]
+
+    wait_until(is_refused, "Slurm to refuse a step")
+    # Another way to the nodes needs connections of its own, and so new steps.
+    way = runner.access(held.slurm.lab, warm_idle_s=60.0, lease_s=59.0)
+    found = held.run(as_value(all_reduce), access=way)
+    assert found.state.phase == "done", refused
+    assert held.slurm.jobs() == (job,)
 
 
-def test_an_unused_allocation_ends(slurm: SlurmLab, kernel: Session) -> None:
-    request = dataclasses.replace(TWO, idle_s=2.0)
-    run(slurm, as_value(all_reduce), allocation=request)
-    wait_until(lambda: not slurm.jobs(), "the allocation to end", 20)
-    found = run(slurm, as_value(all_reduce), allocation=request)
-    assert found.state.phase == "done", "the next cell asks for new nodes"
+def test_stacks_a_requeue_and_a_warning_end_nothing(held: Held) -> None:
+    """The warning is what `--slurm signal=USR1@60` has Slurm send before the end."""
+    stacks: list[str] = []
+    said: list[str] = []
+
+    def ask() -> None:
+        jobs, way = held.slurm.jobs(), runner.access(held.slurm.lab)
+        job = held.kernel.jobs(held.kernel.reach(held.kernel.allocated, way, ASKER))[-1]
+        found = held.kernel.stacks(
+            held.kernel.reach(held.kernel.allocated, way, ASKER), job
+        )
+        stacks.append(stacks_text(found))
+        said.append(held.slurm.login.exec(["scontrol", "requeue", *jobs]).stderr)
+        held.slurm.command("scancel", "--signal=USR1", *jobs)
+        held.slurm.command("scancel", "--batch", "--signal=USR1", *jobs)
+
+    found = held.run(as_value(count), 5.0, screen=Watch(at_work(2), ask))
+    assert stacks[0].startswith("ranks 0, 1 are in count at ")
+    assert "Requested operation is presently disabled" in said[0]
+    assert dict(found.results) == {0: 50, 1: 50}
+
+
+def test_an_interrupt_ends_the_ranks_and_keeps_the_nodes(held: Held) -> None:
+    screen = Watch(at_work(2), interrupt)
+    with pytest.raises(Cancelled, match="every rank on every host was stopped"):
+        held.run(as_value(count), 60.0, screen=screen)
+    for host in held.slurm.nodes:
+        left = [one for one in host.processes() if "RANK" in one.environ]
+        assert left == []
+    (job,) = held.slurm.jobs()
+    found = held.run(as_value(all_reduce))
+    assert found.state.phase == "done"
+    assert held.slurm.jobs() == (job,)

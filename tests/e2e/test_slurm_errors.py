@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +9,30 @@ import pytest
 
 from distmagic.clusters.allocation import ONE_CORE
 from distmagic.clusters.shell import Shell
-from distmagic.errors import AllocationEnded, PreflightError, SpecError, Unreachable
+from distmagic.errors import AllocationEnded, PreflightError, SpecError
 from distmagic.request.allocation import AllocationRequest
-from distmagic.transports.srun_words import STEP_OPTIONS
+from distmagic.session.session import Session
 from tests.e2e import runner
 from tests.e2e.programs import count
-from tests.e2e.runner import Watch, all_reduce, as_value, at_work
+from tests.e2e.runner import Watch, as_value
 from tests.e2e.slurm_cells import (
-    TWO,
+    ONE,
+    Held,
     Noticing,
     failure,
-    fill,
     interrupt,
-    kill,
     replaced,
     run,
-    state_of,
     submit,
+    wait_until_it_runs,
 )
-from tests.lab import wait_until
-from tests.lab.slurm import SlurmLab
+from tests.lab import HostProcess, wait_until
+from tests.lab.slurm import LOOK_S, SlurmLab
 
-pytestmark = [
-    pytest.mark.needs("lab", "slurm"),
-    pytest.mark.timeout(180),
-    pytest.mark.usefixtures("kernel"),
-]
+pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(180)]
+
+
+HOSTILE = "a  'b' \"c\" $HOME `touch /run/mine` $(touch /run/mine) é \\ ! * ; | & # %j"
 
 
 # ---- requests
@@ -53,10 +50,10 @@ pytestmark = [
     ],
 )
 def test_what_slurm_refuses_is_told_in_words(
-    slurm: SlurmLab, options: Any, nodes: int, message: str
+    held: Held, options: Any, nodes: int, message: str
 ) -> None:
     request = AllocationRequest(login="dm1", nodes=nodes, options=options)
-    error = failure(slurm, as_value(all_reduce), allocation=request)
+    error = failure(held.slurm, as_value(count), 0.1, allocation=request)
     assert isinstance(error, SpecError)
     assert message in str(error)
     assert "sbatch" in str(error)
@@ -73,62 +70,75 @@ def test_what_slurm_refuses_is_told_in_words(
     ],
 )
 def test_a_job_that_slurm_takes_and_would_never_start_is_cancelled_and_told(
-    slurm: SlurmLab, options: dict[str, str], nodes: int, message: str, hint: str
+    held: Held, options: dict[str, str], nodes: int, message: str, hint: str
 ) -> None:
     request = AllocationRequest(
         login="dm1", nodes=nodes, options=tuple(options.items())
     )
-    error = failure(slurm, as_value(all_reduce), allocation=request)
+    error = failure(held.slurm, as_value(count), 0.1, allocation=request)
     assert isinstance(error, SpecError)
     assert message in error.message
     assert "so it will never start (" in error.message
     assert error.message.endswith("It was cancelled.")
     assert hint in error.hint
-    wait_until(lambda: not slurm.jobs(), "the job to be gone")
+    wait_until(lambda: not held.slurm.jobs(), "the job to be gone", every_s=LOOK_S)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["partition", "constraint", "reservation", "mem", "time", "gpus-per-node", "nodelist", "licenses", "dependency"],
+)  # fmt: skip
+def test_hostile_values_that_slurm_refuses_are_refused_and_not_run(
+    held: Held, name: str
+) -> None:
+    request = AllocationRequest(login="dm1", options=((name, HOSTILE),))
+    error = failure(
+        held.slurm,
+        as_value(count),
+        0.1,
+        allocation=request,
+        screen=Noticing("", interrupt),
+    )
+    assert isinstance(error, SpecError)
+    assert "sbatch: " in error.message
+    _assert_nothing_was_run(held.slurm)
 
 
 def test_gpus_of_a_whole_job_are_told_also_of_a_job_that_is_there(
     slurm: SlurmLab,
+    kernel: Session,
 ) -> None:
     with pytest.raises(SpecError, match="--gpus counts GPUs of the whole job"):
         AllocationRequest(login="dm1", options=(("gpus", "4"),))
     job = submit(slurm, "--gpus=4", "-c4")
-    wait_until(lambda: state_of(slurm, job) == "RUNNING", "the job to run")
+    wait_until_it_runs(slurm, job)
     request = AllocationRequest(login="dm1", job=job)
-    error = failure(slurm, as_value(all_reduce), allocation=request)
+    error = failure(slurm, as_value(count), 0.1, allocation=request)
     slurm.command("scancel", job)
     assert "the job's GPUs are counted in all (--gpus)" in error.message
     assert "--gpus-per-node" in error.hint
 
 
-def test_one_core_a_node_is_a_warning(slurm: SlurmLab) -> None:
-    screen = Watch()
-    request = dataclasses.replace(TWO, options=())
-    run(slurm, as_value(all_reduce), allocation=request, screen=screen)
-    assert screen.last is not None
-    assert [one for one in screen.last.notices if ONE_CORE in one] == [
-        f"{slurm.names[0]}: {ONE_CORE}"
-    ]
-
-
 # ---- scripts
 
 
-def test_a_batch_script_that_fails_is_told(slurm: SlurmLab) -> None:
+def test_a_batch_script_that_fails_is_told(slurm: SlurmLab, kernel: Session) -> None:
     way = runner.access(slurm.lab, pythons=(("", "/nowhere/python3"),))
-    error = failure(slurm, as_value(all_reduce), access=way)
+    error = failure(slurm, as_value(count), 0.1, access=way)
     assert isinstance(error, AllocationEnded | PreflightError)
     assert "--python" in error.hint
     _remove_logs(slurm)
 
 
-def test_a_directory_of_somebody_else_in_the_keepers_place(slurm: SlurmLab) -> None:
+def test_a_directory_of_somebody_else_in_the_keepers_place(
+    slurm: SlurmLab, kernel: Session
+) -> None:
     """Anybody can make one in /tmp, and guess the number of the next job."""
     last = int(submit(slurm, "--hold"))
     slurm.command("scancel", str(last))
     place = f"/tmp/distmagic-0-slurm.{last + 1}.{slurm.names[0]}"
     slurm.nodes[0].exec(["install", "-d", "-o", "2345", place]).check_returncode()
-    error = failure(slurm, as_value(all_reduce))
+    error = failure(slurm, as_value(count), 0.1)
     slurm.nodes[0].exec(["rmdir", place]).check_returncode()
     assert isinstance(error, AllocationEnded)
     assert f"Slurm job {last + 1} failed" in error.message
@@ -151,70 +161,16 @@ exec /run/real/srun "$@"
 """
 
 
-def test_a_slurm_from_before_overlap(slurm: SlurmLab) -> None:
+def test_a_slurm_from_before_overlap(slurm: SlurmLab, kernel: Session) -> None:
     with replaced(slurm.login, "srun", _OLD_SRUN):
-        error = failure(slurm, as_value(all_reduce))
+        error = failure(slurm, as_value(count), 0.1)
     assert isinstance(error, PreflightError)
     assert "this Slurm has no srun --overlap (it came with 20.11)" in error.message
     assert "--hosts" in error.hint
 
 
-def test_a_controller_that_is_away_takes_no_job(slurm: SlurmLab) -> None:
-    slurm.stop_controller()
-    error = failure(slurm, as_value(all_reduce))
-    slurm.start_controller()
-    assert isinstance(error, Unreachable)
-    assert "dm1: Slurm's controller does not answer (" in error.message
-    assert "scontrol ping" in error.hint
-
-
-def test_a_pending_job_is_unknown_while_the_controller_is_away(
-    slurm: SlurmLab,
-) -> None:
-    other = fill(slurm)
-
-    class Away(Noticing):
-        def show(self, state: Any) -> None:
-            super().show(state)
-            if "is not known:" in "".join(state.notices) and not self.is_back:
-                self.is_back = True
-                slurm.start_controller()
-                slurm.command("scancel", other)
-
-        is_back = False
-
-    screen = Away("(Resources)", slurm.stop_controller)
-    found = run(slurm, as_value(all_reduce), screen=screen)
-    assert found.state.phase == "done"
-    assert any(
-        notice.startswith("How Slurm job ")
-        and "stands is not known: dm1: Slurm's controller does not answer" in notice
-        for notice in screen.notices
-    )
-
-
-def test_steps_that_a_controller_refuses_after_its_restart_are_tried_again(
-    slurm: SlurmLab,
-) -> None:
-    run(slurm, as_value(all_reduce))
-    (job,) = slurm.jobs()
-    slurm.stop_controller()
-    slurm.start_controller()
-    step = ["timeout", "5", "srun", f"--jobid={job}", *STEP_OPTIONS, "true"]
-    refused: list[str] = []
-
-    def is_refused() -> bool:
-        refused.append(slurm.login.exec(step).stderr)
-        return "Unable to create step" in refused[-1]
-
-    wait_until(is_refused, "Slurm to refuse a step")
-    found = run(slurm, as_value(all_reduce))
-    assert found.state.phase == "done", refused
-    assert slurm.jobs() == (job,)
-
-
 def test_a_command_that_hangs_is_given_up_and_tried_again(
-    slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch
+    slurm: SlurmLab, kernel: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Shell.run, "__defaults__", ("", 1.0))  # in place of COMMAND_S
     hangs_once = (
@@ -222,28 +178,23 @@ def test_a_command_that_hangs_is_given_up_and_tried_again(
     )
     screen = Noticing("is not known", lambda: None)
     with replaced(slurm.login, "squeue", hangs_once):
-        found = run(slurm, as_value(all_reduce), screen=screen)
+        found = run(slurm, as_value(count), 0.1, screen=screen, allocation=ONE)
     assert found.state.phase == "done"
     assert "dm1: squeue gave no answer within 1 s." in screen.noticed
     slurm.login.exec(["rmdir", "/run/hung"]).check_returncode()
-    hung = [one for one in slurm.login.processes() if one.cmdline == ("sleep", "600")]
-    kill(slurm.login, hung)
 
+    def hung() -> list[HostProcess]:
+        found = slurm.login.processes()
+        return [one for one in found if one.cmdline == ("sleep", "600")]
 
-def test_a_held_allocation_asks_slurm_nothing(slurm: SlurmLab) -> None:
-    run(slurm, as_value(all_reduce))
-    with replaced(slurm.login, "squeue", "touch /run/asked; exit 1"):
-        run(slurm, as_value(count), 3.0)
-    assert "asked" not in slurm.login.listdir("/run")
+    wait_until(lambda: not hung(), "the command to be ended")
 
 
 # ---- values
 
-HOSTILE = "a  'b' \"c\" $HOME `touch /run/mine` $(touch /run/mine) é \\ ! * ; | & # %j"
-
 
 def test_hostile_values_arrive_as_they_are(
-    slurm: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: SlurmLab, kernel: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the account, the set-up, a variable, the interpreter, the notebook's directory, the names of a run."""
     folder = "/home/node/it's $HOME `id`"
@@ -279,36 +230,14 @@ def test_hostile_values_arrive_as_they_are(
     )  # fmt: skip
     assert dict(found.results) == {0: (lines, lines), 1: (lines, lines)}
     assert accounts == [HOSTILE.lower()]  # as Slurm keeps accounts
+    assert screen.last is not None
+    one_core = [one for one in screen.last.notices if ONE_CORE in one]
+    assert one_core == [f"{slurm.names[0]}: {ONE_CORE}"], "nobody asked for cores"
     _assert_nothing_was_run(slurm)
     for host in slurm.nodes:
         host.exec(["rm", "-rf", folder])
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["partition", "constraint", "reservation", "mem", "time", "gpus-per-node", "nodelist", "licenses", "dependency"],
-)  # fmt: skip
-def test_hostile_values_that_slurm_refuses_are_refused_and_not_run(
-    slurm: SlurmLab, name: str
-) -> None:
-    request = AllocationRequest(login="dm1", options=((name, HOSTILE),))
-    error = failure(
-        slurm, as_value(all_reduce), allocation=request, screen=Noticing("", interrupt)
-    )
-    assert isinstance(error, SpecError)
-    assert "sbatch: " in error.message
-    _assert_nothing_was_run(slurm)
-
-
 def _assert_nothing_was_run(slurm: SlurmLab) -> None:
     for host in slurm.lab.hosts:
         assert "mine" not in host.listdir("/run"), f"a value was run on {host.name}"
-
-
-def test_a_run_in_the_middle_says_nothing_of_a_controller_that_is_away(
-    slurm: SlurmLab,
-) -> None:
-    screen = Watch(at_work(2), slurm.stop_controller)
-    found = run(slurm, as_value(count), 4.0, screen=screen)
-    slurm.start_controller()
-    assert dict(found.results) == {0: 40, 1: 40}

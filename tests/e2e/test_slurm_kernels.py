@@ -9,30 +9,27 @@ import signal
 import pytest
 
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import Cancelled
 from distmagic.planning.jobs import choose
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.spec import JobSpec
 from distmagic.session.session import Session
-from distmagic.state.hangs import stacks_text
 from tests import REPOSITORY
 from tests.e2e import runner
 from tests.e2e.programs import count
-from tests.e2e.runner import Watch, all_reduce, as_value, at_work
+from tests.e2e.runner import Watch, as_value
 from tests.e2e.slurm_cells import (
     TWO,
-    failure,
     fill,
-    interrupt,
     kernel_of_its_own,
     kernel_program,
     run,
     say_until,
     state_of,
     submit,
+    wait_until_it_runs,
 )
 from tests.lab import wait_until
-from tests.lab.slurm import SlurmLab
+from tests.lab.slurm import LOOK_S, SlurmLab
 
 pytestmark = [
     pytest.mark.needs("lab", "slurm"),
@@ -41,37 +38,45 @@ pytestmark = [
 ]
 
 ASKER = NotebookAsker(can_ask=False)
+SMALL = dataclasses.replace(TWO, options=(("cpus-per-task", "2"),))
 
 
 # ---- one kernel is gone
 
 
 def test_a_kernel_that_is_killed_leaves_no_allocation(slurm: SlurmLab) -> None:
-    with kernel_of_its_own(slurm) as process:
+    with kernel_of_its_own(slurm, nodes=1) as process:
         say_until(process, "over")
         (job,) = slurm.jobs()
         process.kill()
-    wait_until(lambda: not slurm.jobs(), "the allocation to end with its lease", 30)
+    wait_until(
+        lambda: not slurm.jobs(),
+        "the allocation to end with its lease",
+        30,
+        every_s=LOOK_S,
+    )
     assert "JobState=COMPLETED" in slurm.command("scontrol", "show", "job", job)
 
 
 def test_a_kernel_that_exits_gives_its_nodes_back_at_once(slurm: SlurmLab) -> None:
-    with kernel_of_its_own(slurm) as process:
+    with kernel_of_its_own(slurm, nodes=1) as process:
         say_until(process, "over")
         process.send_signal(signal.SIGINT)
-    wait_until(lambda: not slurm.jobs(), "the allocation to end", 3)
+    wait_until(lambda: not slurm.jobs(), "the allocation to end", 3, every_s=LOOK_S)
 
 
 def test_a_kernel_that_is_killed_while_its_job_is_pending_leaves_none(
     slurm: SlurmLab,
 ) -> None:
     other = fill(slurm)
-    with kernel_of_its_own(slurm, first_lease_s=2.0) as process:
+    with kernel_of_its_own(slurm, nodes=1, first_lease_s=2.0) as process:
         say_until(process, "(Resources)")
         (job,) = set(slurm.jobs()) - {other}
         process.kill()
     slurm.command("scancel", other)
-    wait_until(lambda: not slurm.jobs(), "the job to start and to end", 30)
+    wait_until(
+        lambda: not slurm.jobs(), "the job to start and to end", 30, every_s=LOOK_S
+    )
     assert state_of(slurm, job) == "COMPLETED"
 
 
@@ -123,21 +128,24 @@ def test_two_kernels_and_two_allocations_on_the_same_nodes(slurm: SlurmLab) -> N
     """Three allocations in all: each has keepers of its own, and none hears of the others."""
     with kernel_of_its_own(slurm, seconds=6.0) as process:
         say_until(process, "at work")
-        small = dataclasses.replace(TWO, options=(("cpus-per-task", "2"),))
-        first = run(slurm, as_value(all_reduce), allocation=small)
-        named = dataclasses.replace(small, options=(*small.options, ("nice", "1")))
+        first = run(slurm, as_value(count), 0.1, allocation=SMALL)
+        named = dataclasses.replace(SMALL, options=(*SMALL.options, ("nice", "1")))
         second = run(slurm, as_value(count), 1.0, allocation=named)
         assert len(slurm.jobs()) == 3
         for found in (first, second):
             assert [node.host for node in found.state.nodes] == list(slurm.names)
         assert "{0: 60, 1: 60}" in say_until(process, "over")
         process.send_signal(signal.SIGINT)
-    wait_until(lambda: len(slurm.jobs()) == 2, "the other kernel's allocation to end")
+    wait_until(
+        lambda: len(slurm.jobs()) == 2,
+        "the other kernel's allocation to end",
+        every_s=LOOK_S,
+    )
 
 
 def test_a_job_that_was_not_submitted_for_us(slurm: SlurmLab, kernel: Session) -> None:
     job = submit(slurm, "--gpus-per-node=1", "-c4")
-    wait_until(lambda: state_of(slurm, job) == "RUNNING", "the job to run")
+    wait_until_it_runs(slurm, job)
     request = AllocationRequest(login="dm1", job=job)
 
     def gpus() -> str:
@@ -154,13 +162,13 @@ def test_a_job_that_was_not_submitted_for_us(slurm: SlurmLab, kernel: Session) -
 
 
 def test_on_the_log_in_node_itself(slurm: SlurmLab) -> None:
-    command = kernel_program("/dev/null", login="", stays=False)
+    command = kernel_program("/dev/null", login="", nodes=1, stays=False)
     done = slurm.login.exec(
         ["env", f"PYTHONPATH={REPOSITORY}", *command], timeout_s=100
     )
     assert "over" in done.stdout, done.stderr
     slurm.login.exec(["rm", "-rf", ".distmagic"])  # its notebook was on the log-in node
-    wait_until(lambda: not slurm.jobs(), "the allocation to end", 10)
+    wait_until(lambda: not slurm.jobs(), "the allocation to end", 10, every_s=LOOK_S)
 
 
 def test_a_kernel_on_a_node_reaches_the_other_nodes_of_its_job(
@@ -183,37 +191,7 @@ def test_a_kernel_on_a_node_reaches_the_other_nodes_of_its_job(
     def said() -> str:
         return slurm.nodes[0].exec(["sh", "-c", "cat /tmp/said"]).stdout
 
-    wait_until(lambda: "ended" in said(), "the step to end", 60)
+    wait_until(lambda: "ended" in said(), "the step to end", 60, every_s=LOOK_S)
     assert "over {0: 5, 1: 5}" in said(), said()
     slurm.command("scancel", done.stdout.strip())
     slurm.nodes[0].exec(["rm", "/tmp/said"])
-
-
-# ---- what a user asks of a run
-
-
-def test_stacks_of_ranks_on_nodes(slurm: SlurmLab, kernel: Session) -> None:
-    def ask() -> None:
-        hosts, way = kernel.allocated, runner.access(slurm.lab)
-        job = kernel.jobs(kernel.reach(hosts, way, ASKER))[-1]
-        found = kernel.stacks(kernel.reach(hosts, way, ASKER), job)
-        stacks.append(stacks_text(found))
-
-    stacks: list[str] = []
-    run(slurm, as_value(count), 4.0, screen=Watch(at_work(2), ask))
-    assert stacks[0].startswith("ranks 0, 1 are in count at ")
-
-
-def test_an_interrupt_ends_the_ranks_and_keeps_the_nodes(slurm: SlurmLab) -> None:
-    way = runner.access(slurm.lab, warm_idle_s=60.0)
-    screen = Watch(at_work(2), interrupt)
-    error = failure(slurm, as_value(count), 60.0, screen=screen, access=way)
-    assert isinstance(error, Cancelled)
-    assert "every rank on every host was stopped" in error.message
-    for host in slurm.nodes:
-        left = [one for one in host.processes() if "RANK" in one.environ]
-        assert left == []
-    (job,) = slurm.jobs()
-    found = run(slurm, as_value(all_reduce), access=way)
-    assert found.state.phase == "done"
-    assert slurm.jobs() == (job,)

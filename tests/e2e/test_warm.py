@@ -22,6 +22,7 @@ from distmagic.errors import Cancelled, WorkerFailed
 from distmagic.remote.wire.protocol import Template
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Run
+from tests.builders.wheels import unpacked
 from tests.e2e import runner
 from tests.e2e.programs import stubborn
 from tests.e2e.runner import as_value, at_work
@@ -117,6 +118,48 @@ def test_hosts_keep_torch_loaded_for_the_next_run(warm: Lab) -> None:
     assert len({pids[0] for pids in found}) == 2, "fresh processes"
     assert template.pid not in run(warm, "dm1:2", who, cold=True).results[0]
     assert [one.pid for one in templates(warm)] == [template.pid]
+
+
+def importing() -> dict[str, bool]:
+    """Return which packages this rank has found imported, and which it imports itself."""
+    import os
+
+    import mine  # type: ignore[import-not-found]
+    import slow  # type: ignore[import-not-found]
+    import slow.part  # type: ignore[import-not-found]
+    import threader  # type: ignore[import-not-found]
+
+    modules = (mine, slow, slow.part, threader)
+    return {module.__name__: os.getpid() != module.PID for module in modules}
+
+
+def test_packages_that_ranks_imported_are_loaded_for_the_next_run(warm: Lab) -> None:
+    site = warm.hosts[0].home / "site"
+    note = "import os\nPID = os.getpid()\n"
+    thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    slow = {"slow/__init__.py": note, "slow/part.py": note}
+    unpacked(site, "slow", files=slow)
+    unpacked(site, "threader", files={"threader.py": note + thread})
+    (site / "mine.py").write_text(note)
+    env = {"PYTHONPATH": "/home/node/site"}
+    cold = dict.fromkeys(("mine", "slow", "slow.part", "threader"), False)
+    assert run(warm, "dm1:2", importing, env=env).results[1] == cold
+
+    def loaded() -> bool:
+        (found,) = kept(warm, "dm1")
+        return bool(found and found[0].packages)
+
+    wait_until(loaded, "packages that are loaded", 60.0)
+    ((template,),) = kept(warm, "dm1")
+    assert template.packages == ("slow",)
+    assert template.refused == ("threader (starts threads)",)
+    again = run(warm, "dm1:2", importing, env=env).results[1]
+    assert again == {**cold, "slow": True, "slow.part": True}
+    wait_until(lambda: len(templates(warm)) == 1, "one template", 60.0)
+    # A notebook that comes later learns it from the host.
+    session().down()
+    assert run(warm, "dm1:1", who, env=env).state.phase == "done"
+    wait_until(loaded, "packages that are loaded", 60.0)
 
 
 def test_its_memory_and_age_are_told_and_down_ends_it(warm: Lab) -> None:

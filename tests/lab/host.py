@@ -344,6 +344,17 @@ class LabHost:
         self, argv: list[str], *, stdin: str = "", timeout_s: float = 60
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on it, not over SSH but from the side, and return how it ended, with its output."""
+        return subprocess.run(
+            self.command(argv),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def command(self, argv: list[str]) -> list[str]:
+        """Return the command that runs a program on it from the side."""
         path = pythons.path_of(self._setup.python, self._wiring.shared)
         enter = ["nsenter", "--target", str(self._pid()), *_NAMESPACES, "--"]
         clean = [
@@ -356,14 +367,7 @@ class LabHost:
             "LANG=C.UTF-8",
             f"PATH={path}",
         ]
-        return subprocess.run(
-            [*enter, *clean, *argv],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        return [*enter, *clean, *argv]
 
     def files(self, path: str) -> tuple[str, ...]:
         """Return all below a directory of it that is no directory, sockets too. Other file systems are left out."""

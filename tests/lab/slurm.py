@@ -18,6 +18,7 @@ from tests.lab.lab import Lab
 from tests.lab.waiting import wait_until
 from tests.system.components import COMPONENTS
 
+LOOK_S = 0.1  # between two questions to Slurm: each is a process
 USER, UID = "ann", 2345  # an ordinary user of all hosts
 _CGROUPS = Path("/sys/fs/cgroup")
 _FREEZER, _MEMORY = _CGROUPS / "freezer", _CGROUPS / "memory"
@@ -111,7 +112,10 @@ class SlurmLab:
             for host in self.nodes:
                 self.start_node(host)
             wait_until(
-                lambda: self._states() == {"idle"}, "all nodes of Slurm to be idle", 30
+                lambda: self._states() == {"idle"},
+                "all nodes of Slurm to be idle",
+                30,
+                every_s=LOOK_S,
             )
         except BaseException:
             self.down()
@@ -234,18 +238,21 @@ class SlurmLab:
 
     def cancel_all(self) -> None:
         """End every job, and return when all nodes are free."""
-        for job in self.jobs():
-            self.command("scancel", job)
+        if jobs := self.jobs():
+            self.command("scancel", *jobs)
         wait_until(
             lambda: not self.jobs() and self._states() == {"idle"},
-            "no job of Slurm",
+            "no job of Slurm, and all nodes idle",
             40,
+            every_s=LOOK_S,
         )
 
     def assert_clean(self, within_s: float = 20.0) -> None:
         """Assert that Slurm has no job, and that no host has a process or a file of distmagic's."""
         try:
-            wait_until(lambda: not self.jobs(), "no job of Slurm", within_s)
+            wait_until(
+                lambda: not self.jobs(), "no job of Slurm", within_s, every_s=LOOK_S
+            )
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.command('squeue')}") from None
         self.lab.assert_clean(within_s)

@@ -10,12 +10,17 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:
-    """Return the condition's first true value. Raises AssertionError, naming `what`, after `timeout_s`."""
+def wait_until(
+    condition: Callable[[], T], what: str, timeout_s: float = 30.0, *, every_s: float = 0.01
+) -> T:  # fmt: skip
+    """Return the condition's first true value, which is looked for `every_s`: less often where a look is a process.
+
+    Raises AssertionError, naming `what`, after `timeout_s`.
+    """
     end = time.monotonic() + timeout_s
     pause = threading.Event()
     while not (value := condition()):
         if time.monotonic() > end:
             raise AssertionError(f"waited {timeout_s:g} s in vain for {what}")
-        pause.wait(0.01)
+        pause.wait(every_s)
     return value

@@ -40,13 +40,14 @@ def test_the_commands_that_a_detached_cell_prints_work_as_they_are_printed(
     (third,) = lab.hosts[2:3]
     with live_notebook(tmp_path) as notebook:
         way = f"--hosts dm3:1 --python python3 --ssh-config {lab.ssh_config} --detach"
-        said = notebook.run(cell("job", "return 7", way))
-        attach, stop = re.findall(r"%distributed (?:attach|stop) [\w-]+", said)
+        said = " ".join(notebook.run(cell("job", "return 7", way)).split())
+        attach, stop = re.findall(r"%distributed (?:attach|stop) [\w-]+", said)[:2]
         job = attach.split()[-1]
         table = notebook.run("%distributed jobs")
         assert re.search(rf"{job}  detached  dm3 .*  1 +wait\(\) ", table)
-        assert "here" in notebook.run(f"%distributed logs {job} 0")
-        assert "is in wait" in notebook.run("%distributed stacks")
+        logs = f"%distributed logs {job} 0"
+        wait_until(lambda: "here" in notebook.run(logs), "its first words", 60)
+        assert "rank 0 (dm3, local_rank 0)" in notebook.run("%distributed stacks")
         (third.home / "go").touch()
         assert notebook.run(attach).startswith("done")
         assert "has ended already (done)" in notebook.fail(stop)

@@ -54,6 +54,21 @@ learning_rate = 0.05
 accuracy_of_all = 0.55
 gradient = 12
 """
+GPT = REPOSITORY / "notebooks" / "03_mingpt_ddp.ipynb"
+RIGHT_OF_GPT = """
+pieces_of_a_rank = 2
+first_step = 300
+billions = 2
+done_together = {"write", "get_state_dict"}
+on_eight_machines = "sky launch --num-nodes=8 task.yaml"
+"""
+WRONG_OF_GPT = """
+pieces_of_a_rank = 16
+first_step = 0
+billions = 0.5
+done_together = {"print", "write"}
+on_eight_machines = "sky launch task.yaml"
+"""
 OSMO = REPOSITORY / "notebooks" / "06_osmo.ipynb"
 RIGHT_OF_OSMO = """
 offset_of_worker_3 = 24
@@ -238,3 +253,43 @@ def test_mnist_from_one_process_to_many(tmp_path: Path) -> None:
 def test_exercises_of_mnist() -> None:
     assert answered(MNIST, RIGHT_OF_MNIST) == ["right"] * 4
     assert answered(MNIST, WRONG_OF_MNIST) == ["not right yet"] * 4
+
+
+def test_a_small_gpt_from_two_nodes_to_four(tmp_path: Path) -> None:
+    cells = executed(GPT, tmp_path)
+    summaries = [
+        found
+        for cell in cells
+        for found in re.findall(
+            r"steps (\d+) to (\d+) on (\d) ranks; (\d+)% of the words", text_of(cell)
+        )
+    ]
+    assert [summary[:3] for summary in summaries] == [
+        ("1", "100", "2"),
+        ("101", "200", "2"),
+        ("201", "250", "4"),
+        ("251", "280", "4"),
+        ("281", "280", "4"),
+        ("1", "40", "2"),
+        ("1", "40", "2"),
+    ]
+    assert int(summaries[4][3]) > 60, "it has learnt to spell"
+    assert summaries[3][3] == summaries[4][3], "the snapshot of FSDP2 is whole"
+    assert summaries[5] == summaries[6], "both forms of the task do the same"
+
+    shares = text_of(cell_with(cells, "numbers with DDP"))
+    for whole, part in re.findall(r"([\d,]+) numbers with DDP, ([\d,]+) w", shares):
+        assert int(part.replace(",", "")) < 0.5 * int(whole.replace(",", ""))
+    stood = text_of(cell_with(cells, "all_write=False)"))
+    assert re.search(r"rank 0 \(node1, local_rank 0\) waits in", stood)
+    assert "ranks 1, 2, 3 wait in barrier" in " ".join(stood.split())
+    assert "all ranks wrote the same: True" in text_of(cell_with(cells, "the same:"))
+    explained = text_of(cell_with(cells, "def explain"))
+    assert re.search(r"--node-rank=.* {2,}this node's number", explained)
+    assert "--rdzv-backend=c10d" in text_of(cell_with(cells, "difflib"))
+    assert text_of(cells[-1]).count("not answered yet") == 5
+
+
+def test_exercises_of_a_small_gpt() -> None:
+    assert answered(GPT, RIGHT_OF_GPT) == ["right"] * 5
+    assert answered(GPT, WRONG_OF_GPT) == ["not right yet"] * 5

@@ -87,7 +87,9 @@ def transport(
     monkeypatch.setattr(
         tempfile, "tempdir", str(session_slurm.lab.folder)
     )  # which the nodes see, too
-    made = allocation.transport(allocation.hosts[1], NotebookAsker(can_ask=False))
+    made = allocation.transport(
+        allocation.hosts[1], Access(), NotebookAsker(can_ask=False)
+    )
     yield made
     made.close()
 
@@ -117,12 +119,12 @@ def test_a_job_that_has_ended_is_told_by_the_first_read(
         is_elastic=False,
     )
     (host,) = made.wait(asker, lambda _: None)
-    way = made.transport(host, asker)
+    way = made.transport(host, Access(), asker)
     slurm.cancel_all()
     with pytest.raises(AllocationEnded, match=f"{made.job} was cancelled with scancel"):
         way.start(("true",)).read()
     with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
-        made.transport(host, asker)
+        made.transport(host, Access(), asker)
     made.end()
     shell.close()
 

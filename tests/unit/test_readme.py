@@ -112,7 +112,8 @@ def test_both_commands_are_on_the_first_screen():
 @each_page
 def test_flags_are_those_of_the_magic(page):
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text()))
-    assert named <= {*flag_parser.flag_names(), "--everybody"}  # the last: of `clean`
+    of_commands = {"--everybody", "--requirements", "--lock", "--cluster"}
+    assert named <= {*flag_parser.flag_names(), *of_commands}
 
 
 def test_the_page_of_flags_has_them_all():

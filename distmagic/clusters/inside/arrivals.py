@@ -66,10 +66,15 @@ class Arrivals:
         self.changed = threading.Condition()
         self.ended_cell = 0  # the last that has ended
         self._is_over = threading.Event()
+        self._proof = proof
         self._listener = _listen(place)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
-        self._door = proof.door(self._listener)
+        try:
+            self._door = proof.door(self._listener)
+        except SpecError:
+            self._listener.close()
+            raise
         self._thread = threading.Thread(
             target=self._run, name="distmagic-meeting", daemon=True
         )
@@ -180,6 +185,10 @@ class Arrivals:
             with contextlib.suppress(OSError, ValueError):
                 down.tell(outcome=outcome, cell=cell)
 
+    def all_are_there(self) -> None:
+        """Keep nothing that only nodes need which have not come yet."""
+        self._proof.withdraw()
+
     def close(self) -> None:
         """Say good-bye, and listen no longer."""
         if self._is_over.is_set():
@@ -188,6 +197,7 @@ class Arrivals:
         self._thread.join()
         self._door.close()
         self._listener.close()
+        self._proof.withdraw()
         channels: list[Channel | None] = []
         with self.changed:  # what comes from now on is closed where it comes
             for member in self.members:

@@ -132,13 +132,17 @@ class Following:
                 opened.pop_all()
 
     def _open(self, what: str, **more: Any) -> Channel:
-        """Dial the ports of node 0 until one answers with the secret. Raises OSError: the last, or that of another secret."""
-        problem: OSError = OSError("no port")
+        """Dial the ports of node 0 until one answers with the secret.
+
+        Raises OSError: that of another secret, or else the last that says more than that nobody listens.
+        """
+        problem: OSError = ConnectionRefusedError("Connection refused")
         for port in self._place.ports:
             try:
                 channel = Channel(self._connect(port))
             except OSError as error:
-                if not isinstance(problem, WrongSecret):
+                says_more = not isinstance(error, ConnectionRefusedError)
+                if says_more and not isinstance(problem, WrongSecret):
                     problem = error
                 continue
             try:

@@ -74,6 +74,7 @@ class Meeting:
                 is_over = now > end_s or (is_refused and now > began_s + _REFUSED_S)
                 if is_over or is_lost:
                     raise self._absent(member, now - began_s, is_refused=is_refused)
+        self._arrivals.all_are_there()
         for member in self._arrivals.members:
             if member.digest != digest:
                 raise SpecError(

@@ -14,12 +14,13 @@ _CANDIDATES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One rank, of a job that starts one process a rank. The names are torch's own."""
+    """One rank, of a job that starts one process a rank. The names are torch's own, `said_by` the variables that say so."""
 
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
+    said_by: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,13 @@
-"""How the nodes of a job know each other: by a secret that all of them have, or by Slurm's munge.
+"""How the nodes of a job know each other: by a secret that all of them have, by Slurm's munge, or by a shared home.
 
     DISTMAGIC_SECRET  both ends have the certificate that follows from it and from the job (connection/certificate)
     munge             the node that dials makes a certificate of its own, and sends it in a credential first: encrypted for
                       this user alone, on machines of this cluster alone. Node 0 takes one of its own user and job, and
                       goes on with that certificate
+    a shared home     node 0 makes a secret and writes it there, where the others read it (shared_home.py); the rest is as
+                      with DISTMAGIC_SECRET. Under Slurm, where there is no munge
 
-Then both are the same: TLS 1.3, and each end goes on only if the other shows the certificate.
+Then all are the same: TLS 1.3, and each end goes on only if the other shows the certificate.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
+from distmagic.clusters.inside import shared_home
 from distmagic.clusters.inside.place import Place
 from distmagic.connection.certificate import one_time_secret, shared_secret
 from distmagic.errors import SpecError
@@ -64,6 +67,9 @@ class Proof(Protocol):
     def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
         """Prove this node to node 0, and have it prove itself. Raises OSError: `WrongSecret` where it is another node 0."""
 
+    def withdraw(self) -> None:
+        """Leave nothing on node 0 with which another process could prove itself: all nodes have come, or it ends."""
+
 
 def proof_of(environ: Mapping[str, str], place: Place) -> Proof | None:
     """Return how this node proves itself, None if it can't. Raises `SpecError` for a secret that is easily guessed."""
@@ -75,12 +81,20 @@ def proof_of(environ: Mapping[str, str], place: Place) -> Proof | None:
         )
     if text:
         return SharedSecret(shared_secret(text, place.key))
-    has_munge = (
-        shutil.which("munge") is not None and shutil.which("unmunge") is not None
-    )
-    if place.key.startswith("slurm ") and has_munge:
+    if not place.key.startswith("slurm "):
+        return None
+    if shutil.which("munge") is not None and shutil.which("unmunge") is not None:
         return Munge(place)
+    if shared_home.is_there():
+        return SharedHome(place)
     return None
+
+
+def missing(place: Place) -> str:
+    """Return what `proof_of` has not found, for people."""
+    if not place.key.startswith("slurm "):
+        return f"{SECRET} is not set"
+    return f"{SECRET} is not set, munge is not there, and the home is on no file system that nodes share"
 
 
 class SharedSecret:
@@ -97,6 +111,48 @@ class SharedSecret:
     def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
         """Show the certificate, and look at that of node 0. Raises OSError."""
         return _as_client(plain, self._secret)
+
+    def withdraw(self) -> None:
+        """Nothing was left."""
+
+
+class SharedHome:
+    """All nodes see the same home."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._offered = ""  # by node 0
+        self._found: Secret | None = None
+
+    def door(self, listener: socket.socket) -> Door:
+        """Write a secret, and return what lets in who has read it. Raises `SpecError`."""
+        try:
+            text = shared_home.offer(self._place.key)
+        except OSError as error:
+            raise SpecError(
+                f"{self._place.words}: the secret for the other nodes can't be written to the home: {error}.",
+                f"Make room there, or set {SECRET} to one value on all nodes.",
+            ) from None
+        self._offered = text
+        secret = shared_secret(text, self._place.key)
+        tls = mutual_tls.context(secret, is_server=True)
+        return mutual_tls.Handshakes(listener, tls, secret)
+
+    def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
+        """Show what follows from the secret in the home, and look at that of node 0. Raises OSError."""
+        if self._found is None:
+            key = self._place.key
+            self._found = shared_secret(shared_home.find(key), key)
+        try:
+            return _as_client(plain, self._found)
+        except WrongSecret:  # that of an earlier node 0: look again
+            self._found = None
+            raise
+
+    def withdraw(self) -> None:
+        """Remove the secret from the home: who has read it keeps it in mind."""
+        if self._offered:
+            shared_home.withdraw(self._place.key, self._offered)
 
 
 class Munge:
@@ -122,6 +178,9 @@ class Munge:
         argv = ("munge", f"--restrict-uid={os.getuid()}")
         plain.sendall(_output(argv, json.dumps(words).encode()).strip() + b"\n")
         return _as_client(plain, self._own)
+
+    def withdraw(self) -> None:
+        """Nothing was left."""
 
 
 class _MungeDoor:

@@ -49,6 +49,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
             world_size=sum(tasks),
             local_rank=local_rank,
             local_world_size=tasks[node_rank],
+            said_by="SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE",
         )
     return Place(
         system=f"Slurm job {job}",

@@ -11,6 +11,8 @@ _STARTED = (
     "TORCHELASTIC_RUN_ID",
 )  # fmt: skip
 
+_SAID_BY = "RANK, LOCAL_RANK, LOCAL_WORLD_SIZE"
+
 
 def started(environ: Mapping[str, str]) -> Place | None:
     """Return the place of a process that torchrun has started, None for any other. Raises `SpecError`."""
@@ -24,6 +26,7 @@ def started(environ: Mapping[str, str]) -> Place | None:
         world_size=found.number("WORLD_SIZE"),
         local_rank=found.below("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         local_world_size=found.number("LOCAL_WORLD_SIZE"),
+        said_by=_SAID_BY,
     )
     node_rank = found.below("GROUP_RANK", "GROUP_WORLD_SIZE")
     nnodes = found.number("GROUP_WORLD_SIZE")
@@ -82,6 +85,7 @@ def _of_ranks(found: Variables) -> Place:
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=local_world_size,
+        said_by=_SAID_BY,
     )
     return Place(
         system="torchrun",

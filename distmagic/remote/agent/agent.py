@@ -25,7 +25,7 @@ from distmagic.remote.agent.termination import Termination
 from distmagic.remote.engine import engine, engine_start
 from distmagic.remote.gang.channel import Cause, GangChannel
 from distmagic.remote.gang.elastic_members import ElasticMembers
-from distmagic.remote.records import listing, places, work_dirs
+from distmagic.remote.records import environments, listing, places, work_dirs
 from distmagic.remote.records.journal import FILE, Journal
 from distmagic.remote.system import exit_codes, memory, processes, socket_peer
 from distmagic.remote.system.customization import customizing_file
@@ -249,6 +249,7 @@ class Agent:
             self.run_dir / places.PID,
         ]
         places.touch(files)
+        environments.touch_own()
         if self.start.work is not None:
             work_dirs.touch(
                 Path(self.start.work.path), self.start.job, self.start.node_rank

@@ -11,9 +11,11 @@ Read in this order:
     file_sender       files that are kept here, to the notebook: logs, results, blobs
     blob_receiver     files that come in, from the notebook or from another host
     file_exchange     files of the user, to the notebook and from it
+    environment_sync  virtual environments, made by uv or pip
     blob_server       files that are handed on to the next host, over TLS
     mutual_tls        TLS between two ends that hold the same certificate
     sweep             ends what agents left that were killed
     template_client   finds, starts and ends templates
     template          a process that has torch loaded and forks agents
+    task              where no notebook can open a channel: talks to a contact in its place, and writes to a log
 """

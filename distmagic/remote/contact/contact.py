@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from distmagic.remote.contact import (
     blob_receiver,
@@ -23,7 +23,7 @@ from distmagic.remote.contact import (
 )
 from distmagic.remote.contact.agents import Agents
 from distmagic.remote.contact.file_sender import FileSender
-from distmagic.remote.records import expiry, listing, places, work_dirs
+from distmagic.remote.records import environments, expiry, listing, places, work_dirs
 from distmagic.remote.system import facts, logout
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
@@ -42,6 +42,7 @@ class Contact:
         os.dup2(2, 1)
         self._lines = Lines()
         self.owner = ""  # the notebook whose templates this conversation renews
+        self._port_holder: socket.socket | None = None
         self._receiver = blob_receiver.BlobReceiver(self)
         self._agents = Agents(self, umask)
         sender = FileSender(self)
@@ -67,6 +68,7 @@ class Contact:
             protocol.WriteFile: files.receive,
             protocol.ListWorkDirs: self._send_work_dirs,
             protocol.RemoveWorkDir: self._remove_work_dir,
+            protocol.SyncEnvironment: self._sync_environment,
             protocol.TemplateRequest: self._ensure_template,
             protocol.RenewLease: self.renew_templates,
             protocol.ListTemplates: self._send_templates,
@@ -76,6 +78,7 @@ class Contact:
     def run(self) -> None:
         """Send the facts, then answer until end of file."""
         self._send_facts()
+        environments.touch_own()
         # After the facts, which the notebook waits for: on a slow disk it takes its time.
         sweep.sweep_dead()
         with contextlib.suppress(OSError):
@@ -119,6 +122,7 @@ class Contact:
             # Other hosts may take minutes to receive a payload that this one has already. Nobody else keeps it meanwhile.
             while not select.select([0], [], [], _TOUCH_S)[0]:
                 places.touch(self._receiver.awaited)
+                environments.touch_own()
             data = os.read(0, 65536)
             if not data:
                 return None
@@ -135,8 +139,10 @@ class Contact:
             size -= len(data)
             yield data
 
-    def wait(self, sock: socket.socket, events: int, timeout_s: float) -> None:
-        """Wait for `events` (as of select.poll) of a socket, and end with the channel. Raises TimeoutError."""
+    def wait(
+        self, sock: socket.socket | IO[bytes], events: int, timeout_s: float
+    ) -> None:
+        """Wait for `events` (as of select.poll) of a socket or pipe, and end with the channel. Raises TimeoutError."""
         poll = select.poll()
         poll.register(0, select.POLLIN)
         poll.register(sock, events)
@@ -168,8 +174,12 @@ class Contact:
         self.say(protocol.Route(address=address, interface=interface))
 
     def _send_free_port(self, request: protocol.GetFreePort) -> None:
-        """Send a port that is free now."""
-        self.say(protocol.FreePort(port=facts.free_port(request.address)))
+        """Send a port that is free now, and keep it from other runs as long as this contact is there."""
+        port, holder = facts.reserve_port(request.address)
+        if self._port_holder is not None:
+            self._port_holder.close()  # of the run before this one
+        self._port_holder = holder
+        self.say(protocol.FreePort(port=port))
 
     # ---- jobs
 
@@ -196,7 +206,7 @@ class Contact:
         self.say(protocol.Removed(size_bytes=listing.remove(request.job)))
 
     def _prune_blobs(self, request: protocol.PruneBlobs) -> None:
-        """Send how many bytes of unused blobs are kept, and remove these if the request asks for it."""
+        """Send how many bytes of unused blobs and environments are kept; remove these if the request asks for it."""
         found = expiry.unused(Path(sys.path[0]).name)
         if request.removes:
             expiry.remove(path for path, _ in found)
@@ -211,6 +221,14 @@ class Contact:
     def _remove_work_dir(self, request: protocol.RemoveWorkDir) -> None:
         """Remove a working directory that no job uses."""
         self.say(protocol.Removed(size_bytes=work_dirs.remove(request.name)))
+
+    # ---- environments
+
+    def _sync_environment(self, request: protocol.SyncEnvironment) -> None:
+        """Make a virtual environment, or find it."""
+        from distmagic.remote.contact.environment_sync import EnvironmentSync  # rare
+
+        EnvironmentSync(self).sync(request)
 
     # ---- templates
 

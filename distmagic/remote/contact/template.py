@@ -20,8 +20,9 @@ from pathlib import Path
 
 from distmagic.remote.agent import main as agent_main
 from distmagic.remote.contact import template_client
-from distmagic.remote.engine import forking, process_title
-from distmagic.remote.records import places
+from distmagic.remote.engine import forking, preloading, process_title
+from distmagic.remote.engine.successor import Successor, succeed
+from distmagic.remote.records import environments, imported_modules, places
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.wire import protocol
@@ -52,7 +53,11 @@ class Template:
         self._lease_s = lease_s
         self._clock = clock
         self._began = self._used = self._renewed = clock()
-        self._agents: set[int] = set()
+        self._agents: dict[int, Path] = {}  # and the folders of their nodes
+        self._folder = Path(listener.getsockname()).parent
+        self._wishes = preloading.Wishes(self._folder.name.split(".")[-2])
+        self._successor: Successor | None = None
+        self._loaded: tuple[str, ...] = ()
         self._touch_at = self._began + _TOUCH_S
         self._pid = os.getpid()
 
@@ -62,21 +67,79 @@ class Template:
             left_s = self._left_s()
             if left_s <= 0:
                 return
-            pause_s = _REAP_S if self._agents else _TOUCH_S
-            ready, _, _ = select.select([self._listener], [], [], min(left_s, pause_s))
-            if ready:
+            is_busy = self._agents or self._successor is not None
+            pause_s = _REAP_S if is_busy else _TOUCH_S
+            watched: list[socket.socket | Successor] = [self._listener]
+            if self._successor is not None:
+                watched.append(self._successor)
+            ready, _, _ = select.select(watched, [], [], min(left_s, pause_s))
+            if self._listener in ready:
                 conn, _ = self._listener.accept()
                 with conn:
                     self._greet(conn)
-            if self._agents:
-                self._agents -= set(processes.reap())
+            for pid, folder in list(self._agents.items()):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    del self._agents[pid]
+                    self._wishes.learn(folder / imported_modules.FILE)
+            self._follow_successor(has_spoken=self._successor in ready)
             if self._clock() >= self._touch_at:
                 self._touch_at = self._clock() + _TOUCH_S
-                folder = Path(self._listener.getsockname()).parent
+                folder = self._folder
                 # What is forked from here still needs the first; the others are how a contact finds this template.
                 places.touch(
                     (sys.path[0], folder, folder / places.TEMPLATE, folder / places.PID)
                 )
+                environments.touch_own()
+
+    def _follow_successor(self, *, has_spoken: bool) -> None:
+        """Begin one where there is something to load, and give way to it where it is ready. Only while no job runs."""
+        now = self._clock()
+        successor = self._successor
+        if successor is None:
+            packages = {} if self._agents else self._wishes.packages()
+            if packages:
+                self._begin_successor(packages, now)
+            return
+        if has_spoken and not successor.hear(now):
+            successor.close()
+            self._successor = None
+            if successor.package:
+                self._wishes.refuse(successor.package, successor.why)
+            else:
+                self._wishes.done(successor.packages)  # it could not even begin
+        elif successor.is_ready and not self._agents:
+            # From here on whoever ends this template ends the successor.
+            processes.note(successor.pid, self._folder / places.PID)
+            successor.hand_over(self._used, self._renewed)
+            os._exit(0)
+        else:
+            successor.end_if_slow(now)
+
+    def _begin_successor(self, packages: dict[str, list[str]], now: float) -> None:
+        conn, far = socket.socketpair()
+        number = far.detach()  # else it would close when the child unwinds its stack
+        try:
+            pid = forking.fork(partial(self._succeed, number, packages))
+        except OSError:
+            self._wishes.done(packages)  # no process or no memory for it: not again
+            conn.close()
+        else:
+            self._successor = Successor(pid, conn, packages, now)
+        os.close(number)
+
+    def _succeed(self, number: int, packages: dict[str, list[str]]) -> None:
+        """Load packages, then be the template in place of the parent, to the end."""
+        self._pid = os.getpid()
+        place = succeed(number, packages, _remember)
+        self._used, self._renewed = place.used, place.renewed
+        self._wishes.done(packages)
+        self._loaded = tuple(sorted({*self._loaded, *place.packages}))
+        try:
+            self.run()
+        finally:
+            if os.getpid() == self._pid:
+                shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(0)
 
     def _left_s(self) -> float:
         now = self._clock()
@@ -87,8 +150,13 @@ class Template:
     def _greet(self, conn: socket.socket) -> None:
         now = self._clock()
         idle_s = 0.0 if self._agents else now - self._used
+        refused = [f"{name} ({why})" for name, why in self._wishes.refused.items()]
         hello = protocol.Template(
-            pid=os.getpid(), age_s=now - self._began, idle_s=idle_s
+            pid=os.getpid(),
+            age_s=now - self._began,
+            idle_s=idle_s,
+            packages=self._loaded,
+            refused=tuple(refused),
         )
         conn.settimeout(_REQUEST_S)
         fds: list[int] = []
@@ -110,7 +178,8 @@ class Template:
 
     def _fork(self, request: protocol.ForkAgent, fds: list[int]) -> int:
         pid = forking.fork(partial(_be_agent, request, *fds))
-        self._agents.add(pid)
+        start = request.start
+        self._agents[pid] = places.job_dir(start.job, start.node_rank)
         self._used = self._renewed = self._clock()
         return pid
 
@@ -146,6 +215,8 @@ def main(_: list[str]) -> None:
     pid = os.getpid()
     try:
         settings = json.loads(os.environ.pop(template_client.SETTINGS))
+        # Its own place is none of the variables of jobs; what is forked here gets these anew.
+        os.environ["DISTMAGIC_HOME"] = settings.pop("home")
         if _load():
             forking.run(
                 lambda: Template(listener, **settings, clock=time.monotonic).run()
@@ -156,27 +227,37 @@ def main(_: list[str]) -> None:
     os._exit(0)
 
 
+class _Fresh:
+    """What this process had before it imported anything."""
+
+    variables: dict[str, str] = {}  # noqa: RUF012 - set once
+    descriptors: frozenset[int] = frozenset()
+
+
 def _load() -> bool:
     """Import all that is preloaded; return whether this process may be forked then."""
-    before = dict(os.environ)
-    descriptors = _descriptors()
+    _Fresh.variables = dict(os.environ)
+    _Fresh.descriptors = frozenset(_descriptors())
     with gc_paused():
         for name in PRELOADED:
             importlib.import_module(name)
-    forking.remember(before, _descriptors() - descriptors)
-    if not process_title.can_show() or not _has_one_thread():
+    forking.remember(_Fresh.variables, _descriptors() - _Fresh.descriptors)
+    if not process_title.can_show() or not preloading.has_one_thread():
         return False
     return not sys.modules["torch"].cuda.is_initialized()
 
 
-def _has_one_thread() -> bool:
-    """Whether this is the only thread. OpenBLAS ends its own when the process forks, and starts them when needed."""
-    if len(os.listdir("/proc/self/task")) > 1:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
-    return len(os.listdir("/proc/self/task")) == 1
+def _remember() -> None:
+    """Note in a successor what the imports of its parents and its own have changed. Its connection is none of that."""
+    own = set()
+    for fd in _descriptors() - _Fresh.descriptors:
+        if not _is_socket(fd):
+            own.add(fd)
+    forking.remember(_Fresh.variables, own | forking.inherited.descriptors)
+
+
+def _is_socket(fd: int) -> bool:
+    return os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
 
 
 def _descriptors() -> set[int]:

@@ -180,8 +180,9 @@ def _start(
 ) -> Path:
     folder = places.make_warm_dir(_mine(warm.owner), key)
     path = folder / places.TEMPLATE
+    times = {"idle_s": warm.idle_s, "lease_s": warm.lease_s}
     settings = {
-        SETTINGS: json.dumps({"idle_s": warm.idle_s, "lease_s": warm.lease_s}),
+        SETTINGS: json.dumps({**times, "home": str(places.home())}),
         processes.MARK: process_title.JOB_PLACEHOLDER,
     }
     try:

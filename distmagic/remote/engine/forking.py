@@ -24,8 +24,14 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
+
+# Functions `rank_zero_only`, of Lightning and of its metrics, and the variable from which they have their rank.
+_NOTES_RANK = {
+    "lightning_utilities.core.rank_zero": "RANK",
+    "torchmetrics.utilities.prints": "LOCAL_RANK",
+}
 
 
 class BecomeChild(BaseException):
@@ -152,6 +158,14 @@ def reseed() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.seed()
+
+
+def mend_rank(env: Mapping[str, str]) -> None:
+    """Correct what packages of the template have noted as their rank; in a new process they note it at their import."""
+    for name, variable in _NOTES_RANK.items():
+        function = getattr(sys.modules.get(name), "rank_zero_only", None)
+        if function is not None and hasattr(function, "rank"):
+            function.rank = int(env.get(variable, "0"))
 
 
 def exit_like_python(act: Callable[[], None]) -> NoReturn:

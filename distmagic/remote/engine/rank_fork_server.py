@@ -218,6 +218,7 @@ def _be_rank(
     sys.argv[:] = [sys.path[0], "worker"]
     sys.orig_argv[:] = [sys.executable, "-u", *sys.argv]
     forking.reseed()
+    forking.mend_rank(env)
     from distmagic.remote.rank import worker
 
     forking.exit_like_python(partial(worker.main, []))

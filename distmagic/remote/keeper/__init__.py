@@ -5,8 +5,8 @@ the task of one srun, which only hands its three pipes to the keeper.
 
 Under Slurm everything that a step has started ends with the step. So a keeper runs in a step that lasts as long as the
 allocation, and starts there what is asked for. Each connection has an usher, which hands its pipes over a unix socket,
-and ends as the process ends that got them. Nothing here knows of torch, jobs or the bundle. Two
-programs begin here, `usher` and `keeper`. They travel as text (transports/program_text.py), before the bundle is there,
+and ends as the process ends that got them. Nothing here knows of torch, jobs or the bundle. Three
+programs begin here, `usher`, `keeper` and `hold`. They travel as text (transports/program_text.py), before the bundle is there,
 and run on any Python from 3.6 on. A module that they import from here stands in the table there, and is imported by
 `from distmagic.remote.keeper.NAME import ...`: the package itself is not there.
 
@@ -15,4 +15,5 @@ and run on any Python from 3.6 on. A module that they import from here stands in
     allocation_lease.py  when the lead's ends it; pure
     listening.py         the keeper's socket, and what keepers left that were killed
     processes.py         processes of the node: started, sent signals, found in /proc
+    hold.py              a job in SkyPilot's own queue, so that a cluster does not stop itself while a job of ours runs
 """

@@ -9,6 +9,8 @@ Its last argument is a line of JSON:
                                        {"code": N} when that process has ended
     closed before that                 SIGTERM to that process, SIGKILL soon after: it would hold the pipes of a dead step.
                                        What it has started itself, in sessions of their own, goes on
+    "name": X, then "gone": [X]        the same, by a later connection: the notebook no longer has X. When an srun and
+                                       what would end its step are killed, as with a log-in node, its usher waits for ever
 
     a lease's pipe (no argv)           the lead answers "ready"; each byte renews the lease, an "e" ends the allocation,
                                        a "b" gives the lease up: the allocation ends as soon as no job runs
@@ -69,7 +71,7 @@ class Connection:
         self.said = b""
         self.pipes: list[int] = []
         self.pid = 0
-        self.is_lease = False
+        self.name = ""
         self.kill_at = 0.0  # when a process whose usher is gone is killed
 
 
@@ -88,7 +90,7 @@ class Keeper:
         ] = {}  # connections whose stdin renews the lease, by the descriptor of that
         self._orphans: list[
             Connection
-        ] = []  # connections without an usher whose process is about to end
+        ] = []  # connections whose process is about to end: nobody has their other end
         self._is_ending = self._is_ended_by_slurm = False
         self._code = 0  # what this process ends with
         self._wake, wake = os.pipe()
@@ -199,8 +201,9 @@ class Keeper:
 
     def _begin(self, connection: Connection, request: "dict[str, Any]") -> None:
         self._lease.use(time.time())
+        connection.name = request.get("name", "")
+        self._end_all(request.get("gone", []))
         if request.get("lease"):
-            connection.is_lease = True
             self._leases[connection.pipes[0]] = connection
             _remove_log()
             self._lease.renew(time.time())
@@ -228,9 +231,22 @@ class Keeper:
         """An usher is gone: its step is over, and the process that has its pipes must not hold them."""
         self._close(connection)
         if connection.pid:
-            send_signal(connection.pid, signal.SIGTERM)
-            connection.kill_at = time.time() + KILL_S
-            self._orphans.append(connection)
+            self._end_process(connection)
+
+    def _end_all(self, names: "list[str]") -> None:
+        """End connections that their notebook no longer has, though their ushers are there."""
+        for other in list(self._connections.values()):
+            if other.name not in names:
+                continue
+            if other.pid:
+                self._end_process(other)  # its end is told to the usher
+            else:
+                self._answer(other, 0)  # a lease's
+
+    def _end_process(self, connection: Connection) -> None:
+        send_signal(connection.pid, signal.SIGTERM)
+        connection.kill_at = time.time() + KILL_S
+        self._orphans.append(connection)
 
     def _answer(self, connection: Connection, code: int) -> None:
         try:

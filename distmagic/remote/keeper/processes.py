@@ -74,10 +74,11 @@ def has_job(top: int) -> bool:
         new = {pid for pid, parent in found.items() if parent in below} - below
         below |= new
         more = bool(new)
-    return any(_is_of_job(pid) for pid in below - {top})
+    return any(is_of_job(pid) for pid in below - {top})
 
 
-def _is_of_job(pid: int) -> bool:
+def is_of_job(pid: int) -> bool:
+    """Whether a process belongs to a job of distmagic; not where it is another user's."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = b"\0" + file.read()

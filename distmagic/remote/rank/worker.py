@@ -32,6 +32,7 @@ from distmagic.remote.rank import (
     sources,
     stacks,
 )
+from distmagic.remote.records import imported_modules
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.values import call, left_out, parcel
@@ -55,7 +56,7 @@ class Rank:
     `folder` is the node's directory of logs and results, `call` and `code` are files of the payload, `socket` is the
     agent's. `round` is the rendezvous round in which the rank was started. `pid` is compared in forked children, which
     are not this rank. The user's own modules are imported from `paths`; `work_dir` is the working directory of the run,
-    "" on the notebook's own machine.
+    "" on the notebook's own machine. `notes_imports`: what it has imported counts for the next run.
     """
 
     rank: int
@@ -70,6 +71,7 @@ class Rank:
     round: int = 0
     paths: tuple[str, ...] = ()
     work_dir: str = ""
+    notes_imports: bool = False
 
     @property
     def result(self) -> Path:
@@ -124,6 +126,7 @@ def _read_rank() -> Rank:
         round=int(from_agent.get("round", 0)), folder=Path(from_agent["folder"]), call=Path(from_agent["call"]),
         code=Path(from_agent["code"]), socket=from_agent["socket"], pid=os.getpid(),
         paths=tuple(import_paths.of_rank(from_agent)), work_dir=(from_agent["paths"] or [""])[-1],
+        notes_imports=bool(from_agent.get("is_warm")) and os.environ["LOCAL_RANK"] == "0",
     )  # fmt: skip
 
 
@@ -321,6 +324,8 @@ def _finish(rank: Rank, conn: socket.socket, ended: Ended) -> None:
         sys.exit(
             ended.code
         )  # a child that the function has forked: it reports nothing for this rank
+    if rank.notes_imports and ended.outcome == "returned":
+        imported_modules.write(rank.folder, rank.paths)
     try:
         _report_end(rank, conn, encode(ended))
     except OSError:

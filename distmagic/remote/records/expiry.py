@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.remote.records import listing, places, work_dirs
+from distmagic.remote.records import environments, listing, places, work_dirs
 
 KEPT_DAYS = 7.0
 KEPT_BYTES = 2 << 30  # of all jobs of one owner, and again of all blobs
@@ -44,12 +44,16 @@ def expire(now: float | None = None) -> None:
     A job that still runs is kept, and what it came from: its agent touches them while it lives. The size is that of the
     jobs of one owner: what one notebook or script keeps never pushes out what another one does. The owner's newest job
     does not count, nor does one with results that nobody has fetched, unless the disk is full. On a disk that is slow not
-    all is looked at each time. A working directory is kept as long as a job uses it, and `KEPT_DAYS` longer.
+    all is looked at each time. A working directory is kept as long as a job uses it, and `KEPT_DAYS` longer; so is an
+    environment.
     """
     now = time.time() if now is None else now
     _expire_jobs(now)
     _expire_blobs(now)
     work_dirs.expire(now, KEPT_DAYS * 86400)
+    remove(path for path, _ in environments.unused(KEPT_DAYS * 86400, now))
+    _expire_lists(places.home() / "imports", now)
+    _expire_lists(places.home() / "setup", now)
 
 
 def _expire_jobs(now: float) -> None:
@@ -93,6 +97,14 @@ def _expire_blobs(now: float) -> None:
             _remove(blob.path)
 
 
+def _expire_lists(folder: Path, now: float) -> None:
+    """Remove what nobody has changed for long: a list that is still right is learned anew by the next run."""
+    for path in folder.glob("*"):
+        with contextlib.suppress(OSError):
+            if now - path.stat().st_mtime > KEPT_DAYS * 86400:
+                path.unlink()
+
+
 def _is_receiving(blobs: Iterable[_Entry], now: float) -> bool:
     """Whether a payload is just arriving: its first blobs grow old while the last ones come."""
     for blob in blobs:
@@ -109,7 +121,9 @@ def mark_fetched(result: Path) -> None:
 
 
 def unused(bundle: str, now: float | None = None) -> list[tuple[Path, int]]:
-    """Return the blobs that nobody uses, and their bytes: not this bundle, nor what a living process touches.
+    """Return the blobs and environments that nobody uses, and the variables of setups; and their bytes.
+
+    They are neither this bundle, nor what a living process touches.
 
     None while a payload is arriving here, whoever sends it: what has come of it is not touched by anybody yet.
     """
@@ -118,17 +132,25 @@ def unused(bundle: str, now: float | None = None) -> list[tuple[Path, int]]:
     if _is_receiving(entries, now):
         return []
     others = [entry for entry in entries if entry.path.name != bundle]
-    return [
+    blobs = [
         (entry.path, entry.size_bytes)
         for entry in others
         if now - entry.changed_s > _TOUCHED_S
     ]
+    setups = []
+    for path in (places.home() / "setup").glob("[!.]*"):
+        with contextlib.suppress(FileNotFoundError):
+            setups.append((path, path.lstat().st_size))
+    return [*blobs, *environments.unused(_TOUCHED_S, now), *setups]
 
 
 def remove(paths: Iterable[Path]) -> None:
     """Remove files and folders, as far as that can be done."""
     for path in paths:
-        _remove(path)
+        if path.parent == environments.root():
+            environments.remove(path)
+        else:
+            _remove(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

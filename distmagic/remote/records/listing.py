@@ -32,7 +32,7 @@ _FIRST_PROTOCOL = 1  # its job files had no number in them
 _UNKNOWN_LEASE_S = 60.0  # of a job of another protocol, say
 _ONE_PROCESS = re.compile(
     r" \((process|kernel) [^()]*\)$"
-)  # at the end of an owner's name, see session/owner.py
+)  # at the end of an owner's name, see session/names.py
 
 
 def remember(folder: Path, start: protocol.StartNode) -> None:

@@ -17,6 +17,7 @@ from distmagic.remote.system import logout
 from distmagic.remote.wire import protocol
 
 _TRIES = 10
+_LOOPBACK = "lo"
 
 
 def gather() -> protocol.Facts:
@@ -134,18 +135,19 @@ def route(peer: str) -> tuple[str, str]:
 
 
 def _address_of_contact() -> str:
-    words = os.environ.get(
-        "SSH_CONNECTION", ""
-    ).split()  # client address, client port, server address, server port
-    if len(words) == 4 and interface_of(words[2]):
-        return words[2]
-    client = os.environ.get(
-        "DISTMAGIC_CLIENT", ""
-    )  # of a node's keeper: the address of the log-in node
+    # Client address, client port, server address, server port.
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    dialled = words[2] if len(words) == 4 else ""
+    interface = interface_of(dialled)
+    if interface and interface != _LOOPBACK:
+        return dialled
+    # Of a node's keeper the address of the log-in node; of a host behind a forwarded port one outside.
+    client = os.environ.get("DISTMAGIC_CLIENT", "")
     if client:
         with contextlib.suppress(OSError):
             return _address_towards(client)
-    return "127.0.0.1"  # no SSH, or an old variable: its address is gone, as on a laptop that changed networks
+    # No SSH, or an old variable: its address is gone, as on a laptop that changed networks.
+    return dialled if interface else "127.0.0.1"
 
 
 def _address_towards(peer: str) -> str:
@@ -174,6 +176,24 @@ def free_port(address: str) -> int:
                 other.bind((address, port))
                 break
     return port
+
+
+def reserve_port(address: str) -> tuple[int, socket.socket]:
+    """Return a free port that no other run of ours on this host takes, and a socket that holds it as long as it is open.
+
+    torchrun binds the port only later. Until then its number is taken by a name in the abstract namespace of unix
+    sockets, which all users of this network share; nobody can connect to it. Raises OSError as `free_port`.
+    """
+    for _ in range(_TRIES):
+        port = free_port(address)
+        holder = socket.socket(socket.AF_UNIX)
+        try:
+            holder.bind(f"\0distmagic-port-{port}")
+        except OSError:  # another run has it
+            holder.close()
+            continue
+        break
+    return port, holder
 
 
 class _SockAddr(ctypes.Structure):

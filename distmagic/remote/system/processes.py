@@ -45,11 +45,11 @@ def become_subreaper(*, yes: bool = True) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
 
 
-def die_with_parent() -> None:
-    """Have the kernel end this process when its parent ends."""
+def die_with_parent(*, yes: bool = True) -> None:
+    """Have the kernel end this process when its parent ends, or stop that."""
     parent = os.getppid()
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if yes else 0)
+    if yes and os.getppid() != parent:
         os.kill(
             os.getpid(), signal.SIGKILL
         )  # the parent ended before the call: the kernel sends nothing any more

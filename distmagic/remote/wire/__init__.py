@@ -14,4 +14,5 @@ Read in this order:
     clipping   texts of any length, made to fit into a line
     codec      how a message becomes a line, and a line a message or a `BadLine`
     lines      lines and blocks of bytes out of a stream
+    log_lines  messages as lines of a platform's log
 """

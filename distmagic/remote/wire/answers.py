@@ -160,6 +160,29 @@ class WorkDirs:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentProgress:
+    """How far an environment is: `stage` in words, the package that came last, and how many of how many are there."""
+
+    stage: str
+    package: str = ""
+    done: int = 0
+    total: int = 0
+    elapsed_s: float = 0.0
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentReady:
+    """The Python of an environment that is ready; `was_there`: nothing had to be made. `notes` are for the user."""
+
+    python: str
+    was_there: bool
+    elapsed_s: float
+    notes: tuple[str, ...] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeadStart:
     """The message with which the lead of a job was started. The gang channel's secret is in it: it is in no journal."""
 

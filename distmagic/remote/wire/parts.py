@@ -55,12 +55,13 @@ class JobTerms:
     record whole: a new term is a field here, the flag that sets it and the place that goes by it.
 
     `lease_s`: how long the job outlives a notebook that no longer renews its lease; with `goes_on_alone` it then goes on
-    without one. `owner` names who began the job (session/owner.py). `survives_logout`: it must
+    without one. `owner` names who began the job (session/names.py). `survives_logout`: it must
     outlive the SSH session in which it was started. `max_restarts`, as torchrun has it. The lead ends the job
     after `timeout_s`. A notebook that follows the job ends it when no rank has advanced for `hang_timeout_s`. The
     job can go on with `min_nodes` nodes; an elastic job may have `max_nodes`, which is 0 for any other. `awaited` are
     the hosts of an elastic job that were not there when it began. `call` is what every rank runs, as the user wrote it, and
-    `ranks` how many there are, 0 where the plan can't tell. Times are None where there is no such limit.
+    `ranks` how many there are, 0 where the plan can't tell. `devices` are the GPUs of each host that were named for it.
+    Times are None where there is no such limit.
     """
 
     lease_s: float
@@ -75,6 +76,7 @@ class JobTerms:
     awaited: tuple[str, ...] = ()
     call: str = ""
     ranks: int = 0
+    devices: tuple[str, ...] = ()
 
     @property
     def is_elastic(self) -> bool:
@@ -240,9 +242,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A process that keeps torch loaded: how old it is, for how long unused, and its memory (shared pages in part)."""
+    """A process that keeps torch loaded: how old it is, for how long unused, and its memory (shared pages in part).
+
+    `packages` are those that it has loaded beside torch, because ranks had imported them; `refused` those that can't be,
+    and why.
+    """
 
     pid: int
     age_s: float
     idle_s: float
     size_bytes: int = 0
+    packages: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()

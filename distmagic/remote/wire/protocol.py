@@ -14,6 +14,8 @@ from distmagic.remote.wire.answers import (
     AgentForked,
     AgentGone,
     Data,
+    EnvironmentProgress,
+    EnvironmentReady,
     Facts,
     FileBegins,
     FileEnds,
@@ -109,6 +111,7 @@ from distmagic.remote.wire.requests import (
     StartNode,
     StopNode,
     SweepJob,
+    SyncEnvironment,
     TemplateRequest,
     WriteFile,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from distmagic.remote.wire.codec import message
 from distmagic.remote.wire.parts import (
@@ -290,6 +290,20 @@ class RemoveWorkDir:
     """Remove a working directory that no job uses; `Removed` or `Refused` follows."""
 
     name: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncEnvironment:
+    """Have a virtual environment with these packages, under this name.
+
+    `requirements` are lines as pip reads them; in place of them `lock` may have the text of a lock file, by file name.
+    Any number of `EnvironmentProgress` follow, at least one a second, and then `EnvironmentReady` or `Refused`.
+    """
+
+    name: str
+    requirements: tuple[str, ...] = field(default=(), repr=False)  # may hold secrets
+    lock: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 @message

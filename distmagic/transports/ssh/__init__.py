@@ -7,6 +7,7 @@ ProxyCommand and `Match exec`. Read the modules in this order:
     config_lines.py   the lines of a configuration, with Include and Match
     config.py         what the configuration says of one host
     known_hosts.py    whether a host's key is known, revoked or another one
+    pins.py           keys that are trusted when they are first seen, and kept
     deadline.py       the time that is left of a connection's limit
     streams.py        what SSH runs over: a socket, a ProxyCommand, a channel of a jump host
     client.py         paramiko's client, and its exceptions

@@ -19,7 +19,7 @@ from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
 
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.transports import troubles
-from distmagic.transports.ssh import known_hosts
+from distmagic.transports.ssh import known_hosts, pins
 from distmagic.transports.ssh.process import SshProcess
 from distmagic.transports.ssh.streams import Stream
 
@@ -127,7 +127,10 @@ class SshSession:
         except _BROKEN as error:
             raise self._handshake_trouble(error) from error
         key = self._transport.get_remote_server_key()
-        known_hosts.check(keys, server, key.get_name(), key.asbytes())
+        if server.is_pinned:
+            pins.check(server, key.get_name(), key.asbytes())
+        else:
+            known_hosts.check(keys, server, key.get_name(), key.asbytes())
 
     def _handshake_trouble(self, error: Exception) -> troubles.Trouble:
         if self._transport.remote_version:

@@ -11,6 +11,7 @@ import binascii
 import functools
 import hashlib
 import hmac
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,24 +131,28 @@ def types_known(keys: tuple[KnownKey, ...], names: tuple[str, ...]) -> tuple[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialled:
-    """The server whose key is checked. `where` are words, `names` are from `names_of`, `file` is for new keys."""
+    """The server whose key is checked. `where` are words, `names` are from `names_of`.
+
+    `file` is for new keys, "" where none is kept. `is_pinned`: the first key that is seen is trusted: see pins.py.
+    """
 
     where: str
     hostname: str
     port: int
     names: tuple[str, ...]
     file: str
+    is_pinned: bool = False
 
 
 def check(
     keys: tuple[KnownKey, ...], server: Dialled, key_type: str, blob: bytes
 ) -> None:
     """Return if the key that `server` showed is known; else raise a `Trouble` with its cure."""
-    shown = f"{key_type.removeprefix('ssh-')} {fingerprint(blob)}"
+    seen = shown(key_type, blob)
     about = [k for k in keys if any(k.is_for(name) for name in server.names)]
     for known in about:
         if known.marker == "@revoked" and known.blob == blob:
-            raise troubles.revoked_host_key(server.where, shown, known.file, known.line)
+            raise troubles.revoked_host_key(server.where, seen, known.file, known.line)
     if any(known.blob == blob and not known.marker for known in about):
         return
     for known in about:
@@ -157,16 +162,26 @@ def check(
             and known.is_for(server.names[0])
         ):
             raise troubles.changed_host_key(
-                server.where, server.names[0], shown, known.file, known.line
+                server.where, server.names[0], seen, known.file, known.line
             )
     for known in about:
         if known.marker == "@cert-authority":
             raise troubles.certified_host_key(
-                server.where, shown, known.file, known.line
+                server.where, seen, known.file, known.line
             )
     raise troubles.unknown_host_key(
-        server.where, server.names[0], server.hostname, server.port, shown, server.file
+        server.where, server.names[0], server.hostname, server.port, seen, server.file
     )
+
+
+def shown(key_type: str, blob: bytes) -> str:
+    """Return a key as errors name it: its type and fingerprint."""
+    return f"{key_type.removeprefix('ssh-')} {fingerprint(blob)}"
+
+
+def file_for_new_keys(files: tuple[str, ...]) -> str:
+    """Return the first of a host's files that keeps what is written to it, "" where none does."""
+    return next((file for file in files if file != os.devnull), "")
 
 
 def fingerprint(blob: bytes) -> str:

@@ -60,11 +60,25 @@ class SshTransport:
             self._under.pop().close()
 
 
-def connect(host: Host, access: Access, asker: Asker) -> SshTransport:
-    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `SpecError`, each naming it."""
+def connect(
+    host: Host, access: Access, asker: Asker, pins: str | None = None
+) -> SshTransport:
+    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `SpecError`, each naming it.
+
+    With `pins` the first key that the host shows is trusted, and kept in that file under its name: see pins.py.
+    """
     route = find_route(resolve(host, access.ssh_config), access.ssh_config)
+    if pins is not None:
+        target = replace(
+            route[-1],
+            host_key_alias=host.name,
+            user_known_hosts=(pins,),
+            global_known_hosts=(),
+        )
+        route = (*route[:-1], target)
+    attempt = _Attempt(access=access, asker=asker, route=route, is_pinned=bool(pins))
     try:
-        session, under = _Attempt(access=access, asker=asker, route=route).run()
+        session, under = attempt.run()
     except troubles.Trouble as trouble:
         raise trouble.for_host(host.name) from trouble.__cause__
     except HostError as error:
@@ -109,6 +123,7 @@ class _Attempt:
     asker: Asker
     route: tuple[Resolved, ...]
     is_jump: bool = False
+    is_pinned: bool = False
     opened: list[_Closable] = field(default_factory=list)
 
     @property
@@ -150,7 +165,6 @@ class _Attempt:
         names = known_hosts.names_of(
             resolved.hostname, resolved.port, resolved.host_key_alias
         )
-        file = (*resolved.user_known_hosts, "~/.ssh/known_hosts")[0]
         keys = known_hosts.read(
             (*resolved.user_known_hosts, *resolved.global_known_hosts)
         )
@@ -159,7 +173,8 @@ class _Attempt:
             hostname=resolved.hostname,
             port=resolved.port,
             names=names,
-            file=file,
+            file=known_hosts.file_for_new_keys(resolved.user_known_hosts),
+            is_pinned=self.is_pinned,
         )
         self._handshake(session, server, keys)
         LogIn(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from distmagic.clusters import allocation, lease_pipe, slurm
+from distmagic.clusters import allocation, lease_pipe, shell
 from distmagic.clusters.allocation import ONE_CORE, Allocation, found, submitted
 from distmagic.clusters.queue import Queue
 from distmagic.clusters.shell import Shell
@@ -21,7 +23,8 @@ from distmagic.errors import (
     Unreachable,
 )
 from distmagic.request.allocation import AllocationRequest
-from distmagic.transports import srun
+from distmagic.request.spec import Access
+from distmagic.transports import local, srun, srun_words
 from distmagic.transports.srun import Node, SrunTransport
 from tests.builders.keepers import request_of
 from tests.builders.logins import (
@@ -171,6 +174,33 @@ def test_an_srun_that_hangs_is_given_up(login, made, monkeypatch):
     )
 
 
+def test_what_was_lost_is_told_to_the_keeper_by_the_next_connections(login):
+    """Each of them tells it, until one has heard an answer."""
+    gone: set[str] = set()
+    way = SrunTransport(login, Node(name="a1", job="17"), gone=gone)
+
+    def told() -> tuple[str, list[str]]:
+        request = request_of(login.asked[-1])
+        return request["name"], request["gone"]
+
+    login.answers["srun"] = [Said("one"), Said(), Said("three"), Said("four")]
+    first = way.start(("cat",))
+    one, before = told()
+    assert (first.read(), before) == (b"one", [])
+    assert first.read() == b""
+    way.start(("cat",)).close()
+    two, before = told()
+    assert before == [one]
+    third = way.start(("cat",))
+    three, before = told()
+    assert before == sorted([one, two])
+    assert third.read() == b"three"
+    with pytest.raises(ConnectionLost):
+        third.write(b"more")
+    way.start(("cat",))
+    assert told()[1] == [three]
+
+
 def test_what_is_sent_before_a_step_is_refused_is_sent_again(login):
     refused = "srun: error: Unable to create step for job 17: Memory required by task is not available\n"
 
@@ -213,20 +243,20 @@ def test_a_step_that_is_refused_for_a_while_is_tried_again(login, made):
 def test_a_job_that_completes_says_how_a_moment_later(login, made):
     squeue(login, RUNNING)
     (first, _) = made.wait(ASKER, print)
-    made.transport(first, ASKER)
+    made.transport(first, Access(), ASKER)
     squeue(login, COMPLETING, COMPLETING, CANCELLED)
     with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
-        made.transport(first, ASKER)
+        made.transport(first, Access(), ASKER)
     asked = len(login.asked)
     with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
-        made.transport(first, ASKER)
+        made.transport(first, Access(), ASKER)
     assert len(login.asked) == asked, "it is known by now"
 
 
 def test_what_srun_only_says_has_ended_is_told_by_squeue_and_its_sruns_end(login, made):
     squeue(login, RUNNING)
     (_, second) = made.wait(ASKER, print)
-    way = made.transport(second, ASKER)
+    way = made.transport(second, Access(), ASKER)
     expired = "srun: error: Slurm job 17 has expired\n"
     login.answers["srun"] = [Said(err=expired, code=1)]
     squeue(login, CANCELLED)
@@ -239,8 +269,8 @@ def test_what_srun_only_says_has_ended_is_told_by_squeue_and_its_sruns_end(login
 def test_one_core_is_a_warning_of_the_first_node(login, made):
     squeue(login, RUNNING)
     first, second = made.wait(ASKER, print)
-    assert made.transport(first, ASKER).warnings == (ONE_CORE,)
-    assert made.transport(second, ASKER).warnings == ()
+    assert made.transport(first, Access(), ASKER).warnings == (ONE_CORE,)
+    assert made.transport(second, Access(), ASKER).warnings == ()
 
 
 def test_the_end_of_one_that_is_held_tells_its_keeper_and_not_slurm(login, made):
@@ -360,18 +390,33 @@ def test_a_job_that_takes_no_step_for_keepers(login):
     assert not one.is_alive
 
 
-def test_a_command_that_hangs_is_given_up():
-    class Hanging(Login):
-        def start(self, argv):
-            from distmagic.transports import local
-
-            return local.connect().start(("sleep", "60"))
-
-    shell = Shell("login1", lambda _: Hanging())
+def test_a_command_that_hangs_is_given_up_and_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(shell, "_LATER_S", 0.1)
+    here = Shell("login1", lambda _: local.connect())
+    squeue = tmp_path / "squeue"
+    squeue.write_text('#!/bin/sh\necho $$ >"$1"\nexec sleep 60\n')
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    hangs = srun_words.clean(("squeue", str(tmp_path / "pid")))
     with pytest.raises(
         Unreachable, match=r"login1: squeue gave no answer within 0\.3 s"
     ):
-        shell.run(slurm.srun_words.clean(("squeue",)), ASKER, timeout_s=0.3)
+        here.run(hangs, ASKER, timeout_s=0.3)
+    place = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
+    wait_until(lambda: not place.exists(), "the command to end")
+
+
+def test_a_command_has_its_stdin_and_its_code_under_a_limit():
+    here = Shell("login1", lambda _: local.connect())
+    answer = here.run(("sh", "-c", "cat; exit 3"), ASKER, stdin="a script\n")
+    assert (answer.code, answer.out) == (3, "a script\n")
+
+
+def test_a_command_is_run_where_there_is_no_timeout(monkeypatch, tmp_path):
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    here = Shell("login1", lambda _: local.connect())
+    assert here.run(("sh", "-c", "echo done"), ASKER).out == "done\n"
 
 
 def test_a_lost_connection_is_made_again():
@@ -385,6 +430,6 @@ def test_a_lost_connection_is_made_again():
         made.append(Broken() if not made else Login())
         return made[-1]
 
-    shell = Shell("login1", connect)
-    assert shell.run(("true",), ASKER).code == 0
+    there = Shell("login1", connect)
+    assert there.run(("true",), ASKER).code == 0
     assert len(made) == 2

@@ -78,6 +78,6 @@ def test_a_question_that_fails_says_nothing_and_the_next_look_asks_again(login):
 
 def test_looks_become_rare():
     assert (
-        list(itertools.islice(pauses(), 26))
-        == [1.0] * 10 + [5.0] * 6 + [15.0] * 8 + [30.0] * 2
+        list(itertools.islice(pauses(), 29))
+        == [0.25] * 4 + [1.0] * 9 + [5.0] * 6 + [15.0] * 8 + [30.0] * 2
     )

@@ -74,6 +74,16 @@ def test_of_several_ranks_the_last_value_is_the_mean_and_the_best_that_of_any():
     assert 10 < len(loss.bins) <= 61
 
 
+def test_of_very_many_ranks_all_count_for_the_last_value_and_some_for_the_curve():
+    one = SLOW.series[0]
+    large = curve([(0.0, 100.0), (1.0, 90.0)])
+    series = dict.fromkeys(range(1000), one) | {1000: {"loss": large}}
+    (loss, _) = summary(replace(SLOW, series=series)).metrics
+    assert math.isclose(loss.last, (1000 * 2.0 + 90.0) / 1001)
+    assert loss.best == 1.0
+    assert len(loss.bins) <= 61
+
+
 def test_runs_without_a_metric_or_without_a_number_have_gaps():
     silent = replace(SLOW, series={}, job="silent", call="other()")
     broken = run_of("broken()", math.nan, math.nan)

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from distmagic.clusters.inside.detect import detect
 from distmagic.errors import SpecError
-from distmagic.exports import start_ranks, systems
+from distmagic.exports import osmo, start_ranks, systems
 from distmagic.exports.job import File, Job, Program
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, PLAIN, job, shown, texts
@@ -210,3 +211,65 @@ def test_ranks_outside_the_world():
     done = start("--size=8", "--offset=20", "--world_size=24", "--", "x.py")
     assert done.returncode == 2
     assert "ranks 20 to 27 are not in a world of 24" in done.stderr
+
+
+def test_a_program_with_a_launcher_of_its_own_begins_where_it_likes() -> None:
+    launcher = ("-u", "/tmp/distmagic/program/distmagic.zip", "task", "/tmp")
+    program = Program(files=(), words=(), launcher=launcher)
+    one = job("osmo", nodes=2, program=program)
+    assert rules_broken(osmo.workflow(one)) == []
+    node = texts(systems.files(one))["node.sh"]
+    assert "cp -R" not in node
+    assert "exec python3 -u /tmp/distmagic/program/distmagic.zip task /tmp" in node
+    assert '--node-rank="$NODE_RANK"' in node
+
+
+@pytest.mark.parametrize("form", ["node.sh", "ranks.sh"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"MASTER_ADDR": None}, "MASTER_ADDR: is not set: the workflow sets it"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT: is not set: the workflow sets it"),
+        ({"NODE_RANK": None}, "NODE_RANK: is not set: the workflow sets it"),
+        ({"OUTPUT_DIR": None}, "OUTPUT_DIR: is not set: the workflow sets it"),
+        ({"NODE_RANK": "2"}, "NODE_RANK is 2, of 2 nodes"),
+        ({"NODE_RANK": "x"}, "NODE_RANK is x, of 2 nodes"),
+    ],
+)
+def test_what_a_task_lacks_is_named_at_once(
+    form: str, change: dict[str, str | None], message: str
+) -> None:
+    script = texts(systems.files(job("osmo", nodes=2)))[form]
+    given = {
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+        "NODE_RANK": "0",
+        "OUTPUT_DIR": "/",
+    }
+    environ = {
+        name: text for name, text in {**given, **change}.items() if text is not None
+    }
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_a_task_knows_its_place_inside_the_workflow() -> None:
+    """For a script or notebook of distmagic that every task runs: the variables are those that `detect` reads."""
+    text = osmo.workflow(job("osmo", nodes=3))
+    tokens = {"{{workflow_id}}": "cell-7", "{{host:master}}": "master.cell-7"}
+    for token, value in tokens.items():
+        text = text.replace(token, value)
+    tasks = yaml.safe_load(text)["workflow"]["groups"][0]["tasks"]
+    places = [detect(task["environment"]) for task in tasks]
+    assert [place.words for place in places if place] == [
+        f"inside OSMO workflow cell-7, node {rank} of 3" for rank in range(3)
+    ]
+    assert {place.lead for place in places if place} == {"master.cell-7"}

@@ -117,3 +117,40 @@ def test_skypilots_own_package_takes_every_task(tmp_path: Path):
     assert [one[0] for one in found] == [1, 1, 1, 1, 3, 3]
     assert found[2][1:3] == [dict(ENV[:-1]), {"HF_TOKEN": "it's $x\n"}]
     assert found[5][3].startswith("# SkyPilot names the nodes")
+
+
+@pytest.mark.parametrize("form", ["task.yaml", "task-c10d.yaml"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"SKYPILOT_NODE_IPS": ""}, "SKYPILOT_NODE_IPS: is not set: SkyPilot sets it"),
+        ({"SKYPILOT_NUM_NODES": None}, "SKYPILOT_NUM_NODES: is not set"),
+        ({"SKYPILOT_NODE_RANK": None}, "SKYPILOT_NODE_RANK: is not set"),
+        ({"SKYPILOT_TASK_ID": None}, "SKYPILOT_TASK_ID: is not set"),
+        ({"SKYPILOT_NODE_RANK": "2"}, "SKYPILOT_NODE_RANK is 2, of 2 nodes"),
+        ({"SKYPILOT_NODE_RANK": "-1"}, "SKYPILOT_NODE_RANK is -1, of 2 nodes"),
+    ],
+)
+def test_what_a_run_block_lacks_is_named_at_once(form, change, message):
+    files = texts(systems.files(job("skypilot", nodes=2)))
+    given = {
+        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NODE_RANK": "0",
+        "SKYPILOT_NUM_GPUS_PER_NODE": "0",
+        "SKYPILOT_TASK_ID": "sky-1",
+    }
+    environ = {
+        name: text for name, text in {**given, **change}.items() if text is not None
+    }
+    script = yaml.safe_load(files[form])["run"]
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    assert done.returncode != 0
+    assert message in done.stderr

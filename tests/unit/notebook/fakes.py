@@ -12,11 +12,11 @@ from distmagic.comparison.compare import RunHistory
 from distmagic.notebook import magic
 from distmagic.notebook.backend import Backend
 from distmagic.planning.jobs import Job
-from distmagic.remote.wire.protocol import KeptWorkDir
+from distmagic.remote.wire.protocol import EnvironmentProgress, KeptWorkDir
 from distmagic.request.allocation import AllocationRequest
 from distmagic.request.hosts import Host, parse_hosts
 from distmagic.session.background import BackgroundRuns
-from distmagic.session.housekeeping import Stopped
+from distmagic.session.housekeeping import Stopped, Synced
 
 
 @dataclass
@@ -38,6 +38,10 @@ class FakeAllocation:
     request: AllocationRequest
     hosts: tuple[Host, ...] = ()
     failure: BaseException | None = None
+
+    @property
+    def awaited(self) -> int:
+        return self.request.nodes
 
     def wait(self, asker, tell):
         tell("Slurm job 17 is pending.")
@@ -63,11 +67,13 @@ class FakeSession:
     given: FakeAllocation | None = None
     states: tuple[JobState, ...] = ()
     allocated: tuple[Host, ...] = ()
+    clusters: tuple[str, ...] = ()
     begun: tuple[str, ...] = ()
     begun_places: dict = field(default_factory=dict)
     found: tuple[Job, ...] = ()
     dirs: tuple[KeptWorkDir, ...] = ()
     stopped: Stopped | None = None
+    synced: Synced = field(default_factory=lambda: Synced(ready={}))
     reachings: list[FakeReaching] = field(default_factory=list)
     background: BackgroundRuns = field(default_factory=BackgroundRuns)
     history: RunHistory = field(default_factory=RunHistory)
@@ -132,6 +138,12 @@ class FakeSession:
     def cached(self, reaching, *, removes=False):
         self.log.append("clear" if removes else "measure")
         return (5 * 10**5,)
+
+    def sync_environment(self, reaching, packages, show):
+        self.log.append(f"sync {packages.name}: {', '.join(packages.requirements)}")
+        show({"gpu-a": EnvironmentProgress(stage="installing", package="torch\x1b[2J", done=1, total=2, elapsed_s=3.2)})  # fmt: skip
+        show({"gpu-a": EnvironmentProgress(stage="waiting", elapsed_s=4)})
+        return self.synced
 
     def folder(self, reaching, path):
         self.log.append(f"folder {path} of {self.hosts[0].name}")

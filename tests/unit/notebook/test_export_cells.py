@@ -202,7 +202,7 @@ def test_a_script_comes_with_its_folder_and_without_earlier_exports(
         ("--export torchrun d --partition x", "--partition is Slurm's, and --export torchrun has no place for it."),
         ("--export slurm d --python a=/x", "--python HOST=PATH: an exported job has one interpreter"),
         ("--export slurm d --image 'a b'", "--image 'a b' is not the name of a container image."),
-        ("--image x", "--image is for files that are exported."),
+        ("--image x", "--image is for OSMO, and for files that are exported."),
     ],
 )  # fmt: skip
 def test_lines_that_can_not_be(cells, tmp_path, line, message):

@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 
 from distmagic.errors import Cancelled, SpecError, Unreachable
-from distmagic.notebook.job_tables import table
+from distmagic.notebook.job_tables import kept_table, table
 from distmagic.notebook.magic import Magics
 from distmagic.planning.jobs import Job
-from distmagic.remote.wire.protocol import JobTerms, KeptWorkDir
-from distmagic.request.hosts import parse_hosts
+from distmagic.remote.wire.protocol import JobTerms, KeptWorkDir, Template
+from distmagic.request.hosts import Host, parse_hosts
 from distmagic.request.spec import Access
 from distmagic.session.housekeeping import Stopped
-from distmagic.session.owner import owner
-from distmagic.session.work_dir import own_origin
+from distmagic.session.names import own_origin, owner
 from tests.scenes import done
 from tests.unit.notebook.fakes import Lab
 
@@ -330,6 +329,25 @@ def test_clean_tells_of_working_directories_and_all_takes_this_notebooks_own(
     assert [line for line in jobs.session.log if line.startswith("rmdir")] == [
         "rmdir me",
         "rmdir me x",
+    ]
+
+
+def test_status_names_the_packages_that_are_loaded_and_those_that_are_not():
+    one = Template(
+        pid=7,
+        age_s=9.0,
+        idle_s=2.0,
+        size_bytes=3 * 10**8,
+        packages=("lightning", "yaml"),
+        refused=("cupy (uses a GPU)\x07",),
+    )
+    found = kept_table([Host(name="gpu-a"), Host(name="gpu-b")], [(one,), None])
+    assert found.splitlines() == [
+        "host   torch loaded  memory  last used",
+        "gpu-a  9 s ago       300 MB  2 s ago",
+        "gpu-b  no answer",
+        "gpu-a has also loaded lightning, yaml",
+        "gpu-a does not load cupy (uses a GPU)",
     ]
 
 

@@ -560,11 +560,11 @@ FOR_ALL = (
     [
         (
             "host gpu-a",
-            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, runs, attach, view, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
+            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, runs, attach, view, add, stop, logs, stacks, get, put, env, clean, status, allocations, down, help.",
         ),
         (
             "doctr",
-            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, runs, attach, view, add, stop, logs, stacks, get, put, clean, status, allocations, down, help.",
+            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, runs, attach, view, add, stop, logs, stacks, get, put, env, clean, status, allocations, down, help.",
         ),
         (
             "--hosts gpu-a",
@@ -589,7 +589,7 @@ FOR_ALL = (
         ),
         (
             "down now",
-            "%distributed down takes nothing after it.\nIt ends the connections to all hosts, and this notebook's allocations.",
+            "%distributed down takes nothing after it but --cluster NAME.\nAlone it ends the connections to all hosts, and this notebook's allocations.",
         ),
     ],
 )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from distmagic.clusters.job_states import JobState
 from distmagic.errors import Cancelled, SpecError
 from distmagic.notebook.host_commands import allocations_table
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import AllocationRequest, ClusterRequest
 from distmagic.request.hosts import Host
+from tests.builders.sky import Sky
 from tests.unit.notebook.fakes import FakeAllocation, Lab
 
 CELL = (
@@ -64,6 +69,36 @@ def test_jobs_are_looked_for_on_nodes_that_are_held(lab: Lab):
     lab.value("%distributed hosts gpu-a")
     lab.value("%distributed jobs")
     assert [host.name for host in lab.session.hosts] == ["gpu-a", "a1"]
+
+
+def test_the_hosts_of_a_cluster_are_taken(lab: Lab, capsys):
+    lab.value("%distributed allocations sky:mine")
+    assert lab.session.wanted == ClusterRequest(name="mine")
+    assert lab.session.log == ["allocate", "wait"]
+    assert "cluster mine of SkyPilot: a1, a2\n" in capsys.readouterr().out
+
+
+def test_clusters_are_listed_and_taken_down_by_name(
+    lab: Lab, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    skypilot = Sky(tmp_path, monkeypatch)
+    lab.value("%distributed allocations sky")
+    assert capsys.readouterr().out == "SkyPilot has no cluster\n"
+    skypilot.has("mine")
+    skypilot.has("other", status="STOPPED")
+    lab.session.take_down = lambda name, _: f"Terminating cluster {name}...done."
+    lab.session.clusters = ("mine",)
+    lab.value("%distributed allocations sky")
+    assert capsys.readouterr().out == (
+        "cluster  state    notebook\nmine     UP       this notebook\nother    STOPPED\n"
+    )
+    lab.value("%distributed allocations")
+    assert "clusters of SkyPilot in this notebook: mine\n" in capsys.readouterr().out
+    for line in ("--cluster other", "--cluster=other"):
+        lab.value(f"%distributed down {line}")
+        assert capsys.readouterr().out == "Terminating cluster other...done.\n"
+    error = lab.run("%distributed down --cluster").error_in_exec
+    assert isinstance(error, SpecError)
 
 
 def test_allocations_are_listed_and_one_is_taken(lab: Lab, capsys):

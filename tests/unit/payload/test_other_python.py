@@ -236,6 +236,15 @@ def test_a_traceback_there_names_the_cell_s_lines(tmp_path):
     assert f'File "{CELL}", line 3, in train\n    return x / 0' in stderr
 
 
+def test_modules_that_an_inner_function_imports_come_along(tmp_path, monkeypatch):
+    (tmp_path / "besides.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    payload = packed(
+        "def train():\n    def inner():\n        import besides\n        return besides.value\n    return inner()\ntrain()"
+    )
+    assert [module.name for module in payload.modules] == ["besides"]
+
+
 def test_there_is_no_byte_code_in_it():
     payload = packed(SHAPES)
     data = payload.call.path.read_bytes()[len(parcel.MAGIC) :]

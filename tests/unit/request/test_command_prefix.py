@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
 from distmagic.errors import SpecError
+from distmagic.request import command_prefix
 from distmagic.request.command_prefix import (
     SETUP_FAILED,
     interpreter_words,
+    setup_line,
     words_before_python,
 )
 from distmagic.request.spec import Access
@@ -18,12 +23,20 @@ from distmagic.transports.quoting import command_line
 ASK = ("sh", "-c", "cat; printf '%s\\n' \"$A\"")
 
 
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home, in which the variables of setups are kept."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("DISTMAGIC_HOME", raising=False)
+    return tmp_path / ".distmagic" / "setup"
+
+
 def ran(setup: str, prefix: str = "") -> subprocess.CompletedProcess[str]:
     """Run a program behind these words, by the command line that SSH would give to a log-in shell."""
     line = command_line((*words_before_python(setup, prefix), *ASK))
     return subprocess.run(
         ["/bin/sh", "-c", line],
-        input="in\n",
+        input=f"{setup_line(setup).decode()}in\n",
         capture_output=True,
         text=True,
         check=False,
@@ -39,11 +52,15 @@ def ran(setup: str, prefix: str = "") -> subprocess.CompletedProcess[str]:
         ("A=x\nexport A\n", "x"),
         ("f() { export A=f; }\nf", "f"),
         ('export A="\'"; # a comment', "'"),
+        ("set -eu; IFS=x; export A=$'1\\n 2'", "1\n 2"),
+        ("A() { echo of a function; }; export -f A; export A=`bash -c A`", "of a function"),
+        ("export A=é", "é"),
     ],
-)
+)  # fmt: skip
 def test_the_program_gets_the_variables_that_the_shell_sets(setup, value):
-    done = ran(setup)
-    assert (done.returncode, done.stdout) == (0, f"in\n{value}\n")
+    for _ in range(2):  # the second time they are those that were kept
+        done = ran(setup)
+        assert (done.returncode, done.stdout) == (0, f"in\n{value}\n"), done.stderr
 
 
 def test_what_the_shell_says_is_not_taken_for_the_programs_words_nor_its_input_read():
@@ -52,13 +69,55 @@ def test_what_the_shell_says_is_not_taken_for_the_programs_words_nor_its_input_r
     assert done.stderr == "hello\n"
 
 
+def test_a_setup_runs_once_for_each_text_and_only_its_changes_are_kept(
+    kept, monkeypatch
+):
+    monkeypatch.setenv("GOES", "1")
+    monkeypatch.setenv("STAYS", "of this connection")
+    setup = "echo ran; export A=1; unset GOES; export PATH=/opt/x:$PATH; cd /; umask 0"
+    program = "env", "B=2"
+    assert ran(setup, " ".join(program)).stderr == "ran\n"
+    assert ran(setup).stderr == ""
+    (file,) = kept.glob("[!.]*")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert kept.stat().st_mode & 0o777 == 0o700
+    assert sorted(file.read_text().splitlines()) == [
+        "export A=1",
+        f"export PATH=/opt/x:{os.environ['PATH']}",
+        "unset GOES",
+    ]
+    assert ran(f"{setup} ").stderr == "ran\n"  # another text
+    old = time.time() - 13 * 3600
+    os.utime(file, (old, old))
+    assert ran(setup).stderr == "ran\n"
+    assert len(list(kept.glob("[!.]*"))) == 2
+
+
+def test_no_secret_is_on_the_command_line():
+    words = words_before_python("export KEY=abc123", "")
+    assert "abc123" not in " ".join(words)
+    # A shell such as csh takes no longer word.
+    assert max(map(len, words)) < 3000
+
+
 @pytest.mark.parametrize(
-    "setup", ["false", "nonsense --here", "export A=1; exit 3", "if"]
+    "setup", ["false", "nonsense --here", "export A=1; exit 3", "if", "exit 0"]
 )
-def test_a_shell_that_fails_starts_nothing(setup):
-    done = ran(setup)
-    assert done.stdout == ""
-    assert done.returncode == (3 if "exit" in setup else SETUP_FAILED)
+def test_a_shell_that_fails_starts_nothing_and_keeps_nothing(setup, kept):
+    for _ in range(2):
+        done = ran(setup)
+        assert (done.returncode, done.stdout) == (SETUP_FAILED, "")
+    assert list(kept.glob("[!.]*")) == []
+
+
+def test_a_setup_that_takes_too_long_is_ended(kept, monkeypatch):
+    monkeypatch.setattr(
+        command_prefix, "_KEPT_SETUP", command_prefix._KEPT_SETUP.replace("300", "0.2")
+    )
+    done = ran("while :; do :; done")
+    assert done.returncode == SETUP_FAILED
+    assert done.stderr == "it took longer than 0.2 s\n"
+    assert list(kept.glob("[!.]*")) == []
 
 
 def test_a_prefix_starts_the_program():

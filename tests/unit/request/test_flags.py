@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from distmagic.errors import SpecError
 from distmagic.notebook.commands import NAMES, Names
 from distmagic.notebook.completion import Completer
 from distmagic.request import flag_parser, flag_values, flags
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import AllocationRequest, ClusterRequest
 from distmagic.request.config import Chosen, Distmagic, choose_hosts, read_hostfile
 from distmagic.request.flags import Defaults, Request, parse_line
 from distmagic.request.hosts import LOCALHOST, parse_hosts
@@ -132,7 +133,7 @@ def test_defaults_are_used_where_the_line_says_nothing():
         ("-x 2", f"-x is not a flag of %%distributed.\n{SEE}"),
         ("-n 2", f"-n is not a flag of %%distributed.\n{RANKS}"),
         ("--nprocs 2", f"--nprocs is not a flag of %%distributed.\n{RANKS}"),
-        ("--gpus=2", f"--gpus is not a flag of %%distributed.\n{RANKS}"),
+        ("--gpus=2", "--gpus is for --on sky.\nSlurm and exported files take --gpus-per-node; the number of ranks on each host is --nproc-per-node."),
         ("--num_processes 2", f"--num-processes is not a flag of %%distributed.\n{RANKS}"),
         ("gpu-a:4", "'gpu-a:4' is not a flag.\nHosts are named with --hosts gpu-a:4; %distributed --help lists all flags."),
         ("--hosts", f"--hosts: expected one argument.\n{SEE}"),
@@ -240,7 +241,18 @@ def test_a_job_that_is_there():
         ("--on slurm:17 --nodes 2", "Slurm job 17 has its nodes already.\nLeave out --nodes, --setup and what sbatch would be told."),
         ("--on slurm --nodes 0", "--nodes 0 is no number of nodes.\nUse 1 to 10,000."),
         ("--on slurm --slurm gpus=8", "--gpus counts GPUs of the whole job, and a step on one node can't have any then.\nWrite --gpus-per-node N."),
-        ("--on pbs", "--on 'pbs' is not known.\nWrite --on slurm, or --on slurm:LOGIN with the name of a log-in node."),
+        ("--on pbs", "--on 'pbs' is not known.\nWrite --on slurm, --on slurm:LOGIN with the name of a log-in node, --on sky or --on sky:NAME."),
+        ("--on sky:", "--on sky: names no cluster.\nWrite --on sky:NAME, or --on sky for a new one."),
+        ("--on sky --nodes -1", "--nodes -1 is no number of nodes.\nUse 1 to 10,000."),
+        ("--on sky --gpus 4", "--gpus '4' is no kind of GPU.\nWrite the kind and number of each node: --gpus L4:4; sky gpus list shows them."),
+        ("--on slurm --gpus L4:4", "--gpus is for --on sky.\nSlurm and exported files take --gpus-per-node; the number of ranks on each host is --nproc-per-node."),
+        ("--sky x.yaml", "--sky is for --on sky.\nAdd --on sky, or leave it out."),
+        ("--on sky --sky /no/x.yaml", "--sky /no/x.yaml: No such file or directory.\nCheck the path."),
+
+        ("--on sky:mine --nodes 2", "sky:mine has its hosts already.\nLeave out --nodes, --gpus, --sky and --idle; --on sky launches another cluster."),
+        ("--on sky:mine --exclusive", "--exclusive is for Slurm, and --on sky:mine asks SkyPilot.\nWrite what a node has to have into a task of SkyPilot: --sky FILE.yaml."),
+        ("--on sky:-x", "'-x' is no name of a cluster.\nWrite --on sky:NAME, with a name that sky status shows."),
+        ("--on sky:mine --hosts a", "--on asks a scheduler for hosts, and --hosts or --hostfile names some.\nKeep one of them."),
     ],
 )  # fmt: skip
 def test_what_can_not_be_asked_of_slurm(line, message):
@@ -388,7 +400,7 @@ def test_flags_are_completed(text):
         ("%distributed logs 0102-030405-ab 0 ", []),
         ("%distributed view ", ["0102-030405-ab"]),
         ("%distributed playground ", ["stop"]),
-        ("%distributed down ", []),
+        ("%distributed down ", ["--cluster"]),
         ("%distributed add ", ["0102-030405-ab"]),
         ("%distributed add ID g", ["gpu-a", "gpu-b"]),
         ("%distributed clean ", ["all", "0102-030405-ab"]),
@@ -419,6 +431,10 @@ def test_a_comment_ends_the_line(line, words):
 
 
 def test_the_system_that_has_started_this_can_be_ignored():
+    launched = parse("--on sky --nodes 4 --gpus L4:4 --idle 1h").allocation
+    assert launched == ClusterRequest(nodes=4, gpus="L4:4", idle_s=3600.0)
+    assert parse("--on sky:my.one").allocation == ClusterRequest(name="my.one")
+    assert parse("--on sky:mine --setup true").access.setup == "true"
     assert parse("--on none").ignores_system
     assert parse("--on none").allocation is None
     assert not parse("--on slurm").ignores_system
@@ -426,3 +442,17 @@ def test_the_system_that_has_started_this_can_be_ignored():
     assert refusal("--on none --nodes 2") == (
         "--nodes is for hosts of a scheduler.\nAdd --on slurm, or leave it out."
     )
+
+
+def test_a_task_of_skypilot_only_sets_hosts_up(tmp_path: Path, monkeypatch):
+    task = tmp_path / "my task.yaml"
+    task.write_text("resources:\n  cloud: aws\nsetup: |\n  run: this\n")
+    monkeypatch.chdir(tmp_path)
+    found = parse("--on sky --sky 'my task.yaml'").allocation
+    assert found == ClusterRequest(file=str(task))
+    for line in ("run: python a.py", "'run' : |"):
+        task.write_text(f"num_nodes: 2\n{line}\n")
+        assert refusal("--on sky --sky 'my task.yaml'") == (
+            "--sky my task.yaml has a run: block, which SkyPilot would run beside the cell.\n"
+            "Take it out; resources, setup and file_mounts are what is used."
+        )

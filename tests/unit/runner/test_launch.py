@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,11 +14,14 @@ from distmagic.connection.reach import Reaching
 from distmagic.errors import (
     ConnectionLost,
     HostErrors,
+    PayloadError,
     PreflightError,
     SpecError,
     Unreachable,
 )
+from distmagic.payload.blobs import keep
 from distmagic.payload.bundle import build
+from distmagic.payload.pack import OtherPython, Payload
 from distmagic.planning.plan import make_plan
 from distmagic.remote.wire import protocol as p
 from distmagic.request.spec import Access, JobSpec
@@ -212,6 +216,45 @@ def test_a_host_that_can_not_be_planned_for_ends_it_and_the_links_are_closed(tmp
     assert a.is_left
     assert b.is_left
     assert a.requests_of(p.StartNode) == b.requests_of(p.StartNode) == []
+
+
+def test_for_another_python_the_payload_is_packed_without_byte_code(tmp_path):
+    a, b = two()
+    a.python, b.python = (3, 99, 1), (3, 98, 0)
+    asked = []
+
+    def in_source(other: OtherPython) -> Payload:
+        asked.append(other)
+        return replace(payload_in(tmp_path), call=keep(b"the same as text", tmp_path))
+
+    payload = replace(payload_in(tmp_path), title="train()", in_source=in_source)
+    followed = launched(tmp_path, a, b, payload=payload)
+    assert followed.state.phase == "done"
+    assert asked == [OtherPython(host="gpu-b", version=(3, 98))]
+    for host in (a, b):
+        (start,) = host.requests_of(p.StartNode)
+        assert start.call == hashlib.sha256(b"the same as text").hexdigest()
+
+
+def test_what_can_not_be_packed_for_another_python_ends_it_and_nothing_is_started(
+    tmp_path,
+):
+    a, b = two()
+    b.python = (3, 99, 1)
+
+    def in_source(other: OtherPython) -> Payload:
+        raise PayloadError(f"`f` can't travel to {other.host}.")
+
+    payload = replace(payload_in(tmp_path), in_source=in_source)
+    with pytest.raises(PayloadError, match=r"^`f` can't travel to gpu-b"):
+        launched(tmp_path, a, b, payload=payload)
+    assert a.requests_of(p.StartNode) == b.requests_of(p.StartNode) == []
+
+
+def test_where_all_pythons_are_the_notebook_s_the_byte_code_goes(tmp_path):
+    a, b = two()
+    payload = replace(payload_in(tmp_path), in_source=pytest.fail)
+    assert launched(tmp_path, a, b, payload=payload).state.phase == "done"
 
 
 def test_all_hosts_that_can_not_be_planned_for_are_named_at_once(tmp_path):

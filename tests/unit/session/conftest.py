@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from distmagic.session.owner import owner
+from distmagic.session.names import owner
 
 
 @pytest.fixture(autouse=True)

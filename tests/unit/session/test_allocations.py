@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import AllocationEnded, NodeLost, WorkerFailed
+from distmagic.errors import AllocationEnded, NodeLost, Unreachable, WorkerFailed
 from distmagic.remote.system import memory
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import AllocationRequest, ClusterRequest
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.session.allocations import MORE_MEMORY, Allocations
 from tests.builders.logins import RUNNING, Login, Said, squeue
+from tests.builders.sky import Sky, entries
 
 ASKER = NotebookAsker(can_ask=False)
 WANTED = AllocationRequest(login="login1", nodes=2)
@@ -78,9 +79,11 @@ def test_an_allocation_that_has_ended_is_not_used_again(allocations, login):
 
 def test_the_way_to_a_node_is_that_of_its_own_allocation(allocations):
     first = get(allocations)
-    assert allocations.transport(first.hosts[1], ASKER).node.job == "17"
+    assert allocations.transport(first.hosts[1], Access(), ASKER).node.job == "17"
     with pytest.raises(AllocationEnded, match="Slurm job 99 has ended"):
-        allocations.transport(Host(name="a1", allocation="login1:slurm:99"), ASKER)
+        allocations.transport(
+            Host(name="a1", allocation="login1:slurm:99"), Access(), ASKER
+        )
 
 
 def test_all_that_this_user_has_is_listed_and_nothing_else(allocations, login):
@@ -129,3 +132,26 @@ def test_a_rank_without_memory_is_told_to_ask_slurm_for_more(allocations):
     assert killed.hint == "Its output."
     allocations.advise(one.hosts, killed)
     assert killed.hint == f"{MORE_MEMORY}\nIts output."
+
+
+def test_a_cluster_that_did_not_answer_is_asked_for_again(
+    allocations, tmp_path, monkeypatch
+):
+    skypilot = Sky(tmp_path, monkeypatch)
+    # Nothing listens on the discard port.
+    skypilot.has("mine", entries("mine", ("127.0.0.1",), port=9))
+    wanted = ClusterRequest(name="mine")
+    first = get(allocations, wanted)
+    assert get(allocations, wanted) is first
+    assert allocations.clusters == ("mine",)
+    with pytest.raises(Unreachable):
+        allocations.transport(first.hosts[0], Access(), ASKER)
+    assert get(allocations, wanted) is not first
+    assert skypilot.asked == ["status --output json", "status --refresh --output json"]
+    assert allocations.take_down("mine", ASKER) == ""
+    assert skypilot.asked[-1] == "down --yes mine"
+    assert allocations.clusters == ()
+    with pytest.raises(AllocationEnded, match="was given up"):
+        allocations.transport(
+            Host(name="mine", allocation="sky:mine:0"), Access(), ASKER
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tests.builders.hosts import (
     down,
     fails,
     runs_on,
+    runs_to_its_end,
 )
 from tests.builders.jobs import (
     PressingScreen,
@@ -268,6 +270,24 @@ def test_those_that_go_on_are_found_by_name(kernel):
     assert runs.find("") is runs.find("another") is None
     run.stop()
     assert runs.find(run.job) is None
+
+
+@pytest.mark.parametrize("begins", [runs_to_its_end, fails])
+def test_a_run_that_is_over_is_let_go_of_with_its_name(kernel, begins):
+    run = kernel.over(*two(begins)).begin()
+    assert run.wait_until_over(WAIT_S)
+    kept = weakref.ref(run)
+    del run
+    wait_until(lambda: kept() is None, "the run to be gone", WAIT_S)
+    assert kernel.session.background.running == ()
+
+
+def test_a_run_that_is_stopped_while_it_begins_is_let_go_of_too(kernel):
+    run = kernel.over(*two(runs_on)).begin()
+    run.stop()
+    kept = weakref.ref(run)
+    del run
+    wait_until(lambda: kept() is None, "the run to be gone", WAIT_S)
 
 
 def test_the_end_of_the_session_ends_it_as_an_interrupt_does(kernel):

@@ -22,6 +22,7 @@ from distmagic.planning.start_messages import start_message
 from distmagic.remote.wire import protocol as p
 from distmagic.request.spec import JobSpec
 from distmagic.session.housekeeping import Stopped
+from distmagic.session.packages import Packages
 from distmagic.session.session import Session
 from tests.builders.hosts import HANG_UP, FakeHost, down, reach, runs_on
 from tests.builders.jobs import assert_left, begun, listing, payload_in, press, two
@@ -409,3 +410,44 @@ def test_working_directories_are_told_and_removed_where_hosts_are_up(session):
     )
     assert a.requests == [p.RemoveWorkDir(name="train"), p.RemoveWorkDir(name="x")]
     assert_left(a)
+
+
+# ---- environments
+
+PACKAGES = Packages(name="train", requirements=("torch==2.9.0",))
+READY = p.EnvironmentReady(python="/envs/.1/bin/python", was_there=False, elapsed_s=3.0)
+
+
+def test_environments_of_all_hosts_are_made_and_a_host_that_cant_is_named(session):
+    a, b = two()
+    said = p.EnvironmentProgress(stage="installing", package="torch", done=1, total=1)
+    shown: list[dict[str, p.EnvironmentProgress]] = []
+    is_shown = threading.Event()
+
+    def show(latest):
+        shown.append(latest)
+        if latest == {"gpu-a": said}:
+            is_shown.set()
+
+    def second(_: p.Message) -> list[p.Message | bytes]:
+        assert is_shown.wait(30)
+        return [p.Refused(what="sync_environment", error="apex could not be built")]
+
+    a.answers[p.SyncEnvironment] = lambda _: [said, READY]
+    b.answers[p.SyncEnvironment] = second
+    synced = session.sync_environment(reach(a, b), PACKAGES, show)
+    assert synced.ready == {"gpu-a": READY}
+    assert str(synced.error).startswith("gpu-b: apex could not be built.\nLeave the")
+    (request,) = a.requests_of(p.SyncEnvironment)
+    assert request == p.SyncEnvironment(name="train", requirements=("torch==2.9.0",))
+    assert_left(a, b)
+
+
+def test_an_interrupt_ends_the_conversations_in_which_environments_are_made(session):
+    a, b = two()
+    a.answers[p.SyncEnvironment] = lambda _: []  # it says nothing more
+    b.answers[p.SyncEnvironment] = lambda _: [READY]
+    with pytest.raises(Cancelled, match="while environments were being made"):
+        session.sync_environment(reach(a, b), PACKAGES, lambda _: press())
+    assert a.is_left
+    assert b.is_left

@@ -179,14 +179,26 @@ def test_without_a_secret_it_runs_here_alone_and_says_so(capsys):
     )
 
 
+def test_under_slurm_all_that_was_looked_for_is_named(capsys):
+    place = replace(places()[0], key="slurm 7.0")
+    Inside(place, None, "", no_link).run("", ACCESS, JobSpec(), lambda *_: None)
+    assert capsys.readouterr().out == (
+        "inside Slurm job 7, node 0 of 2: DISTMAGIC_SECRET is not set, munge is not there, and the home is on no file "
+        "system that nodes share, so that the nodes can't know each other. This node runs ranks of its own, which do "
+        "not train with those of the others.\n"
+    )
+
+
 def test_what_can_not_run_inside():
     place, _ = places()
-    task = Task(rank=1, world_size=4, local_rank=1, local_world_size=2)
+    task = Task(
+        rank=1, world_size=4, local_rank=1, local_world_size=2, said_by="RANK, LOCAL_RANK"
+    )  # fmt: skip
     of_a_rank = Inside(replace(place, task=task), SECRET, "", no_link)
     with pytest.raises(SpecError) as caught:
         of_a_rank.run("", ACCESS, JobSpec(), not_here)
     assert str(caught.value) == (
-        "inside Slurm job 7, node 0 of 2: this process is task 1 of 4, one of several on this node, and here only a "
+        "inside Slurm job 7, node 0 of 2: this process is task 1 of 4, one of several (RANK, LOCAL_RANK), and here only a "
         "script runs so: distmagic run SCRIPT.\n"
         "Start one task a node, such as srun --ntasks-per-node=1; or write --on none."
     )

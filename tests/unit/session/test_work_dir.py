@@ -13,7 +13,7 @@ from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
 from distmagic.remote.wire.protocol import WorkDir
 from distmagic.request.spec import JobSpec
-from distmagic.session.work_dir import own_origin, work_dir
+from distmagic.session.names import own_origin, work_dir
 
 HERE = socket.gethostname()
 

@@ -12,6 +12,8 @@ from distmagic.clusters.inside.detect import detect
 from distmagic.clusters.inside.place import Task
 from distmagic.errors import SpecError
 
+BY_SLURM = "SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE"
+BY_RANK = "RANK, LOCAL_RANK, LOCAL_WORLD_SIZE"
 SKYPILOT = {
     "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n",
     "SKYPILOT_NUM_NODES": "2",
@@ -126,19 +128,19 @@ PLACES = {
         SLURM_RANKS,
         "inside Slurm job 7, node 1 of 2",
         "sx1",
-        Task(rank=2, world_size=3, local_rank=0, local_world_size=1),
+        Task(rank=2, world_size=3, local_rank=0, local_world_size=1, said_by=BY_SLURM),
     ),
     "torchrun": (
         TORCHRUN,
         "inside torchrun job job1, node 1 of 2",
         "gpu-a",
-        Task(rank=3, world_size=4, local_rank=1, local_world_size=2),
+        Task(rank=3, world_size=4, local_rank=1, local_world_size=2, said_by=BY_RANK),
     ),
     "torchrun in a step of Slurm": (
         SLURM | TORCHRUN,
         "inside torchrun job job1, node 1 of 2",
         "gpu-a",
-        Task(rank=3, world_size=4, local_rank=1, local_world_size=2),
+        Task(rank=3, world_size=4, local_rank=1, local_world_size=2, said_by=BY_RANK),
     ),
     "torchrun, one process a node": (
         ONE_A_NODE,
@@ -162,7 +164,7 @@ PLACES = {
         },
         "inside torchrun, node 1 of 2",
         "job-master-0",
-        Task(rank=3, world_size=4, local_rank=1, local_world_size=2),
+        Task(rank=3, world_size=4, local_rank=1, local_world_size=2, said_by=BY_RANK),
     ),
     "torchrun's flags as variables": (
         PET,
@@ -386,6 +388,7 @@ def test_any_step_of_slurm(step):
             world_size=sum(tasks),
             local_rank=local,
             local_world_size=tasks[node],
+            said_by=BY_SLURM,
         )
 
 

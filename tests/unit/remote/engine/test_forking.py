@@ -8,10 +8,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from distmagic.remote.contact import template_client
+from distmagic.remote.engine import forking
 from distmagic.remote.wire.protocol import TemplateRequest
 
 pytestmark = pytest.mark.skipif(
@@ -159,3 +161,19 @@ def test_what_a_template_is_named_after(
 def test_a_relative_pythonpath_is_the_jobs_own() -> None:
     assert template_client._can_be_warm({"PYTHONPATH": "/opt/a:/opt/b:"})
     assert not template_client._can_be_warm({"PYTHONPATH": "/opt/a:src"})
+
+
+def test_what_lightning_noted_as_its_rank_in_the_template_is_that_of_the_rank(
+    monkeypatch,
+):
+    noted = {}
+    for name in ("lightning_utilities.core.rank_zero", "torchmetrics.utilities.prints"):
+        noted[name] = SimpleNamespace(rank=0)
+        module = SimpleNamespace(rank_zero_only=noted[name])
+        monkeypatch.setitem(sys.modules, name, module)
+    forking.mend_rank({"RANK": "5", "LOCAL_RANK": "1"})
+    assert [one.rank for one in noted.values()] == [5, 1]
+    unnoted = SimpleNamespace(rank_zero_only=SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "lightning_utilities.core.rank_zero", unnoted)
+    forking.mend_rank({"RANK": "5"})
+    assert not hasattr(unnoted.rank_zero_only, "rank")

@@ -290,3 +290,29 @@ def test_what_nobody_uses_of_what_was_sent(home):
     arriving.unlink()
     expiry.remove([old, home / "gone"])
     assert (old.exists(), own.exists()) == (False, True)
+
+
+def test_lists_of_packages_and_variables_of_setups_are_kept_for_a_week_and_the_latter_removed_at_once(
+    home,
+):
+    for folder in ("imports", "setup"):
+        for name, age_s in (("new", 6 * DAY_S), ("old", 8 * DAY_S)):
+            make(home / folder / name, age_s, 5)
+    make(home / "setup" / ".lock", 0.0)
+    expiry.expire(NOW)
+    assert [path.name for path in (home / "imports").iterdir()] == ["new"]
+    found = expiry.unused("bundle", NOW)
+    assert found == [(home / "setup" / "new", 5)]
+    expiry.remove(path for path, _ in found)
+    assert [path.name for path in (home / "setup").iterdir()] == [".lock"]
+
+
+def test_an_environment_that_nobody_has_used_for_a_week_goes(home):
+    for name, age_s in ((".new", 6 * DAY_S), (".old", 8 * DAY_S)):
+        folder = home / "envs" / name
+        folder.mkdir(parents=True)
+        os.utime(folder, (NOW - age_s, NOW - age_s))
+        (home / "envs" / name.strip(".")).symlink_to(name)
+    expiry.expire(NOW)
+    left = sorted(path.name for path in (home / "envs").iterdir())
+    assert left == [".new", "new"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import random
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -230,8 +232,58 @@ def test_the_address_that_ssh_came_to(monkeypatch, connection, address):
     assert facts.route("")[0] == address
 
 
+@pytest.mark.parametrize(
+    "connection", ["127.0.0.1 50000 127.0.0.1 22", "UNKNOWN 65535 UNKNOWN 65535", ""]
+)
+def test_a_host_behind_a_forwarded_port_has_its_address_towards_others(
+    monkeypatch, connection
+):
+    monkeypatch.setenv("SSH_CONNECTION", connection)
+    monkeypatch.setenv("DISTMAGIC_CLIENT", "192.0.2.1")
+    monkeypatch.setattr(facts, "_address_towards", {"192.0.2.1": "10.0.0.7"}.get)
+    assert facts.route("")[0] == "10.0.0.7"
+
+    def no_way(_: str) -> str:
+        raise OSError
+
+    monkeypatch.setattr(facts, "_address_towards", no_way)
+    assert facts.route("")[0] == "127.0.0.1"
+
+
 def test_a_free_port_is_free():
     with socket.socket() as probe:
         port = facts.free_port("127.0.0.1")
         probe.bind(("127.0.0.1", port))
         assert probe.getsockname() == ("127.0.0.1", port)
+
+
+def test_runs_that_begin_at_the_same_time_get_different_ports(monkeypatch):
+    """Each kernel's contact is a process of its own; that the same port is free for several of them is made likely here."""
+    base = facts.free_port("127.0.0.1")
+    monkeypatch.setattr(facts, "_TRIES", 1000)
+    monkeypatch.setattr(facts, "free_port", lambda _: base + random.randrange(64))
+    with ThreadPoolExecutor(16) as pool:
+        for _ in range(20):
+            reserved = list(pool.map(facts.reserve_port, ["127.0.0.1"] * 16))
+            assert len({port for port, _ in reserved}) == 16
+            for _, holder in reserved:
+                holder.close()
+
+
+def test_a_reserved_port_is_left_to_torchrun_and_to_the_next_run():
+    port, holder = facts.reserve_port("127.0.0.1")
+    with socket.socket() as store:
+        store.bind(("127.0.0.1", port))
+    with pytest.raises(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(holder.getsockname())
+    name = holder.getsockname()
+    holder.close()
+    with socket.socket(socket.AF_UNIX) as again:
+        again.bind(name)
+
+
+def test_where_all_ports_are_taken_the_last_one_has_to_do(monkeypatch):
+    port, holder = facts.reserve_port("127.0.0.1")
+    monkeypatch.setattr(facts, "free_port", lambda _: port)
+    assert facts.reserve_port("127.0.0.1")[0] == port
+    holder.close()

@@ -242,7 +242,16 @@ MESSAGES = (
     (
         0,
         p.Templates(
-            templates=(p.Template(pid=70, age_s=9.5, idle_s=1.5, size_bytes=7),)
+            templates=(
+                p.Template(
+                    pid=70,
+                    age_s=9.5,
+                    idle_s=1.5,
+                    size_bytes=7,
+                    packages=("lightning",),
+                    refused=("cupy (uses a GPU)",),
+                ),
+            )
         ),
     ),
     (0, p.ForkAgent(start=START, env={"A": "1"})),
@@ -254,6 +263,27 @@ MESSAGES = (
     (0, p.GetBlob(sha256=SHA)),
     (0, p.GetFreePort(address="10.0.0.2")),
     (0, p.FreePort(port=40001)),
+    (
+        0,
+        p.SyncEnvironment(
+            name="train", requirements=("torch==2.9.0",), lock={"pylock.toml": "x"}
+        ),
+    ),
+    (
+        0,
+        p.EnvironmentProgress(
+            stage="installing", package="torch", done=3, total=9, elapsed_s=1.5
+        ),
+    ),
+    (
+        0,
+        p.EnvironmentReady(
+            python="/home/me/.distmagic/envs/.0badcafe/bin/python",
+            was_there=True,
+            elapsed_s=1.5,
+            notes=("torch is another one",),
+        ),
+    ),
 )
 
 

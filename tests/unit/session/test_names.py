@@ -14,8 +14,8 @@ import pytest
 from distmagic.connection import limits
 from distmagic.remote.wire import codec
 from distmagic.remote.wire import protocol as p
-from distmagic.session import owner as owners
-from distmagic.session.owner import owner
+from distmagic.session import names as owners
+from distmagic.session.names import owner
 from tests import REPOSITORY
 
 ME = f"{getpass.getuser()}@{socket.gethostname()}"
@@ -73,7 +73,7 @@ def test_a_user_without_a_name(kernel, monkeypatch):
     )
 
 
-SCRIPT = "from distmagic.session.owner import owner; print(owner()); print(owner())"
+SCRIPT = "from distmagic.session.names import owner; print(owner()); print(owner())"
 
 
 def names_of(*argv: str) -> list[str]:

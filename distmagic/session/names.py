@@ -1,4 +1,6 @@
-"""The name under which hosts know who began a job: a person, and the notebook or the script.
+"""The names under which hosts know this process: who begins its jobs, and the working directory of its runs.
+
+Who begins a job is a person, with the notebook or the script:
 
     ann@laptop:/home/ann/train.ipynb             a notebook: Jupyter and VS Code tell its path; the same after a restart
     ann@laptop:notebook (kernel 5f0c...)         a kernel of which only the connection file is known
@@ -13,6 +15,7 @@ from __future__ import annotations
 import functools
 import getpass
 import os
+import re
 import secrets
 import socket
 import sys
@@ -20,8 +23,12 @@ import time
 from pathlib import Path
 
 from distmagic import sanitize
+from distmagic.payload.pack import Payload
+from distmagic.remote.wire.protocol import WorkDir
+from distmagic.request.spec import JobSpec
 
 _MOST_CHARS = 1000
+_MOST_NAME_CHARS = 60
 _KERNEL_FILE = "kernel-"  # how a Jupyter server, and VS Code, begin the name of a kernel's connection file
 
 
@@ -90,3 +97,48 @@ def _script(pid: int) -> str:
     if name in ("", "-c"):
         name = "python"
     return f"{name} (process {pid}-{secrets.token_hex(3)})"
+
+
+def work_dir(spec: JobSpec, payload: Payload | None = None) -> WorkDir:
+    """Return the working directory of a run, before it is known which files it gets.
+
+    One that the user has named is for all runs of that name; any other is for the runs of one notebook or script.
+    """
+    if spec.name is not None:
+        return WorkDir(name=spec.name, is_fresh=spec.fresh)
+    if payload is not None and payload.name:
+        name, origin = payload.name, str(payload.script or Path.cwd() / payload.name)
+    else:
+        name, origin = _of_this_process()
+    return WorkDir(
+        name=_as_name(name),
+        origin=f"{socket.gethostname()}:{origin}",
+        is_fresh=spec.fresh,
+    )
+
+
+def own_origin() -> str:
+    """Return the name of this notebook, or script, as hosts know the one that a working directory belongs to."""
+    _, path = _of_this_process()
+    return f"{socket.gethostname()}:{path}"
+
+
+def _of_this_process() -> tuple[str, str]:
+    """Return the name and the whole path of what runs here."""
+    path = notebook_path()
+    if path.endswith(".ipynb"):  # a console has a new name each time
+        return Path(path).stem, path
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script:
+        path = str(Path(script).absolute())
+        is_package = Path(path).stem == "__main__"
+        return (Path(path).parent.name if is_package else Path(path).stem), path
+    folder = Path.cwd()
+    return folder.name, str(folder)
+
+
+def _as_name(text: str) -> str:
+    """Return a text as the name of a directory that needs no quotes anywhere."""
+    return (
+        re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip("._-")[:_MOST_NAME_CHARS] or "run"
+    )

@@ -1,0 +1,95 @@
+"""A secret in a file of the home that all nodes of a job see: node 0 writes it, and removes it when all have come.
+
+    ~/.distmagic/inside/NAME    one text, random, 0600; NAME follows from the job and its step
+
+Whether nodes share a home can't be seen from one of them. A file system of a network is taken for shared, and no other.
+Then the connection itself is the proof: only who has read the file of the node 0 that runs now knows its text. One that
+an earlier start of the job has left, or one of another machine, opens nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import time
+from pathlib import Path
+
+from distmagic.remote.records import places
+from distmagic.remote.records.atomic_file import atomic_write
+
+# As /proc/self/mountinfo calls them. Containers see their own disk as overlay, a node's disk is ext4, xfs, tmpfs, ...
+NETWORK_TYPES = frozenset(
+    ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "orangefs", "pvfs2", "afs", "cifs", "smb3",
+     "gfs2", "ocfs2", "glusterfs", "9p", "virtiofs", "fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs",
+     "fuse.juicefs", "fuse.beegfs", "fuse.quobyte", "fuse.moosefs", "fuse.mfs")
+)  # fmt: skip
+_MOUNTS = Path("/proc/self/mountinfo")
+_LONGEST = 1024
+_KEPT_S = 30 * 86400.0  # of a node 0 that was killed; jobs are shorter
+
+
+def is_there(mounts: Path = _MOUNTS) -> bool:
+    """Whether the home lies on a file system that other nodes see as well, and is this user's to write in."""
+    home = Path("~").expanduser()
+    try:
+        return os.access(home, os.W_OK) and _type_of(home, mounts) in NETWORK_TYPES
+    except OSError:
+        return False
+
+
+def _type_of(folder: Path, mounts: Path) -> str:
+    """Return the type of the file system that a folder is on, "" if the system does not say it. Raises OSError."""
+    device = folder.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.read_text(errors="replace").splitlines():
+        before, _, after = line.partition(" - ")
+        if before.split()[2] == wanted:
+            return after.split()[0]
+    return ""
+
+
+def _path(key: str) -> Path:
+    """Return the file of a job's step, whatever its name has in it."""
+    return places.home() / "inside" / hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def offer(key: str) -> str:
+    """Write a new secret for the nodes of a job, in place of one that an earlier start has left, and return it.
+
+    Raises OSError.
+    """
+    path = _path(key)
+    folder = places.make_private(path.parent)
+    for other in folder.iterdir():
+        with contextlib.suppress(OSError):  # gone just now
+            if other.lstat().st_mtime < time.time() - _KEPT_S:
+                other.unlink()
+    text = secrets.token_hex(32)
+    with atomic_write(path) as file:
+        file.write(text.encode())
+    return text
+
+
+def find(key: str) -> str:
+    """Return the secret that node 0 has written. Raises OSError where there is none, or others can read or change it."""
+    path = _path(key)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise OSError(
+            f"node 0 has left no secret in {path.parent}, which all nodes must see"
+        ) from None
+    with open(descriptor, encoding="ascii") as file:
+        about = os.fstat(descriptor)
+        if about.st_uid != os.getuid() or about.st_mode & 0o077:
+            raise PermissionError(f"{path} is not this user's alone")
+        return file.read(_LONGEST)
+
+
+def withdraw(key: str, text: str) -> None:
+    """Remove the secret of a job, unless a later node 0 has written another one."""
+    with contextlib.suppress(OSError):
+        if find(key) == text:
+            _path(key).unlink()

@@ -1,0 +1,132 @@
+"""SkyPilot's words: what its program is told, and what it says of clusters. Pure.
+
+A cluster NAME is the SSH hosts NAME, NAME-worker1, NAME-worker2 and so on, the head first. The program writes how they
+are reached into a file of its own, one a cluster, whenever it launches one or is asked how it stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from distmagic.errors import SpecError
+from distmagic.request.allocation import ClusterRequest
+
+SSH_FOLDER = "~/.sky/generated/ssh"
+GET_IT = (
+    "Install it where the notebook runs: pip install 'skypilot[aws]', or another cloud in place of aws; then sky check. "
+    "https://docs.skypilot.co has more."
+)
+_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colours, and moves of the cursor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterState:
+    """A cluster as SkyPilot has it. `status` is UP, INIT, STOPPED or the like; `launch` tells one launch from the next.
+
+    `stops`: SkyPilot stops it when its queue of jobs was empty for some time.
+    """
+
+    name: str
+    status: str
+    launch: str
+    stops: bool = False
+
+
+def status(*, asks_cloud: bool = False) -> tuple[str, ...]:
+    """Return the arguments that ask for all clusters of the user; else as SkyPilot has seen them last."""
+    return ("status", *(("--refresh",) if asks_cloud else ()), "--output", "json")
+
+
+def states(out: str) -> tuple[ClusterState, ...]:
+    """Return the clusters in what `status` has printed. Raises `ValueError` where there is no list in it."""
+    start = re.search(r"^\[", out, re.MULTILINE)
+    if start is None:
+        raise ValueError("there is no list of clusters in it")
+    records, _ = json.JSONDecoder().raw_decode(out, start.start())
+    found = []
+    for record in records:
+        # A cluster keeps its hash until it is taken down, and is launched anew when it is started.
+        launch = f"{record.get('cluster_hash', '')}-{record.get('launched_at', '')}"
+        found.append(
+            ClusterState(
+                name=str(record["name"]),
+                status=str(record["status"]),
+                launch=launch,
+                stops=record.get("autostop", -1) >= 0,  # minutes
+            )
+        )
+    return tuple(found)
+
+
+def is_up(name: str, known: Iterable[ClusterState]) -> bool:
+    """Whether a cluster can be used."""
+    return any(one.name == name and one.status == "UP" for one in known)
+
+
+def name_for(owner: str, request: ClusterRequest) -> str:
+    """Return the name of the cluster that is launched for a notebook: the same one when it asks for the same again.
+
+    `owner` is as hosts know the notebook: ann@laptop:/home/ann/train.ipynb.
+    """
+    asked = f"{owner} {request.nodes} {request.gpus} {request.file}"
+    number = hashlib.sha256(asked.encode()).hexdigest()[:6]
+    person = owner.partition("@")[0]
+    stem = owner.rpartition("/")[2].rpartition(":")[2].partition(".")[0]
+    words = [re.sub(r"[^a-z0-9]", "", word.lower())[:10] for word in (person, stem)]
+    return "-".join(["dm", *(word for word in words if word), number])
+
+
+def hosts_in(text: str, cluster: str) -> tuple[str, ...]:
+    """Return the hosts of a cluster in the file that SkyPilot has written for ssh, the head first."""
+    numbers = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) != 2 or words[0] != "Host":
+            continue
+        number = words[1].removeprefix(f"{cluster}-worker")
+        if words[1] == cluster:
+            numbers[words[1]] = 0
+        elif number != words[1] and number.isdecimal():
+            numbers[words[1]] = int(number)
+    return tuple(sorted(numbers, key=lambda name: numbers[name]))
+
+
+def plain(line: str) -> str:
+    """Return a line that the program has printed without colours and without what a carriage return has replaced."""
+    last = _CODES.sub("", line).rstrip("\r\n").rpartition("\r")[2]
+    return last.strip()
+
+
+def last_words(lines: Iterable[str], count: int = 6) -> str:
+    """Return the last lines that say something."""
+    said = [line for line in lines if line]
+    return "\n".join(said[-count:])
+
+
+def not_up(name: str, known: Sequence[ClusterState]) -> SpecError:
+    """Return the error of a cluster that can't be used; `known` are all that there are."""
+    state = next((one for one in known if one.name == name), None)
+    if state is None:
+        there = []
+        for one in known:
+            there.append(
+                one.name if one.status == "UP" else f"{one.name} ({one.status})"
+            )
+        names = ", ".join(sorted(there)) or "none"
+        return SpecError(
+            f"SkyPilot has no cluster {name}.",
+            f"Clusters that are there: {names}. sky launch -c {name} makes this one.",
+        )
+    if state.status in ("STOPPED", "AUTOSTOPPING"):
+        word = "is stopped" if state.status == "STOPPED" else "is being stopped"
+        return SpecError(
+            f"The cluster {name} {word}.", f"Start it again: sky start {name}"
+        )
+    return SpecError(
+        f"The cluster {name} is not up: SkyPilot says {state.status}.",
+        f"See why: sky status {name} --refresh; set it up again: sky start {name}",
+    )

@@ -1,0 +1,351 @@
+"""Makes a virtual environment with packages that a notebook asks for: by uv where this host has it, else by pip.
+
+The notebook hears at least once a second how far it is. When its channel ends, whatever was started here ends too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from distmagic.remote.records import environments, places
+from distmagic.remote.records.environments import Environment
+from distmagic.remote.system import processes
+from distmagic.remote.wire import protocol
+
+if TYPE_CHECKING:
+    from distmagic.remote.contact.contact import Contact
+
+_TELL_S = 0.5
+_LOOK_S = 0.3
+_KEPT_LINES = 400  # of what a program has written
+_INSTALLS_ELSEWHERE = (22, 3)  # the first pip that has --python
+_LOCAL_VERSION = re.compile(r"([\w.-]+)==([\w.]+)\+[\w.]+")
+# Variables that would lead the installers elsewhere than into the new environment.
+_MISLEADING = ("PYTHON", "VIRTUAL_ENV", "CONDA_", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")  # fmt: skip
+_NO_NETWORK = (
+    "Temporary failure in name resolution", "Name or service not known", "Failed to establish a new connection",
+    "Network is unreachable", "ConnectTimeoutError", "dns error", "error sending request", "Connection refused",
+)  # fmt: skip
+_PACKAGES = (
+    r"No matching distribution found for ([^\s;]+)", r"no version of ([^\s;]+)", r"Because ([^\s;]+) was not found",
+    r"Failed building wheel for (\S+)", r"Failed to (?:build|download|fetch):? `([^`]+)`",
+)  # fmt: skip
+
+
+class EnvironmentSync:
+    """Answers `SyncEnvironment` of one conversation."""
+
+    def __init__(self, contact: Contact) -> None:
+        self._contact = contact
+        self._began_s = self._looked_s = 0.0
+        self._before: list[str] = []  # packages that a new environment has of itself
+        self._stage = ""
+        self._package = ""
+        self._done = self._total = 0
+
+    def sync(self, request: protocol.SyncEnvironment) -> None:
+        """Have the environment ready, made now or found, and answer with its Python. Raises OSError and ValueError."""
+        if "/" in request.name or request.name.startswith(".") or not request.name:
+            raise ValueError(f"{request.name[:80]!r} is no name of an environment")
+        self._began_s = time.monotonic()
+        self._stage = self._package = ""
+        self._done = self._total = 0
+        places.make_private(environments.root())
+        name = environments.digest((request.requirements, request.lock))
+        environment = Environment(path=environments.root() / f".{name}")
+        notes, was_there = environment.notes(), True
+        while notes is None:
+            with environment.locked() as is_free:
+                notes = environment.notes()  # another notebook may have made it
+                if notes is None and is_free:
+                    notes, was_there = self._make(environment, request), False
+            if notes is None:
+                self._say("waiting for another notebook that makes it")
+                self._pause()
+        places.touch([environment.path])
+        environment.name_it(request.name)
+        self._contact.say(
+            protocol.EnvironmentReady(
+                python=str(environment.python),
+                was_there=was_there,
+                elapsed_s=time.monotonic() - self._began_s,
+                notes=notes,
+            )
+        )
+
+    def _make(
+        self, environment: Environment, request: protocol.SyncEnvironment
+    ) -> tuple[str, ...]:
+        """Make the environment anew, and return what a user should know of it."""
+        if environment.path.exists():
+            shutil.rmtree(environment.path)  # of somebody who did not finish it
+        uv = _find_uv()
+        if request.lock and not uv:
+            raise OSError(
+                f"{', '.join(request.lock)} needs uv, which is neither here nor on the notebook's machine"
+            )
+        self._say("making the environment")
+        base = environments.base_python()
+        if uv:
+            self._must(
+                environment, [uv, "venv", "--python", base, str(environment.path)]
+            )
+        else:
+            self._make_by_python(environment, base)
+        wanted = environment.path / "requirements.txt"
+        if "pylock.toml" in request.lock:
+            wanted = environment.path / "pylock.toml"
+            _write(wanted, request.lock["pylock.toml"])
+            lines: list[str] = []
+        elif request.lock:
+            lines = self._exported(environment, uv, request.lock)
+        else:
+            lines = list(request.requirements)
+        notes = self._install(environment, uv, base, wanted, lines)
+        environment.finish(notes)
+        return notes
+
+    def _make_by_python(self, environment: Environment, base: str) -> None:
+        """Make it by `venv`, with a pip of its own only where the Python outside has none that can install into it.
+
+        Linux distributions leave out of `venv` what would install pip.
+        """
+        argv = [base, "-m", "venv", str(environment.path)]
+        said: list[str] = []
+        self._run(environment, [base, "-m", "pip", "--version"], said)
+        found = re.match(r"pip (\d+)\.(\d+)", "".join(said))
+        if found and (int(found[1]), int(found[2])) >= _INSTALLS_ELSEWHERE:
+            argv.append("--without-pip")
+        said = []
+        if self._run(environment, argv, said):
+            raise OSError(
+                f"{base} can make no environment: {said[-1] if said else 'it said nothing'}. Install uv on this host, or "
+                "what its package manager calls python3-venv"
+            )
+
+    def _exported(
+        self, environment: Environment, uv: str, lock: dict[str, str]
+    ) -> list[str]:
+        """Return the requirements that a uv.lock stands for."""
+        folder = environment.path / "lock"
+        folder.mkdir()
+        for name in ("uv.lock", "pyproject.toml"):
+            _write(folder / name, lock.get(name, ""))
+        exported = folder / "requirements.txt"
+        self._must(
+            environment,
+            [uv, *environments.UV_EXPORT, str(exported), "--directory", str(folder)],
+        )
+        return exported.read_text().splitlines()
+
+    def _install(
+        self,
+        environment: Environment,
+        uv: str,
+        base: str,
+        wanted: object,
+        lines: list[str],
+    ) -> tuple[str, ...]:
+        """Install the packages. A build that no index has (torch 2.9+cpu) is replaced by the usual one of this version."""
+        if uv:
+            argv = [uv, "pip", "install", "--python", str(environment.python)]
+        elif (environment.path / "bin" / "pip").exists():
+            argv = [str(environment.python), "-m", "pip", "install"]
+        else:
+            argv = [base, "-m", "pip", "--python", str(environment.python), "install"]
+        self._before = environment.installed()
+        notes: list[str] = []
+        while True:
+            if lines:
+                _write(environment.path / "requirements.txt", "\n".join(lines) + "\n")
+            self._total = sum(1 for line in lines if _is_package(line))
+            self._say("fetching")
+            said: list[str] = []
+            if not self._run(environment, [*argv, "-r", str(wanted)], said):
+                return tuple(notes)
+            text = "\n".join(said)
+            replaced = _without_local_version(lines, text)
+            if replaced is None:
+                raise OSError(_why(text))
+            lines, note = replaced
+            notes.append(note)
+
+    # ---- programs
+
+    def _must(self, environment: Environment, argv: Sequence[str]) -> None:
+        said: list[str] = []
+        if self._run(environment, argv, said):
+            raise OSError(_why("\n".join(said)))
+
+    def _run(
+        self, environment: Environment, argv: Sequence[str], said: list[str] | None = None
+    ) -> int:  # fmt: skip
+        """Run a program to its end and return its exit code; `said` gets the last lines of what it has written.
+
+        Ends with the channel, and leaves no process.
+        """
+        said = [] if said is None else said
+        before = {process.pid for process in _children()}
+        processes.become_subreaper(yes=True)
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=_variables(),
+            start_new_session=True,
+            preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - there is one thread
+        )
+        assert child.stdout is not None
+        os.set_blocking(child.stdout.fileno(), False)
+        rest = b""
+        try:
+            while True:
+                try:
+                    self._contact.wait(child.stdout, select.POLLIN, _TELL_S)
+                    data = os.read(child.stdout.fileno(), 1 << 16)
+                except (TimeoutError, BlockingIOError):
+                    self._look(environment)
+                    continue
+                if not data:
+                    self._looked_s = 0.0
+                    self._look(environment)
+                    return child.wait()
+                *whole, rest = (rest + data).split(b"\n")
+                for line in whole:
+                    self._hear(line.decode(errors="replace").strip(), said)
+                self._look(environment)
+        finally:
+            if rest:
+                self._hear(rest.decode(errors="replace").strip(), said)
+            _kill_children(before)
+            child.wait()
+            child.stdout.close()
+            processes.become_subreaper(yes=False)
+
+    def _hear(self, line: str, said: list[str]) -> None:
+        """Learn from a line of pip or uv how far it is."""
+        said.append(line)
+        del said[:-_KEPT_LINES]
+        if found := re.match(r"(?:Collecting|Downloading) ([^\s=<>~!@(\[;]+)", line):
+            if line.startswith("Collecting"):
+                self._done += 1
+            self._package = found[1]
+        elif found := re.match(r"Resolved (\d+) package", line):
+            self._total = int(found[1])
+        elif line.startswith("Installing collected packages:"):
+            self._stage, self._total = "installing", line.count(",") + 1
+
+    def _look(self, environment: Environment) -> None:
+        """Say how far it is; the packages that are in the environment say it best."""
+        now = time.monotonic()
+        if now - self._looked_s < _LOOK_S:
+            return
+        self._looked_s = now
+        places.touch([environment.path])
+        there = [name for name in environment.installed() if name not in self._before]
+        if there and self._total:
+            self._stage, self._package, self._done = "installing", there[-1], len(there)
+        self._say(self._stage)
+
+    def _say(self, stage: str) -> None:
+        if stage != self._stage:
+            self._stage, self._package, self._done = stage, "", 0
+        self._contact.say(
+            protocol.EnvironmentProgress(
+                stage=stage,
+                package=self._package,
+                done=self._done,
+                total=max(self._done, self._total),
+                elapsed_s=time.monotonic() - self._began_s,
+            )
+        )
+
+    def _pause(self) -> None:
+        """Wait for a moment, and end with the channel."""
+        reading, writing = os.pipe()
+        try:
+            with open(reading, "rb") as nothing:
+                self._contact.wait(nothing, select.POLLIN, _TELL_S)
+        except TimeoutError:
+            return
+        finally:
+            os.close(writing)
+
+
+def _children() -> list[processes.ProcessInfo]:
+    own = os.getpid()
+    return [process for process in processes.everything() if process.parent == own]
+
+
+def _kill_children(spared: Collection[int]) -> None:
+    """Kill the children of this process and what they started; orphans have become children. Templates are `spared`."""
+    while found := [one for one in _children() if one.pid not in spared]:
+        for child in found:
+            for process in (child, *processes.descendants(child.pid)):
+                processes.send(process, signal.SIGKILL)
+        processes.reap()
+
+
+def _find_uv() -> str:
+    """Return the path of uv, "" where this host has none; it may be where its installer puts it, outside of PATH."""
+    places_of_uv = [os.environ.get("PATH", ""), *map(os.path.expanduser, ("~/.local/bin", "~/.cargo/bin"))]  # fmt: skip
+    return shutil.which("uv", path=os.pathsep.join(places_of_uv)) or ""
+
+
+def _variables() -> dict[str, str]:
+    env = {}
+    for name, value in os.environ.items():
+        if not name.startswith(_MISLEADING):
+            env[name] = value
+    ours = {"PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_USER": "0"}
+    return {**env, **ours, "PIP_PROGRESS_BAR": "off", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "UV_NO_PROGRESS": "1"}  # fmt: skip
+
+
+def _write(path: object, text: str) -> None:
+    """Write a file that its owner alone may read: the address of an index can have a password in it."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(os.open(str(path), flags, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _is_package(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith(("-", "#"))
+
+
+def _without_local_version(
+    lines: Sequence[str], said: str
+) -> tuple[list[str], str] | None:
+    """Return the requirements without the local part of the version that was not found, and a note; None for any other failure."""
+    for number, line in enumerate(lines):
+        found = _LOCAL_VERSION.match(line)
+        if found and found[0] in said:
+            plain = f"{found[1]}=={found[2]}"
+            others = [*lines[:number], plain, *lines[number + 1 :]]
+            return others, f"{plain} is there in place of {found[0]}, which was not found"  # fmt: skip
+    return None
+
+
+def _why(said: str) -> str:
+    """Return why a program failed: which package, and its last words."""
+    lines = [line for line in said.splitlines() if line]
+    errors = [line for line in lines if re.match(r"(?i)\W*error\b", line)]
+    words = (errors or lines or ["it said nothing"])[-1][:500]
+    package = ""
+    for pattern in _PACKAGES:
+        if found := re.search(rf"{pattern}.*", said):
+            package = found[1].strip("`'\"")
+            if package not in words:  # uv says it above its last words
+                words = f"{words} {found[0]}"[:500]
+    if any(text in said for text in _NO_NETWORK):
+        where = f" for {package}" if package else ""
+        return f"this host can't reach a package index{where}: {words}"
+    return f"{package} could not be installed: {words}" if package else words

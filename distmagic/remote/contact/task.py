@@ -1,0 +1,262 @@
+"""One node of a job as a task of a platform, such as OSMO, on which no notebook can open a channel.
+
+    python BUNDLE task FOLDER TORCHRUN'S FLAGS...
+
+`FOLDER` has a `StartNode` message in the file `start`, and its blobs. The task is to a contact what a notebook is
+elsewhere: it starts it, has it start the agent, and renews the lease. What the agent tells becomes lines of the
+task's log (wire/log_lines.py), a line a second of each rank at most. The task ends as its agent ended, with 0 or 1.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from distmagic.remote.records import places
+from distmagic.remote.wire import log_lines, protocol
+from distmagic.remote.wire.lines import Lines
+
+START = "start"  # the file in the folder
+MOST_RESULT_BYTES = 1 << 20  # of what rank 0 returned
+_EVERY_S = 1.0
+_ROWS = 50  # of metrics, of one rank in one line
+_TEXT_CHARS = 32_000
+_GRACE_S = 3.0
+_LINGER_S = 3.0  # a platform ends the other tasks when the first one has ended: they may have lines to write
+_ROLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Log:
+    """Writes messages as lines. Progress and output of a rank that come within a second become one line."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+        self._waiting: list[protocol.Message] = []
+        self._number = 0
+
+    def add(self, message: protocol.Message) -> None:
+        """Take a message; one that cannot wait is written at once, after those that came before it."""
+        if not isinstance(message, protocol.Progress | protocol.Output):
+            self.flush()
+            self._write(message)
+            return
+        for place, before in enumerate(self._waiting):
+            joined = merged(before, message)
+            if joined is not None:
+                self._waiting[place] = joined
+                return
+        self._waiting.append(message)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        for message in self._waiting:
+            self._write(message)
+        self._waiting = []
+
+    def result(self, rank: int, data: bytes) -> None:
+        """Write what a rank returned."""
+        text = base64.b64encode(data).decode()
+        self._print(log_lines.written(log_lines.RESULT, rank, text))
+
+    def _write(self, message: protocol.Message) -> None:
+        self._number += 1
+        text = protocol.encode(message, self._number).decode().rstrip("\n")
+        self._print(log_lines.written(log_lines.EVENT, self._number, text))
+
+    def _print(self, lines: list[str]) -> None:
+        self._out.write("".join(f"{line}\n" for line in lines))
+        self._out.flush()
+
+
+def merged(
+    before: protocol.Message, message: protocol.Message
+) -> protocol.Message | None:
+    """Return one message that says what both say, the later one last; None where there is none. Pure."""
+    if isinstance(before, protocol.Progress) and isinstance(message, protocol.Progress):
+        if (before.rank, before.restart) != (message.rank, message.restart):
+            return None
+        bars = {bar.id: bar for bar in (*before.bars, *message.bars)}
+        return replace(
+            message,
+            step=before.step if message.step is None else message.step,
+            total=before.total if message.total is None else message.total,
+            rows=(before.rows + message.rows)[-_ROWS:],
+            bars=tuple(bars.values()),
+            device=message.device or before.device,
+        )
+    if isinstance(before, protocol.Output) and isinstance(message, protocol.Output):
+        is_next = (
+            (before.rank, before.stream) == (message.rank, message.stream)
+            and not message.skipped_bytes
+            and len(before.text) + len(message.text) <= _TEXT_CHARS
+        )
+        return replace(before, text=before.text + message.text) if is_next else None
+    return None
+
+
+class Task:
+    """The conversation with this task's contact."""
+
+    def __init__(self, folder: Path, flags: tuple[str, ...], log: Log) -> None:
+        self._log = log
+        self._start = _start_message(folder, flags)
+        _lay_blobs(folder, self._start)
+        self._contact = subprocess.Popen(
+            [sys.executable, "-u", sys.path[0], "contact"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._lines = Lines()
+        self._work = ""
+        self._result_bytes: int | None = None
+        self._code: int | None = None
+        self._final: protocol.Final | None = None  # its line is the last one of all
+        self._must_stop = False
+
+    def run(self) -> int:
+        """Follow the agent to its end; return the task's exit code."""
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_must_stop", True))
+        self._next()  # the facts, for which nobody has asked here
+        self._send(self._start)
+        is_stopping = False
+        renewed_at = flushed_at = time.monotonic()
+        while True:
+            message = self._next(_EVERY_S)
+            now = time.monotonic()
+            if self._must_stop and not is_stopping:
+                is_stopping = True
+                self._send(protocol.StopNode(grace_s=_GRACE_S))
+            if now - renewed_at > self._start.terms.lease_s / 4:
+                renewed_at = now
+                self._send(protocol.RenewLease())
+            if now - flushed_at >= _EVERY_S:
+                flushed_at = now
+                self._log.flush()
+            if message is None:
+                continue
+            if isinstance(message, protocol.AgentGone | protocol.Refused):
+                break
+            self._take(message)
+        return self._end(message.error)
+
+    def _end(self, error: str) -> int:
+        """Write what is left to tell, the last event last; return the exit code."""
+        self._log.flush()
+        if error:
+            self._log.add(protocol.Notice(text=f"its agent says: {error}"))
+        if self._start.lead:
+            self._keep_results()
+        if self._final is not None:
+            self._log.add(self._final)
+        if self._start.lead and len(self._start.hosts) > 1:
+            time.sleep(_LINGER_S)
+        is_done = self._final is not None and self._final.reason == "done"
+        return 0 if is_done and self._code == 0 else 1
+
+    def _take(self, message: protocol.Message) -> None:
+        if isinstance(message, protocol.WorkDirReady):
+            self._work = message.path
+            return
+        if isinstance(message, protocol.Ended) and message.rank == 0:
+            self._result_bytes = message.result_bytes
+        elif isinstance(message, protocol.EngineEnded):
+            self._code = message.code
+        elif isinstance(message, protocol.Final):
+            self._final = message
+            return
+        self._log.add(message)
+
+    def _keep_results(self) -> None:
+        """Write what rank 0 returned, if it ran here, and copy what it has left to where the platform keeps it."""
+        if self._result_bytes and self._result_bytes <= MOST_RESULT_BYTES:
+            self._log.result(0, self._file("rank0.result"))
+        output = os.environ.get("OUTPUT_DIR", "")
+        if output and self._work:
+            shutil.copytree(self._work, output, symlinks=True, dirs_exist_ok=True)
+
+    def _file(self, name: str) -> bytes:
+        job, node_rank = self._start.job, self._start.node_rank
+        self._send(protocol.GetFile(job=job, node_rank=node_rank, name=name))
+        answer = self._next()
+        if not isinstance(answer, protocol.Data):
+            return b""
+        found = b""
+        while len(found) < answer.size_bytes:
+            found += self._lines.take(answer.size_bytes - len(found)) or self._more()
+        return found
+
+    # ---- bytes
+
+    def _send(self, message: protocol.Message) -> None:
+        assert self._contact.stdin is not None
+        self._contact.stdin.write(protocol.encode(message))
+        self._contact.stdin.flush()
+
+    def _next(self, timeout_s: float | None = None) -> protocol.Message | None:
+        """Return what the contact says next, None where it says nothing in time, or nothing that is known."""
+        assert self._contact.stdout is not None
+        while (line := self._lines.line()) is None:
+            ready, _, _ = select.select([self._contact.stdout], [], [], timeout_s)
+            if not ready:
+                return None
+            self._lines.feed(self._more())
+        return protocol.decode(line)[1]
+
+    def _more(self) -> bytes:
+        assert self._contact.stdout is not None
+        data = os.read(self._contact.stdout.fileno(), 1 << 16)
+        if not data:
+            sys.exit("distmagic: the contact of this task has ended")
+        return data
+
+
+def _start_message(folder: Path, flags: tuple[str, ...]) -> protocol.StartNode:
+    """Return what starts this node: the message of all nodes, with this one's number, flags and endpoint."""
+    missing = [name for name in _ROLES if not os.environ.get(name)]
+    if missing:
+        sys.exit(
+            f"distmagic: {', '.join(missing)} not set: the workflow gives each task its own"
+        )
+    text = os.environ["NODE_RANK"]
+    start = protocol.decode((folder / START).read_bytes())[1]
+    assert isinstance(start, protocol.StartNode)
+    if not text.isdecimal() or int(text) >= len(start.hosts):
+        sys.exit(f"distmagic: NODE_RANK={text} is no node of {len(start.hosts)}")
+    endpoint = ""
+    if len(start.hosts) > 1:
+        address = socket.gethostbyname(os.environ["MASTER_ADDR"])
+        endpoint = f"{address} {os.environ['MASTER_PORT']}"
+    return replace(
+        start,
+        node_rank=int(text),
+        torchrun=flags,
+        endpoint=endpoint,
+        lead=text == "0",
+    )
+
+
+def _lay_blobs(folder: Path, start: protocol.StartNode) -> None:
+    """Lay the payload where agents look for it."""
+    for name in (start.call, start.code, *start.side_files):
+        target = places.blob(name)
+        places.make_private(target.parent)
+        shutil.copyfile(folder / name, target)
+        target.chmod(0o600)
+
+
+def main(argv: list[str]) -> None:
+    """Run this task's node; the first argument is the folder, the others are torchrun's flags."""
+    folder = Path(argv[0])
+    os.environ.setdefault("DISTMAGIC_HOME", str(folder.parent / "home"))
+    sys.exit(Task(folder, tuple(argv[1:]), Log(sys.stdout)).run())

@@ -1,0 +1,153 @@
+"""Virtual environments that this host has made for notebooks, kept and used again.
+
+    ~/.distmagic/envs/NAME            a link to the environment that was synced last under this name
+    ~/.distmagic/envs/.DIGEST/        an environment: the digest is that of the packages and of the Python it is made with
+        ready                         written when all packages are there; without it the environment is never used
+    ~/.distmagic/envs/.DIGEST.lock    held while it is made
+
+It is made where it stays, because the programs in its `bin` name their own path. What appears last and at once is the
+link of its name. Hosts of one home with the same Python share an environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from distmagic.remote.records import places
+from distmagic.remote.records.atomic_file import atomic_write
+
+# Writes a uv.lock as requirements into the file that is named next; the project itself is left out: its modules travel with each run.
+UV_EXPORT = (
+    "export", "--frozen", "--quiet", "--no-emit-project", "--no-emit-workspace",
+    "--format", "requirements.txt", "--output-file",
+)  # fmt: skip
+_IN_USE_S = 120.0  # contacts, agents and templates touch theirs four times in that time
+
+
+def root() -> Path:
+    """Return the folder of all environments, whether or not it is there."""
+    return places.home() / "envs"
+
+
+def base_python() -> str:
+    """Return the Python to make environments with: this one, or that of which it is an environment."""
+    return getattr(sys, "_base_executable", "") or sys.executable
+
+
+def digest(packages: object) -> str:
+    """Return the name of the environment with these packages, which are anything that JSON can hold."""
+    python = (base_python(), sys.version, platform.machine(), platform.libc_ver())
+    text = json.dumps((packages, python), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """One environment, whether or not it is there."""
+
+    path: Path
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.path / "bin" / "python"
+
+    def notes(self) -> tuple[str, ...] | None:
+        """Return what a user should know of it; None unless all of it is there."""
+        try:
+            return tuple(json.loads((self.path / "ready").read_text())["notes"])
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def installed(self) -> list[str]:
+        """Return the names of the packages in it, in the order in which they came."""
+        found = []
+        for info in self.path.glob("lib/python*/site-packages/*.dist-info"):
+            with contextlib.suppress(OSError):
+                name = info.name.removesuffix(".dist-info").rpartition("-")[0]
+                found.append((info.stat().st_mtime, name))
+        return [name for _, name in sorted(found)]
+
+    def finish(self, notes: Sequence[str]) -> None:
+        """Note that all of it is there. Raises OSError."""
+        about = {"notes": list(notes), "size_bytes": _size_below(self.path)}
+        with atomic_write(self.path / "ready") as file:
+            file.write(json.dumps(about).encode())
+
+    def size_bytes(self) -> int:
+        """Return the bytes of it; of one that was never finished those that are there."""
+        try:
+            return int(json.loads((self.path / "ready").read_text())["size_bytes"])
+        except (OSError, ValueError, KeyError):
+            return _size_below(self.path)
+
+    @contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Give whether nobody else is making it; if so, nobody else can within the block. Raises OSError."""
+        with open(f"{self.path}.lock", "wb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Else the environment was removed, and its lock with it, since the file was opened.
+                is_free = os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
+            except (BlockingIOError, FileNotFoundError):
+                is_free = False
+            yield is_free
+
+    def name_it(self, name: str) -> None:
+        """Have a name lead to it. Raises OSError."""
+        aside = root() / f".{secrets.token_hex(6)}.link"
+        aside.symlink_to(self.path.name)
+        os.replace(aside, root() / name)
+
+
+def touch_own() -> None:
+    """Note that the environment of this process is in use, if it is one of ours."""
+    with contextlib.suppress(OSError):
+        path = Path(sys.prefix)
+        if path.parent.samefile(root()):
+            places.touch([path])
+
+
+def unused(older_s: float, now: float) -> list[tuple[Path, int]]:
+    """Return the environments that nobody has used for so long, but at least two minutes, and their bytes."""
+    found = []
+    for path in root().glob(".*"):
+        with contextlib.suppress(OSError):
+            age_s = now - path.stat().st_mtime
+            if path.is_dir() and age_s > max(older_s, _IN_USE_S):
+                found.append((path, Environment(path=path).size_bytes()))
+    return found
+
+
+def remove(path: Path) -> None:
+    """Remove an environment, unless somebody is making it; and the names that lead to it."""
+    with contextlib.suppress(OSError), Environment(path=path).locked() as is_free:
+        if not is_free:
+            return
+        (path / "ready").unlink(missing_ok=True)  # first: half of it is not used
+        shutil.rmtree(path)
+        Path(f"{path}.lock").unlink(missing_ok=True)
+    for link in root().glob("[!.]*"):
+        if link.is_symlink() and not link.exists():
+            link.unlink(missing_ok=True)
+
+
+def _size_below(folder: Path) -> int:
+    size = 0
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(inner, name)).st_size
+    return size

@@ -1,0 +1,82 @@
+"""Messages as lines of a log, for a platform whose log is the only way from a task to the notebook. Pure.
+
+    distmagic event NUMBER PART/PARTS TEXT      an event, encoded as everywhere; numbers of a task grow
+    distmagic result RANK PART/PARTS TEXT       what a rank returned, in base64
+
+A platform may cut long lines, so that a long text is spread over several. Any other line is nobody's message.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+EVENT, RESULT = "event", "result"
+MOST_CHARS = 16_000  # of the text in one line: OSMO cuts lines of 64 KiB
+MOST_PARTS = 200
+_LINE = re.compile(r"distmagic (event|result) (\d{1,15}) (\d{1,3})/(\d{1,3}) (.*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One line: part number `part`, from 1 on, of the `parts` of a text. `number` is an event's, or a rank's."""
+
+    kind: str
+    number: int
+    part: int
+    parts: int
+    text: str
+
+
+def written(kind: str, number: int, text: str) -> list[str]:
+    """Return the lines of a text, which has no line break. Raises ValueError for one that is too long."""
+    pieces = [
+        text[begin : begin + MOST_CHARS]
+        for begin in range(0, max(len(text), 1), MOST_CHARS)
+    ]
+    if len(pieces) > MOST_PARTS:
+        raise ValueError(f"{len(text):,} characters are too many for a log")
+    total = len(pieces)
+    return [
+        f"distmagic {kind} {number} {part}/{total} {piece}"
+        for part, piece in enumerate(pieces, 1)
+    ]
+
+
+def read(line: str) -> Part | None:
+    """Return what a line of a log carries, None for any other line."""
+    found = _LINE.fullmatch(line)
+    if found is None:
+        return None
+    part, parts = int(found[3]), int(found[4])
+    if not 1 <= part <= parts <= MOST_PARTS or len(found[5]) > MOST_CHARS:
+        return None
+    return Part(
+        kind=found[1], number=int(found[2]), part=part, parts=parts, text=found[5]
+    )
+
+
+class Joining:
+    """Puts the texts of one task together; lines of a task come in order."""
+
+    def __init__(self) -> None:
+        self._begun: list[Part] = []
+
+    def add(self, part: Part) -> str | None:
+        """Return the whole text with its last part, None before. A text of which a part is missing is dropped."""
+        if part.part == 1:
+            self._begun = [part]
+        elif self._begun and _follows(self._begun[-1], part):
+            self._begun.append(part)
+        else:
+            self._begun = []
+        if not self._begun or part.part < part.parts:
+            return None
+        whole = "".join(one.text for one in self._begun)
+        self._begun = []
+        return whole
+
+
+def _follows(before: Part, part: Part) -> bool:
+    same = (before.kind, before.number, before.parts)
+    return same == (part.kind, part.number, part.parts) and part.part == before.part + 1

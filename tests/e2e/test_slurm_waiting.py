@@ -1,0 +1,168 @@
+"""Allocations of real Slurm that wait for nodes, that nobody uses, of a command in a terminal, or that lose their sruns."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distmagic.errors import AllocationEnded
+from distmagic.session.session import Session
+from distmagic.state.model import RunState
+from tests import REPOSITORY
+from tests.e2e.programs import count
+from tests.e2e.runner import Watch, as_value, at_work
+from tests.e2e.slurm_cells import (
+    ONE,
+    Noticing,
+    failure,
+    fill,
+    interrupt,
+    kill,
+    ours,
+    run,
+)
+from tests.lab import wait_until
+from tests.lab.slurm import LOOK_S, UID, USER, SlurmLab
+
+pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(180)]
+
+
+class Away(Noticing):
+    """Has the controller be away while the job is pending; then its nodes become free."""
+
+    def __init__(self, slurm: SlurmLab, other: str) -> None:
+        super().__init__("(Resources)", slurm.stop_controller)
+        self._slurm, self._other = slurm, other
+        self._is_back = False
+
+    def show(self, state: RunState) -> None:
+        """Wait for the words on the controller."""
+        super().show(state)
+        if "is not known:" in "".join(state.notices) and not self._is_back:
+            self._is_back = True
+            self._slurm.start_controller()
+            self._slurm.command("scancel", self._other)
+
+
+def test_a_pending_allocation_says_why_until_it_is_cancelled_or_begins(
+    slurm: SlurmLab, kernel: Session
+) -> None:
+    other = fill(slurm)
+    screen = Noticing("(Resources)", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(slurm, as_value(count), 0.1, allocation=ONE, screen=screen)
+    assert "is pending: the nodes it needs are busy (Resources)." in screen.noticed
+    wait_until(lambda: slurm.jobs() == (other,), "only the other job", every_s=0.1)
+
+    def cancel() -> None:
+        slurm.command("scancel", *(job for job in slurm.jobs() if job != other))
+
+    somebody = Noticing("(Resources)", cancel)
+    error = failure(slurm, as_value(count), 0.1, allocation=ONE, screen=somebody)
+    assert isinstance(error, AllocationEnded)
+    assert "was cancelled with scancel, not by this notebook." in error.message
+
+    away = Away(slurm, other)
+    found = run(slurm, as_value(count), 0.1, allocation=ONE, screen=away)
+    assert dict(found.results) == {0: 1}
+    assert any(
+        notice.startswith("How Slurm job ")
+        and "stands is not known: dm1: Slurm's controller does not answer" in notice
+        for notice in away.notices
+    )
+    assert any("its nodes are being set up" in notice for notice in away.notices)
+
+
+def test_a_script_of_an_ordinary_user_gets_nodes_and_gives_them_back(
+    slurm: SlurmLab, kernel: Session, tmp_path: Path
+) -> None:
+    (tmp_path / "data.txt").write_text("some data")
+    (tmp_path / "train.py").write_text(
+        "import os, sys, torch\nimport torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.tensor([dist.get_rank() + 1])\n"
+        "dist.all_reduce(total)\n"
+        "print('seen', os.getuid(), int(total), sys.argv, os.getcwd(), open('data.txt').read())\n"
+        "dist.destroy_process_group()\n"
+    )
+    flags = ["--on", f"slurm:{USER}@dm1", "--nodes", "2"]
+    flags += ["--slurm", "cpus-per-task=4", "--name", "script", "--cold"]
+    flags += ["--ssh-config", str(slurm.lab.ssh_config)]
+    done = subprocess.run(
+        [sys.executable, "-m", "distmagic.cli", "run", *flags, "train.py", "50"], capture_output=True, text=True,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, timeout=150, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done
+    for rank, name in enumerate(slurm.names):
+        line = (
+            rf"\[rank {rank} {name}\] seen {UID} 3 \['train.py', '50'\] "
+            rf"/home/{USER}/\.distmagic/work/script some data\n"
+        )
+        assert re.search(line, done.stdout), done.stdout
+    wait_until(lambda: not slurm.jobs(), "the allocation to end", 10, every_s=0.1)
+
+
+def test_an_unused_allocation_ends(slurm: SlurmLab, kernel: Session) -> None:
+    request = dataclasses.replace(ONE, idle_s=2.0)
+    run(slurm, as_value(count), 0.1, allocation=request)
+    wait_until(lambda: not slurm.jobs(), "the allocation to end", 20, every_s=0.1)
+    found = run(slurm, as_value(count), 0.1, allocation=request)
+    assert found.state.phase == "done", "the next cell asks for new nodes"
+
+
+# ---- sruns that are killed
+
+
+def test_sruns_that_are_killed_end_no_run_and_leave_no_step(
+    slurm: SlurmLab, kernel: Session
+) -> None:
+    """An srun is two processes; the second cancels the step when the first is gone."""
+
+    def kill_them() -> None:
+        sruns = ours(slurm.login, "usher", "srun")
+        both = {one.pid for one in sruns}
+        kill(slurm.login, [one for one in sruns if one.ppid not in both])
+
+    found = run(slurm, as_value(count), 5.0, screen=Watch(at_work(2), kill_them))
+    assert dict(found.results) == {0: 50, 1: 50}
+    wait_until(
+        lambda: steps(slurm) <= 2, "the steps of the sruns to end", every_s=LOOK_S
+    )
+
+
+def test_sruns_that_are_killed_with_what_cancels_their_steps_end_no_run(
+    slurm: SlurmLab, kernel: Session
+) -> None:
+    """As when the log-in node dies."""
+
+    def kill_them() -> None:
+        kill(slurm.login, ours(slurm.login, "usher", "srun"))
+
+    found = run(slurm, as_value(count), 5.0, screen=Watch(at_work(2), kill_them))
+    assert dict(found.results) == {0: 50, 1: 50}
+
+
+def test_ushers_that_are_killed_end_no_run_and_leave_no_step(
+    slurm: SlurmLab, kernel: Session
+) -> None:
+    def kill_them() -> None:
+        for host in slurm.nodes:
+            kill(host, ours(host, "usher"))
+
+    found = run(slurm, as_value(count), 5.0, screen=Watch(at_work(2), kill_them))
+    assert dict(found.results) == {0: 50, 1: 50}
+    wait_until(
+        lambda: steps(slurm) <= 2, "the steps of the ushers to end", every_s=LOOK_S
+    )
+
+
+def steps(slurm: SlurmLab) -> int:
+    """Return how many steps of srun there are: the keepers have one, the lease another."""
+    names = slurm.command("squeue", "-h", "--steps", "-o", "%i").split()
+    return len([name for name in names if name.rpartition(".")[2].isdecimal()])

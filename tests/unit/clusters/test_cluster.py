@@ -1,0 +1,162 @@
+"""A cluster of SkyPilot whose program is a script: found, refused, and its host keys kept a launch long."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from distmagic.clusters import sky
+from distmagic.clusters.cluster import Cluster, _ForwardedTransport
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import DistmagicError, SpecError, Unreachable
+from distmagic.request.allocation import AllocationRequest, ClusterRequest
+from distmagic.request.spec import Access
+from distmagic.transports import local
+from tests.builders.sky import Sky, entries
+
+OWNER = "ann@laptop:/home/ann/train.ipynb"
+ASKER = NotebookAsker(can_ask=False)
+TWO = entries("mine", ("10.0.0.1", "10.0.0.2"))
+MINE = ClusterRequest(name="mine")
+
+
+@pytest.fixture
+def skypilot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sky:
+    return Sky(tmp_path, monkeypatch)
+
+
+def found(request: ClusterRequest = MINE) -> Cluster:
+    made = Cluster(request, OWNER)
+    made.wait(ASKER, lambda _: None)
+    return made
+
+
+def refused(request: ClusterRequest = MINE) -> DistmagicError:
+    with pytest.raises(DistmagicError) as caught:
+        found(request)
+    return caught.value
+
+
+def test_a_cluster_is_its_hosts(skypilot: Sky):
+    skypilot.has("mine", TWO)
+    told: list[str] = []
+    made = Cluster(MINE, OWNER)
+    assert made.hosts == ()
+    hosts = made.wait(ASKER, told.append)
+    assert [host.name for host in hosts] == ["mine", "mine-worker1"]
+    assert {host.allocation for host in hosts} == {made.name}
+    assert [host.by_hand for host in hosts] == ["ssh mine", "ssh mine-worker1"]
+    assert told == ["Asking SkyPilot how the cluster mine stands."]
+    assert skypilot.asked == ["status --output json"]
+    assert made.wait(ASKER, told.append) == hosts
+    assert len(told) == len(skypilot.asked) == 1
+    assert made.fits(MINE)
+    assert not made.fits(ClusterRequest(name="other"))
+    assert not made.fits(AllocationRequest())
+
+
+def test_a_launch_has_a_file_of_host_keys_and_the_next_launch_another_one(
+    skypilot: Sky,
+):
+    skypilot.has("mine", TWO)
+    skypilot.has("mine-2", entries("mine-2", ("10.0.0.3",)))
+    names = {}
+    for key, request, launch in (
+        ("first", MINE, 1), ("other", ClusterRequest(name="mine-2"), 1), ("again", MINE, 1), ("next", MINE, 2),
+    ):  # fmt: skip
+        skypilot.has(request.name, launch=launch)
+        made = found(request)
+        Path(made._pins).write_text("a key")
+        names[key] = made.name, Path(made._pins).name
+    assert names["first"] == names["again"]
+    assert names["first"][0] != names["next"][0]
+    assert skypilot.pins() == sorted([names["other"][1], names["next"][1]])
+    folder = skypilot.home / ".distmagic/known_hosts"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_clusters_that_cant_be_used(skypilot: Sky):
+    skypilot.has("mine", status="STOPPED")
+    assert refused().message == "The cluster mine is stopped."
+    assert refused(ClusterRequest(name="other")).hint.startswith(
+        "Clusters that are there: mine (STOPPED)."
+    )
+    skypilot.has("mine")
+    assert refused().message == f"{skypilot.file('mine')}: No such file or directory."
+    skypilot.has("mine", "Host other\n")
+    assert "has no host of the cluster mine in it" in refused().message
+
+
+def test_skypilot_without_its_program(skypilot: Sky, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SpecError) as caught:
+        Cluster(MINE, OWNER)
+    assert caught.value.message == "SkyPilot's program sky is not there."
+    assert "pip install 'skypilot[aws]'" in caught.value.hint
+    skypilot.has("mine", TWO)
+    first = found()
+    assert [host.name for host in first.hosts] == ["mine", "mine-worker1"]
+    assert found().name == first.name
+    skypilot.has("mine", entries("mine", ("10.0.0.7",)))
+    assert found().name != first.name  # other addresses: another launch
+
+
+def test_a_program_that_fails(skypilot: Sky):
+    skypilot.does("status", "echo no such server >&2; exit 3")
+    error = refused()
+    assert isinstance(error, Unreachable)
+    assert error.message == "sky: sky status failed (exit code 3):\nno such server"
+
+
+def test_a_program_that_hangs_is_ended(skypilot: Sky, monkeypatch: pytest.MonkeyPatch):
+    skypilot.does("status", "trap '' TERM; echo $$ >&2; exec sleep 60")
+    monkeypatch.setattr(sky, "STATUS_S", 0.3)
+    monkeypatch.setattr(sky, "_END_S", 0.2)
+    made = Cluster(MINE, OWNER)
+    with pytest.raises(Unreachable, match="sky status took too long, and was ended"):
+        made.wait(ASKER, lambda _: None)
+    assert made._asked is not None
+    assert made._asked._process.poll() is not None
+
+
+def test_an_interrupt_ends_the_program(skypilot: Sky):
+    skypilot.does("status", "exec sleep 60")
+    made = Cluster(MINE, OWNER)
+
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.wait(ASKER, interrupt)
+    made.end()
+    assert made._asked is not None
+    assert made._asked._process.poll() is not None
+
+
+def test_a_host_that_does_not_answer_makes_the_next_cell_ask_again(skypilot: Sky):
+    # Nothing listens on the discard port.
+    skypilot.has("mine", entries("mine", ("127.0.0.1",), port=9))
+    made = found()
+    assert made.check(ASKER)
+    with pytest.raises(Unreachable) as caught:
+        made.transport(made.hosts[0], Access(), ASKER)
+    assert caught.value.hint.endswith(
+        "sky status mine --refresh says whether the cluster is still up."
+    )
+    assert not made.check(ASKER)
+
+
+def test_a_program_there_finds_its_address_towards_others(tmp_path: Path, monkeypatch):
+    """As a host runs what the transport starts; a leading ~/ is its home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    program = tmp_path / "my python"
+    program.write_text('#!/bin/sh\necho $DISTMAGIC_CLIENT; echo "$@"\n')
+    program.chmod(0o755)
+    for written in ("~/my python", str(program)):
+        way = _ForwardedTransport(local.connect())
+        process = way.start((written, "-u", "a 'b'"))
+        assert process.wait(30) == 0
+        assert process.read() == b"192.0.2.1\n-u a 'b'\n"
+        way.close()

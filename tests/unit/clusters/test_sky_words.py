@@ -1,0 +1,95 @@
+"""What SkyPilot's program says, understood; and that the clusters of these tests are written as it writes them."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distmagic.clusters import sky_words
+from distmagic.clusters.sky_words import ClusterState
+from tests.builders.sky import entries
+
+STATUS = """\
+Failed to connect to SkyPilot API server at http://127.0.0.1:46580. Starting a local server.
+[
+  {"name": "mine", "status": "UP", "cluster_hash": "a1", "launched_at": 5, "more": [1]},
+  {"name": "old", "status": "STOPPED", "cluster_hash": "b2", "launched_at": 4, "autostop": 0}
+]
+"""
+MINE = ClusterState(name="mine", status="UP", launch="a1-5")
+OLD = ClusterState(name="old", status="STOPPED", launch="b2-4", stops=True)
+
+
+def test_the_list_of_clusters():
+    assert sky_words.states(STATUS) == (MINE, OLD)
+    assert sky_words.states("[]\n") == ()
+    with pytest.raises(ValueError, match="no list of clusters"):
+        sky_words.states("Usage: sky")
+
+
+def test_the_hosts_of_a_cluster_are_in_order_and_others_are_left_out():
+    text = entries("mine", tuple(f"10.0.0.{number}" for number in range(12)))
+    text += "Host *\nHost mine-worker\nHost mine-workerx\nHost mine-2\nHost a b\n"
+    workers = tuple(f"mine-worker{number}" for number in range(1, 12))
+    assert sky_words.hosts_in(text, "mine") == ("mine", *workers)
+    assert sky_words.hosts_in(text, "min") == ()
+
+
+def test_a_line_without_colours_and_spinners():
+    text = "\r\x1b[?25l⠋ Launching\r\x1b[2K\x1b[36m⚙︎ \x1b[0mLaunching on Slurm.\n"
+    assert sky_words.plain(text) == "⚙︎ Launching on Slurm."
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        (
+            "new",
+            "SkyPilot has no cluster new.",
+            "Clusters that are there: mine, old (STOPPED). sky launch -c new makes this one.",
+        ),
+        ("old", "The cluster old is stopped.", "Start it again: sky start old"),
+    ],
+)
+def test_clusters_that_cant_be_used(name: str, message: str, hint: str):
+    error = sky_words.not_up(name, (MINE, OLD))
+    assert (error.message, error.hint) == (message, hint)
+    assert "there: none." in sky_words.not_up(name, ()).hint
+
+
+def test_a_cluster_that_is_not_up_yet():
+    state = ClusterState(name="mine", status="INIT", launch="")
+    error = sky_words.not_up("mine", (state,))
+    assert error.message == "The cluster mine is not up: SkyPilot says INIT."
+
+
+_WRITE = """
+from sky.utils import cluster_utils
+for cluster, proxy in (("mine", ""), ("other", "proxy --node %w")):
+    auth = {"ssh_user": "root", "ssh_private_key": "~/.sky/generated/ssh-keys/mine.key"}
+    if proxy:
+        auth["ssh_proxy_command"] = proxy
+    cluster_utils.SSHConfigHelper.add_cluster(
+        cluster, cluster + "-7c9f", ["10.0.0.1", "10.0.0.2"], auth, [22, 22]
+    )
+"""
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("sky") is None,
+    reason="SkyPilot's package is not installed: pip install -e '.[test-skypilot]'",
+)
+def test_the_clusters_of_these_tests_are_written_as_skypilot_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    subprocess.run([sys.executable, "-c", _WRITE], check=True)
+    for cluster, proxy in (("mine", ""), ("other", "proxy --node %w")):
+        text = (tmp_path / ".sky/generated/ssh" / cluster).read_text()
+        assert text == entries(cluster, ("10.0.0.1", "10.0.0.2"), proxy=proxy)
+        workers = sky_words.hosts_in(text, cluster)
+        assert workers == (cluster, f"{cluster}-worker1")

@@ -1,0 +1,113 @@
+"""`%distributed env sync`, over a fake session: what is asked for, what is printed, and which Python cells use then."""
+
+from __future__ import annotations
+
+import pytest
+
+from distmagic.errors import PreflightError
+from distmagic.notebook.commands import Names
+from distmagic.notebook.completion import Completer
+from distmagic.notebook.file_commands import ENV_FLAGS
+from distmagic.remote.wire.protocol import EnvironmentReady
+from distmagic.session.housekeeping import Synced
+
+READY = EnvironmentReady(
+    python="/home/me/.distmagic/envs/.1/bin/python",
+    was_there=False,
+    elapsed_s=61.4,
+    notes=("torch is another one\x07",),
+)
+
+
+@pytest.fixture
+def requirements(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.txt").write_text("torch==2.9.0\n./mine\n")
+    return tmp_path / "train.txt"
+
+
+def test_cells_use_the_environment_where_it_was_made(lab, capsys, requirements):
+    lab.value("%distributed hosts gpu-a gpu-b")
+    lab.session.synced = Synced(
+        ready={"gpu-a": READY},
+        error=PreflightError("gpu-b", "apex could not be installed."),
+    )
+    capsys.readouterr()
+    error = lab.error("%distributed env sync --requirements train.txt")
+    assert str(error).startswith("gpu-b: apex could not be installed.")
+    assert "sync train: torch==2.9.0" in lab.session.log
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[:4] == [
+        "note: left out, because it lies on this machine alone: ./mine",
+        "gpu-a: the environment train is ready (61 s): /home/me/.distmagic/envs/.1/bin/python",
+        "gpu-a: note: torch is another one",
+        "The cells of this notebook use it on gpu-a; elsewhere write --python env:train.",
+    ]
+    # A line on stderr, which is blanked where it became shorter.
+    first, second = captured.err.removeprefix("\r").split("\r")
+    assert first == "gpu-a: installing torch (1 of 2), 3 s"
+    assert second == "gpu-a: waiting, 4 s".ljust(len(first)) + "\n"
+    lab.run("%%distributed\nint()")
+    assert lab.session.access.pythons == (("gpu-a", READY.python),)
+    lab.run("%%distributed --python gpu-a=/other --python gpu-b=/b\nint()")
+    assert dict(lab.session.access.pythons) == {"gpu-a": "/other", "gpu-b": "/b"}
+    lab.run("%%distributed --python /all\nint()")
+    assert lab.session.access.pythons == (("", "/all"),)
+    # It is never made by a Python that was made so.
+    lab.session.synced = Synced(ready={})
+    lab.value(
+        "%distributed env sync --hosts=gpu-a --requirements=train.txt --name mine"
+    )
+    assert lab.session.access.pythons == ()
+    assert [host.name for host in lab.session.hosts] == ["gpu-a"]
+    assert "sync mine: torch==2.9.0" in lab.session.log
+
+
+def test_an_environment_that_is_there_is_told_as_such(lab, capsys, requirements):
+    found = EnvironmentReady(python="/x/python", was_there=True, elapsed_s=0.1)
+    lab.session.synced = Synced(ready={"gpu-a": found})
+    lab.value("%distributed hosts gpu-a")
+    lab.value("%distributed env sync --requirements train.txt")
+    told = "gpu-a: the environment train was there already (0 s): /x/python\n"
+    assert told in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "%distributed env is followed by sync."),
+        ("make", "%distributed env is followed by sync."),
+        ("sync --fast", "%distributed env sync takes no --fast."),
+        ("sync --name", "--name needs a value."),
+        (
+            "sync --lock a --requirements b",
+            "--requirements and --lock can't go together.",
+        ),
+        (
+            "sync --requirements nowhere.txt",
+            "nowhere.txt can't be read: [Errno 2] No such file or directory: 'nowhere.txt'.",
+        ),
+        (
+            "sync --requirements train.txt --name a/b",
+            "'a/b' can't be the name of an environment.",
+        ),
+    ],
+)
+def test_a_wrong_line_says_what_to_write(lab, requirements, line, message):
+    lab.value("%distributed hosts gpu-a")
+    error = lab.error(f"%distributed env {line}")
+    assert str(error).partition("\n")[0] == message
+
+
+def test_the_tab_key_completes_it(requirements):
+    completer = Completer(
+        names=Names(hosts=lambda: ["gpu-a"], jobs=list, ranks=lambda _: [])
+    )
+    for line, offered in (
+        ("%distributed env ", ["sync"]),
+        ("%distributed env sync --", list(ENV_FLAGS)),
+        ("%distributed env sync --hosts g", ["gpu-a"]),
+        ("%distributed env sync --lock ", ["train.txt"]),
+        ("%distributed env sync --requirements ", ["train.txt"]),
+    ):
+        assert completer.candidates(line) == offered

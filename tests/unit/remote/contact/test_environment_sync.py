@@ -1,0 +1,278 @@
+"""`SyncEnvironment`, answered by a real contact: pip, or a program in place of uv, and an index that is a folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from distmagic.connection.link import Link
+from distmagic.connection.opening import open_link
+from distmagic.errors import ConnectionLost, PreflightError
+from distmagic.payload import bundle
+from distmagic.remote.contact.environment_sync import _why, _without_local_version
+from distmagic.remote.records import environments
+from distmagic.remote.system import processes
+from distmagic.remote.wire import protocol as p
+from distmagic.request.command_prefix import interpreter_words
+from distmagic.request.hosts import LOCALHOST
+from distmagic.transports.local import LocalTransport
+from tests.builders.wheels import wheel
+from tests.lab import wait_until
+
+Open = Callable[[], Link]
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels, which is all that pip and uv look at; this machine has no uv."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for tool in ("PIP", "UV"):
+        monkeypatch.setenv(f"{tool}_NO_INDEX", "1")
+        monkeypatch.setenv(f"{tool}_FIND_LINKS", str(folder))
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    return folder
+
+
+@pytest.fixture
+def opened(index: Path) -> Iterator[Open]:
+    """Opens conversations with this machine."""
+    links: list[Link] = []
+
+    def opened_link() -> Link:
+        links.append(
+            open_link(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
+        )
+        return links[-1]
+
+    yield opened_link
+    for link in links:
+        link.close()
+
+
+def sync(
+    link: Link, *lines: str, name: str = "train"
+) -> tuple[list[p.EnvironmentProgress], p.EnvironmentReady]:
+    """Have an environment with these packages; return how it went, and what came of it."""
+    link.send(p.SyncEnvironment(name=name, requirements=lines))
+    return heard(link)
+
+
+def heard(
+    link: Link, progress: list[p.EnvironmentProgress] | None = None
+) -> tuple[list[p.EnvironmentProgress], p.EnvironmentReady]:
+    progress = [] if progress is None else progress
+    while True:
+        said: object = link.answer(p.EnvironmentProgress, p.EnvironmentReady)
+        if isinstance(said, p.EnvironmentReady):
+            return progress, said
+        assert isinstance(said, p.EnvironmentProgress)
+        progress.append(said)
+
+
+def asked(python: str, code: str) -> str:
+    return subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_an_environment_is_made_once_and_has_the_packages_and_a_name(index, opened):
+    wheel(index, "alpha", requires=("beta",))
+    wheel(index, "beta", "2.0")
+    wheel(index, "gpu", "3.1")
+    link = opened()
+    progress, made = sync(link, "alpha==1.0", "gpu==3.1+cu9")
+    assert not made.was_there
+    assert asked(made.python, "import alpha, beta; print(beta.VERSION)") == "2.0"
+    assert made.notes == (
+        "gpu==3.1 is there in place of gpu==3.1+cu9, which was not found",
+    )
+    stages = list(dict.fromkeys(one.stage for one in progress))
+    assert stages == ["making the environment", "fetching", "installing"]
+    assert (progress[-1].done, progress[-1].total) == (3, 3)
+    # By its name; a program of its own names the Python that it belongs to.
+    words = interpreter_words("env:train")
+    found = asked_by(words, "import sys; print(sys.prefix)")
+    assert Path(found).resolve() == Path(made.python).parents[1].resolve()
+    # Nothing is made a second time, also by another conversation that runs in the environment itself.
+    inner = open_link(LOCALHOST, LocalTransport(), made.python, bundle.build())
+    progress, again = sync(inner, "alpha==1.0", "gpu==3.1+cu9", name="other")
+    inner.close()
+    assert (progress, again.was_there, again.python) == ([], True, made.python)
+    assert again.notes == made.notes
+
+
+def asked_by(words: tuple[str, ...], code: str) -> str:
+    done = subprocess.run(
+        [*words, "-c", code], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_a_package_that_cant_be_had_is_named_and_the_environment_is_not_there(
+    index, opened
+):
+    wheel(index, "alpha")
+    link = opened()
+    with pytest.raises(PreflightError) as caught:
+        sync(link, "alpha", "nowhere==7")
+    assert caught.value.message.startswith(
+        "localhost: nowhere==7 could not be installed: ERROR: No matching distribution found for nowhere==7."
+    )
+    assert "PIP_INDEX_URL" in caught.value.hint
+    assert not (environments.root() / "train").exists()
+    with pytest.raises(PreflightError, match="is no name"):
+        sync(link, name="..")  # the conversation goes on
+
+
+@pytest.mark.parametrize("name", ["", ".x", "a/b"])
+def test_a_name_that_leads_elsewhere_is_refused(opened, name):
+    with pytest.raises(PreflightError, match="is no name of an environment"):
+        sync(opened(), name=name)
+
+
+def fake_uv(tmp_path: Path, script: str) -> None:
+    program = tmp_path / ".local" / "bin" / "uv"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/bash\n{script}\n")
+    program.chmod(0o755)
+
+
+# What uv does: `uv venv --python BASE DIR`, `uv pip install --python PYTHON -r FILE`.
+UV = """
+case "$1" in
+venv) exec "$3" -m venv --without-pip "$4" ;;
+*) echo "$@" >> "$HOME/uv-calls"; echo "Resolved 2 packages in 1ms"; while [ -e "$HOME/hold" ]; do sleep 0.05; done
+esac
+"""
+
+
+def test_of_two_notebooks_one_makes_the_environment_by_uv_and_the_other_waits(
+    tmp_path, opened
+):
+    fake_uv(tmp_path, UV)
+    (tmp_path / "hold").touch()
+    first, second = opened(), opened()
+    request = p.SyncEnvironment(name="a", requirements=("alpha",))
+    first.send(request)
+    wait_until((tmp_path / "uv-calls").exists, "uv", 60.0)
+    waited: list[p.EnvironmentProgress] = []
+    with ThreadPoolExecutor(1) as pool:
+        second.send(request)
+        other = pool.submit(heard, second, waited)
+        wait_until(lambda: len(waited) > 0, "a second one that waits", 60.0)
+        (tmp_path / "hold").unlink()
+        progress, made = heard(first)
+        _, found = other.result(60)
+    assert (made.was_there, found.was_there) == (False, True)
+    assert found.python == made.python
+    assert {one.stage for one in waited} == {
+        "waiting for another notebook that makes it"
+    }
+    assert max(one.total for one in progress) == 2
+    calls = (tmp_path / "uv-calls").read_text().splitlines()
+    assert len(calls) == 1
+    assert calls[0].startswith(f"pip install --python {made.python} -r ")
+    # Half of one is never used.
+    half = Path(made.python).parents[1] / "half"
+    half.touch()
+    half.with_name("ready").unlink()
+    _, repaired = sync(first, "alpha", name="a")
+    assert (repaired.was_there, repaired.python) == (False, made.python)
+    assert not half.exists()
+
+
+def test_an_interrupt_ends_all_that_was_started_for_it(tmp_path, opened):
+    """A child that leaves the session of its parent ends as well."""
+    mark = f"7{os.getpid()}.5"
+    fake_uv(
+        tmp_path,
+        f'[ "$1" = venv ] && exec "$3" -m venv --without-pip "$4"\n'
+        f'(setsid sleep {mark} & echo > "$HOME/began")\nsleep {mark}',
+    )
+    link = opened()
+    link.send(p.SyncEnvironment(name="a", requirements=("alpha",)))
+    wait_until((tmp_path / "began").exists, "uv", 60.0)
+    wait_until(lambda: len(sleeping(mark)) == 2, "two processes", 60.0)
+    link.close()
+    wait_until(lambda: not sleeping(mark), "their end", 60.0)
+    with pytest.raises(ConnectionLost):
+        heard(link)
+
+
+def sleeping(mark: str) -> list[int]:
+    found = []
+    for process in processes.everything():
+        try:
+            words = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if words == f"sleep\0{mark}\0".encode():
+            found.append(process.pid)
+    return found
+
+
+def test_a_lock_file_that_only_uv_can_read_needs_it(opened):
+    link = opened()
+    link.send(p.SyncEnvironment(name="a", lock={"pylock.toml": "lock-version = '1'"}))
+    with pytest.raises(PreflightError, match=r"pylock.toml needs uv, which is neither"):
+        heard(link)
+
+
+def test_an_environment_that_nobody_uses_is_removed_with_its_name(index):
+    environment = environments.Environment(path=environments.root() / ".0badcafe")
+    (environment.path / "bin").mkdir(parents=True)
+    environment.python.write_bytes(bytes(5000))
+    assert environment.notes() is None
+    environment.finish(["a note"])
+    environment.name_it("train")
+    assert (environments.root() / "train" / "bin" / "python").exists()
+    assert environment.notes() == ("a note",)
+    now = time.time()
+    assert environments.unused(0.0, now) == []  # touched a moment ago
+    assert environments.unused(500.0, now + 499) == []
+    assert environments.unused(0.0, now + 121) == [(environment.path, 5000)]
+    with environment.locked() as is_free:
+        assert is_free
+        environments.remove(environment.path)
+    assert environment.notes() == ("a note",)  # somebody was making it
+    environments.remove(environment.path)
+    assert list(environments.root().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            "WARNING: Retrying: Failed to establish a new connection: [Errno 111]\nERROR: No matching distribution found for numpy==2",
+            "this host can't reach a package index for numpy==2: ERROR: No matching distribution found for numpy==2",
+        ),
+        (
+            "error: No solution found.\n  Because numpy was not found in the provided links",
+            "numpy could not be installed: error: No solution found. Because numpy was not found in the provided links",
+        ),
+        ("  ERROR: Failed building wheel for apex\n", "apex could not be installed: ERROR: Failed building wheel for apex"),
+        ("no space left\n", "no space left"),
+        ("", "it said nothing"),
+    ],
+)  # fmt: skip
+def test_why_a_program_failed(said, why):
+    lines = [line.strip() for line in said.splitlines()]
+    assert _why("\n".join(lines)) == why
+
+
+def test_a_local_version_is_left_out_only_where_it_was_not_found():
+    lines = ["torch==2.9.0+cpu", "numpy==2.0"]
+    assert _without_local_version(lines, "no version of numpy==2.0") is None
+    replaced = _without_local_version(lines, "no version of torch==2.9.0+cpu")
+    assert replaced is not None
+    assert replaced[0] == ["torch==2.9.0", "numpy==2.0"]

@@ -1,0 +1,113 @@
+"""A node as a task of a platform: what it writes to its log, and what it refuses to begin with."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from distmagic.remote.contact import task
+from distmagic.remote.contact.task import Log, merged
+from distmagic.remote.wire import log_lines, protocol
+from distmagic.remote.wire.protocol import Bar, MetricRow, Output, Progress
+
+
+def progress(step, *, rank=0, bars=(), rows=1):
+    made = tuple(
+        MetricRow(at_s=step, step=step, metrics={"loss": 1.0}) for _ in range(rows)
+    )
+    return Progress(rank=rank, restart=0, at_s=step, step=step, rows=made, bars=bars)
+
+
+def messages(text):
+    found = []
+    joining = log_lines.Joining()
+    for line in text.splitlines():
+        whole = joining.add(log_lines.read(line))
+        if whole is not None:
+            found.append(protocol.decode(whole.encode()))
+    return found
+
+
+def test_progress_of_a_second_is_one_line_of_each_rank():
+    out = io.StringIO()
+    log = Log(out)
+    for step in range(1, 4):
+        for rank in range(2):
+            log.add(progress(step, rank=rank))
+    assert out.getvalue() == ""
+    log.flush()
+    found = messages(out.getvalue())
+    assert [(n, one.rank, one.step, len(one.rows)) for n, one in found] == [
+        (1, 0, 3, 3),
+        (2, 1, 3, 3),
+    ]
+
+
+def test_what_can_not_wait_comes_after_what_came_before_it():
+    out = io.StringIO()
+    log = Log(out)
+    log.add(progress(1))
+    log.add(Output(rank=0, stream="stdout", offset=0, text="a"))
+    log.add(Output(rank=0, stream="stdout", offset=1, text="b"))
+    log.add(protocol.Ended(rank=0, restart=0, outcome="returned"))
+    kinds = [type(one).__name__ for _, one in messages(out.getvalue())]
+    assert kinds == ["Progress", "Output", "Ended"]
+    assert messages(out.getvalue())[1][1].text == "ab"
+
+
+def test_of_a_bar_the_latest_state_counts_and_of_rows_the_last_ones():
+    old, new = Bar(id=1, n=1), Bar(id=1, n=2)
+    other = Bar(id=2, n=5)
+    joined = merged(progress(1, bars=(old, other), rows=60), progress(2, bars=(new,)))
+    assert joined.bars == (new, other)
+    assert len(joined.rows) == 50
+    assert joined.rows[-1].step == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (progress(1), progress(2, rank=1)),
+        (progress(1), Output(rank=0, stream="stdout", offset=0, text="a")),
+        (
+            Output(rank=0, stream="stdout", offset=0, text="a"),
+            Output(rank=0, stream="stderr", offset=0, text="a"),
+        ),
+        (
+            Output(rank=0, stream="stdout", offset=0, text="a"),
+            Output(rank=0, stream="stdout", offset=9, text="a", skipped_bytes=8),
+        ),
+    ],
+)
+def test_what_is_of_another_rank_or_stream_is_a_line_of_its_own(before, after):
+    assert merged(before, after) is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "NODE_RANK, MASTER_ADDR, MASTER_PORT not set"),
+        ({"NODE_RANK": "0", "MASTER_ADDR": "a"}, "MASTER_PORT not set"),
+        ({"NODE_RANK": "2"}, "NODE_RANK=2 is no node of 2"),
+        ({"NODE_RANK": "-1"}, "NODE_RANK=-1 is no node of 2"),
+        ({"NODE_RANK": "x"}, "NODE_RANK=x is no node of 2"),
+    ],
+)
+def test_half_set_or_contradictory_variables_are_named(
+    tmp_path, monkeypatch, variables, message
+):
+    start = protocol.StartNode(
+        job="1", node_rank=0, torchrun=(), env={}, defaults={}, cwd="", call="", code="",
+        endpoint="", hosts=("master", "worker-1"), lead=True, terms=protocol.JobTerms(lease_s=60),
+    )  # fmt: skip
+    (tmp_path / task.START).write_bytes(protocol.encode(start))
+    for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    if len(variables) == 1:
+        monkeypatch.setenv("MASTER_ADDR", "localhost")
+        monkeypatch.setenv("MASTER_PORT", "1")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match=message):
+        task._start_message(tmp_path, ())

@@ -1,0 +1,51 @@
+"""The job that keeps a cluster of SkyPilot from stopping: it lives as long as a job of distmagic runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from distmagic.remote.keeper import hold, processes
+from tests.lab.waiting import wait_until
+
+_WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+
+
+def waiting(job: str) -> subprocess.Popen[bytes]:
+    """Start a process that ends when its stdin does; `job` is the job that it belongs to."""
+    variables = {**os.environ, "DISTMAGIC_JOB": job}
+    return subprocess.Popen(_WAITS, stdin=subprocess.PIPE, env=variables)
+
+
+@pytest.mark.parametrize(("job", "is_held"), [("1122-aa", True), ("--template", False)])
+def test_it_goes_on_while_a_job_runs_and_ends_after_the_idle_time(
+    job: str, is_held: bool, monkeypatch: pytest.MonkeyPatch
+):
+    looks: list[dict[int, int]] = []
+    process = waiting(job)
+
+    def look() -> dict[int, int]:
+        looks.append(processes.parents())
+        # Jobs of other tests on this machine are left out.
+        return {pid: 1 for pid in looks[-1] if pid == process.pid}
+
+    monkeypatch.setattr(hold, "parents", look)
+    monkeypatch.setattr(hold, "LOOK_S", 0.01)
+    holding = threading.Thread(target=hold.main, args=('{"idle_s": 0.2}',))
+    holding.start()
+    if is_held:
+        after = time.monotonic() + 0.5
+        wait_until(lambda: time.monotonic() > after, "more than the idle time")
+        assert holding.is_alive()
+        process.communicate()
+    holding.join(30)
+    assert not holding.is_alive()
+    assert looks
+    if not is_held:
+        assert process.poll() is None
+        process.communicate()

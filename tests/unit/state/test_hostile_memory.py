@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from array import array
@@ -31,6 +32,12 @@ WIDE = "\N{PILE OF POO}"  # takes 4 bytes in memory, and every other character b
 
 def wide(chars: int, number: int) -> str:
     return f"{number} {WIDE}" + "x" * chars
+
+
+# The largest PNG that is taken, as far as anybody looks into it.
+PICTURE = base64.b64encode(
+    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"\0\0\x10\0" * 2 + bytes(140_000)
+).decode()
 
 
 def flood(kind: type, rank: int, number: int) -> dict[str, object]:
@@ -84,6 +91,8 @@ FLOODS: dict[type, Callable[[int, int], dict[str, object]]] = {
     p.NodeStopping: lambda rank, number: {"reason": wide(1900, number)},
     p.Detached: lambda rank, number: {"why": wide(1900, number)},
     p.Skipped: lambda rank, number: {"through": number},
+    p.Picture: lambda rank, number: {"rank": rank, "restart": 0, "data": PICTURE},
+    p.Hardware: lambda rank, number: {"used_bytes": number, "gpus": [{"used_bytes": number, "total_bytes": 1}] * 300},
     p.StacksDone: lambda rank, number: {"request_id": str(number), "ranks": number},
     p.Final: lambda rank, number: {"reason": wide(1900, number), "survivors": [wide(290, i) for i in range(300)]},
 }  # fmt: skip

@@ -4,7 +4,7 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
 
     the cell's line   --request/flags.parse_line-->        Request: a JobSpec (what; no host in it) and an Access
     --hosts, settings --request/config.choose_hosts-->     Hosts
-    --on slurm        --clusters/allocation-->             Hosts that a scheduler gives
+    --on slurm        --clusters/slurm/allocation-->       Hosts that a scheduler gives
     --on sky          --clusters/cluster-->                Hosts of a cluster of SkyPilot
     the cell          --request/cell.parse_cell-->         statements for the notebook, and one call for every rank
     the call          --payload/pack.pack_call-->          Payload: files that travel
@@ -31,7 +31,8 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     session/       one kernel's hosts and jobs
     screens/       puts a run where a user looks: notebook, terminal, log
     runner/        one run from its start to its end; all threads of a run
-    clusters/      gets hosts from a scheduler, and keeps them until nobody needs them
+    clusters/      gets hosts from a system that has some, and keeps them until nobody needs them
+    clusters/slurm/    an allocation of Slurm
     clusters/inside/   the nodes of a job that all run the same notebook or script find each other
     connection/    links to hosts: opened, kept idle, used again
     connection/requests/   what one host is asked over a link: each function a request and its answer

@@ -94,8 +94,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; None: those of the
                              notebook, else DISTMAGIC_HOSTS, else the nodes of the job in which a system has started
                              this program on each, else here
-        allocation           nodes of a scheduler in place of hosts: of `distmagic.request.allocation` an `AllocationRequest`
-                             for Slurm, or a `ClusterRequest` for SkyPilot
+        allocation           nodes of a scheduler in place of hosts: of `distmagic.request.allocation` an `SlurmRequest`
+                             for Slurm, or a `SkyRequest` for SkyPilot
         nproc_per_node       ranks a host: a number, "gpu", "cpu" or "auto"; None: one for each GPU, else 1
         nnodes               number of nodes, or (min, max) of an elastic job
         max_restarts         restarts of all ranks after a failure

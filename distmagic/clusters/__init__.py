@@ -1,34 +1,16 @@
-"""Gets hosts from a scheduler, and keeps them until nobody needs them: Slurm's nodes, and clusters of SkyPilot. And speaks
-with OSMO, which runs whole jobs.
+"""Gets hosts from a system that has some, and keeps them until nobody needs them; or has the system run the whole job.
 
-The way of the data. What is asked for and what Slurm says are words, understood in pure modules; few lines act.
+    slurm/     an allocation of Slurm: its nodes, over steps of the job
+    cluster    a cluster of SkyPilot: SSH hosts
+    osmo       a workflow of OSMO, which no host of ours runs: it is submitted, and followed by its log
+    inside/    processes that a system has started on every node itself
 
-    the line's flags    --request/allocation-->            AllocationRequest
-    AllocationRequest   --submission-->                    sbatch's arguments and script
-    these               --slurm.submit, through a Shell--> a job, pending
-    squeue's rows       --job_states-->                    JobState; in words for the view
-    a running job       --nodelist-->                      names of nodes: Hosts of this allocation
-    a node              --transports/srun-->               Transport, under the one launcher
+A cluster of SkyPilot: `sky status` --sky_words--> its name and launch --cluster--> Hosts, reached with the file that
+SkyPilot writes for ssh and with the host keys that this launch has shown first.
 
-The batch script starts a keeper on every node (remote/keeper). The lead's keeper holds the lease of the whole
-allocation, which this notebook renews through one pipe; when that keeper ends, the script and the job end too. So a
-notebook that is gone, also while the job was pending, leaves no allocation, and nobody has to tell Slurm.
+Nothing here knows of ranks or torch. What a system says is understood in pure modules of words; few lines act. In this
+order:
 
-A cluster of SkyPilot is SSH hosts: `sky status` --sky_words--> its name and launch --cluster--> Hosts, reached with the
-file that SkyPilot writes for ssh and with the host keys that this launch has shown first.
-
-Nothing here knows of runs, ranks or torch. No file is left on the log-in node. inside/ is for processes that a scheduler
-has started on every node itself. In this order:
-
-    nodelist.py      "a[1-3,07]" as names                                                  pure
-    submission.py    what sbatch is told                                                   pure
-    job_states.py    what squeue says: pending and why, running where, how it ended        pure
-    refusals.py      what sbatch says when it refuses                                      pure
-    shell.py         the log-in node: one connection, commands with a time limit
-    slurm.py         submit, look, cancel
-    queue.py         pending jobs: one question for all of them, less and less often
-    lease_pipe.py    what holds an allocation: a pipe to the keeper of its first node
-    allocation.py    one allocation: pending, held by its lease, ended
     sky_words.py     what SkyPilot's program is told, and what it says of clusters         pure
     sky.py           that program: status, launch, hold, down, each with a time limit
     cluster.py       one cluster of SkyPilot: found or launched, reached, given up

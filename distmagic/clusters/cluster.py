@@ -7,7 +7,7 @@
 
 Where the program is not installed, its file alone is read: a cluster that others have launched may be used so.
 Promised: what was launched here for the first time and given up, or failed, is taken down; nothing else is, unless
-somebody asks for it by its name. A kernel that ends leaves its cluster to SkyPilot, which stops it when it is idle.
+somebody asks for it by its name. A kernel that ends leaves its cluster to SkyPilot, which takes it down when it is idle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from distmagic.clusters.sky_words import ClusterState
 from distmagic.connection.connections import connect
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, SpecError, Unreachable
-from distmagic.request.allocation import ClusterRequest, HostsRequest
+from distmagic.request.allocation import HostsRequest, SkyRequest
 from distmagic.request.hosts import SKY, Host
 from distmagic.request.spec import Access
 from distmagic.transports import Process, Transport
@@ -48,7 +48,7 @@ class Cluster:
     """
 
     def __init__(
-        self, request: ClusterRequest, owner: str, *, is_in_doubt: bool = False
+        self, request: SkyRequest, owner: str, *, is_in_doubt: bool = False
     ) -> None:
         """Raises `SpecError` where neither SkyPilot's program nor a file of the cluster is there.
 
@@ -78,7 +78,7 @@ class Cluster:
 
     def fits(self, request: HostsRequest) -> bool:
         """Whether it is what a cell asks for."""
-        if not isinstance(request, ClusterRequest):
+        if not isinstance(request, SkyRequest):
             return False
         return request == self.request or request.name == self.cluster
 

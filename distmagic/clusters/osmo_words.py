@@ -58,6 +58,8 @@ _OF_A_NODE = (
     protocol.NodeStopping,
     protocol.Skipped,
     protocol.Final,
+    protocol.Picture,
+    protocol.Hardware,
 )
 
 Put = Callable[[int, protocol.Message, int], object]

@@ -3,7 +3,7 @@
 A command runs while the notebook does other things, until somebody waits for it. It starts SkyPilot's own server where
 that does not run yet, which stays: it is SkyPilot's.
 
-SkyPilot stops a cluster by itself when its queue of jobs was empty for some minutes (autostop). Ranks of ours are in no
+SkyPilot stops or takes down a cluster by itself when its queue of jobs was empty for some minutes (autostop). Ranks of ours are in no
 queue, and an SSH session without a terminal does not count either. So one job of its queue is ours: hold.py, which lives
 as long as a job of distmagic runs there, and for the idle time after that.
 """
@@ -28,7 +28,7 @@ from distmagic.clusters import sky_words
 from distmagic.clusters.sky_words import ClusterState
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, SpecError, Unreachable
-from distmagic.request.allocation import ClusterRequest
+from distmagic.request.allocation import SkyRequest
 from distmagic.transports import program_text
 
 STATUS_S = 180.0  # its server may have to start first
@@ -173,7 +173,7 @@ def failed(what: str, answer: Answer) -> DistmagicError:
 # ---- launched, held, taken down
 
 
-def launch_words(request: ClusterRequest, cluster: str) -> tuple[str, ...]:
+def launch_words(request: SkyRequest, cluster: str) -> tuple[str, ...]:
     """Return the arguments that launch a cluster. Without a task's `run` it only sets the hosts up."""
     words = ["launch", "--yes", "--detach-run", "--cluster", cluster]
     if request.nodes:
@@ -184,26 +184,26 @@ def launch_words(request: ClusterRequest, cluster: str) -> tuple[str, ...]:
     return (*words, request.file) if request.file else tuple(words)
 
 
-def hold_words(request: ClusterRequest, cluster: str) -> tuple[str, ...]:
+def hold_words(request: SkyRequest, cluster: str) -> tuple[str, ...]:
     """Return the arguments that put the job into the queue that keeps the cluster from stopping."""
     argv = program_text.command("python3", "hold", {"idle_s": hold_s(request)})
     name = ("--detach-run", "--name", "distmagic-hold")
     return ("exec", *name, cluster, "--", shlex.join(argv))
 
 
-def hold_s(request: ClusterRequest) -> float:
+def hold_s(request: SkyRequest) -> float:
     """Return for how long the queue is not empty when the last job has ended; of a user's own cluster not for long."""
     if request.name:
         return _LEAST_S
     return max(request.idle_s - 60.0 * _stop_minutes(request), _LEAST_S)
 
 
-def _stop_minutes(request: ClusterRequest) -> int:
+def _stop_minutes(request: SkyRequest) -> int:
     return min(_STOP_MINUTES, math.ceil(request.idle_s / 60))
 
 
 def launch(
-    request: ClusterRequest,
+    request: SkyRequest,
     cluster: str,
     asker: NotebookAsker,
     tell: Callable[[str], object],
@@ -227,7 +227,7 @@ def launch(
         raise failed(f"sky exec on {cluster}", answer)
 
 
-def hold_in_background(request: ClusterRequest, cluster: str) -> None:
+def hold_in_background(request: SkyRequest, cluster: str) -> None:
     """Put another holding job into the queue: the one before may be about to end. A failure is printed."""
 
     def hold() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from distmagic.errors import SpecError
-from distmagic.request.allocation import ClusterRequest
+from distmagic.request.allocation import SkyRequest
 
 SSH_FOLDER = "~/.sky/generated/ssh"
 GET_IT = (
@@ -67,7 +67,7 @@ def is_up(name: str, known: Iterable[ClusterState]) -> bool:
     return any(one.name == name and one.status == "UP" for one in known)
 
 
-def name_for(owner: str, request: ClusterRequest) -> str:
+def name_for(owner: str, request: SkyRequest) -> str:
     """Return the name of the cluster that is launched for a notebook: the same one when it asks for the same again.
 
     `owner` is as hosts know the notebook: ann@laptop:/home/ann/train.ipynb.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distmagic.errors import SpecError
 from distmagic.exports import parts, quoting
-from distmagic.exports.job import File, Job, text_file
+from distmagic.exports.job import ExportedJob, File, text_file
 from distmagic.exports.quoting import variable
 from distmagic.planning.torchrun import NodeWords
 from distmagic.request.spec import split_endpoint
@@ -12,7 +12,7 @@ from distmagic.request.spec import split_endpoint
 _PORT = 29500
 
 
-def files(job: Job) -> tuple[File, ...]:
+def files(job: ExportedJob) -> tuple[File, ...]:
     """Return a script for each host, and one for all. Raises `SpecError` where it is not said where they meet."""
     scripts = []
     for rank in range(job.nodes):
@@ -23,7 +23,7 @@ def files(job: Job) -> tuple[File, ...]:
     return (*scripts, text_file("any-node.sh", any_node), *parts.environment(job))
 
 
-def readme(job: Job) -> tuple[str, ...]:
+def readme(job: ExportedJob) -> tuple[str, ...]:
     """Return what a user has to know, a paragraph each."""
     first = "`bash node-0.sh` on the first host"
     others = (
@@ -37,11 +37,11 @@ def readme(job: Job) -> tuple[str, ...]:
     )
 
 
-def _of_host(job: Job, rank: int) -> str:
+def _of_host(job: ExportedJob, rank: int) -> str:
     return f", {job.hosts[rank][0]}" if rank < len(job.hosts) else ""
 
 
-def _meeting(job: Job) -> tuple[str, int]:
+def _meeting(job: ExportedJob) -> tuple[str, int]:
     """Return the address and the port at which the nodes meet."""
     port = job.spec.master_port or _PORT
     if job.spec.rdzv_endpoint:
@@ -57,7 +57,7 @@ def _meeting(job: Job) -> tuple[str, int]:
     return job.hosts[0][0], port
 
 
-def _ranks(job: Job, rank: int | None) -> int | str | None:
+def _ranks(job: ExportedJob, rank: int | None) -> int | str | None:
     """Return the ranks of a node, or of each of them; None where the node has to count its GPUs."""
     slots = [number for _, number in job.hosts]
     if rank is not None and rank < len(slots):
@@ -67,7 +67,7 @@ def _ranks(job: Job, rank: int | None) -> int | str | None:
     return job.nproc_per_node
 
 
-def _script(job: Job, lines: list[str], rank: int | None) -> str:
+def _script(job: ExportedJob, lines: list[str], rank: int | None) -> str:
     """Return the script of one node; `rank` is None in that of all of them."""
     if job.request.setup:
         lines.append(job.request.setup)

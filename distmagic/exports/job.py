@@ -50,7 +50,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ExportedJob:
     """One job. `hosts` are the names of its hosts where the user gave some, each with its number of ranks or None."""
 
     name: str

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from distmagic.errors import SpecError
 from distmagic.exports import parts, quoting, start_ranks
-from distmagic.exports.job import PROGRAM, File, Job, text_file
+from distmagic.exports.job import PROGRAM, ExportedJob, File, text_file
 from distmagic.exports.quoting import variable
 from distmagic.planning.torchrun import NodeWords
 
@@ -27,7 +27,7 @@ _WAIT_S = 300
 _VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "OUTPUT_DIR")
 
 
-def files(job: Job) -> tuple[File, ...]:
+def files(job: ExportedJob) -> tuple[File, ...]:
     """Return both workflows, and as files of their own the scripts that they carry."""
     node = text_file(_NODE, _node(job))
     ranks = text_file(_RANKS, _ranks(job))
@@ -55,7 +55,7 @@ def files(job: Job) -> tuple[File, ...]:
     )
 
 
-def workflow(job: Job) -> str:
+def workflow(job: ExportedJob) -> str:
     """Return the workflow whose tasks start torchrun, or what the program starts in its place."""
     _check_sizes(job)
     node = text_file(_NODE, _node(job))
@@ -67,7 +67,7 @@ def names(nodes: int) -> tuple[str, ...]:
     return ("master", *(f"worker-{place}" for place in range(1, nodes)))
 
 
-def readme(job: Job) -> tuple[str, ...]:
+def readme(job: ExportedJob) -> tuple[str, ...]:
     """Return what a user has to know, a paragraph each."""
     first = ""
     if job.secrets:
@@ -80,7 +80,7 @@ def readme(job: Job) -> tuple[str, ...]:
     )
 
 
-def _check_sizes(job: Job) -> None:
+def _check_sizes(job: ExportedJob) -> None:
     for file in job.program.files:
         if len(file.data) > _LARGEST:
             raise SpecError(
@@ -89,12 +89,12 @@ def _check_sizes(job: Job) -> None:
             )
 
 
-def _credential(job: Job) -> str:
+def _credential(job: ExportedJob) -> str:
     return f"{job.title}-secrets"
 
 
 def _workflow(
-    job: Job, scripts: Sequence[File], commands: Sequence[Sequence[str]]
+    job: ExportedJob, scripts: Sequence[File], commands: Sequence[Sequence[str]]
 ) -> str:
     text = (
         "# Submit it with: osmo workflow submit FILE\n"
@@ -117,7 +117,7 @@ def _workflow(
     return text
 
 
-def _resources(job: Job) -> str:
+def _resources(job: ExportedJob) -> str:
     request = job.request
     lines = []
     if request.gpus is not None:
@@ -131,7 +131,7 @@ def _resources(job: Job) -> str:
     return "  resources:\n    default:\n" + "".join(lines) if lines else ""
 
 
-def _task(job: Job, place: int, command: Sequence[str]) -> str:
+def _task(job: ExportedJob, place: int, command: Sequence[str]) -> str:
     program, *args = command
     shown = ", ".join(quoting.yaml(arg) for arg in args)
     lines = [
@@ -163,7 +163,7 @@ def _task(job: Job, place: int, command: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _inline(job: Job, scripts: Sequence[File]) -> str:
+def _inline(job: ExportedJob, scripts: Sequence[File]) -> str:
     program = [(f"{PROGRAM}/{file.path}", file.data) for file in job.program.files]
     own = [(file.path, file.data) for file in scripts]
     text = ""
@@ -181,7 +181,7 @@ def _inline(job: Job, scripts: Sequence[File]) -> str:
     return text
 
 
-def _begin(job: Job, what: str) -> list[str]:
+def _begin(job: ExportedJob, what: str) -> list[str]:
     """Return the first lines of a task's script: variables, the master's name, and the folder in which ranks begin."""
     lines = [
         f"# What each task runs: {what}.",
@@ -211,7 +211,7 @@ def _begin(job: Job, what: str) -> list[str]:
     ]
 
 
-def _node(job: Job) -> str:
+def _node(job: ExportedJob) -> str:
     is_c10d = job.backend == "c10d"
     lines = _begin(job, "torchrun, which starts its ranks")
     if is_c10d:
@@ -231,7 +231,7 @@ def _node(job: Job) -> str:
     return parts.script([*lines, *parts.torchrun_lines(job, words)])
 
 
-def _ranks(job: Job) -> str:
+def _ranks(job: ExportedJob) -> str:
     lines = _begin(job, "--size ranks from --offset, in a world of --world_size")
     start = quoting.bash_line((parts.python_of(job), f"{AT}/{_START}"))
     return parts.script(

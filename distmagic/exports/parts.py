@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from distmagic.errors import SpecError
 from distmagic.exports import quoting
-from distmagic.exports.job import PROGRAM, File, Job, text_file
+from distmagic.exports.job import PROGRAM, ExportedJob, File, text_file
 from distmagic.planning import torchrun
 from distmagic.planning.torchrun import NodeWords
 
@@ -16,7 +16,7 @@ ENVIRONMENT = "environment.sh"
 COUNT = "import torch; print(torch.cuda.device_count() or 1)"
 
 
-def environment(job: Job) -> tuple[File, ...]:
+def environment(job: ExportedJob) -> tuple[File, ...]:
     """Return the file with all variables of the user, which the other scripts read; none where there are none."""
     if not job.spec.env:
         return ()
@@ -27,7 +27,7 @@ def environment(job: Job) -> tuple[File, ...]:
     return (text_file(ENVIRONMENT, script(lines, head=""), is_private=True),)
 
 
-def read_environment(job: Job) -> list[str]:
+def read_environment(job: ExportedJob) -> list[str]:
     """Return the line that reads that file."""
     return [f". ./{ENVIRONMENT}"] if job.spec.env else []
 
@@ -53,7 +53,7 @@ def script(lines: Iterable[str], head: str = "#!/bin/bash\n") -> str:
     return head + "".join(f"{line}\n" for line in lines)
 
 
-def enter(job: Job) -> list[str]:
+def enter(job: ExportedJob) -> list[str]:
     """Return the lines that go to the directory in which ranks begin, from the exported folder."""
     lines = []
     if job.program.imports:
@@ -68,12 +68,12 @@ def enter(job: Job) -> list[str]:
     return lines
 
 
-def python_of(job: Job) -> str:
+def python_of(job: ExportedJob) -> str:
     """Return the interpreter of a rank that torchrun does not start."""
     return quoting.program_path(job.python or "python3")
 
 
-def launcher(job: Job) -> tuple[str, ...]:
+def launcher(job: ExportedJob) -> tuple[str, ...]:
     """Return the words that start the ranks: torchrun, itself or as a module of the user's interpreter; or the program's own."""
     if job.program.launcher:
         return (python_of(job), *job.program.launcher)
@@ -82,7 +82,7 @@ def launcher(job: Job) -> tuple[str, ...]:
     return (quoting.program_path(job.python), "-m", "torch.distributed.run")
 
 
-def torchrun_lines(job: Job, words: NodeWords) -> list[str]:
+def torchrun_lines(job: ExportedJob, words: NodeWords) -> list[str]:
     """Return torchrun's command as lines of bash, a flag each."""
     parts = [
         quoting.bash_line(("exec", *launcher(job))),
@@ -99,7 +99,7 @@ def _continued(parts: Sequence[str]) -> list[str]:
     return [f"{line} \\" for line in lines[:-1]] + [lines[-1]]
 
 
-def ranks_of_node(job: Job) -> int:
+def ranks_of_node(job: ExportedJob) -> int:
     """Return the number of ranks of each node, where it has to be one. Raises `SpecError` for gpu, cpu and auto."""
     nproc = job.nproc_per_node
     if nproc is None:

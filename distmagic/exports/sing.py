@@ -12,7 +12,7 @@ from pathlib import Path
 
 from distmagic.errors import SpecError
 from distmagic.exports import parts, quoting, sing_entry
-from distmagic.exports.job import PROGRAM, File, Job, text_file
+from distmagic.exports.job import PROGRAM, ExportedJob, File, text_file
 from distmagic.exports.quoting import variable
 from distmagic.planning import torchrun
 from distmagic.planning.torchrun import NodeWords
@@ -21,7 +21,7 @@ _AT = "/job"
 _PORT = 29500
 
 
-def files(job: Job) -> tuple[File, ...]:
+def files(job: ExportedJob) -> tuple[File, ...]:
     """Return SING Cloud's own files for a job."""
     return (
         text_file("Dockerfile", _dockerfile(job)),
@@ -31,7 +31,7 @@ def files(job: Job) -> tuple[File, ...]:
     )
 
 
-def readme(job: Job) -> tuple[str, ...]:
+def readme(job: ExportedJob) -> tuple[str, ...]:
     """Return what a user has to know, a paragraph each."""
     where = ", and give it the variables of `secrets.env`" if job.secrets else ""
     count = f"{job.nodes} node{'s' if job.nodes > 1 else ''}"
@@ -46,7 +46,7 @@ def readme(job: Job) -> tuple[str, ...]:
     )
 
 
-def _dockerfile(job: Job) -> str:
+def _dockerfile(job: ExportedJob) -> str:
     if job.python.startswith("~"):
         raise SpecError(
             f"--python {job.python}: an image has no home, and no shell that knows ~.",
@@ -67,7 +67,7 @@ def _dockerfile(job: Job) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _settings(job: Job) -> str:
+def _settings(job: ExportedJob) -> str:
     """Return what the entry point reads. A word of the command is a list: texts, and between them names of what it knows."""
     is_c10d = job.backend == "c10d"
     ranks = job.nproc_per_node
@@ -98,7 +98,7 @@ def _settings(job: Job) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _secrets(job: Job) -> tuple[File, ...]:
+def _secrets(job: ExportedJob) -> tuple[File, ...]:
     """Return the file with a line for each secret, as `--env-file` of docker takes it. Raises `SpecError`."""
     lines = []
     for name, value in job.secrets:

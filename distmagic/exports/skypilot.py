@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from distmagic.errors import SpecError
 from distmagic.exports import parts, quoting
-from distmagic.exports.job import File, Job, text_file
+from distmagic.exports.job import ExportedJob, File, text_file
 from distmagic.exports.quoting import variable
 from distmagic.planning.torchrun import NodeWords
 
@@ -24,7 +24,7 @@ _VARIABLES = (
 )
 
 
-def files(job: Job) -> tuple[File, ...]:
+def files(job: ExportedJob) -> tuple[File, ...]:
     """Return both tasks. They are private where they have secrets in them."""
     is_private = bool(job.secrets)
     return (
@@ -33,7 +33,7 @@ def files(job: Job) -> tuple[File, ...]:
     )
 
 
-def readme(job: Job) -> tuple[str, ...]:
+def readme(job: ExportedJob) -> tuple[str, ...]:
     """Return what a user has to know, a paragraph each."""
     return (
         f"Launch it here: `sky launch -c {job.title} task.yaml`; see it with `sky logs {job.title}`, end it with `sky down {job.title}`.",
@@ -42,7 +42,7 @@ def readme(job: Job) -> tuple[str, ...]:
     )
 
 
-def _task(job: Job, backend: str) -> str:
+def _task(job: ExportedJob, backend: str) -> str:
     setup = job.request.setup or _install(job)
     return (
         f"# Torchrun on every node, {backend} rendezvous. Launch it in its own folder.\n"
@@ -57,13 +57,13 @@ def _task(job: Job, backend: str) -> str:
     )
 
 
-def _install(job: Job) -> str:
+def _install(job: ExportedJob) -> str:
     """Return what brings torch to a machine that has none."""
     python = quoting.bash(parts.python_of(job))
     return f"{python} -c 'import torch' 2>/dev/null || {python} -m pip install torch"
 
 
-def _resources(job: Job) -> str:
+def _resources(job: ExportedJob) -> str:
     request = job.request
     lines = []
     if request.gpus is not None and request.gpus.count:
@@ -88,7 +88,7 @@ def _mapping(key: str, pairs: Sequence[tuple[str, str]]) -> str:
     return f"{key}:\n" + "".join(lines) if lines else ""
 
 
-def _run(job: Job, backend: str) -> str:
+def _run(job: ExportedJob, backend: str) -> str:
     is_c10d = backend == "c10d"
     lines = [
         parts.require(_VARIABLES, "SkyPilot"),

@@ -7,14 +7,14 @@ batch script runs on the first node, whose tasks are the first: its own name is 
 from __future__ import annotations
 
 from distmagic.exports import parts, quoting
-from distmagic.exports.job import File, Job, text_file
+from distmagic.exports.job import ExportedJob, File, text_file
 from distmagic.exports.quoting import variable
 from distmagic.planning.torchrun import NodeWords
 
 _NODE, _RANK = "node.sh", "rank.sh"
 
 
-def files(job: Job) -> tuple[File, ...]:
+def files(job: ExportedJob) -> tuple[File, ...]:
     """Return Slurm's own files for a job."""
     ranks = parts.ranks_of_node(job)
     return (
@@ -26,7 +26,7 @@ def files(job: Job) -> tuple[File, ...]:
     )
 
 
-def readme(job: Job) -> tuple[str, ...]:
+def readme(job: ExportedJob) -> tuple[str, ...]:
     """Return what a user has to know, a paragraph each."""
     return (
         f"Submit it here, in a folder that all nodes see: `sbatch job.sbatch`; it prints to `{job.title}-JOB.out`.",
@@ -35,7 +35,7 @@ def readme(job: Job) -> tuple[str, ...]:
     )
 
 
-def _sbatch(job: Job, ranks: int, *, tasks: int, starts: str) -> str:
+def _sbatch(job: ExportedJob, ranks: int, *, tasks: int, starts: str) -> str:
     own = [
         ("job-name", job.title),
         ("output", "%x-%j.out"),
@@ -70,7 +70,7 @@ def _sbatch(job: Job, ranks: int, *, tasks: int, starts: str) -> str:
     return parts.script([*lines, quoting.bash_line((*step, "bash", starts))])
 
 
-def _node(job: Job, ranks: int) -> str:
+def _node(job: ExportedJob, ranks: int) -> str:
     is_c10d = job.backend == "c10d"
     words = NodeWords(
         backend=job.backend,
@@ -93,7 +93,7 @@ def _node(job: Job, ranks: int) -> str:
     return parts.script([*lines, *parts.torchrun_lines(job, words)])
 
 
-def _rank(job: Job) -> str:
+def _rank(job: ExportedJob) -> str:
     command = (parts.python_of(job), "-u", *job.program.words)
     return parts.script(
         [

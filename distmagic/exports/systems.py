@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from distmagic.exports import by_hand, osmo, sing, skypilot, slurm
-from distmagic.exports.job import PROGRAM, File, Job, text_file
+from distmagic.exports.job import PROGRAM, ExportedJob, File, text_file
 
-_FILES: dict[str, Callable[[Job], tuple[File, ...]]] = {
+_FILES: dict[str, Callable[[ExportedJob], tuple[File, ...]]] = {
     "slurm": slurm.files,
     "skypilot": skypilot.files,
     "osmo": osmo.files,
     "sing": sing.files,
     "torchrun": by_hand.files,
 }
-_README: dict[str, Callable[[Job], tuple[str, ...]]] = {
+_README: dict[str, Callable[[ExportedJob], tuple[str, ...]]] = {
     "slurm": slurm.readme,
     "skypilot": skypilot.readme,
     "osmo": osmo.readme,
@@ -24,7 +24,7 @@ _README: dict[str, Callable[[Job], tuple[str, ...]]] = {
 }
 
 
-def files(job: Job) -> tuple[File, ...]:
+def files(job: ExportedJob) -> tuple[File, ...]:
     """Return everything that the folder of a job has in it. Raises `SpecError` for what its system has no place for."""
     program = [
         replace(file, path=f"{PROGRAM}/{file.path}") for file in job.program.files
@@ -33,7 +33,7 @@ def files(job: Job) -> tuple[File, ...]:
     return (text_file("README.md", readme(job)), *own, *program)
 
 
-def readme(job: Job) -> str:
+def readme(job: ExportedJob) -> str:
     """Return the README: five lines."""
     lines = (
         f"# {job.title}, for {job.request.system}: written by distmagic",
@@ -44,7 +44,7 @@ def readme(job: Job) -> str:
     return f"{title}\n" + "".join(f"- {line}\n" for line in others)
 
 
-def _about_program(job: Job) -> str:
+def _about_program(job: ExportedJob) -> str:
     program = job.program
     if program.is_bundle:
         return (

@@ -9,7 +9,7 @@ packages that do. In this order:
     backend.py        the functions of other packages that the magics call, each imported at its first call
     settings.py       what is set once for a notebook: hosts, playground, and the session of all its cells
     commands.py       the table of `%distributed` subcommands
-    host_commands.py  hosts, playground, down
+    host_commands.py  hosts, playground, allocations, down
     job_commands.py   jobs, runs, attach, view, add, stop, logs, stacks, clean, status
     job_hosts.py      which hosts these ask, and how they are reached
     job_tables.py     their tables

@@ -1,4 +1,4 @@
-"""`%distributed hosts | playground | down`: which hosts the notebook's cells use."""
+"""`%distributed hosts | playground | allocations | down`: which hosts the notebook's cells use."""
 
 # ruff: noqa: T201  # what a magic prints is its output
 
@@ -15,7 +15,7 @@ from distmagic.errors import SpecError
 from distmagic.notebook.settings import Notebook, listed
 from distmagic.request import flag_parser, flags
 from distmagic.request.allocation import (
-    AllocationRequest,
+    SlurmRequest,
     cluster_of,
     is_cluster,
     parse_place,
@@ -25,7 +25,7 @@ from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import JobSpec
 
 if TYPE_CHECKING:
-    from distmagic.clusters.job_states import JobState
+    from distmagic.clusters.slurm.job_states import JobState
 
 
 FLAGS = ("--hostfile", "--python", "--ssh-config")  # of `%distributed hosts`
@@ -154,7 +154,7 @@ def allocations(line: CommandLine) -> None:
     access = flags.parse_line("", line.notebook.config.defaults(os.environ)).access
     if job:
         taken = session.allocation(
-            AllocationRequest(login=login, job=job), access, line.asker, JobSpec()
+            SlurmRequest(login=login, job=job), access, line.asker, JobSpec()
         )
         nodes = taken.wait(line.asker, lambda text: print(sanitize.lines(text)))
         print(f"Slurm job {job}: {listed(nodes)}")

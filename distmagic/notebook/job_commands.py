@@ -1,4 +1,4 @@
-"""`%distributed jobs | attach | view | add | stop | logs | stacks | clean | status`: what is on the hosts, from any kernel.
+"""What is on the hosts, from any kernel: `%distributed jobs | runs | attach | view | add | stop | logs | stacks | clean | status`.
 
 Each command first asks hosts for their jobs (job_hosts.py), and then acts on those hosts that the job has.
 """
@@ -255,7 +255,9 @@ def clean(line: CommandLine) -> None:
     of_others = f"{others} ended job{'s' if others > 1 else ''} of other notebooks"
     if not line.words:
         kept = sum(session.cached(reach(line, hosts)))
-        print(f"kept of what was sent for jobs that are over: {kept / 1e6:,.1f} MB")
+        print(
+            f"kept of sent files, environments and setups that nobody uses: {kept / 1e6:,.1f} MB"
+        )
         _print_work_dirs(
             "working directory that no job uses", _idle_work_dirs(line, everybody=True)
         )

@@ -24,7 +24,7 @@ _OURS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllocationRequest:
+class SlurmRequest:
     """An allocation of Slurm that a cell wants.
 
     `login` is the host on which Slurm's commands are run, as after `--hosts`; "" is this machine. `job` is the number of
@@ -59,7 +59,7 @@ class AllocationRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterRequest:
+class SkyRequest:
     """A cluster of SkyPilot that a cell wants: `name` is one that exists, "" where one is to be launched.
 
     Of that, `nodes` is its size (0: as the task says, else 1), `gpus` the kind and number of each node's ("L4:4"), `file`
@@ -95,7 +95,7 @@ class ClusterRequest:
 
 
 # What gives hosts that were not named one by one.
-HostsRequest = AllocationRequest | ClusterRequest
+HostsRequest = SlurmRequest | SkyRequest
 
 
 def check_option(name: str, value: str) -> None:
@@ -131,15 +131,17 @@ def cluster_of(
     place: str,
     asked: Mapping[str, object],
     of_slurm: Iterable[str] = (),
-) -> ClusterRequest:
+) -> SkyRequest:
     """Return the cluster after `--on`: sky:NAME, or sky, which is launched as `asked` says, by the names of its fields.
 
     `of_slurm` are options of the line that only Slurm is told. Raises `SpecError`.
     """
     for option in of_slurm:
+        cure = "Write what a node has to have into a task of SkyPilot: --sky FILE.yaml."
+        if option == "gpus-per-node":
+            cure = "Write --gpus KIND:N, such as --gpus L4:4."
         raise SpecError(
-            f"--{option} is for Slurm, and --on {place} asks SkyPilot.",
-            "Write what a node has to have into a task of SkyPilot: --sky FILE.yaml.",
+            f"--{option} is for Slurm, and --on {place} asks SkyPilot.", cure
         )
     name = place.partition(":")[2]
     known = {field: value for field, value in asked.items() if value is not None}
@@ -153,7 +155,7 @@ def cluster_of(
             f"--on {place} names no cluster.",
             "Write --on sky:NAME, or --on sky for a new one.",
         )
-    return ClusterRequest(name=name, **known)  # type: ignore[arg-type]
+    return SkyRequest(name=name, **known)  # type: ignore[arg-type]
 
 
 def check_not_of_cluster(gpus: str | None, file: str | None) -> None:
@@ -191,7 +193,7 @@ def parse_place(text: str) -> tuple[str, str]:
     if system != "slurm":
         raise SpecError(
             f"--on {text!r} is not known.",
-            "Write --on slurm, --on slurm:LOGIN with the name of a log-in node, --on sky or --on sky:NAME.",
+            "Write --on slurm, --on slurm:LOGIN with the name of a log-in node, --on sky, --on sky:NAME, --on osmo or --on none.",
         )
     login, colon, job = place.rpartition(":")
     if place.isdecimal():

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from distmagic.errors import SpecError
 from distmagic.request import flag_parser
 from distmagic.request.allocation import (
-    AllocationRequest,
     HostsRequest,
+    SlurmRequest,
     check_not_of_cluster,
     cluster_of,
     is_cluster,
@@ -249,7 +249,7 @@ def _allocation(
             f"Slurm job {job} has its nodes already.",
             "Leave out --nodes, --setup and what sbatch would be told.",
         )
-    return AllocationRequest(login=login, job=job, options=tuple(options), **known)
+    return SlurmRequest(login=login, job=job, options=tuple(options), **known)
 
 
 def _resources(args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -323,6 +323,13 @@ def _workflow(args: argparse.Namespace) -> ExportRequest | None:
         "ssh_command",
         "local_addr",
         "background",
+        "cold",
+        "warm_idle",
+        "fresh",
+        "node_lost_after",
+        "on_disconnect",
+        "ssh_config",
+        "connect_timeout",
     ):
         if getattr(args, name):
             raise SpecError(

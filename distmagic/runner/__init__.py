@@ -1,9 +1,9 @@
 """Takes one run from its start to its end, and keeps what is left of it.
 
-All threads of a run are here, and one loop owns it: on the main thread, which alone gets interrupts, or on the thread that
-session/ gives to a run in the background. A thread does one of two things: it listens to a link, or it does one blocking
-act; either ends in an event on the queue. So the state of a run and the table of its nodes
-are changed in one place, between two events, and an interrupt or a button is just one more event.
+All threads of a run are here, but for a workflow of OSMO (session/workflow.py). One loop owns a run: on the main thread,
+which alone gets interrupts, or on the thread that session/ gives to a run in the background. A thread does one of two
+things: it listens to a link, or it does one blocking act; either ends in an event on the queue. So the state of a run and
+the table of its nodes are changed in one place, between two events, and an interrupt or a button is just one more event.
 
     launch.py     two scripts for the main thread, from top to bottom: launch a job, attach to one
        |  begins blocking acts, waits for them with the loop

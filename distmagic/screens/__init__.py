@@ -2,9 +2,9 @@
 
     RunState  --render-->  text, HTML  --screen-->  what is seen
 
-Only these modules write to notebook or terminal while a run goes on. All of it happens on the thread that calls, which is
-that of the run's loop, but for the words before a run; nothing here asks a host, or decides anything about the run. Time is the run's own (`RunState.at_s`). The
-interface, `Screen`, stands in render/screen.py. In this order:
+Only these modules write to notebook or terminal while a run goes on. All of it happens on the thread that calls, which
+is that of the run's loop, but for the words before a run; nothing here asks a host, or decides anything about the run.
+Time is the run's own (`RunState.at_s`). The interface, `Screen`, stands in render/screen.py. In this order:
 
     choose.py    which screen fits
     announcing.py   what goes on before there is a run

@@ -5,16 +5,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 
-from distmagic.clusters import sky, sky_words, slurm, submission
-from distmagic.clusters.allocation import Allocation, found, submitted
+from distmagic.clusters import sky, sky_words
 from distmagic.clusters.cluster import Cluster
-from distmagic.clusters.job_states import JobState
-from distmagic.clusters.queue import Queue
-from distmagic.clusters.shell import Shell
+from distmagic.clusters.slurm import commands, submission
+from distmagic.clusters.slurm.allocation import Allocation, found, submitted
+from distmagic.clusters.slurm.job_states import JobState
+from distmagic.clusters.slurm.queue import Queue
+from distmagic.clusters.slurm.shell import Shell
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AllocationEnded, NodeLost, RunError
 from distmagic.remote.system import memory
-from distmagic.request.allocation import AllocationRequest, ClusterRequest, HostsRequest
+from distmagic.request.allocation import HostsRequest, SkyRequest, SlurmRequest
 from distmagic.request.command_prefix import ENVIRONMENT
 from distmagic.request.hosts import LOCALHOST, SKY, Host, parse_host
 from distmagic.request.spec import Access
@@ -40,7 +41,7 @@ def preview(
     is_elastic: bool,
 ) -> str:
     """Return what a scheduler would be told; nothing is."""
-    if isinstance(request, AllocationRequest):
+    if isinstance(request, SlurmRequest):
         if request.job:
             return f"Slurm job {request.job} would be used as it is."
         python = keeper_python(access)
@@ -100,7 +101,7 @@ class Allocations:
                 if one.check(asker):
                     return one
                 is_in_doubt = True
-        if isinstance(request, ClusterRequest):
+        if isinstance(request, SkyRequest):
             cluster = Cluster(request, owner, is_in_doubt=is_in_doubt)
             self._all.append(cluster)
             return cluster
@@ -152,7 +153,7 @@ class Allocations:
 
     def listed(self, login: str, access: Access, asker: Asker) -> tuple[JobState, ...]:
         """Return what Slurm has of this user's allocations, those of other kernels too. Raises `Unreachable`."""
-        states = slurm.look(self._queue(login, access).shell, (), "", asker).values()
+        states = commands.look(self._queue(login, access).shell, (), "", asker).values()
         ours = [
             one for one in states if one.comment.startswith(f"{submission.JOB_NAME}:")
         ]

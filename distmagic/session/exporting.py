@@ -12,7 +12,7 @@ from pathlib import Path
 
 from distmagic.errors import SpecError
 from distmagic.exports import folder, run_call, systems
-from distmagic.exports.job import PROGRAM, File, Job, Program, text_file
+from distmagic.exports.job import PROGRAM, ExportedJob, File, Program, text_file
 from distmagic.payload import bundle, local_modules, work_files
 from distmagic.payload.folder import Contents, check_size
 from distmagic.payload.local_modules import LocalModule
@@ -160,7 +160,7 @@ def write(program: Program, name: str, request: Request, hosts: Sequence[Host]) 
             "--python HOST=PATH: an exported job has one interpreter for all nodes.",
             "Write --python PATH.",
         )
-    job = Job(
+    job = ExportedJob(
         name=spec.name or name,
         program=program,
         spec=spec,

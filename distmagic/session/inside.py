@@ -17,8 +17,8 @@ from distmagic.clusters.inside.addresses import address_of_lead
 from distmagic.clusters.inside.arrivals import as_words
 from distmagic.clusters.inside.detect import detect
 from distmagic.clusters.inside.following import Following
+from distmagic.clusters.inside.job_node import JobNode
 from distmagic.clusters.inside.meeting import Meeting
-from distmagic.clusters.inside.place import Place
 from distmagic.clusters.inside.proof import Proof, missing, proof_of
 from distmagic.connection.link import Link
 from distmagic.errors import (
@@ -61,7 +61,7 @@ class Inside:
 
     def __init__(
         self,
-        place: Place,
+        place: JobNode,
         proof: Proof | None,
         kernel: str,
         own_link: Callable[[Access], Link],
@@ -280,7 +280,7 @@ def part_of(session: Any, environ: Mapping[str, str]) -> Inside | None:
     return found
 
 
-def _hosts(place: Place) -> tuple[Host, ...]:
+def _hosts(place: JobNode) -> tuple[Host, ...]:
     return tuple(
         Host(name=name, allocation=INSIDE + place.key) for name in place.names[1:]
     )

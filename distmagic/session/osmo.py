@@ -21,7 +21,7 @@ from distmagic.errors import (
 )
 from distmagic.exports import osmo as workflows
 from distmagic.exports import parts
-from distmagic.exports.job import PROGRAM, File, Job, Program
+from distmagic.exports.job import PROGRAM, ExportedJob, File, Program
 from distmagic.payload import bundle
 from distmagic.payload.pack import Payload
 from distmagic.payload.work_files import with_tree
@@ -59,6 +59,11 @@ def check(request: Request) -> None:
             f"--results {results}: OSMO has had no datasets for this since June 2026.",
             "Write the URL of a storage: --results s3://bucket/folder.",
         )
+    if any(host for host, _ in request.access.pythons):
+        raise SpecError(
+            "--python HOST=PATH names a host, and OSMO chooses the hosts.",
+            "Write --python PATH.",
+        )
     if request.spec.is_elastic:
         raise SpecError(
             "--nnodes MIN:MAX: a workflow of OSMO has as many tasks as it is submitted with.",
@@ -85,13 +90,13 @@ def run(request: Request, payload: Payload, screen: Screen) -> Run:
     return left
 
 
-def _job(request: Request, payload: Payload) -> Job:
+def _job(request: Request, payload: Payload) -> ExportedJob:
     """Return the workflow's job: what the tasks start is a `StartNode`, with its blobs and the half that travels."""
     assert request.workflow is not None
     spec = request.spec
     name = spec.name or (Path(payload.name).stem if payload.name else "cell")
     program = Program(files=(), words=())
-    job = Job(
+    job = ExportedJob(
         name=name,
         program=program,
         spec=replace(spec, rdzv_id=spec.rdzv_id or name),
@@ -116,7 +121,7 @@ def _job(request: Request, payload: Payload) -> Job:
     return replace(job, program=replace(program, files=tuple(files), launcher=launcher))
 
 
-def _start(job: Job, payload: Payload, lease_s: float) -> StartNode:
+def _start(job: ExportedJob, payload: Payload, lease_s: float) -> StartNode:
     """Return the message that starts every node; a task puts its own number and addresses into it."""
     work = replace(work_dir(job.spec, payload), is_fresh=True)
     if payload.tree is not None:
@@ -153,7 +158,7 @@ def _start(job: Job, payload: Payload, lease_s: float) -> StartNode:
     )
 
 
-def _planned(job: Job) -> Planned:
+def _planned(job: ExportedJob) -> Planned:
     """Return which ranks each task has."""
     count = parts.ranks_of_node(job)
     ranks = [range(node * count, (node + 1) * count) for node in range(job.nodes)]

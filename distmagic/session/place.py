@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from distmagic.clusters.allocation import Allocation
 from distmagic.clusters.cluster import Cluster
+from distmagic.clusters.slurm.allocation import Allocation
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.reach import Reaching
 from distmagic.render.screen import Screen

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from distmagic.clusters.inside.addresses import address_of_lead
-from distmagic.clusters.inside.place import Place
+from distmagic.clusters.inside.job_node import JobNode
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, SpecError
 from distmagic.payload.program import pack_program, placed
@@ -73,7 +73,7 @@ def _text_of(path: str) -> str:
         return ""  # the launch says so
 
 
-def run_as_rank(program: Program, place: Place) -> None:
+def run_as_rank(program: Program, place: JobNode) -> None:
     """Run a program in this process, which is one rank of a job that starts a task a rank.
 
     It sees the variables that torchrun would set. Raises what the program raises.

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from distmagic import sanitize
-from distmagic.clusters.allocation import Allocation
 from distmagic.clusters.cluster import Cluster
-from distmagic.clusters.job_states import JobState
+from distmagic.clusters.slurm.allocation import Allocation
+from distmagic.clusters.slurm.job_states import JobState
 from distmagic.comparison.compare import RunHistory
 from distmagic.connection.connections import Connections, connect
 from distmagic.connection.link import Link

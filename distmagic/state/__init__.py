@@ -64,11 +64,12 @@ A rank
                                running --(its node is lost)----> lost
                                running --(its node's Final)----> stopped
 
-A rank is in `workers` from its first Worker on. It *fails* if it ended badly and nobody asked it to end. It is *stopped* if torchrun, an agent or this notebook ended
-it. `first_failure` is the rank that failed first. Two exceptions: a rank that only lost a peer ("connection closed by
-peer") gives way to a rank whose own failure arrives within two seconds; and a rank that SIGTERM ended was stopped after
-all, if torchrun reports then that the process of a rank beside it had failed after its return. torchrun may start a rank again (Worker with
-a higher `restart`), or on another node in a later round of the rendezvous: then the old failure counts no more.
+A rank is in `workers` from its first Worker on. It *fails* if it ended badly and nobody asked it to end. It is
+*stopped* if torchrun, an agent or this notebook ended it. `first_failure` is the rank that failed first. Two
+exceptions: a rank that only lost a peer ("connection closed by peer") gives way to a rank whose own failure arrives
+within two seconds; and a rank that SIGTERM ended was stopped after all, if torchrun reports then that the process of a
+rank beside it had failed after its return. torchrun may start a rank again (Worker with a higher `restart`), or on
+another node in a later round of the rendezvous: then the old failure counts no more.
 
 Which node has which ranks is decided in fold_ranks.py: by the plan where the plan knows it, else by the lead's rounds.
 
@@ -80,8 +81,9 @@ The run
     running                         a rank is beyond starting
     connecting, sending, starting   what the node that is least far does
 
-`is_over`: every node is gone or lost, or `abandoned` is set. Then, in this order: *failed* with a `first_failure`, *lost*,
-*failed* or *stopped* by the reason of the stop, *done* if torchrun ended with 0 on each essential node, else *failed*.
+`is_over`: every node is gone or lost, or `abandoned` is set. Then, in this order: *failed* with a `first_failure`,
+*lost*, *failed* or *stopped* by the reason of the stop, *done* if torchrun ended with 0 on each essential node, else
+*failed*.
 
 `stopping` is set once and never changes: by StopRequested (launcher), by the first NodeStopping of an agent, or by
 Abandoned if the user wished it. The first reason of all is the run's.
@@ -91,13 +93,14 @@ Fields that only occur together
 - `abandoned`: the run ended before it had begun on all hosts. `stopping` is "interrupted" or "" then.
 - `culprit`: only with `stopping`, and only where the nodes found out among themselves.
 - `first_failure`: always a key of `workers`; that rank's phase is failed.
-- `failed_node`: its `code` is not 0. It was set before any stop, or it is the `culprit`, or it took a first failure back.
+- `failed_node`: its `code` is not 0. It was set before any stop, or it is the `culprit`, or it took a first failure
+  back.
 - `lost`: each node at most once. `unreached`: only nodes that tell Endpoint "unreached"; kept if that is why it stops.
 - `held`: events of nodes that are in a later round than the lead; empty where there is one round.
 - `is_elastic`: 0 < `min_nodes` < number of nodes. Nodes are only ever added (NodeAdded, lead), never removed.
 
-Promised: the phase of a node never goes back; a run whose nodes are all gone or lost is over; where hosts tell the truth,
-the state does not depend on how the events of different nodes were mixed, but for the order of lines and notices and
-for which of two failures came first. Not promised: that clocks of hosts agree (times are the notebook's); that every line of output is
-here (the logs on the hosts have more); that a node which is lost runs nothing any more.
+Promised: the phase of a node never goes back; a run whose nodes are all gone or lost is over; where hosts tell the
+truth, the state does not depend on how the events of different nodes were mixed, but for the order of lines and notices
+and for which of two failures came first. Not promised: that clocks of hosts agree (times are the notebook's); that
+every line of output is here (the logs on the hosts have more); that a node which is lost runs nothing any more.
 """

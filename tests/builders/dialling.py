@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from distmagic.clusters.inside.following import Following
+from distmagic.clusters.inside.job_node import JobNode
 from distmagic.clusters.inside.meeting import Meeting
-from distmagic.clusters.inside.place import Place
 from distmagic.clusters.inside.proof import SharedSecret
 from distmagic.connection.certificate import one_time_secret
 from distmagic.remote.contact.mutual_tls import context
@@ -20,12 +20,12 @@ from distmagic.transports.dialled import DialledTransport
 HERE = "127.0.0.1"
 
 
-def places(count: int = 2) -> tuple[Place, ...]:
+def places(count: int = 2) -> tuple[JobNode, ...]:
     """Return the nodes of a job of their own, all on this machine."""
     key = secrets.token_hex(4)
     names = tuple(f"n{number}" for number in range(count))
     return tuple(
-        Place(system="Slurm job 7", key=key, node_rank=number, lead="n0", names=names)
+        JobNode(system="Slurm job 7", key=key, node_rank=number, lead="n0", names=names)
         for number in range(count)
     )
 

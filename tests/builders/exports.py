@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distmagic.exports.job import File, Job, Program
+from distmagic.exports.job import ExportedJob, File, Program
 from distmagic.request.export import ExportRequest
 from distmagic.request.spec import JobSpec
 
@@ -36,9 +36,9 @@ HOSTILE = (
 def job(
     system: str, *, program: Program = PLAIN, spec: dict[str, Any] | None = None, name: str = "cell",
     hosts: tuple[tuple[str, int | str | None], ...] = (), python: str = "", **request: Any,
-) -> Job:  # fmt: skip
+) -> ExportedJob:  # fmt: skip
     """Return a job for a system; `request` are fields of `ExportRequest`."""
-    return Job(
+    return ExportedJob(
         name=name,
         program=program,
         spec=JobSpec(**(spec or {})),

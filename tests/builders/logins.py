@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distmagic.clusters import shell
+from distmagic.clusters.slurm import shell
 from distmagic.errors import ConnectionLost
 from tests.builders.keepers import request_of
 

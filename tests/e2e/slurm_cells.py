@@ -13,7 +13,7 @@ from typing import Any
 
 import distmagic
 from distmagic.errors import DistmagicError
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import SlurmRequest
 from distmagic.session.session import Session
 from distmagic.state.model import RunState
 from tests import REPOSITORY
@@ -22,7 +22,7 @@ from tests.e2e.runner import Watch
 from tests.lab import HostProcess, LabHost, wait_until
 from tests.lab.slurm import LOOK_S, SlurmLab
 
-TWO = AllocationRequest(login="dm1", nodes=2, options=(("cpus-per-task", "4"),))
+TWO = SlurmRequest(login="dm1", nodes=2, options=(("cpus-per-task", "4"),))
 ONE = dataclasses.replace(TWO, nodes=1)
 HELD = dataclasses.replace(TWO, options=(*TWO.options, ("gpus-per-node", "2")))
 
@@ -136,8 +136,8 @@ def kill(host: LabHost, processes: Iterable[HostProcess]) -> None:
 _KERNEL = """
 import json, sys, time
 import distmagic
-from distmagic.clusters import submission
-from distmagic.request.allocation import AllocationRequest
+from distmagic.clusters.slurm import submission
+from distmagic.request.allocation import SlurmRequest
 from distmagic.request.spec import Access
 from tests.e2e.runner import Watch, as_value
 from tests.e2e.programs import count
@@ -153,7 +153,7 @@ class Screen(Watch):
 asked = json.loads(sys.argv[1])
 submission.FIRST_LEASE_S = asked["first_lease_s"]
 way = Access(ssh_config=asked["ssh_config"], warm_idle_s=0.0, lease_s=4.0)
-request = AllocationRequest(login=asked["login"], nodes=asked["nodes"], job=asked["job"])
+request = SlurmRequest(login=asked["login"], nodes=asked["nodes"], job=asked["job"])
 found = distmagic.run(
     as_value(count), asked["seconds"], allocation=request, access=way, screen=Screen(), detach=asked["detach"],
     node_lost_after_s=30.0,

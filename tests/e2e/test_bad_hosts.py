@@ -62,25 +62,16 @@ def test_a_host_with_another_torch(lab: Lab) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("version", "why"),
-    [
-        ("3,9,7", "hosts need Python 3.10 or a later one."),
-        ("3,99,0", "functions travel only between equal minor versions."),
-    ],
-)
-def test_a_host_with_another_python(lab: Lab, version: str, why: str) -> None:
+def test_a_host_with_a_python_that_is_too_old(lab: Lab) -> None:
     fake = lab.hosts[1].home / "another-python"
-    first = (
-        f"import sys; sys.version_info=({version}); exec(sys.stdin.buffer.readline())"
-    )
+    first = "import sys; sys.version_info=(3,9,7); exec(sys.stdin.buffer.readline())"
     fake.write_text(f'#!/bin/sh\nexec python3 -u -c "{first}"\n')
     fake.chmod(0o755)
     way = runner.access(lab, pythons=(("dm2", "~/another-python"),))
     error = runner.failure(lab, "dm1,dm2", lambda: None, access=way)
     assert isinstance(error, PreflightError)
-    assert error.message.startswith(f"dm2: Python {version.replace(',', '.')} (")
-    assert why in error.message
+    assert error.message.startswith("dm2: Python 3.9.7 (")
+    assert "hosts need Python 3.10 or a later one." in error.message
 
 
 def test_a_full_disk(lab: Lab) -> None:

@@ -11,7 +11,7 @@ import pytest
 import distmagic
 from distmagic import api
 from distmagic.errors import HostErrors, HostKeyError
-from distmagic.request.allocation import ClusterRequest
+from distmagic.request.allocation import SkyRequest
 from distmagic.request.spec import Access
 from distmagic.session.session import Session
 from tests.builders.sky import Sky, entries
@@ -49,7 +49,7 @@ def skypilot(tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Sky:
 
 def run(screen: Watch | None = None) -> Any:
     return distmagic.run(
-        as_value(all_reduce), allocation=ClusterRequest(name="mine"), access=WAY, screen=screen or Watch(),
+        as_value(all_reduce), allocation=SkyRequest(name="mine"), access=WAY, screen=screen or Watch(),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from distmagic.errors import DistmagicError, NodeLost, WorkerFailed
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import SlurmRequest
 from distmagic.state.model import RunState
 from tests.e2e.programs import count
 from tests.e2e.runner import Watch, as_value, at_work
@@ -42,7 +42,7 @@ def ended_in_the_middle(
     """
     jobs: list[str] = []
     request = options.setdefault("allocation", ONE)
-    assert isinstance(request, AllocationRequest)
+    assert isinstance(request, SlurmRequest)
 
     def see_and_act() -> None:
         jobs.extend(slurm.jobs())

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from distmagic.clusters.allocation import ONE_CORE
-from distmagic.clusters.shell import Shell
+from distmagic.clusters.slurm.allocation import ONE_CORE
+from distmagic.clusters.slurm.shell import Shell
 from distmagic.errors import AllocationEnded, PreflightError, SpecError
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import SlurmRequest
 from distmagic.session.session import Session
 from tests.e2e import runner
 from tests.e2e.programs import count
@@ -52,7 +52,7 @@ HOSTILE = "a  'b' \"c\" $HOME `touch /run/mine` $(touch /run/mine) é \\ ! * ; |
 def test_what_slurm_refuses_is_told_in_words(
     held: Held, options: Any, nodes: int, message: str
 ) -> None:
-    request = AllocationRequest(login="dm1", nodes=nodes, options=options)
+    request = SlurmRequest(login="dm1", nodes=nodes, options=options)
     error = failure(held.slurm, as_value(count), 0.1, allocation=request)
     assert isinstance(error, SpecError)
     assert message in str(error)
@@ -72,9 +72,7 @@ def test_what_slurm_refuses_is_told_in_words(
 def test_a_job_that_slurm_takes_and_would_never_start_is_cancelled_and_told(
     held: Held, options: dict[str, str], nodes: int, message: str, hint: str
 ) -> None:
-    request = AllocationRequest(
-        login="dm1", nodes=nodes, options=tuple(options.items())
-    )
+    request = SlurmRequest(login="dm1", nodes=nodes, options=tuple(options.items()))
     error = failure(held.slurm, as_value(count), 0.1, allocation=request)
     assert isinstance(error, SpecError)
     assert message in error.message
@@ -91,7 +89,7 @@ def test_a_job_that_slurm_takes_and_would_never_start_is_cancelled_and_told(
 def test_hostile_values_that_slurm_refuses_are_refused_and_not_run(
     held: Held, name: str
 ) -> None:
-    request = AllocationRequest(login="dm1", options=((name, HOSTILE),))
+    request = SlurmRequest(login="dm1", options=((name, HOSTILE),))
     error = failure(
         held.slurm,
         as_value(count),
@@ -109,10 +107,10 @@ def test_gpus_of_a_whole_job_are_told_also_of_a_job_that_is_there(
     kernel: Session,
 ) -> None:
     with pytest.raises(SpecError, match="--gpus counts GPUs of the whole job"):
-        AllocationRequest(login="dm1", options=(("gpus", "4"),))
+        SlurmRequest(login="dm1", options=(("gpus", "4"),))
     job = submit(slurm, "--gpus=4", "-c4")
     wait_until_it_runs(slurm, job)
-    request = AllocationRequest(login="dm1", job=job)
+    request = SlurmRequest(login="dm1", job=job)
     error = failure(slurm, as_value(count), 0.1, allocation=request)
     slurm.command("scancel", job)
     assert "the job's GPUs are counted in all (--gpus)" in error.message
@@ -207,7 +205,7 @@ def test_hostile_values_arrive_as_they_are(
     monkeypatch.chdir(here)
     lines = HOSTILE + "\n$(touch /run/mine)\n"
     quoted = "'" + lines.replace("'", "'\\''") + "'"
-    request = AllocationRequest(
+    request = SlurmRequest(
         login="dm1",
         nodes=2,
         options=(("account", HOSTILE), ("mail-user", HOSTILE), ("qos", HOSTILE)),

@@ -10,7 +10,7 @@ import pytest
 
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.planning.jobs import choose
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import SlurmRequest
 from distmagic.request.spec import JobSpec
 from distmagic.session.session import Session
 from tests import REPOSITORY
@@ -90,7 +90,7 @@ def test_a_detached_job_holds_its_nodes_when_its_kernel_is_killed(
     way = runner.access(slurm.lab)
     (listed,) = kernel.allocations("dm1", way, ASKER)
     assert listed.job == job
-    request = AllocationRequest(login="dm1", job=job)
+    request = SlurmRequest(login="dm1", job=job)
     hosts = kernel.allocation(request, way, ASKER, JobSpec()).wait(ASKER, print)
     # others of earlier tests have ended
     there = choose(kernel.jobs(kernel.reach(hosts, way, ASKER)), name)
@@ -110,7 +110,7 @@ def test_a_detached_job_holds_its_nodes_when_its_kernel_is_gone(
         asker = NotebookAsker(can_ask=False)
         (listed,) = other.allocations("dm1", way, asker)
         assert listed.job == job
-        request = AllocationRequest(login="dm1", job=job)
+        request = SlurmRequest(login="dm1", job=job)
         hosts = other.allocation(request, way, asker, JobSpec()).wait(asker, print)
         there = choose(
             other.jobs(other.reach(hosts, way, asker)), left.job
@@ -146,7 +146,7 @@ def test_two_kernels_and_two_allocations_on_the_same_nodes(slurm: SlurmLab) -> N
 def test_a_job_that_was_not_submitted_for_us(slurm: SlurmLab, kernel: Session) -> None:
     job = submit(slurm, "--gpus-per-node=1", "-c4")
     wait_until_it_runs(slurm, job)
-    request = AllocationRequest(login="dm1", job=job)
+    request = SlurmRequest(login="dm1", job=job)
 
     def gpus() -> str:
         import os

@@ -66,7 +66,7 @@ def test_the_commands_about_jobs(lab: Lab, tmp_path: Path):
             os.utime(path, times=(1e9, 1e9))  # nobody has used it for long
         said = notebook.run("%distributed clean")
         assert re.search(
-            r"kept of what was sent for jobs that are over: \d+\.\d MB\n+"
+            r"kept of sent files, environments and setups that nobody uses: \d+\.\d MB\n+"
             r"working directory that no job uses: ~/\.distmagic/work/test_the_commands_about_jobs0 on dm1 .*\n+"
             r"working directory that no job uses: ~/\.distmagic/work/test_the_commands_about_jobs0 on dm2 .*\n+"
             r"Remove all of it with",

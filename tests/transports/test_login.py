@@ -122,7 +122,7 @@ def test_without_anybody_to_ask_the_error_says_so(home: Home, tmp_path: Path) ->
     )
     assert (
         error.hint
-        == "Load the key in your ssh agent (ssh-add), or run this in a notebook, where you can answer."
+        == "Load the key in your ssh agent (ssh-add), or run this in a notebook, in a cell without --background, where you can answer."
     )
 
 

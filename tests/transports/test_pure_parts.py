@@ -278,7 +278,7 @@ def test_nobody_to_ask() -> None:
     assert caught.value.host == "gpu-a"
     assert str(caught.value) == (
         "gpu-a: asks 'Verification code:', and nobody is here to answer.\n"
-        "Load the key in your ssh agent (ssh-add), or run this in a notebook, where you can answer."
+        "Load the key in your ssh agent (ssh-add), or run this in a notebook, in a cell without --background, where you can answer."
     )
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from distmagic.clusters.allocation import Allocation, submitted
-from distmagic.clusters.queue import Queue
-from distmagic.clusters.shell import Shell
+from distmagic.clusters.slurm.allocation import Allocation, submitted
+from distmagic.clusters.slurm.queue import Queue
+from distmagic.clusters.slurm.shell import Shell
 from distmagic.connection.connections import connect
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AllocationEnded, ConnectionLost
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import SlurmRequest
 from distmagic.request.hosts import Host, parse_host
 from distmagic.request.spec import Access
 from distmagic.transports import Transport
@@ -63,7 +63,7 @@ def allocation(
         )
 
     shell, asker = Shell("dm1", reach), NotebookAsker(can_ask=False)
-    wanted = AllocationRequest(login="dm1", nodes=2)
+    wanted = SlurmRequest(login="dm1", nodes=2)
     made = submitted(
         wanted,
         Queue(shell),
@@ -108,7 +108,7 @@ def test_a_job_that_has_ended_is_told_by_the_first_read(
         NotebookAsker(can_ask=False),
     )
     shell = Shell("dm1", lambda asker: connect(parse_host("dm1"), access, asker))
-    wanted = AllocationRequest(login="dm1")
+    wanted = SlurmRequest(login="dm1")
     made = submitted(
         wanted,
         Queue(shell),

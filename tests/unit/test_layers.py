@@ -42,6 +42,7 @@ PACKAGES = (
     "transports.ssh",
     "connection",
     "connection.requests",
+    "clusters.slurm",
     "clusters",
     "clusters.inside",
     "runner",

@@ -10,8 +10,10 @@ The way of it, on each node:
 
 Only node 0 listens, at the first free one of eight ports that follow from the job's name; all others connect. Proof is
 TLS 1.3 in which both ends show the certificate that follows from the secret and the job (scrypt, then Ed25519), or one
-that came in a credential of munge, or follows from what node 0 has written to the home: of who doesn't have it nothing is obeyed and nothing is said to him, on either side,
-and one job's nodes are not another's. Without any of them each node runs alone, and says so. Every connection goes in one direction and begins with a line that says what it is for; a process has two, stdin and stdout.
+that came in a credential of munge, or follows from what node 0 has written to the home. Whoever lacks it is neither
+obeyed nor answered, on either side, and nodes of another job count as such. Without any of them each node runs alone, and
+says so. Every connection goes in one direction and begins with a line that says what it is for; a process has two, stdin
+and stdout.
 
 A follower is to node 0 what an SSH host is: it starts contacts, and they start the node's agent. The launcher runs
 unchanged, over one more transport (transports/dialled). At each cell a follower says which cell it is at, and a digest
@@ -21,7 +23,7 @@ Promised: no node waits for ever. One that doesn't come is named after 20 times 
 ends tells so; connections that break are made again for 30 s. Not promised: that a cell runs where nodes disagree
 which cell is next. Nothing here knows of torch, and nothing is started without a proof. In this order:
 
-    place.py        what a node knows of its job; reading variables                pure
+    job_node.py     what a node knows of its job; reading variables                pure
     skypilot.py     one file a system, with its words: variables become a Place    pure
     sing.py, osmo.py, slurm.py, torchrun.py                                        pure
     detect.py       which system it is: SkyPilot before the Slurm below it         pure

@@ -6,12 +6,12 @@ import re
 import socket
 import subprocess
 
-from distmagic.clusters.inside.place import Place
+from distmagic.clusters.inside.job_node import JobNode
 
 _ASK_S = 10.0
 
 
-def address_of_lead(place: Place) -> str:
+def address_of_lead(place: JobNode) -> str:
     """Return the name or address to dial; a name that does not resolve yet is returned as it is, for it may do so late."""
     if not place.key.startswith("slurm ") or _resolves(place.lead):
         return place.lead

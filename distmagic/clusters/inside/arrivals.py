@@ -20,7 +20,7 @@ import threading
 import time
 from typing import Any
 
-from distmagic.clusters.inside.place import Place
+from distmagic.clusters.inside.job_node import JobNode
 from distmagic.clusters.inside.proof import Proof
 from distmagic.errors import SpecError
 from distmagic.remote.wire.clipping import clipped, text_of
@@ -59,7 +59,7 @@ class Member:
 class Arrivals:
     """The other nodes of a job, and the socket that they dial, until `close`. `changed` guards the members."""
 
-    def __init__(self, place: Place, proof: Proof) -> None:
+    def __init__(self, place: JobNode, proof: Proof) -> None:
         self.members = tuple(
             Member(number, name) for number, name in enumerate(place.names)
         )[1:]
@@ -218,7 +218,7 @@ def _passed(cell: int) -> SpecError:
     )
 
 
-def _listen(place: Place) -> socket.socket:
+def _listen(place: JobNode) -> socket.socket:
     """Return a socket that listens at the first free one of the job's ports. Raises `SpecError`."""
     is_dual = socket.has_dualstack_ipv6()
     error: OSError = OSError()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distmagic.clusters.inside import osmo, sing, skypilot, slurm, torchrun
-from distmagic.clusters.inside.place import Place
+from distmagic.clusters.inside.job_node import JobNode
 from distmagic.remote.system import processes
 
 # What torchrun has started has its variables and those of the system around it. A SkyPilot cluster on Slurm has
@@ -20,7 +20,7 @@ _SYSTEMS = (
 )
 
 
-def detect(environ: Mapping[str, str]) -> Place | None:
+def detect(environ: Mapping[str, str]) -> JobNode | None:
     """Return the place of this process among the nodes of a job, None outside any; a job of one process is none.
 
     Raises `SpecError` that names variables that are half-set or contradict each other.

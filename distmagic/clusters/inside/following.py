@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from distmagic.clusters.inside.place import Place
+from distmagic.clusters.inside.job_node import JobNode
 from distmagic.clusters.inside.proof import SECRET, Proof, WrongSecret
 from distmagic.errors import Unreachable
 from distmagic.transports import dialled, local
@@ -29,7 +29,7 @@ _NOT_FOR_RANKS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", SECRET)
 class Following:
     """One node that follows node 0, from the first cell to the end of this process."""
 
-    def __init__(self, place: Place, proof: Proof, address: str) -> None:
+    def __init__(self, place: JobNode, proof: Proof, address: str) -> None:
         self._place, self._proof, self._address = place, proof, address
         self._changed = threading.Condition()
         self._up: Channel | None = None

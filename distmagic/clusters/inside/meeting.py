@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distmagic.clusters.inside.arrivals import TICK_S, Arrivals, Member
-from distmagic.clusters.inside.place import Place
+from distmagic.clusters.inside.job_node import JobNode
 from distmagic.clusters.inside.proof import Proof
 from distmagic.errors import SpecError, Unreachable
 from distmagic.transports.channel import Channel
@@ -25,7 +25,7 @@ _AGAIN_S = 30.0  # for a node whose connections broke to dial again
 class Meeting:
     """Node 0 with the others, from its first cell until `close`."""
 
-    def __init__(self, place: Place, proof: Proof) -> None:
+    def __init__(self, place: JobNode, proof: Proof) -> None:
         self._place = place
         self._numbers = itertools.count(1)
         self._arrivals = Arrivals(place, proof)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distmagic.clusters.inside.place import Place, Variables, anonymous
+from distmagic.clusters.inside.job_node import JobNode, Variables, anonymous
 
 VARIABLES = (
     "DISTMAGIC_WORKFLOW",
@@ -22,7 +22,7 @@ VARIABLES = (
 )
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
+def place(environ: Mapping[str, str]) -> JobNode | None:
     """Return the place of this process in a workflow, None outside one. Raises `SpecError`."""
     found = Variables("OSMO", environ)
     if not found.has_any(*VARIABLES):
@@ -33,7 +33,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
             raise found.error(f"{name} is {found.get(name)!r}: it was not filled in.")
     workflow, lead = found.get("DISTMAGIC_WORKFLOW"), found.get("DISTMAGIC_MASTER_ADDR")
     node_rank = found.below("DISTMAGIC_NODE_RANK", "DISTMAGIC_NNODES")
-    return Place(
+    return JobNode(
         system=f"OSMO workflow {workflow}",
         key=f"osmo {workflow} {lead}",
         node_rank=node_rank,

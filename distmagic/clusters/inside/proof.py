@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from distmagic.clusters.inside import shared_home
-from distmagic.clusters.inside.place import Place
+from distmagic.clusters.inside.job_node import JobNode
 from distmagic.connection.certificate import one_time_secret, shared_secret
 from distmagic.errors import SpecError
 from distmagic.remote.contact import mutual_tls
@@ -71,7 +71,7 @@ class Proof(Protocol):
         """Leave nothing on node 0 with which another process could prove itself: all nodes have come, or it ends."""
 
 
-def proof_of(environ: Mapping[str, str], place: Place) -> Proof | None:
+def proof_of(environ: Mapping[str, str], place: JobNode) -> Proof | None:
     """Return how this node proves itself, None if it can't. Raises `SpecError` for a secret that is easily guessed."""
     text = environ.get(SECRET, "")
     if text and len(text) < _LEAST_CHARS:
@@ -90,7 +90,7 @@ def proof_of(environ: Mapping[str, str], place: Place) -> Proof | None:
     return None
 
 
-def missing(place: Place) -> str:
+def missing(place: JobNode) -> str:
     """Return what `proof_of` has not found, for people."""
     if not place.key.startswith("slurm "):
         return f"{SECRET} is not set"
@@ -119,7 +119,7 @@ class SharedSecret:
 class SharedHome:
     """All nodes see the same home."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: JobNode) -> None:
         self._place = place
         self._offered = ""  # by node 0
         self._found: Secret | None = None
@@ -158,7 +158,7 @@ class SharedHome:
 class Munge:
     """The nodes are of one cluster, and run as one user."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: JobNode) -> None:
         self._key = place.key
         self._own: Secret | None = None
 

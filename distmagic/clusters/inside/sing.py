@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distmagic.clusters.inside.place import Place, Variables
+from distmagic.clusters.inside.job_node import JobNode, Variables
 
 _NEEDED = ("SING_RANK", "SING_WORLD_SIZE", "SING_JOB_NAME", "SING_HOSTNAME_SUFFIX")
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
+def place(environ: Mapping[str, str]) -> JobNode | None:
     """Return the place of this process in a job, None outside one. Raises `SpecError`."""
     found = Variables("SING Cloud", environ)
     if not found.has_any(*_NEEDED):
@@ -25,7 +25,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
         raise found.error(
             f"SING_RANK is {node_rank}, and SING_HOST_ADDR is that of node 0, SING_MASTER_ADDR."
         )
-    return Place(
+    return JobNode(
         system=f"SING Cloud job {job}",
         key=f"sing {job} {suffix}",
         node_rank=node_rank,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distmagic.clusters.inside.place import Place, Variables
+from distmagic.clusters.inside.job_node import JobNode, Variables
 
 _NEEDED = ("SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK")
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
+def place(environ: Mapping[str, str]) -> JobNode | None:
     """Return the place of this process in a task, None outside one. Raises `SpecError`."""
     found = Variables("SkyPilot", environ)
     if not found.has_any(*_NEEDED):
@@ -24,7 +24,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
     if len(set(addresses)) != count:
         raise found.error("SKYPILOT_NODE_IPS has an address twice.")
     task = found.get("SKYPILOT_TASK_ID")
-    return Place(
+    return JobNode(
         system=f"SkyPilot task {task}" if task else "SkyPilot",
         key=f"skypilot {task} {' '.join(addresses)}",
         node_rank=found.below("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"),

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from distmagic.clusters import nodelist
-from distmagic.clusters.inside.place import Place, Task, Variables
+from distmagic.clusters.inside.job_node import JobNode, Task, Variables
+from distmagic.clusters.slurm import nodelist
 from distmagic.errors import SpecError
 
 _OF_STEP = (
@@ -20,7 +20,7 @@ _OF_STEP = (
 _COUNT = re.compile(r"(?P<tasks>[0-9]{1,6})(?:\(x(?P<nodes>[0-9]{1,6})\))?")
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
+def place(environ: Mapping[str, str]) -> JobNode | None:
     """Return the place of this process in a step of a job; None outside a job, and in one of a single node.
 
     Raises `SpecError`, also for a batch script and for a shell of salloc, which are on one of several nodes alone.
@@ -51,7 +51,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
             local_world_size=tasks[node_rank],
             said_by="SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE",
         )
-    return Place(
+    return JobNode(
         system=f"Slurm job {job}",
         key=f"slurm {job}.{found.get('SLURM_STEP_ID')}",
         node_rank=node_rank,

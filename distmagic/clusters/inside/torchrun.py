@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distmagic.clusters.inside.place import Place, Task, Variables, anonymous
+from distmagic.clusters.inside.job_node import JobNode, Task, Variables, anonymous
 
 _STARTED = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
@@ -14,7 +14,7 @@ _STARTED = (
 _SAID_BY = "RANK, LOCAL_RANK, LOCAL_WORLD_SIZE"
 
 
-def started(environ: Mapping[str, str]) -> Place | None:
+def started(environ: Mapping[str, str]) -> JobNode | None:
     """Return the place of a process that torchrun has started, None for any other. Raises `SpecError`."""
     if not environ.get("TORCHELASTIC_RUN_ID"):
         return None
@@ -34,7 +34,7 @@ def started(environ: Mapping[str, str]) -> Place | None:
         raise found.error(
             f"GROUP_WORLD_SIZE is {nnodes}, and WORLD_SIZE is {task.world_size}."
         )
-    return Place(
+    return JobNode(
         system=f"torchrun job {run_id}",
         key=f"torchrun {run_id} {lead} {found.get('MASTER_PORT')}",
         node_rank=node_rank,
@@ -44,7 +44,7 @@ def started(environ: Mapping[str, str]) -> Place | None:
     )
 
 
-def by_variables(environ: Mapping[str, str]) -> Place | None:
+def by_variables(environ: Mapping[str, str]) -> JobNode | None:
     """Return the place that somebody else's RANK and WORLD_SIZE, or torchrun's own PET_*, give; None without them.
 
     MASTER_ADDR alone says nothing: notebooks set it for a process group of their own. Raises `SpecError`.
@@ -57,7 +57,7 @@ def by_variables(environ: Mapping[str, str]) -> Place | None:
     return None
 
 
-def _of_ranks(found: Variables) -> Place:
+def _of_ranks(found: Variables) -> JobNode:
     """Without LOCAL_WORLD_SIZE and LOCAL_RANK there is a process a node: so do operators of Kubernetes, for torchrun."""
     found.require("RANK", "WORLD_SIZE", "MASTER_ADDR")
     lead = found.get("MASTER_ADDR")
@@ -65,7 +65,7 @@ def _of_ranks(found: Variables) -> Place:
     rank = found.below("RANK", "WORLD_SIZE")
     world_size = found.number("WORLD_SIZE")
     if not found.has_any("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        return Place(
+        return JobNode(
             system="torchrun",
             key=key,
             node_rank=rank,
@@ -87,7 +87,7 @@ def _of_ranks(found: Variables) -> Place:
         local_world_size=local_world_size,
         said_by=_SAID_BY,
     )
-    return Place(
+    return JobNode(
         system="torchrun",
         key=key,
         node_rank=rank // local_world_size,
@@ -97,10 +97,10 @@ def _of_ranks(found: Variables) -> Place:
     )
 
 
-def _of_flags(found: Variables) -> Place:
+def _of_flags(found: Variables) -> JobNode:
     found.require("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR")
     lead, run_id = found.get("PET_MASTER_ADDR"), found.get("PET_RDZV_ID")
-    return Place(
+    return JobNode(
         system="torchrun",
         key=f"torchrun {run_id} {lead} {found.get('PET_MASTER_PORT')}",
         node_rank=found.below("PET_NODE_RANK", "PET_NNODES"),

@@ -68,7 +68,7 @@ class Successor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Handover:
     """What a successor begins with: when the template was used and when it was renewed, and the packages it has loaded."""
 
     used: float
@@ -78,7 +78,7 @@ class Place:
 
 def succeed(
     number: int, packages: dict[str, list[str]], seal: Callable[[], None]
-) -> Place:
+) -> Handover:
     """Be the successor: import packages, call `seal`, and return when the template has given way. `number` is the connection.
 
     Never returns where a package is refused, or the template is gone.
@@ -110,4 +110,4 @@ def succeed(
         os._exit(0)  # the template was ended
     conn.close()
     used, renewed = json.loads(word)
-    return Place(used=used, renewed=renewed, packages=tuple(begun))
+    return Handover(used=used, renewed=renewed, packages=tuple(begun))

@@ -8,6 +8,7 @@ the user's code. Read in this order:
     script.py      a script or a module as the rank's program, in place of a function
     import_paths.py  where the user's own modules are
     report.py      `distmagic.report` and `distmagic.track`
+    show.py        `distmagic.show`: a picture, on its way to the agent
     outbox.py      what was reported, on its way to the agent
     sources.py     the text of cells, for tracebacks and `inspect.getsource`
     bars.py        bars of tqdm become bars of the rank

@@ -231,7 +231,7 @@ class RemoveJob:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneBlobs:
-    """Count the bytes of blobs that nobody uses, and remove these if `removes`. `Removed` follows."""
+    """Count the bytes of blobs, environments and setups that nobody uses; remove these if `removes`. `Removed` follows."""
 
     removes: bool = False
 

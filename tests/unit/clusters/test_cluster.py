@@ -11,7 +11,7 @@ from distmagic.clusters import sky
 from distmagic.clusters.cluster import Cluster, _ForwardedTransport
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, SpecError, Unreachable
-from distmagic.request.allocation import AllocationRequest, ClusterRequest
+from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.request.spec import Access
 from distmagic.transports import local
 from tests.builders.sky import Sky, entries
@@ -19,7 +19,7 @@ from tests.builders.sky import Sky, entries
 OWNER = "ann@laptop:/home/ann/train.ipynb"
 ASKER = NotebookAsker(can_ask=False)
 TWO = entries("mine", ("10.0.0.1", "10.0.0.2"))
-MINE = ClusterRequest(name="mine")
+MINE = SkyRequest(name="mine")
 
 
 @pytest.fixture
@@ -27,13 +27,13 @@ def skypilot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sky:
     return Sky(tmp_path, monkeypatch)
 
 
-def found(request: ClusterRequest = MINE) -> Cluster:
+def found(request: SkyRequest = MINE) -> Cluster:
     made = Cluster(request, OWNER)
     made.wait(ASKER, lambda _: None)
     return made
 
 
-def refused(request: ClusterRequest = MINE) -> DistmagicError:
+def refused(request: SkyRequest = MINE) -> DistmagicError:
     with pytest.raises(DistmagicError) as caught:
         found(request)
     return caught.value
@@ -53,8 +53,8 @@ def test_a_cluster_is_its_hosts(skypilot: Sky):
     assert made.wait(ASKER, told.append) == hosts
     assert len(told) == len(skypilot.asked) == 1
     assert made.fits(MINE)
-    assert not made.fits(ClusterRequest(name="other"))
-    assert not made.fits(AllocationRequest())
+    assert not made.fits(SkyRequest(name="other"))
+    assert not made.fits(SlurmRequest())
 
 
 def test_a_launch_has_a_file_of_host_keys_and_the_next_launch_another_one(
@@ -64,7 +64,7 @@ def test_a_launch_has_a_file_of_host_keys_and_the_next_launch_another_one(
     skypilot.has("mine-2", entries("mine-2", ("10.0.0.3",)))
     names = {}
     for key, request, launch in (
-        ("first", MINE, 1), ("other", ClusterRequest(name="mine-2"), 1), ("again", MINE, 1), ("next", MINE, 2),
+        ("first", MINE, 1), ("other", SkyRequest(name="mine-2"), 1), ("again", MINE, 1), ("next", MINE, 2),
     ):  # fmt: skip
         skypilot.has(request.name, launch=launch)
         made = found(request)
@@ -80,7 +80,7 @@ def test_a_launch_has_a_file_of_host_keys_and_the_next_launch_another_one(
 def test_clusters_that_cant_be_used(skypilot: Sky):
     skypilot.has("mine", status="STOPPED")
     assert refused().message == "The cluster mine is stopped."
-    assert refused(ClusterRequest(name="other")).hint.startswith(
+    assert refused(SkyRequest(name="other")).hint.startswith(
         "Clusters that are there: mine (STOPPED)."
     )
     skypilot.has("mine")

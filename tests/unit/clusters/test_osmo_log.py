@@ -45,6 +45,13 @@ def test_events_are_those_of_the_task_that_wrote_the_line():
     assert reading.reader.finished == {0}
 
 
+def test_pictures_and_how_busy_a_host_is_come_too():
+    picture = protocol.Picture(rank=0, restart=0, data="iVBORw0KGgo=")
+    busy = protocol.Hardware(cpu_utilization=0.5, used_bytes=1, total_bytes=2)
+    put = Reading().read(*of("master", picture, 1), *of("master", busy, 2))
+    assert put == [(0, picture), (0, busy)]
+
+
 def test_a_retried_task_writes_under_its_name():
     line = of("worker-1", notice("a"), 1)[0].replace("[worker-1]", "[worker-1 retry-2]")
     assert Reading().read(line) == [(1, notice("a"))]

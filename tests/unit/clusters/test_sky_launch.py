@@ -14,7 +14,7 @@ from distmagic.clusters import sky, sky_words
 from distmagic.clusters.cluster import Cluster
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError
-from distmagic.request.allocation import ClusterRequest
+from distmagic.request.allocation import SkyRequest
 from distmagic.request.spec import Access
 from distmagic.session import allocations
 from tests.builders.sky import Sky, entries
@@ -22,7 +22,7 @@ from tests.lab.waiting import wait_until
 
 ASKER = NotebookAsker(can_ask=False)
 OWNER = "Ann.B@laptop:/home/ann/My train.ipynb"
-WANTED = ClusterRequest(nodes=2, gpus="L4:4", idle_s=900.0)
+WANTED = SkyRequest(nodes=2, gpus="L4:4", idle_s=900.0)
 NAME = sky_words.name_for(OWNER, WANTED)
 LAUNCH = (
     f"launch --yes --detach-run --cluster {NAME} --num-nodes 2 --gpus L4:4 "
@@ -48,7 +48,7 @@ def skypilot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sky:
     return made
 
 
-def launched(request: ClusterRequest = WANTED) -> tuple[Cluster, list[str]]:
+def launched(request: SkyRequest = WANTED) -> tuple[Cluster, list[str]]:
     made, told = Cluster(request, OWNER), []
     made.wait(ASKER, told.append)
     return made, told
@@ -69,7 +69,7 @@ def test_names():
     assert script.startswith("dm-a-train-")
     assert sky_words.name_for("host", WANTED).startswith("dm-host-host-")
     for name in (NAME, script):
-        ClusterRequest(name=name)  # it may be named after --on sky:
+        SkyRequest(name=name)  # it may be named after --on sky:
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_names():
 def test_the_idle_time_is_that_of_the_job_that_holds_it_and_skypilots_own(
     idle_s: float, minutes: str, hold_s: float
 ):
-    request = ClusterRequest(idle_s=idle_s, file="/x y.yaml")
+    request = SkyRequest(idle_s=idle_s, file="/x y.yaml")
     words = sky.launch_words(request, "mine")
     assert words[4:] == ("mine", "--idle-minutes-to-autostop", minutes, "--down", "/x y.yaml")  # fmt: skip
     assert sky.hold_s(request) == hold_s
@@ -102,7 +102,7 @@ def test_a_cluster_is_launched_once_and_held(skypilot: Sky):
     )
     made.wait(ASKER, told.append)
     assert len(skypilot.asked) == 4
-    assert made.fits(ClusterRequest(name=NAME))
+    assert made.fits(SkyRequest(name=NAME))
     made.leave()
     assert len(skypilot.asked) == 4
 
@@ -136,7 +136,7 @@ def test_a_cluster_of_this_notebook_that_is_up_is_used_and_held_again(
 
 def test_a_users_own_cluster_that_stops_itself_is_held_too(skypilot: Sky):
     skypilot.has("of-others", autostop=10)
-    made, _ = launched(ClusterRequest(name="of-others"))
+    made, _ = launched(SkyRequest(name="of-others"))
     wait_until(lambda: len(skypilot.asked) > 1, "the job that holds it")
     hold = "exec --detach-run --name distmagic-hold of-others "
     assert skypilot.asked[1].startswith(hold)
@@ -199,17 +199,17 @@ def test_giving_it_back_takes_down_what_was_launched_and_nothing_else(
     assert capsys.readouterr().err == f"taking down the cluster {NAME}\n"
     assert not made.is_alive
     count = len(skypilot.asked)
-    named, _ = launched(ClusterRequest(name="of-others"))
+    named, _ = launched(SkyRequest(name="of-others"))
     named.end()
     assert skypilot.asked[count:] == [STATUS]
 
 
 def test_a_dry_run_says_what_would_be_launched(skypilot: Sky):
-    def shown(request: ClusterRequest) -> str:
+    def shown(request: SkyRequest) -> str:
         return allocations.preview(request, Access(), OWNER, is_elastic=False)
 
     assert shown(WANTED) == f"sky {LAUNCH}"
-    assert shown(ClusterRequest(name="mine")) == (
+    assert shown(SkyRequest(name="mine")) == (
         "The cluster mine of SkyPilot would be used as it is."
     )
     assert skypilot.asked == []

@@ -16,7 +16,7 @@ import yaml
 from distmagic.clusters.inside.detect import detect
 from distmagic.errors import SpecError
 from distmagic.exports import osmo, start_ranks, systems
-from distmagic.exports.job import File, Job, Program
+from distmagic.exports.job import ExportedJob, File, Program
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, PLAIN, job, shown, texts
 from tests.builders.osmo_rules import rules_broken
@@ -66,7 +66,7 @@ def test_a_file_whose_name_is_a_template_is_refused():
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("one", JOBS.values(), ids=list(JOBS))
-def test_a_workflow_keeps_osmos_rules(one: Job, form: str):
+def test_a_workflow_keeps_osmos_rules(one: ExportedJob, form: str):
     assert rules_broken(texts(systems.files(one))[form]) == []
 
 

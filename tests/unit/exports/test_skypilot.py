@@ -14,7 +14,7 @@ import yaml
 
 from distmagic.errors import SpecError
 from distmagic.exports import systems
-from distmagic.exports.job import Job
+from distmagic.exports.job import ExportedJob
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, job, shown, texts
 
@@ -54,7 +54,7 @@ def test_the_files_of_a_job_with_gpus():
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("one", JOBS.values(), ids=list(JOBS))
-def test_a_task_has_only_known_keys_of_their_types(one: Job, form: str):
+def test_a_task_has_only_known_keys_of_their_types(one: ExportedJob, form: str):
     task = yaml.safe_load(texts(systems.files(one))[form])
     assert {key: type(value) for key, value in task.items()} == {
         key: SCHEMA[key] for key in task

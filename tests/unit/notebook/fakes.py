@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from distmagic.clusters.job_states import JobState
+from distmagic.clusters.slurm.job_states import JobState
 from distmagic.comparison.compare import RunHistory
 from distmagic.notebook import magic
 from distmagic.notebook.backend import Backend
 from distmagic.planning.jobs import Job
 from distmagic.remote.wire.protocol import EnvironmentProgress, KeptWorkDir
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import SlurmRequest
 from distmagic.request.hosts import Host, parse_hosts
 from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Stopped, Synced
@@ -35,7 +35,7 @@ class FakeAllocation:
     """Two nodes, after a while in which it says why."""
 
     log: list[str]
-    request: AllocationRequest
+    request: SlurmRequest
     hosts: tuple[Host, ...] = ()
     failure: BaseException | None = None
 

@@ -9,7 +9,7 @@ import pytest
 import distmagic
 from distmagic import api, cli
 from distmagic.errors import SpecError
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import SlurmRequest
 from distmagic.session import inside
 from distmagic.session.background import BackgroundRun
 from tests.unit.notebook.fakes import FakeScreen
@@ -154,4 +154,4 @@ def test_nodes_of_a_scheduler_have_numbers_until_they_are_known(held):
     assert run.wait(WAIT_S) == 0
     first = held.session.screens[0].shown[0]
     assert [node.host for node in first.nodes] == ["node 1", "node 2"]
-    assert held.session.wanted == AllocationRequest(nodes=2)
+    assert held.session.wanted == SlurmRequest(nodes=2)

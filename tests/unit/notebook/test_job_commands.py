@@ -122,7 +122,7 @@ def test_clean_alone_removes_nothing_and_tells_what_all_would_leave(jobs, capsys
     jobs.value("%distributed clean")
     assert [entry for entry in jobs.session.log if entry != "reach"] == ["measure"]
     assert capsys.readouterr().out.endswith(
-        "kept of what was sent for jobs that are over: 0.5 MB\n"
+        "kept of sent files, environments and setups that nobody uses: 0.5 MB\n"
         "Remove all of it with %distributed clean all, or one job with %distributed clean ID.\n"
         "That leaves 1 ended job of other notebooks; %distributed clean all --everybody removes these too.\n"
     )

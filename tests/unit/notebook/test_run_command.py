@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import Cancelled, SpecError, WorkerFailed
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import SlurmRequest
 from distmagic.runner.outcome import Detached
 from tests.unit.notebook.fakes import FakeAllocation
 
@@ -78,7 +78,7 @@ def test_a_script_runs_on_nodes_of_slurm(lab, project):
 
 def test_an_interrupt_while_nodes_are_awaited_gives_them_back(lab, project):
     lab.session.given = FakeAllocation(
-        lab.session.log, AllocationRequest(nodes=2), failure=KeyboardInterrupt()
+        lab.session.log, SlurmRequest(nodes=2), failure=KeyboardInterrupt()
     )
     assert isinstance(
         lab.error("%distributed run --on slurm --nodes 2 train.py"), Cancelled

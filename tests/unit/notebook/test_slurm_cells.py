@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.clusters.job_states import JobState
+from distmagic.clusters.slurm.job_states import JobState
 from distmagic.errors import Cancelled, SpecError
 from distmagic.notebook.host_commands import allocations_table
-from distmagic.request.allocation import AllocationRequest, ClusterRequest
+from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.request.hosts import Host
 from tests.builders.sky import Sky
 from tests.unit.notebook.fakes import FakeAllocation, Lab
@@ -43,7 +43,7 @@ def test_a_mistake_in_the_cell_gives_a_pending_job_back(lab: Lab):
 
 
 def test_an_interrupt_while_it_waits_gives_a_pending_job_back(lab: Lab):
-    request = AllocationRequest(nodes=2)
+    request = SlurmRequest(nodes=2)
     lab.session.given = FakeAllocation(
         lab.session.log, request, failure=KeyboardInterrupt()
     )
@@ -73,7 +73,7 @@ def test_jobs_are_looked_for_on_nodes_that_are_held(lab: Lab):
 
 def test_the_hosts_of_a_cluster_are_taken(lab: Lab, capsys):
     lab.value("%distributed allocations sky:mine")
-    assert lab.session.wanted == ClusterRequest(name="mine")
+    assert lab.session.wanted == SkyRequest(name="mine")
     assert lab.session.log == ["allocate", "wait"]
     assert "cluster mine of SkyPilot: a1, a2\n" in capsys.readouterr().out
 

@@ -13,7 +13,7 @@ from distmagic.errors import SpecError
 from distmagic.notebook.commands import NAMES, Names
 from distmagic.notebook.completion import Completer
 from distmagic.request import flag_parser, flag_values, flags
-from distmagic.request.allocation import AllocationRequest, ClusterRequest
+from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.request.config import Chosen, Distmagic, choose_hosts, read_hostfile
 from distmagic.request.flags import Defaults, Request, parse_line
 from distmagic.request.hosts import LOCALHOST, parse_hosts
@@ -210,7 +210,7 @@ def test_what_is_asked_of_slurm():
         "--on slurm:me@login1 --nodes 2 --gpus-per-node 4 --partition gpu --time 2:00:00 --exclusive"
         " --slurm cpus-per-task=16 --slurm=--hint=nomultithread --setup 'module load cuda; set -x' --idle 5m"
     )
-    assert parse(line).allocation == AllocationRequest(
+    assert parse(line).allocation == SlurmRequest(
         login="me@login1", nodes=2, setup="module load cuda; set -x", idle_s=300.0,
         options=(
             ("gpus-per-node", "4"), ("partition", "gpu"), ("time", "2:00:00"), ("exclusive", ""),
@@ -221,14 +221,14 @@ def test_what_is_asked_of_slurm():
 
 
 def test_a_job_that_is_there():
-    assert parse("--on slurm:login1:17").allocation == AllocationRequest(
+    assert parse("--on slurm:login1:17").allocation == SlurmRequest(
         login="login1", job="17"
     )
     around = {"SLURM_JOB_ID": "7"}
-    assert parse("--on slurm", environ=around).allocation == AllocationRequest(job="7")
-    assert parse(
-        "--on slurm --nodes 2", environ=around
-    ).allocation == AllocationRequest(nodes=2)
+    assert parse("--on slurm", environ=around).allocation == SlurmRequest(job="7")
+    assert parse("--on slurm --nodes 2", environ=around).allocation == SlurmRequest(
+        nodes=2
+    )
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_job_that_is_there():
         ("--on slurm:17 --nodes 2", "Slurm job 17 has its nodes already.\nLeave out --nodes, --setup and what sbatch would be told."),
         ("--on slurm --nodes 0", "--nodes 0 is no number of nodes.\nUse 1 to 10,000."),
         ("--on slurm --slurm gpus=8", "--gpus counts GPUs of the whole job, and a step on one node can't have any then.\nWrite --gpus-per-node N."),
-        ("--on pbs", "--on 'pbs' is not known.\nWrite --on slurm, --on slurm:LOGIN with the name of a log-in node, --on sky or --on sky:NAME."),
+        ("--on pbs", "--on 'pbs' is not known.\nWrite --on slurm, --on slurm:LOGIN with the name of a log-in node, --on sky, --on sky:NAME, --on osmo or --on none."),
         ("--on sky:", "--on sky: names no cluster.\nWrite --on sky:NAME, or --on sky for a new one."),
         ("--on sky --nodes -1", "--nodes -1 is no number of nodes.\nUse 1 to 10,000."),
         ("--on sky --gpus 4", "--gpus '4' is no kind of GPU.\nWrite the kind and number of each node: --gpus L4:4; sky gpus list shows them."),
@@ -251,6 +251,7 @@ def test_a_job_that_is_there():
 
         ("--on sky:mine --nodes 2", "sky:mine has its hosts already.\nLeave out --nodes, --gpus, --sky and --idle; --on sky launches another cluster."),
         ("--on sky:mine --exclusive", "--exclusive is for Slurm, and --on sky:mine asks SkyPilot.\nWrite what a node has to have into a task of SkyPilot: --sky FILE.yaml."),
+        ("--on sky --gpus-per-node 4", "--gpus-per-node is for Slurm, and --on sky asks SkyPilot.\nWrite --gpus KIND:N, such as --gpus L4:4."),
         ("--on sky:-x", "'-x' is no name of a cluster.\nWrite --on sky:NAME, with a name that sky status shows."),
         ("--on sky:mine --hosts a", "--on asks a scheduler for hosts, and --hosts or --hostfile names some.\nKeep one of them."),
     ],
@@ -432,8 +433,8 @@ def test_a_comment_ends_the_line(line, words):
 
 def test_the_system_that_has_started_this_can_be_ignored():
     launched = parse("--on sky --nodes 4 --gpus L4:4 --idle 1h").allocation
-    assert launched == ClusterRequest(nodes=4, gpus="L4:4", idle_s=3600.0)
-    assert parse("--on sky:my.one").allocation == ClusterRequest(name="my.one")
+    assert launched == SkyRequest(nodes=4, gpus="L4:4", idle_s=3600.0)
+    assert parse("--on sky:my.one").allocation == SkyRequest(name="my.one")
     assert parse("--on sky:mine --setup true").access.setup == "true"
     assert parse("--on none").ignores_system
     assert parse("--on none").allocation is None
@@ -449,7 +450,7 @@ def test_a_task_of_skypilot_only_sets_hosts_up(tmp_path: Path, monkeypatch):
     task.write_text("resources:\n  cloud: aws\nsetup: |\n  run: this\n")
     monkeypatch.chdir(tmp_path)
     found = parse("--on sky --sky 'my task.yaml'").allocation
-    assert found == ClusterRequest(file=str(task))
+    assert found == SkyRequest(file=str(task))
     for line in ("run: python a.py", "'run' : |"):
         task.write_text(f"num_nodes: 2\n{line}\n")
         assert refusal("--on sky --sky 'my task.yaml'") == (

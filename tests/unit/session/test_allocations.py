@@ -9,7 +9,7 @@ import pytest
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AllocationEnded, NodeLost, Unreachable, WorkerFailed
 from distmagic.remote.system import memory
-from distmagic.request.allocation import AllocationRequest, ClusterRequest
+from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.session.allocations import MORE_MEMORY, Allocations
@@ -17,7 +17,7 @@ from tests.builders.logins import RUNNING, Login, Said, squeue
 from tests.builders.sky import Sky, entries
 
 ASKER = NotebookAsker(can_ask=False)
-WANTED = AllocationRequest(login="login1", nodes=2)
+WANTED = SlurmRequest(login="login1", nodes=2)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_the_same_request_gets_the_same_nodes_and_another_one_gets_others(alloca
     assert get(allocations) is first
     other = get(
         allocations,
-        AllocationRequest(login="login1", nodes=2, options=(("mem", "1G"),)),
+        SlurmRequest(login="login1", nodes=2, options=(("mem", "1G"),)),
     )
     assert (first.job, other.job) == ("17", "18")
     assert [host.name for host in allocations.hosts] == ["a1", "a2", "a1", "a2"]
@@ -140,7 +140,7 @@ def test_a_cluster_that_did_not_answer_is_asked_for_again(
     skypilot = Sky(tmp_path, monkeypatch)
     # Nothing listens on the discard port.
     skypilot.has("mine", entries("mine", ("127.0.0.1",), port=9))
-    wanted = ClusterRequest(name="mine")
+    wanted = SkyRequest(name="mine")
     first = get(allocations, wanted)
     assert get(allocations, wanted) is first
     assert allocations.clusters == ("mine",)

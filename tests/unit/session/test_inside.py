@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distmagic import errors
-from distmagic.clusters.inside.place import Task
+from distmagic.clusters.inside.job_node import Task
 from distmagic.clusters.inside.proof import SharedSecret
 from distmagic.connection.certificate import one_time_secret
 from distmagic.errors import (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from distmagic.clusters.inside import osmo
 from distmagic.clusters.inside.addresses import address_in
 from distmagic.clusters.inside.detect import detect
-from distmagic.clusters.inside.place import Task
+from distmagic.clusters.inside.job_node import Task
 from distmagic.errors import SpecError
 
 BY_SLURM = "SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE"

@@ -17,8 +17,8 @@ import pytest
 from distmagic.clusters.inside import following as following_module
 from distmagic.clusters.inside import meeting as meeting_module
 from distmagic.clusters.inside.following import Following, for_ranks
+from distmagic.clusters.inside.job_node import JobNode
 from distmagic.clusters.inside.meeting import Meeting
-from distmagic.clusters.inside.place import Place
 from distmagic.clusters.inside.proof import SharedSecret
 from distmagic.connection.certificate import one_time_secret
 from distmagic.errors import SpecError, Unreachable
@@ -31,7 +31,7 @@ SOON_S = 20.0
 
 @contextlib.contextmanager
 def met(
-    first: Place, second: Place, *, digest: str = "same"
+    first: JobNode, second: JobNode, *, digest: str = "same"
 ) -> Iterator[tuple[Meeting, Following]]:
     """Give both halves, of which the second has said that it is at cell 1."""
     with (

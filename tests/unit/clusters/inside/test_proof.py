@@ -18,8 +18,8 @@ import pytest
 from distmagic.clusters.inside import following as following_module
 from distmagic.clusters.inside import proof as proofs
 from distmagic.clusters.inside.following import Following
+from distmagic.clusters.inside.job_node import JobNode
 from distmagic.clusters.inside.meeting import Meeting
-from distmagic.clusters.inside.place import Place
 from distmagic.clusters.inside.proof import Munge, SharedSecret, parsed, proof_of
 from distmagic.connection.certificate import one_time_secret, shared_secret
 from distmagic.errors import SpecError, Unreachable
@@ -54,7 +54,7 @@ def munge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def nodes() -> tuple[Place, Place]:
+def nodes() -> tuple[JobNode, JobNode]:
     """Two nodes of a step of Slurm."""
     first, second = places()
     key = f"slurm {first.key}"
@@ -62,7 +62,7 @@ def nodes() -> tuple[Place, Place]:
 
 
 @contextlib.contextmanager
-def meeting_of(place: Place) -> Iterator[Meeting]:
+def meeting_of(place: JobNode) -> Iterator[Meeting]:
     with contextlib.closing(Meeting(place, Munge(place))) as meeting:
         yield meeting
 

@@ -15,8 +15,8 @@ import pytest
 from distmagic.clusters.inside import following as following_module
 from distmagic.clusters.inside import shared_home
 from distmagic.clusters.inside.following import Following
+from distmagic.clusters.inside.job_node import JobNode
 from distmagic.clusters.inside.meeting import Meeting
-from distmagic.clusters.inside.place import Place
 from distmagic.clusters.inside.proof import SharedHome, SharedSecret, proof_of
 from distmagic.errors import SpecError, Unreachable
 from tests.builders.dialling import HERE, places
@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def nodes() -> tuple[Place, Place]:
+def nodes() -> tuple[JobNode, JobNode]:
     """Two nodes of a step of Slurm."""
     first, second = places()
     key = f"slurm {first.key}"
@@ -46,7 +46,7 @@ def nodes() -> tuple[Place, Place]:
 
 
 @pytest.fixture
-def meeting(nodes: tuple[Place, Place]) -> Iterator[Meeting]:
+def meeting(nodes: tuple[JobNode, JobNode]) -> Iterator[Meeting]:
     with contextlib.closing(Meeting(nodes[0], SharedHome(nodes[0]))) as made:
         yield made
 

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from distmagic.clusters.queue import Queue, pauses
-from distmagic.clusters.shell import Shell
+from distmagic.clusters.slurm.queue import Queue, pauses
+from distmagic.clusters.slurm.shell import Shell
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Unreachable
 from tests.builders.logins import PENDING, RUNNING, Login, Said, squeue

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from distmagic.clusters import submission
+from distmagic.clusters.slurm import submission
 from distmagic.errors import SpecError
-from distmagic.request.allocation import AllocationRequest, parse_place
+from distmagic.request.allocation import SlurmRequest, parse_place
 from distmagic.transports import program_text, quoting, srun_words
 from tests import REPOSITORY
 
@@ -40,14 +40,14 @@ def _short_programs(monkeypatch):
 
 
 def words(**changes):
-    request = AllocationRequest(**changes)
+    request = SlurmRequest(**changes)
     command = submission.arguments(request, "distmagic:lab", is_elastic=False)
     assert command[:4] == srun_words.clean(())
     return command[4:]
 
 
 def test_what_is_submitted():
-    request = AllocationRequest(
+    request = SlurmRequest(
         nodes=3, options=(("gpus-per-node", "4"), ("partition", "gpu"), ("exclusive", "")), setup="module load cuda\nset -x",
         idle_s=600,
     )  # fmt: skip
@@ -59,7 +59,7 @@ def test_what_is_submitted():
         + "\n\n"
         + submission.script(request, "~/py/bin/python3", 60.0, is_elastic=True)
     )
-    alone = submission.script(AllocationRequest(), "python3", 60.0, is_elastic=False)
+    alone = submission.script(SlurmRequest(), "python3", 60.0, is_elastic=False)
     golden = REPOSITORY / "tests/golden/sbatch.txt"
     assert f"{text}\n{alone}" == golden.read_text()
 
@@ -78,7 +78,7 @@ def test_a_hostile_value_stays_one_argument_for_every_shell(value):
 
 def test_a_hostile_python_stays_one_word_of_the_script():
     script = submission.script(
-        AllocationRequest(), "/opt/my $(id) py'thon", 60.0, is_elastic=False
+        SlurmRequest(), "/opt/my $(id) py'thon", 60.0, is_elastic=False
     )
     shown = script.replace("exec ", "printf '%s\\n' ")
     told = subprocess.run(
@@ -102,7 +102,7 @@ def test_a_hostile_python_stays_one_word_of_the_script():
 )
 def test_options_that_can_not_be(options, message):
     with pytest.raises(SpecError, match=message.replace("(", "\\(")):
-        AllocationRequest(options=options)
+        SlurmRequest(options=options)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_options_that_can_not_be(options, message):
 )
 def test_requests_that_can_not_be(changes, message):
     with pytest.raises(SpecError, match=message):
-        AllocationRequest(**changes)
+        SlurmRequest(**changes)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from distmagic.clusters import nodelist
+from distmagic.clusters.slurm import nodelist
 from distmagic.errors import AllocationEnded
 
 # job, state, reason, nodes, start (an estimate while it is pending), time left, CPUs; the comment last: it is the user's

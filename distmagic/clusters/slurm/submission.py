@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import SlurmRequest
 from distmagic.transports import program_text, srun_words
 
 JOB_NAME = "distmagic"
@@ -32,7 +32,7 @@ _TOGETHER, _ELASTIC = ("--kill-on-bad-exit=1",), ("--kill-on-bad-exit=0", "--no-
 
 
 def arguments(
-    request: AllocationRequest, comment: str, *, is_elastic: bool
+    request: SlurmRequest, comment: str, *, is_elastic: bool
 ) -> tuple[str, ...]:
     """Return the command of a submission; `comment` says whose it is.
 
@@ -52,7 +52,7 @@ def arguments(
 
 
 def preview(
-    request: AllocationRequest, python: str, lease_s: float, *, is_elastic: bool
+    request: SlurmRequest, python: str, lease_s: float, *, is_elastic: bool
 ) -> str:
     """Return, for people, what would be submitted."""
     command = arguments(request, comment_of(""), is_elastic=is_elastic)
@@ -61,7 +61,7 @@ def preview(
 
 
 def script(
-    request: AllocationRequest, python: str, lease_s: float, *, is_elastic: bool
+    request: SlurmRequest, python: str, lease_s: float, *, is_elastic: bool
 ) -> str:
     """Return the batch script: the user's set-up, and in its place then the lead's keeper, which starts the others.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distmagic.clusters.nodelist import expand
+from distmagic.clusters.slurm.nodelist import expand
 
 
 @pytest.mark.parametrize(

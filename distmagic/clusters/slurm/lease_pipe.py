@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distmagic.clusters.shell import limited
+from distmagic.clusters.slurm.shell import limited
 from distmagic.errors import (
     AllocationEnded,
     ConnectionLost,

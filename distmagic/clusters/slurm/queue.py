@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from distmagic.clusters import slurm
-from distmagic.clusters.job_states import JobState
-from distmagic.clusters.shell import Shell
+from distmagic.clusters.slurm import commands
+from distmagic.clusters.slurm.job_states import JobState
+from distmagic.clusters.slurm.shell import Shell
 from distmagic.transports.asking import Asker
 
 
@@ -62,7 +62,7 @@ class Queue:
             answer = self._answers.get(cluster, _Answer(states={}))
             if job not in answer.jobs or self._clock() > answer.at + max_age_s:
                 jobs = tuple(sorted(waiting, key=int))
-                states = slurm.look(self.shell, jobs, cluster, asker)
+                states = commands.look(self.shell, jobs, cluster, asker)
                 answer = _Answer(jobs=frozenset(jobs), states=states, at=self._clock())
                 self._answers[cluster] = answer
         return answer.states.get(job)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from distmagic.clusters import job_states, refusals, submission
-from distmagic.clusters.job_states import JobState
-from distmagic.clusters.shell import Shell
+from distmagic.clusters.slurm import job_states, refusals, submission
+from distmagic.clusters.slurm.job_states import JobState
+from distmagic.clusters.slurm.shell import Shell
 from distmagic.errors import DistmagicError, SpecError
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import SlurmRequest
 from distmagic.transports import srun_words
 from distmagic.transports.asking import Asker
 
@@ -18,7 +18,7 @@ _LOG_BYTES = "2000"  # of what a batch script printed that has failed
 
 def submit(
     shell: Shell,
-    request: AllocationRequest,
+    request: SlurmRequest,
     asker: Asker,
     *,
     comment: str,

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from distmagic.clusters import job_states, queue, slurm, submission
-from distmagic.clusters.lease_pipe import END, LEAVE, LeasePipe
-from distmagic.clusters.queue import Queue
+from distmagic.clusters.slurm import commands, job_states, queue, submission
+from distmagic.clusters.slurm.lease_pipe import END, LEAVE, LeasePipe
+from distmagic.clusters.slurm.queue import Queue
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import (
     AllocationEnded,
@@ -31,7 +31,7 @@ from distmagic.errors import (
     SpecError,
     Unreachable,
 )
-from distmagic.request.allocation import AllocationRequest, HostsRequest
+from distmagic.request.allocation import HostsRequest, SlurmRequest
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import srun_words
@@ -56,7 +56,7 @@ class Allocation:
 
     def __init__(
         self,
-        request: AllocationRequest,
+        request: SlurmRequest,
         queue: Queue,
         job: str,
         cluster: str,
@@ -97,7 +97,7 @@ class Allocation:
 
     def fits(self, request: HostsRequest) -> bool:
         """Whether it is what a cell asks for."""
-        if not isinstance(request, AllocationRequest):
+        if not isinstance(request, SlurmRequest):
             return False
         return request == self.request or bool(request.job and request.job == self.job)
 
@@ -190,7 +190,7 @@ class Allocation:
             return None  # it does not say yet how it has ended
         if state is None or not state.is_running:
             self.error = job_states.ended(
-                self.job, state, slurm.printed(self._shell, self.job, asker)
+                self.job, state, commands.printed(self._shell, self.job, asker)
             )
             raise self.error
         return state if state.nodes else None
@@ -202,7 +202,7 @@ class Allocation:
             return
         words = job_states.waiting(state)
         if not self.request.job:
-            slurm.cancel(self._shell, self.job, self._cluster, asker, _SOON_S)
+            commands.cancel(self._shell, self.job, self._cluster, asker, _SOON_S)
             words += " It was cancelled."
         self.error = SpecError(words, cure)
         raise self.error
@@ -274,11 +274,11 @@ class Allocation:
                     was_held = bool(self.hosts)
                     said = ""
                     if not was_held:
-                        said = slurm.printed(self._shell, self.job, asker)
+                        said = commands.printed(self._shell, self.job, asker)
                     self.error = job_states.ended(
                         self.job, state, said, was_held=was_held
                     )
-                    slurm.kill_marked(self._shell, self._mark, asker)
+                    commands.kill_marked(self._shell, self._mark, asker)
         if self.error is not None:
             raise self.error
 
@@ -286,7 +286,7 @@ class Allocation:
         """Return the job's row; while its processes are being ended it does not say yet how it ended."""
         end_s = time.monotonic() + _COMPLETING_S
         while True:
-            state = slurm.look(self._shell, (self.job,), self._cluster, asker).get(
+            state = commands.look(self._shell, (self.job,), self._cluster, asker).get(
                 self.job
             )
             if state is None or state.state != "COMPLETING" or time.monotonic() > end_s:
@@ -339,9 +339,9 @@ class Allocation:
             with suppress(
                 RuntimeError
             ):  # a Python that ends starts no thread: its first lease ends the job
-                slurm.cancel(self._shell, self.job, self._cluster, asker, _SOON_S)
+                commands.cancel(self._shell, self.job, self._cluster, asker, _SOON_S)
         if self._has_broken and self.error is None:
-            slurm.kill_marked(self._shell, self._mark, asker)
+            commands.kill_marked(self._shell, self._mark, asker)
         if self.error is None:
             self.error = AllocationEnded(
                 f"Slurm job {self.job} was given back.",
@@ -350,7 +350,7 @@ class Allocation:
 
 
 def submitted(
-    request: AllocationRequest,
+    request: SlurmRequest,
     queue: Queue,
     asker: Asker,
     *,
@@ -360,7 +360,7 @@ def submitted(
     is_elastic: bool,
 ) -> Allocation:
     """Return a new allocation, which is pending. Raises `SpecError`, `Unreachable` and what connecting raises."""
-    job, cluster = slurm.submit(
+    job, cluster = commands.submit(
         queue.shell,
         request,
         asker,
@@ -373,7 +373,7 @@ def submitted(
 
 
 def found(
-    request: AllocationRequest,
+    request: SlurmRequest,
     queue: Queue,
     asker: Asker,
     *,
@@ -384,7 +384,7 @@ def found(
 
     Raises `SpecError` where there is none of this number.
     """
-    state = slurm.look(queue.shell, (request.job,), "", asker).get(request.job)
+    state = commands.look(queue.shell, (request.job,), "", asker).get(request.job)
     if state is None or not (state.is_running or state.is_pending):
         raise SpecError(
             f"Slurm has no job {request.job} that runs.",

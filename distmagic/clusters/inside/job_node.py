@@ -24,7 +24,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class JobNode:
     """One process among those that a system starts on all nodes of a job.
 
     `system` is the system and its job in words: "Slurm job 123". `key` is the same on all nodes of one job, and another

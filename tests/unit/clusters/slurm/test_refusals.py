@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distmagic.clusters.refusals import is_unknown_job, refusal
+from distmagic.clusters.slurm.refusals import is_unknown_job, refusal
 from distmagic.errors import AllocationEnded, PreflightError, SpecError, Unreachable
 from distmagic.transports import srun_words
 

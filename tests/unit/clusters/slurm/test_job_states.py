@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distmagic.clusters import job_states
-from distmagic.clusters.job_states import (
+from distmagic.clusters.slurm import job_states
+from distmagic.clusters.slurm.job_states import (
     JobState,
     cure_of_endless,
     ended,

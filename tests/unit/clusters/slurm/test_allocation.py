@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.clusters import allocation, lease_pipe, shell
-from distmagic.clusters.allocation import ONE_CORE, Allocation, found, submitted
-from distmagic.clusters.queue import Queue
-from distmagic.clusters.shell import Shell
+from distmagic.clusters.slurm import allocation, lease_pipe, shell
+from distmagic.clusters.slurm.allocation import ONE_CORE, Allocation, found, submitted
+from distmagic.clusters.slurm.queue import Queue
+from distmagic.clusters.slurm.shell import Shell
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import (
     AllocationEnded,
@@ -22,7 +22,7 @@ from distmagic.errors import (
     SpecError,
     Unreachable,
 )
-from distmagic.request.allocation import AllocationRequest
+from distmagic.request.allocation import SlurmRequest
 from distmagic.request.spec import Access
 from distmagic.transports import local, srun, srun_words
 from distmagic.transports.srun import Node, SrunTransport
@@ -58,7 +58,7 @@ def login() -> Login:
 def made(login: Login) -> Iterator[Allocation]:
     queue = Queue(Shell("login1", lambda _: login))
     one = submitted(
-        AllocationRequest(login="login1", nodes=2), queue, ASKER, comment="distmagic:me", python="python3", lease_s=0.4,
+        SlurmRequest(login="login1", nodes=2), queue, ASKER, comment="distmagic:me", python="python3", lease_s=0.4,
         is_elastic=False,
     )  # fmt: skip
     yield one
@@ -141,7 +141,7 @@ def test_a_job_that_can_not_ever_start_is_cancelled_and_told(login, made):
 def test_somebody_elses_job_that_can_not_ever_start_is_left_as_it_is(login):
     squeue(login, ENDLESS)
     queue = Queue(Shell("login1", lambda _: login))
-    one = found(AllocationRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+    one = found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
     with pytest.raises(SpecError, match="will never start"):
         one.wait(ASKER, print)
     one.end()
@@ -288,7 +288,7 @@ def test_the_end_of_one_whose_pipe_is_broken_is_scancel_but_not_when_a_kernel_on
 ):
     squeue(login, RUNNING)
     queue = Queue(Shell("login1", lambda _: login))
-    wanted = AllocationRequest(nodes=2)
+    wanted = SlurmRequest(nodes=2)
     one = submitted(
         wanted,
         queue,
@@ -329,7 +329,7 @@ def test_a_refusal_is_an_error_of_the_request(login):
     queue = Queue(Shell("login1", lambda _: login))
     with pytest.raises(SpecError, match="no such partition"):
         submitted(
-            AllocationRequest(),
+            SlurmRequest(),
             queue,
             ASKER,
             comment="",
@@ -342,18 +342,18 @@ def test_a_refusal_is_an_error_of_the_request(login):
 def test_an_allocation_of_another_kernel(login):
     squeue(login, RUNNING)
     queue = Queue(Shell("login1", lambda _: login))
-    one = found(AllocationRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+    one = found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
     assert [host.name for host in one.wait(ASKER, print)] == ["a1", "a2"]
     one.leave()
     squeue(login, CANCELLED)
     with pytest.raises(SpecError, match="Slurm has no job 17 that runs"):
-        found(AllocationRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+        found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
 
 
 def test_a_job_that_was_not_made_for_us_gets_keepers_and_is_not_ours_to_end(login):
     squeue(login, FOREIGN)
     one = found(
-        AllocationRequest(job="17"),
+        SlurmRequest(job="17"),
         Queue(Shell("login1", lambda _: login)),
         ASKER,
         python="p",
@@ -369,7 +369,7 @@ def test_a_job_that_was_not_made_for_us_gets_keepers_and_is_not_ours_to_end(logi
     one.end()
     assert "scancel" not in login.programs()
     pending = found(
-        AllocationRequest(job="17"),
+        SlurmRequest(job="17"),
         Queue(Shell("login1", lambda _: login)),
         ASKER,
         python="p",
@@ -384,7 +384,7 @@ def test_a_job_that_takes_no_step_for_keepers(login):
     said = "srun: error: Unable to create step for job 17: Insufficient GRES available in allocation\n"
     login.answers["srun"] = [Said(err=said, code=1)]
     queue = Queue(Shell("login1", lambda _: login))
-    one = found(AllocationRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+    one = found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
     with pytest.raises(PreflightError, match=r"counted in all \(--gpus\)"):
         one.wait(ASKER, print)
     assert not one.is_alive

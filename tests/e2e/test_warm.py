@@ -158,7 +158,7 @@ def test_packages_that_ranks_imported_are_loaded_for_the_next_run(warm: Lab) -> 
     wait_until(lambda: len(templates(warm)) == 1, "one template", 60.0)
     # A notebook that comes later learns it from the host.
     session().down()
-    assert run(warm, "dm1:1", who, env=env).state.phase == "done"
+    assert run(warm, "dm1:2", who, env=env).state.phase == "done"
     wait_until(loaded, "packages that are loaded", 60.0)
 
 

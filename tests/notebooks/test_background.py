@@ -44,7 +44,7 @@ def test_the_commands_that_a_detached_cell_prints_work_as_they_are_printed(
         attach, stop = re.findall(r"%distributed (?:attach|stop) [\w-]+", said)[:2]
         job = attach.split()[-1]
         table = notebook.run("%distributed jobs")
-        assert re.search(rf"{job}  detached  dm3 .*  1 +wait\(\) ", table)
+        assert re.search(rf"{job} +detached +dm3 .* 1 +wait\(\) ", table)
         logs = f"%distributed logs {job} 0"
         wait_until(lambda: "here" in notebook.run(logs), "its first words", 60)
         assert "rank 0 (dm3, local_rank 0)" in notebook.run("%distributed stacks")

@@ -89,7 +89,8 @@ def test_this_machine_where_nobody_is_named(tmp_path: Path):
 def test_where_hosts_come_from(
     session_lab: Lab, notebook: LiveNotebook, tmp_path: Path
 ):
-    assert notebook.run("%distributed hosts") == "dm1:1  (DISTMAGIC_HOSTS)\n"
+    way = f"--ssh-config {session_lab.ssh_config}"
+    assert notebook.run("%distributed hosts") == f"dm1:1  (DISTMAGIC_HOSTS)  {way}\n"
     (tmp_path / "hosts").write_text("# the lab\ndm1 slots=1\ndm2 slots=two\n")
     assert notebook.fail(f"%distributed hosts --hostfile {tmp_path}/hosts").startswith(
         f"SpecError: {tmp_path}/hosts, line 3: "
@@ -98,10 +99,10 @@ def test_where_hosts_come_from(
     shown = notebook.run(
         f'%config Distmagic.hostfile = "{tmp_path}/hosts"\n%distributed hosts'
     )
-    assert shown == "dm1:1, dm2:2  (%config Distmagic.hostfile)\n"
+    assert shown == f"dm1:1, dm2:2  (%config Distmagic.hostfile)  {way}\n"
     assert (
         notebook.run("%distributed hosts dm3 dm1:2")
-        == "dm3, dm1:2  (%distributed hosts)\n"
+        == f"dm3, dm1:2  (%distributed hosts)  {way}\n"
     )
     commands = notebook.run(
         f"%%distributed --hostfile {tmp_path}/hosts --dry-run --master-port 29555\nrank()"

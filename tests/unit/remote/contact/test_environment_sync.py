@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +19,12 @@ from distmagic.connection.link import Link
 from distmagic.connection.opening import open_link
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.payload import bundle
-from distmagic.remote.contact.environment_sync import _why, _without_local_version
+from distmagic.remote.contact.contact import Contact
+from distmagic.remote.contact.environment_sync import (
+    EnvironmentSync,
+    _why,
+    _without_local_version,
+)
 from distmagic.remote.records import environments
 from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol as p
@@ -207,6 +215,67 @@ def test_an_interrupt_ends_all_that_was_started_for_it(tmp_path, opened):
     wait_until(lambda: not sleeping(mark), "their end", 60.0)
     with pytest.raises(ConnectionLost):
         heard(link)
+
+
+class PlayedContact:
+    """A conversation of which nobody hears; does `meanwhile` when a program has written, and waits only so often."""
+
+    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self._meanwhile = meanwhile
+        self._left = 40
+
+    def say(self, _: object) -> None:
+        """Tell nobody."""
+
+    def wait(self, file: Any, events: int, timeout_s: float) -> None:
+        poll = select.poll()
+        poll.register(file, events)
+        self._left -= 1
+        assert self._left, "it waits for ever"
+        if not poll.poll(1000 * timeout_s):
+            raise TimeoutError
+        self._meanwhile()
+
+    def ran(self, folder: Path, code: str) -> tuple[int, list[str]]:
+        """Have a sync run a shell; return its exit code and what it has written."""
+        said: list[str] = []
+        environment = environments.Environment(path=folder)
+        sync = EnvironmentSync(cast(Contact, self))
+        return sync._run(environment, ["sh", "-c", code], said), said
+
+
+def test_an_installers_processes_end_with_it_and_no_others(tmp_path, marks):
+    """The agents of a template that ends meanwhile go on; what the installer put into another session does not."""
+    agent, left = f"7{os.getpid()}.1", f"7{os.getpid()}.2"
+    template = subprocess.Popen(
+        ["sh", "-c", f"sleep {agent} & echo; wait"],
+        env={**os.environ, **marks},
+        stdout=subprocess.PIPE,
+    )
+    assert template.stdout is not None
+    with template.stdout:
+        template.stdout.readline()
+    wait_until(lambda: len(sleeping(agent)) == 1, "an agent")
+
+    def meanwhile() -> None:
+        template.kill()
+        template.wait()
+        wait_until(lambda: len(sleeping(left)) == 1, "a process of the installer")
+        (tmp_path / "go").touch()
+
+    code = f"""setsid sleep {left} >/dev/null 2>&1 & echo began
+        while ! [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 3"""
+    assert PlayedContact(meanwhile).ran(tmp_path, code) == (3, ["began"])
+    assert sleeping(left) == []
+    (pid,) = sleeping(agent)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_an_installer_is_over_when_it_has_ended_whoever_holds_its_output(tmp_path):
+    holder = f"7{os.getpid()}.3"
+    code = f"echo began; sleep {holder} & printf ended; exit 4"
+    assert PlayedContact().ran(tmp_path, code) == (4, ["began", "ended"])
+    assert sleeping(holder) == []
 
 
 def sleeping(mark: str) -> list[int]:

@@ -70,7 +70,9 @@ def interpreter_words(python: str) -> tuple[str, ...]:
         return (python,)
     name = python.removeprefix(ENVIRONMENT).removeprefix("~/").rstrip("/")
     places = " ".join(f'"{place}"' for place in _PLACES)
+    # The link of a name may be moved while this Python still imports: what it leads to now stays what it is.
     found = (
+        'if [ -L "$e" ] && [ -f "$e/ready" ]; then e=$(CDPATH= cd -P -- "$e" && pwd -P) || continue; fi; '
         'PATH="$e/bin:$PATH"; export PATH; '
         'if [ -d "$e/conda-meta" ]; then CONDA_PREFIX="$e"; export CONDA_PREFIX; '
         'else VIRTUAL_ENV="$e"; export VIRTUAL_ENV; fi; '

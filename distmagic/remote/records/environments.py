@@ -33,6 +33,8 @@ UV_EXPORT = (
     "export", "--frozen", "--quiet", "--no-emit-project", "--no-emit-workspace",
     "--format", "requirements.txt", "--output-file",
 )  # fmt: skip
+# Of this process, as long as it lives: the link of a name may lead elsewhere later.
+_OWN = Path(os.path.realpath(sys.prefix))
 _IN_USE_S = 120.0  # contacts, agents and templates touch theirs four times in that time
 
 
@@ -115,9 +117,8 @@ class Environment:
 def touch_own() -> None:
     """Note that the environment of this process is in use, if it is one of ours."""
     with contextlib.suppress(OSError):
-        path = Path(sys.prefix)
-        if path.parent.samefile(root()):
-            places.touch([path])
+        if _OWN.parent.samefile(root()):
+            places.touch([_OWN])
 
 
 def unused(older_s: float, now: float) -> list[tuple[Path, int]]:

@@ -31,6 +31,7 @@ from distmagic.remote.wire import protocol as p
 from distmagic.request.command_prefix import interpreter_words
 from distmagic.request.hosts import LOCALHOST
 from distmagic.transports.local import LocalTransport
+from tests import REPOSITORY
 from tests.builders.wheels import wheel
 from tests.lab import wait_until
 
@@ -316,6 +317,55 @@ def test_an_environment_that_nobody_uses_is_removed_with_its_name(index):
     assert environment.notes() == ("a note",)  # somebody was making it
     environments.remove(environment.path)
     assert list(environments.root().iterdir()) == []
+
+
+def made(digit: str) -> environments.Environment:
+    """Make an environment with a module that knows this digit."""
+    environment = environments.Environment(path=environments.root() / f".{digit * 16}")
+    venv = [sys.executable, "-m", "venv", "--without-pip", str(environment.path)]
+    subprocess.run(venv, check=True)
+    (site,) = environment.path.glob("lib/python*/site-packages")
+    (site / "late.py").write_text(f"DIGIT = {digit}\n")
+    environment.finish([])
+    return environment
+
+
+IN_USE = """
+import sys
+from distmagic.remote.records import environments
+print(sys.prefix, flush=True)
+input()
+import late
+environments.touch_own()
+print(late.DIGIT)
+"""
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_job_keeps_its_environment_when_the_name_leads_to_another_one(index, by_name):
+    """One that is started by a path through the link is at least not removed."""
+    first, second = made("1"), made("2")
+    first.name_it("kernel")
+    link = environments.root() / "kernel"
+    words = interpreter_words("env:kernel") if by_name else (f"{link}/bin/python",)
+    with subprocess.Popen(
+        [*words, "-c", IN_USE],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as job:
+        assert job.stdin is not None
+        assert job.stdout is not None
+        prefix = job.stdout.readline().strip()
+        assert prefix == str(first.path.resolve() if by_name else link)
+        second.name_it("kernel")
+        for environment in (first, second):
+            os.utime(environment.path, (0, 0))
+        job.stdin.write("\n")
+        job.stdin.close()
+        assert job.stdout.read() == ("1\n" if by_name else "2\n")
+    assert [path for path, _ in environments.unused(0.0, time.time())] == [second.path]
 
 
 @pytest.mark.parametrize(

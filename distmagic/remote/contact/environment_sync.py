@@ -63,6 +63,7 @@ class EnvironmentSync:
         self._stage = self._package = ""
         self._done = self._total = 0
         places.make_private(environments.root())
+        environments.check_name(request.name)
         name = environments.digest((request.requirements, request.lock))
         environment = Environment(path=environments.root() / f".{name}")
         notes, was_there = environment.notes(), True

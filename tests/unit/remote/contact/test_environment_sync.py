@@ -299,7 +299,9 @@ def test_a_lock_file_that_only_uv_can_read_needs_it(opened):
 
 
 def test_an_environment_that_nobody_uses_is_removed_with_its_name(index):
-    environment = environments.Environment(path=environments.root() / ".0badcafe")
+    environment = environments.Environment(
+        path=environments.root() / ".0badcafe0badcafe"
+    )
     (environment.path / "bin").mkdir(parents=True)
     environment.python.write_bytes(bytes(5000))
     assert environment.notes() is None
@@ -366,6 +368,64 @@ def test_a_job_keeps_its_environment_when_the_name_leads_to_another_one(index, b
         job.stdin.close()
         assert job.stdout.read() == ("1\n" if by_name else "2\n")
     assert [path for path, _ in environments.unused(0.0, time.time())] == [second.path]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "dangling"])
+def test_what_a_user_has_made_keeps_its_name_and_nothing_is_made(
+    kind, tmp_path, opened
+):
+    there = environments.root() / "train"
+    there.parent.mkdir(parents=True)
+    if kind == "file":
+        there.write_text("mine")
+    elif kind == "folder":
+        there.mkdir()
+    else:
+        there.symlink_to(tmp_path if kind == "link" else "nowhere")
+    before = os.lstat(there).st_ino
+    with pytest.raises(PreflightError, match=r"train is there, and not from env sync: move it away, or choose"):  # fmt: skip
+        sync(opened(), "alpha")
+    assert os.lstat(there).st_ino == before
+    assert list(environments.root().iterdir()) == [there]
+
+
+def test_a_name_that_cant_be_given_leaves_nothing(index, monkeypatch):
+    environment = environments.Environment(path=environments.root() / f".{'1' * 16}")
+    environment.path.mkdir(parents=True)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PermissionError, match="no"):
+        environment.name_it("train")
+    assert list(environments.root().iterdir()) == [environment.path]
+
+
+def test_only_environments_and_the_names_of_them_are_ever_removed(tmp_path, index):
+    root = environments.root()
+    (root / ".git").mkdir(parents=True)
+    (root / f".{'a' * 17}").mkdir()
+    (root / f".{'b' * 16}").symlink_to(tmp_path)
+    (root / "mine").symlink_to("/not/mounted")
+    before = sorted(root.iterdir())
+    environment = environments.Environment(path=root / f".{'c' * 16}")
+    environment.path.mkdir()
+    environment.name_it("train")
+    found = [path for path, _ in environments.unused(0.0, time.time() + 500)]
+    assert found == [environment.path]
+    environments.remove(environment.path)
+    assert sorted(root.iterdir()) == before
+
+
+def test_an_environment_that_cant_be_read_just_now_is_not_made_anew(opened):
+    """Its disk may be slow or its files too many: jobs may be using it."""
+    digest = environments.digest((("alpha",), {}))
+    environment = environments.Environment(path=environments.root() / f".{digest}")
+    (environment.path / "ready").mkdir(parents=True)
+    with pytest.raises(PreflightError, match="Is a directory"):
+        sync(opened(), "alpha")
+    assert (environment.path / "ready").exists()
 
 
 @pytest.mark.parametrize(

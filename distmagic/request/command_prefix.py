@@ -38,26 +38,27 @@ SETUP_FAILED = 97
 SETUP_LIMIT_S = 300  # for a setup to end
 _KEPT_MIN = 720  # that the variables of a setup are used again
 # Runs the setup, which it reads from descriptor 8, and writes into the file that is named what changed of the exported
-# variables and functions. One line, without a single quote: it stands between two of them in the next one.
+# variables and functions. One line, without a single quote: it stands between two of them in the next one. Its own
+# variables begin with _dm_, because any other name can be one of the user's.
 _CHANGES = (
-    "t=$(cat <&8); exec 8<&-; declare -A was; for n in $(compgen -e); do was[$n]=${!n}; done; "
-    'eval "$t" || exit; umask 077; set +euf; unset IFS; '
-    "{ for n in $(compgen -e); do case $n in _|SHLVL|PWD|OLDPWD) continue;; esac; "
-    '[ "${was[$n]+x}${was[$n]}" = "x${!n}" ] || printf "export %s=%q\\n" "$n" "${!n}"; done; '
-    'for n in "${!was[@]}"; do [ "${!n+x}" ] || echo "unset $n"; done; '
-    'declare -Fx | while read -r _ _ n; do declare -f "$n"; echo "export -f $n"; done; } >"$1"'
+    "_dm_t=$(cat <&8); exec 8<&-; declare -A _dm_was; for _dm_n in $(compgen -e); do _dm_was[$_dm_n]=${!_dm_n}; done; "
+    'eval "$_dm_t" || exit; umask 077; set +euf; unset IFS; '
+    "{ for _dm_n in $(compgen -e); do case $_dm_n in _|_dm_*|SHLVL|PWD|OLDPWD) continue;; esac; "
+    '[ "${_dm_was[$_dm_n]+x}${_dm_was[$_dm_n]}" = "x${!_dm_n}" ] || printf "export %s=%q\\n" "$_dm_n" "${!_dm_n}"; done; '
+    'for _dm_n in "${!_dm_was[@]}"; do [ "${!_dm_n+x}" ] || echo "unset $_dm_n"; done; '
+    'declare -Fx | while read -r _ _ _dm_n; do declare -f "$_dm_n"; echo "export -f $_dm_n"; done; } >"$1"'
 )
 # $1 is the digest of the setup, the other words are the program. Hosts may share a home, so a file is one host's, and
 # only until that starts anew. Of two connections at once the second waits, where the host has flock.
 _KEPT_SETUP = (
-    'u=$(umask); umask 077; d="${DISTMAGIC_HOME:-$HOME/.distmagic}/setup"; '
-    "read -r b </proc/sys/kernel/random/boot_id; "
-    'f="$d/$1-$HOSTNAME-${b%%-*}"; shift; IFS= read -r l; eval "t=$l"; '
-    f'mkdir -p "$d" || exit {SETUP_FAILED}; {{ exec 9>>"$d/.lock"; }} 2>/dev/null && flock 9 2>/dev/null; '
-    f'if [ -z "$(find "$f" -mmin -{_KEPT_MIN} 2>/dev/null)" ]; then '
-    f'timeout -k 5 {SETUP_LIMIT_S} bash -c \'{_CHANGES}\' bash "$f.$$" 8<<<"$t" 9>&- </dev/null >&2 '
-    f'|| {{ r=$?; rm -f "$f.$$"; [ $r = 124 ] && echo "it took longer than {SETUP_LIMIT_S} s" >&2; exit {SETUP_FAILED}; }}; '
-    f'mv "$f.$$" "$f" || exit {SETUP_FAILED}; fi; exec 9>&-; umask "$u"; . "$f"; exec "$@"'
+    '_dm_u=$(umask); umask 077; _dm_d="${DISTMAGIC_HOME:-$HOME/.distmagic}/setup"; '
+    "read -r _dm_b </proc/sys/kernel/random/boot_id; "
+    '_dm_f="$_dm_d/$1-$HOSTNAME-${_dm_b%%-*}"; shift; IFS= read -r _dm_l; eval "_dm_t=$_dm_l"; '
+    f'mkdir -p "$_dm_d" || exit {SETUP_FAILED}; {{ exec 9>>"$_dm_d/.lock"; }} 2>/dev/null && flock 9 2>/dev/null; '
+    f'if [ -z "$(find "$_dm_f" -mmin -{_KEPT_MIN} 2>/dev/null)" ]; then '
+    f'timeout -k 5 {SETUP_LIMIT_S} bash -c \'{_CHANGES}\' bash "$_dm_f.$$" 8<<<"$_dm_t" 9>&- </dev/null >&2 '
+    f'|| {{ _dm_r=$?; rm -f "$_dm_f.$$"; [ $_dm_r = 124 ] && echo "it took longer than {SETUP_LIMIT_S} s" >&2; exit {SETUP_FAILED}; }}; '
+    f'mv "$_dm_f.$$" "$_dm_f" || exit {SETUP_FAILED}; fi; exec 9>&-; umask "$_dm_u"; . "$_dm_f"; exec "$@"'
 )
 
 
@@ -70,14 +71,16 @@ def interpreter_words(python: str) -> tuple[str, ...]:
         return (python,)
     name = python.removeprefix(ENVIRONMENT).removeprefix("~/").rstrip("/")
     places = " ".join(f'"{place}"' for place in _PLACES)
+    # The link of a name may be moved while this Python still imports: what it leads to now stays what it is.
     found = (
-        'PATH="$e/bin:$PATH"; export PATH; '
-        'if [ -d "$e/conda-meta" ]; then CONDA_PREFIX="$e"; export CONDA_PREFIX; '
-        'else VIRTUAL_ENV="$e"; export VIRTUAL_ENV; fi; '
-        'shift; exec "$e/bin/python" "$@"'
+        'if [ -L "$_dm_e" ] && [ -f "$_dm_e/ready" ]; then _dm_e=$(CDPATH= cd -P -- "$_dm_e" && pwd -P) || continue; fi; '
+        'PATH="$_dm_e/bin:$PATH"; export PATH; '
+        'if [ -d "$_dm_e/conda-meta" ]; then CONDA_PREFIX="$_dm_e"; export CONDA_PREFIX; '
+        'else VIRTUAL_ENV="$_dm_e"; export VIRTUAL_ENV; fi; '
+        'shift; exec "$_dm_e/bin/python" "$@"'
     )
     code = (
-        f'for e in {places}; do if [ -x "$e/bin/python" ]; then {found}; fi; done; '
+        f'for _dm_e in {places}; do if [ -x "$_dm_e/bin/python" ]; then {found}; fi; done; '
         f"echo no environment of this name in {places} >&2; exit 127"
     )
     return ("sh", "-c", code, "sh", name)

@@ -5,14 +5,15 @@ The notebook hears at least once a second how far it is. When its channel ends, 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import secrets
 import select
 import shutil
-import signal
 import subprocess
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distmagic.remote.records import environments, places
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 _TELL_S = 0.5
 _LOOK_S = 0.3
+_KILLED_S = (
+    1.0  # for a killed program to be gone; one that hangs in the kernel never is
+)
 _KEPT_LINES = 400  # of what a program has written
 _INSTALLS_ELSEWHERE = (22, 3)  # the first pip that has --python
 _LOCAL_VERSION = re.compile(r"([\w.-]+)==([\w.]+)\+[\w.]+")
@@ -59,6 +63,7 @@ class EnvironmentSync:
         self._stage = self._package = ""
         self._done = self._total = 0
         places.make_private(environments.root())
+        environments.check_name(request.name)
         name = environments.digest((request.requirements, request.lock))
         environment = Environment(path=environments.root() / f".{name}")
         notes, was_there = environment.notes(), True
@@ -193,14 +198,14 @@ class EnvironmentSync:
         Ends with the channel, and leaves no process.
         """
         said = [] if said is None else said
-        before = {process.pid for process in _children()}
-        processes.become_subreaper(yes=True)
+        # By this its processes are known; children of this contact can be agents, whose template has ended meanwhile.
+        mark = f"sync-{secrets.token_hex(6)}"
         child = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=_variables(),
+            env={**_variables(), processes.MARK: mark},
             start_new_session=True,
             preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - there is one thread
         )
@@ -209,27 +214,31 @@ class EnvironmentSync:
         rest = b""
         try:
             while True:
+                # Whatever it started may keep the pipe open, so the end of the pipe can be long after its own.
+                has_ended = child.poll() is not None
                 try:
-                    self._contact.wait(child.stdout, select.POLLIN, _TELL_S)
+                    if not has_ended:
+                        self._contact.wait(child.stdout, select.POLLIN, _TELL_S)
                     data = os.read(child.stdout.fileno(), 1 << 16)
+                    has_ended = has_ended or not data
                 except (TimeoutError, BlockingIOError):
-                    self._look(environment)
-                    continue
-                if not data:
-                    self._looked_s = 0.0
-                    self._look(environment)
-                    return child.wait()
+                    data = b""
                 *whole, rest = (rest + data).split(b"\n")
                 for line in whole:
                     self._hear(line.decode(errors="replace").strip(), said)
+                if has_ended:
+                    self._looked_s = 0.0
                 self._look(environment)
+                if has_ended:
+                    return child.wait()
         finally:
             if rest:
                 self._hear(rest.decode(errors="replace").strip(), said)
-            _kill_children(before)
-            child.wait()
+            child.kill()
+            processes.sweep(mark)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_KILLED_S)
             child.stdout.close()
-            processes.become_subreaper(yes=False)
 
     def _hear(self, line: str, said: list[str]) -> None:
         """Learn from a line of pip or uv how far it is."""
@@ -279,20 +288,6 @@ class EnvironmentSync:
             return
         finally:
             os.close(writing)
-
-
-def _children() -> list[processes.ProcessInfo]:
-    own = os.getpid()
-    return [process for process in processes.everything() if process.parent == own]
-
-
-def _kill_children(spared: Collection[int]) -> None:
-    """Kill the children of this process and what they started; orphans have become children. Templates are `spared`."""
-    while found := [one for one in _children() if one.pid not in spared]:
-        for child in found:
-            for process in (child, *processes.descendants(child.pid)):
-                processes.send(process, signal.SIGKILL)
-        processes.reap()
 
 
 def _find_uv() -> str:

@@ -6,7 +6,7 @@
     ~/.distmagic/envs/.DIGEST.lock    held while it is made
 
 It is made where it stays, because the programs in its `bin` name their own path. What appears last and at once is the
-link of its name. Hosts of one home with the same Python share an environment.
+link of its name. Hosts of one home with the same Python share an environment. What else is in this folder is the user's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import sys
@@ -33,6 +34,9 @@ UV_EXPORT = (
     "export", "--frozen", "--quiet", "--no-emit-project", "--no-emit-workspace",
     "--format", "requirements.txt", "--output-file",
 )  # fmt: skip
+_DIGEST = re.compile(r"\.[0-9a-f]{16}")
+# Of this process, as long as it lives: the link of a name may lead elsewhere later.
+_OWN = Path(os.path.realpath(sys.prefix))
 _IN_USE_S = 120.0  # contacts, agents and templates touch theirs four times in that time
 
 
@@ -65,10 +69,13 @@ class Environment:
         return self.path / "bin" / "python"
 
     def notes(self) -> tuple[str, ...] | None:
-        """Return what a user should know of it; None unless all of it is there."""
+        """Return what a user should know of it; None unless all of it is there.
+
+        Raises OSError where that can't be told: what can't be read just now may be in use.
+        """
         try:
             return tuple(json.loads((self.path / "ready").read_text())["notes"])
-        except (OSError, ValueError, KeyError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
             return None
 
     def installed(self) -> list[str]:
@@ -107,17 +114,30 @@ class Environment:
 
     def name_it(self, name: str) -> None:
         """Have a name lead to it. Raises OSError."""
+        check_name(name)
         aside = root() / f".{secrets.token_hex(6)}.link"
         aside.symlink_to(self.path.name)
-        os.replace(aside, root() / name)
+        try:
+            os.replace(aside, root() / name)
+        except OSError:
+            aside.unlink(missing_ok=True)
+            raise
+
+
+def check_name(name: str) -> None:
+    """Raise FileExistsError where something else than one of our links has this name."""
+    path = root() / name
+    if os.path.lexists(path) and not _is_link_of_ours(path):
+        raise FileExistsError(
+            f"{path} is there, and not from env sync: move it away, or choose another --name"
+        )
 
 
 def touch_own() -> None:
     """Note that the environment of this process is in use, if it is one of ours."""
     with contextlib.suppress(OSError):
-        path = Path(sys.prefix)
-        if path.parent.samefile(root()):
-            places.touch([path])
+        if _OWN.parent.samefile(root()):
+            places.touch([_OWN])
 
 
 def unused(older_s: float, now: float) -> list[tuple[Path, int]]:
@@ -125,8 +145,9 @@ def unused(older_s: float, now: float) -> list[tuple[Path, int]]:
     found = []
     for path in root().glob(".*"):
         with contextlib.suppress(OSError):
-            age_s = now - path.stat().st_mtime
-            if path.is_dir() and age_s > max(older_s, _IN_USE_S):
+            age_s = now - path.lstat().st_mtime
+            is_ours = _DIGEST.fullmatch(path.name) and not path.is_symlink()
+            if is_ours and path.is_dir() and age_s > max(older_s, _IN_USE_S):
                 found.append((path, Environment(path=path).size_bytes()))
     return found
 
@@ -140,8 +161,13 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
         Path(f"{path}.lock").unlink(missing_ok=True)
     for link in root().glob("[!.]*"):
-        if link.is_symlink() and not link.exists():
-            link.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if _is_link_of_ours(link) and not link.exists():
+                link.unlink(missing_ok=True)
+
+
+def _is_link_of_ours(path: Path) -> bool:
+    return path.is_symlink() and bool(_DIGEST.fullmatch(os.readlink(path)))
 
 
 def _size_below(folder: Path) -> int:

@@ -45,14 +45,14 @@ export function asSaved(model, root, words) {
 }
 
 // Make an output for the view in the document of a page that has none: it was loaded anew, and the notebook was not saved
-// since the cell began. What is there in its cell is of an earlier time.
+// since the cell began. All else in the cell stays: where the view is drawn inside a widget it is in no cell's outputs.
 export function makeOutput(model) {
-  const cells = [...(model.widget_manager?.context?.model?.cells ?? [])];
   const className = `dm-view-${model.get('view_id')}`;
+  if (document.getElementsByClassName(className).length) return;
+  const cells = [...(model.widget_manager?.context?.model?.cells ?? [])];
   const has = cell => cell.type === 'code' && JSON.stringify(cell.outputs.toJSON()).includes(className);
   const cell = cells.find(one => one.id === model.get('cell_id'));
   if (!cell || cell.type !== 'code' || cells.some(has)) return;
-  cell.outputs.clear();
   const data = { 'text/html': `<div class="${className}"></div>` };
   cell.outputs.add({ output_type: 'display_data', data, metadata: {} });
 }

@@ -93,6 +93,24 @@ def test_a_setup_runs_once_for_each_text_and_only_its_changes_are_kept(
     assert len(list(kept.glob("[!.]*"))) == 2
 
 
+@pytest.mark.parametrize("how", ["export n=5 t=6 was=7", "set -a; n=5 t=6 was=7"])
+def test_variables_of_any_name_keep_the_values_of_the_setup_or_of_the_connection(
+    how, kept, monkeypatch
+):
+    for name in "udbflr":
+        monkeypatch.setenv(name, f"of the connection {name}")
+    for _ in range(2):  # the second time they are those that were kept
+        done = ran(how, """sh -c 'A="$n $t $was $u $d $b $f $l $r" exec "$@"' sh""")
+        of_connection = " ".join(f"of the connection {name}" for name in "udbflr")
+        assert done.stdout == f"in\n5 6 7 {of_connection}\n", done.stderr
+    (file,) = kept.glob("[!.]*")
+    assert sorted(file.read_text().splitlines()) == [
+        "export n=5",
+        "export t=6",
+        "export was=7",
+    ]
+
+
 def test_no_secret_is_on_the_command_line():
     words = words_before_python("export KEY=abc123", "")
     assert "abc123" not in " ".join(words)
@@ -152,6 +170,7 @@ def test_an_environment_is_found_by_its_name_or_folder(tmp_path, place, name):
         "-i",
         f"HOME={tmp_path}",
         "PATH=/usr/bin:/bin",
+        "e=of the user",
         "/bin/sh",
         "-c",
         line,
@@ -159,6 +178,7 @@ def test_an_environment_is_found_by_its_name_or_folder(tmp_path, place, name):
     done = subprocess.run(shell, capture_output=True, text=True, check=True, cwd="/")
     said = done.stdout.splitlines()
     assert said[-1] == "-u a b"
+    assert "e=of the user" in said
     assert f"PATH={there}/bin:/usr/bin:/bin" in said
     assert f"{'CONDA_PREFIX' if is_conda else 'VIRTUAL_ENV'}={there}" in said
 

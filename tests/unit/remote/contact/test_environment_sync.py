@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -16,13 +19,19 @@ from distmagic.connection.link import Link
 from distmagic.connection.opening import open_link
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.payload import bundle
-from distmagic.remote.contact.environment_sync import _why, _without_local_version
+from distmagic.remote.contact.contact import Contact
+from distmagic.remote.contact.environment_sync import (
+    EnvironmentSync,
+    _why,
+    _without_local_version,
+)
 from distmagic.remote.records import environments
 from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol as p
 from distmagic.request.command_prefix import interpreter_words
 from distmagic.request.hosts import LOCALHOST
 from distmagic.transports.local import LocalTransport
+from tests import REPOSITORY
 from tests.builders.wheels import wheel
 from tests.lab import wait_until
 
@@ -209,6 +218,67 @@ def test_an_interrupt_ends_all_that_was_started_for_it(tmp_path, opened):
         heard(link)
 
 
+class PlayedContact:
+    """A conversation of which nobody hears; does `meanwhile` when a program has written, and waits only so often."""
+
+    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self._meanwhile = meanwhile
+        self._left = 40
+
+    def say(self, _: object) -> None:
+        """Tell nobody."""
+
+    def wait(self, file: Any, events: int, timeout_s: float) -> None:
+        poll = select.poll()
+        poll.register(file, events)
+        self._left -= 1
+        assert self._left, "it waits for ever"
+        if not poll.poll(1000 * timeout_s):
+            raise TimeoutError
+        self._meanwhile()
+
+    def ran(self, folder: Path, code: str) -> tuple[int, list[str]]:
+        """Have a sync run a shell; return its exit code and what it has written."""
+        said: list[str] = []
+        environment = environments.Environment(path=folder)
+        sync = EnvironmentSync(cast(Contact, self))
+        return sync._run(environment, ["sh", "-c", code], said), said
+
+
+def test_an_installers_processes_end_with_it_and_no_others(tmp_path, marks):
+    """The agents of a template that ends meanwhile go on; what the installer put into another session does not."""
+    agent, left = f"7{os.getpid()}.1", f"7{os.getpid()}.2"
+    template = subprocess.Popen(
+        ["sh", "-c", f"sleep {agent} & echo; wait"],
+        env={**os.environ, **marks},
+        stdout=subprocess.PIPE,
+    )
+    assert template.stdout is not None
+    with template.stdout:
+        template.stdout.readline()
+    wait_until(lambda: len(sleeping(agent)) == 1, "an agent")
+
+    def meanwhile() -> None:
+        template.kill()
+        template.wait()
+        wait_until(lambda: len(sleeping(left)) == 1, "a process of the installer")
+        (tmp_path / "go").touch()
+
+    code = f"""setsid sleep {left} >/dev/null 2>&1 & echo began
+        while ! [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 3"""
+    assert PlayedContact(meanwhile).ran(tmp_path, code) == (3, ["began"])
+    assert sleeping(left) == []
+    (pid,) = sleeping(agent)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_an_installer_is_over_when_it_has_ended_whoever_holds_its_output(tmp_path):
+    holder = f"7{os.getpid()}.3"
+    code = f"echo began; sleep {holder} & printf ended; exit 4"
+    assert PlayedContact().ran(tmp_path, code) == (4, ["began", "ended"])
+    assert sleeping(holder) == []
+
+
 def sleeping(mark: str) -> list[int]:
     found = []
     for process in processes.everything():
@@ -229,7 +299,9 @@ def test_a_lock_file_that_only_uv_can_read_needs_it(opened):
 
 
 def test_an_environment_that_nobody_uses_is_removed_with_its_name(index):
-    environment = environments.Environment(path=environments.root() / ".0badcafe")
+    environment = environments.Environment(
+        path=environments.root() / ".0badcafe0badcafe"
+    )
     (environment.path / "bin").mkdir(parents=True)
     environment.python.write_bytes(bytes(5000))
     assert environment.notes() is None
@@ -247,6 +319,113 @@ def test_an_environment_that_nobody_uses_is_removed_with_its_name(index):
     assert environment.notes() == ("a note",)  # somebody was making it
     environments.remove(environment.path)
     assert list(environments.root().iterdir()) == []
+
+
+def made(digit: str) -> environments.Environment:
+    """Make an environment with a module that knows this digit."""
+    environment = environments.Environment(path=environments.root() / f".{digit * 16}")
+    venv = [sys.executable, "-m", "venv", "--without-pip", str(environment.path)]
+    subprocess.run(venv, check=True)
+    (site,) = environment.path.glob("lib/python*/site-packages")
+    (site / "late.py").write_text(f"DIGIT = {digit}\n")
+    environment.finish([])
+    return environment
+
+
+IN_USE = """
+import sys
+from distmagic.remote.records import environments
+print(sys.prefix, flush=True)
+input()
+import late
+environments.touch_own()
+print(late.DIGIT)
+"""
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_job_keeps_its_environment_when_the_name_leads_to_another_one(index, by_name):
+    """One that is started by a path through the link is at least not removed."""
+    first, second = made("1"), made("2")
+    first.name_it("kernel")
+    link = environments.root() / "kernel"
+    words = interpreter_words("env:kernel") if by_name else (f"{link}/bin/python",)
+    with subprocess.Popen(
+        [*words, "-c", IN_USE],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as job:
+        assert job.stdin is not None
+        assert job.stdout is not None
+        prefix = job.stdout.readline().strip()
+        assert prefix == str(first.path.resolve() if by_name else link)
+        second.name_it("kernel")
+        for environment in (first, second):
+            os.utime(environment.path, (0, 0))
+        job.stdin.write("\n")
+        job.stdin.close()
+        assert job.stdout.read() == ("1\n" if by_name else "2\n")
+    assert [path for path, _ in environments.unused(0.0, time.time())] == [second.path]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "dangling"])
+def test_what_a_user_has_made_keeps_its_name_and_nothing_is_made(
+    kind, tmp_path, opened
+):
+    there = environments.root() / "train"
+    there.parent.mkdir(parents=True)
+    if kind == "file":
+        there.write_text("mine")
+    elif kind == "folder":
+        there.mkdir()
+    else:
+        there.symlink_to(tmp_path if kind == "link" else "nowhere")
+    before = os.lstat(there).st_ino
+    with pytest.raises(PreflightError, match=r"train is there, and not from env sync: move it away, or choose"):  # fmt: skip
+        sync(opened(), "alpha")
+    assert os.lstat(there).st_ino == before
+    assert list(environments.root().iterdir()) == [there]
+
+
+def test_a_name_that_cant_be_given_leaves_nothing(index, monkeypatch):
+    environment = environments.Environment(path=environments.root() / f".{'1' * 16}")
+    environment.path.mkdir(parents=True)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PermissionError, match="no"):
+        environment.name_it("train")
+    assert list(environments.root().iterdir()) == [environment.path]
+
+
+def test_only_environments_and_the_names_of_them_are_ever_removed(tmp_path, index):
+    root = environments.root()
+    (root / ".git").mkdir(parents=True)
+    (root / f".{'a' * 17}").mkdir()
+    (root / f".{'b' * 16}").symlink_to(tmp_path)
+    (root / "mine").symlink_to("/not/mounted")
+    before = sorted(root.iterdir())
+    environment = environments.Environment(path=root / f".{'c' * 16}")
+    environment.path.mkdir()
+    environment.name_it("train")
+    found = [path for path, _ in environments.unused(0.0, time.time() + 500)]
+    assert found == [environment.path]
+    environments.remove(environment.path)
+    assert sorted(root.iterdir()) == before
+
+
+def test_an_environment_that_cant_be_read_just_now_is_not_made_anew(opened):
+    """Its disk may be slow or its files too many: jobs may be using it."""
+    digest = environments.digest((("alpha",), {}))
+    environment = environments.Environment(path=environments.root() / f".{digest}")
+    (environment.path / "ready").mkdir(parents=True)
+    with pytest.raises(PreflightError, match="Is a directory"):
+        sync(opened(), "alpha")
+    assert (environment.path / "ready").exists()
 
 
 @pytest.mark.parametrize(

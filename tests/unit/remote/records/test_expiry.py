@@ -307,12 +307,15 @@ def test_lists_of_packages_and_variables_of_setups_are_kept_for_a_week_and_the_l
     assert [path.name for path in (home / "setup").iterdir()] == [".lock"]
 
 
+NEW, OLD = f".{'a' * 16}", f".{'b' * 16}"
+
+
 def test_an_environment_that_nobody_has_used_for_a_week_goes(home):
-    for name, age_s in ((".new", 6 * DAY_S), (".old", 8 * DAY_S)):
+    for name, age_s in ((NEW, 6 * DAY_S), (OLD, 8 * DAY_S)):
         folder = home / "envs" / name
         folder.mkdir(parents=True)
         os.utime(folder, (NOW - age_s, NOW - age_s))
         (home / "envs" / name.strip(".")).symlink_to(name)
     expiry.expire(NOW)
     left = sorted(path.name for path in (home / "envs").iterdir())
-    assert left == [".new", "new"]
+    assert left == [NEW, "a" * 16]

@@ -31,6 +31,7 @@ MOST_RESULT_BYTES = 1 << 20  # of what rank 0 returned
 _EVERY_S = 1.0
 _ROWS = 50  # of metrics, of one rank in one line
 _TEXT_CHARS = 32_000
+_NOTICE_CHARS = 1000
 _GRACE_S = 3.0
 _LINGER_S = 3.0  # a platform ends the other tasks when the first one has ended: they may have lines to write
 _ROLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -182,8 +183,14 @@ class Task:
         if self._result_bytes and self._result_bytes <= MOST_RESULT_BYTES:
             self._log.result(0, self._file("rank0.result"))
         output = os.environ.get("OUTPUT_DIR", "")
-        if output and self._work:
+        if not (output and self._work):
+            return
+        try:
             shutil.copytree(self._work, output, symlinks=True, dirs_exist_ok=True)
+        except OSError as error:
+            # For a pipe or a file that can't be read; all others are copied by then.
+            text = f"not all files of {self._work} were kept: {error}"
+            self._log.add(protocol.Notice(text=text[:_NOTICE_CHARS]))
 
     def _file(self, name: str) -> bytes:
         job, node_rank = self._start.job, self._start.node_rank

@@ -64,6 +64,46 @@ def test_what_can_not_wait_comes_after_what_came_before_it():
     assert messages(out.getvalue())[1][1].text == "ab"
 
 
+def picture(number, rank=0):
+    return protocol.Picture(rank=rank, restart=0, data=str(number))
+
+
+def test_of_many_pictures_of_a_rank_few_are_written_and_the_last_at_the_end():
+    out, now = io.StringIO(), [100.0]
+    log = Log(out, lambda: now[0])
+    for number in range(100):  # ten a second
+        now[0] += 0.1
+        log.add(picture(number))
+        log.add(picture(number, rank=1))
+        log.flush()
+        log.add(protocol.Notice(text="which can not wait"))
+    log.flush(is_end=True)
+    found = [one for _, one in messages(out.getvalue()) if hasattr(one, "data")]
+    assert found == [picture(0), picture(0, 1), picture(99), picture(99, 1)]
+
+
+def test_pictures_that_come_slowly_are_all_written():
+    out, now = io.StringIO(), [0.0]
+    log = Log(out, lambda: now[0])
+    for number in range(3):
+        now[0] += 10.0
+        log.add(picture(number))
+        log.flush()
+    assert [one.data for _, one in messages(out.getvalue())] == ["0", "1", "2"]
+
+
+def test_how_busy_a_host_is_comes_seldom_and_stacks_do_not():
+    out, now = io.StringIO(), [0.0]
+    log = Log(out, lambda: now[0])
+    for second in range(60):
+        now[0] = second
+        log.add(protocol.Hardware(used_bytes=second))
+        log.add(protocol.Stacks(request_id="a", rank=0, local_rank=0))
+        log.add(protocol.StacksDone(request_id="a", ranks=1))
+        log.flush()
+    assert [one.used_bytes for _, one in messages(out.getvalue())] == [0, 30]
+
+
 def test_of_a_bar_the_latest_state_counts_and_of_rows_the_last_ones():
     old, new = Bar(id=1, n=1), Bar(id=1, n=2)
     other = Bar(id=2, n=5)

@@ -210,24 +210,25 @@ def _stop_minutes(request: SkyRequest) -> int:
 def launch(
     request: SkyRequest,
     cluster: str,
+    begin: Callable[[tuple[str, ...]], Command],
     asker: NotebookAsker,
     tell: Callable[[str], object],
 ) -> None:
     """Launch a cluster, and put the job that holds it into its queue; `tell` gets what SkyPilot says.
 
-    Raises `Unreachable` with SkyPilot's last words, and KeyboardInterrupt; it goes on launching then until it is taken
-    down.
+    `begin` begins a command. Raises what that raises, `Unreachable` with SkyPilot's last words, and KeyboardInterrupt; it
+    goes on launching then until it is taken down.
     """
 
     def say(line: str) -> None:
         tell(f"SkyPilot launches the cluster {cluster}: {line}")
 
     say("it was asked to.")
-    answer = Command(launch_words(request, cluster)).wait(asker, LAUNCH_S, say)
+    answer = begin(launch_words(request, cluster)).wait(asker, LAUNCH_S, say)
     if answer.code != 0:
         raise failed(f"sky launch of {cluster}", answer)
     tell(f"The cluster {cluster} is up; a job in its queue keeps it from stopping.")
-    answer = Command(hold_words(request, cluster)).wait(asker, EXEC_S)
+    answer = begin(hold_words(request, cluster)).wait(asker, EXEC_S)
     if answer.code != 0:
         raise failed(f"sky exec on {cluster}", answer)
 

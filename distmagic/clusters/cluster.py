@@ -16,6 +16,7 @@ import hashlib
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -61,9 +62,12 @@ class Cluster:
         self.error: DistmagicError | None = None
         self._pins = ""
         self._is_doubtful = False
+        self._is_launched = False  # whether that was begun here
         self._is_new = False  # whether there was none of this name before
         self._stops = False  # whether SkyPilot stops it when its queue is empty
         self._held_at = -math.inf
+        self._ending = threading.Lock()  # held while it gets its hosts, or its error
+        self._begun: list[sky.Command] = []  # on whatever thread
         self._asked = self._ask(is_in_doubt=is_in_doubt)
 
     @property
@@ -93,11 +97,25 @@ class Cluster:
     def _ask(self, *, is_in_doubt: bool) -> sky.Command | None:
         """Begin to ask SkyPilot; None where its program is not there, but the cluster's file is."""
         try:
-            return sky.Command(sky_words.status(asks_cloud=is_in_doubt))
+            return self._begin(sky_words.status(asks_cloud=is_in_doubt))
         except SpecError:
             if self.is_ours or not self._file.exists():
                 raise
             return None
+
+    def _begin(self, words: tuple[str, ...]) -> sky.Command:
+        """Begin a command that ends when the cluster is given up, from whatever thread. Raises `error` then."""
+        self._raise_if_over()
+        command = sky.Command(words)
+        self._begun.append(command)
+        if self.error is not None:  # `leave` may not have seen it
+            command.end()
+        self._raise_if_over()
+        return command
+
+    def _raise_if_over(self) -> None:
+        if self.error is not None:
+            raise self.error
 
     @property
     def _file(self) -> Path:
@@ -114,19 +132,35 @@ class Cluster:
     def wait(self, asker: NotebookAsker, tell: Tell) -> tuple[Host, ...]:
         """Return the hosts as soon as they are known, having launched them if need be; `tell` gets what it waits for.
 
-        Call it on the main thread. Raises `SpecError` for a cluster that is not up, `Unreachable` where SkyPilot does
-        not answer or can't launch it, and KeyboardInterrupt.
+        Call it on the thread of the run. Raises `SpecError` for a cluster that is not up, or was given up by
+        another thread, `Unreachable` where SkyPilot does not answer or can't launch it, and KeyboardInterrupt.
         """
         if self.hosts:
             return self.hosts
         tell(f"Asking SkyPilot how the cluster {self.cluster} stands.")
         try:
             self._find(self._state(asker, tell))
-        except DistmagicError as error:
-            self.error = error
-            raise
+        except BaseException as caught:  # noqa: BLE001 - an interrupt, too
+            raise self._ended_by(caught) from None
         self._hold_on()
         return self.hosts
+
+    def _ended_by(self, caught: BaseException) -> BaseException:
+        """Return why it is over; what was launched is taken down, if it was not there before."""
+        error = caught
+        if isinstance(caught, DistmagicError):
+            # A command that was ended fails, too; whoever has given the cluster up has said so before.
+            self.error = error = self.error or caught
+        if not self._is_launched or self.hosts:  # which another run may have found
+            return error
+        left = f"The cluster {self.cluster} was there before, and is left as it is."
+        if self._is_new:
+            left = sky.take_down_soon(self.cluster)
+        if isinstance(error, DistmagicError):
+            error.hint = f"{left}\n{error.hint}".rstrip("\n")
+        else:
+            print(f"{self.cluster}: {left}", file=sys.stderr)  # noqa: T201 - a line for people
+        return error
 
     def _state(self, asker: NotebookAsker, tell: Tell) -> ClusterState:
         """Return how it stands, which is up. Raises `SpecError` and `Unreachable`."""
@@ -136,31 +170,17 @@ class Cluster:
             return ClusterState(name=self.cluster, status="UP", launch=launch)
         known = sky.read_states(self._asked, asker)
         if self.is_ours and not sky_words.is_up(self.cluster, known):
+            self._raise_if_over()
             self._is_new = all(one.name != self.cluster for one in known)
-            self._launch(asker, tell)
+            self._is_launched = True
+            sky.launch(self.request, self.cluster, self._begin, asker, tell)
+            self._held_at = time.monotonic()
             tell(f"Asking SkyPilot how the hosts of {self.cluster} are reached.")
-            known = sky.read_states(sky.Command(sky_words.status()), asker)
+            known = sky.read_states(self._begin(sky_words.status()), asker)
         for one in known:
             if one.name == self.cluster and one.status == "UP":
                 return one
         raise sky_words.not_up(self.cluster, known)
-
-    # ---- launched
-
-    def _launch(self, asker: NotebookAsker, tell: Tell) -> None:
-        """Launch it. What fails half-way, or is interrupted, is taken down if it was not there before."""
-        try:
-            sky.launch(self.request, self.cluster, asker, tell)
-        except BaseException as error:
-            left = f"The cluster {self.cluster} was there before, and is left as it is."
-            if self._is_new:
-                left = sky.take_down_soon(self.cluster)
-            if isinstance(error, DistmagicError):
-                error.hint = f"{left}\n{error.hint}"
-            else:
-                print(f"{self.cluster}: {left}", file=sys.stderr)  # noqa: T201 - a line for people
-            raise
-        self._held_at = time.monotonic()
 
     def _hold_on(self) -> None:
         """Keep it from stopping while the run that is to come lasts, where the job that holds it may be about to end."""
@@ -181,7 +201,10 @@ class Cluster:
         number = hashlib.sha256(state.launch.encode()).hexdigest()[:16]
         self.name = f"{SKY}{self.cluster}:{number}"
         self._pins = _pins_of(self.cluster, number)
-        self.hosts = tuple(Host(name=name, allocation=self.name) for name in names)
+        hosts = tuple(Host(name=name, allocation=self.name) for name in names)
+        with self._ending:
+            self._raise_if_over()
+            self.hosts = hosts
 
     def transport(self, host: Host, access: Access, asker: Asker) -> Transport:
         """Return the way to one of the hosts. Raises what connecting raises."""
@@ -200,9 +223,13 @@ class Cluster:
     # ---- the end
 
     def end(self) -> None:
-        """Take it down if it was launched for this notebook; one that a user has named goes on."""
-        is_up = bool(self.hosts) and self.error is None
-        self.leave()
+        """Take it down if it was launched for this notebook; one that a user has named goes on.
+
+        One that `wait` is launching on another thread is taken down there.
+        """
+        with self._ending:
+            is_up = bool(self.hosts) and self.error is None
+            self.leave()
         if not (self.is_ours and is_up):
             return
         said = f"taking down the cluster {self.cluster}"
@@ -213,11 +240,12 @@ class Cluster:
             print(error, file=sys.stderr)  # noqa: T201
 
     def leave(self) -> None:
-        """Let it go on until SkyPilot stops it."""
-        if self._asked is not None:
-            self._asked.end()
+        """Let it go on until SkyPilot stops it; what runs for it here is ended."""
+        # Before any command ends: whoever waits for it raises this.
         if self.error is None:
             self.error = SpecError(f"The cluster {self.cluster} was given up.")
+        for command in tuple(self._begun):
+            command.end()
 
 
 class _ForwardedTransport:

@@ -183,7 +183,8 @@ def log_line(line: str) -> tuple[str, str]:
 class LogReader:
     """Reads lines, calls `put` with a task's number, an event and its size. Lines that came before are passed over.
 
-    `finished` are the tasks that have said their last word, `results` what ranks returned, by task and rank.
+    `finished` are the tasks that have said their last word, `results` what ranks returned, by task and rank: only the
+    first task writes what rank 0 returned, and no other one is kept.
     """
 
     def __init__(self, tasks: tuple[str, ...], put: Put) -> None:
@@ -235,12 +236,12 @@ class LogReader:
             self.finished.add(task)
 
     def _take_result(self, task: int, rank: int, text: str) -> None:
-        if len(text) > 2 * MOST_RESULT_BYTES:
+        if (task, rank) != (0, 0) or len(text) > 2 * MOST_RESULT_BYTES:
             return
         try:
             self.results[task, rank] = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
-            self._show(task, f"the result of rank {rank} came damaged")
+            self._show(task, "the result of rank 0 came damaged")
 
     def _pass_on(self, task: int, text: str) -> None:
         """Show a line of a task that is none of ours, once: a log that is read again begins anew."""
@@ -252,8 +253,9 @@ class LogReader:
     def _pass_on_once(self, text: str) -> None:
         """Show a line of no task, but for what `osmo` says around each reading."""
         is_known = not text.strip() or _AROUND.match(text)
-        if not is_known and text not in self._said and len(self._said) < _MOST_SAID:
-            self._said.add(text)
+        begin = text[:_MOST_CHARS]
+        if not is_known and begin not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add(begin)
             self._show(0, text)
 
     def _show(self, task: int, text: str) -> None:

@@ -42,11 +42,14 @@ _TURN_S = 0.1
 _END_S = 3.0  # between SIGTERM and SIGKILL
 _LAST_S = 2.0  # for the last lines to come
 _MOST_LINES = 1000
+_MOST_CHARS = 2000  # of each of them
+_LINE_CHARS = 1 << 16
+_MOST_OUT_CHARS = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a command has said: `out` on stdout, `said` is the end of all."""
+    """What a command has said: `out` of `status` on stdout, `said` is the end of all."""
 
     code: int
     out: str
@@ -62,7 +65,7 @@ class Command:
         if program is None:
             raise SpecError("SkyPilot's program sky is not there.", sky_words.GET_IT)
         self._words = words
-        self._out: list[str] = []
+        self._out: list[str] = []  # of `status`: a launch may print for two hours
         self._all: list[str] = []
         self._process = subprocess.Popen(
             (program, *words),
@@ -78,7 +81,7 @@ class Command:
         self._readers = [
             threading.Thread(target=self._read, args=pair, daemon=True)
             for pair in (
-                (self._process.stdout, self._out),
+                (self._process.stdout, self._out if words[0] == "status" else None),
                 (self._process.stderr, None),
             )
         ]
@@ -86,11 +89,13 @@ class Command:
             reader.start()
 
     def _read(self, pipe: IO[str], out: list[str] | None) -> None:
+        size = 0
         with pipe:
-            for line in pipe:
-                if out is not None:
+            for line in iter(lambda: pipe.readline(_LINE_CHARS), ""):
+                size += len(line)
+                if out is not None and size <= _MOST_OUT_CHARS:
                     out.append(line)
-                text = sky_words.plain(line)
+                text = sky_words.plain(line)[:_MOST_CHARS]
                 if text:
                     self._all.append(text)
                 del self._all[:-_MOST_LINES]
@@ -205,24 +210,25 @@ def _stop_minutes(request: SkyRequest) -> int:
 def launch(
     request: SkyRequest,
     cluster: str,
+    begin: Callable[[tuple[str, ...]], Command],
     asker: NotebookAsker,
     tell: Callable[[str], object],
 ) -> None:
     """Launch a cluster, and put the job that holds it into its queue; `tell` gets what SkyPilot says.
 
-    Raises `Unreachable` with SkyPilot's last words, and KeyboardInterrupt; it goes on launching then until it is taken
-    down.
+    `begin` begins a command. Raises what that raises, `Unreachable` with SkyPilot's last words, and KeyboardInterrupt; it
+    goes on launching then until it is taken down.
     """
 
     def say(line: str) -> None:
         tell(f"SkyPilot launches the cluster {cluster}: {line}")
 
     say("it was asked to.")
-    answer = Command(launch_words(request, cluster)).wait(asker, LAUNCH_S, say)
+    answer = begin(launch_words(request, cluster)).wait(asker, LAUNCH_S, say)
     if answer.code != 0:
         raise failed(f"sky launch of {cluster}", answer)
     tell(f"The cluster {cluster} is up; a job in its queue keeps it from stopping.")
-    answer = Command(hold_words(request, cluster)).wait(asker, EXEC_S)
+    answer = begin(hold_words(request, cluster)).wait(asker, EXEC_S)
     if answer.code != 0:
         raise failed(f"sky exec on {cluster}", answer)
 

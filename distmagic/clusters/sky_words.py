@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from distmagic import sanitize
 from distmagic.errors import SpecError
 from distmagic.request.allocation import SkyRequest
 
@@ -20,7 +21,6 @@ GET_IT = (
     "Install it where the notebook runs: pip install 'skypilot[aws]', or another cloud in place of aws; then sky check. "
     "https://docs.skypilot.co has more."
 )
-_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colours, and moves of the cursor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +96,12 @@ def hosts_in(text: str, cluster: str) -> tuple[str, ...]:
 
 
 def plain(line: str) -> str:
-    """Return a line that the program has printed without colours and without what a carriage return has replaced."""
-    last = _CODES.sub("", line).rstrip("\r\n").rpartition("\r")[2]
-    return last.strip()
+    """Return a line that the program has printed without anything that a terminal obeys.
+
+    What a carriage return has replaced is left out.
+    """
+    last = sanitize.ESCAPE.sub("", line).rstrip("\r\n").rpartition("\r")[2]
+    return sanitize.line(last).strip()
 
 
 def last_words(lines: Iterable[str], count: int = 6) -> str:

@@ -13,7 +13,7 @@ from distmagic.clusters.slurm.job_states import JobState
 from distmagic.clusters.slurm.queue import Queue
 from distmagic.clusters.slurm.shell import Shell
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import AllocationEnded, NodeLost, RunError
+from distmagic.errors import AllocationEnded, NodeLost, RunError, SpecError
 from distmagic.remote.system import memory
 from distmagic.request.allocation import HostsRequest, SkyRequest, SlurmRequest
 from distmagic.request.command_prefix import ENVIRONMENT
@@ -79,7 +79,13 @@ class Allocations:
         return tuple(one.cluster for one in self.alive if isinstance(one, Cluster))
 
     def take_down(self, cluster: str, asker: NotebookAsker) -> str:
-        """Take a cluster of SkyPilot down, also one that is not held, and return what SkyPilot says. Raises `Unreachable`."""
+        """Take a cluster of SkyPilot down, also one that is not held, and return what SkyPilot says.
+
+        Raises `SpecError` for what is no name, such as an option or a pattern that means others too, and `Unreachable`.
+        """
+        if not cluster:
+            raise SpecError("--cluster names no cluster.", "Write --cluster NAME.")
+        SkyRequest(name=cluster)  # which checks it
         for one in self._all:
             if isinstance(one, Cluster) and one.cluster == cluster:
                 one.leave()

@@ -101,7 +101,11 @@ class WorkflowRun:
             try:
                 self.workflow_id = self._loop.result(submitting)
             except KeyboardInterrupt:
-                osmo.cancel(submitting.result())
+                left = submitting.result()
+                try:
+                    osmo.cancel(left)
+                except DistmagicError as error:
+                    raise _not_cancelled(left, error) from None
                 raise Cancelled(
                     "Interrupted; the workflow that was being submitted was cancelled."
                 ) from None
@@ -171,20 +175,16 @@ class WorkflowRun:
         """Cancel the workflow and wait for its end; a second interrupt no longer waits. Raises `Cancelled`."""
         self._loop.note(StopRequested(reason="interrupted"))
         cancelling = pool.submit(osmo.cancel, self.workflow_id)
-        by_hand = f"osmo workflow cancel {self.workflow_id}"
         try:
             self._loop.result(cancelling)
             self._loop.wait_for([following])
         except KeyboardInterrupt:
             raise Cancelled(
                 f"Interrupted; OSMO workflow {self.workflow_id} may still run.",
-                f"End it with: {by_hand}",
+                _by_hand(self.workflow_id),
             ) from None
         except DistmagicError as error:
-            raise Cancelled(
-                f"Interrupted, but OSMO workflow {self.workflow_id} could not be cancelled: {error.message}",
-                f"End it with: {by_hand}",
-            ) from None
+            raise _not_cancelled(self.workflow_id, error) from None
 
     def _finish(self, state: WorkflowState | None) -> Run:
         """Return what is left of the run, as its log and its last state say. Raises what its end means."""
@@ -241,6 +241,17 @@ class WorkflowRun:
             f"What ranks wrote: osmo workflow logs {self.workflow_id} -t {self._tasks[node]}. "
             "Write what should stay to files, with --results URL.",
         )
+
+
+def _not_cancelled(workflow_id: str, error: DistmagicError) -> Cancelled:
+    return Cancelled(
+        f"Interrupted, but OSMO workflow {workflow_id} could not be cancelled: {error.message}",
+        _by_hand(workflow_id),
+    )
+
+
+def _by_hand(workflow_id: str) -> str:
+    return f"End it with: osmo workflow cancel {workflow_id}"
 
 
 def _pauses() -> Iterator[float]:

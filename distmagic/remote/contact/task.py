@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -29,23 +30,39 @@ from distmagic.remote.wire.lines import Lines
 START = "start"  # the file in the folder
 MOST_RESULT_BYTES = 1 << 20  # of what rank 0 returned
 _EVERY_S = 1.0
+# A platform keeps the last lines of a log only: of these a rank, or the host, has the latest one written now and then.
+_SELDOM_S = {protocol.Picture: 10.0, protocol.Hardware: 30.0}
 _ROWS = 50  # of metrics, of one rank in one line
 _TEXT_CHARS = 32_000
+_NOTICE_CHARS = 1000
 _GRACE_S = 3.0
 _LINGER_S = 3.0  # a platform ends the other tasks when the first one has ended: they may have lines to write
 _ROLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Log:
-    """Writes messages as lines. Progress and output of a rank that come within a second become one line."""
+    """Writes messages as lines. Progress and output of a rank that come within a second become one line.
 
-    def __init__(self, out: IO[str]) -> None:
+    Stacks are left out: nobody can ask for them here.
+    """
+
+    def __init__(
+        self, out: IO[str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._out = out
+        self._clock = clock
         self._waiting: list[protocol.Message] = []
+        self._seldom: dict[tuple[type, int], protocol.Message] = {}  # by kind and rank
+        self._due_s: dict[tuple[type, int], float] = {}  # when the next one may come
         self._number = 0
 
     def add(self, message: protocol.Message) -> None:
         """Take a message; one that cannot wait is written at once, after those that came before it."""
+        if isinstance(message, protocol.Stacks | protocol.StacksDone):
+            return
+        if type(message) in _SELDOM_S:
+            self._seldom[type(message), getattr(message, "rank", -1)] = message
+            return
         if not isinstance(message, protocol.Progress | protocol.Output):
             self.flush()
             self._write(message)
@@ -57,11 +74,16 @@ class Log:
                 return
         self._waiting.append(message)
 
-    def flush(self) -> None:
-        """Write what waits."""
+    def flush(self, *, is_end: bool = False) -> None:
+        """Write what waits, and of what is written seldom only what is due; at the end all."""
         for message in self._waiting:
             self._write(message)
         self._waiting = []
+        now = self._clock()
+        for key in tuple(self._seldom):
+            if is_end or now >= self._due_s.get(key, now):
+                self._due_s[key] = now + _SELDOM_S[key[0]]
+                self._write(self._seldom.pop(key))
 
     def result(self, rank: int, data: bytes) -> None:
         """Write what a rank returned."""
@@ -152,7 +174,7 @@ class Task:
 
     def _end(self, error: str) -> int:
         """Write what is left to tell, the last event last; return the exit code."""
-        self._log.flush()
+        self._log.flush(is_end=True)
         if error:
             self._log.add(protocol.Notice(text=f"its agent says: {error}"))
         if self._start.lead:
@@ -182,8 +204,14 @@ class Task:
         if self._result_bytes and self._result_bytes <= MOST_RESULT_BYTES:
             self._log.result(0, self._file("rank0.result"))
         output = os.environ.get("OUTPUT_DIR", "")
-        if output and self._work:
+        if not (output and self._work):
+            return
+        try:
             shutil.copytree(self._work, output, symlinks=True, dirs_exist_ok=True)
+        except OSError as error:
+            # For a pipe or a file that can't be read; all others are copied by then.
+            text = f"not all files of {self._work} were kept: {error}"
+            self._log.add(protocol.Notice(text=text[:_NOTICE_CHARS]))
 
     def _file(self, name: str) -> bytes:
         job, node_rank = self._start.job, self._start.node_rank

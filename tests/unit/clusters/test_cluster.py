@@ -121,6 +121,26 @@ def test_a_program_that_hangs_is_ended(skypilot: Sky, monkeypatch: pytest.Monkey
     assert made._asked._process.poll() is not None
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        # 20 million characters, with line breaks and without any.
+        "head -c 20000000 /dev/zero | tr '\\0' x | fold -w 1000",
+        "head -c 20000000 /dev/zero | tr '\\0' x",
+    ],
+)
+def test_of_a_program_that_prints_much_little_is_kept(skypilot: Sky, script: str):
+    for command, most in (("launch", 0), ("status", 16 << 20)):
+        skypilot.does(command, script)
+        made = sky.Command((command,))
+        answer = made.result(60.0)
+        assert answer.code == 0
+        assert len(answer.out) == sum(map(len, made._out)) <= most
+        assert len(made._all) <= 1000
+        assert max(map(len, made._all)) <= 2000
+        assert answer.said.startswith("xxx")
+
+
 def test_an_interrupt_ends_the_program(skypilot: Sky):
     skypilot.does("status", "exec sleep 60")
     made = Cluster(MINE, OWNER)

@@ -6,6 +6,7 @@ import dataclasses
 import shlex
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from distmagic.clusters import sky, sky_words
 from distmagic.clusters.cluster import Cluster
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import DistmagicError
+from distmagic.errors import DistmagicError, SpecError
 from distmagic.request.allocation import SkyRequest
 from distmagic.request.spec import Access
 from distmagic.session import allocations
@@ -188,6 +189,76 @@ def test_an_interrupt_while_it_is_launched_takes_it_down(skypilot: Sky, capsys):
     pid = Path(f"{skypilot.program}.pid").read_text().strip()
     assert not Path("/proc", pid).exists()
     assert f"{NAME}: It is being taken down.\n" in capsys.readouterr().err
+
+
+def test_a_launch_that_another_thread_gives_up_is_ended_and_taken_down(skypilot: Sky):
+    skypilot.does("launch", "echo Provisioning; exec sleep 60")
+    made, raised = Cluster(WANTED, OWNER), []
+    is_launching = threading.Event()
+
+    def tell(text: str) -> None:
+        if text.endswith("Provisioning"):
+            is_launching.set()
+
+    def wait() -> None:
+        with pytest.raises(DistmagicError) as caught:
+            made.wait(ASKER, tell)
+        raised.append(caught.value)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert is_launching.wait(30)
+    made.end()
+    thread.join(30)
+    assert raised == [made.error]
+    assert raised[0].message == f"The cluster {NAME} was given up."
+    assert raised[0].hint == "It is being taken down."
+    assert skypilot.asked == [STATUS, LAUNCH, DOWN]
+    assert made.hosts == ()
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        f"SkyPilot launches the cluster {NAME}: it was asked to.",
+        f"The cluster {NAME} is up; a job in its queue keeps it from stopping.",
+        f"Asking SkyPilot how the hosts of {NAME} are reached.",
+    ],
+)
+def test_given_up_between_two_commands_it_is_taken_down_and_not_used(
+    skypilot: Sky, moment: str
+):
+    made = Cluster(WANTED, OWNER)
+    with pytest.raises(SpecError, match="was given up"):
+        made.wait(ASKER, lambda text: made.end() if text == moment else None)
+    assert skypilot.asked[-1] == DOWN
+    assert skypilot.asked.count(DOWN) == 1
+    assert made.hosts == ()
+
+
+def test_given_up_when_its_hosts_are_known_it_is_not_used(
+    skypilot: Sky, monkeypatch: pytest.MonkeyPatch
+):
+    made = Cluster(WANTED, OWNER)
+    read = sky_words.hosts_in
+
+    def hosts_in(text: str, cluster: str) -> tuple[str, ...]:
+        made.end()
+        return read(text, cluster)
+
+    monkeypatch.setattr(sky_words, "hosts_in", hosts_in)
+    with pytest.raises(SpecError, match="was given up"):
+        made.wait(ASKER, lambda _: None)
+    assert skypilot.asked[-1] == DOWN
+    assert made.hosts == ()
+
+
+def test_given_up_before_it_is_launched_nothing_is_launched(skypilot: Sky):
+    made = Cluster(WANTED, OWNER)
+    made.end()
+    with pytest.raises(SpecError, match="was given up"):
+        made.wait(ASKER, lambda _: None)
+    assert set(skypilot.asked) <= {STATUS}
 
 
 def test_giving_it_back_takes_down_what_was_launched_and_nothing_else(

@@ -42,6 +42,14 @@ def test_the_hosts_of_a_cluster_are_in_order_and_others_are_left_out():
 def test_a_line_without_colours_and_spinners():
     text = "\r\x1b[?25l⠋ Launching\r\x1b[2K\x1b[36m⚙︎ \x1b[0mLaunching on Slurm.\n"
     assert sky_words.plain(text) == "⚙︎ Launching on Slurm."
+    assert sky_words.plain("Done.\r\x1b[0m\n") == "Done."
+
+
+@pytest.mark.parametrize(
+    "line", ["\x1b]52;c;eA==\x07hi", "\x1b]0;title\x1b\\hi", "\x1bPq\x1b\\\x9bhi\x08"]
+)
+def test_a_line_without_orders_to_a_terminal(line: str):
+    assert sky_words.plain(line) == "hi"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import AllocationEnded, NodeLost, Unreachable, WorkerFailed
+from distmagic.errors import (
+    AllocationEnded,
+    NodeLost,
+    SpecError,
+    Unreachable,
+    WorkerFailed,
+)
 from distmagic.remote.system import memory
 from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.request.hosts import Host
@@ -155,3 +161,13 @@ def test_a_cluster_that_did_not_answer_is_asked_for_again(
         allocations.transport(
             Host(name="mine", allocation="sky:mine:0"), Access(), ASKER
         )
+
+
+@pytest.mark.parametrize("name", ["--all", "-a", "dm-*", ""])
+def test_what_is_no_name_of_a_cluster_takes_none_down(
+    allocations, tmp_path, monkeypatch, name
+):
+    skypilot = Sky(tmp_path, monkeypatch)
+    with pytest.raises(SpecError, match="cluster"):
+        allocations.take_down(name, ASKER)
+    assert skypilot.asked == []

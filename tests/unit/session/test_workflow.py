@@ -76,6 +76,36 @@ def test_one_that_can_not_be_cancelled_is_named(
     wait_until(lambda: not log_threads(), "the end of the thread that reads the log")
 
 
+def interrupted_while_it_is_submitted() -> Cancelled:
+    # The screen is shown the run for the first time when the submission has begun.
+    def act(state: Any) -> None:
+        if not screen.shown[1:]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    screen = FakeScreen(act)
+    with pytest.raises(Cancelled) as caught:
+        submit(screen)
+    return caught.value
+
+
+def test_an_interrupt_while_it_is_submitted_cancels_it(service: Service) -> None:
+    error = interrupted_while_it_is_submitted()
+    assert error.message.endswith(
+        "the workflow that was being submitted was cancelled."
+    )
+    assert (service.state / "cell-1.cancel").exists()
+
+
+def test_one_that_was_being_submitted_and_can_not_be_cancelled_is_named(
+    service: Service,
+) -> None:
+    service.how(cancel="away")
+    error = interrupted_while_it_is_submitted()
+    assert "OSMO workflow cell-1 could not be cancelled: OSMO: " in error.message
+    assert error.hint == "End it with: osmo workflow cancel cell-1"
+    assert not (service.state / "cell-1.cancel").exists()
+
+
 def test_a_workflow_that_osmo_ends_says_why(service: Service) -> None:
     service.ends_as = "FAILED_IMAGE_PULL"
     screen = FakeScreen()

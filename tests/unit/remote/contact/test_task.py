@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,11 @@ from distmagic.remote.contact import task
 from distmagic.remote.contact.task import Log, merged
 from distmagic.remote.wire import log_lines, protocol
 from distmagic.remote.wire.protocol import Bar, MetricRow, Output, Progress
+
+START = protocol.StartNode(
+    job="1", node_rank=0, torchrun=(), env={}, defaults={}, cwd="", call="", code="",
+    endpoint="", hosts=("master",), lead=True, terms=protocol.JobTerms(lease_s=60),
+)  # fmt: skip
 
 
 def progress(step, *, rank=0, bars=(), rows=1):
@@ -56,6 +64,46 @@ def test_what_can_not_wait_comes_after_what_came_before_it():
     assert messages(out.getvalue())[1][1].text == "ab"
 
 
+def picture(number, rank=0):
+    return protocol.Picture(rank=rank, restart=0, data=str(number))
+
+
+def test_of_many_pictures_of_a_rank_few_are_written_and_the_last_at_the_end():
+    out, now = io.StringIO(), [100.0]
+    log = Log(out, lambda: now[0])
+    for number in range(100):  # ten a second
+        now[0] += 0.1
+        log.add(picture(number))
+        log.add(picture(number, rank=1))
+        log.flush()
+        log.add(protocol.Notice(text="which can not wait"))
+    log.flush(is_end=True)
+    found = [one for _, one in messages(out.getvalue()) if hasattr(one, "data")]
+    assert found == [picture(0), picture(0, 1), picture(99), picture(99, 1)]
+
+
+def test_pictures_that_come_slowly_are_all_written():
+    out, now = io.StringIO(), [0.0]
+    log = Log(out, lambda: now[0])
+    for number in range(3):
+        now[0] += 10.0
+        log.add(picture(number))
+        log.flush()
+    assert [one.data for _, one in messages(out.getvalue())] == ["0", "1", "2"]
+
+
+def test_how_busy_a_host_is_comes_seldom_and_stacks_do_not():
+    out, now = io.StringIO(), [0.0]
+    log = Log(out, lambda: now[0])
+    for second in range(60):
+        now[0] = second
+        log.add(protocol.Hardware(used_bytes=second))
+        log.add(protocol.Stacks(request_id="a", rank=0, local_rank=0))
+        log.add(protocol.StacksDone(request_id="a", ranks=1))
+        log.flush()
+    assert [one.used_bytes for _, one in messages(out.getvalue())] == [0, 30]
+
+
 def test_of_a_bar_the_latest_state_counts_and_of_rows_the_last_ones():
     old, new = Bar(id=1, n=1), Bar(id=1, n=2)
     other = Bar(id=2, n=5)
@@ -97,10 +145,7 @@ def test_what_is_of_another_rank_or_stream_is_a_line_of_its_own(before, after):
 def test_half_set_or_contradictory_variables_are_named(
     tmp_path, monkeypatch, variables, message
 ):
-    start = protocol.StartNode(
-        job="1", node_rank=0, torchrun=(), env={}, defaults={}, cwd="", call="", code="",
-        endpoint="", hosts=("master", "worker-1"), lead=True, terms=protocol.JobTerms(lease_s=60),
-    )  # fmt: skip
+    start = replace(START, hosts=("master", "worker-1"))
     (tmp_path / task.START).write_bytes(protocol.encode(start))
     for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
@@ -111,3 +156,42 @@ def test_half_set_or_contradictory_variables_are_named(
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit, match=message):
         task._start_message(tmp_path, ())
+
+
+def test_a_pipe_in_the_working_directory_is_told_and_the_run_stays_done(
+    tmp_path, monkeypatch
+):
+    work, kept = tmp_path / "work", tmp_path / "kept"
+    work.mkdir()
+    (work / "a.txt").write_text("a")
+    os.mkfifo(work / "pipe")
+    (work / "z.txt").write_text("z")
+    monkeypatch.setenv("OUTPUT_DIR", str(kept))
+    out = io.StringIO()
+    ended = lead_at_its_end(work, Log(out))
+    assert ended._end("") == 0
+    found = [message for _, message in messages(out.getvalue())]
+    assert [type(one).__name__ for one in found] == ["Notice", "Final"]
+    assert found[0].text.startswith(f"not all files of {work} were kept: ")
+    assert "is a named pipe" in found[0].text
+    assert sorted(path.name for path in kept.iterdir()) == ["a.txt", "z.txt"]
+
+
+def test_of_many_files_that_are_not_kept_the_notice_is_short(tmp_path, monkeypatch):
+    work = tmp_path / "work"
+    work.mkdir()
+    for number in range(100):
+        os.mkfifo(work / f"pipe{number}")
+    monkeypatch.setenv("OUTPUT_DIR", str(tmp_path / "kept"))
+    out = io.StringIO()
+    assert lead_at_its_end(work, Log(out))._end("") == 0
+    assert len(messages(out.getvalue())[0][1].text) == 1000
+
+
+def lead_at_its_end(work: Path, log: Log) -> task.Task:
+    """Return the first task of one, whose agent has said its last word; there is no contact."""
+    made = task.Task.__new__(task.Task)
+    made._log, made._work, made._start = log, str(work), START
+    made._result_bytes, made._code = None, 0
+    made._final = protocol.Final(reason="done")
+    return made

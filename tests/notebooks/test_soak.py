@@ -17,8 +17,9 @@ from tests.notebooks.kernel import LiveNotebook, live_notebook
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
 
 WARM_UP, RUNS = 20, 60  # runs until all is loaded that ever is; runs altogether
-# Of memory in forty runs, of which eight look at 4 MB: 3.4 were seen on a busy machine, where nothing was kept.
-MORE_MB = 6.0
+# Of memory in forty runs, of which eight look at 4 MB: 0.2 to 7 were seen on a busy machine. Where more threads happen
+# to run at once the allocator keeps more; the bench's soak looks for what grows slowly.
+MORE_MB = 10.0
 LARGE_MB = 40
 
 

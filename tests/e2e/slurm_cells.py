@@ -152,7 +152,7 @@ class Screen(Watch):
 
 asked = json.loads(sys.argv[1])
 submission.FIRST_LEASE_S = asked["first_lease_s"]
-way = Access(ssh_config=asked["ssh_config"], warm_idle_s=0.0, lease_s=4.0)
+way = Access(ssh_config=asked["ssh_config"], warm_idle_s=0.0, lease_s=asked["lease_s"])
 request = SlurmRequest(login=asked["login"], nodes=asked["nodes"], job=asked["job"])
 found = distmagic.run(
     as_value(count), asked["seconds"], allocation=request, access=way, screen=Screen(), detach=asked["detach"],
@@ -168,17 +168,23 @@ def kernel_program(config: object, **asked: Any) -> list[str]:
     """Return the command of a kernel that counts on nodes, and stays. `asked` replaces what it asks for else."""
     usual = {
         "ssh_config": str(config), "login": "dm1", "nodes": 2, "job": "", "seconds": 0.5, "detach": False, "stays": True,
-        "first_lease_s": 120.0,
+        "first_lease_s": 120.0, "lease_s": 4.0,
     }  # fmt: skip
     return [sys.executable, "-c", _KERNEL, json.dumps({**usual, **asked})]
 
 
-def kernel_of_its_own(slurm: SlurmLab, **asked: Any) -> subprocess.Popen[str]:
-    """Start such a kernel on this machine."""
-    return subprocess.Popen(
+@contextmanager
+def kernel_of_its_own(slurm: SlurmLab, **asked: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start such a kernel on this machine, and wait for its end; where the block fails it is killed."""
+    with subprocess.Popen(
         kernel_program(slurm.lab.ssh_config, **asked), stdout=subprocess.PIPE, text=True, cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
 
 
 def say_until(process: subprocess.Popen[str], words: str) -> str:

@@ -126,7 +126,7 @@ def test_a_detached_job_holds_its_nodes_when_its_kernel_is_gone(
 
 def test_two_kernels_and_two_allocations_on_the_same_nodes(slurm: SlurmLab) -> None:
     """Three allocations in all: each has keepers of its own, and none hears of the others."""
-    with kernel_of_its_own(slurm, seconds=6.0) as process:
+    with kernel_of_its_own(slurm, seconds=6.0, lease_s=60.0) as process:
         say_until(process, "at work")
         first = run(slurm, as_value(count), 0.1, allocation=SMALL)
         named = dataclasses.replace(SMALL, options=(*SMALL.options, ("nice", "1")))

@@ -52,10 +52,16 @@ def test_journals_of_hosts_in_any_mixture(lab: Lab) -> None:
         )
     hosts = [node.host for node in run.state.nodes]
     addresses = [node.address for node in run.state.nodes]
-    unsent = tuple(
-        replace(node, sent_bytes=0, total_bytes=0, ranks=None, hardware=None)
-        for node in run.state.nodes
-    )  # only the launcher knows, and no journal has how busy a host was
+    # What only the launcher knows, and how busy a host was, stands in no journal.
+    of_no_journal = {
+        "sent_bytes": 0,
+        "total_bytes": 0,
+        "ranks": None,
+        "hardware": None,
+        "peak_bytes": 0,
+        "gpu_peaks": (),
+    }
+    unsent = tuple(replace(node, **of_no_journal) for node in run.state.nodes)
     seen = what_matters(replace(run.state, nodes=unsent))
     for seed in range(20):
         state = fold(

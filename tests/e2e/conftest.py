@@ -30,7 +30,8 @@ def held_by_module(session_slurm: SlurmLab) -> Iterator[Held]:
     made = Held(slurm=session_slurm, kernel=Session())
     yield made
     made.kernel.down()
-    session_slurm.assert_clean()
+    # Slurm keeps a job "completing" for most of a minute where its controller was away meanwhile.
+    session_slurm.assert_clean(within_s=90.0)
 
 
 @pytest.fixture

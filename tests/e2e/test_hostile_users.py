@@ -190,7 +190,7 @@ def test_a_socket_directory_that_was_there_before(
         ["python3", "-c", f"{ask}; print(places.run_dir({JOB!r}, 0))"]
     ).stdout.strip()
     assert path.startswith(f"/tmp/distmagic-{os.getuid()}-")
-    monkeypatch.setattr(sessions, "_new_job", lambda: JOB)
+    monkeypatch.setattr(sessions, "new_job", lambda: JOB)
     host.exec(["mkdir", "-m", "700", "/home/node/precious"]).check_returncode()
     make = (
         f"os.mkdir({path!r}, 0o777)"

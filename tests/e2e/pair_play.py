@@ -188,6 +188,10 @@ def launch(
             "node_lost_after_s": 4.0,
             "hang_timeout_s": HANG_S,
         }
+    options |= pair.options
+    if "timeout_s" in options:
+        # It counts from the start, which takes longer than a row's few seconds where it is cold or the machine is busy.
+        options["timeout_s"] = max(options["timeout_s"], 15.0)
     return distmagic.run(
         as_value(train),
         pair.steps,
@@ -203,7 +207,7 @@ def launch(
         access=runner.access(lab, warm_idle_s=900.0 if pair.job.is_warm else 0.0),
         screen=screen,
         detach=detach,
-        **(options | pair.options),
+        **options,
     )
 
 

@@ -10,6 +10,7 @@ from distmagic.planning import plan as planning
 from distmagic.planning import torchrun
 from distmagic.planning.plan import NodePlan, Plan, Reached
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.protocol import WorkDir
 from distmagic.request.hosts import parse_slots
 
 
@@ -32,16 +33,7 @@ def start_message(
             nodes=len(plan.nodes),
             lost_after_s=plan.node_lost_after_s,
         )
-    work = plan.work
-    if payload.tree is not None:
-        tree = payload.tree
-        work = replace(
-            work,
-            manifest=tree.listed.blob.sha256,
-            files=tree.files,
-            size_bytes=tree.size_bytes,
-            inside=tree.inside,
-        )
+    work = with_files(plan.work, payload)
     join_template = None
     if is_lead and plan.join_template is not None:
         sizes = tuple(local.blob.size_bytes for local in payload.blobs)
@@ -98,4 +90,18 @@ def join_message(
         warm=None,
         join_template=None,
         work=None if one.host.is_local else template.work,
+    )
+
+
+def with_files(work: WorkDir, payload: Payload) -> WorkDir:
+    """Return a working directory with the list of the files that the payload brings there, if it brings any."""
+    tree = payload.tree
+    if tree is None:
+        return work
+    return replace(
+        work,
+        manifest=tree.listed.blob.sha256,
+        files=tree.files,
+        size_bytes=tree.size_bytes,
+        inside=tree.inside,
     )

@@ -25,6 +25,7 @@ from distmagic.exports.job import PROGRAM, ExportedJob, File, Program
 from distmagic.payload import bundle
 from distmagic.payload.pack import Payload
 from distmagic.payload.work_files import with_tree
+from distmagic.planning.start_messages import with_files
 from distmagic.remote.contact.task import START
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import JobTerms, StartNode
@@ -123,16 +124,7 @@ def _job(request: Request, payload: Payload) -> ExportedJob:
 
 def _start(job: ExportedJob, payload: Payload, lease_s: float) -> StartNode:
     """Return the message that starts every node; a task puts its own number and addresses into it."""
-    work = replace(work_dir(job.spec, payload), is_fresh=True)
-    if payload.tree is not None:
-        tree = payload.tree
-        work = replace(
-            work,
-            manifest=tree.listed.blob.sha256,
-            files=tree.files,
-            size_bytes=tree.size_bytes,
-            inside=tree.inside,
-        )
+    work = with_files(replace(work_dir(job.spec, payload), is_fresh=True), payload)
     terms = JobTerms(
         lease_s=lease_s,
         owner=owner(),

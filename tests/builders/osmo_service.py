@@ -138,7 +138,7 @@ class Service:
             is_cancelled = self._is_cancelled(name)
             if codes[0] is not None or any(codes) or is_cancelled or self.over.is_set():
                 break
-            time.sleep(0.05)
+            self.over.wait(0.05)
         for process, place in zip(started, self.places, strict=False):
             if process.poll() is None:
                 place.end(process)

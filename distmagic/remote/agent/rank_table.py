@@ -62,6 +62,7 @@ class RankTable:
         self.ranks: list[RankProcess] = []
         # The exit code of the latest process of each local rank; None while it is not known.
         self.codes: dict[int, int | None] = {}
+        self._started = (0, 0)  # round and restart of the latest rank
         self.streams: list[RankStream] = []
         self.engine_exits: tuple[
             protocol.Exit, ...
@@ -132,6 +133,10 @@ class RankTable:
             if not older.is_over:
                 self._end_rank(older, older.end_as_replaced())
         self.ranks.append(rank)
+        started = (rank.hello.round, rank.hello.restart)
+        if started != self._started:
+            self._started = started
+            self.codes = dict.fromkeys(self.codes)  # torchrun starts all ranks again
         self.codes[rank.hello.local_rank] = None
         self.journal.add(rank.hello)
         rank.conn.setblocking(False)

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from distmagic.connection import parallel
 from distmagic.connection.link import Link
-from distmagic.errors import DistmagicError, SpecError
+from distmagic.errors import Cancelled, DistmagicError, SpecError
 from distmagic.payload.pack import Payload
 from distmagic.remote.wire.protocol import FoundFile
 from distmagic.render.screen import Screen, UserRequest
@@ -332,7 +332,12 @@ class BackgroundRuns:
 
         def launch() -> Run | Detached:
             try:
-                reaching = place.reach(shown)
+                reaching = place.reach(shown, payload)
+            except KeyboardInterrupt:
+                place.cancel()
+                raise Cancelled(
+                    "Interrupted before anything was started on a host."
+                ) from None
             except BaseException:
                 place.cancel()
                 raise
@@ -342,8 +347,8 @@ class BackgroundRuns:
             return session.launch(reaching, spec, payload, shown, job)
 
         def give_up() -> None:
-            if not reached and not place.is_known:
-                place.cancel()
+            if not reached:
+                place.interrupt()
 
         def open_link(node_rank: int) -> Link:
             (reaching,) = reached  # there is a node

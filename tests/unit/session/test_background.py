@@ -12,6 +12,7 @@ import pytest
 from distmagic.connection.connections import Connections
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, SpecError, Unreachable, WorkerFailed
+from distmagic.payload.pack import Payload
 from distmagic.remote.wire import protocol as p
 from distmagic.render.screen import Screen
 from distmagic.request.spec import Access, JobSpec
@@ -320,17 +321,19 @@ class PendingPlace:
     """Nodes of a scheduler that are pending until somebody gives them up."""
 
     names = ("node 1",)
-    is_known = False
 
     def __init__(self) -> None:
         self.given_up = threading.Event()
 
-    def reach(self, screen: Screen) -> None:
+    def reach(self, screen: Screen, payload: Payload) -> None:
         self.given_up.wait(WAIT_S)
         raise SpecError("Slurm job 17 was cancelled.")
 
-    def cancel(self) -> None:
+    def interrupt(self) -> None:
         self.given_up.set()
+
+    def cancel(self) -> None:
+        assert self.given_up.is_set()
 
 
 def test_a_run_that_waits_for_nodes_is_given_up_by_stop(kernel):

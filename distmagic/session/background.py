@@ -54,13 +54,17 @@ class BackgroundScreen:
         self._screens: list[Screen] = []
         self._asked: deque[UserRequest] = deque()
         self._drawing = threading.Lock()
+        self._is_closed = False
         self.add(screen)
 
     def add(self, screen: Screen) -> None:
         """Show the run on one more screen, which belongs to the cell that is executed now."""
         with self._drawing:
             screen.show(self.state)
-            self._screens.append(screen)
+            if self._is_closed:  # the run has ended since it was looked for
+                screen.finish(self.state)
+            else:
+                self._screens.append(screen)
 
     def ask(self, request: UserRequest) -> None:
         """Ask for something, as a click does."""
@@ -99,6 +103,7 @@ class BackgroundScreen:
             state = replace(state, notices=notices)
         self._keep(state)
         with self._drawing:
+            self._is_closed = True
             for screen in self._screens:
                 screen.finish(state)
             self._screens = []

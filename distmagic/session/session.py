@@ -336,25 +336,28 @@ class Session(Housekeeping):
         """End what hosts keep loaded for this kernel, and close all connections; return the hosts that it couldn't tell."""
         told = self._connections.end_templates()
         held = self.allocated
+        warmed, self._warmed = self._warmed, {}  # a run may begin on another thread
         rest = [
             host
-            for host in self._warmed
+            for host in warmed
             if host.name not in told and (not host.allocation or host in held)
         ]
+        ways = [warmed[host] for host in rest]
         with closing(NotebookAsker(can_ask=False)) as asker:
             untold = [
                 name
-                for name in in_parallel(partial(self._end_templates, asker), rest)
+                for name in in_parallel(partial(self._end_templates, asker), rest, ways)
                 if name
             ]
-        self._warmed = {}
         self._connections.close()
         self._allocations.end()
         return tuple(sorted(untold))
 
-    def _end_templates(self, asker: NotebookAsker, host: Host) -> str:
+    def _end_templates(
+        self, asker: NotebookAsker, host: Host, way: tuple[Access, str]
+    ) -> str:
         """End what a host keeps loaded with which no conversation rests; return its name if that can't be."""
-        access, python = self._warmed[host]
+        access, python = way
         try:
             link = self._connections.link(
                 host, replace(access, connect_timeout_s=_SOON_S), asker, python, build()

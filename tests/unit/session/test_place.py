@@ -21,7 +21,7 @@ from distmagic.request.spec import Access, JobSpec
 from distmagic.session.allocations import Allocations
 from distmagic.session.place import Place
 from tests.builders.jobs import payload_in
-from tests.builders.logins import PENDING, RUNNING, Login, squeue
+from tests.builders.logins import CANCELLED, PENDING, RUNNING, Login, squeue
 from tests.builders.runs import FakeScreen
 from tests.lab.waiting import wait_until
 
@@ -64,9 +64,10 @@ def allocations(login: Login) -> Iterator[Allocations]:
 
 
 @pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
+def pool(login: Login) -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(3) as made:
         yield made
+        squeue(login, CANCELLED)  # who waits still ends
 
 
 def names(hosts: tuple[Host, ...]) -> list[str]:

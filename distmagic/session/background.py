@@ -358,9 +358,9 @@ class BackgroundRuns:
         def open_link(node_rank: int) -> Link:
             (reaching,) = reached  # there is a node
             name = shown.state.nodes[node_rank].host
-            for host in reaching.known:
+            for host_index, host in enumerate(reaching.known):
                 if host.name == name:
-                    return session.link_to(host, reaching.access)
+                    return session.link_again(reaching, host_index)
             raise SpecError(f"{name} is not among the hosts of this run.")
 
         run = BackgroundRun(job, shown, launch, give_up, open_link)

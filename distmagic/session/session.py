@@ -183,13 +183,14 @@ class Session(Housekeeping):
 
     def own_link(self, access: Access) -> Link:
         """Open one more link to this machine."""
-        return self.link_to(LOCALHOST, access)
-
-    def link_to(self, host: Host, access: Access) -> Link:
-        """Open one more link to a host."""
         with closing(asker_of()) as asker:
-            python = python_of(host, access)
-            return self._connections.link(host, access, asker, python, build())
+            python = python_of(LOCALHOST, access)
+            return self._connections.link(LOCALHOST, access, asker, python, build())
+
+    def link_again(self, reaching: Reaching, host_index: int) -> Link:
+        """Open one more link to a host of a run that nobody asks for any more; questions are asked on this thread."""
+        with closing(asker_of()) as asker:
+            return reaching.link_after_run(host_index, asker)
 
     def launch(
         self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen,
@@ -273,10 +274,7 @@ class Session(Housekeeping):
         host_indices = followed.host_indices
 
         def open_link(node_rank: int) -> Link:
-            with closing(
-                asker_of()
-            ) as asker:  # that of the run was closed when the run was over
-                return reaching.link_after_run(host_indices[node_rank], asker)
+            return self.link_again(reaching, host_indices[node_rank])
 
         self.history.add(state)
         error = verdict(state)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,13 +17,16 @@ from distmagic.errors import Cancelled, SpecError, Unreachable, WorkerFailed
 from distmagic.payload.pack import Payload
 from distmagic.remote.wire import protocol as p
 from distmagic.render.screen import Screen
+from distmagic.request.hosts import Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner import executor
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session import background
+from distmagic.session import session as sessions
 from distmagic.session.background import BackgroundRun
 from distmagic.session.place import Place
 from distmagic.session.session import Session
+from distmagic.transports.asking import Asker, ask
 from tests.builders.hosts import (
     FakeHost,
     connector,
@@ -134,6 +139,36 @@ def test_while_it_goes_on_it_is_asked_for_logs_and_stacks(kernel):
         run.logs(7)
     with pytest.raises(TimeoutError, match=r"still goes on after 0\.01 s"):
         run.wait(0.01)
+
+
+def test_a_log_after_a_lost_connection_asks_for_a_one_time_password(
+    kernel, monkeypatch
+):
+    """On the thread that wants the log, whichever one the log-in asks on."""
+    a, b = two(runs_on)
+    a.results["rank0.stdout.log"] = b"hello\n"
+    run = kernel.over(a, b).running()
+    asked: list[threading.Thread] = []
+
+    def answer(_: str) -> str:
+        asked.append(threading.current_thread())
+        return "123456"
+
+    monkeypatch.setattr(getpass, "getpass", answer)
+    monkeypatch.setattr(sessions, "asker_of", lambda: NotebookAsker(can_ask=True))
+    connections = kernel.session._connections
+    connect = connections._connect
+
+    def log_in(host: Host, access: Access, asker: Asker) -> Any:
+        question = threading.Thread(target=ask, args=(asker, host.name, "Code:"))
+        question.start()
+        question.join(WAIT_S)
+        return connect(host, access, asker)
+
+    monkeypatch.setattr(connections, "_connect", log_in)
+    connections._open.clear()
+    assert run.logs(0, "stdout") == "hello\n"
+    assert asked == [threading.current_thread()]
 
 
 def tell(host: FakeHost, request: p.DumpStacks, rank: int) -> list[p.Message]:

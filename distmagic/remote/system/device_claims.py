@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distmagic.remote.system import facts
 from distmagic.remote.wire.parts import DeviceClaim
 
 _HELD = "distmagic-device-"
@@ -89,6 +90,7 @@ class DeviceClaims:
     def __init__(self) -> None:
         self._wanted: tuple[str, tuple[str, ...]] = ("", ())
         self._own: tuple[Claim, ...] = ()
+        self._devices: dict[str, str] = {}  # as the job names them, by key
         self._sockets: list[socket.socket] = []
         self._has_devices = False
 
@@ -110,12 +112,14 @@ class DeviceClaims:
             self._claim(job, devices)
         if self._has_devices:
             return ()
-        queue = parse(_LISTING.read_text())
-        before = claims_before(self._own, queue.claims) or self._hold()
+        before = claims_before(self._own, parse(_LISTING.read_text()).claims)
+        if not before:
+            before = self._hold()
+        held = parse(_LISTING.read_text()).held
+        told = tuple(_told(claim, self._devices[claim.key], held) for claim in before)
         if before and not waits:
             self.release()
-        names = {device_key(device): device for device in devices}
-        return tuple(_told(claim, names[claim.key], queue) for claim in before)
+        return told
 
     def release(self) -> None:
         """Give devices back, and places in the queue; what an agent has open stays."""
@@ -129,9 +133,11 @@ class DeviceClaims:
     def _claim(self, job: str, devices: tuple[str, ...]) -> None:
         if len(devices) > _MOST_DEVICES:
             raise ValueError(f"{len(devices)} devices are more than a host has")
+        uuids = facts.nvidia_uuids()
+        self._devices = {device_key(device, uuids): device for device in devices}
         since_ns = time.time_ns()
         claims = []
-        for key in sorted({device_key(device) for device in devices}):
+        for key in sorted(self._devices):
             claims.append(Claim(key=key, since_ns=since_ns, uid=os.getuid(), job=job))
         self._wanted = (job, devices)
         self._own = tuple(claims)
@@ -160,11 +166,19 @@ class DeviceClaims:
         return ()
 
 
-def device_key(device: str) -> str:
-    """Return what names a device in the names of sockets, which are short: a number as it is, any other word hashed."""
+def device_key(device: str, uuids: Sequence[str] = ()) -> str:
+    """Return what names a device in the names of sockets, which are short: a number as it is, any other word hashed.
+
+    `uuids` are those of the host's GPUs, by number. A GPU with a UUID has one key, however it is named, also where each
+    container or allocation numbers its own GPUs from 0. Pure.
+    """
+    fits = [uuid for uuid in uuids if uuid.startswith(device)]
     if device.isdecimal():
-        return str(int(device))
-    return hashlib.sha256(device.encode()).hexdigest()[:16]
+        fits = list(uuids[int(device) : int(device) + 1])
+    name = fits[0] if len(fits) == 1 else device
+    if name.isdecimal():
+        return str(int(name))
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def _bound(name: str) -> socket.socket:
@@ -177,7 +191,7 @@ def _bound(name: str) -> socket.socket:
     return made
 
 
-def _told(claim: Claim, device: str, queue: Queue) -> DeviceClaim:
+def _told(claim: Claim, device: str, held: frozenset[str]) -> DeviceClaim:
     owner = ""
     if claim.uid != os.getuid():
         with contextlib.suppress(KeyError):
@@ -187,5 +201,5 @@ def _told(claim: Claim, device: str, queue: Queue) -> DeviceClaim:
         job=claim.job,
         owner=owner,
         since_s=claim.since_ns / 1e9,
-        is_held=claim.key in queue.held,
+        is_held=claim.key in held,
     )

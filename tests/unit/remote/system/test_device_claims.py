@@ -49,6 +49,24 @@ def test_the_longest_name_is_one_that_a_socket_can_have():
     assert len(name) < 107
 
 
+UUIDS = ("GPU-1b2c", "GPU-1bff", "2")  # the third one does not tell its own
+
+
+@pytest.mark.parametrize(
+    ("device", "other"),
+    [("0", "GPU-1b2c"), ("0", "GPU-1b2"), ("1", "GPU-1bf"), ("2", "02"), ("7", "7")],
+)
+def test_a_gpu_has_one_key_however_it_is_named(device, other):
+    assert device_key(device, UUIDS) == device_key(other, UUIDS)
+
+
+def test_other_gpus_have_other_keys():
+    keys = [device_key(one, UUIDS) for one in ("0", "1", "2", "3", "GPU-1b", "MIG-0")]
+    assert len(set(keys)) == len(keys)
+    # Number 0 of another allocation on the same machine.
+    assert device_key("0", ("GPU-77aa",)) != device_key("0", UUIDS)
+
+
 def test_older_claims_of_other_jobs_on_the_same_devices_come_before():
     own = (claim("0", 50, "own"), claim("1", 50, "own"))
     other = (

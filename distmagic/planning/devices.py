@@ -23,7 +23,7 @@ def waits_for(before: Sequence[DeviceClaim]) -> str:
 
     `before` are the claims of the jobs before it, the oldest first, at least one.
     """
-    first = next((claim for claim in before if claim.is_held), before[0])
+    first = _in_the_way(before)
     devices = [claim.device for claim in before if claim.job == first.job]
     named = f"device{'s' if len(devices) > 1 else ''} {','.join(devices)}"
     if not first.job:
@@ -42,6 +42,11 @@ def waits_for(before: Sequence[DeviceClaim]) -> str:
     return text
 
 
+def _in_the_way(before: Sequence[DeviceClaim]) -> DeviceClaim:
+    """Return the oldest claim of a job that has a device; where none has, that of the first one in the queue."""
+    return next((claim for claim in before if claim.is_held), before[0])
+
+
 def missing_at_join(host: str, before: Sequence[DeviceClaim]) -> PreflightError:
     """Return the error of a host that was to come to an elastic job, and whose devices other jobs have."""
     return PreflightError(host, f"the run would wait for {waits_for(before)}.")
@@ -50,8 +55,9 @@ def missing_at_join(host: str, before: Sequence[DeviceClaim]) -> PreflightError:
 def refusal(host: str, before: Sequence[DeviceClaim]) -> PreflightError:
     """Return the error of a run that was not to wait (--no-wait) for the jobs before it."""
     hint = "Name other devices, or leave out --no-wait: then the run begins as soon as they are free."
-    if before[0].job:
-        hint += f" %distributed stop {before[0].job} ends a job of yours."
+    job = _in_the_way(before).job
+    if job:
+        hint += f" %distributed stop {job} ends that job, if it is yours."
     return PreflightError(
         host, f"--no-wait, but the run would wait for {waits_for(before)}.", hint
     )

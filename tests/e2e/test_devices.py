@@ -108,7 +108,9 @@ def at_work(run: BackgroundRun) -> None:
 
 
 def claims(host: LabHost) -> str:
-    return host.exec(["grep", "-a", "distmagic-", "/proc/net/unix"]).stdout
+    return host.exec(
+        ["grep", "-E", "@distmagic-(claim|device)-", "/proc/net/unix"]
+    ).stdout
 
 
 def test_runs_wait_for_devices_in_their_order_and_a_job_that_is_killed_frees_them(

@@ -121,8 +121,9 @@ def test_a_run_that_is_not_to_wait_says_who_has_the_devices_and_what_to_do():
     assert str(refusal("gpu-a", [HELD])) == (
         "gpu-a: --no-wait, but the run would wait for device 0, held by job j-1 of ann@laptop:train.ipynb since 12:05.\n"
         "Name other devices, or leave out --no-wait: then the run begins as soon as they are free. "
-        "%distributed stop j-1 ends a job of yours."
+        "%distributed stop j-1 ends that job, if it is yours."
     )
+    assert "stop j-1 " in refusal("gpu-a", [QUEUED, HELD]).hint
     assert refusal("gpu-a", [claim("0", "")]).hint.endswith("free.")
     assert missing_at_join("gpu-a", [claim("0", "j-1")]).message == (
         "gpu-a: the run would wait for device 0, held by job j-1 since 12:05."

@@ -66,7 +66,6 @@ def exported() -> dict[str, str]:
             results="s3://bucket/kept",
             options=(("gpus-per-node", "L40:8"), ("cpus-per-task", "16"), ("mem", "64G")),
         ),
-        "dataset": job("osmo", nodes=2, results="kept"),
         "run": job(
             "osmo",
             nodes=2,
@@ -116,6 +115,16 @@ def test_osmos_own_models_take_every_workflow() -> None:
         nodes = 1 if name.startswith("alone") else 3 if name.startswith("three") else 2
         tasks = [[task, place == 0] for place, task in enumerate(osmo.names(nodes))]
         assert one == [True, tasks], name
+
+
+def test_a_dataset_is_an_output_for_models_of_before_june_2026_alone() -> None:
+    one = job("osmo", nodes=2, results="kept")
+    (found,) = checked({"dataset": texts(osmo.files(one))["workflow.yaml"]}).values()
+    if isinstance(found, str):
+        assert "outputs.0.url\n  Field required" in found
+        assert "outputs.0.dataset\n  Extra inputs are not permitted" in found
+    else:
+        assert found == [True, [["master", True], ["worker-1", False]]]
 
 
 def test_osmos_own_models_refuse_what_our_table_refuses() -> None:

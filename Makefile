@@ -56,7 +56,7 @@ test: $(venv)/.ready
 	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal $(ARGS)
 
 check: lint
-	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal -m 'not needs' tests/unit tests/transports $(ARGS)
+	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal --hypothesis-profile=quick -m 'not needs' tests/unit tests/transports $(ARGS)
 
 chaos: $(venv)/.ready
 	@$(bin)/python -m tests.system

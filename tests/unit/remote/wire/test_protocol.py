@@ -44,7 +44,18 @@ WARM = p.TemplateRequest(
 MESSAGES = (
     (1, p.Hello(protocol=2, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),
     (2, p.Endpoint(state="unreached", detail="Connection refused")),
-    (3, p.Worker(rank=3, local_rank=1, world_size=4, restart=1, pid=73, round=2)),
+    (
+        3,
+        p.Worker(
+            rank=3,
+            local_rank=1,
+            world_size=4,
+            restart=1,
+            pid=73,
+            round=2,
+            local_world_size=2,
+        ),
+    ),
     (
         4,
         p.Progress(

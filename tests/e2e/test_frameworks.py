@@ -5,7 +5,6 @@ Hosts of the lab find these packages where this Python has them, by PYTHONPATH.
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from tests import REPOSITORY
 from tests.e2e import runner
 from tests.e2e.scripts import run
 from tests.lab import Lab
-from tests.system.components import in_ci
+from tests.system.packages import folder_of
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(400)]
 SHAPES = REPOSITORY / "tests" / "e2e" / "shapes"
@@ -30,15 +29,6 @@ def ended(lab: Lab) -> Iterator[Lab]:
     yield lab
     session().close()
     lab.assert_clean()
-
-
-def folder_of(package: str) -> str:
-    """Return the folder in which a package is installed, without importing it. In CI each of them has to be there."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        reason = f"{package} is not installed here: it is one of the extra `test`"
-        pytest.fail(f"CI: {reason}") if in_ci() else pytest.skip(reason)
-    return str(Path(spec.origin).parents[1])
 
 
 def run_with(

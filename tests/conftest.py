@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from tests.system.components import in_ci, reason_without  # noqa: E402
 
 # No test is timed: a busy machine would make a slow example a failure.
 settings.register_profile("distmagic", deadline=None)
+# Of `make check`: fewer examples of each property that doesn't say how many it needs.
+settings.register_profile("quick", deadline=None, max_examples=30)
 settings.load_profile("distmagic")
 
 
@@ -30,6 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
         and not reason_without("ip")
     ):
         isolate()
+
+
+def pytest_collection_finish() -> None:
+    """Keep what has been imported by now out of garbage collections: the many runs of the tests make one each."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from types import MappingProxyType
 
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import Bar, Ended, Failure
@@ -36,7 +37,8 @@ def worker(rank: int, per_host: int = 2, **more: object) -> WorkerState:
     return WorkerState(**{**plain, **more})  # type: ignore[arg-type]
 
 
-def series(rank: int, steps: int = 310) -> dict[str, Series]:
+@cache  # the largest scene has two thousand curves, and many tests show it
+def series(rank: int, steps: int = 310) -> Mapping[str, Series]:
     def loss(i: int) -> float:
         return (
             2.3 * math.exp(-i / 90)
@@ -53,17 +55,16 @@ def series(rank: int, steps: int = 310) -> dict[str, Series]:
         )
 
     points = range(0, steps, max(1, steps // 150))
-    return {
+    curves = {
         "loss": curve([(float(i), loss(i)) for i in points]),
         "acc": curve([(float(i), acc(i)) for i in points]),
     }
+    return MappingProxyType(curves)
 
 
 def curve(points: list[tuple[float, float]]) -> Series:
-    made = Series()
-    for step, value in points:
-        made = made.extended((step / 12, step, value), limit=2000)
-    return made
+    numbers = [n for step, value in points for n in (step / 12, step, value)]
+    return Series().extended(numbers, limit=2000)
 
 
 def lines(count: int = 30, ranks: int = 4, per_host: int = 2) -> tuple[OutputLine, ...]:
@@ -109,6 +110,11 @@ def connecting() -> RunState:
         {"unusable": "gpu-c: gpu-c port 22 refused the connection."},
         at_s=4.0,
     )
+
+
+def waiting() -> RunState:
+    what = "device 0, held by job 0612-100100-77ab of ann@laptop:/nb/train.ipynb since 10:01; 1 more run comes before"
+    return opening({"phase": "connected"}, {"phase": "connected", "waits_for": what})
 
 
 def sending() -> RunState:
@@ -290,7 +296,7 @@ def ranks_1024() -> RunState:
 SCENES: dict[str, Callable[[], RunState]] = {
     scene.__name__: scene
     for scene in (
-        connecting, sending, starting, refused, given_up, running, reconnecting, one_slow, done, failed, killed, nested,
+        connecting, waiting, sending, starting, refused, given_up, running, reconnecting, one_slow, done, failed, killed, nested,
         unicode_names, ranks_64, ranks_1024,
     )
 }  # fmt: skip

@@ -180,6 +180,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.Endpoint: {"state": WORD, "detail": TEXT},
     protocol.Worker: {
         "rank": RANK, "local_rank": RANK, "world_size": COUNT, "restart": COUNT, "pid": COUNT, "round": COUNT,
+        "local_world_size": COUNT,
     },
     protocol.Progress: {
         "rank": RANK, "restart": COUNT, "at_s": SECONDS, "step": AMOUNT_OR_NONE, "total": AMOUNT_OR_NONE,
@@ -230,6 +231,8 @@ LIMITS: dict[type, dict[str, Limit]] = {
     },
     protocol.Route: {"address": WORD, "interface": WORD},
     protocol.FreePort: {"port": PORT},
+    protocol.DevicesClaimed: {"before": items(1000)},
+    protocol.DeviceClaim: {"device": WORD, "job": NAME, "owner": NAME, "since_s": DATE},
     protocol.MissingBlobs: {"sha256": items(10_000, WORD)},
     protocol.Serving: {"port": PORT, "why": TEXT},
     protocol.ReceivedBytes: {"size_bytes": SIZE},

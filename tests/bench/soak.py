@@ -7,6 +7,7 @@ import signal
 import statistics
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -45,7 +46,7 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
     times = (_RUNS - _SETTLED) * len(lab.hosts)
     early, late = seconds[: len(seconds) // 10], seconds[-len(seconds) // 10 :]
     return (
-        _grown("kernel's descriptors", "", kernel.descriptors, kernel_then.descriptors, 0),
+        _grown("kernel's descriptors", "", len(kernel.descriptors), len(kernel_then.descriptors), 0),
         _grown("kernel's threads", "", kernel.threads, kernel_then.threads, 0),
         _grown("kernel's temporary files", "", kernel.files, kernel_then.files, 0),
         replace(
@@ -91,10 +92,19 @@ def _soak(bench: Bench, folder: Path, lab: Lab) -> tuple[list[Look], list[float]
                 looks.append(
                     Look(kernel=held.of_process(kernel.pid, temporary), hosts=_on(lab))
                 )
-                bench.say(f"soak: {number} runs: {looks[-1]}")
+                bench.say(f"soak: {number} runs: {_in_words(looks[-1])}")
         kernel.run("%distributed down")
     lab.assert_clean(within_s=30)
     return looks, seconds
+
+
+def _in_words(look: Look) -> str:
+    kernel = look.kernel
+    kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(kernel.descriptors).items())
+    return (
+        f"kernel: {kernel.memory_mb:.1f} MB, {kernel.threads} threads, {kernel.files} files, "
+        f"{len(kernel.descriptors)} descriptors ({kinds}); hosts: {look.hosts}"
+    )
 
 
 def _run(kernel: Kernel, run: soak.Run, line: str, begun: Path) -> float:

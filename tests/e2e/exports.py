@@ -44,9 +44,9 @@ found = {
 }
 with open(f"rank-{rank}.json", "w") as file:
     json.dump(found, file)
+dist.destroy_process_group()  # first: torch now and then aborts an exit with a group
 if sys.argv[1:] == ["fail"] and rank == 1:
     sys.exit(7)
-dist.destroy_process_group()
 """
 VARIABLES = {f"MY_{place}": value for place, value in enumerate(HOSTILE)}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +20,13 @@ _KEPT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What one process holds. `files` are those below its temporary directory, removed ones that it has mapped too."""
+    """What one process holds.
 
-    descriptors: int
+    `descriptors` has the kind of each: "socket", "pipe" or the path of a file. `files` are those below its temporary
+    directory, removed ones that it has mapped too.
+    """
+
+    descriptors: tuple[str, ...]
     threads: int
     memory_mb: float
     files: int
@@ -35,11 +41,19 @@ def of_process(pid: int, temporary: Path) -> Held:
         if str(temporary) in line and line.endswith("(deleted)")
     }
     return Held(
-        descriptors=len(os.listdir(f"/proc/{pid}/fd")),
+        descriptors=_descriptors(pid),
         threads=len(os.listdir(f"/proc/{pid}/task")),
         memory_mb=memory_mb(pid),
         files=len(removed) + sum(not path.is_dir() for path in temporary.rglob("*")),
     )
+
+
+def _descriptors(pid: int) -> tuple[str, ...]:
+    kinds = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            kinds.append(re.sub(r":\[\d+\]$", "", str(descriptor.readlink())))
+    return tuple(sorted(kinds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ no import of torch, no blocking call. Read in this order:
     rank_table.py    all ranks of the node: accepts them, journals their progress, notices their ends
     rank_process.py  one rank: its socket, its progress, its exit
     rank_stream.py   one pipe of a rank: log and output events
-    readers.py       the connections of notebooks: sends them the journal, takes their requests
+    reader.py        the connection of one notebook: sends it the journal, takes its requests
+    reader_table.py  all of them: accepts them, drops those that are gone or take nothing
     termination.py   SIGTERM, grace time, SIGKILL, until no process is left
     stack_dump.py    collects the stacks of all ranks
     hardware_watch.py  how busy the host is

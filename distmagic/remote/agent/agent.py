@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +19,8 @@ from distmagic.remote.agent.hardware_watch import HardwareWatch
 from distmagic.remote.agent.lease import Lease
 from distmagic.remote.agent.rank_stream import RankStream
 from distmagic.remote.agent.rank_table import RankTable
-from distmagic.remote.agent.readers import Reader
+from distmagic.remote.agent.reader import Reader
+from distmagic.remote.agent.reader_table import ReaderTable
 from distmagic.remote.agent.stack_dump import StackDumper
 from distmagic.remote.agent.termination import Termination
 from distmagic.remote.engine import engine, engine_start
@@ -27,7 +28,7 @@ from distmagic.remote.gang.channel import Cause, GangChannel
 from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.records import environments, listing, places, work_dirs
 from distmagic.remote.records.journal import FILE, Journal
-from distmagic.remote.system import exit_codes, memory, processes, socket_peer
+from distmagic.remote.system import exit_codes, memory, processes
 from distmagic.remote.system.customization import customizing_file
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason, known_stop_reason
@@ -44,7 +45,6 @@ _GRACE_S = 3.0  # between SIGTERM and SIGKILL, when no notebook says how long
 _NOTEBOOK_FIRST_S = 7.0
 _GOODBYE_S = 2.0  # for peers to learn of the end by the gang channel, where the notebook stops them too
 _TORCHRUN_REPORT_S = 0.5  # for torchrun to report exit codes after a rank has failed
-_STALLED_S = 5.0  # after `Final`, for a reader that takes nothing: its network is cut, and no end was reported
 
 
 class Agent:
@@ -55,8 +55,10 @@ class Agent:
         start: protocol.StartNode,
         listener: socket.socket,
         clock: Callable[[], float],
+        devices: Sequence[int] = (),
     ) -> None:
         self.start = start
+        self.devices = devices  # what keeps other jobs from them, while it is open
         self.clock = clock
         self.folder = places.job_dir(start.job, start.node_rank)
         self.run_dir = places.run_dir(start.job, start.node_rank)
@@ -68,7 +70,9 @@ class Agent:
             self.run_dir, places.blob(start.code), sys.path[0], self.journal, modules
         )
         self.termination = Termination()
-        self.readers: list[Reader] = []
+        self.reader_table = ReaderTable(
+            self.journal, self.selector, clock, self._handle, self._notice_once
+        )
         self.engine_pid = 0
         self.engine: tuple[processes.ProcessInfo | None, memory.Cgroup]
         self.hardware: HardwareWatch
@@ -91,10 +95,7 @@ class Agent:
         self.umask = os.umask(
             0o077
         )  # ranks get the user's own; files of the agent are for the user alone
-        listener.setblocking(False)
-        self.selector.register(
-            listener, selectors.EVENT_READ, lambda: self._accept_reader(listener)
-        )
+        self.reader_table.listen(listener)
         self.rank_table.listen(str(self.run_dir / "ranks"))
 
     # ---- the beginning
@@ -204,7 +205,7 @@ class Agent:
                 return False
         if self.lease.has_run_out(now):
             return True
-        return all(reader.has_all(self.journal) for reader in self.readers)
+        return self.reader_table.have_all
 
     def _tick(self, now: float) -> None:
         """Do everything that is due, whether or not a descriptor became readable."""
@@ -229,10 +230,9 @@ class Agent:
         if self.termination.is_done and is_torchrun_over and self.final_at is None:
             self._finish(now)
         news = self.hardware.news()
-        for reader in list(self.readers):
-            if news is not None and self.final_at is None:
-                reader.tell(news)
-            self._send(reader, now)
+        if news is not None and self.final_at is None:
+            self.reader_table.tell(news)
+        self.reader_table.send(now, self.final_at)
 
     def _touch(self) -> None:
         """Make the files that this job needs look used: no contact expires them, and no cleaner of /tmp removes them.
@@ -391,60 +391,23 @@ class Agent:
             and not self.rank_table.ranks
         )
 
-    # ---- readers
+    # ---- requests of readers
 
-    def _send(self, reader: Reader, now: float) -> None:
-        """Send what a reader lacks; drop it if that can't be done. A notebook that is there connects again."""
-        try:
-            reader.send(self.journal, now)
-        except OSError as error:
-            self._notice_once(f"can't read the journal in {self.folder}: {error}")
-            reader.is_open = False
-        is_final = self.final_at is not None and now - self.final_at > _STALLED_S
-        if is_final and reader.is_stalled(now, _STALLED_S):
-            reader.is_open = False  # else it would hold up the end of the run until TCP gives up, for 15 minutes
-        if not reader.is_open:
-            self._drop_reader(reader)
-
-    def _accept_reader(self, listener: socket.socket) -> None:
-        conn, _ = listener.accept()
-        if not socket_peer.is_ours(conn):
-            conn.close()
-            return
-        reader = Reader(conn, self.clock())
-        self.readers.append(reader)
-        self.selector.register(
-            conn, selectors.EVENT_READ, lambda: self._serve_reader(reader)
-        )
-
-    def _serve_reader(self, reader: Reader) -> None:
-        now = self.clock()
-        for request in reader.receive(self.journal.last):
-            self.lease.renew(now)
-            if isinstance(request, protocol.FollowJob):
-                self._drop_stalled(now)
-            elif isinstance(request, protocol.StopNode):
-                self.stop(
-                    now, request.grace_s, Cause(known_stop_reason(request.reason))
-                )
-                self.stopped_by_notebook = True
-            elif isinstance(request, protocol.DetachJob):
-                self._detach("asked")
-            elif isinstance(request, protocol.DumpStacks):
-                self.stack_dumper.request(request.request_id)
-            elif isinstance(request, protocol.GetStart):
-                reader.answer(protocol.LeadStart(start=self.start))
-            elif isinstance(request, protocol.AddNode):
-                self._add_node(reader, request, now)
-        if not reader.is_open:
-            self._drop_reader(reader)
-
-    def _drop_stalled(self, now: float) -> None:
-        """Drop the readers that take nothing, when a notebook connects: one of them may be its own connection of before."""
-        for reader in [
-            reader for reader in self.readers if reader.is_stalled(now, _STALLED_S)
-        ]:
-            self._drop_reader(reader)
+    def _handle(self, reader: Reader, request: protocol.Message, now: float) -> None:
+        """Do what a notebook asks for. Whatever it is renews the lease."""
+        self.lease.renew(now)
+        if isinstance(request, protocol.StopNode):
+            reason = known_stop_reason(request.reason)
+            self.stop(now, request.grace_s, Cause(reason))
+            self.stopped_by_notebook = True
+        elif isinstance(request, protocol.DetachJob):
+            self._detach("asked")
+        elif isinstance(request, protocol.DumpStacks):
+            self.stack_dumper.request(request.request_id)
+        elif isinstance(request, protocol.GetStart):
+            reader.answer(protocol.LeadStart(start=self.start))
+        elif isinstance(request, protocol.AddNode):
+            self._add_node(reader, request, now)
 
     def _add_node(self, reader: Reader, request: protocol.AddNode, now: float) -> None:
         try:
@@ -458,12 +421,6 @@ class Agent:
         self.journal.add(
             added
         )  # an event, not an answer: all notebooks that follow the job need to know
-
-    def _drop_reader(self, reader: Reader) -> None:
-        if reader in self.readers:
-            self.readers.remove(reader)
-            self.selector.unregister(reader.conn)
-            reader.close()
 
     # ---- the end
 
@@ -484,6 +441,8 @@ class Agent:
     def _finish(self, now: float) -> None:
         """Journal `Final`. Every process of the job has ended, except survivors, which are named."""
         self.rank_table.finish(now)
+        for descriptor in self.devices:
+            os.close(descriptor)
         if (
             self.start.work is not None
         ):  # before the notebook learns of the end, and begins the next run

@@ -63,6 +63,7 @@ class RankTable:
         # The exit code of the latest process of each local rank; None while it is not known.
         self.codes: dict[int, int | None] = {}
         self._started = (0, 0)  # round and restart of the latest rank
+        self._local_world_size = 0  # that the latest rank said
         self.streams: list[RankStream] = []
         self.engine_exits: tuple[
             protocol.Exit, ...
@@ -136,7 +137,8 @@ class RankTable:
         started = (rank.hello.round, rank.hello.restart)
         if started != self._started:
             self._started = started
-            self.codes = dict.fromkeys(self.codes)  # torchrun starts all ranks again
+            self.codes = {}  # torchrun starts all ranks again
+        self._local_world_size = rank.hello.local_world_size
         self.codes[rank.hello.local_rank] = None
         self.journal.add(rank.hello)
         rank.conn.setblocking(False)
@@ -223,7 +225,9 @@ class RankTable:
     @property
     def have_all_returned(self) -> bool:
         """Whether there were ranks, and the latest of each local rank has ended well."""
-        return bool(self.codes) and all(code == 0 for code in self.codes.values())
+        if not self.codes or len(self.codes) < self._local_world_size:
+            return False  # a rank may connect when another one has returned already
+        return all(code == 0 for code in self.codes.values())
 
     def notice_ends(self) -> None:
         """Journal the ends of ranks whose processes have ended since the last call."""

@@ -69,6 +69,7 @@ class Rank:
     socket: str
     pid: int
     round: int = 0
+    local_world_size: int = 0
     paths: tuple[str, ...] = ()
     work_dir: str = ""
     notes_imports: bool = False
@@ -123,7 +124,7 @@ def _read_rank() -> Rank:
     return Rank(
         rank=int(os.environ["RANK"]), local_rank=int(os.environ["LOCAL_RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]), restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        round=int(from_agent.get("round", 0)), folder=Path(from_agent["folder"]), call=Path(from_agent["call"]),
+        round=int(from_agent.get("round", 0)), local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]), folder=Path(from_agent["folder"]), call=Path(from_agent["call"]),
         code=Path(from_agent["code"]), socket=from_agent["socket"], pid=os.getpid(),
         paths=tuple(import_paths.of_rank(from_agent)), work_dir=(from_agent["paths"] or [""])[-1],
         notes_imports=bool(from_agent.get("is_warm")) and os.environ["LOCAL_RANK"] == "0",
@@ -143,7 +144,7 @@ def _say_hello(rank: Rank) -> socket.socket:
             continue  # over the user's limit for pipes: the default size will do
     hello = Worker(
         rank=rank.rank, local_rank=rank.local_rank, world_size=rank.world_size, restart=rank.restart, pid=os.getpid(),
-        round=rank.round,
+        round=rank.round, local_world_size=rank.local_world_size,
     )  # fmt: skip
     socket.send_fds(conn, [encode(hello)], [out[0], err[0]])
     null = os.open(os.devnull, os.O_RDONLY)

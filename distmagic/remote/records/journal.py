@@ -48,7 +48,7 @@ class Journal:
     """The writing end. A disk that is full makes no job fail: the events are kept in memory, as many as fit."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._main = logs.Log(folder / FILE, LIMIT_BYTES)
         self._chatter = logs.Log(folder / CHATTER_FILE, CHATTER_LIMIT_BYTES)
         self._marks = [
@@ -106,7 +106,7 @@ class Journal:
 
     def _give_reserve(self) -> bool:
         with contextlib.suppress(OSError):
-            (self._folder / _RESERVE).unlink()
+            (self.folder / _RESERVE).unlink()
             return True
         return False
 
@@ -117,7 +117,7 @@ class Journal:
         """
         found = bytearray()
         for number, line in _without_gaps(self._lines(n), n, self.last):
-            found += expand(line, self._folder)
+            found += expand(line, self.folder)
             n = number
             if len(found) > max_bytes:
                 break
@@ -129,7 +129,7 @@ class Journal:
                 FileNotFoundError
             ):  # the folder was removed: what was in it is told as `Skipped`
                 for number, line in read(
-                    self._folder, after, self._marks[after // _MARK_EVERY], self._owed
+                    self.folder, after, self._marks[after // _MARK_EVERY], self._owed
                 ):
                     if number >= self._first:
                         break

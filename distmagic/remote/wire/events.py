@@ -35,7 +35,8 @@ class Worker:
     """A rank's process is up and about to load the function.
 
     `round` counts how often the nodes have met before, where they may meet more than once: the ranks of a later round
-    take the place of all earlier ones, on whatever node.
+    take the place of all earlier ones, on whatever node. `local_world_size`: the ranks of its node; 0 where it is not
+    known, as from an agent of an earlier version.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class Worker:
     restart: int
     pid: int
     round: int = 0
+    local_world_size: int = 0
 
 
 @message

@@ -237,17 +237,18 @@ def test_events_out_of_their_order(hosts, numbers):
     assert "came after event" in refused(lambda: events_of(link, 99))
 
 
+# Each a message and how often it comes: more often than ranks or open lines are kept.
 FLOODS = {
     "ranks": (
         b'{"t":"worker","rank":@@,"local_rank":0,"world_size":1000000000,"restart":0,"pid":1',
-        30_000,
+        17_000,
     ),
-    "ends": (b'{"t":"ended","rank":@@,"restart":0,"outcome":"raised"', 30_000),
+    "ends": (b'{"t":"ended","rank":@@,"restart":0,"outcome":"raised"', 17_000),
     "open lines": (
         b'{"t":"output","rank":@@,"stream":"stdout","offset":0,"text":"'
         + b"x" * 500
         + b'"',
-        40_000,
+        33_000,
     ),
     "notices": (
         b'{"t":"notice","level":"info","text":"@@' + b"x" * 100_000 + b'"',
@@ -442,6 +443,19 @@ def test_stacks_that_nobody_asked_for_are_bounded():
     ]
     assert 1000 <= len(frames) <= 100_000
     assert sum(len(f.file + f.function + f.text) for f in frames) <= 4_000_000
+    empty = (
+        p.Thread(frames=(p.Frame(file="", line=1, function="", text=""),) * 100),
+    ) * 100
+    state = of_a_thousand_ranks(
+        lambda rank: p.Stacks(request_id="", rank=rank, local_rank=0, threads=empty)
+    )
+    frames = [
+        f
+        for one in state.stack_dumps[0].stacks.values()
+        for thread in one.threads
+        for f in thread.frames
+    ]
+    assert 1000 <= len(frames) <= 100_000, "frames without text take room, too"
     usual = (
         p.Thread(
             frames=(p.Frame(file="cell", line=1, function="train", text="step()"),) * 60

@@ -22,6 +22,7 @@ import pytest
 from distmagic.remote.agent import agent, rank_table
 from distmagic.remote.agent.agent import Agent
 from distmagic.remote.agent.rank_table import RankTable
+from distmagic.remote.agent.reader_table import ReaderTable
 from distmagic.remote.engine import engine_start
 from distmagic.remote.records import journal, listing, places
 from distmagic.remote.records.journal import Journal
@@ -163,6 +164,18 @@ def test_a_job_that_ends_well(node: Node) -> None:
     assert node.events(protocol.NodeStopping) == []
     assert node.agent.may_go()
     assert not node.agent.run_dir.exists()
+
+
+def test_devices_are_kept_until_no_process_of_the_job_is_left(node: Node) -> None:
+    reading, device = os.pipe()
+    node.agent.devices = (device,)
+    node.agent.got_sigterm = True
+    node.step()
+    os.write(device, b"kept")
+    node.end()
+    assert os.read(reading, 9) == b"kept"
+    assert os.read(reading, 9) == b"", "the other end is closed"
+    os.close(reading)
 
 
 def test_sigterm_then_sigkill_and_the_first_cause_counts(node: Node) -> None:
@@ -348,11 +361,11 @@ def test_news_of_the_hardware_go_to_those_who_follow_and_into_no_journal(
     # One that takes nothing has no news waiting for it.
     node.agent.journal.add(protocol.Notice(text="x" * 900_000))
     node.step()
-    waiting = len(node.agent.readers[0]._unsent)
+    waiting = len(node.agent.reader_table.readers[0]._unsent)
     assert waiting
     node.news.append(news)
     node.step()
-    assert len(node.agent.readers[0]._unsent) == waiting
+    assert len(node.agent.reader_table.readers[0]._unsent) == waiting
     assert node.masks == [None]
     for one in (conn, idle, live):
         one.close()
@@ -364,13 +377,13 @@ def test_a_reader_that_takes_nothing_does_not_hold_up_the_end(node: Node) -> Non
     node.agent.journal.add(protocol.Notice(text="x" * 900_000))
     node.end()
     good.setblocking(False)
-    while node.agent.readers[1].has_all(node.agent.journal) is False:
+    while node.agent.reader_table.readers[1].has_all(node.agent.journal) is False:
         good.recv(1 << 20)
         node.step()
     node.step(4.0)
     assert not node.agent.may_go()
     node.step(1.5)
-    assert len(node.agent.readers) == 1
+    assert len(node.agent.reader_table.readers) == 1
     assert node.agent.may_go()
     half_open.close()
     good.close()
@@ -382,10 +395,12 @@ def test_a_stalled_reader_is_dropped_when_its_notebook_comes_back(node: Node) ->
     node.step()
     node.step(6.0)
     idle = node.follow(after=node.agent.journal.last)
-    assert len(node.agent.readers) == 1
+    assert len(node.agent.reader_table.readers) == 1
     node.step(6.0)
     again = node.follow(after=node.agent.journal.last)
-    assert len(node.agent.readers) == 2, "one that has everything is no stalled one"
+    assert len(node.agent.reader_table.readers) == 2, (
+        "one that has everything is no stalled one"
+    )
     for conn in (half_open, idle, again):
         conn.close()
 
@@ -398,7 +413,7 @@ def test_an_error_in_a_callback_is_noted_once_and_the_job_goes_on(
 
     node.step()
     with monkeypatch.context() as patch:
-        patch.setattr(Agent, "_accept_reader", no_descriptor)
+        patch.setattr(ReaderTable, "_accept", no_descriptor)
         waiting = socket.socket(socket.AF_UNIX)
         waiting.connect(node.path)
         node.step()
@@ -448,7 +463,7 @@ def test_a_job_goes_on_without_its_folder(node: Node) -> None:
     assert number == 1
     assert isinstance(first, protocol.Skipped)
     assert 1 < first.through < last
-    assert len(node.agent.readers) == 1
+    assert len(node.agent.reader_table.readers) == 1
     conn.close()
 
 

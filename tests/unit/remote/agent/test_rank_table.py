@@ -31,35 +31,45 @@ def test_a_notebook_never_has_more_than_2000_lines_a_second_to_read(world_size):
 
 def a_rank(
     table: RankTable, pid: int, *, rank: int, local_rank: int = 0, restart: int = 0
-) -> None:
+) -> RankProcess:
     """Have a rank say hello that is this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pipes = [os.pipe() for _ in ("stdout", "stderr")]
     for _, writing in pipes:
         os.close(writing)
     hello = p.Worker(
-        rank=rank, local_rank=local_rank, world_size=2, restart=restart, pid=pid
+        rank=rank,
+        local_rank=local_rank,
+        world_size=2,
+        restart=restart,
+        pid=pid,
+        local_world_size=2,
     )
-    table._add_rank(
-        RankProcess(ours, hello, [reading for reading, _ in pipes], table.folder, 0.0)
+    process = RankProcess(
+        ours, hello, [reading for reading, _ in pipes], table.folder, 0.0
     )
+    table._add_rank(process)
     theirs.close()
+    return process
 
 
-def test_ranks_that_are_started_again_have_all_to_return_again(tmp_path):
-    """One that had returned before is started too, and may connect when another one has returned already."""
+def test_a_rank_that_returns_before_another_one_connects_is_not_all_of_them(tmp_path):
+    """So it is in the first round, and when torchrun starts all ranks again, also those that had returned before."""
     selector = selectors.DefaultSelector()
     table = RankTable(tmp_path, Journal(tmp_path), selector, lambda: 0.0)
-    table.codes = {0: 0, 1: -9}
     assert not table.have_all_returned
-    a_rank(table, os.getpid(), rank=1, local_rank=1, restart=1)
-    table._end_rank(table.ranks[0], p.Ended(rank=1, restart=1, outcome="returned"))
-    assert not table.have_all_returned
-    a_rank(table, os.getpid(), rank=0, restart=1)
-    table._end_rank(table.ranks[1], p.Ended(rank=0, restart=1, outcome="returned"))
-    assert table.have_all_returned
-    for rank in table.ranks:
-        rank.close()
+    processes = []
+    for restart in (0, 1):
+        first = a_rank(table, os.getpid(), rank=1, local_rank=1, restart=restart)
+        table._end_rank(first, p.Ended(rank=1, restart=restart, outcome="returned"))
+        assert not table.have_all_returned
+        second = a_rank(table, os.getpid(), rank=0, restart=restart)
+        assert not table.have_all_returned
+        table._end_rank(second, p.Ended(rank=0, restart=restart, outcome="returned"))
+        assert table.have_all_returned
+        processes += [first, second]
+    for process in processes:
+        process.close()
     selector.close()
 
 

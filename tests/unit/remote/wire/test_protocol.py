@@ -44,7 +44,18 @@ WARM = p.TemplateRequest(
 MESSAGES = (
     (1, p.Hello(protocol=2, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),
     (2, p.Endpoint(state="unreached", detail="Connection refused")),
-    (3, p.Worker(rank=3, local_rank=1, world_size=4, restart=1, pid=73, round=2)),
+    (
+        3,
+        p.Worker(
+            rank=3,
+            local_rank=1,
+            world_size=4,
+            restart=1,
+            pid=73,
+            round=2,
+            local_world_size=2,
+        ),
+    ),
     (
         4,
         p.Progress(
@@ -263,6 +274,17 @@ MESSAGES = (
     (0, p.GetBlob(sha256=SHA)),
     (0, p.GetFreePort(address="10.0.0.2")),
     (0, p.FreePort(port=40001)),
+    (0, p.ClaimDevices(job="j-1", devices=("0", "1"), waits=True)),
+    (
+        0,
+        p.DevicesClaimed(
+            before=(
+                p.DeviceClaim(
+                    device="0", job="j-0", owner="nb", since_s=1.5, is_held=False
+                ),
+            )
+        ),
+    ),
     (
         0,
         p.SyncEnvironment(

@@ -1,0 +1,106 @@
+"""All readers of a job: accepts them, hands on what they ask for, and drops those that are gone or take nothing."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Callable
+
+from distmagic.remote.agent.reader import Reader
+from distmagic.remote.records.journal import Journal
+from distmagic.remote.system import socket_peer
+from distmagic.remote.wire import protocol
+
+# For a reader that takes nothing after `Final`, or while another one connects: its network is cut, and no end was
+# reported.
+_STALLED_S = 5.0
+
+Handle = Callable[[Reader, protocol.Message, float], None]
+
+
+class ReaderTable:
+    """The readers that are connected. Each request goes to `handle`, with its reader and the time.
+
+    Nothing blocks: the agent's selector calls the methods when a descriptor is readable. `notice` is told once what
+    goes wrong with the journal.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        selector: selectors.BaseSelector,
+        clock: Callable[[], float],
+        handle: Handle,
+        notice: Callable[[str], None],
+    ) -> None:
+        self.readers: list[Reader] = []
+        self._journal = journal
+        self._selector = selector
+        self._clock = clock
+        self._handle = handle
+        self._notice = notice
+
+    def listen(self, listener: socket.socket) -> None:
+        """Accept readers from now on."""
+        listener.setblocking(False)
+        self._selector.register(
+            listener, selectors.EVENT_READ, lambda: self._accept(listener)
+        )
+
+    @property
+    def have_all(self) -> bool:
+        """Whether each reader has received the whole journal."""
+        return all(reader.has_all(self._journal) for reader in self.readers)
+
+    def tell(self, news: protocol.Hardware) -> None:
+        """Send news that is no event to those that take it."""
+        for reader in self.readers:
+            reader.tell(news)
+
+    def send(self, now: float, final_at: float | None) -> None:
+        """Send what each reader lacks; drop those to which that can't be done. A notebook that is there connects again."""
+        for reader in list(self.readers):
+            self._send(reader, now)
+            is_final = final_at is not None and now - final_at > _STALLED_S
+            if is_final and reader.is_stalled(now, _STALLED_S):
+                # It would hold up the end of the run until TCP gives up, for 15 minutes.
+                reader.is_open = False
+            if not reader.is_open:
+                self._drop(reader)
+
+    def _send(self, reader: Reader, now: float) -> None:
+        try:
+            reader.send(self._journal, now)
+        except OSError as error:
+            self._notice(f"can't read the journal in {self._journal.folder}: {error}")
+            reader.is_open = False
+
+    def _accept(self, listener: socket.socket) -> None:
+        conn, _ = listener.accept()
+        if not socket_peer.is_ours(conn):
+            conn.close()
+            return
+        reader = Reader(conn, self._clock())
+        self.readers.append(reader)
+        self._selector.register(conn, selectors.EVENT_READ, lambda: self._serve(reader))
+
+    def _serve(self, reader: Reader) -> None:
+        now = self._clock()
+        for request in reader.receive(self._journal.last):
+            if isinstance(request, protocol.FollowJob):
+                # One that takes nothing may be this notebook's own connection of before.
+                self._drop_stalled(now)
+            self._handle(reader, request, now)
+        if not reader.is_open:
+            self._drop(reader)
+
+    def _drop_stalled(self, now: float) -> None:
+        for reader in list(self.readers):
+            if reader.is_stalled(now, _STALLED_S):
+                self._drop(reader)
+
+    def _drop(self, reader: Reader) -> None:
+        if reader in self.readers:
+            self.readers.remove(reader)
+            self._selector.unregister(reader.conn)
+            reader.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +18,7 @@ import pytest
 from tests import REPOSITORY
 from tests.e2e.nodes import RUN, SECRET, TRAIN, srun
 from tests.e2e.slurm_cells import end_of
-from tests.lab.slurm import SlurmLab
+from tests.lab.slurm import UID, USER, SlurmLab
 
 pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(240)]
 
@@ -25,10 +27,13 @@ pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(240)]
 def folder(slurm: SlurmLab) -> Iterator[Path]:
     """A folder that all nodes see, with a program in it; afterwards nothing is left, in Slurm or on any host."""
     found = slurm.lab.folder / "inside"
-    found.mkdir(exist_ok=True)
+    found.mkdir()
     (found / "train.py").write_text(TRAIN)
     yield found
-    slurm.assert_clean()
+    try:
+        slurm.assert_clean()
+    finally:  # not before: what ends there may still write to it
+        shutil.rmtree(found, ignore_errors=True)
 
 
 def lines_of(task: int, output: str) -> str:
@@ -122,12 +127,40 @@ def test_one_task_a_rank(slurm: SlurmLab, folder: Path) -> None:
 
 
 def without_munge(folder: Path) -> str:
-    """Return a PATH that has no programs of munge."""
-    (folder / "bin").mkdir(exist_ok=True)
-    for name in ("env", "sh"):
-        (folder / "bin" / name).unlink(missing_ok=True)
-        (folder / "bin" / name).symlink_to(f"/bin/{name}")
+    """Return a PATH that has no programs of munge. Node 0 is dialled at the address that scontrol says."""
+    (folder / "bin").mkdir()
+    for name in ("env", "sh", "setpriv", "scontrol"):
+        (folder / "bin" / name).symlink_to(shutil.which(name) or name)
     return f"PATH={folder}/bin"
+
+
+# Where the home is a folder of this machine, as in the lab: to these nodes it is that of a network.
+SHARED = """\
+import sys
+from pathlib import Path
+from distmagic import cli
+from distmagic.clusters.inside import shared_home
+shared_home.NETWORK_TYPES = {shared_home._type_of(Path.home(), shared_home._MOUNTS)}
+sys.exit(cli.main())
+"""
+
+
+def test_nodes_of_an_ordinary_user_prove_themselves_by_a_shared_home(
+    slurm: SlurmLab, folder: Path
+) -> None:
+    home = folder / "a home"
+    home.mkdir()
+    os.chown(home, UID, UID)
+    (folder / "shared.py").write_text(SHARED)
+    user = ["/bin/env", without_munge(folder), f"HOME={home}", f"USER={USER}"]
+    user += ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
+    program = (sys.executable, f"{folder}/shared.py", "run", "train.py")
+    done = srun(slurm, folder, *user, *program, secret="")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    lead = lines_of(0, done.stdout)
+    assert seen(lead) == [f"rank {rank} of 2, sum 1, args []" for rank in range(2)]
+    assert "follows node 0" in lines_of(1, done.stdout)
+    assert list((home / ".distmagic" / "inside").iterdir()) == []
 
 
 def test_without_any_proof_each_node_runs_ranks_of_its_own(
@@ -154,7 +187,7 @@ def on_node(node: int, text: str, then: str) -> tuple[str, ...]:
 
 
 def test_nodes_that_do_not_meet_say_why(slurm: SlurmLab, folder: Path) -> None:
-    """Three jobs at the same time, in which most of the time is patience."""
+    """Four jobs at the same time, in which most of the time is patience."""
     (folder / "other.py").write_text("print('another one')\n")
     secret = "export DISTMAGIC_SECRET='another one of 16 or more'"
     other = f"exec {shlex.join([*RUN, 'other.py'])}"
@@ -164,9 +197,13 @@ def test_nodes_that_do_not_meet_say_why(slurm: SlurmLab, folder: Path) -> None:
         ),
         on_node(1, secret, shlex.join([*RUN, "--connect-timeout", "1", "train.py"])),
         on_node(1, other, shlex.join([*RUN, "train.py"])),
+        on_node(
+            0, "exit 0", shlex.join([*RUN, "--connect-timeout", "0.5", "train.py"])
+        ),
     ]
     with ThreadPoolExecutor(len(ways)) as pool:
-        absent, wrong, different = pool.map(lambda way: srun(slurm, folder, *way), ways)
+        found = pool.map(lambda way: srun(slurm, folder, *way), ways)
+    absent, wrong, different, without_lead = found
 
     assert absent.returncode == 1
     assert re.search(
@@ -188,12 +225,17 @@ def test_nodes_that_do_not_meet_say_why(slurm: SlurmLab, folder: Path) -> None:
         assert f"{slurm.names[1]}: node 1 of Slurm job" in told
         assert "runs another cell or script than node 0." in told
 
+    assert without_lead.returncode == 1
+    assert re.search(
+        rf"{slurm.names[0]}: node 0 of Slurm job \d+ has not answered node 1 within 10 s: ",
+        lines_of(1, without_lead.stderr),
+    ), without_lead
+
 
 def test_a_batch_script_is_on_one_node_alone_unless_it_says_on_slurm(
     slurm: SlurmLab, folder: Path
 ) -> None:
     out = folder / "batch.out"
-    out.unlink(missing_ok=True)
     on_slurm = ("--on", "slurm", "--python", sys.executable, "--cold", "train.py")
     ways = [("train.py",), ("--on", "none", "train.py"), on_slurm]
     lines = [f"{shlex.join([*RUN, *way])}; echo code $?" for way in ways]

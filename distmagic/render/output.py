@@ -31,7 +31,7 @@ def about_output(state: RunState, lines: int = OUTPUT_LINES) -> str:
     seen = count_of_lines(state)
     some = f"last {shown} of {seen:,} lines" if seen > shown else "output"
     where = f"run.logs(rank), %distributed logs {plain(state.job)} RANK"
-    return f'<div class="dm-about dm-faint">{some} · all of a rank\'s: {escape(where)}</div>'
+    return f'<div class="dm-about dm-faint">{some} · all: {escape(where)}</div>'
 
 
 def output_lines(state: RunState, lines: int = OUTPUT_LINES) -> str:

@@ -129,10 +129,10 @@ export class Log {
     return Boolean(selection && !selection.isCollapsed && this.pane.contains(selection.anchorNode));
   }
 
-  // A filter may leave so few lines that the pane is at its end in any case; so lines that were asked for stay with it.
+  // A filter may leave so few lines that the pane is at its end in any case: lines that were asked for stay with it.
   trim(isAtEnd) {
-    const isFiltered = this.filters.some(field => field.value);
-    const isRead = this.isBeingRead() || !isAtEnd || isFiltered;
+    const isSearched = this.asked && this.filters.some(field => field.value);
+    const isRead = this.isBeingRead() || !isAtEnd || isSearched;
     if (!isRead) this.asked = 0;
     this.lines.trim(isRead ? KEPT_WHILE_READ + this.asked : KEPT);
   }
@@ -140,7 +140,7 @@ export class Log {
   // Say what is saved of the lines, and where all of them are.
   saved() {
     const some = this.count > LINES_SAVED ? `last ${LINES_SAVED} of ${this.count.toLocaleString('en')} lines` : 'output';
-    return `${some} · all of a rank's: ${this.lines.rest}`;
+    return `${some} · all: ${this.lines.rest}`;
   }
 
   // Nothing can be asked for any more: the kernel has ended.

@@ -112,6 +112,11 @@ def connecting() -> RunState:
     )
 
 
+def waiting() -> RunState:
+    what = "device 0, held by job 0612-100100-77ab of ann@laptop:/nb/train.ipynb since 10:01; 1 more run comes before"
+    return opening({"phase": "connected"}, {"phase": "connected", "waits_for": what})
+
+
 def sending() -> RunState:
     half = {"phase": "sending", "sent_bytes": 40 << 20, "total_bytes": 80 << 20}
     return opening(half, half | {"sent_bytes": 80 << 20}, {"phase": "sending"})
@@ -291,7 +296,7 @@ def ranks_1024() -> RunState:
 SCENES: dict[str, Callable[[], RunState]] = {
     scene.__name__: scene
     for scene in (
-        connecting, sending, starting, refused, given_up, running, reconnecting, one_slow, done, failed, killed, nested,
+        connecting, waiting, sending, starting, refused, given_up, running, reconnecting, one_slow, done, failed, killed, nested,
         unicode_names, ranks_64, ranks_1024,
     )
 }  # fmt: skip

@@ -147,7 +147,7 @@ class Reaching:
 
     def give_back(self, host_index: int, link: Link) -> None:
         """Let a link rest that is not used after all, if its host keeps something loaded; else close it at once."""
-        if link.kept is None:
+        if link.kept is None or link.is_closed:
             link.close()
         else:
             self.keep_idle(host_index, link)

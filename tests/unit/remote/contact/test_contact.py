@@ -104,6 +104,31 @@ def test_what_an_agent_says_after_it_has_stopped_listening_is_told(
     assert list(events) == [(2, FINAL)]
 
 
+def test_devices_are_free_when_the_conversation_that_claimed_them_ends(
+    link: Link,
+) -> None:
+    devices = (f"GPU-{secrets.token_hex(8)}",)
+    other = open_link(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
+
+    def claim(one: Link, job: str, *, waits: bool) -> list[str]:
+        before = host_requests.claim_devices(one, job, devices, waits=waits)
+        return [claim.job for claim in before]
+
+    with closing(other):
+        assert claim(link, "j-1", waits=False) == []
+        assert claim(other, "j-2", waits=True) == ["j-1"]
+        assert host_requests.claim_devices(link, "j-1", (), waits=False) == ()
+        assert claim(link, "j-3", waits=False) == ["j-2"], "it came first"
+        assert claim(other, "j-2", waits=True) == []
+    # A job that does not come to an agent has no devices either.
+    wait_until(lambda: not claim(link, "j-3", waits=False), "the other one's end")
+    with pytest.raises(PreflightError, match="--cwd"):
+        link.start(replace(START, job="j-3", cwd="/no/such/folder"))
+    third = open_link(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
+    with closing(third):
+        assert claim(third, "j-4", waits=False) == []
+
+
 def test_what_an_agent_has_not_sent_when_it_leaves_comes_from_its_journal(
     link: Link, agent: PlayedAgent
 ) -> None:

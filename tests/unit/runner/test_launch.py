@@ -496,7 +496,13 @@ def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(
 ):
     a, b = two(runs_on)
     closed: list[FakeConnection] = []
-    monkeypatch.setattr(FakeConnection, "close", closed.append)
+    close = FakeConnection.close
+
+    def note_and_close(connection: FakeConnection) -> None:
+        closed.append(connection)
+        close(connection)
+
+    monkeypatch.setattr(FakeConnection, "close", note_and_close)
     b.answers[p.SweepJob] = lambda _: [
         p.Final(reason="swept", survivors=("python (pid 7, D)",))
     ]

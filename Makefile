@@ -1,7 +1,8 @@
-# make check | test | chaos | demo | bench | picture | screenshots | lint | clean: each does all of its own set-up in .venv.
+# make check | test | chaos | sky | demo | bench | picture | screenshots | lint | clean: each does all of its own set-up in .venv.
 #   check    lint, types and the tests that need no host, in a minute and a half: before each commit
 #   test     all tests
 #   chaos    pairs of faults, ROUNDS of them from SEED on: a line a round, and those that failed in the end
+#   sky      SkyPilot's own program launches clusters on the lab's Slurm: exported tasks, and cells that say --on sky
 #   picture  the README's picture, of a real run in a real JupyterLab, in assets/
 #   screenshots  that and a picture of each scene of the view, light and dark, wide and narrow, in build/screenshots
 #
@@ -12,6 +13,7 @@
 #   ARGS="-k ssh"       more arguments for pytest
 #   ONLY=start,load     sections of the bench; all if not said
 #   SEED=1 ROUNDS=300   of chaos; the same seed is the same pair
+#   SKY_PYTHON=P        the Python 3.10 that SkyPilot's nodes want
 #   README=1            put the bench's table into distmagic/help/benchmarks.md, ten of its rows into README.md
 
 PYTHON ?= python3
@@ -22,6 +24,7 @@ ARGS ?=
 ONLY ?=
 README ?=
 SEED ?= 1
+SKY_PYTHON ?= python3.10
 ROUNDS ?= 100
 
 venv := .venv
@@ -31,7 +34,7 @@ export PATH := $(bin):$(PATH)
 # Tests start hundreds of Pythons. Where byte code is not kept, each of them compiles the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help check test chaos demo bench picture screenshots lint clean setup
+.PHONY: help check test chaos sky demo bench picture screenshots lint clean setup
 .DELETE_ON_ERROR:
 
 help:
@@ -58,6 +61,14 @@ check: lint
 chaos: $(venv)/.ready
 	@$(bin)/python -m tests.system
 	@DISTMAGIC_CHAOS_SEED=$(SEED) DISTMAGIC_CHAOS_ROUNDS=$(ROUNDS) $(bin)/python -m pytest --quiet --numprocesses=0 --tb=short tests/e2e/test_pairs.py -k promises $(ARGS)
+
+sky: $(venv)/.ready build/sky/.ready
+	@$(bin)/python -m tests.system
+	@$(bin)/python -m tests.sky
+
+build/sky/.ready: pyproject.toml | $(venv)/.ready
+	@$(bin)/python -m tests.sky.packages $(SKY_PYTHON)
+	@touch $@
 
 demo: $(venv)/.ready
 	@mkdir -p build

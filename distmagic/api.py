@@ -214,7 +214,7 @@ def _launch(
                 return session().background.begin(
                     session(), place, spec, payload, screen
                 )
-            reaching = place.reach(screen)
+            reaching = place.reach(screen, payload)
         except BaseException:
             place.cancel()
             raise

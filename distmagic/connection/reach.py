@@ -198,9 +198,9 @@ class Reaching:
         )
 
     def link_after_run(self, host_index: int, asker: NotebookAsker) -> Link:
-        """Open one more link to a host when the run is over; questions go to `asker`, and are asked on this thread.
+        """Open one more link to a host when the run is over, or goes on elsewhere; questions are asked on this thread.
 
-        `asker` belongs to the caller: the one of the run is closed by then. Raises what `link` raises.
+        `asker` belongs to the caller: the one of the run is closed, or served by its own thread. Raises what `link` raises.
         """
         pool = threads_for(1, "reach")
         opening = pool.submit(self.link, host_index, asker=asker)

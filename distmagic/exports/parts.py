@@ -43,9 +43,17 @@ def require(names: Iterable[str], giver: str) -> str:
     return f": {' '.join(checks)}"
 
 
-def below(name: str, limit: str) -> str:
+def below(name: str, limit: str, of: str = "nodes") -> str:
     """Return the line of bash that ends a script unless a variable is a number below `limit`, which may be a variable."""
-    return f'[ "${name}" -ge 0 ] && [ "${name}" -lt "{limit}" ] || {{ echo "{name} is ${name}, of {limit} nodes" >&2; exit 1; }}'
+    return f'[ "${name}" -ge 0 ] && [ "${name}" -lt "{limit}" ] || {{ echo "{name} is ${name}, of {limit} {of}" >&2; exit 1; }}'
+
+
+def numbers(*names: str) -> list[str]:
+    """Return a line of bash for each variable that ends a script unless it is a whole number."""
+    return [
+        f'case ${name} in *[!0-9]*) echo "{name} is ${name}, which is no number" >&2; exit 1 ;; esac'
+        for name in names
+    ]
 
 
 def script(lines: Iterable[str], head: str = "#!/bin/bash\n") -> str:

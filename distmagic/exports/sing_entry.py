@@ -4,7 +4,7 @@
     SING_WORLD_SIZE                           the number of nodes
     SING_MASTER_ADDR                          the first node's name; without it the name is made of the next two:
     SING_JOB_NAME, SING_HOSTNAME_SUFFIX       node i is ${SING_JOB_NAME}-i.${SING_HOSTNAME_SUFFIX}
-    SING_HOST_ADDR                            this node's own name
+    SING_HOST_ADDR                            this node's own name or address
 
 `settings.json` beside it says what to start, and with which variables. It needs nothing but Python and torch.
 """
@@ -24,6 +24,9 @@ def main(folder: Path) -> None:
     """Become torchrun. Exits with a sentence where a variable is missing, or the first node is not found."""
     settings = json.loads((folder / "settings.json").read_text())
     node, nodes, master = place(os.environ)
+    is_c10d = any("ADDRESS" in word[1::2] for word in settings["command"])
+    if is_c10d and nodes > 1 and not os.environ.get("SING_HOST_ADDR"):
+        sys.exit("SING_HOST_ADDR is not set: with c10d each node tells it the others.")
     os.environ.update(settings["environment"])
     if nodes > 1:
         wait_for(master)
@@ -59,18 +62,39 @@ def place(environ: Mapping[str, str]) -> tuple[int, int, str]:
         sys.exit(
             f"SING_RANK is {node}, and SING_WORLD_SIZE {nodes}: there is no such node."
         )
-    master = environ.get("SING_MASTER_ADDR", "")
-    if not master:
-        job, suffix = (
-            environ.get("SING_JOB_NAME", ""),
-            environ.get("SING_HOSTNAME_SUFFIX", ""),
+    master, names = environ.get("SING_MASTER_ADDR", ""), node_names(environ, nodes)
+    if not master and not names and nodes > 1:
+        sys.exit(
+            "Neither SING_MASTER_ADDR nor SING_JOB_NAME and SING_HOSTNAME_SUFFIX say where the first node is."
         )
-        if nodes > 1 and not (job and suffix):
+    own = environ.get("SING_HOST_ADDR", "")
+    if node and own and own == master:
+        sys.exit(
+            f"SING_RANK is {node}, and SING_HOST_ADDR is that of node 0, SING_MASTER_ADDR."
+        )
+    for name, number in (("SING_MASTER_ADDR", 0), ("SING_HOST_ADDR", node)):
+        address = environ.get(name, "")
+        if address in names and names[number] != address:
             sys.exit(
-                "Neither SING_MASTER_ADDR nor SING_JOB_NAME and SING_HOSTNAME_SUFFIX say where the first node is."
+                f"{name} is {address}, and node {number} of this job is {names[number]}."
             )
-        master = f"{job}-0.{suffix}" if job and suffix else "127.0.0.1"
+    if not master:
+        master = names[0] if names else "127.0.0.1"
     return node, nodes, master
+
+
+def node_names(environ: Mapping[str, str], nodes: int) -> "list[str]":
+    """Return the names of all nodes, none where the variables for them are not set. Exits where one of the two is."""
+    job = environ.get("SING_JOB_NAME", "")
+    suffix = environ.get("SING_HOSTNAME_SUFFIX", "")
+    if job and suffix:
+        return [f"{job}-{number}.{suffix}" for number in range(nodes)]
+    if job or suffix:
+        there, missing = "SING_JOB_NAME", "SING_HOSTNAME_SUFFIX"
+        if suffix:
+            there, missing = missing, there
+        sys.exit(f"{missing} is not set, but {there} is: together they name the nodes.")
+    return []
 
 
 def wait_for(

@@ -22,6 +22,10 @@ _VARIABLES = (
     "SKYPILOT_NUM_GPUS_PER_NODE",
     "SKYPILOT_TASK_ID",
 )
+_COUNT_ADDRESSES = (
+    'COUNT=$(echo "$SKYPILOT_NODE_IPS" | grep -c .); [ "$COUNT" -eq "$SKYPILOT_NUM_NODES" ] || '
+    '{ echo "SKYPILOT_NODE_IPS has $COUNT addresses, and SKYPILOT_NUM_NODES is $SKYPILOT_NUM_NODES" >&2; exit 1; }'
+)
 
 
 def files(job: ExportedJob) -> tuple[File, ...]:
@@ -92,7 +96,9 @@ def _run(job: ExportedJob, backend: str) -> str:
     is_c10d = backend == "c10d"
     lines = [
         parts.require(_VARIABLES, "SkyPilot"),
+        *parts.numbers("SKYPILOT_NUM_NODES", "SKYPILOT_NUM_GPUS_PER_NODE"),
         parts.below("SKYPILOT_NODE_RANK", "$SKYPILOT_NUM_NODES"),
+        _COUNT_ADDRESSES,
         "# SkyPilot names the nodes by their addresses, a line each, the head first.",
         'MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | sed -n 1p)',
     ]

@@ -12,6 +12,12 @@ from distmagic.exports.quoting import variable
 from distmagic.planning.torchrun import NodeWords
 
 _NODE, _RANK = "node.sh", "rank.sh"
+_OF_A_TASK = (
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NTASKS",
+    "SLURM_NTASKS_PER_NODE",
+)
 
 
 def files(job: ExportedJob) -> tuple[File, ...]:
@@ -86,6 +92,9 @@ def _node(job: ExportedJob, ranks: int) -> str:
     )
     lines = [
         "# What each node runs: torchrun, which starts its ranks.",
+        parts.require(("MASTER_ADDR", "MASTER_PORT"), "job.sbatch"),
+        parts.require(("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NODEID"), "Slurm"),
+        parts.below("SLURM_NODEID", "$SLURM_NNODES"),
         *parts.enter(job),
     ]
     if is_c10d:
@@ -98,6 +107,9 @@ def _rank(job: ExportedJob) -> str:
     return parts.script(
         [
             "# What each task runs, where a task is a rank: the variables that torchrun would set, from Slurm's.",
+            parts.require(("MASTER_ADDR", "MASTER_PORT"), "ranks.sbatch"),
+            parts.require(_OF_A_TASK, "Slurm"),
+            parts.below("SLURM_PROCID", "$SLURM_NTASKS", "tasks"),
             "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID",
             "export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE",
             "export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}",

@@ -190,6 +190,11 @@ def parse_place(text: str) -> tuple[str, str]:
     A part of digits alone is a job. Raises `SpecError`.
     """
     system, _, place = text.partition(":")
+    if system == "sing":
+        raise SpecError(
+            "--on sing: SING Cloud has no public program that a notebook could use.",
+            "--export sing DIR writes the image of such a job; inside one no --on is needed.",
+        )
     if system != "slurm":
         raise SpecError(
             f"--on {text!r} is not known.",

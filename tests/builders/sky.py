@@ -8,6 +8,12 @@ from pathlib import Path
 
 import pytest
 
+# An interpreter that has SkyPilot's own package, "" where nobody names one. `make sky` does.
+PYTHON = os.environ.get("SKYPILOT_PYTHON", "")
+needs_skypilot = pytest.mark.skipif(
+    not PYTHON,
+    reason="SKYPILOT_PYTHON names no interpreter with SkyPilot's package: make sky",
+)
 # What SkyPilot 0.14 writes for each host of a cluster; tests/unit/clusters/test_sky_words.py compares it with its own.
 _ENTRY = """\
 # Added by sky (use `sky stop/down {cluster}` to remove)

@@ -38,12 +38,12 @@ class Lab:
     process's own address in their network. With `shared_home` they all have the same home, as on many clusters; with
     `shared_tmp` the same /tmp, as containers on one machine may.
     `setups` are for the first hosts, in order; the others are as `HostSetup()` says. `network` is the third number of
-    its addresses, one that no other lab has if it isn't said.
+    its addresses, one that no other lab has if it isn't said. `keep` are more folders of this machine that hosts see.
     """
 
     def __init__(
         self, count: int, *, shared_home: bool = False, shared_tmp: bool = False, setups: tuple[HostSetup, ...] = (),
-        network: int | None = None,
+        network: int | None = None, keep: tuple[Path, ...] = (),
     ) -> None:  # fmt: skip
         if not is_isolated():
             raise RuntimeError(
@@ -55,6 +55,7 @@ class Lab:
         self.known_hosts = self.folder / "known_hosts"
         number = next(_NETWORKS) if network is None else network
         self._bridge = f"dmbr{number}"
+        self._keep = _kept(self.folder, *keep)
         self._shared_home, self._shared_tmp = shared_home, shared_tmp
         self._net, self._net6 = f"10.99.{number}", f"fd99:{number + 1:x}::"
         self.address = f"{self._net}.1"
@@ -83,7 +84,7 @@ class Lab:
             gateway=self.address,
             card=f"dm{number}v{index}",
             bridge=self._bridge,
-            keep=_kept(self.folder),
+            keep=self._keep,
             names=tuple(
                 (f"{self._net}.{10 + i}", setup.hostname or f"dm{i}")
                 for i, setup in enumerate(setups, start=1)
@@ -174,9 +175,9 @@ class Lab:
         )
 
 
-def _kept(folder: Path) -> tuple[Path, ...]:
+def _kept(*folders: Path) -> tuple[Path, ...]:
     """Return what hosts see of this machine below /tmp and the like."""
-    paths = (_REPOSITORY, folder, Path(sys.prefix), Path(sys.base_prefix))
+    paths = (_REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), *folders)
     unique = {path for given in paths for path in (given, given.resolve())}
     return tuple(
         sorted(

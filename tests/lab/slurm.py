@@ -76,10 +76,20 @@ def limits_memory() -> bool:
 
 
 class SlurmLab:
-    """A lab with Slurm, up inside a `with`. `tracks_by` says how Slurm finds the processes of a step."""
+    """A lab with Slurm, up inside a `with`. `tracks_by` says how Slurm finds the processes of a step.
 
-    def __init__(self, nodes: int = 2, *, network: int | None = None) -> None:
-        self.lab = Lab(nodes + 2, network=network)
+    `shared_home` and `keep` are as of `Lab`.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 2,
+        *,
+        network: int | None = None,
+        shared_home: bool = False,
+        keep: tuple[Path, ...] = (),
+    ) -> None:
+        self.lab = Lab(nodes + 2, network=network, shared_home=shared_home, keep=keep)
         self.login, *middle = self.lab.hosts
         self.nodes, self.controller = tuple(middle[:-1]), middle[-1]
         self.tracks_by = "proctrack/cgroup" if has_cgroups() else "proctrack/linuxproc"

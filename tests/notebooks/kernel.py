@@ -98,16 +98,20 @@ def environment(more: Mapping[str, str] = {}) -> dict[str, str]:
 
 @contextlib.contextmanager
 def live_notebook(
-    folder: Path, env: Mapping[str, str] = {}, connection_file: Path | None = None
+    folder: Path,
+    env: Mapping[str, str] = {},
+    connection_file: Path | None = None,
+    *,
+    timeout_s: int = 90,
 ) -> Iterator[LiveNotebook]:
     """Start a kernel that works in `folder`, with the extension loaded; end it afterwards.
 
     A Jupyter server starts a notebook's kernel with a `connection_file` called kernel-ID.json, and with the notebook's
-    path in `env` as JPY_SESSION_NAME.
+    path in `env` as JPY_SESSION_NAME. `timeout_s` is how long a cell may take.
     """
     client = NotebookClient(
         nbformat.v4.new_notebook(),
-        timeout=90,
+        timeout=timeout_s,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
     )

@@ -245,8 +245,8 @@ def test_mnist_from_one_process_to_many(tmp_path: Path) -> None:
     broken = text_of(cell_with(cells, "without ="))
     assert len(set(re.findall(r"\[(.*)\]", broken))) == 1, "the same losses everywhere"
     assert "132 in one process, 132 on each of two ranks" in broken
-    played = text_of(cell_with(cells, "def play(folder, nodes)"))
-    assert found[0] in played, "the image has the same program"
+    played = text_of(cell_with(cells, "printed = run.results[node]"))
+    assert f"node 0: {found[0]}" in played, "the image has the same program"
     assert text_of(cells[-1]).count("not answered yet") == 4
 
 
@@ -287,6 +287,9 @@ def test_a_small_gpt_from_two_nodes_to_four(tmp_path: Path) -> None:
     explained = text_of(cell_with(cells, "def explain"))
     assert re.search(r"--node-rank=.* {2,}this node's number", explained)
     assert "--rdzv-backend=c10d" in text_of(cell_with(cells, "difflib"))
+    asked = text_of(cell_with(cells, "--on sky --nodes 2 --gpus L4:4 --dry-run"))
+    assert "sky launch --yes " in asked
+    assert "--num-nodes 2 --gpus L4:4 " in asked
     assert text_of(cells[-1]).count("not answered yet") == 5
 
 

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from distmagic.clusters.inside.job_node import JobNode, Variables
 
 _NEEDED = ("SING_RANK", "SING_WORLD_SIZE", "SING_JOB_NAME", "SING_HOSTNAME_SUFFIX")
+_ADDRESSES = ("SING_MASTER_ADDR", "SING_HOST_ADDR")
 
 
 def place(environ: Mapping[str, str]) -> JobNode | None:
     """Return the place of this process in a job, None outside one. Raises `SpecError`."""
     found = Variables("SING Cloud", environ)
-    if not found.has_any(*_NEEDED):
+    if not found.has_any(*_NEEDED, *_ADDRESSES):
         return None
     found.require(*_NEEDED)
     node_rank = found.below("SING_RANK", "SING_WORLD_SIZE")
@@ -25,6 +26,12 @@ def place(environ: Mapping[str, str]) -> JobNode | None:
         raise found.error(
             f"SING_RANK is {node_rank}, and SING_HOST_ADDR is that of node 0, SING_MASTER_ADDR."
         )
+    for name, node in zip(_ADDRESSES, (0, node_rank), strict=True):
+        address = found.get(name)
+        if address in names and names[node] != address:
+            raise found.error(
+                f"{name} is {address}, and node {node} of this job is {names[node]}."
+            )
     return JobNode(
         system=f"SING Cloud job {job}",
         key=f"sing {job} {suffix}",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from distmagic.clusters import sky_words
 from distmagic.clusters.sky_words import ClusterState
-from tests.builders.sky import entries
+from tests.builders.sky import PYTHON, entries, needs_skypilot
 
 STATUS = """\
 Failed to connect to SkyPilot API server at http://127.0.0.1:46580. Starting a local server.
@@ -87,15 +85,12 @@ for cluster, proxy in (("mine", ""), ("other", "proxy --node %w")):
 """
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("sky") is None,
-    reason="SkyPilot's package is not installed: pip install -e '.[test-skypilot]'",
-)
+@needs_skypilot
 def test_the_clusters_of_these_tests_are_written_as_skypilot_writes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
-    subprocess.run([sys.executable, "-c", _WRITE], check=True)
+    subprocess.run([PYTHON, "-c", _WRITE], check=True)
     for cluster, proxy in (("mine", ""), ("other", "proxy --node %w")):
         text = (tmp_path / ".sky/generated/ssh" / cluster).read_text()
         assert text == entries(cluster, ("10.0.0.1", "10.0.0.2"), proxy=proxy)

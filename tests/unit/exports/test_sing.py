@@ -92,12 +92,43 @@ def test_the_place_of_a_node(variables, found):
         ({"SING_RANK": "0"}, "SING_WORLD_SIZE is '', not a number"),
         ({"SING_RANK": "0", "SING_WORLD_SIZE": "two"}, "SING_WORLD_SIZE is 'two', not a number"),
         ({"SING_RANK": "2", "SING_WORLD_SIZE": "2"}, "SING_RANK is 2, and SING_WORLD_SIZE 2: there is no such node."),
-        ({**TWO, "SING_JOB_NAME": "test"}, "Neither SING_MASTER_ADDR nor SING_JOB_NAME and SING_HOSTNAME_SUFFIX"),
+        (TWO, "Neither SING_MASTER_ADDR nor SING_JOB_NAME and SING_HOSTNAME_SUFFIX"),
+        ({**TWO, "SING_JOB_NAME": "test"}, "SING_HOSTNAME_SUFFIX is not set, but SING_JOB_NAME is"),
+        ({**TWO, "SING_MASTER_ADDR": "m", "SING_HOSTNAME_SUFFIX": "s"}, "SING_JOB_NAME is not set, but SING_HOSTNAME_SUFFIX is"),
+        ({**TWO, "SING_MASTER_ADDR": "m", "SING_HOST_ADDR": "m"}, "SING_RANK is 1, and SING_HOST_ADDR is that of node 0, SING_MASTER_ADDR."),
+        ({**TWO, **NAMED, "SING_HOST_ADDR": "test-0.svc.local"}, "SING_HOST_ADDR is test-0.svc.local, and node 1 of this job is test-1.svc.local."),
+        ({**TWO, **NAMED, "SING_MASTER_ADDR": "test-1.svc.local"}, "SING_MASTER_ADDR is test-1.svc.local, and node 0 of this job is test-0.svc.local."),
     ],
 )  # fmt: skip
 def test_variables_that_do_not_say_it(variables, message):
     with pytest.raises(SystemExit, match=re.escape(message)):
         sing_entry.place(variables)
+
+
+def test_with_c10d_a_node_of_several_has_to_know_its_own_address(tmp_path, monkeypatch):
+    for name in ("c10d", "static"):
+        one = job("sing", nodes=2, spec={"rdzv_backend": name, "rdzv_id": "7"})
+        (tmp_path / name).mkdir()
+        settings = texts(systems.files(one))["settings.json"]
+        (tmp_path / name / "settings.json").write_text(settings)
+    for name, value in {**TWO, "SING_MASTER_ADDR": "m"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SING_HOST_ADDR", raising=False)
+
+    class Begun(Exception):
+        """Raised where torchrun would be next."""
+
+    def begin(master):
+        raise Begun
+
+    monkeypatch.setattr(sing_entry, "wait_for", begin)
+    with pytest.raises(SystemExit, match="SING_HOST_ADDR is not set: with c10d"):
+        sing_entry.main(tmp_path / "c10d")
+    with pytest.raises(Begun):
+        sing_entry.main(tmp_path / "static")
+    monkeypatch.setenv("SING_HOST_ADDR", "10.0.0.2")
+    with pytest.raises(Begun):
+        sing_entry.main(tmp_path / "c10d")
 
 
 def test_a_name_that_is_known_late_is_waited_for(monkeypatch):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from distmagic.exports import systems
 from distmagic.exports.job import ExportedJob
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, job, shown, texts
+from tests.builders.sky import PYTHON, needs_skypilot
 
 GOLDEN = REPOSITORY / "tests/golden/exports"
 FORMS = ("task.yaml", "task-c10d.yaml")
@@ -90,10 +89,7 @@ for path in sys.argv[1:]:
 """
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("sky") is None,
-    reason="SkyPilot's package is not installed",
-)
+@needs_skypilot
 def test_skypilots_own_package_takes_every_task(tmp_path: Path):
     paths = []
     for name, one in JOBS.items():
@@ -102,12 +98,8 @@ def test_skypilots_own_package_takes_every_task(tmp_path: Path):
         for form in FORMS:
             (folder / form).write_text(texts(systems.files(one))[form])
             paths.append(str(folder / form))
-    command = [sys.executable, "-c", _LOAD, *paths]
-    where = {
-        "HOME": str(tmp_path),
-        "PATH": "/usr/bin:/bin",
-        "PYTHONPATH": ":".join(sys.path),
-    }
+    command = [PYTHON, "-c", _LOAD, *paths]
+    where = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
         command, env=where, cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -116,7 +108,8 @@ def test_skypilots_own_package_takes_every_task(tmp_path: Path):
     found = [json.loads(line.removeprefix("found ")) for line in lines]
     assert [one[0] for one in found] == [1, 1, 1, 1, 3, 3]
     assert found[2][1:3] == [dict(ENV[:-1]), {"HF_TOKEN": "it's $x\n"}]
-    assert found[5][3].startswith("# SkyPilot names the nodes")
+    text = texts(systems.files(JOBS["large"]))["task-c10d.yaml"]
+    assert found[5][3] == yaml.safe_load(text)["run"]
 
 
 @pytest.mark.parametrize("form", ["task.yaml", "task-c10d.yaml"])
@@ -129,6 +122,19 @@ def test_skypilots_own_package_takes_every_task(tmp_path: Path):
         ({"SKYPILOT_TASK_ID": None}, "SKYPILOT_TASK_ID: is not set"),
         ({"SKYPILOT_NODE_RANK": "2"}, "SKYPILOT_NODE_RANK is 2, of 2 nodes"),
         ({"SKYPILOT_NODE_RANK": "-1"}, "SKYPILOT_NODE_RANK is -1, of 2 nodes"),
+        ({"SKYPILOT_NUM_GPUS_PER_NODE": ""}, "SKYPILOT_NUM_GPUS_PER_NODE: is not set"),
+        (
+            {"SKYPILOT_NUM_GPUS_PER_NODE": "all"},
+            "SKYPILOT_NUM_GPUS_PER_NODE is all, which is no number",
+        ),
+        (
+            {"SKYPILOT_NUM_NODES": "two"},
+            "SKYPILOT_NUM_NODES is two, which is no number",
+        ),
+        (
+            {"SKYPILOT_NODE_IPS": "10.0.0.1"},
+            "SKYPILOT_NODE_IPS has 1 addresses, and SKYPILOT_NUM_NODES is 2",
+        ),
     ],
 )
 def test_what_a_run_block_lacks_is_named_at_once(form, change, message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 
 import pytest
 
@@ -66,6 +67,51 @@ def test_a_hostile_option_is_one_line_that_says_nothing_else(value):
         assert shlex.split(told) == [value]
     else:
         assert lines == ["#SBATCH --comment-x"]
+
+
+@pytest.mark.parametrize(
+    ("script", "change", "message"),
+    [
+        ("node.sh", {"MASTER_ADDR": None}, "MASTER_ADDR: is not set: job.sbatch sets it"),
+        ("node.sh", {"MASTER_PORT": ""}, "MASTER_PORT: is not set: job.sbatch sets it"),
+        ("node.sh", {"SLURM_JOB_ID": None}, "SLURM_JOB_ID: is not set: Slurm sets it"),
+        ("node.sh", {"SLURM_NNODES": None}, "SLURM_NNODES: is not set: Slurm sets it"),
+        ("node.sh", {"SLURM_NODEID": None}, "SLURM_NODEID: is not set: Slurm sets it"),
+        ("node.sh", {"SLURM_NODEID": "2"}, "SLURM_NODEID is 2, of 2 nodes"),
+        ("rank.sh", {"MASTER_ADDR": None}, "MASTER_ADDR: is not set: ranks.sbatch sets it"),
+        ("rank.sh", {"SLURM_PROCID": None}, "SLURM_PROCID: is not set: Slurm sets it"),
+        ("rank.sh", {"SLURM_LOCALID": None}, "SLURM_LOCALID: is not set: Slurm sets it"),
+        ("rank.sh", {"SLURM_NTASKS": None}, "SLURM_NTASKS: is not set: Slurm sets it"),
+        ("rank.sh", {"SLURM_NTASKS_PER_NODE": None}, "SLURM_NTASKS_PER_NODE: is not set"),
+        ("rank.sh", {"SLURM_PROCID": "x"}, "SLURM_PROCID is x, of 4 tasks"),
+    ],
+)  # fmt: skip
+def test_what_a_task_lacks_is_named_at_once(script, change, message):
+    given = {
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+        "SLURM_JOB_ID": "7",
+        "SLURM_NNODES": "2",
+        "SLURM_NODEID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NTASKS": "4",
+        "SLURM_NTASKS_PER_NODE": "2",
+    }
+    environ = {
+        name: text for name, text in {**given, **change}.items() if text is not None
+    }
+    text = texts(systems.files(job("slurm", nodes=2)))[script]
+    done = subprocess.run(
+        ["bash", "-c", text],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    assert done.returncode != 0
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,7 @@ def test_a_job_that_is_there():
         ("--on slurm:17 --nodes 2", "Slurm job 17 has its nodes already.\nLeave out --nodes, --setup and what sbatch would be told."),
         ("--on slurm --nodes 0", "--nodes 0 is no number of nodes.\nUse 1 to 10,000."),
         ("--on slurm --slurm gpus=8", "--gpus counts GPUs of the whole job, and a step on one node can't have any then.\nWrite --gpus-per-node N."),
+        ("--on sing", "--on sing: SING Cloud has no public program that a notebook could use.\n--export sing DIR writes the image of such a job; inside one no --on is needed."),
         ("--on pbs", "--on 'pbs' is not known.\nWrite --on slurm, --on slurm:LOGIN with the name of a log-in node, --on sky, --on sky:NAME, --on osmo or --on none."),
         ("--on sky:", "--on sky: names no cluster.\nWrite --on sky:NAME, or --on sky for a new one."),
         ("--on sky --nodes -1", "--nodes -1 is no number of nodes.\nUse 1 to 10,000."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from distmagic.errors import (
     SpecError,
     Unreachable,
 )
+from distmagic.payload import blobs
 from distmagic.payload.blobs import keep
 from distmagic.payload.bundle import build
 from distmagic.payload.pack import OtherPython, Payload
@@ -130,6 +132,27 @@ def test_a_run_is_followed_to_its_end_and_small_results_come_along(tmp_path):
     assert not followed.was_interrupted
     assert screen.finished == [followed.state]
     assert_left(a, b)
+
+
+def test_what_was_sent_is_kept_here_while_the_run_goes_on(tmp_path, monkeypatch):
+    """Nobody touches it here else, and a host that comes later gets it from here."""
+    monkeypatch.setattr(blobs, "_TOUCH_S", 0.01)
+    a, b = two(runs_on)
+    payload = payload_in(tmp_path)
+
+    def age(state: RunState) -> None:
+        if has_ranks(state) and not screen.clicks:
+            for local in payload.blobs:
+                os.utime(local.path, (1, 1))
+            for local in payload.blobs:
+                wait_until(
+                    lambda local=local: local.path.stat().st_mtime > 1, "a touch"
+                )
+            screen.clicks.append("stop")
+
+    screen = FakeScreen(age)
+    launched(tmp_path, a, b, screen=screen, payload=payload)
+    assert len(payload.blobs) == 2
 
 
 def test_every_node_is_told_its_part_of_one_plan(tmp_path):

@@ -6,6 +6,7 @@ import gc
 import math
 import threading
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from unittest import mock
 
@@ -316,6 +317,14 @@ def test_the_screen_is_shown_at_most_ten_times_a_second():
     assert 9 <= len(screen.shown) <= 11
 
 
+@pytest.fixture
+def whole_heap() -> Iterator[None]:
+    """Have the collector look at every object, as in a notebook: for all other tests what they import is frozen."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 class CountingScreen(FakeScreen):
     """Notes at each state how much of the heap the garbage collector leaves alone."""
 
@@ -328,6 +337,7 @@ class CountingScreen(FakeScreen):
         self.frozen.append(gc.get_freeze_count())
 
 
+@pytest.mark.usefixtures("whole_heap")
 def test_the_heap_is_left_alone_while_a_long_run_goes_on_and_only_then():
     screen = CountingScreen()
     ScriptedRun(START, [], [], [], [*end_of(0), *end_of(1)], step_s=2.0).run(
@@ -338,6 +348,7 @@ def test_the_heap_is_left_alone_while_a_long_run_goes_on_and_only_then():
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.usefixtures("whole_heap")
 def test_a_short_run_freezes_nothing():
     """Each freeze puts the next full collection off, and a notebook of short runs would never have one."""
     screen = CountingScreen()
@@ -345,6 +356,7 @@ def test_a_short_run_freezes_nothing():
     assert set(screen.frozen) == {0}
 
 
+@pytest.mark.usefixtures("whole_heap")
 def test_beside_a_run_in_the_background_the_notebook_s_garbage_is_still_found():
     screen = CountingScreen()
     scripted = ScriptedRun(START, *[[]] * 20, [*end_of(0), *end_of(1)])
@@ -355,6 +367,7 @@ def test_beside_a_run_in_the_background_the_notebook_s_garbage_is_still_found():
     assert set(screen.frozen) == {0}
 
 
+@pytest.mark.usefixtures("whole_heap")
 def test_garbage_from_before_a_long_run_is_not_kept_by_it():
     class Node:
         pass
@@ -368,6 +381,7 @@ def test_garbage_from_before_a_long_run_is_not_kept_by_it():
     assert gone() is None
 
 
+@pytest.mark.usefixtures("whole_heap")
 def test_a_heap_that_somebody_else_has_frozen_stays_so():
     gc.freeze()
     try:

@@ -297,6 +297,22 @@ WRONG = {
         SING | {"SING_HOST_ADDR": SING["SING_MASTER_ADDR"]},
         "SING_RANK is 1, and SING_HOST_ADDR is that of node 0, SING_MASTER_ADDR.",
     ),
+    "the name of another node as this one's": (
+        SING
+        | {
+            "SING_HOST_ADDR": "test-0.test-service.demo.svc.cluster.local",
+            "SING_MASTER_ADDR": "",
+        },
+        "SING_HOST_ADDR is test-0.test-service.demo.svc.cluster.local, and node 1 of this job is test-1.",
+    ),
+    "the name of another node as the first one's": (
+        SING | {"SING_MASTER_ADDR": "test-1.test-service.demo.svc.cluster.local"},
+        "SING_MASTER_ADDR is test-1.test-service.demo.svc.cluster.local, and node 0 of this job is test-0.",
+    ),
+    "nothing but the first node's name": (
+        {"SING_MASTER_ADDR": "m"},
+        "SING_RANK, SING_WORLD_SIZE, SING_JOB_NAME, SING_HOSTNAME_SUFFIX are not set.",
+    ),
     "a token that was not filled in": (
         OSMO | {"DISTMAGIC_MASTER_ADDR": "{{host:master}}"},
         "DISTMAGIC_MASTER_ADDR is '{{host:master}}': it was not filled in.",

@@ -30,7 +30,7 @@ from distmagic.connection.requests import host_requests, job_requests
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.payload import bundle
 from distmagic.planning import preflight
-from distmagic.remote.contact import boot, template_client
+from distmagic.remote.contact import boot, contact, template_client
 from distmagic.remote.records import journal, listing, places, work_dirs
 from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol as p
@@ -302,6 +302,18 @@ def test_a_sweep_ends_one_node_and_what_is_dead_and_no_agent_of_another_node(
             rank for rank, agent in enumerate(agents) if agent.poll() is None
         ] == left
         assert [rank for rank in (0, 1) if places.run_dir(job, rank).exists()] == left
+
+
+def test_a_host_is_tidied_when_the_notebook_has_its_answer(monkeypatch) -> None:
+    """On a slow disk it takes longer than the notebook waits."""
+    order: list[str] = []
+    monkeypatch.setattr(contact.sweep, "sweep_dead", lambda: order.append("sweep"))
+    monkeypatch.setattr(contact.expiry, "tidy", lambda: order.append("tidy"))
+    played: Any = SimpleNamespace(
+        _send_facts=lambda: order.append("facts"), _line=lambda: None
+    )
+    contact.Contact.run(played)
+    assert order == ["facts", "sweep", "tidy"]
 
 
 def test_more_jobs_than_fit_into_a_line(link: Link, tmp_path: Path) -> None:

@@ -214,36 +214,42 @@ def test_a_rank_that_fails_ends_all_nodes(lab: Lab, folder: Path) -> None:
         assert "ValueError: this rank fails" in done.stderr
 
 
-def test_a_node_that_never_comes_is_named(lab: Lab, folder: Path) -> None:
-    flags = ("--connect-timeout", "0.5", "train.py")
-    (lead,) = run(lab, folder, [skypilot(lab, 0)], *flags)
-    assert lead.returncode == 1
-    assert lead.stderr.startswith(
-        f"{lab.hosts[1].address}: node 1 of SkyPilot task sky-2026-11-22-10-11-12-000000_train-1 has not come within 10 s.\n"
+def test_nodes_that_do_not_meet_say_why(lab: Lab, folder: Path) -> None:
+    """Three jobs at the same time, in which most of the time is patience."""
+    first, second, _ = lab.hosts
+    task = "sky-2026-11-22-10-11-12-000000_train-2"
+    alone = skypilot(lab, 0) | {"SKYPILOT_TASK_ID": task}
+    nodes = [skypilot(lab, 0), skypilot(lab, 1)]
+    nodes[1]["DISTMAGIC_SECRET"] = "another one of 16 or more"
+    with ThreadPoolExecutor(3) as pool:
+        without_other = pool.submit(on_all, [first], folder, [alone], waiting("0.5"))
+        without_lead = pool.submit(
+            on_all, [second], folder, [osmo(lab, 1)], waiting("0.2")
+        )
+        strangers = pool.submit(on_all, [first, second], folder, nodes, waiting("1"))
+
+    (done,) = without_other.result()
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"{second.address}: node 1 of SkyPilot task {task} has not come within 10 s.\n"
     )
 
-
-def test_a_node_0_that_never_comes_is_named(lab: Lab, folder: Path) -> None:
-    (done,) = on_all(
-        lab.hosts[1:2],
-        folder,
-        [osmo(lab, 1)],
-        [*RUN, "--connect-timeout", "0.2", "train.py"],
-    )
+    (done,) = without_lead.result()
     assert done.returncode == 1
     assert re.match(
         r"dm1: node 0 of OSMO workflow train-7 has not answered node 1 within \d+ s: Connection refused\.\n",
         done.stderr,
     ), done
 
-
-def test_another_secret_on_a_node(lab: Lab, folder: Path) -> None:
-    nodes = [sky | {} for sky in (skypilot(lab, 0), skypilot(lab, 1))]
-    nodes[1]["DISTMAGIC_SECRET"] = "another one of 16 or more"
-    lead, other = run(lab, folder, nodes, "--connect-timeout", "1", "train.py")
+    lead, other = strangers.result()
     assert "has another DISTMAGIC_SECRET than this node, 1." in other.stderr
     assert "Somebody dialled without the right secret" in lead.stderr
     assert (lead.returncode, other.returncode) == (1, 1)
+
+
+def waiting(timeout_s: str) -> list[str]:
+    """Return the command of a node that waits for the others for twenty times `timeout_s`."""
+    return [*RUN, "--connect-timeout", timeout_s, "train.py"]
 
 
 def test_variables_that_are_half_set_are_named(lab: Lab, folder: Path) -> None:

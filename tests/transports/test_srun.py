@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -97,6 +98,25 @@ def transport(
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
 def test_contract(check: Callable[[Transport], None], transport: Transport) -> None:
     check(transport)
+
+
+def test_a_blob_of_50_megabytes_without_a_newline(transport: Transport) -> None:
+    """Without --unbuffered, srun would keep it until there is one."""
+    process = transport.start(("cat",))
+    process.write(b"first")
+    assert process.read() == b"first"
+    whole = bytes(50_000_000)
+    writer = threading.Thread(
+        target=lambda: (process.write(whole), process.close_stdin())
+    )
+    writer.start()
+    count = 0
+    while data := process.read(1 << 20):
+        count += len(data)
+        assert data.count(0) == len(data)
+    writer.join()
+    assert count == len(whole)
+    process.close()
 
 
 def test_a_job_that_has_ended_is_told_by_the_first_read(

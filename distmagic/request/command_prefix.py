@@ -57,12 +57,13 @@ _KEPT_SETUP = (
     "read -r _dm_b </proc/sys/kernel/random/boot_id; "
     '_dm_f="$_dm_d/$1-$HOSTNAME-${_dm_b%%-*}"; shift; IFS= read -r _dm_l; eval "_dm_t=$_dm_l"; '
     '{ mkdir -p "$_dm_d" && exec 9>>"$_dm_d/.lock"; } 2>/dev/null && flock 9 2>/dev/null; '
-    f'if [ -z "$(find "$_dm_f" -mmin -{_KEPT_MIN} 2>/dev/null)" ]; then _dm_w="$_dm_f.$$"; '
+    f'if [ -z "$(find "$_dm_f" -size +0 -mmin -{_KEPT_MIN} 2>/dev/null)" ]; then _dm_w="$_dm_f.$$"; '
     '{ head -c 99999 /dev/zero >"$_dm_w" && : >"$_dm_w"; } 2>/dev/null || { rm -f "$_dm_w"; _dm_w=$(mktemp); }; '
     f'timeout -k 5 {SETUP_LIMIT_S} bash -c \'{_CHANGES}\' bash "$_dm_w" 8<<<"$_dm_t" 9>&- </dev/null >&2 '
     f'&& [ -s "$_dm_w" ] || {{ _dm_r=$?; rm -f "$_dm_w"; [ $_dm_r = 124 ] && echo "it took longer than {SETUP_LIMIT_S} s" >&2; exit {SETUP_FAILED}; }}; '
-    'if [ "$_dm_w" = "$_dm_f.$$" ]; then mv "$_dm_w" "$_dm_f"; else _dm_f=$_dm_w; fi; fi; '
-    'exec 9>&-; umask "$_dm_u"; . "$_dm_f"; [ "$_dm_f" != "$_dm_w" ] || rm -f "$_dm_w"; exec "$@"'
+    f'if [ "$_dm_w" = "$_dm_f.$$" ]; then mv "$_dm_w" "$_dm_f" || exit {SETUP_FAILED}; else _dm_f=$_dm_w; fi; fi; '
+    f'exec 9>&-; umask "$_dm_u"; [ -s "$_dm_f" ] || exit {SETUP_FAILED}; . "$_dm_f"; '
+    '[ "$_dm_f" != "$_dm_w" ] || rm -f "$_dm_w"; exec "$@"'
 )
 
 

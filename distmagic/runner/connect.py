@@ -10,10 +10,10 @@ from functools import partial
 
 from distmagic.connection.lease_keeper import LeaseKeeper
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import in_parallel, threads_for
+from distmagic.connection.parallel import in_parallel, raise_first, threads_for
 from distmagic.connection.reach import Reaching
 from distmagic.connection.requests import host_requests
-from distmagic.errors import DistmagicError
+from distmagic.errors import ConnectionLost, DistmagicError
 from distmagic.planning import devices
 from distmagic.remote.wire.protocol import DeviceClaim
 from distmagic.request.spec import JobSpec
@@ -71,27 +71,75 @@ def given_back(reaching: Reaching, links: Sequence[Link]) -> Iterator[None]:
 
 
 def claim_devices(
-    loop: RunLoop, links: Sequence[Link], spec: JobSpec, job: str, lease_s: float
-) -> None:
-    """Have all hosts keep `--devices` for this job, waiting for those that other jobs have.
+    loop: RunLoop,
+    reaching: Reaching,
+    links: tuple[Link, ...],
+    spec: JobSpec,
+    job: str,
+) -> tuple[Link, ...]:
+    """Have all hosts keep `--devices` for this job, waiting for those that other jobs have; return the links by then.
 
     With --no-wait it raises `PreflightError` in place of waiting, and nothing is kept. After any other error or an
     interrupt the links are closed, which gives devices back.
     """
     if not spec.devices:
-        return
+        return links
     with _closed_after_error(links):
         before = _claimed_at_once(loop, links, spec, job)
     for link, claims in zip(links, before, strict=True):
         if claims and spec.no_wait:
             raise devices.refusal(link.host.name, claims)
     if not any(before):
-        return
+        return links
     # What hosts keep loaded for this run must outlast the waiting.
-    with _closed_after_error(links), closing(LeaseKeeper(lease_s)) as lease_keeper:
-        lease_keeper.keep_over(tuple(links))
-        for node_rank in devices.waiting_order([link.facts for link in links]):
-            _wait_for_turn(loop, links[node_rank], node_rank, spec, job)
+    current = list(links)
+    lease_keeper = LeaseKeeper(reaching.access.lease_s)
+    with _closed_after_error(current), closing(lease_keeper):
+        while True:
+            lease_keeper.keep_over(tuple(current))
+            try:
+                for node_rank in devices.waiting_order([one.facts for one in links]):
+                    _wait_for_turn(loop, current[node_rank], node_rank, spec, job)
+            except ConnectionLost:
+                # What that host kept is lost. To wait for it once more, nothing may be kept of hosts after it.
+                _begin_anew(loop, reaching, current, job)
+            else:
+                return tuple(current)
+
+
+def _begin_anew(loop: RunLoop, reaching: Reaching, links: list[Link], job: str) -> None:
+    """Give all devices back, over new links where they are broken. Raises `Unreachable` for a host that is gone."""
+
+    def give_back(node_rank: int) -> Link:
+        old = links[node_rank]
+        try:
+            host_requests.claim_devices(old, job, (), waits=False)
+        except ConnectionLost:
+            old.close()
+        else:
+            return old
+        new = reaching.link(reaching.present[node_rank], broken=old)
+        if old.warm is not None:
+            new.warm = new.kept = old.warm
+            new.send(old.warm)
+        return new
+
+    pool = threads_for(len(links), "devices")
+    given_back = [pool.submit(give_back, rank) for rank in range(len(links))]
+    pool.shutdown(wait=False)
+    try:
+        loop.wait_for(given_back)
+        raise_first(given_back)
+    except BaseException:
+        for future in given_back:
+            future.add_done_callback(_close)
+        raise
+    links[:] = [future.result() for future in given_back]
+
+
+def _close(opening: Future[Link]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _claimed_at_once(
@@ -132,14 +180,15 @@ def _wait_for_turn(
                 host_requests.claim_devices, link, job, spec.devices, waits=True
             )
             before = loop.result(asked)
-            waits_for = devices.waits_for(before) if before else ""
+            if not before:
+                return
+            waits_for = devices.waits_for(before)
             if waits_for != shown:
                 loop.note(Waiting(what=waits_for), node_rank=node_rank)
                 shown = waits_for
-            if not before:
-                return
             loop.result(pool.submit(pause.wait, _PAUSE_S))
     finally:
+        loop.note(Waiting(what=""), node_rank=node_rank)
         pause.set()
         pool.shutdown(wait=False)
 

@@ -108,7 +108,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                     payload = _in_source(loop, payload, other)
                     in_use.enter_context(blobs.in_use(payload.blobs))
                 plan = _plan(loop, reaching, links, spec, job, owner, work)
-                claim_devices(loop, links, spec, job, plan.terms.lease_s)
+                links = claim_devices(loop, reaching, links, spec, job)
             if payload.notice:
                 loop.note(Warned(text=payload.notice))
             start = Start(

@@ -188,13 +188,17 @@ class BackgroundRun:
 
     def ask_to_stop(self) -> None:
         """Have every rank on every host ended, without waiting for it; at once, if it was asked for before."""
-        self._give_up()
         self.screen.ask("stop")
+
+    def stop_waiting(self) -> None:
+        """End what it waits for before there are hosts. A scheduler may take some seconds for that."""
+        self._give_up()
 
     def stop(self) -> None:
         """End every rank on every host; returns when that is so. An interrupt ends the waiting alone."""
         if not self.done:
             self.ask_to_stop()
+            self.stop_waiting()
         self._is_over.wait()
 
     def wait_until_over(self, timeout_s: float) -> bool:
@@ -379,6 +383,10 @@ class BackgroundRuns:
         running = self.running
         for run in running:
             run.ask_to_stop()
+        for run in (
+            running
+        ):  # only now: a scheduler that is away must not keep hosts from being told
+            run.stop_waiting()
         end_s = time.monotonic() + _LAST_WAIT_S
         for run in running:
             run.wait_until_over(max(0.0, end_s - time.monotonic()))

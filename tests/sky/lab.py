@@ -131,13 +131,13 @@ def sky_lab() -> Iterator[SkyLab]:
     """Start the lab and yield it; end it, and SkyPilot's server, afterwards. Its server's log stays in build/sky."""
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True)
-    python = Path(_base(VENV / "bin/python"))
+    prefix = _base_prefix(VENV / "bin/python")
     rsync = Path(shutil.which("rsync") or "")
-    keep = (python.parents[1], rsync.resolve().parents[1])
+    keep = (prefix, rsync.resolve().parents[1])
     with SlurmLab(2, shared_home=True, keep=_outside_of_usr(keep)) as slurm:
-        programs = _write_programs(slurm, python, rsync)
+        programs = _write_programs(slurm, prefix / "bin/python3.10", rsync)
         for host in slurm.lab.hosts:
-            _lay_over(host, programs)
+            _prepare(host, programs, _names(slurm))
         config = HOME / ".slurm/config"
         config.parent.mkdir()
         config.write_text(
@@ -155,13 +155,13 @@ def sky_lab() -> Iterator[SkyLab]:
                     shutil.copy(_LOG, FOLDER / "server.log")
 
 
-def _base(python: Path) -> str:
-    """Return the interpreter that a virtual environment was made from."""
-    tell = "import sys; print(sys._base_executable)"
+def _base_prefix(python: Path) -> Path:
+    """Return the folder of the Python that a virtual environment was made from."""
+    tell = "import sys; print(sys.base_prefix)"
     done = subprocess.run(
         [str(python), "-c", tell], capture_output=True, text=True, check=True
     )
-    return done.stdout.strip()
+    return Path(done.stdout.strip())
 
 
 def _outside_of_usr(folders: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -192,8 +192,15 @@ def _write_programs(slurm: SlurmLab, python: Path, rsync: Path) -> Path:
     return folder
 
 
-def _lay_over(host: LabHost, folder: Path) -> None:
-    done = host.exec(["mount", "-n", "--bind", str(folder), "/usr/local/sbin"])
+def _names(slurm: SlurmLab) -> str:
+    """Return lines of /etc/hosts: SkyPilot takes what Slurm calls its nodes for names of hosts."""
+    pairs = zip(slurm.nodes, slurm.names, strict=True)
+    return "".join(f"{host.address}\t{name}\n" for host, name in pairs)
+
+
+def _prepare(host: LabHost, programs: Path, names: str) -> None:
+    script = f"cat >>/etc/hosts; mount -n --bind {programs} /usr/local/sbin"
+    done = host.exec(["sh", "-ec", script], stdin=names)
     assert done.returncode == 0, f"{host.name}: {done.stderr}"
 
 

@@ -32,6 +32,7 @@ from distmagic.remote.wire.lines import Lines
 _CHUNK = 1 << 20
 _MOST_WORK_DIRS = 1000
 _TOUCH_S = 30.0  # well within the time after which `expiry` takes a file for unused
+_ASLEEP_S = 60.0  # a notebook that waits for devices asks every second
 
 
 class Contact:
@@ -123,9 +124,13 @@ class Contact:
     def _line(self) -> bytes | None:
         while (line := self._lines.line()) is None:
             # Other hosts may take minutes to receive a payload that this one has already. Nobody else keeps it meanwhile.
+            silent_s = 0.0
             while not select.select([0], [], [], _TOUCH_S)[0]:
                 places.touch(self._receiver.awaited)
                 environments.touch_own()
+                silent_s += _TOUCH_S
+                if silent_s >= _ASLEEP_S:
+                    self._devices.leave_queue()
             data = os.read(0, 65536)
             if not data:
                 return None

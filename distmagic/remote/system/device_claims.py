@@ -130,6 +130,11 @@ class DeviceClaims:
         self._wanted = ("", ())
         self._has_devices = False
 
+    def leave_queue(self) -> None:
+        """Let the jobs behind this one go first, as long as it does not ask again. Devices that it has are kept."""
+        if not self._has_devices:
+            self.release()
+
     def _claim(self, job: str, devices: tuple[str, ...]) -> None:
         if len(devices) > _MOST_DEVICES:
             raise ValueError(f"{len(devices)} devices are more than a host has")

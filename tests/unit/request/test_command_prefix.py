@@ -152,6 +152,14 @@ def test_variables_that_a_full_disk_does_not_take_are_not_kept(kept, monkeypatch
     assert list(kept.glob("[!.]*")) == []
 
 
+def test_an_empty_file_of_variables_is_none(kept):
+    assert ran("export A=1").stdout == "in\n1\n"
+    (file,) = kept.glob("[!.]*")
+    file.write_bytes(b"")
+    assert ran("export A=1").stdout == "in\n1\n"
+    assert file.stat().st_size > 0
+
+
 def test_a_setup_that_takes_too_long_is_ended(kept, monkeypatch):
     monkeypatch.setattr(
         command_prefix, "_KEPT_SETUP", command_prefix._KEPT_SETUP.replace("300", "0.2")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.errors import Cancelled, ConnectionLost, PreflightError
+from distmagic.errors import Cancelled, PreflightError, Unreachable
 from distmagic.planning.devices import waits_for
 from distmagic.remote.wire import protocol as p
 from distmagic.request.spec import JobSpec
@@ -27,7 +27,7 @@ class Queue:
         self.before = list(before)
         self.asked: list[str] = []
 
-    def __call__(self, request: p.Message) -> list[p.Message]:
+    def __call__(self, request: p.Message) -> list[p.Message] | None:
         assert isinstance(request, p.ClaimDevices)
         if not request.devices:
             self.asked.append("give back")
@@ -129,7 +129,7 @@ def test_an_interrupt_hangs_up_which_gives_devices_and_places_back(
     tmp_path: Path, at: str
 ) -> None:
     class Interrupted(Queue):
-        def __call__(self, request: p.Message) -> list[p.Message]:
+        def __call__(self, request: p.Message) -> list[p.Message] | None:
             answer = super().__call__(request)
             if self.asked[-1] == at:
                 press()
@@ -144,20 +144,41 @@ def test_an_interrupt_hangs_up_which_gives_devices_and_places_back(
     assert_left(*hosts)
 
 
-def test_a_host_that_hangs_up_ends_the_waiting_and_gives_all_back(
+class Breaking(Queue):
+    """A host that hangs up when it is asked for devices for the second time."""
+
+    def __call__(self, request: p.Message) -> list[p.Message] | None:
+        answer = super().__call__(request)
+        return HANG_UP if len(self.asked) == 3 else answer
+
+
+def test_a_run_whose_connection_breaks_while_it_waits_waits_on_over_a_new_one(
     tmp_path: Path,
 ) -> None:
-    hosts = hosts_with(Queue(OLD), Queue())
-
-    def hang_up(request: p.Message) -> list[p.Message] | None:
-        assert isinstance(request, p.ClaimDevices)
-        return HANG_UP if request.waits else [p.DevicesClaimed()]
-
-    hosts[1].answers[p.ClaimDevices] = hang_up
+    first, second = Breaking(), Queue(OLD)
+    hosts = hosts_with(first, second)
     reaching = reach(*hosts)
     for link in reaching.wait():
-        link.kept = TEMPLATE
-    with pytest.raises(ConnectionLost):
+        link.warm = link.kept = TEMPLATE
+    followed = launched(tmp_path, reaching=reaching, spec=DEVICES)
+    assert followed.state.phase == "done"
+    assert first.asked == ["try", "give back", "wait", "wait"]
+    # What the other host kept by then was given back, too: the run is in one order with all others again.
+    assert second.asked == ["try", "give back", "wait", "wait", "give back", "wait"]
+    assert [len(host.processes) for host in hosts] == [2, 1]
+    assert hosts[0].requests_of(p.TemplateRequest) == [TEMPLATE]
+    assert [one.warm for one in hosts[0].requests_of(p.StartNode)] == [TEMPLATE]
+    reaching._connections.close()
+
+
+def test_a_host_that_is_gone_ends_the_waiting_and_what_others_kept_is_given_back(
+    tmp_path: Path,
+) -> None:
+    first = Breaking()
+    hosts = hosts_with(first, Queue(OLD))
+    reaching = reach(*hosts)
+    reaching.wait()
+    hosts[0].error = Unreachable("gpu-a", "port 22 refused the connection.")
+    with pytest.raises(Unreachable):
         launched(tmp_path, reaching=reaching, spec=DEVICES)
     assert_left(*hosts)
-    reaching._connections.close()

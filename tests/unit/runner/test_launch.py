@@ -491,8 +491,18 @@ def test_an_elastic_job_begins_without_a_host_that_is_lost_in_its_start(tmp_path
     assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j", node_rank=1)]
 
 
-def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(tmp_path):
+def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(
+    tmp_path, monkeypatch
+):
     a, b = two(runs_on)
+    closed: list[FakeConnection] = []
+    close = FakeConnection.close
+
+    def note_and_close(connection: FakeConnection) -> None:
+        closed.append(connection)
+        close(connection)
+
+    monkeypatch.setattr(FakeConnection, "close", note_and_close)
     b.answers[p.SweepJob] = lambda _: [
         p.Final(reason="swept", survivors=("python (pid 7, D)",))
     ]
@@ -507,6 +517,7 @@ def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(tmp_path):
     assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j", node_rank=1)]
     assert followed.state.nodes[1].survivors == ("python (pid 7, D)",)
     assert_left(a, b)
+    assert closed == [], "another run of this kernel may be over that connection"
 
 
 def test_a_lost_node_that_can_not_be_reached_any_more_is_left_to_its_lease(tmp_path):

@@ -19,9 +19,11 @@ from distmagic.runner import run_loop
 from distmagic.runner.actions import Send
 from distmagic.runner.run_loop import CONFIRM_S, GRACE_S
 from distmagic.state.decide import (
+    NODE_LOST_S,
     Limits,
     alive_elsewhere,
     can_detach,
+    overdue,
     reason_to_stop,
     too_late,
 )
@@ -440,6 +442,24 @@ def test_a_job_is_not_left_before_all_its_ranks_have_begun():
     state = fold(begin("j", HOSTS, 0), some)
     assert not can_detach(state)
     assert can_detach(fold(state, [worker(1, 0, local=1)]))
+
+
+def test_which_nodes_are_down_for_this_notebook_alone():
+    """As long as another one is followed: else it is this notebook that is cut off."""
+
+    def late(*events: Event) -> tuple[int, ...]:
+        state = begun(*events)
+        return overdue(replace(state, at_s=state.at_s + NODE_LOST_S + 1.0))
+
+    cut = at(Broken(why="cut"), 1)
+    joined = at(p.PeerState(node_rank=1, state="joined"))
+    missing = at(p.NodeStopping(reason="lost", culprit=1), 0)
+    assert late(cut) == (1,)
+    assert late(cut, at(Broken(why="cut"), 0)) == (), "their lease counts"
+    assert late(joined, cut) == (), "the other hosts hear it"
+    assert late(joined, cut, missing) == (1,), "they have ended without it"
+    assert late(at(p.Detached(why="disconnected")), cut) == ()
+    assert overdue(begun(cut)) == (), "it has some seconds"
 
 
 def test_which_nodes_run_although_this_notebook_can_not_reach_them():

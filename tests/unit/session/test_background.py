@@ -384,3 +384,20 @@ def test_a_run_that_waits_for_nodes_is_given_up_by_stop(kernel):
     run.stop()
     with pytest.raises(SpecError, match="Slurm job 17 was cancelled"):
         run.wait()
+
+
+def test_hosts_are_told_to_end_before_a_scheduler_that_is_away_is_waited_for(kernel):
+    class Away(PendingPlace):
+        def interrupt(self) -> None:
+            assert run.wait_until_over(10.0), "its hosts have not been told"
+            super().interrupt()
+
+    a, b = two(runs_on)
+    kernel.over(a, b)
+    pending = kernel.session.background.begin(
+        kernel.session, Away(), JobSpec(), kernel.payload, FakeScreen()
+    )
+    run = kernel.running()
+    kernel.session.background.close()
+    assert run.done
+    assert pending.wait_until_over(WAIT_S)

@@ -316,6 +316,27 @@ def test_a_host_is_tidied_when_the_notebook_has_its_answer(monkeypatch) -> None:
     assert order == ["facts", "sweep", "tidy"]
 
 
+def test_a_notebook_that_sleeps_keeps_nobody_from_devices(monkeypatch) -> None:
+    """Its laptop was shut while it waited for them: the connection is there for hours."""
+    left: list[float] = []
+    silence = iter([[], [], [], [0]])
+    waited: list[float] = []
+
+    def select_(*arguments: Any) -> tuple[list[int], list[int], list[int]]:
+        waited.append(arguments[-1])
+        return next(silence), [], []
+
+    monkeypatch.setattr(contact.select, "select", select_)
+    monkeypatch.setattr(contact.os, "read", lambda *_: b"")
+    played: Any = SimpleNamespace(
+        _lines=SimpleNamespace(line=lambda: None),
+        _receiver=SimpleNamespace(awaited=()),
+        _devices=SimpleNamespace(leave_queue=lambda: left.append(sum(waited))),
+    )
+    assert contact.Contact._line(played) is None
+    assert left == [60.0, 90.0]
+
+
 def test_more_jobs_than_fit_into_a_line(link: Link, tmp_path: Path) -> None:
     hosts = tuple(f"node{n:04d}.cluster.example.org" for n in range(500))
     for n in range(100):

@@ -134,6 +134,21 @@ def test_nothing_is_kept_of_a_job_that_does_not_wait(contacts, device):
     assert third.take("j-3", (device,), waits=False) == ()
 
 
+def test_a_job_that_leaves_the_queue_lets_others_go_first_and_comes_behind_them(
+    contacts, device
+):
+    first, asleep, third, _ = contacts
+    assert first.take("a", (device,), waits=True) == ()
+    assert asleep.take("b", (device,), waits=True)
+    assert third.take("c", (device,), waits=True)
+    first.leave_queue()  # nothing: it has the device
+    asleep.leave_queue()
+    assert jobs(third.take("c", (device,), waits=True)) == [("a", True)]
+    first.release()
+    assert third.take("c", (device,), waits=True) == ()
+    assert jobs(asleep.take("b", (device,), waits=True)) == [("c", True)]
+
+
 def test_devices_are_kept_as_long_as_an_agent_has_the_descriptors(contacts, device):
     first, second, *_ = contacts
     assert first.take("j-1", (device,), waits=False) == ()

@@ -65,7 +65,6 @@ LIVE: dict[str, Callable[[], RunState]] = {
     "gpus-and-picture": with_a_picture,
     "failed": scenes.failed,
     "much-output": much_output,
-    "odd-names": scenes.unicode_names,
     "one-of-64-failed": scenes.one_of_64_failed,
     "1024-ranks": scenes.ranks_1024,
 }

@@ -4,46 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from importlib import resources
 
-import nbformat
 import pytest
-from playwright.sync_api import Locator
+from playwright.sync_api import expect
 
+from tests import REPOSITORY
 from tests.browser import NotebookPage, Notebooks, notebooks_in_browser
+from tests.browser.live_runs import (
+    CHARTS,
+    IN_A_WIDGET,
+    NEXT,
+    RUN,
+    WORDY,
+    button,
+    lines,
+    live,
+    opened,
+)
 from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(400)]
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-LOAD, RUN, NEXT = range(3)
-# Each rank writes a line ten times a second, one of them to stderr, until a file appears.
-WORK = """\
-%%distributed --hosts localhost:2 -o run
-import os
-import sys
-import time
-
-import distmagic
-
-def work(end, lr):
-    rank = int(os.environ["RANK"])
-    step = 0
-    while not os.path.exists(end):
-        step += 1
-        distmagic.report(step=step, total=100_000, loss=1 / step)
-        print(f"step {step} of rank {rank}")
-        if step == 5 and rank == 1:
-            print("ValueError: only a line", file=sys.stderr)
-        if step % 10 == 0:
-            print(f"all are at {step}")
-        time.sleep(0.1)
-
-while not os.path.exists(GO):
-    time.sleep(0.05)
-work(END, lr=0.1)
-"""
+BROKEN_RULES = """async () => {
+  const { violations } = await axe.run('.dm-live', { resultTypes: ['violations'] });
+  return violations.flatMap(({ id, nodes }) =>
+    nodes.map(node => `${id}: ${node.html.slice(0, 160)}: ${node.any.map(one => one.message).join(' ')}`));
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -60,44 +47,27 @@ in_jupyterlab = pytest.mark.parametrize("notebooks", ["jupyterlab"], indirect=Tr
 in_both = pytest.mark.parametrize("notebooks", ["jupyterlab", "notebook"], indirect=True)  # fmt: skip
 
 
-@contextmanager
-def opened(
-    notebooks: Notebooks, tmp_path: Path, source: str = WORK
-) -> Iterator[NotebookPage]:
-    """Yield a notebook whose run goes on, and is seen live. Before it, the cell's own lines are seen to run."""
-    sources = [
-        f"%load_ext distmagic\nEND, GO = {str(tmp_path / 'end')!r}, {str(tmp_path / 'go')!r}",
-        source,
-        "run.state.phase",
-    ]
-    notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(source) for source in sources]
-    )
-    with notebooks.opened(notebook, shots=tmp_path) as page:
-        page.run_cell(LOAD)
-        page.wait_done(LOAD)
-        page.run_cell(RUN)
-        if "GO" in source:
-            page.wait_text(RUN, r"^running the cell's own lines here, \d+ s$", 60)
-            (tmp_path / "go").touch()
-        wait_until(lambda: live(page).count() == 1, "the live view", 60)
-        page.wait_text(RUN, r"^running", 60)
-        yield page
-        (tmp_path / "end").touch()
+def can_be_read_by_anybody(page: NotebookPage) -> None:
+    """Look at the view with axe, light and dark, wide and narrow: nothing is cut off, either."""
+    axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
+    page.page.evaluate(axe)
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+        page.use_theme(theme)
+        for width in (600, 1400):
+            page.page.set_viewport_size({"width": width, "height": 1000})
+            found = page.page.evaluate(BROKEN_RULES)
+            assert found == [], f"{theme}, {width} px"
+            wide = live(page).evaluate("one => one.scrollWidth - one.clientWidth")
+            assert wide <= 1, f"{theme}, {width} px"
 
 
-def live(page: NotebookPage) -> Locator:
-    return page.cell(RUN).locator(".dm-live")
-
-
-def button(page: NotebookPage, name: str) -> Locator:
-    return live(page).get_by_role("button", name=name, exact=True)
-
-
-def lines(page: NotebookPage) -> list[str]:
-    """Return the lines of output that are to be seen."""
-    shown = live(page).locator(".dm-log-lines .dm-line:visible")
-    return [text.strip() for text in shown.all_inner_texts()]
+def saved_html(page: NotebookPage) -> str:
+    """Return the HTML of the run in the notebook's document."""
+    outputs = page.page.evaluate(f"notebook.code({RUN}).model.outputs.toJSON()")
+    (html,) = [
+        output["data"]["text/html"] for output in outputs if "text/html" in output.get("data", {})
+    ]  # fmt: skip
+    return "".join(html)
 
 
 @in_both
@@ -107,6 +77,7 @@ def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, notebooks
             r"work\(END, lr=0\.1\) · job [\w-]+ · since \d\d:\d\d",
             live(page).locator(".dm-what").inner_text(),
         )
+        can_be_read_by_anybody(page)
         button(page, "Stacks").click()
         page.wait_text(RUN, r"at \d+ s: .*ranks are in work|at \d+ s: rank", 30)
         button(page, "Stop").click()
@@ -125,6 +96,11 @@ def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, notebooks
         page.wait_text(NEXT, "'stopped'")
         page.screenshot(tmp_path / "stopped.png")
         assert page.console_errors == []
+        # Nothing was saved: the view that comes back brings with it what the next save keeps.
+        page.page.on("dialog", lambda dialog: dialog.accept())
+        page.reload()
+        page.wait_text(RUN, r"^stopped")
+        assert "stopped</span>" in saved_html(page)
 
 
 def is_live_again(page: NotebookPage) -> None:
@@ -140,16 +116,31 @@ def is_live_again(page: NotebookPage) -> None:
     live(page).locator("figure.dm-curve", has_text="loss").wait_for()
 
 
+def shows_earlier_lines(page: NotebookPage) -> None:
+    """See that a page has the last thousand lines, and gets those before them, while the cell runs."""
+    gap = live(page).locator(".dm-gap").first
+    expect(gap).to_be_visible()
+    assert "[rank 0 localhost] more 1.0" not in lines(page)
+    gap.get_by_role("button", name="Show more").click()
+    expect(gap).to_be_hidden()
+    assert "[rank 0 localhost] more 1.0" in lines(page)
+
+
 @in_both
 def test_a_page_that_is_loaded_anew_is_live_again_and_shows_how_it_ended(
     tmp_path, notebooks
 ):
     """Loaded while it runs, first not saved, then saved in the middle; and once more when it is over."""
-    with opened(notebooks, tmp_path) as page:
+    with opened(notebooks, tmp_path, WORDY) as page:
         page.page.on("dialog", lambda dialog: dialog.accept())
+        page.wait_text(RUN, r"more 30\.39", 60)
         page.reload(is_busy=True)
         is_live_again(page)
+        shows_earlier_lines(page)
         page.save()
+        saved = saved_html(page)
+        assert re.search(r"last 100 of 1,\d{3} lines .* %distributed logs [\w-]+ RANK", saved)  # fmt: skip
+        assert 90 <= saved.count('class="dm-line') <= 100
         page.reload(is_busy=True)
         is_live_again(page)
         button(page, "Stacks").click()
@@ -209,33 +200,25 @@ def test_output_is_filtered_and_a_selection_stays_while_lines_pour_in(
         assert page.page.evaluate("document.getSelection().toString()") == before
         assert live(page).locator(".dm-log-lines").evaluate("pane => pane.scrollTop") == top  # fmt: skip
         assert before.strip().endswith("ValueError: only a line")
+        button(page, "Detach").click()
+        page.wait_done(RUN, 60)
+        page.wait_text(RUN, "without this notebook|detached")
 
 
-CHARTS = """\
-%%distributed --hosts localhost:2
-import base64
-import os
-import time
-
-import distmagic
-
-PNG = "iVBORw0KGgoAAAANSUhEUgAAAAMAAAACCAIAAAASFvFNAAAAEElEQVR4nGP8zwAFTDAGAwATKQED8NgHhAAAAABJRU5ErkJggg=="
-
-def work(end):
-    rank = int(os.environ["RANK"])
-    if rank == 0:
-        distmagic.show(base64.b64decode(PNG))
-    for step in range(400):
-        value = 100.0 if step == 133 and rank == 0 else 1.0 + rank
-        many = {f"eval/m{i}": step + i for i in range(6)}
-        distmagic.report(step=step, total=400, loss=value, decay=10.0 ** (-step / 50), **many)
-        time.sleep(0.01)
-    while not os.path.exists(end):
-        distmagic.report(step=399)
-        time.sleep(0.1)
-
-work(END)
-"""
+@in_jupyterlab
+def test_what_a_cell_has_shown_stays_where_its_run_is_shown_inside_a_widget(
+    tmp_path, notebooks
+):
+    begins = r"^printed before the run\s[^]*running"
+    with opened(notebooks, tmp_path, IN_A_WIDGET, begins) as page:
+        wait_until(lambda: len(lines(page)) > 10, "its output", 30)
+        text = page.wait_text(RUN, begins)
+        assert "2 ranks on localhost" in text
+        (tmp_path / "end").touch()
+        page.wait_done(RUN, 60)
+        text = page.wait_text(RUN, "printed after it")
+        assert re.search(r"^printed before the run\s[\s\S]*done", text)
+        assert page.page.locator(".dm-live").count() == 1
 
 
 @in_jupyterlab

@@ -61,6 +61,7 @@ _WITHOUT_BYTE_CODE = (
     "distmagic/remote/contact/environment_sync.py",
     "distmagic/remote/engine/preloading.py",
     "distmagic/remote/engine/successor.py",
+    "distmagic/remote/rank/checkpoint.py",
     "distmagic/remote/rank/show.py",
     "distmagic/remote/system/hardware.py",
 )

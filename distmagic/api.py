@@ -64,6 +64,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     fresh: bool = False,
     fetch: Sequence[str] = (),
     devices: Sequence[str | int] = (),
+    no_wait: bool = False,
     timeout_s: float | None = None,
     hang_timeout_s: float | None = None,
     node_lost_after_s: float = 10.0,
@@ -111,6 +112,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         fresh                begin in an empty working directory
         fetch                patterns of files that rank 0 leaves there and that are brought here: ["checkpoints/*.pt"]
         devices              GPUs of each host that the job may use, by number: [0, 1]; else all
+        no_wait              raise `PreflightError` at once where another job has some of these devices
         timeout_s            end the run after this time
         hang_timeout_s       end the run when no rank advances for this time
         node_lost_after_s    a host that the others have not heard for this time is lost
@@ -212,7 +214,7 @@ def _launch(
                 return session().background.begin(
                     session(), place, spec, payload, screen
                 )
-            reaching = place.reach(screen)
+            reaching = place.reach(screen, payload)
         except BaseException:
             place.cancel()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -32,6 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
         and not reason_without("ip")
     ):
         isolate()
+
+
+def pytest_collection_finish() -> None:
+    """Keep what has been imported by now out of garbage collections: the many runs of the tests make one each."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -10,7 +10,13 @@ from types import MappingProxyType
 
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import Bar, Ended, Failure
-from distmagic.state.model import NodeState, OutputLine, RunState, WorkerState
+from distmagic.state.model import (
+    NodeState,
+    OutputLine,
+    RunState,
+    StackDump,
+    WorkerState,
+)
 from distmagic.state.series import Series
 
 TRACEBACK = """Traceback (most recent call last):
@@ -112,6 +118,11 @@ def connecting() -> RunState:
     )
 
 
+def waiting() -> RunState:
+    what = "device 0, held by job 0612-100100-77ab of ann@laptop:/nb/train.ipynb since 10:01; 1 more run comes before"
+    return opening({"phase": "connected"}, {"phase": "connected", "waits_for": what})
+
+
 def sending() -> RunState:
     half = {"phase": "sending", "sent_bytes": 40 << 20, "total_bytes": 80 << 20}
     return opening(half, half | {"sent_bytes": 80 << 20}, {"phase": "sending"})
@@ -175,6 +186,21 @@ def one_slow() -> RunState:
     workers = [worker(r) for r in range(4)]
     workers[2] = replace(workers[2], step=120.0, rate=0.31)
     return run(workers, notices=("gpu-a: no tqdm there", "gpu-b: no tqdm there"))
+
+
+def standing_still() -> RunState:
+    """No rank has advanced for more than a minute; they were asked where they are."""
+    frame = protocol.Frame(
+        file="Cell In[3]", line=14, function="train", text="load()", mine=True
+    )
+    threads = (protocol.Thread(frames=(frame,)),)
+    stacks = {}
+    for rank in range(4):
+        stacks[rank] = protocol.Stacks(
+            request_id="1", rank=rank, local_rank=rank % 2, threads=threads
+        )
+    dump = StackDump(request_id="1", at_s=90.0, stacks=stacks, nodes=(0, 1))
+    return replace(running(), at_s=91.0, advanced_at_s=27.0, stack_dumps=(dump,))
 
 
 def done() -> RunState:
@@ -291,7 +317,7 @@ def ranks_1024() -> RunState:
 SCENES: dict[str, Callable[[], RunState]] = {
     scene.__name__: scene
     for scene in (
-        connecting, sending, starting, refused, given_up, running, reconnecting, one_slow, done, failed, killed, nested,
+        connecting, waiting, sending, starting, refused, given_up, running, reconnecting, one_slow, done, failed, killed, nested,
         unicode_names, ranks_64, ranks_1024,
     )
 }  # fmt: skip

@@ -60,6 +60,7 @@ class Cluster:
         self.name = f"{SKY}{self.cluster}"
         self.hosts: tuple[Host, ...] = ()
         self.error: DistmagicError | None = None
+        self.awaited_by: set[NotebookAsker] = set()  # of the runs that wait for it
         self._pins = ""
         self._is_doubtful = False
         self._is_launched = False  # whether that was begun here
@@ -141,16 +142,18 @@ class Cluster:
         try:
             self._find(self._state(asker, tell))
         except BaseException as caught:  # noqa: BLE001 - an interrupt, too
-            raise self._ended_by(caught) from None
+            raise self._ended_by(caught, asker) from None
         self._hold_on()
         return self.hosts
 
-    def _ended_by(self, caught: BaseException) -> BaseException:
-        """Return why it is over; what was launched is taken down, if it was not there before."""
-        error = caught
-        if isinstance(caught, DistmagicError):
-            # A command that was ended fails, too; whoever has given the cluster up has said so before.
-            self.error = error = self.error or caught
+    def _ended_by(self, caught: BaseException, asker: NotebookAsker) -> BaseException:
+        """Return why it is over; what was launched is taken down, if it was not there before, and nobody else waits for it."""
+        if isinstance(caught, KeyboardInterrupt) and self.awaited_by - {asker}:
+            return caught
+        # A command that was ended fails, too; whoever has given the cluster up has said so before.
+        error = self.error or caught
+        if isinstance(error, DistmagicError):
+            self.error = error
         if not self._is_launched or self.hosts:  # which another run may have found
             return error
         left = f"The cluster {self.cluster} was there before, and is left as it is."
@@ -171,7 +174,8 @@ class Cluster:
         known = sky.read_states(self._asked, asker)
         if self.is_ours and not sky_words.is_up(self.cluster, known):
             self._raise_if_over()
-            self._is_new = all(one.name != self.cluster for one in known)
+            if not self._is_launched:  # for another run
+                self._is_new = all(one.name != self.cluster for one in known)
             self._is_launched = True
             sky.launch(self.request, self.cluster, self._begin, asker, tell)
             self._held_at = time.monotonic()

@@ -46,7 +46,7 @@ def _table(runs: Sequence[RunSummary]) -> str:
             cells.append(f'<td class="dm-n">{metric.lasts[row]}</td>')
             best = metric.bests[row]
             if row in metric.best_rows:
-                best = f"<b>{best}</b> *"
+                best = f'<b>{best}</b><span class="dm-star"> *</span>'
             cells.append(f'<td class="dm-n">{best}</td>')
         cells.append(f'<td class="dm-faint">{escape(plain(run.job))}</td>')
         lines.append(f'<tr class="dm-{run.phase}">{"".join(cells)}</tr>')

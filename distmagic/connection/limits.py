@@ -231,6 +231,8 @@ LIMITS: dict[type, dict[str, Limit]] = {
     },
     protocol.Route: {"address": WORD, "interface": WORD},
     protocol.FreePort: {"port": PORT},
+    protocol.DevicesClaimed: {"before": items(1000)},
+    protocol.DeviceClaim: {"device": WORD, "job": NAME, "owner": NAME, "since_s": DATE},
     protocol.MissingBlobs: {"sha256": items(10_000, WORD)},
     protocol.Serving: {"port": PORT, "why": TEXT},
     protocol.ReceivedBytes: {"size_bytes": SIZE},

@@ -35,7 +35,8 @@ class NotebookAsker:
 
     def __init__(self, *, can_ask: bool) -> None:
         self.can_ask = can_ask
-        self._questions: queue.Queue[_Question] = queue.Queue()
+        # None is an interrupt.
+        self._questions: queue.Queue[_Question | None] = queue.Queue()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -74,12 +75,21 @@ class NotebookAsker:
         return answer.strip().lower() in ("y", "yes")
 
     def serve(self, timeout_s: float) -> None:
-        """Answer one question, waiting at most `timeout_s` for it. Call it on the main thread only."""
+        """Answer one question, waiting at most `timeout_s` for it. Call it on the main thread only.
+
+        Raises KeyboardInterrupt for `interrupt`, too.
+        """
         try:
             question = self._questions.get(timeout=timeout_s)
         except queue.Empty:
             return
+        if question is None:
+            raise KeyboardInterrupt
         _answer(question)
+
+    def interrupt(self) -> None:
+        """Interrupt the thread that serves, as a user interrupts the main thread. Call it on any other thread."""
+        self._questions.put(None)
 
     def serve_until_done(self, futures: Sequence[Future[Any]]) -> None:
         """Answer questions until all futures are done. Call it on the main thread only."""
@@ -95,7 +105,8 @@ class NotebookAsker:
                 question = self._questions.get_nowait()
             except queue.Empty:
                 return
-            question.answer.set_exception(_unanswered(question))
+            if question is not None:
+                question.answer.set_exception(_unanswered(question))
 
 
 def asker_of(shell: InteractiveShell | None = None) -> NotebookAsker:

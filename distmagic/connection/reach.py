@@ -147,7 +147,7 @@ class Reaching:
 
     def give_back(self, host_index: int, link: Link) -> None:
         """Let a link rest that is not used after all, if its host keeps something loaded; else close it at once."""
-        if link.kept is None:
+        if link.kept is None or link.is_closed:
             link.close()
         else:
             self.keep_idle(host_index, link)
@@ -198,9 +198,9 @@ class Reaching:
         )
 
     def link_after_run(self, host_index: int, asker: NotebookAsker) -> Link:
-        """Open one more link to a host when the run is over; questions go to `asker`, and are asked on this thread.
+        """Open one more link to a host when the run is over, or goes on elsewhere; questions are asked on this thread.
 
-        `asker` belongs to the caller: the one of the run is closed by then. Raises what `link` raises.
+        `asker` belongs to the caller: the one of the run is closed, or served by its own thread. Raises what `link` raises.
         """
         pool = threads_for(1, "reach")
         opening = pool.submit(self.link, host_index, asker=asker)

@@ -187,7 +187,7 @@ class Magics:
                     return session.background.begin(
                         session, place, request.spec, payload, screen
                     )
-                reaching = place.reach(screen)
+                reaching = place.reach(screen, payload)
             except KeyboardInterrupt as interrupt:
                 place.cancel()
                 raise _cancelled(interrupt) from None

@@ -28,13 +28,15 @@ class FoundFile:
 class Contents:
     """Files, links (each with its target) and empty folders, by their path below a working directory.
 
-    `left_out` are links that lead out of their folder.
+    `left_out` are links that lead out of their folder, `ignored` files that a .gitignore keeps here, without those of
+    folders that it keeps here whole.
     """
 
     files: dict[str, FoundFile] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
 
     def add(self, other: Contents, at: str = "") -> None:
         """Add what another folder has, at a place below the working directory. What is there already is replaced."""
@@ -43,6 +45,7 @@ class Contents:
         self.links |= {prefix + path: target for path, target in other.links.items()}
         self.folders += [prefix + path for path in other.folders]
         self.left_out += [prefix + path for path in other.left_out]
+        self.ignored += [prefix + path for path in other.ignored]
 
     @property
     def size_bytes(self) -> int:
@@ -77,22 +80,26 @@ def _look(root: Path) -> Contents:
         for entry in there:
             path = f"{inner}/{entry.name}" if inner else entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
-            if rules.ignore(f"{root}/{path}", is_folder=is_folder):
-                continue
-            if entry.is_symlink():
-                _add_link(found, root, path)
+            if by := rules.ignored_by(f"{root}/{path}", is_folder=is_folder):
+                if by.endswith("/.gitignore") and entry.is_file(follow_symlinks=False):
+                    found.ignored.append(path)
             elif is_folder:
                 waiting.append((path, rules))
-            elif entry.is_file(
-                follow_symlinks=False
-            ):  # else a socket, a pipe, a device
-                found.files[path] = file_of(Path(entry.path))
+            else:
+                _add_entry(found, root, path, entry)
         if len(found.files) > MAX_FILES:
             raise PayloadError(
                 f"{root} has more than {MAX_FILES:,} files to send.",
                 "Name another folder with --sync DIR, or list what hosts don't need in a .distmagicignore there.",
             )
     return found
+
+
+def _add_entry(found: Contents, root: Path, path: str, entry: os.DirEntry[str]) -> None:
+    if entry.is_symlink():
+        _add_link(found, root, path)
+    elif entry.is_file(follow_symlinks=False):  # else a socket, a pipe, a device
+        found.files[path] = file_of(Path(entry.path))
 
 
 def file_of(path: Path) -> FoundFile:

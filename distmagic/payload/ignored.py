@@ -26,7 +26,7 @@ _NEVER = {
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules that count in one folder: those of all ignore files from the top down, each with its own folder."""
+    """The rules that count in one folder: those of all ignore files from the top down, each with its path."""
 
     specs: tuple[tuple[str, GitIgnoreSpec], ...] = ()
 
@@ -40,20 +40,23 @@ class Rules:
                 )
             except (FileNotFoundError, IsADirectoryError):
                 continue
-            found.append((f"{folder}/", GitIgnoreSpec.from_lines(text.splitlines())))
+            spec = GitIgnoreSpec.from_lines(text.splitlines())
+            found.append((f"{folder}/{name}", spec))
         return Rules((*self.specs, *found)) if found else self
 
-    def ignore(self, path: str, *, is_folder: bool) -> bool:
-        """Whether a file or folder stays here; `path` is absolute."""
+    def ignored_by(self, path: str, *, is_folder: bool) -> str:
+        """Return the path of the ignore file that keeps a file or folder here, "" for what travels.
+
+        `path` is absolute. What is never of use on a host is kept here by itself.
+        """
         if path.rpartition("/")[2] in _NEVER:
-            return True
-        for folder, spec in reversed(self.specs):
-            decision = spec.check_file(
-                path[len(folder) :] + ("/" if is_folder else "")
-            ).include
+            return path
+        for file, spec in reversed(self.specs):
+            inner = path[file.rindex("/") + 1 :]
+            decision = spec.check_file(inner + ("/" if is_folder else "")).include
             if decision is not None:
-                return decision
-        return False
+                return file if decision else ""
+        return ""
 
 
 def rules_above(folder: Path) -> Rules:
@@ -70,4 +73,28 @@ def rules_above(folder: Path) -> Rules:
     rules = Rules()
     for parent in reversed(above):
         rules = rules.below(parent)
-    return Rules() if rules.ignore(str(folder), is_folder=True) else rules
+    return Rules() if rules.ignored_by(str(folder), is_folder=True) else rules
+
+
+def line_that_sends(path: Path, folder: Path) -> tuple[str, Path] | None:
+    """Return a line, and the .distmagicignore that it belongs in, which sends what .gitignore keeps here of a folder.
+
+    It sends the folder of the file, too, where that is below the .distmagicignore: its other files are kept here by the
+    same rule. None for a file that .gitignore doesn't keep here.
+    """
+    if not path.is_relative_to(folder):
+        return None
+    rules = rules_above(folder)
+    here = folder
+    for part in path.relative_to(folder).parts:
+        rules = rules.below(here)
+        here /= part
+        kept_by = Path(rules.ignored_by(str(here), is_folder=here != path))
+        if kept_by.name == ".gitignore":
+            place = kept_by.parent if kept_by.is_relative_to(folder) else folder
+            sent = path.parent if here == path != place / path.name else here
+            end = "" if sent == path else "/"
+            return f"!/{sent.relative_to(place)}{end}", place / ".distmagicignore"
+        if kept_by != Path():
+            return None
+    return None

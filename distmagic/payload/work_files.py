@@ -12,6 +12,7 @@ stands for the current directory, so that relative paths mean there what they me
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,9 @@ from distmagic.payload.folder import Contents, check_size, contents_of, file_of
 from distmagic.payload.local_modules import LocalModule, python_files
 from distmagic.payload.pack import Payload
 from distmagic.payload.tree import packed
+
+# The last part of a path, or all of a name, at the end of a string in Python's text.
+_END_OF_STRING = re.compile(r"""([^'"/\\\n]+)['"]""")
 
 
 def place_of(folder: Path, current: Path) -> tuple[str, str]:
@@ -56,7 +60,6 @@ def with_tree(
     """
     folder = named_folder(sync) if sync is not None else payload.folder
     contents, owned, inside = gather(folder, payload.modules, current, payload.script)
-    notice = _left_out(contents)
     if not owned:
         return payload
     what = (
@@ -66,6 +69,8 @@ def with_tree(
     )
     check_size(contents, payload.limit_bytes, what)
     tree = packed(contents, sorted(set(owned)), scratch or blobs.folder(), inside)
+    notices = (_left_out(contents), _ignored_but_named(contents))
+    notice = "; ".join(text for text in notices if text)
     return replace(payload, tree=tree, notice=notice)
 
 
@@ -145,8 +150,29 @@ def _in_words(modules: tuple[LocalModule, ...]) -> str:
 def _left_out(contents: Contents) -> str:
     if not contents.left_out:
         return ""
-    shown = ", ".join(contents.left_out[:3]) + (
-        ", ..." if len(contents.left_out) > 3 else ""
-    )
     count = len(contents.left_out)
-    return f"not sent: {shown} ({'links that lead' if count > 1 else 'a link that leads'} out of the folder)"
+    why = "links that lead" if count > 1 else "a link that leads"
+    return f"not sent: {_first_of(contents.left_out)} ({why} out of the folder)"
+
+
+def _ignored_but_named(contents: Contents) -> str:
+    """Say which files .gitignore keeps here, although the code that travels names them, and so seems to need them."""
+    if not contents.ignored:
+        return ""
+    in_code: set[str] = set()
+    for path, file in contents.files.items():
+        if path.endswith(".py"):
+            text = file.path.read_text(encoding="utf-8", errors="replace")
+            in_code.update(_END_OF_STRING.findall(text))
+    named = [path for path in contents.ignored if path.rpartition("/")[2] in in_code]
+    if not named:
+        return ""
+    them = "them" if len(named) > 1 else "it"
+    return (
+        f"not sent: {_first_of(named)} (.gitignore keeps {them} here, but the code names {them}; a .distmagicignore "
+        f"can send {them}, %distributed help files)"
+    )
+
+
+def _first_of(paths: list[str]) -> str:
+    return ", ".join(paths[:3]) + (", ..." if len(paths) > 3 else "")

@@ -137,21 +137,6 @@ def shared_machines(names: Sequence[str], facts: Sequence[Facts]) -> tuple[str, 
     )
 
 
-def shared_devices(host: str, facts: Facts, devices: Sequence[str]) -> tuple[str, ...]:
-    """Return a warning for each job on this host that has some of the same `--devices`, whoever began it."""
-    warnings = []
-    for job in facts.running:
-        both = [device for device in devices if device in job.terms.devices]
-        if both:
-            owner = f" of {job.terms.owner}" if job.terms.owner else ""
-            named = "devices" if len(both) > 1 else "device"
-            warnings.append(
-                f"{host}: job {job.job}{owner} has {named} {','.join(both)} too, for {job.age_s / 60:.0f} min already: "
-                "both share the memory and the time of these GPUs"
-            )
-    return tuple(warnings)
-
-
 def _torch_warnings(host: str, remote: str, local: str | None) -> list[str]:
     theirs, ours = _numbers(remote), _numbers(local or "")
     if not theirs or not ours:

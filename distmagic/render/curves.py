@@ -208,7 +208,7 @@ def _caption(curve: Curve) -> str:
 
 def _x_words(value: float, curve: Curve) -> str:
     if curve.by_step:
-        return f"step {q.count(value)}"
+        return f"step {q.count(round(value))}"  # a bin stands at the mean of its steps
     return q.duration(value)
 
 

@@ -30,7 +30,8 @@ def about_output(state: RunState, lines: int = OUTPUT_LINES) -> str:
     shown = min(lines, len(shown_lines(state)))
     seen = count_of_lines(state)
     some = f"last {shown} of {seen:,} lines" if seen > shown else "output"
-    return f'<div class="dm-about dm-faint">{some} · all of a rank\'s: run.logs(rank)</div>'
+    where = f"run.logs(rank), %distributed logs {plain(state.job)} RANK"
+    return f'<div class="dm-about dm-faint">{some} · all: {escape(where)}</div>'
 
 
 def output_lines(state: RunState, lines: int = OUTPUT_LINES) -> str:
@@ -51,18 +52,9 @@ def output_lines(state: RunState, lines: int = OUTPUT_LINES) -> str:
     return f"<pre>{''.join(kept)}</pre>" if kept else ""
 
 
-def log_lines(state: RunState, count: int) -> list[tuple[int, int, str]]:
-    """Return number, rank and HTML of each of the last `count` lines, as far as they are kept and shown.
-
-    Lines are numbered from 0, from the beginning of the run.
-    """
-    kept = state.lines[-count:] if count else ()
-    first = state.lines_seen - len(kept)
-    found = []
-    for number, line in enumerate(kept, start=first):
-        if is_shown(state, line):
-            found.append((number, line.rank, _line(line, "")))
-    return found
+def log_line(line: OutputLine) -> str:
+    """Return the HTML of one finished line."""
+    return _line(line, "")
 
 
 def open_lines(state: RunState) -> str:

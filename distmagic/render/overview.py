@@ -210,7 +210,11 @@ def _hardware(state: RunState) -> Iterable[HostHardware]:
 
 
 def _alerts(state: RunState, *, is_still: bool) -> Iterable[Alert]:
-    urgent = [*_failure(state), *_hosts_in_trouble(state)]
+    urgent = [
+        *_failure(state),
+        *_hosts_waited_for(state),
+        *_hosts_in_trouble(state),
+    ]
     if is_still:
         urgent += _where_ranks_are(state)
     urgent += _where_ranks_were(state)
@@ -269,6 +273,15 @@ def _where_ranks_were(state: RunState) -> Iterable[Alert]:
     asked_s = state.at_s if dump is None else dump.at_s
     words = f"at {q.duration(asked_s)}: {explanation.sentence}. {explanation.advice}"
     yield Alert(level="info", text=one_line(words), detail=stacks_text(explanation))
+
+
+def _hosts_waited_for(state: RunState) -> Iterable[Alert]:
+    if state.is_over:
+        return
+    for node in state.nodes:
+        if node.waits_for:
+            text = f"{plain(node.host)}: waiting for {one_line(node.waits_for)}"
+            yield Alert(level="info", text=text)
 
 
 def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:

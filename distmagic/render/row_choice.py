@@ -11,8 +11,9 @@ from distmagic.state.phases import NodePhase, RankPhase
 
 UNFOLDED = 64  # rows of ranks to unfold; of more ranks those that want to be seen most
 # What the state column shows. sent: all of the payload. reconnecting: the connection to a living rank's host broke.
+# waiting: for devices of the host.
 # "": of a row that only counts others.
-ShownPhase = NodePhase | RankPhase | Literal["sent", "reconnecting", ""]
+ShownPhase = NodePhase | RankPhase | Literal["sent", "reconnecting", "waiting", ""]
 PHASES: tuple[
     RankPhase | Literal["reconnecting"], ...
 ] = (  # of ranks; first what a user must see first

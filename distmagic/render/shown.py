@@ -11,7 +11,7 @@ _PATIENCE_S = 10.0  # a start that takes longer than this may want torchrun's wo
 
 def shown_lines(state: RunState) -> tuple[OutputLine, ...]:
     """Return the last lines of output that are worth showing."""
-    if _torchrun_matters(state):
+    if torchrun_matters(state):
         return state.lines
     return tuple(line for line in state.lines if line.rank >= 0)
 
@@ -43,7 +43,7 @@ def without_tracebacks(
 
 def is_shown(state: RunState, line: OutputLine) -> bool:
     """Whether this line of output is worth showing."""
-    return line.rank >= 0 or _torchrun_matters(state)
+    return line.rank >= 0 or torchrun_matters(state)
 
 
 def count_of_lines(state: RunState) -> int:
@@ -52,7 +52,7 @@ def count_of_lines(state: RunState) -> int:
     return state.lines_seen - hidden
 
 
-def _torchrun_matters(state: RunState) -> bool:
+def torchrun_matters(state: RunState) -> bool:
     """Whether torchrun's lines are the only explanation. It also warns in runs that go well, and of every stop of ours.
 
     All of its words stay in run.logs(-1).

@@ -38,27 +38,32 @@ SETUP_FAILED = 97
 SETUP_LIMIT_S = 300  # for a setup to end
 _KEPT_MIN = 720  # that the variables of a setup are used again
 # Runs the setup, which it reads from descriptor 8, and writes into the file that is named what changed of the exported
-# variables and functions. One line, without a single quote: it stands between two of them in the next one. Its own
-# variables begin with _dm_, because any other name can be one of the user's.
+# variables and functions: all of it at once, so that a disk that is full is noticed. One line, without a single quote: it
+# stands between two of them in the next one. Its own variables begin with _dm_, because any other name can be one of the
+# user's.
 _CHANGES = (
     "_dm_t=$(cat <&8); exec 8<&-; declare -A _dm_was; for _dm_n in $(compgen -e); do _dm_was[$_dm_n]=${!_dm_n}; done; "
     'eval "$_dm_t" || exit; umask 077; set +euf; unset IFS; '
-    "{ for _dm_n in $(compgen -e); do case $_dm_n in _|_dm_*|SHLVL|PWD|OLDPWD) continue;; esac; "
+    "_dm_o=$(for _dm_n in $(compgen -e); do case $_dm_n in _|_dm_*|SHLVL|PWD|OLDPWD) continue;; esac; "
     '[ "${_dm_was[$_dm_n]+x}${_dm_was[$_dm_n]}" = "x${!_dm_n}" ] || printf "export %s=%q\\n" "$_dm_n" "${!_dm_n}"; done; '
     'for _dm_n in "${!_dm_was[@]}"; do [ "${!_dm_n+x}" ] || echo "unset $_dm_n"; done; '
-    'declare -Fx | while read -r _ _ _dm_n; do declare -f "$_dm_n"; echo "export -f $_dm_n"; done; } >"$1"'
+    'declare -Fx | while read -r _ _ _dm_n; do declare -f "$_dm_n"; echo "export -f $_dm_n"; done); echo "$_dm_o" >"$1"'
 )
 # $1 is the digest of the setup, the other words are the program. Hosts may share a home, so a file is one host's, and
-# only until that starts anew. Of two connections at once the second waits, where the host has flock.
+# only until that starts anew. Of two connections at once the second waits, where the host has flock. Where the home takes
+# no file as large as variables may be, a host can be asked all the same: what a setup did is not kept then.
 _KEPT_SETUP = (
     '_dm_u=$(umask); umask 077; _dm_d="${DISTMAGIC_HOME:-$HOME/.distmagic}/setup"; '
     "read -r _dm_b </proc/sys/kernel/random/boot_id; "
     '_dm_f="$_dm_d/$1-$HOSTNAME-${_dm_b%%-*}"; shift; IFS= read -r _dm_l; eval "_dm_t=$_dm_l"; '
-    f'mkdir -p "$_dm_d" || exit {SETUP_FAILED}; {{ exec 9>>"$_dm_d/.lock"; }} 2>/dev/null && flock 9 2>/dev/null; '
-    f'if [ -z "$(find "$_dm_f" -mmin -{_KEPT_MIN} 2>/dev/null)" ]; then '
-    f'timeout -k 5 {SETUP_LIMIT_S} bash -c \'{_CHANGES}\' bash "$_dm_f.$$" 8<<<"$_dm_t" 9>&- </dev/null >&2 '
-    f'|| {{ _dm_r=$?; rm -f "$_dm_f.$$"; [ $_dm_r = 124 ] && echo "it took longer than {SETUP_LIMIT_S} s" >&2; exit {SETUP_FAILED}; }}; '
-    f'mv "$_dm_f.$$" "$_dm_f" || exit {SETUP_FAILED}; fi; exec 9>&-; umask "$_dm_u"; . "$_dm_f"; exec "$@"'
+    '{ mkdir -p "$_dm_d" && exec 9>>"$_dm_d/.lock"; } 2>/dev/null && flock 9 2>/dev/null; '
+    f'if [ -z "$(find "$_dm_f" -size +0 -mmin -{_KEPT_MIN} 2>/dev/null)" ]; then _dm_w="$_dm_f.$$"; '
+    '{ head -c 99999 /dev/zero >"$_dm_w" && : >"$_dm_w"; } 2>/dev/null || { rm -f "$_dm_w"; _dm_w=$(mktemp); }; '
+    f'timeout -k 5 {SETUP_LIMIT_S} bash -c \'{_CHANGES}\' bash "$_dm_w" 8<<<"$_dm_t" 9>&- </dev/null >&2 '
+    f'&& [ -s "$_dm_w" ] || {{ _dm_r=$?; rm -f "$_dm_w"; [ $_dm_r = 124 ] && echo "it took longer than {SETUP_LIMIT_S} s" >&2; exit {SETUP_FAILED}; }}; '
+    f'if [ "$_dm_w" = "$_dm_f.$$" ]; then mv "$_dm_w" "$_dm_f" || exit {SETUP_FAILED}; else _dm_f=$_dm_w; fi; fi; '
+    f'exec 9>&-; umask "$_dm_u"; [ -s "$_dm_f" ] || exit {SETUP_FAILED}; . "$_dm_f"; '
+    '[ "$_dm_f" != "$_dm_w" ] || rm -f "$_dm_w"; exec "$@"'
 )
 
 

@@ -172,7 +172,12 @@ FLAGS = (
         "files that are brought here after the run: checkpoints/*.pt; may be repeated",
         "PATTERN",
     ),
-    Flag("devices", "GPUs of each host that the job may use: 0,1", "LIST"),
+    Flag(
+        "devices",
+        "GPUs of each host that the job may use, as soon as no other job has them: 0,1",
+        "LIST",
+    ),
+    Flag("no-wait", "fail at once where another job has some of the --devices"),
     Flag("fresh", "begin in an empty working directory"),
     Flag("timeout", "end the run after 90s, 10m or 2h", "TIME", time_of("--timeout")),
     Flag(

@@ -173,6 +173,7 @@ def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
         fresh=args.fresh,
         fetch=tuple(args.fetch),
         devices=tuple(args.devices.split(",")) if args.devices else (),
+        no_wait=args.no_wait,
     )
 
 
@@ -266,7 +267,7 @@ def _resources(args: argparse.Namespace) -> list[tuple[str, str]]:
 _OF_RUNS = (
     "on", "dry_run", "detach", "timeout", "hang_timeout", "lease", "on_disconnect", "node_lost_after", "warm_idle", "cold",
     "idle", "fresh", "output", "local_addr", "ssh_config", "ssh_command", "connect_timeout", "fetch", "devices",
-    "exec_prefix", "background",
+    "no_wait",    "exec_prefix", "background",
 )  # fmt: skip
 
 

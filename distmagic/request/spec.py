@@ -52,7 +52,7 @@ class JobSpec:
     run's own, or the notebook's on this machine). `sync` is a folder of this machine that is brought there, `name` the
     name of the run's working directory (None: after the notebook or script), which `fresh` empties before. `fetch` are
     patterns of the files that are brought here when the run is over. `devices` are the GPUs of each host that the job
-    may use, by their numbers there (none: all). `timeout_s` bounds the whole run, `hang_timeout_s` the
+    may use, by their numbers there (none: all); where another job has them the run waits, but not with `no_wait`. `timeout_s` bounds the whole run, `hang_timeout_s` the
     time in which no rank advances. A host that the others have not heard for `node_lost_after_s` is lost.
     `on_disconnect` says what a job does that has lost its notebook for the length of its lease: "stop" or "keep" (go on
     alone). `detach`: it needs no notebook once it has begun. Raises `SpecError`.
@@ -78,6 +78,7 @@ class JobSpec:
     fresh: bool = False
     fetch: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
+    no_wait: bool = False
 
     def __post_init__(self) -> None:
         _check_nproc(self.nproc_per_node)
@@ -204,6 +205,11 @@ def _check_devices(spec: JobSpec) -> None:
     if len(set(spec.devices)) < len(spec.devices):
         raise SpecError(
             f"--devices {','.join(spec.devices)} names a device twice.", "Name it once."
+        )
+    if spec.no_wait and not spec.devices:
+        raise SpecError(
+            "--no-wait is for --devices that another job has, and there are no --devices.",
+            "Add --devices 0,1, or leave it out.",
         )
     if spec.devices and _DEVICES in dict(spec.env):
         raise SpecError(

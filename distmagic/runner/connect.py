@@ -1,19 +1,27 @@
-"""Links to the hosts of a run: all of them are waited for, and the links are given back where no run comes of it."""
+"""Links to the hosts of a run, and their devices: all are waited for, and given back where no run comes of it."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 
+from distmagic.connection.lease_keeper import LeaseKeeper
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import in_parallel
+from distmagic.connection.parallel import in_parallel, raise_first, threads_for
 from distmagic.connection.reach import Reaching
-from distmagic.errors import DistmagicError
+from distmagic.connection.requests import host_requests
+from distmagic.errors import ConnectionLost, DistmagicError
+from distmagic.planning import devices
+from distmagic.remote.wire.protocol import DeviceClaim
+from distmagic.request.spec import JobSpec
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.run_loop import RunLoop
-from distmagic.state.events import Connected, Unusable
+from distmagic.state.events import Connected, Unusable, Waiting
+
+_PAUSE_S = 1.0  # until a host is asked again whether its devices are free
 
 
 def connect(
@@ -54,6 +62,141 @@ def given_back(reaching: Reaching, links: Sequence[Link]) -> Iterator[None]:
     except DistmagicError:
         in_parallel(reaching.give_back, reaching.present, links)
         raise
+    except BaseException:
+        in_parallel(Link.close, links)
+        raise
+
+
+# ---- devices
+
+
+def claim_devices(
+    loop: RunLoop,
+    reaching: Reaching,
+    links: tuple[Link, ...],
+    spec: JobSpec,
+    job: str,
+) -> tuple[Link, ...]:
+    """Have all hosts keep `--devices` for this job, waiting for those that other jobs have; return the links by then.
+
+    With --no-wait it raises `PreflightError` in place of waiting, and nothing is kept. After any other error or an
+    interrupt the links are closed, which gives devices back.
+    """
+    if not spec.devices:
+        return links
+    with _closed_after_error(links):
+        before = _claimed_at_once(loop, links, spec, job)
+    for link, claims in zip(links, before, strict=True):
+        if claims and spec.no_wait:
+            raise devices.refusal(link.host.name, claims)
+    if not any(before):
+        return links
+    # What hosts keep loaded for this run must outlast the waiting.
+    current = list(links)
+    lease_keeper = LeaseKeeper(reaching.access.lease_s)
+    with _closed_after_error(current), closing(lease_keeper):
+        while True:
+            lease_keeper.keep_over(tuple(current))
+            try:
+                for node_rank in devices.waiting_order([one.facts for one in links]):
+                    _wait_for_turn(loop, current[node_rank], node_rank, spec, job)
+            except ConnectionLost:
+                # What that host kept is lost. To wait for it once more, nothing may be kept of hosts after it.
+                _begin_anew(loop, reaching, current, job)
+            else:
+                return tuple(current)
+
+
+def _begin_anew(loop: RunLoop, reaching: Reaching, links: list[Link], job: str) -> None:
+    """Give all devices back, over new links where they are broken. Raises `Unreachable` for a host that is gone."""
+
+    def give_back(node_rank: int) -> Link:
+        old = links[node_rank]
+        try:
+            host_requests.claim_devices(old, job, (), waits=False)
+        except ConnectionLost:
+            old.close()
+        else:
+            return old
+        new = reaching.link(reaching.present[node_rank], broken=old)
+        if old.warm is not None:
+            new.warm = new.kept = old.warm
+            new.send(old.warm)
+        return new
+
+    pool = threads_for(len(links), "devices")
+    given_back = [pool.submit(give_back, rank) for rank in range(len(links))]
+    pool.shutdown(wait=False)
+    try:
+        loop.wait_for(given_back)
+        raise_first(given_back)
+    except BaseException:
+        for future in given_back:
+            future.add_done_callback(_close)
+        raise
+    links[:] = [future.result() for future in given_back]
+
+
+def _close(opening: Future[Link]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
+def _claimed_at_once(
+    loop: RunLoop, links: Sequence[Link], spec: JobSpec, job: str
+) -> list[tuple[DeviceClaim, ...]]:
+    """Get the devices of all hosts, or of none; return the claims of jobs before this one, by host."""
+    pool = threads_for(len(links), "devices")
+
+    def ask(names: tuple[str, ...]) -> list[Future[tuple[DeviceClaim, ...]]]:
+        asked = []
+        for link in links:
+            asked.append(
+                pool.submit(host_requests.claim_devices, link, job, names, waits=False)
+            )
+        loop.wait_for(asked)
+        return asked
+
+    try:
+        before = [future.result() for future in ask(spec.devices)]
+        if any(before):
+            for future in ask(()):
+                future.result()
+    finally:
+        pool.shutdown(wait=False)
+    return before
+
+
+def _wait_for_turn(
+    loop: RunLoop, link: Link, node_rank: int, spec: JobSpec, job: str
+) -> None:
+    """Return as soon as a host keeps the devices for this job; meanwhile show what it waits for."""
+    pool = threads_for(1, "devices")
+    pause = threading.Event()
+    shown = ""
+    try:
+        while True:
+            asked = pool.submit(
+                host_requests.claim_devices, link, job, spec.devices, waits=True
+            )
+            before = loop.result(asked)
+            if not before:
+                return
+            waits_for = devices.waits_for(before)
+            if waits_for != shown:
+                loop.note(Waiting(what=waits_for), node_rank=node_rank)
+                shown = waits_for
+            loop.result(pool.submit(pause.wait, _PAUSE_S))
+    finally:
+        loop.note(Waiting(what=""), node_rank=node_rank)
+        pause.set()
+        pool.shutdown(wait=False)
+
+
+@contextmanager
+def _closed_after_error(links: Sequence[Link]) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         in_parallel(Link.close, links)
         raise

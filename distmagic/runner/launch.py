@@ -1,6 +1,6 @@
 """One run from its beginning to its end, as two scripts for the main thread: `launch` a job, or `attach` to one.
 
-    reach hosts -> plan -> deliver -> start every node -> follow them -> sweep what lost agents left
+    reach hosts -> plan -> get their devices -> deliver -> start every node -> follow them -> sweep what lost agents left
 
 Each arrow is one blocking act on a thread, which the run loop waits for. Where a start comes about on some hosts only,
 it is rolled back before the error is raised.
@@ -31,7 +31,7 @@ from distmagic.remote.wire.protocol import WorkDir
 from distmagic.render.screen import Screen
 from distmagic.request.spec import JobSpec
 from distmagic.runner import interrupts
-from distmagic.runner.connect import connect, given_back
+from distmagic.runner.connect import claim_devices, connect, given_back
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.executor import Executor
 from distmagic.runner.node_joiner import NodeJoiner
@@ -108,6 +108,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                     payload = _in_source(loop, payload, other)
                     in_use.enter_context(blobs.in_use(payload.blobs))
                 plan = _plan(loop, reaching, links, spec, job, owner, work)
+                links = claim_devices(loop, reaching, links, spec, job)
             if payload.notice:
                 loop.note(Warned(text=payload.notice))
             start = Start(

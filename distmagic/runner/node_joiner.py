@@ -19,6 +19,7 @@ from distmagic.errors import ProtocolError, SpecError
 from distmagic.payload import blobs
 from distmagic.payload.blobs import LocalBlob
 from distmagic.planning import preflight, start_messages
+from distmagic.planning.devices import missing_at_join
 from distmagic.planning.plan import Reached
 from distmagic.remote.contact import blob_receiver
 from distmagic.remote.system import facts
@@ -73,6 +74,11 @@ class NodeJoiner:
             self._begun = self._begun or job_requests.get_start(lead, self.job)
         blob_requests.deliver(link, self._lacking(link, self._begun))
         assert self._begun.membership is not None
+        devices = self._begun.terms.devices
+        if devices:
+            before = host_requests.claim_devices(link, self.job, devices, waits=False)
+            if before:
+                raise missing_at_join(link.host.name, before)
         route = host_requests.route_to(link, self._begun.membership.lead_address)
         with closing(self._open_lead()) as lead:
             hosts = job_requests.add_node(lead, self.job, link.host.name, request_id)

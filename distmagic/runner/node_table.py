@@ -187,7 +187,9 @@ class NodeTable:
                 if error
                 else "its agent ended without a word (was it killed?)"
             )
-            return self._lose(node_rank, why, now_s)
+            # The agent is gone, not the connection: another run of this kernel may be over it.
+            row.link = None
+            return [Close(link=what.link), *self._lose(node_rank, why, now_s)]
         if isinstance(what.error, ConnectionLost):
             return self._break(node_rank, what.error.message, now_s)
         return self._lose(node_rank, _words(what.error), now_s)

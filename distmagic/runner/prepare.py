@@ -44,7 +44,6 @@ def prepare(
     warnings: list[str] = []
     for link in links:
         warnings += link.warnings
-        warnings += preflight.shared_devices(link.host.name, link.facts, spec.devices)
     errors: list[BaseException] = []
     for link in links:
         try:

@@ -12,6 +12,7 @@ Time is the run's own (`RunState.at_s`). The interface, `Screen`, stands in rend
     notebook.py  one output of a cell: text and HTML that need no kernel, and in a page the live view in its place
     cell_runs.py the runs of one cell, one after the other: a table of those that are over, and one view
     board.py     the live view: what a page is sent, and how often
+    kept_lines.py   the lines of output that a page may ask for
     page_requests.py   what a page asks while the cell runs
     reloaded_pages.py  a page that is loaded anew meanwhile gets its view back
     widget.py    carries the view into a page; the only module that knows anywidget

@@ -11,6 +11,7 @@ from typing import Any
 from distmagic import render
 from distmagic.render.screen import UserRequest
 from distmagic.screens import page_requests, reloaded_pages, widget
+from distmagic.screens.kept_lines import KeptLines
 from distmagic.state.model import RunState
 
 # How often a part is sent at most, in seconds, and how many bytes a second it may take. A figure that many ranks change
@@ -24,6 +25,8 @@ PICTURES_SHARE = (1.0, 30_000)
 _DRAWING_PART = 0.015
 _LONGEST_PAUSE_S = 5.0
 _NEW_LINES = 100  # of output, that are sent at once
+_LAST_LINES = 1000  # that a page gets at first, and in the end
+_EARLIER_LINES = 1000  # at most, that a page gets when it asks for earlier ones
 
 
 class Pane:
@@ -80,7 +83,9 @@ class Board:
         self._curves = Pane(*CURVES_SHARE)
         self._log = Pane(*LOG_SHARE)
         self._pictures = Pane(*PICTURES_SHARE)
+        self._kept = KeptLines()
         self._lines_sent = 0
+        self._has_sent_torchrun = False
         self._view.on_msg(self._take_message)
         page_requests.serve(self.view_id, self)
         reloaded_pages.serve(self)
@@ -96,6 +101,7 @@ class Board:
     def show(self, state: RunState) -> None:
         """Send what has changed, all of it in one message."""
         self._state = state
+        self._kept.add(state)
         if self.has_page:
             self._send(self._changes(state))
 
@@ -106,7 +112,8 @@ class Board:
         self._table, self._curves = Pane(*TABLE_SHARE), Pane(*CURVES_SHARE)
         self._pictures = Pane(*PICTURES_SHARE)
         last = self._changes(state)
-        last["log"] = _log(state, state.lines_seen)
+        self._kept.add(state)
+        last["log"] = self._log_of(state, _LAST_LINES)
         last["final"] = {"html": html, "text": text}
         self._send(last)
 
@@ -122,12 +129,14 @@ class Board:
         reloaded_pages.leave(self)
         widget.close(self._view)
 
-    def answer(self, op: object) -> dict[str, object]:
-        """Take a request of a page. Raises `ValueError` for one that is not known."""
+    def answer(self, op: object, before: object = None) -> dict[str, object]:
+        """Take a request of a page; "lines" asks for those before a number. Raises `ValueError` for one that is not known."""
         if op == "hello":
             self.has_page = True
             state = self._state
-            return {} if state is None else {"log": _log(state, state.lines_seen)}
+            return {} if state is None else {"log": self._lines(state, _LAST_LINES)}
+        if op == "lines" and isinstance(before, int):
+            return self._kept.before(before, _EARLIER_LINES)
         if op == "stop" or op == "stacks" or op == "detach":  # noqa: PLR1714  # mypy knows the words so
             self._requests.append(op)
             return {}
@@ -135,7 +144,7 @@ class Board:
 
     def _take_message(self, _: object, content: Mapping[str, Any], __: object) -> None:
         """Take a request that came as an ordinary message of a widget: of a front end without the other channel."""
-        self.answer(content.get("op"))
+        self.answer(content.get("op"), content.get("before"))
 
     def _send(self, changes: Mapping[str, object]) -> None:
         with self._view.hold_sync():
@@ -151,10 +160,29 @@ class Board:
 
     def _new_lines(self, state: RunState) -> dict[str, object]:
         new = state.lines_seen - self._lines_sent
-        if not new and not state.open_lines:
+        if not (new or state.open_lines or self._has_older_news):
             return {}
         self._lines_sent = state.lines_seen
-        return {"log": _log(state, min(new, _NEW_LINES))}
+        return {"log": self._log_of(state, min(new, _NEW_LINES))}
+
+    @property
+    def _has_older_news(self) -> bool:
+        """Whether lines are shown by now that were passed over when they came."""
+        return self._kept.shows_torchrun and not self._has_sent_torchrun
+
+    def _log_of(self, state: RunState, count: int) -> dict[str, object]:
+        """Return the last lines; `again` if they are to replace all that a page has."""
+        again = self._has_older_news
+        self._has_sent_torchrun = self._kept.shows_torchrun
+        return {**self._lines(state, _LAST_LINES if again else count), "again": again}
+
+    def _lines(self, state: RunState, count: int) -> dict[str, object]:
+        """Return the last `count` lines, as far as they are kept, and the unfinished ones."""
+        return {
+            **self._kept.last(count),
+            "open": render.open_lines(state),
+            "count": render.count_of_lines(state),
+        }
 
 
 def _head_and_table(state: RunState) -> dict[str, object]:
@@ -176,14 +204,3 @@ def _curves_and_ranks(state: RunState) -> dict[str, object]:
 
 def _pictures(state: RunState) -> dict[str, object]:
     return {"pictures": render.pictures(state)}
-
-
-def _log(state: RunState, count: int) -> dict[str, object]:
-    """Return the last `count` lines, as far as they are kept, and the unfinished ones."""
-    return {
-        "first": state.lines_seen - min(count, len(state.lines)),
-        "lines": render.log_lines(state, count),
-        "open": render.open_lines(state),
-        "total": state.lines_seen,
-        "count": render.count_of_lines(state),
-    }

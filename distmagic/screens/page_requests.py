@@ -17,8 +17,11 @@ _REQUEST, _REPLY = "distmagic_request", "distmagic_reply"
 class Answering(Protocol):
     """What a page may ask for: a live view."""
 
-    def answer(self, op: object) -> dict[str, object]:
-        """Return the answer to a request. Raises `ValueError` for one that is not known."""
+    def answer(self, op: object, before: object = None) -> dict[str, object]:
+        """Return the answer to a request. Raises `ValueError` for one that is not known.
+
+        `before` is the number of a line, where earlier ones are asked for.
+        """
 
 
 _views: WeakValueDictionary[str, Answering] = WeakValueDictionary()
@@ -49,4 +52,4 @@ def answered(content: Mapping[str, Any]) -> dict[str, object]:
     view = _views.get(str(content.get("view")))
     if view is None:
         raise ValueError("this view is gone")
-    return view.answer(content.get("op"))
+    return view.answer(content.get("op"), content.get("before"))

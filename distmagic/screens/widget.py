@@ -19,12 +19,13 @@ _PAGE = Path(__file__).with_name("page")
 _MODULES = (
     "channel.js",
     "patch.js",
-    "place.js",
     "scales.js",
     "chart.js",
     "charts.js",
     "controls.js",
+    "lines.js",
     "log.js",
+    "place.js",
     "view.js",
 )
 

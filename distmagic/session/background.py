@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from distmagic.connection import parallel
 from distmagic.connection.link import Link
-from distmagic.errors import DistmagicError, SpecError
+from distmagic.errors import Cancelled, DistmagicError, SpecError
 from distmagic.payload.pack import Payload
 from distmagic.remote.wire.protocol import FoundFile
 from distmagic.render.screen import Screen, UserRequest
@@ -54,13 +54,17 @@ class BackgroundScreen:
         self._screens: list[Screen] = []
         self._asked: deque[UserRequest] = deque()
         self._drawing = threading.Lock()
+        self._is_closed = False
         self.add(screen)
 
     def add(self, screen: Screen) -> None:
         """Show the run on one more screen, which belongs to the cell that is executed now."""
         with self._drawing:
             screen.show(self.state)
-            self._screens.append(screen)
+            if self._is_closed:  # the run has ended since it was looked for
+                screen.finish(self.state)
+            else:
+                self._screens.append(screen)
 
     def ask(self, request: UserRequest) -> None:
         """Ask for something, as a click does."""
@@ -99,6 +103,7 @@ class BackgroundScreen:
             state = replace(state, notices=notices)
         self._keep(state)
         with self._drawing:
+            self._is_closed = True
             for screen in self._screens:
                 screen.finish(state)
             self._screens = []
@@ -183,13 +188,17 @@ class BackgroundRun:
 
     def ask_to_stop(self) -> None:
         """Have every rank on every host ended, without waiting for it; at once, if it was asked for before."""
-        self._give_up()
         self.screen.ask("stop")
+
+    def stop_waiting(self) -> None:
+        """End what it waits for before there are hosts. A scheduler may take some seconds for that."""
+        self._give_up()
 
     def stop(self) -> None:
         """End every rank on every host; returns when that is so. An interrupt ends the waiting alone."""
         if not self.done:
             self.ask_to_stop()
+            self.stop_waiting()
         self._is_over.wait()
 
     def wait_until_over(self, timeout_s: float) -> bool:
@@ -332,7 +341,12 @@ class BackgroundRuns:
 
         def launch() -> Run | Detached:
             try:
-                reaching = place.reach(shown)
+                reaching = place.reach(shown, payload)
+            except KeyboardInterrupt:
+                place.cancel()
+                raise Cancelled(
+                    "Interrupted before anything was started on a host."
+                ) from None
             except BaseException:
                 place.cancel()
                 raise
@@ -342,15 +356,15 @@ class BackgroundRuns:
             return session.launch(reaching, spec, payload, shown, job)
 
         def give_up() -> None:
-            if not reached and not place.is_known:
-                place.cancel()
+            if not reached:
+                place.interrupt()
 
         def open_link(node_rank: int) -> Link:
             (reaching,) = reached  # there is a node
             name = shown.state.nodes[node_rank].host
-            for host in reaching.known:
+            for host_index, host in enumerate(reaching.known):
                 if host.name == name:
-                    return session.link_to(host, reaching.access)
+                    return session.link_again(reaching, host_index)
             raise SpecError(f"{name} is not among the hosts of this run.")
 
         run = BackgroundRun(job, shown, launch, give_up, open_link)
@@ -369,6 +383,10 @@ class BackgroundRuns:
         running = self.running
         for run in running:
             run.ask_to_stop()
+        for run in (
+            running
+        ):  # only now: a scheduler that is away must not keep hosts from being told
+            run.stop_waiting()
         end_s = time.monotonic() + _LAST_WAIT_S
         for run in running:
             run.wait_until_over(max(0.0, end_s - time.monotonic()))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from distmagic import sanitize
 from distmagic.payload import local_modules
+from distmagic.payload.ignored import line_that_sends
 from distmagic.remote.wire.protocol import Failure
 from distmagic.state.model import RunState
 
@@ -50,9 +51,16 @@ def _of_file(failure: Failure, host: str, folder: Path) -> str:
         return ""
     if not is_here:
         return ""
+    where = f"{found['path']} is on this machine, at {here}, but not where the rank looked on {host}."
+    if kept := line_that_sends(here, folder.resolve()):
+        line, file = kept
+        return (
+            f"{where} It is not sent, because a .gitignore names it. To send it all the same write the line {line} into "
+            f"{file} (%distributed help files)."
+        )
     return (
-        f"{found['path']} is on this machine, at {here}, but not where the rank looked on {host}. Bring its folder there "
-        "(%distributed help files), or read it in the notebook and pass what is in it as an argument."
+        f"{where} Bring its folder there (%distributed help files), or read it in the notebook and pass what is in it "
+        "as an argument."
     )
 
 

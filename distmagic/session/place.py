@@ -6,6 +6,8 @@ from distmagic.clusters.cluster import Cluster
 from distmagic.clusters.slurm.allocation import Allocation
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.reach import Reaching
+from distmagic.payload.blobs import in_use
+from distmagic.payload.pack import Payload
 from distmagic.render.screen import Screen
 from distmagic.request.flags import Request
 from distmagic.request.hosts import Host
@@ -35,17 +37,14 @@ class Place:
         known = hosts if allocation is None else allocation.hosts
         if known or allocation is None:
             self._begin(known)
+        else:
+            allocation.awaited_by.add(asker)
 
     def _begin(self, hosts: tuple[Host, ...]) -> Reaching:
         self._reaching = self._session.reach(
             hosts, self._access, self._asker, self._spec
         )
         return self._reaching
-
-    @property
-    def is_known(self) -> bool:
-        """Whether its hosts are known, and being reached."""
-        return self._reaching is not None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -56,8 +55,13 @@ class Place:
         count = self._allocation.awaited
         return tuple(f"node {number}" for number in range(1, count + 1))
 
-    def reach(self, screen: Screen | None = None) -> Reaching:
-        """Return the links that are being opened; `screen` shows meanwhile what a pending allocation waits for."""
+    def reach(
+        self, screen: Screen | None = None, payload: Payload | None = None
+    ) -> Reaching:
+        """Return the links that are being opened; `screen` shows meanwhile what a pending allocation waits for.
+
+        That may take hours, in which nobody on this machine removes the files of `payload`.
+        """
         if self._reaching is not None:
             return self._reaching
         allocation = self._allocation
@@ -68,14 +72,28 @@ class Place:
             if screen is not None:
                 screen.show(begin("", names, notices=(text,)))
 
-        return self._begin(allocation.wait(self._asker, tell))
+        with in_use(payload.blobs if payload is not None else ()):
+            hosts = allocation.wait(self._asker, tell)
+        allocation.awaited_by.discard(self._asker)
+        return self._begin(hosts)
 
     def cancel(self) -> None:
-        """Give up. An allocation that is held stays for the next cell; one that is still pending is cancelled."""
+        """Give up. An allocation that is held stays for the next cell; one that is still pending is cancelled.
+
+        It stays pending if another run waits for it too.
+        """
         if self._reaching is not None:
             self._reaching.cancel()
-        elif self._allocation is not None and not self._allocation.hosts:
-            self._allocation.end()
+        elif self._allocation is not None:
+            self._allocation.awaited_by.discard(self._asker)
+            if not self._allocation.hosts and not self._allocation.awaited_by:
+                self._allocation.end()
+
+    def interrupt(self) -> None:
+        """Have `reach`, which waits on another thread, raise KeyboardInterrupt or why the allocation has ended."""
+        if self._reaching is None:
+            self.cancel()
+            self._asker.interrupt()
 
 
 def place_of(

@@ -134,7 +134,7 @@ def run_program(
             return session.background.begin(
                 session, place, request.spec, payload, screen
             )
-        reaching = place.reach(screen)
+        reaching = place.reach(screen, payload)
     except KeyboardInterrupt:
         place.cancel()
         raise Cancelled("Interrupted before anything was started on a host.") from None

@@ -183,13 +183,14 @@ class Session(Housekeeping):
 
     def own_link(self, access: Access) -> Link:
         """Open one more link to this machine."""
-        return self.link_to(LOCALHOST, access)
-
-    def link_to(self, host: Host, access: Access) -> Link:
-        """Open one more link to a host."""
         with closing(asker_of()) as asker:
-            python = python_of(host, access)
-            return self._connections.link(host, access, asker, python, build())
+            python = python_of(LOCALHOST, access)
+            return self._connections.link(LOCALHOST, access, asker, python, build())
+
+    def link_again(self, reaching: Reaching, host_index: int) -> Link:
+        """Open one more link to a host of a run that nobody asks for any more; questions are asked on this thread."""
+        with closing(asker_of()) as asker:
+            return reaching.link_after_run(host_index, asker)
 
     def launch(
         self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen,
@@ -273,10 +274,7 @@ class Session(Housekeeping):
         host_indices = followed.host_indices
 
         def open_link(node_rank: int) -> Link:
-            with closing(
-                asker_of()
-            ) as asker:  # that of the run was closed when the run was over
-                return reaching.link_after_run(host_indices[node_rank], asker)
+            return self.link_again(reaching, host_indices[node_rank])
 
         self.history.add(state)
         error = verdict(state)
@@ -336,25 +334,28 @@ class Session(Housekeeping):
         """End what hosts keep loaded for this kernel, and close all connections; return the hosts that it couldn't tell."""
         told = self._connections.end_templates()
         held = self.allocated
+        warmed, self._warmed = self._warmed, {}  # a run may begin on another thread
         rest = [
             host
-            for host in self._warmed
+            for host in warmed
             if host.name not in told and (not host.allocation or host in held)
         ]
+        ways = [warmed[host] for host in rest]
         with closing(NotebookAsker(can_ask=False)) as asker:
             untold = [
                 name
-                for name in in_parallel(partial(self._end_templates, asker), rest)
+                for name in in_parallel(partial(self._end_templates, asker), rest, ways)
                 if name
             ]
-        self._warmed = {}
         self._connections.close()
         self._allocations.end()
         return tuple(sorted(untold))
 
-    def _end_templates(self, asker: NotebookAsker, host: Host) -> str:
+    def _end_templates(
+        self, asker: NotebookAsker, host: Host, way: tuple[Access, str]
+    ) -> str:
         """End what a host keeps loaded with which no conversation rests; return its name if that can't be."""
-        access, python = self._warmed[host]
+        access, python = way
         try:
             link = self._connections.link(
                 host, replace(access, connect_timeout_s=_SOON_S), asker, python, build()

@@ -46,6 +46,7 @@ A node
 Beside the phase, a node may be
 
 - *unusable* (Unusable, launcher): it can't take part. Nothing starts then.
+- *waited for* (Waiting, launcher): another job has devices of it. Nothing starts until they are free.
 - *broken* (Broken, until Mended; launcher): there is no connection just now. Its ranks go on.
 - *stopping* (NodeStopping, agent): its agent ends its ranks, for this reason.
 - *silent*, *joined* or *lost* in the gang (PeerState, from the lead of any node, from a member of the lead).
@@ -79,6 +80,7 @@ The run
 
     stopping                        `stopping` is set
     running                         a rank is beyond starting
+    waiting                         the run waits for devices of a host
     connecting, sending, starting   what the node that is least far does
 
 `is_over`: every node is gone or lost, or `abandoned` is set. Then, in this order: *failed* with a `first_failure`,

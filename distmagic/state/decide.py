@@ -95,7 +95,8 @@ def _is_port_closed(state: RunState) -> bool:
 def overdue(state: RunState) -> tuple[int, ...]:
     """Return the nodes that have been out of reach for too long while others are not: their hosts are down.
 
-    A node that its own gang hears is not among them, wherever this notebook's cable is broken.
+    A node that its own gang hears is not among them, wherever this notebook's cable is broken. Nor is one of a detached
+    job, which needs no notebook, also where its nodes can't hear each other: following it must never end it.
     """
     there = _there(state)
     others_lost_it = any(node.stopping == "lost" for node in state.nodes)
@@ -104,7 +105,8 @@ def overdue(state: RunState) -> tuple[int, ...]:
     found = []
     for node in there:
         is_late = bool(node.broken) and state.at_s - node.broken_at_s > NODE_LOST_S
-        if is_late and (node.gang != "joined" or others_lost_it):
+        runs_alone = node.gang == "joined" or bool(state.detached_by)
+        if is_late and (others_lost_it or not runs_alone):
             found.append(node.node_rank)
     return tuple(found)
 

@@ -48,6 +48,13 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A host's devices belong to other jobs: `what` says which, and to whom. "": the run has them now."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
     """`sent_bytes` of the payload were sent to a node, which lacked `total_bytes` of it."""
 
@@ -121,6 +128,7 @@ Launched = (
     | Unusable
     | Warned
     | Planned
+    | Waiting
     | Sending
     | Starting
     | Abandoned

@@ -20,6 +20,7 @@ from distmagic.state.events import (
     StopRequested,
     Swept,
     Unusable,
+    Waiting,
     Warned,
 )
 
@@ -51,6 +52,10 @@ def _planned(draft: RunStateBuilder, _: int, what: Planned) -> None:
     for node, ranks in enumerate(what.ranks[: len(draft.nodes)]):
         draft.nodes[node] = replace(draft.nodes[node], ranks=ranks)
     draft.planned_world_size = what.world_size
+
+
+def _waiting(draft: RunStateBuilder, node: int, what: Waiting) -> None:
+    draft.nodes[node] = replace(draft.nodes[node], waits_for=what.what)
 
 
 def _sending(draft: RunStateBuilder, node: int, what: Sending) -> None:
@@ -110,6 +115,7 @@ HANDLERS: dict[type, Callable[..., None]] = {
     Unusable: _unusable,
     Warned: _warned,
     Planned: _planned,
+    Waiting: _waiting,
     Sending: _sending,
     Starting: _starting,
     Abandoned: _abandoned,

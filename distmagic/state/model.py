@@ -28,6 +28,7 @@ class NodeState:
     hostname      the host's own name for itself, "" before its agent runs
     address       the address that the other nodes dial
     unusable      why the host can't take part, "" if it can
+    waits_for     the devices of the host that the run waits for, and the job that has them; "" while it doesn't wait
     sent_bytes    so much of `total_bytes` of the payload was sent there; both 0 where the host lacked nothing
     code          torchrun's exit code, None before its end
     reason        why the agent ended, in its own words, "done" after a good run; "" before
@@ -50,6 +51,7 @@ class NodeState:
     hostname: str = ""
     address: str = ""
     unusable: str = ""
+    waits_for: str = ""
     sent_bytes: int = 0
     total_bytes: int = 0
     code: int | None = None
@@ -296,15 +298,7 @@ class RunState:
                 return "stopping"
             if any(worker.phase != "starting" for worker in self.workers.values()):
                 return "running"
-            # While no node has a rank: what the node that is least far does.
-            least = min(
-                (node.phase for node in self.nodes),
-                key=NODE_PHASES.index,
-                default="starting",
-            )
-            if least in ("connecting", "connected"):
-                return "connecting"
-            return "sending" if least == "sending" else "starting"
+            return self._phase_before_ranks
         if self.first_failure is not None:
             return "failed"
         if self.is_lost or self.stopping == "lost":
@@ -312,3 +306,17 @@ class RunState:
         if self.stopping:
             return "failed" if self.stopping == "failed" else "stopped"
         return "done" if all(node.code == 0 for node in self.essential) else "failed"
+
+    @property
+    def _phase_before_ranks(self) -> RunPhase:
+        if any(node.waits_for for node in self.nodes):
+            return "waiting"
+        # What the node that is least far does.
+        least = min(
+            (node.phase for node in self.nodes),
+            key=NODE_PHASES.index,
+            default="starting",
+        )
+        if least in ("connecting", "connected"):
+            return "connecting"
+        return "sending" if least == "sending" else "starting"

@@ -31,6 +31,7 @@ ALIVE: tuple[RankPhase, ...] = ("starting", "running")
 
 RunPhase = Literal[
     "connecting",
+    "waiting",
     "sending",
     "starting",
     "running",

@@ -86,7 +86,7 @@ def _follow(folder: Path) -> tuple[float, float]:
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        wait_until(path.exists, "the simulated agents")
+        wait_until(path.exists, "the simulated agents", timeout_s=120)
         with Kernel(sys.executable, folder, env) as kernel:
             kernel.run(
                 "%load_ext distmagic\nfrom pathlib import Path\nfrom tests.bench.crowd_notebook import follow"

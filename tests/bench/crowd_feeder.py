@@ -82,57 +82,56 @@ def _metrics(rank: int, beat: int) -> dict[str, float]:
     }
 
 
-class Node:
-    """One node's end of the wire."""
-
-    def __init__(self, number: int, nodes: int, conn: socket.socket) -> None:
-        self.number, self.nodes, self.conn = number, nodes, conn
-        self.last = 0
-
-    def say(self, messages: Iterator[protocol.Message]) -> None:
-        """Send messages under the next numbers."""
+def script(node: int, nodes: int, seconds: float) -> list[bytes]:
+    """Return all that a node sends: its beginning, the reports of each turn, its end."""
+    step = beats_a_line(nodes)
+    turns: list[Iterator[protocol.Message]] = [opening(node, nodes)]
+    for beat in range(0, int(seconds * HZ), step):
+        turns.append(reports(node, range(beat, beat + step)))
+    turns.append(closing(node))
+    number, parts = 0, []
+    for messages in turns:
         data = bytearray()
         for message in messages:
-            self.last += 1
-            data += protocol.encode(message, self.last)
-        self.conn.sendall(data)
-
-    def end(self) -> None:
-        """Say that all is over."""
-        self.say(closing(self.number))
-        self.conn.sendall(protocol.encode(protocol.AgentGone()))
+            number += 1
+            data += protocol.encode(message, number)
+        parts.append(bytes(data))
+    parts[-1] += protocol.encode(protocol.AgentGone())
+    return parts
 
 
 def main() -> None:
-    """Serve all nodes until their time is over."""
+    """Serve all nodes until their time is over. What they say is written before: sending it takes next to no time."""
     path, nodes, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    scripts = [script(node, nodes, seconds) for node in range(nodes)]
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(nodes)
-        served = [_accept(listener, nodes) for _ in range(nodes)]
-    for node in served:
-        node.say(opening(node.number, nodes))
+        served = dict(_accept(listener) for _ in range(nodes))
+    for node, conn in served.items():
+        conn.sendall(scripts[node][0])
     began, late_s = time.monotonic(), 0.0
-    step = beats_a_line(nodes)
-    for beat in range(0, int(seconds * HZ), step):
-        for i, node in enumerate(served):
-            due = began + (beat + step * (1 + i / nodes)) / HZ
+    turn_s = beats_a_line(nodes) / HZ
+    for turn in range(1, len(scripts[0]) - 1):
+        for node, conn in sorted(served.items()):
+            due = began + turn_s * (turn + node / nodes)
             late_s = max(late_s, -_wait_until(due))
-            node.say(reports(node.number, range(beat, beat + step)))
-    for node in served:
-        node.end()
+            conn.sendall(scripts[node][turn])
+    for node, conn in served.items():
+        conn.sendall(scripts[node][-1])
     print(f"{late_s:.3f}")
-    _until_closed(served)
+    _until_closed(list(served.values()))
 
 
-def _accept(listener: socket.socket, nodes: int) -> Node:
+def _accept(listener: socket.socket) -> tuple[int, socket.socket]:
+    """Return the next node that somebody follows, and the connection to that one."""
     conn, _ = listener.accept()
     lines = Lines()
     while (line := lines.line()) is None:
         lines.feed(conn.recv(65536))
     request = protocol.decode(line)[1]
     assert isinstance(request, protocol.FollowJob)
-    return Node(request.node_rank, nodes, conn)
+    return request.node_rank, conn
 
 
 def _wait_until(due: float) -> float:
@@ -142,11 +141,11 @@ def _wait_until(due: float) -> float:
     return left
 
 
-def _until_closed(served: list[Node]) -> None:
+def _until_closed(served: list[socket.socket]) -> None:
     """Read what the notebook says, leases, until it hangs up everywhere."""
     with selectors.DefaultSelector() as selector:
-        for node in served:
-            selector.register(node.conn, selectors.EVENT_READ)
+        for conn in served:
+            selector.register(conn, selectors.EVENT_READ)
         while selector.get_map():
             for key, _ in selector.select():
                 conn = key.fileobj

@@ -30,9 +30,12 @@ const values = {}, heeded = {};
 const model = {
   get: name => values[name],
   on: (event, act) => { (heeded[event] ??= []).push(act); },
-  send: content => { sent.push(content.op); },
+  send: () => {},
+  // Of what a page asks over the control channel, Python answers what it has to be told at once.
+  widget_manager: { kernel: { sendControlMessage: ({ content }) => ({
+    done: content.op === 'lines' ? python(content).then(answer => ({ content: answer })) : Promise.resolve({ content: {} }),
+  }) } },
 };
-window.sent = [];
 window.give = changes => {
   Object.assign(values, changes);
   for (const name of Object.keys(changes)) for (const act of heeded[`change:${name}`] ?? []) act();
@@ -81,6 +84,12 @@ class PlainPage:
 
     def __init__(self, page: Page) -> None:
         self.page = page
+        self._board: Board | None = None
+        page.expose_function("python", self._answer)
+
+    def _answer(self, content: dict[str, Any]) -> dict[str, object]:
+        assert self._board is not None
+        return self._board.answer(content["op"], content["before"])
 
     def open(self, theme: str) -> None:
         """Load a page anew that shows nothing yet."""
@@ -100,6 +109,7 @@ class PlainPage:
 
     def show(self, state: RunState) -> int:
         """Let the page show a state; return how many bytes it was given for that."""
+        assert self._board is not None
         self._board.show(state)
         assert self._view is not None
         changes = self._view.taken()

@@ -11,6 +11,8 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from distmagic import render
+from distmagic.comparison import as_html
+from distmagic.comparison.summary import summary
 from distmagic.state.model import Picture, RunState
 from tests import REPOSITORY, scenes
 from tests.browser.plain_page import THEMES, WIDTHS, PlainPage, plain_page
@@ -30,19 +32,49 @@ def with_a_picture() -> RunState:
     return replace(scenes.on_gpus(), pictures=(shown,))
 
 
+def a_sweep() -> list[RunState]:
+    """Return the runs of a loop over learning rates, of which one has failed."""
+    runs = []
+    for number, lr in enumerate((0.3, 0.1, 0.03, 0.01, 0.003)):
+        state = scenes.failed() if lr == 0.3 else scenes.done()
+        series = {rank: scenes.series(rank + 2 * number) for rank in state.series}
+        call = f"train(steps=500, lr={lr})"
+        job = f"0612-10{15 + number}00-{number}f3a"
+        state = replace(state, series=series, call=call, job=job, world_size=4)
+        runs.append(replace(state, at_s=27.4 + 14 * number))
+    return runs
+
+
+def the_sweep_goes_on() -> str:
+    """Return what a cell shows whose loop is at its fourth run."""
+    over = [summary(state) for state in a_sweep()[:3]]
+    now = replace(scenes.running(), call="train(steps=500, lr=0.01)")
+    return as_html.html(over) + render.html(now)
+
+
+def much_output() -> RunState:
+    """Return a run of which a page has only the last lines of output."""
+    return replace(scenes.running(), lines=scenes.lines(400), lines_seen=12_345)
+
+
 LIVE: dict[str, Callable[[], RunState]] = {
     "connecting": scenes.connecting,
     "running": scenes.running,
     "slow": scenes.one_slow,
+    "standing-still": scenes.standing_still,
     "gpus-and-picture": with_a_picture,
     "failed": scenes.failed,
+    "much-output": much_output,
+    "odd-names": scenes.unicode_names,
     "one-of-64-failed": scenes.one_of_64_failed,
     "1024-ranks": scenes.ranks_1024,
 }
-SAVED: dict[str, Callable[[], RunState]] = {
-    "saved-done": scenes.done,
-    "saved-failed": scenes.failed,
-    "saved-picture": lambda: scenes.over(with_a_picture()),
+SAVED: dict[str, Callable[[], str]] = {
+    "saved-done": lambda: render.html(scenes.done()),
+    "saved-failed": lambda: render.html(scenes.failed()),
+    "saved-picture": lambda: render.html(scenes.over(with_a_picture())),
+    "saved-comparison": lambda: as_html.html([summary(one) for one in a_sweep()]),
+    "saved-loop": the_sweep_goes_on,
 }
 
 
@@ -52,8 +84,8 @@ def shown(page: PlainPage, theme: str) -> Iterator[str]:
         page.open(theme)
         page.show(replace(scene(), call="train(steps=500, lr=0.1)", began_unix_s=1.8e9))
         yield name
-    for name, scene in SAVED.items():
-        page.open_saved(render.html(scene()), theme)
+    for name, html in SAVED.items():
+        page.open_saved(html(), theme)
         yield name
 
 

@@ -10,6 +10,7 @@ from importlib import resources
 import pytest
 from nbconvert import HTMLExporter
 from nbformat import v4
+from playwright.sync_api import expect
 
 from distmagic import render
 from distmagic.state.model import OutputLine, RunState
@@ -66,53 +67,62 @@ def test_one_of_64_ranks_that_failed_is_on_top_and_all_are_folded(page: PlainPag
     assert fold.locator("tr").count() == 65
 
 
-def lines(first: int, count: int) -> tuple[OutputLine, ...]:
-    return tuple(
-        OutputLine(rank=i % 2, label=f"rank {i % 2} gpu-a", stream="stdout", text=f"line {i} of {'even' if i % 2 == 0 else 'odd'}")
-        for i in range(first, first + count)
-    )  # fmt: skip
-
-
-def at(tenth: int, state: RunState | None = None) -> RunState:
-    """Return the state of a run in which every tenth of a second has eight new lines."""
-    state = scenes.running() if state is None else state
-    seen = 8 * (tenth + 1)
-    first = max(0, seen - 400)
-    kept = lines(first, seen - first)
-    return replace(state, lines=kept, lines_seen=seen, at_s=100 + tenth / 10)
-
-
-def test_a_selection_and_a_filter_stay_while_lines_pour_in(page: PlainPage):
-    page.page.set_viewport_size({"width": 1400, "height": 900})
+def test_standing_still_is_said_and_where_the_ranks_are_comes_by_itself(
+    page: PlainPage,
+):
     page.open("light")
-    for tenth in range(30):
-        page.show(at(tenth))
-    log = page.page.locator(".dm-log")
-    assert log.locator(".dm-line").count() > 200
-    page.page.get_by_label("show only lines with this text").fill("of odd")
-    chosen = log.locator(".dm-line:visible").nth(90)
-    chosen.scroll_into_view_if_needed()
-    chosen.select_text()
-    before = page.page.evaluate("document.getSelection().toString()")
-    pane = log.locator(".dm-log-lines")
-    top = pane.evaluate("pane => pane.scrollTop")
-    for tenth in range(30, 200):
-        page.show(at(tenth))
-    assert page.page.evaluate("document.getSelection().toString()") == before
-    assert re.search(r"line \d+ of odd", before)
-    assert pane.evaluate("pane => pane.scrollTop") == top
-    texts = log.locator(".dm-line:visible").all_inner_texts()
-    assert len(texts) > 700
-    assert all("of odd" in text for text in texts)
-    page.page.evaluate("document.getSelection().removeAllRanges()")
-    pane.evaluate("pane => { pane.scrollTop = pane.scrollHeight; }")
-    page.show(at(230))
-    kept = log.locator("pre").first.locator(".dm-line")
-    assert kept.count() == 1000, "the last thousand stay"
-    assert "line 1847 of odd" in kept.last.inner_text()
+    page.show(scenes.standing_still())
+    head = page.page.locator(".dm-head")
+    assert "no rank has advanced for 1 min" in head.inner_text()
+    assert " left" not in head.inner_text()
+    table = page.page.locator(".dm-part-table table").first
+    assert table.locator("tr", has_text="no step for 1 min").count() == 4
+    assert "step/s" not in table.inner_text()
+    alert = page.page.locator(".dm-alert", has_text="all 4 ranks are in train")
+    alert.locator("summary").click()
+    assert "load()" in alert.locator("pre").inner_text()
+
+
+def test_the_name_of_the_job_is_copied(page: PlainPage):
+    page.open("light")
+    page.show(scenes.running())
+    page.page.get_by_role("button", name="Copy ID").click()
+    expect(page.page.get_by_role("button", name="Copied")).to_be_visible()
+    field = page.page.get_by_label("show only lines with this text")
+    field.focus()
+    page.page.keyboard.press("Control+V")
+    assert field.input_value() == scenes.running().job
+
+
+def test_hostile_words_of_hosts_do_nothing_in_a_page(page: PlainPage):
+    """In the page's own script, which takes HTML: as text of a host, a rank, a metric, a call, a failure and a job."""
+    bad = "<img src=x onerror='window.harm=1'><script>window.harm=1</script>"
+    page.open("light")
+    state = scenes.failed()
+    nodes = tuple(replace(node, host=bad, hostname=bad) for node in state.nodes)
+    series = {rank: {bad: table["loss"]} for rank, table in state.series.items()}
+    line = OutputLine(rank=0, label=bad, stream="stderr", text=bad)
+    workers = {
+        rank: replace(worker, host=bad, device=bad, metrics={bad: 1.0})
+        for rank, worker in state.workers.items()
+    }
+    page.show(
+        replace(state, job=bad, call=bad, notices=(bad,), nodes=nodes, workers=workers, series=series, lines=(line,),
+                lines_seen=9, open_lines={(1, 0, "stdout"): bad}, at_s=90.0)
+    )  # fmt: skip
+    plot = page.page.locator(".dm-plot").first
+    plot.hover()
+    assert "<img src=x" in page.page.locator(".dm-tip").first.locator("..").locator("..").inner_text()  # fmt: skip
+    gap = page.page.locator(".dm-gap").first
+    gap.get_by_role("button").click()
+    expect(gap).to_contain_text(f"%distributed logs {bad} RANK")
+    assert bad in page.page.locator(".dm-log-lines").inner_text()
+    assert page.page.locator(".distmagic img, .distmagic script").count() == 0
+    assert page.page.evaluate("window.harm") is None
 
 
 def test_more_metrics_than_six_are_said_and_can_be_chosen(page: PlainPage):
+    page.page.set_viewport_size({"width": 1400, "height": 900})
     page.open("light")
     state = scenes.running()
     (one,) = {name: series for name, series in state.series[0].items() if name == "loss"}.values()  # fmt: skip

@@ -179,6 +179,7 @@ class FakeHost:
                 p.Route(address=self.facts.address, interface=self.facts.interface)
             ],
             p.GetFreePort: [p.FreePort(port=self.free_port)],
+            p.ClaimDevices: [p.DevicesClaimed()],
             p.OfferBlobs: [p.MissingBlobs()],
             p.CheckBlobs: [p.MissingBlobs()],
             p.SweepJob: [p.Final(reason="swept")],

@@ -10,7 +10,7 @@ from distmagic import api
 from distmagic.session.session import Session
 from tests.e2e.slurm_cells import Held
 from tests.lab import HostProcess, wait_until
-from tests.lab.slurm import SlurmLab
+from tests.lab.slurm import LOOK_S, SlurmLab
 
 
 @pytest.fixture
@@ -30,8 +30,7 @@ def held_by_module(session_slurm: SlurmLab) -> Iterator[Held]:
     made = Held(slurm=session_slurm, kernel=Session())
     yield made
     made.kernel.down()
-    # Slurm keeps a job "completing" for most of a minute where its controller was away meanwhile.
-    session_slurm.assert_clean(within_s=90.0)
+    session_slurm.assert_clean()
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def held(held_by_module: Held, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held
     monkeypatch.setattr(api, "session", lambda: held_by_module.kernel)
     yield held_by_module
     slurm = held_by_module.slurm
-    wait_until(lambda: not at_work_on(slurm), "agents and ranks to end")
+    wait_until(lambda: not at_work_on(slurm), "agents and ranks to end", every_s=LOOK_S)
 
 
 def at_work_on(slurm: SlurmLab) -> list[HostProcess]:

@@ -17,6 +17,19 @@ def count(seconds: float) -> int:
     return total
 
 
+def wait_for(path: str) -> str:
+    """Wait until there is a file of this name, and return the name."""
+    import time
+    from pathlib import Path
+
+    import distmagic
+
+    distmagic.report(step=1)
+    while not Path(path).exists():
+        time.sleep(0.02)
+    return path
+
+
 def stubborn() -> None:
     """Ignore SIGTERM, with a child and a grandchild that do too; then work for ever."""
     import os

@@ -1,15 +1,11 @@
 """Programs of Accelerate, Lightning, Transformers and hydra run unchanged, and what they log are metrics.
 
-They run where these packages are installed: here, or in folders that the variable FRAMEWORKS names
-(`pip install --target FOLDER accelerate lightning transformers hydra-core rich`; not below /tmp, hosts have their own).
+Hosts of the lab find these packages where this Python has them, by PYTHONPATH.
 """
 
 from __future__ import annotations
 
-import importlib.machinery
-import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +17,7 @@ from tests import REPOSITORY
 from tests.e2e import runner
 from tests.e2e.scripts import run
 from tests.lab import Lab
+from tests.system.packages import folder_of
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(400)]
 SHAPES = REPOSITORY / "tests" / "e2e" / "shapes"
@@ -38,13 +35,7 @@ def run_with(
     lab: Lab, package: str, line: str, screen: runner.Watch | None = None
 ) -> Run:
     """Run a script on two hosts, whose Pythons find `package` where this one does."""
-    named = os.environ.get("FRAMEWORKS", "")
-    folders = [folder for folder in named.split(os.pathsep) if folder]
-    spec = importlib.machinery.PathFinder.find_spec(package, [*folders, *sys.path])
-    if spec is None or spec.origin is None:
-        pytest.skip(f"{package} is not installed")
-    here = named or str(Path(spec.origin).parents[1])
-    line = f"--env PYTHONPATH={here} --fresh {line}"
+    line = f"--env PYTHONPATH={folder_of(package)} --fresh {line}"
     return run(lab, line, hosts="dm1:1,dm2:1", screen=screen)
 
 

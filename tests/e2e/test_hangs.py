@@ -105,7 +105,7 @@ def test_a_hang_ends_the_run_and_says_who_stands_out(
             hosts="dm1:2,dm2:1",
             access=way,
             screen=runner.Watch(),
-            hang_timeout_s=3.0,
+            hang_timeout_s=6.0,
         )
     session().close()  # and with it what hosts keep loaded
     lab.assert_clean()
@@ -151,7 +151,7 @@ def test_a_rank_that_is_stopped_is_said_not_to_answer(lab: Lab) -> None:
 
     screen = runner.Watch(all_report, freeze)
     error = runner.failure(
-        lab, "dm1:2,dm2:1", as_value(train), 2, "", hang_timeout_s=3.0, screen=screen
+        lab, "dm1:2,dm2:1", as_value(train), 2, "", hang_timeout_s=6.0, screen=screen
     )
     assert isinstance(error, Hung)
     stopped = "rank 2 (dm2, local_rank 0) doesn't answer: its process is stopped (kill -CONT would let it go on)"

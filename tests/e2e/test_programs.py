@@ -28,6 +28,18 @@ def ended(lab: Lab) -> Iterator[Lab]:
     lab.assert_clean()
 
 
+@pytest.fixture(params=["own homes", "one home"])
+def homes(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """Two hosts or more with homes of their own, and two that share one."""
+    if request.param == "one home":
+        lab = request.getfixturevalue("make_lab")(2, shared_home=True)
+    else:
+        lab = request.getfixturevalue("lab")
+    yield lab
+    session().close()
+    lab.assert_clean()
+
+
 @pytest.fixture
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """Return a function that makes a copy of a folder of programs the current directory."""
@@ -56,12 +68,12 @@ def test_a_program_goes_on_from_its_snapshot_and_the_snapshot_comes_back(ended, 
     assert (folder / "snapshot.pt").stat().st_size > 1000
 
 
-def test_a_program_whose_settings_are_its_globals(ended, inside):
+def test_a_program_whose_settings_are_its_globals(homes, inside):
     folder = inside("configured")
     prepare = [sys.executable, "data/words/prepare.py"]
     subprocess.run(prepare, check=True, cwd=folder)
     line = "--fresh --fetch out-small train.py config/small.py --batch_size=8"
-    found = run(ended, line, hosts="dm1:2")
+    found = run(homes, line, hosts=TWO)
     out = found.logs(0, "stdout").splitlines()
     assert out[0] == "settings of config/small.py"
     assert [words.partition(":")[0] for words in out[1:]] == [

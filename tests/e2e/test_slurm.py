@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -19,9 +20,12 @@ from tests.e2e.slurm_cells import (
     Held,
     failure,
     interrupt,
+    kill,
+    ours,
     replaced,
 )
 from tests.lab import wait_until
+from tests.lab.slurm import LOOK_S, SlurmLab
 
 pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(180)]
 
@@ -65,6 +69,65 @@ def test_ranks_see_nothing_of_the_keepers_task_and_their_jobs_number(
     found = held.run(as_value(variables))
     (job,) = held.slurm.jobs()
     assert dict(found.results) == {0: ([], job, "0,1"), 1: ([], job, "0,1")}
+
+
+# ---- sruns that are killed
+
+
+def test_sruns_that_are_killed_end_no_run_and_leave_no_step(held: Held) -> None:
+    """An srun is two processes; the second cancels the step when the first is gone."""
+    login = held.slurm.login
+
+    def kill_them() -> None:
+        sruns = ours(login, "usher", "srun")
+        both = {one.pid for one in sruns}
+        kill(login, [one for one in sruns if one.ppid not in both])
+
+    _goes_on_after(held, kill_them)
+
+
+def test_sruns_that_are_killed_with_what_cancels_their_steps_end_no_run(
+    held: Held,
+) -> None:
+    """As when the log-in node dies: the next connections tell the keepers, which end what is left of those."""
+    login = held.slurm.login
+    _goes_on_after(held, lambda: kill(login, ours(login, "usher", "srun")))
+
+
+def test_ushers_that_are_killed_end_no_run_and_leave_no_step(held: Held) -> None:
+    def kill_them() -> None:
+        for host in held.slurm.nodes:
+            kill(host, ours(host, "usher"))
+
+    _goes_on_after(held, kill_them)
+
+
+def _goes_on_after(held: Held, kill_them: Callable[[], object]) -> None:
+    """Kill all connections in the middle of a run: it goes on, and their steps end."""
+    before: set[str] = set()
+
+    def look_and_kill() -> None:
+        before.update(_steps(held.slurm))
+        kill_them()
+
+    found = held.run(as_value(count), 4.0, screen=Watch(at_work(2), look_and_kill))
+    assert dict(found.results) == {0: 40, 1: 40}
+    assert len(before) >= 4, "of the keepers, of the lease, and one for each node"
+
+    def have_ended() -> bool:
+        left = before & _steps(held.slurm)
+        return len(left) <= 1  # the keepers'
+
+    wait_until(have_ended, "the steps of what was killed to end", every_s=LOOK_S)
+
+
+def _steps(slurm: SlurmLab) -> set[str]:
+    """Return the names of all steps that sruns have begun and that have not ended."""
+    names = slurm.command("squeue", "-h", "--steps", "-o", "%i").split()
+    return {name for name in names if name.rpartition(".")[2].isdecimal()}
+
+
+# ---- what is away for a while
 
 
 def test_the_log_in_node_is_cut_off_for_20_seconds(held: Held) -> None:
@@ -113,7 +176,7 @@ def test_a_run_asks_slurm_nothing_and_the_next_bears_a_controller_that_came_back
         refused.append(held.slurm.login.exec(step).stderr)
         return "Unable to create step" in refused[-1]
 
-    wait_until(is_refused, "Slurm to refuse a step")
+    wait_until(is_refused, "Slurm to refuse a step", every_s=LOOK_S)
     # Another way to the nodes needs connections of its own, and so new steps.
     way = runner.access(held.slurm.lab, warm_idle_s=60.0, lease_s=59.0)
     found = held.run(as_value(all_reduce), access=way)

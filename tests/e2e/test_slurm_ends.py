@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import socket
+import threading
 from collections.abc import Callable
 
 import pytest
 
-from distmagic.errors import DistmagicError, NodeLost, WorkerFailed
+from distmagic.errors import NodeLost, WorkerFailed
 from distmagic.request.allocation import SlurmRequest
-from distmagic.state.model import RunState
+from distmagic.session.background import BackgroundRun
 from tests.e2e.programs import count
 from tests.e2e.runner import Watch, as_value, at_work
 from tests.e2e.slurm_cells import (
@@ -32,94 +33,128 @@ pytestmark = [
     pytest.mark.usefixtures("kernel"),
 ]
 
-
-def ended_in_the_middle(
-    slurm: SlurmLab, act: Callable[[], object], **options: object
-) -> tuple[str, DistmagicError]:
-    """Run a job in the middle of which `act` is called, and ends the allocation; return its number and the error.
-
-    It has one node, where nothing else is said.
-    """
-    jobs: list[str] = []
-    request = options.setdefault("allocation", ONE)
-    assert isinstance(request, SlurmRequest)
-
-    def see_and_act() -> None:
-        jobs.extend(slurm.jobs())
-        act()
-
-    screen = Watch(at_work(request.nodes), see_and_act)
-    error = failure(slurm, as_value(count), 100.0, screen=screen, **options)
-    assert isinstance(error, NodeLost), error
-    return jobs[0], error
+OTHER = dataclasses.replace(TWO, options=(*TWO.options, ("nice", "1")))
 
 
-def test_somebody_else_cancels_the_job(slurm: SlurmLab) -> None:
-    job, error = ended_in_the_middle(
-        slurm, lambda: slurm.command("scancel", *slurm.jobs())
-    )
-    told = f"Slurm job {job} was cancelled with scancel, not by this notebook."
-    assert told in error.message
-    assert "Ask whoever did" in error.hint
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ending:
+    """What ends an allocation in the middle of a run, and what is told then."""
+
+    partition: str  # in which there is no other job
+    node: str
+    act: Callable[[str], object]  # with the number of the job
+    told: str
+    hint: str
 
 
-def test_the_time_limit(slurm: SlurmLab) -> None:
-    def soon() -> None:
-        (job,) = slurm.jobs()
+def test_a_cancel_the_time_limit_and_a_preemption(slurm: SlurmLab) -> None:
+    """Three runs at the same time: Slurm looks at time limits only every 30 s."""
+    first, second = slurm.names
+    others: list[str] = []
+
+    def bring_the_limit(job: str) -> None:
         slurm.command("scontrol", "update", f"JobId={job}", "EndTime=now+1seconds")
 
-    job, error = ended_in_the_middle(slurm, soon)
-    assert f"Slurm job {job} reached its time limit." in error.message
-    assert "--time 2:00:00" in error.hint
+    def cancel(job: str) -> None:
+        slurm.command("scancel", job)
 
+    def preempt(_: str) -> None:
+        options = ("-N1", f"--nodelist={second}", "--exclusive", "--partition=main")
+        others.append(submit(slurm, *options))
 
-def test_a_preemption(slurm: SlurmLab) -> None:
-    others: list[str] = []
-    request = dataclasses.replace(ONE, options=(("partition", "low"), *ONE.options))
-    job, error = ended_in_the_middle(
-        slurm,
-        lambda: others.append(submit(slurm, "--partition=main", "--exclusive")),
-        allocation=request,
+    endings = (
+        Ending(
+            partition="short",
+            node=first,
+            act=bring_the_limit,
+            told="reached its time limit.",
+            hint="--time 2:00:00",
+        ),
+        Ending(
+            partition="main",
+            node=first,
+            act=cancel,
+            told="was cancelled with scancel, not by this notebook.",
+            hint="Ask whoever did",
+        ),
+        Ending(
+            partition="low",
+            node=second,
+            act=preempt,
+            told="was preempted: a job that may take its nodes has come.",
+            hint="whose jobs are not preempted",
+        ),
     )
+    jobs: dict[str, str] = {}  # by their partition
+    runs = [begun(slurm, ending, jobs) for ending in endings]
+    for ending, background in zip(endings, runs, strict=True):
+        with pytest.raises(NodeLost) as caught:
+            background.wait(120.0)
+        told = f"Slurm job {jobs[ending.partition]} {ending.told}"
+        assert told in caught.value.message
+        assert ending.hint in caught.value.hint
     slurm.command("scancel", *others)
-    told = f"Slurm job {job} was preempted: a job that may take its nodes has come."
-    assert told in error.message
-    assert "whose jobs are not preempted" in error.hint
 
 
-def test_a_node_that_loses_its_power_ends_the_allocation(slurm: SlurmLab) -> None:
-    job, error = ended_in_the_middle(
-        slurm,
-        lambda: slurm.switch_off(slurm.nodes[1]),
-        allocation=TWO,
-        node_lost_after_s=60.0,
-    )
-    assert f"Slurm job {job} lost a node: Slurm found it dead." in error.message
-    assert "Run the cell again; Slurm gives other nodes." in error.hint
-    assert state_of(slurm, job) == "NODE_FAIL"
+def begun(slurm: SlurmLab, ending: Ending, jobs: dict[str, str]) -> BackgroundRun:
+    """Begin a run that goes on until its allocation is ended; note the number of its job in `jobs`."""
+    partition = ending.partition
+
+    def see_and_act() -> None:
+        found = slurm.command("squeue", "-h", "-p", partition, "-o", "%i")
+        jobs[partition] = found.strip()
+        ending.act(jobs[partition])
+
+    place = (("partition", partition), ("nodelist", ending.node))
+    request = dataclasses.replace(ONE, options=(*place, *ONE.options))
+    screen = Watch(at_work(1), see_and_act)
+    return run_in_background(slurm, request, screen)
 
 
-def test_an_elastic_job_goes_on_without_a_node_that_lost_its_power(
+def run_in_background(
+    slurm: SlurmLab, request: SlurmRequest, screen: Watch, **options: object
+) -> BackgroundRun:
+    """Begin a run that does not end by itself."""
+    found = run(
+        slurm, as_value(count), 100.0, allocation=request, screen=screen, background=True, **options
+    )  # fmt: skip
+    assert isinstance(found, BackgroundRun)
+    return found
+
+
+def test_a_node_that_loses_its_power_ends_an_allocation_unless_its_job_is_elastic(
     slurm: SlurmLab,
 ) -> None:
-    class Powerless(Watch):
-        def __init__(self) -> None:
-            super().__init__(at_work(2), lambda: slurm.switch_off(slurm.nodes[1]))
-            self.job = ""
+    """Two runs at the same time, each in an allocation of its own on both nodes."""
+    is_at_work = threading.Event()
+    fixed = run_in_background(
+        slurm, OTHER, Watch(at_work(2), is_at_work.set), node_lost_after_s=60.0
+    )
+    assert is_at_work.wait(60.0)
+    (first,) = slurm.jobs()
+    second: list[str] = []
 
-        def show(self, state: RunState) -> None:
-            self.job = self.job or "".join(slurm.jobs())
-            super().show(state)
+    def switch_off() -> None:
+        second.extend(job for job in slurm.jobs() if job != first)
+        slurm.switch_off(slurm.nodes[1])
 
-    screen = Powerless()
+    screen = Watch(at_work(2), switch_off)
     found = run(
         slurm, as_value(count), 4.0, nnodes=(1, 2), max_restarts=2, node_lost_after_s=2.0, screen=screen
     )  # fmt: skip
     assert dict(found.results) == {0: 40}
-    assert state_of(slurm, screen.job) == "RUNNING", "--no-kill keeps what is left"
+    (job,) = second
+    assert state_of(slurm, job) == "RUNNING", "--no-kill keeps what is left"
     again = run(slurm, socket.gethostname, nnodes=(1, 2))
     assert dict(again.results) == {0: "dm2"}
-    assert slurm.jobs() == (screen.job,)
+
+    with pytest.raises(NodeLost) as caught:
+        fixed.wait(60.0)
+    message = caught.value.message
+    assert f"Slurm job {first} lost a node: Slurm found it dead." in message
+    assert "Run the cell again; Slurm gives other nodes." in caught.value.hint
+    assert state_of(slurm, first) == "NODE_FAIL"
+    assert slurm.jobs() == (job,)
 
 
 def fill_memory() -> int:
@@ -177,20 +212,32 @@ def test_a_keeper_that_is_killed_for_want_of_memory(slurm: SlurmLab) -> None:
         f"Slurm job {jobs[0]} used more memory than it had asked for." in error.message
     )
     assert "--mem 64G" in error.hint
-    # Its keepers remove what the killed left.
+    _a_minute_later(slurm)
     found = run(slurm, as_value(count), 0.1)
     assert found.state.phase == "done"
+
+
+def _a_minute_later(slurm: SlurmLab) -> None:
+    """Have what killed agents left be older than it is: the next connection removes what has been still for ten seconds."""
+    for host in slurm.nodes:
+        host.exec(["sh", "-c", "touch -c -d '1 minute ago' /tmp/distmagic-*"])
 
 
 def test_the_keeper_of_a_second_node_that_is_killed_ends_the_allocation(
     slurm: SlurmLab,
 ) -> None:
+    jobs: list[str] = []
+
     def kill_it() -> None:
+        jobs.extend(slurm.jobs())
         host = slurm.nodes[1]
         kill(host, ours(host, "keeper"))
 
-    job, error = ended_in_the_middle(slurm, kill_it, allocation=TWO)
-    assert f"Slurm job {job} failed: one of its keepers has ended." in error.message
+    error = failure(slurm, as_value(count), 100.0, screen=Watch(at_work(2), kill_it))
+    assert isinstance(error, NodeLost)
+    told = f"Slurm job {jobs[0]} failed: one of its keepers has ended."
+    assert told in error.message
     assert "Run the cell again" in error.hint
+    _a_minute_later(slurm)
     found = run(slurm, as_value(count), 0.1)
     assert found.state.phase == "done", "the next cell asks for new nodes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,8 @@ from distmagic.request.spec import JobSpec
 from distmagic.session.session import Session
 from tests import REPOSITORY
 from tests.e2e import runner
-from tests.e2e.programs import count
-from tests.e2e.runner import Watch, as_value
+from tests.e2e.programs import count, wait_for
+from tests.e2e.runner import Watch, as_value, at_work
 from tests.e2e.slurm_cells import (
     TWO,
     fill,
@@ -83,10 +84,32 @@ def test_a_kernel_that_is_killed_while_its_job_is_pending_leaves_none(
 def test_a_detached_job_holds_its_nodes_when_its_kernel_is_killed(
     slurm: SlurmLab, kernel: Session
 ) -> None:
-    with kernel_of_its_own(slurm, seconds=12.0, detach=True) as process:
+    go = slurm.lab.folder / "go-killed"
+    with kernel_of_its_own(slurm, waits_for=str(go), detach=True) as process:
         name = say_until(process, "over").split()[1]
         (job,) = slurm.jobs()
         process.kill()
+    _find_and_attach(slurm, kernel, job, name, go)
+
+
+def test_a_detached_job_holds_its_nodes_when_its_kernel_is_gone(
+    slurm: SlurmLab, kernel: Session
+) -> None:
+    go = slurm.lab.folder / "go-gone"
+    left = run(slurm, as_value(wait_for), str(go), detach=True)
+    (job,) = slurm.jobs()
+    kernel.close()
+    other = Session()
+    try:
+        _find_and_attach(slurm, other, job, left.job, go)
+    finally:
+        other.down()
+
+
+def _find_and_attach(
+    slurm: SlurmLab, kernel: Session, job: str, name: str, go: Path
+) -> None:
+    """Find job `name` in the allocation `job`, follow it, and let it end."""
     way = runner.access(slurm.lab)
     (listed,) = kernel.allocations("dm1", way, ASKER)
     assert listed.job == job
@@ -94,31 +117,9 @@ def test_a_detached_job_holds_its_nodes_when_its_kernel_is_killed(
     hosts = kernel.allocation(request, way, ASKER, JobSpec()).wait(ASKER, print)
     # others of earlier tests have ended
     there = choose(kernel.jobs(kernel.reach(hosts, way, ASKER)), name)
-    found = kernel.attach(kernel.reach(hosts, way, ASKER), there, Watch())
-    assert dict(found.results) == {0: 120, 1: 120}
-
-
-def test_a_detached_job_holds_its_nodes_when_its_kernel_is_gone(
-    slurm: SlurmLab, kernel: Session
-) -> None:
-    left = run(slurm, as_value(count), 12.0, detach=True)
-    (job,) = slurm.jobs()
-    kernel.close()
-    other = Session()
-    try:
-        way = runner.access(slurm.lab)
-        asker = NotebookAsker(can_ask=False)
-        (listed,) = other.allocations("dm1", way, asker)
-        assert listed.job == job
-        request = SlurmRequest(login="dm1", job=job)
-        hosts = other.allocation(request, way, asker, JobSpec()).wait(asker, print)
-        there = choose(
-            other.jobs(other.reach(hosts, way, asker)), left.job
-        )  # others of earlier tests have ended
-        found = other.attach(other.reach(hosts, way, asker), there, Watch())
-        assert dict(found.results) == {0: 120, 1: 120}
-    finally:
-        other.down()
+    screen = Watch(at_work(2), go.touch)
+    found = kernel.attach(kernel.reach(hosts, way, ASKER), there, screen)
+    assert dict(found.results) == {0: str(go), 1: str(go)}
 
 
 # ---- several kernels, several allocations

@@ -1,4 +1,4 @@
-"""Allocations of real Slurm that wait for nodes, that nobody uses, of a command in a terminal, or that lose their sruns."""
+"""Allocations of real Slurm that wait for nodes, that nobody uses, or of a command in a terminal."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ from distmagic.session.session import Session
 from distmagic.state.model import RunState
 from tests import REPOSITORY
 from tests.e2e.programs import count
-from tests.e2e.runner import Watch, as_value, at_work
+from tests.e2e.runner import as_value
 from tests.e2e.slurm_cells import (
     ONE,
     Noticing,
     failure,
     fill,
     interrupt,
-    kill,
-    ours,
     run,
 )
 from tests.lab import wait_until
-from tests.lab.slurm import LOOK_S, UID, USER, SlurmLab
+from tests.lab.slurm import UID, USER, SlurmLab
 
 pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(180)]
 
@@ -63,10 +61,14 @@ def test_a_pending_allocation_says_why_until_it_is_cancelled_or_begins(
     def cancel() -> None:
         slurm.command("scancel", *(job for job in slurm.jobs() if job != other))
 
-    somebody = Noticing("(Resources)", cancel)
+    somebody = Noticing("Slurm expects it to start at ", cancel)
     error = failure(slurm, as_value(count), 0.1, allocation=ONE, screen=somebody)
     assert isinstance(error, AllocationEnded)
     assert "was cancelled with scancel, not by this notebook." in error.message
+    assert re.search(
+        r"\(Resources\)\. Slurm expects it to start at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.$",
+        somebody.noticed,
+    )
 
     away = Away(slurm, other)
     found = run(slurm, as_value(count), 0.1, allocation=ONE, screen=away)
@@ -114,55 +116,3 @@ def test_an_unused_allocation_ends(slurm: SlurmLab, kernel: Session) -> None:
     wait_until(lambda: not slurm.jobs(), "the allocation to end", 20, every_s=0.1)
     found = run(slurm, as_value(count), 0.1, allocation=request)
     assert found.state.phase == "done", "the next cell asks for new nodes"
-
-
-# ---- sruns that are killed
-
-
-def test_sruns_that_are_killed_end_no_run_and_leave_no_step(
-    slurm: SlurmLab, kernel: Session
-) -> None:
-    """An srun is two processes; the second cancels the step when the first is gone."""
-
-    def kill_them() -> None:
-        sruns = ours(slurm.login, "usher", "srun")
-        both = {one.pid for one in sruns}
-        kill(slurm.login, [one for one in sruns if one.ppid not in both])
-
-    found = run(slurm, as_value(count), 5.0, screen=Watch(at_work(2), kill_them))
-    assert dict(found.results) == {0: 50, 1: 50}
-    wait_until(
-        lambda: steps(slurm) <= 2, "the steps of the sruns to end", every_s=LOOK_S
-    )
-
-
-def test_sruns_that_are_killed_with_what_cancels_their_steps_end_no_run(
-    slurm: SlurmLab, kernel: Session
-) -> None:
-    """As when the log-in node dies."""
-
-    def kill_them() -> None:
-        kill(slurm.login, ours(slurm.login, "usher", "srun"))
-
-    found = run(slurm, as_value(count), 5.0, screen=Watch(at_work(2), kill_them))
-    assert dict(found.results) == {0: 50, 1: 50}
-
-
-def test_ushers_that_are_killed_end_no_run_and_leave_no_step(
-    slurm: SlurmLab, kernel: Session
-) -> None:
-    def kill_them() -> None:
-        for host in slurm.nodes:
-            kill(host, ours(host, "usher"))
-
-    found = run(slurm, as_value(count), 5.0, screen=Watch(at_work(2), kill_them))
-    assert dict(found.results) == {0: 50, 1: 50}
-    wait_until(
-        lambda: steps(slurm) <= 2, "the steps of the ushers to end", every_s=LOOK_S
-    )
-
-
-def steps(slurm: SlurmLab) -> int:
-    """Return how many steps of srun there are: the keepers have one, the lease another."""
-    names = slurm.command("squeue", "-h", "--steps", "-o", "%i").split()
-    return len([name for name in names if name.rpartition(".")[2].isdecimal()])

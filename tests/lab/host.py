@@ -229,6 +229,13 @@ class LabHost:
         """Take away all that `drop` and `reject` have set."""
         network.clear_rules(self._pid())
 
+    def mend_network(self) -> None:
+        """Put its cable back and take its firewall's rules away, if a test has changed them since."""
+        if self._is_broken:
+            self.undrop()
+            self.heal()
+            self._is_broken = False
+
     def freeze(self) -> None:
         """Stop every process on it where it is, as a machine that hangs does; its kernel goes on answering."""
         self._is_broken = True

@@ -155,7 +155,7 @@ class Lab:
 
         try:
             wait_until(
-                is_clean, "hosts without anything of distmagic", timeout_s=within_s
+                is_clean, "hosts without anything of distmagic", within_s, every_s=0.05
             )
         except AssertionError as error:
             raise AssertionError("\n".join((str(error), *found))) from None

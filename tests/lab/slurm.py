@@ -52,9 +52,13 @@ SlurmdTimeout=10
 KillWait=10
 MinJobAge=300
 SlurmdParameters=config_overrides
+DebugFlags=NO_CONF_HASH
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 """
+# How long Slurm's programs try to reach a controller that is away. On nodes longer than it is ever away here: what tells
+# it there that a step has ended sleeps for a minute after that, and the job does not end before.
+_NODES_TRY_S, _LOGIN_TRIES_S, _LOGIN_GIVES_UP_S = 30, 10, 2
 # main is the default; jobs of low give way to it; nobody has the account of closed; short allows 10 minutes
 _PARTITIONS = """\
 PartitionName=main Nodes={names} PriorityTier=10 Default=YES MaxTime=INFINITE DefaultTime=30
@@ -158,6 +162,10 @@ class SlurmLab:
             text += f"NodeName={name} NodeHostname={host.name} NodeAddr={host.address} CPUs=8 RealMemory=8000 Gres=gpu:2\n"
         text += _PARTITIONS.format(names=names)
         (self.folder / "slurm.conf").write_text(text)
+        for host in self.nodes:
+            own = f"{text}MessageTimeout={_NODES_TRY_S}\n"
+            self._own_conf(host).write_text(own)
+        self._set_patience_of_login(_LOGIN_TRIES_S)
         (self.folder / "gres.conf").write_text(
             "Name=gpu File=/dev/zero\nName=gpu File=/dev/full\n"
         )
@@ -166,6 +174,16 @@ class SlurmLab:
             "ConstrainRAMSpace=yes\n"
         )
         (self.folder / "plugstack.conf").write_text("")
+
+    def _own_conf(self, host: LabHost) -> Path:
+        """Return the file that is slurm.conf on a host."""
+        return self.folder / f"{host.name}.conf"
+
+    def _set_patience_of_login(self, seconds: int) -> None:
+        """Have commands on the log-in node give up after this time; those that run already go on as they are."""
+        text = (self.folder / "slurm.conf").read_text()
+        # In place: a mount shows this very file.
+        self._own_conf(self.login).write_text(f"{text}MessageTimeout={seconds}\n")
 
     def _node_name(self, host: LabHost) -> str:
         """Return Slurm's name of a host. It is no host name, and has this process in it: cgroups have it in theirs."""
@@ -188,6 +206,7 @@ class SlurmLab:
             chmod 755 /run/munge /run/slurm
             cp {self.folder}/munge.key /run/munge/key; chmod 400 /run/munge/key
             mount -n --bind {self.folder} /etc/slurm
+            [ ! -e {self._own_conf(host)} ] || mount -n --bind {self._own_conf(host)} /etc/slurm/slurm.conf
             {munged} --force --key-file=/run/munge/key --log-file=/run/munge/log --pid-file=/run/munge/pid \\
                 --seed-file=/run/munge/seed --num-threads=2
         """
@@ -196,9 +215,11 @@ class SlurmLab:
     def start_controller(self) -> None:
         """Start slurmctld, which goes on with the state that it had."""
         _must(self.controller, ["slurmctld"])
+        self._set_patience_of_login(_LOGIN_TRIES_S)
 
     def stop_controller(self) -> None:
-        """End slurmctld."""
+        """End slurmctld. Commands on the log-in node find that out soon."""
+        self._set_patience_of_login(_LOGIN_GIVES_UP_S)
         _must(self.controller, ["sh", "-c", "kill $(cat /run/slurm/slurmctld.pid)"])
         wait_until(lambda: not _runs(self.controller, "slurmctld"), "slurmctld to end")
 
@@ -237,8 +258,7 @@ class SlurmLab:
             if not host.is_up:
                 self.switch_on(host)
         for host in self.lab.hosts:
-            host.undrop()
-            host.heal()
+            host.mend_network()
         if not _runs(self.controller, "slurmctld"):
             self.start_controller()
         for host in self.nodes:

@@ -67,12 +67,14 @@ class Allocation:
         self.name = f"{request.login or 'here'}:{cluster or 'slurm'}:{job}"
         self.hosts: tuple[Host, ...] = ()
         self.error: DistmagicError | None = None
+        self.awaited_by: set[NotebookAsker] = set()  # of the runs that wait for it
         self._has_one_core = False
         self._queue, self._shell = queue, queue.shell
         self._cluster, self._python, self._lease_s = cluster, python, lease_s
         self._lease = LeasePipe()
         self._mark = secrets.token_hex(8)
         self._is_over = threading.Event()
+        self._beginning = threading.Lock()  # held while it is made ours
         self._looking = threading.Lock()
         self._looked_at = 0.0
         self._has_broken = False
@@ -118,8 +120,8 @@ class Allocation:
     def wait(self, asker: NotebookAsker, tell: Tell) -> tuple[Host, ...]:
         """Return the nodes as soon as they are ours; `tell` is called with what it waits for.
 
-        Call it on the main thread: questions are asked there. Raises `AllocationEnded` for a job that ended before, and
-        KeyboardInterrupt, which leaves it as it is.
+        Call it on the thread of the run, of which there may be several: `asker` serves questions there. Raises
+        `AllocationEnded` for a job that ended before, and KeyboardInterrupt, which leaves it as it is.
         """
         if self.hosts:
             return self.hosts
@@ -127,6 +129,13 @@ class Allocation:
         tell(
             f"Slurm job {self.job} runs on {', '.join(state.nodes)}; its nodes are being set up."
         )
+        with self._beginning:
+            if not self.hosts:
+                self._make_ours(state, asker)
+        return self.hosts
+
+    def _make_ours(self, state: job_states.JobState, asker: Asker) -> None:
+        """Start keepers where there are none, and hold the nodes. Raises why they can't be held."""
         if not state.comment.startswith(f"{submission.JOB_NAME}:"):
             self._start_keepers(asker, state.nodes)
         self._hold(asker, state.nodes[0], time.monotonic() + SETUP_S)
@@ -137,7 +146,6 @@ class Allocation:
         threading.Thread(
             target=self._keep_renewing, name="distmagic-allocation", daemon=True
         ).start()
-        return self.hosts
 
     def _start_keepers(self, asker: Asker, nodes: tuple[str, ...]) -> None:
         """Start keepers in a job that was not submitted for us. Raises `PreflightError` where it takes no such steps."""

@@ -51,7 +51,9 @@ class LeasePipe:
                     f"Try by hand: srun --jobid={node.job} --overlap -N1 -n1 -w {node.name} true",
                 )
             elif answer == b"ready\n":
-                self._pipe = pipe
+                before, self._pipe = self._pipe, pipe
+                if before is not None:  # broken, or another thread's, opened meanwhile
+                    before.close()
                 return None
         except (AllocationEnded, Unreachable) as error:
             trouble = error

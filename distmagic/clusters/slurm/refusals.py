@@ -85,12 +85,12 @@ def refusal(login: str, program: str, said: str) -> DistmagicError:
 
     A controller that is away says nothing of the jobs: they may well run.
     """
-    lines = [
-        line.partition("error: ")[2] or line
-        for line in said.splitlines()
-        if line.strip()
-    ]
-    words = " ".join(dict.fromkeys(line.strip() for line in lines))[:500]
+    lines = []
+    for line in said.splitlines():
+        own = line.partition("error: ")[2] or line.removeprefix(f"{program}: ")
+        if own.strip() and own.strip() not in lines:
+            lines.append(own.strip())
+    words = " ".join(lines)[:500]
     if re.search(_MISSING.format(program=program), said, re.MULTILINE):
         return Unreachable(
             login,

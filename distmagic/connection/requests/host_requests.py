@@ -20,6 +20,17 @@ def free_port(link: Link, address: str) -> int:
     return link.query(protocol.GetFreePort(address=address), protocol.FreePort).port
 
 
+def claim_devices(
+    link: Link, job: str, devices: tuple[str, ...], *, waits: bool
+) -> tuple[protocol.DeviceClaim, ...]:
+    """Get these devices of the host for a job; return the claims of jobs before it, none if it has the devices now.
+
+    With `waits` it keeps its place in the queue. It is asked for again until it has them; no devices: give all back.
+    """
+    request = protocol.ClaimDevices(job=job, devices=devices, waits=waits)
+    return link.query(request, protocol.DevicesClaimed).before
+
+
 def list_jobs(link: Link, job: str = "") -> tuple[protocol.JobListing, ...]:
     """Return what the host has of jobs, or of one `job`; the oldest first, and of very many only these."""
     found: list[protocol.JobListing] = []

@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -55,8 +55,10 @@ class Agent:
         start: protocol.StartNode,
         listener: socket.socket,
         clock: Callable[[], float],
+        devices: Sequence[int] = (),
     ) -> None:
         self.start = start
+        self.devices = devices  # what keeps other jobs from them, while it is open
         self.clock = clock
         self.folder = places.job_dir(start.job, start.node_rank)
         self.run_dir = places.run_dir(start.job, start.node_rank)
@@ -439,6 +441,8 @@ class Agent:
     def _finish(self, now: float) -> None:
         """Journal `Final`. Every process of the job has ended, except survivors, which are named."""
         self.rank_table.finish(now)
+        for descriptor in self.devices:
+            os.close(descriptor)
         if (
             self.start.work is not None
         ):  # before the notebook learns of the end, and begins the next run

@@ -1,7 +1,7 @@
 """The process of an agent: how it begins, which signals it handles, and what it does when the agent itself breaks down.
 
-`main` reads a `StartNode` line from standard input; its argument is the number of the listening socket for readers, which
-`contact` has made. An agent that is forked from a template begins with `serve`.
+`main` reads a `StartNode` line from standard input; its first argument is the number of the listening socket for readers,
+which `contact` has made, the others are those of what keeps the job's devices. An agent that is forked from a template begins with `serve`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 
 from distmagic.remote.agent.agent import Agent
 from distmagic.remote.agent.termination import Termination
@@ -26,15 +27,21 @@ def main(argv: list[str]) -> None:
     """Read a `StartNode` line from stdin and be its agent."""
     start = protocol.decode(sys.stdin.buffer.readline())[1]
     assert isinstance(start, protocol.StartNode)
-    serve(start, socket.socket(fileno=int(argv[0])))
+    listener, *devices = map(int, argv)
+    serve(start, socket.socket(fileno=listener), devices)
 
 
-def serve(start: protocol.StartNode, listener: socket.socket) -> None:
-    """Be the agent of one node, from beginning to end; its readers connect to `listener`. Never returns."""
+def serve(
+    start: protocol.StartNode, listener: socket.socket, devices: Sequence[int] = ()
+) -> None:
+    """Be the agent of one node, from beginning to end; its readers connect to `listener`. Never returns.
+
+    As long as the descriptors `devices` are open, no other job gets the devices of this one.
+    """
     # Where this job was begun from within a rank of another one.
     os.environ.pop("DISTMAGIC_WORKER", None)
     processes.become_subreaper()
-    agent = Agent(start, listener, time.monotonic)
+    agent = Agent(start, listener, time.monotonic, devices)
     signal.signal(signal.SIGTERM, lambda *_: setattr(agent, "got_sigterm", True))
     # A handler, so that the signal writes to the wakeup descriptor.
     signal.signal(signal.SIGCHLD, lambda *_: None)

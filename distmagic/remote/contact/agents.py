@@ -16,6 +16,7 @@ from typing import IO, Protocol
 from distmagic.remote.contact import relay, template_client
 from distmagic.remote.records import listing, places, work_dirs
 from distmagic.remote.system import logout, processes
+from distmagic.remote.system.device_claims import DeviceClaims
 from distmagic.remote.wire import protocol
 
 _AGENT_LOG = "agent.log"
@@ -35,11 +36,12 @@ class Notebook(relay.Notebook, Protocol):
 
 
 class Agents:
-    """What one contact does with agents. `umask` is that of the user, for the ranks."""
+    """What one contact does with agents. `umask` is that of the user, for the ranks; an agent takes `devices` over."""
 
-    def __init__(self, notebook: Notebook, umask: int) -> None:
+    def __init__(self, notebook: Notebook, umask: int, devices: DeviceClaims) -> None:
         self._notebook = notebook
         self._umask = umask
+        self._devices = devices
 
     def start(self, request: protocol.StartNode) -> None:
         """Make the job's working directory ready, start an agent, and carry bytes until it is gone."""
@@ -93,6 +95,7 @@ class Agents:
             shutil.rmtree(run_dir, ignore_errors=True)
             raise
         listener.close()
+        self._devices.release()  # the agent has them: they last as long as it does
         follow = protocol.FollowJob(job=request.job, node_rank=request.node_rank)
         has_spoken = relay.relay(self._notebook, conn, follow)
         wait()
@@ -110,15 +113,16 @@ class Agents:
         prefix: tuple[str, ...],
     ) -> Callable[[], object]:
         """Start the agent, by fork or by exec; return a function that waits for its end."""
+        devices = self._devices.descriptors
         with (folder / _AGENT_LOG).open("wb") as log:
             if request.warm is not None:
                 self._notebook.owner = request.warm.owner
                 agent = template_client.fork_agent(
-                    request, listener, log.fileno(), self._umask, prefix
+                    request, listener, log.fileno(), devices, self._umask, prefix
                 )
                 if agent is not None:
                     return partial(processes.wait_gone, agent, _GONE_S)
-            return _exec(request, listener, log, prefix, self._umask)
+            return _exec(request, listener, log, devices, prefix, self._umask)
 
     def follow(self, request: protocol.FollowJob) -> None:
         """Carry bytes to and from an agent that runs, and speaks our protocol."""
@@ -146,19 +150,24 @@ def _exec(
     request: protocol.StartNode,
     listener: socket.socket,
     log: IO[bytes],
+    devices: tuple[int, ...],
     prefix: tuple[str, ...],
     umask: int,
 ) -> Callable[[], object]:
-    """Start the agent in its own session, its listening socket inherited, its `StartNode` on stdin: no secret in argv."""
+    """Start the agent in its own session, its `StartNode` on stdin: no secret in argv.
+
+    It inherits its listening socket, and what keeps its devices.
+    """
     log_bytes = str(places.log_limit_bytes(request.env))
     env = {**os.environ, processes.MARK: request.job, places.LOG_BYTES_NAME: log_bytes}
+    inherited = (listener.fileno(), *devices)
     child = subprocess.Popen(
-        [*prefix, sys.executable, "-u", sys.path[0], "agent", str(listener.fileno())],
+        [*prefix, sys.executable, "-u", sys.path[0], "agent", *map(str, inherited)],
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=log,
         env=env,
-        pass_fds=(listener.fileno(),),
+        pass_fds=inherited,
         start_new_session=True,
         umask=umask,
     )

@@ -25,12 +25,14 @@ from distmagic.remote.contact.agents import Agents
 from distmagic.remote.contact.file_sender import FileSender
 from distmagic.remote.records import environments, expiry, listing, places, work_dirs
 from distmagic.remote.system import facts, logout
+from distmagic.remote.system.device_claims import DeviceClaims
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
 
 _CHUNK = 1 << 20
 _MOST_WORK_DIRS = 1000
 _TOUCH_S = 30.0  # well within the time after which `expiry` takes a file for unused
+_ASLEEP_S = 60.0  # a notebook that waits for devices asks every second
 
 
 class Contact:
@@ -44,13 +46,15 @@ class Contact:
         self.owner = ""  # the notebook whose templates this conversation renews
         self._port_holder: socket.socket | None = None
         self._receiver = blob_receiver.BlobReceiver(self)
-        self._agents = Agents(self, umask)
+        self._devices = DeviceClaims()
+        self._agents = Agents(self, umask, self._devices)
         sender = FileSender(self)
         files = file_exchange.FileExchange(self, umask)
         self._handlers: dict[type, Callable[[Any], None]] = {
             protocol.GetFacts: self._send_facts_again,
             protocol.GetRoute: self._send_route,
             protocol.GetFreePort: self._send_free_port,
+            protocol.ClaimDevices: self._claim_devices,
             protocol.CheckBlobs: self._receiver.check,
             protocol.OfferBlobs: self._receiver.offer,
             protocol.ServeBlobs: self._receiver.serve,
@@ -120,9 +124,13 @@ class Contact:
     def _line(self) -> bytes | None:
         while (line := self._lines.line()) is None:
             # Other hosts may take minutes to receive a payload that this one has already. Nobody else keeps it meanwhile.
+            silent_s = 0.0
             while not select.select([0], [], [], _TOUCH_S)[0]:
                 places.touch(self._receiver.awaited)
                 environments.touch_own()
+                silent_s += _TOUCH_S
+                if silent_s >= _ASLEEP_S:
+                    self._devices.leave_queue()
             data = os.read(0, 65536)
             if not data:
                 return None
@@ -181,12 +189,33 @@ class Contact:
         self._port_holder = holder
         self.say(protocol.FreePort(port=port))
 
+    def _claim_devices(self, request: protocol.ClaimDevices) -> None:
+        """Get devices for a job, or say which jobs come before it; of this user's own it is known more."""
+        if not request.devices:
+            self._devices.release()
+            self.say(protocol.DevicesClaimed())
+            return
+        before = self._devices.take(request.job, request.devices, waits=request.waits)
+        running = {one.job: one for one in listing.running()} if before else {}
+        told = []
+        for claim in before:
+            job = running.get(claim.job)
+            if job is None:
+                told.append(claim)
+            else:
+                owner = job.terms.owner
+                told.append(replace(claim, owner=owner, since_s=job.began_s))
+        self.say(protocol.DevicesClaimed(before=tuple(told)))
+
     # ---- jobs
 
     def _start_node(self, request: protocol.StartNode) -> None:
         """Start an agent, and carry bytes until it is gone."""
         self._receiver.awaited = ()  # from now on the agent keeps them
-        self._agents.start(request)
+        try:
+            self._agents.start(request)
+        finally:
+            self._devices.release()  # of a job that has not come to an agent
 
     def _sweep_job(self, request: protocol.SweepJob) -> None:
         """End what is left of a node of a job, and what dead agents left of its other nodes."""

@@ -36,6 +36,7 @@ _REQUEST_S = 5.0  # for a request to arrive whole
 _REAP_S = 0.2
 _TOUCH_S = 30.0
 _MAX_BYTES = 4 << 20
+_MOST_FDS = 253  # that Linux passes in one message
 
 
 class Template:
@@ -166,7 +167,7 @@ class Template:
             request, fds = _receive(conn)
             if isinstance(request, protocol.RenewLease):
                 self._renewed = self._clock()
-            elif isinstance(request, protocol.ForkAgent) and len(fds) == 2:
+            elif isinstance(request, protocol.ForkAgent) and len(fds) >= 2:
                 forked = protocol.AgentForked(pid=self._fork(request, fds))
                 conn.sendall(protocol.encode(forked))
         except (OSError, ValueError):
@@ -185,7 +186,7 @@ class Template:
 
 
 def _receive(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
-    first, fds, _, _ = socket.recv_fds(conn, 1, 2)
+    first, fds, _, _ = socket.recv_fds(conn, 1, _MOST_FDS)
     data = bytearray()
     while first and len(data) < _MAX_BYTES:
         more = conn.recv(1 << 16)
@@ -198,11 +199,13 @@ def _receive(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
     return message, fds
 
 
-def _be_agent(request: protocol.ForkAgent, listener: int, log: int) -> None:
+def _be_agent(
+    request: protocol.ForkAgent, listener: int, log: int, *devices: int
+) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
-    forking.reset_process(request.env, (null, log, log), keep=[listener])
+    forking.reset_process(request.env, (null, log, log), keep=[listener, *devices])
     process_title.show("agent", request.start.job)
-    agent_main.serve(request.start, socket.socket(fileno=listener))
+    agent_main.serve(request.start, socket.socket(fileno=listener), devices)
 
 
 def main(_: list[str]) -> None:

@@ -254,6 +254,7 @@ def fork_agent(
     request: protocol.StartNode,
     listener: socket.socket,
     log: int,
+    devices: tuple[int, ...],
     umask: int,
     prefix: tuple[str, ...],
 ) -> processes.ProcessInfo | None:
@@ -268,7 +269,7 @@ def fork_agent(
             return None
         with _conversation(path, PATIENCE_S) as (conn, _):
             fork = protocol.ForkAgent(start=replace(request, warm=None), env=env)
-            _tell(conn, fork, [listener.fileno(), log])
+            _tell(conn, fork, [listener.fileno(), log, *devices])
             answer = _answer(conn)
     except (OSError, ValueError):
         return None  # it ended, or takes too long: a job starts without it as well

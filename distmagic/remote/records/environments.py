@@ -21,6 +21,7 @@ import re
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -153,9 +154,10 @@ def unused(older_s: float, now: float) -> list[tuple[Path, int]]:
 
 
 def remove(path: Path) -> None:
-    """Remove an environment, unless somebody is making it; and the names that lead to it."""
+    """Remove an environment, unless somebody is making it, or uses it by now; and the names that lead to it."""
     with contextlib.suppress(OSError), Environment(path=path).locked() as is_free:
-        if not is_free:
+        # Those before it may have taken long to remove, and a job have begun in it since they were found.
+        if not is_free or time.time() - path.lstat().st_mtime < _IN_USE_S:
             return
         (path / "ready").unlink(missing_ok=True)  # first: half of it is not used
         shutil.rmtree(path)

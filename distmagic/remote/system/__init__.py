@@ -9,6 +9,7 @@ order:
     memory.py       whether the kernel killed a process for want of memory
     hardware.py     how busy the host and its GPUs are
     facts.py        what a plan needs to know of a host
+    device_claims.py  which job has a device, and which jobs wait for it
     customization.py  what Python runs at its start because of PYTHONPATH
     logout.py       whether processes survive log-out
     socket_peer.py  the user at the other end of a unix socket

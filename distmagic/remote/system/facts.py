@@ -10,7 +10,9 @@ import re
 import shutil
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from distmagic.remote.records import places
 from distmagic.remote.system import logout
@@ -18,6 +20,7 @@ from distmagic.remote.wire import protocol
 
 _TRIES = 10
 _LOOPBACK = "lo"
+_UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 
 
 def gather() -> protocol.Facts:
@@ -93,16 +96,51 @@ def visible(found: int, mask: str | None) -> int:
     return len(names)
 
 
+def nvidia_uuids() -> tuple[str, ...]:
+    """Return what NVIDIA's GPUs are called in every container and allocation of this machine, by number; () for none.
+
+    A GPU that does not tell its UUID has its number in that place.
+    """
+    with _nvml() as nvml:
+        found = []
+        for number in range(_count_nvml(nvml)):
+            handle = ctypes.c_void_p()
+            uuid = ctypes.create_string_buffer(_UUID_BYTES)
+            is_told = (
+                nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle)) == 0
+                and nvml.nvmlDeviceGetUUID(handle, uuid, _UUID_BYTES) == 0
+            )
+            found.append(uuid.value.decode() if is_told else str(number))
+    return tuple(found)
+
+
 def _count_nvidia() -> int:
+    with _nvml() as nvml:
+        return _count_nvml(nvml)
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    """Give NVIDIA's library, None where there is none, or no driver."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        return 0
+        yield None
+        return
     if nvml.nvmlInit_v2() != 0:
+        yield None
+        return
+    try:
+        yield nvml
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _count_nvml(nvml: Any) -> int:
+    if nvml is None:
         return 0
     count = ctypes.c_uint()
     nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    nvml.nvmlShutdown()
     return count.value
 
 

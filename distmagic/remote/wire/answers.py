@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmagic.remote.wire.codec import message
-from distmagic.remote.wire.parts import FoundFile, JobListing, KeptWorkDir, Template
+from distmagic.remote.wire.parts import (
+    DeviceClaim,
+    FoundFile,
+    JobListing,
+    KeptWorkDir,
+    Template,
+)
 from distmagic.remote.wire.requests import StartNode
 
 
@@ -52,6 +58,14 @@ class FreePort:
     """A port that nothing uses, neither by TCP nor by UDP. That may change at any time: it is for use at once."""
 
     port: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesClaimed:
+    """The claims of jobs that come before this one on its devices, the oldest first; none: it has the devices now."""
+
+    before: tuple[DeviceClaim, ...] = ()
 
 
 @message

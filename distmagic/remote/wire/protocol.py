@@ -14,6 +14,7 @@ from distmagic.remote.wire.answers import (
     AgentForked,
     AgentGone,
     Data,
+    DevicesClaimed,
     EnvironmentProgress,
     EnvironmentReady,
     Facts,
@@ -65,6 +66,7 @@ from distmagic.remote.wire.events import (
 from distmagic.remote.wire.parts import (
     Bar,
     Blob,
+    DeviceClaim,
     Exit,
     Failure,
     Folder,
@@ -85,6 +87,7 @@ from distmagic.remote.wire.parts import (
 from distmagic.remote.wire.requests import (
     AddNode,
     CheckBlobs,
+    ClaimDevices,
     DetachJob,
     DumpStacks,
     EndTemplates,

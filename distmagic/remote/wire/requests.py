@@ -34,6 +34,20 @@ class GetFreePort:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimDevices:
+    """Get these devices of the host for a job; `DevicesClaimed` follows, or `Refused`. No devices: give all back.
+
+    The agent that this conversation starts next keeps them as long as it lives. `waits`: a job that does not get them
+    keeps its place in the queue, as long as this conversation lasts.
+    """
+
+    job: str
+    devices: tuple[str, ...] = ()
+    waits: bool = False
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OfferBlobs:
     """Ask which of these blobs the host wants to be sent."""
 

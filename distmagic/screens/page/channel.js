@@ -6,8 +6,8 @@ const newId = () =>
   crypto.randomUUID?.() ?? Array.from({ length: 4 }, () => Math.random().toString(16).slice(2)).join('-');
 
 // Return the answer; null where a front end has no such channel. There the request waits until the cell has ended.
-export async function ask(model, op) {
-  const content = { view: model.get('view_id'), op };
+export async function ask(model, op, more = {}) {
+  const content = { view: model.get('view_id'), op, ...more };
   const kernel = model.widget_manager?.kernel;
   if (!kernel?.sendControlMessage) {
     model.send(content);

@@ -1,6 +1,8 @@
 // Puts the live view into the output of its cell, and back into it whenever the front end has drawn the output anew.
 // What is saved there is HTML that needs neither a kernel nor a widget; the live view takes its place while it is seen.
 
+import { LINES_SAVED } from './log.js';
+
 export class Place {
   constructor(viewId, root) {
     this.className = `dm-view-${viewId}`;
@@ -25,8 +27,8 @@ export class Place {
   }
 }
 
-// Return the view as HTML that needs no script, as it is just now.
-export function asSaved(model, root, words) {
+// Return the view as HTML that needs no script, as it is just now: of the output its end, whatever is filtered in the page.
+export function asSaved(model, root, aboutOutput, words) {
   const copy = root.cloneNode(true);
   copy.className = 'distmagic';
   for (const rank of copy.querySelectorAll('.dm-rank')) {
@@ -35,6 +37,11 @@ export function asSaved(model, root, words) {
     label.textContent = rank.textContent;
     rank.replaceWith(label);
   }
+  copy.querySelector('.dm-log-bar > span').textContent = aboutOutput;
+  for (const node of copy.querySelectorAll('.dm-gap')) node.remove();
+  const lines = [...copy.querySelectorAll('.dm-log-lines .dm-line')];
+  for (const line of lines.splice(0, Math.max(0, lines.length - LINES_SAVED))) line.remove();
+  for (const line of lines) line.hidden = false;
   for (const node of copy.querySelectorAll('button, input, select, label, .dm-actions, .dm-chooser, .dm-tip')) node.remove();
   const note = document.createElement('p');
   note.textContent = words;
@@ -53,7 +60,8 @@ export function makeOutput(model) {
   const has = cell => cell.type === 'code' && JSON.stringify(cell.outputs.toJSON()).includes(className);
   const cell = cells.find(one => one.id === model.get('cell_id'));
   if (!cell || cell.type !== 'code' || cells.some(has)) return;
-  const data = { 'text/html': `<div class="${className}"></div>` };
+  const { html, text } = model.get('final');
+  const data = html ? { 'text/html': html, 'text/plain': text } : { 'text/html': `<div class="${className}"></div>` };
   cell.outputs.add({ output_type: 'display_data', data, metadata: {} });
 }
 

@@ -21,7 +21,7 @@ class View {
     this.note = element('div', 'dm-alert dm-warning');
     this.note.hidden = true;
     this.charts = new Charts();
-    this.log = new Log();
+    this.log = new Log(before => ask(model, 'lines', { before }));
     const looks = element('style', '', model.get('looks'));
     const top = element('div', 'dm-top');
     top.append(this.parts.head, this.controls.node);
@@ -33,6 +33,7 @@ class View {
     this.watch('charts', data => this.charts.update(data));
     scroll.onclick = ({ target }) => this.chooseRow(target.closest('tr'));
     this.watch('run', run => this.controls.update(run));
+    this.watch('run', run => this.log.update(run));
     this.watch('final', final => final.html && writeIntoDocument(model, final));
     this.kernel = model.widget_manager?.kernel;
     this.heed = (_, status) => ENDED.includes(status) && this.tellOfEnd();
@@ -46,7 +47,7 @@ class View {
   // What is saved in the middle of a run is the view of this moment.
   saveAsItIs(words) {
     if (this.place && !this.model.get('run').is_over) {
-      writeIntoDocument(this.model, { html: asSaved(this.model, this.root, words) });
+      writeIntoDocument(this.model, { html: asSaved(this.model, this.root, this.log.saved(), words) });
     }
   }
 
@@ -78,6 +79,7 @@ class View {
   }
 
   tellOfEnd() {
+    this.log.close();
     if (this.model.get('run').is_over) return;
     this.controls.close();
     this.saveAsItIs(GONE);

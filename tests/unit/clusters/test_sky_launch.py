@@ -191,6 +191,22 @@ def test_an_interrupt_while_it_is_launched_takes_it_down(skypilot: Sky, capsys):
     assert f"{NAME}: It is being taken down.\n" in capsys.readouterr().err
 
 
+def test_an_interrupt_of_one_of_two_runs_leaves_the_launch_to_the_other(skypilot: Sky):
+    made, other = Cluster(WANTED, OWNER), NotebookAsker(can_ask=False)
+    made.awaited_by |= {ASKER, other}
+
+    def interrupt(text: str) -> None:
+        if text.endswith("it was asked to."):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.wait(ASKER, interrupt)
+    assert made.is_alive
+    assert DOWN not in skypilot.asked
+    hosts = made.wait(other, lambda _: None)
+    assert [host.name for host in hosts] == [NAME, f"{NAME}-worker1"]
+
+
 def test_a_launch_that_another_thread_gives_up_is_ended_and_taken_down(skypilot: Sky):
     skypilot.does("launch", "echo Provisioning; exec sleep 60")
     made, raised = Cluster(WANTED, OWNER), []

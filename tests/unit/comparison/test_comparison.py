@@ -106,9 +106,14 @@ def test_the_html_has_a_line_a_run_in_each_figure_and_needs_nothing_else():
     assert re.findall(r'<path class="(dm-c\d)" d="M', figures[0]) == ["dm-c0", "dm-c1"]
     assert "train(lr=0.1) █▁▅ 3 to 2<br>train(lr=0.2) █▁▂ 3 to 0.75" in html, "in text"
     assert '<b class="dm-c1">train(lr=0.2)</b>' in html
-    assert "<b>0.5</b> *" in html
+    assert '<b>0.5</b><span class="dm-star"> *</span>' in html
     assert not re.search(r"<script|src=|href=", html)
     assert len(html) < 40_000
+
+
+def test_an_axis_of_steps_has_whole_numbers():
+    html = distmagic.compare(SimpleNamespace(state=done()))._repr_html_()
+    assert re.findall(r">step ([^< ]+)", html) == ["3", "305"] * 2
 
 
 def test_labels_are_escaped():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -133,6 +134,41 @@ def test_a_link_whose_connection_was_dropped_does_not_rest(kernel: Kernel):
     kernel.connections.drop(link.transport)
     kernel.keep_idle(link)
     assert kernel.take_idle() is not link
+
+
+def test_of_two_runs_whose_links_broke_the_second_uses_the_first_ones_new_connection(
+    kernel: Kernel,
+):
+    """Else each would close what the other one has just opened, for ever."""
+    first, second = kernel.link(), kernel.link()
+    broken = kernel.logins[0]
+    for link in (first, second):
+        assert link.transport is not None
+        kernel.connections.drop(link.transport)
+        assert cast(Any, kernel.link().transport) is kernel.logins[1]
+    assert broken.is_closed
+    assert not kernel.logins[1].is_closed
+    assert len(kernel.logins) == 2
+
+
+def test_of_two_runs_that_want_a_host_at_once_one_connects(kernel: Kernel, monkeypatch):
+    both_want = threading.Barrier(2)
+    connected = kernel.connections._connected
+
+    def want(*args: Any) -> Any:
+        both_want.wait(10.0)  # each has seen that there is no connection
+        return connected(*args)
+
+    monkeypatch.setattr(kernel.connections, "_connected", want)
+    links: list[Link] = []
+    runs = []
+    for _ in range(2):
+        runs.append(threading.Thread(target=lambda: links.append(kernel.link())))
+        runs[-1].start()
+    for run in runs:
+        run.join(10.0)
+    assert len(links) == 2
+    assert len(kernel.logins) == 1, "nobody would ever close the other one"
 
 
 def test_a_connection_that_is_made_while_all_are_closed_does_not_stay_open(

@@ -38,6 +38,7 @@ class FakeAllocation:
     request: SlurmRequest
     hosts: tuple[Host, ...] = ()
     failure: BaseException | None = None
+    awaited_by: set = field(default_factory=set)
 
     @property
     def awaited(self) -> int:
@@ -231,6 +232,8 @@ class Lab:
 
     def pack(self, what, **given):
         self.packed = given
+        if callable(what):
+            what.blobs = ()
         return what
 
     def playground(self, count: int) -> FakePlayground:

@@ -21,6 +21,8 @@ CELL = "%%distributed --background --hosts gpu-a:1,gpu-b:1 -o run\nlen('four')"
 class Packed:
     """A packed call, which is called here."""
 
+    blobs = ()
+
     def __init__(self, call, *, title, **_) -> None:
         self.call, self.title = call, title
 

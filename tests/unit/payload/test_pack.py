@@ -7,6 +7,7 @@ import importlib
 import json
 import linecache
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,9 +21,10 @@ import pytest
 
 from distmagic.errors import PayloadError
 from distmagic.payload import bundle, local_modules, pack
-from distmagic.payload.refused import MadeAlone, refuse
+from distmagic.payload.refused import _FRAMEWORKS, MadeAlone, refuse
 from distmagic.payload.work_files import with_tree
 from distmagic.remote.records import manifest
+from tests.system.packages import folder_of
 
 torch = pytest.importorskip("torch")
 LIMIT = 256 << 20
@@ -703,6 +705,14 @@ ALONE = {
     "torch.distributed.device_mesh.DeviceMesh": "a DeviceMesh",
 }
 
+INSTALLED = (
+    "accelerate.",
+    "transformers.",
+    "lightning.",
+    "pytorch_lightning.",
+    "lightning_fabric.",
+)
+
 
 def _of_library(name: str, monkeypatch) -> type:
     """Return a class with the name that the library's has; libraries that are not installed are there for one test."""
@@ -756,6 +766,15 @@ def test_classes_of_these_libraries_travel_by_their_names(monkeypatch):
     assert packed(
         cell("def train():\n    return Accelerator()\ntrain()", Accelerator=library)
     )
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in _FRAMEWORKS if name.startswith(INSTALLED)]
+)
+def test_the_classes_of_these_libraries_have_the_names_that_are_looked_for(name):
+    module, _, kind = name.rpartition(".")
+    file = folder_of(name.partition(".")[0]) / f"{module.replace('.', '/')}.py"
+    assert re.search(rf"^class {kind}\b", file.read_text(), re.MULTILINE)
 
 
 def test_the_classes_of_this_torch_have_the_names_that_are_looked_for():

@@ -146,6 +146,25 @@ def test_links_that_lead_out_are_told(project, scratch):
     assert made.notice == "not sent: one/a (a link that leads out of the folder)"
 
 
+def test_files_that_git_ignores_and_the_code_names_are_said(project, scratch):
+    text = "open('data/train.bin'); open(f'{folder}/meta.pkl')"
+    write(project, "train.py", text=text)
+    write(project, "data/train.bin", "data/meta.pkl", "data/other.bin", "mine.bin")
+    write(project, ".gitignore", text="*.bin\n*.pkl\n")
+    made = with_tree(payload(scratch, folder=project), None, project, scratch)
+    assert paths(made) == [".gitignore", "train.py"]
+    assert made.notice == (
+        "not sent: data/meta.pkl, data/train.bin (.gitignore keeps them here, but the code names them; a "
+        ".distmagicignore can send them, %distributed help files)"
+    )
+    write(project, ".distmagicignore", text="*.pkl\n")  # as the user wants it
+    made = with_tree(payload(scratch, folder=project), None, project, scratch)
+    assert made.notice.startswith("not sent: data/train.bin (.gitignore keeps it here")
+    write(project, ".distmagicignore", text="*.pkl\n!data/train.bin\n")
+    made = with_tree(payload(scratch, folder=project), None, project, scratch)
+    assert (made.notice, "data/train.bin" in paths(made)) == ("", True)
+
+
 # ---- packs
 
 

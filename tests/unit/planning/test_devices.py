@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from distmagic.errors import PreflightError, SpecError
+from distmagic.planning.devices import (
+    missing_at_join,
+    refusal,
+    waiting_order,
+    waits_for,
+)
 from distmagic.planning.plan import make_plan, ranks_of, warming
+from distmagic.remote.wire.protocol import DeviceClaim
 from distmagic.request import flags
 from distmagic.request.spec import Access, JobSpec
 from tests.builders.plans import WORK, A
@@ -61,6 +69,10 @@ def test_a_device_that_a_host_does_not_have_is_named(gpus, found):
         ("--devices '0 1'", "--devices '0 1': '0 1' is no device."),
         ("--devices 0,0", "--devices 0,0 names a device twice."),
         (
+            "--no-wait",
+            "--no-wait is for --devices that another job has, and there are no --devices.",
+        ),
+        (
             "--devices 0 --env CUDA_VISIBLE_DEVICES=1",
             "--devices and --env CUDA_VISIBLE_DEVICES both name devices.",
         ),
@@ -70,3 +82,55 @@ def test_a_wrong_list_says_so(line, message):
     with pytest.raises(SpecError) as error:
         flags.parse_line(line, flags.Defaults())
     assert error.value.message == message
+
+
+# ---- devices that other jobs have
+
+
+def claim(device: str, job: str, **more) -> DeviceClaim:
+    at_noon = time.mktime((2026, 11, 22, 12, 5, 59, 0, 0, -1))
+    return DeviceClaim(device=device, job=job, **{"since_s": at_noon, **more})
+
+
+HELD = claim("0", "j-1", owner="ann@laptop:train.ipynb")
+QUEUED = claim("1", "j-2", is_held=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "text"),
+    [
+        ([HELD], "device 0, held by job j-1 of ann@laptop:train.ipynb since 12:05"),
+        ([claim("1", "j-1"), claim("0", "j-1")], "devices 1,0, held by job j-1 since 12:05"),
+        ([claim("0", "")], "device 0, held by another run"),
+        ([QUEUED], "device 1, which job j-2 has been waiting for since 12:05"),
+        (
+            [QUEUED, claim("0", "j-1")],
+            "device 0, held by job j-1 since 12:05; 1 more run comes before",
+        ),
+        (
+            [claim("0", "j-1"), QUEUED, claim("0", "j-3"), claim("1", "j-3")],
+            "device 0, held by job j-1 since 12:05; 2 more runs come before",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_run_waits_for(before, text):
+    assert waits_for(before) == text
+
+
+def test_a_run_that_is_not_to_wait_says_who_has_the_devices_and_what_to_do():
+    assert str(refusal("gpu-a", [HELD])) == (
+        "gpu-a: --no-wait, but the run would wait for device 0, held by job j-1 of ann@laptop:train.ipynb since 12:05.\n"
+        "Name other devices, or leave out --no-wait: then the run begins as soon as they are free. "
+        "%distributed stop j-1 ends that job, if it is yours."
+    )
+    assert "stop j-1 " in refusal("gpu-a", [QUEUED, HELD]).hint
+    assert refusal("gpu-a", [claim("0", "")]).hint.endswith("free.")
+    assert missing_at_join("gpu-a", [claim("0", "j-1")]).message == (
+        "gpu-a: the run would wait for device 0, held by job j-1 since 12:05."
+    )
+
+
+def test_all_runs_wait_for_hosts_in_one_order_whatever_they_are_called_and_listed():
+    a, b, c = (replace(A.facts, host_id=host_id) for host_id in ("77", "0b", "c4"))
+    assert waiting_order([a, b, c]) == [1, 0, 2]
+    assert waiting_order([c, a, b]) == [2, 1, 0]

@@ -13,10 +13,8 @@ from distmagic.planning.preflight import (
     check_oldest_python,
     check_python,
     check_system,
-    shared_devices,
     shared_machines,
 )
-from distmagic.remote.wire import protocol as p
 from tests.builders.plans import FACTS
 
 
@@ -147,30 +145,3 @@ def test_a_host_that_ends_runs_with_their_connection_is_a_warning():
     assert check(
         "gpu-a", replace(FACTS, logout="systemd ends a run here."), "2.13.0"
     ) == ("gpu-a: systemd ends a run here.",)
-
-
-def test_another_job_on_the_same_devices_is_named():
-    def running(job: str, *devices: str, owner: str = "") -> p.JobListing:
-        terms = p.JobTerms(lease_s=60.0, owner=owner, devices=devices)
-        return p.JobListing(
-            protocol=p.PROTOCOL, job=job, node_rank=0, hosts=("gpu-a",), began_s=1.0,
-            terms=terms, is_running=True, age_s=720.0,
-        )  # fmt: skip
-
-    facts = replace(
-        FACTS,
-        running=(
-            running("1122-7", "0", "1", "2", owner="laptop:nb.ipynb"),
-            running("1122-8", "3"),
-            running("1122-9"),
-        ),
-    )
-    why = "for 12 min already: both share the memory and the time of these GPUs"
-    assert shared_devices("gpu-a", facts, ("1", "0")) == (
-        f"gpu-a: job 1122-7 of laptop:nb.ipynb has devices 1,0 too, {why}",
-    )
-    assert shared_devices("gpu-a", facts, ("3",)) == (
-        f"gpu-a: job 1122-8 has device 3 too, {why}",
-    )
-    assert shared_devices("gpu-a", facts, ("7",)) == ()
-    assert shared_devices("gpu-a", facts, ()) == ()

@@ -33,6 +33,7 @@ from tests.scenes import (
     running,
     starting,
     unicode_names,
+    waiting,
     worker,
 )
 
@@ -139,6 +140,25 @@ def test_milestones_tell_a_change_once():
     assert any(
         "raised ValueError" in line for line in render.milestones(running(), failed())
     )
+
+
+def test_milestones_tell_what_a_run_waits_for_and_when_another_job_has_it():
+    first = render.milestones(None, waiting())
+    assert first[0].startswith("waiting")
+    assert first[1] == f"· gpu-b: waiting for {waiting().nodes[1].waits_for}"
+    a, b = waiting().nodes
+    later = replace(
+        waiting(),
+        nodes=(a, replace(b, waits_for="device 0, held by job j since 10:09")),
+    )
+    assert render.milestones(waiting(), replace(waiting(), at_s=99.0)) == ()
+    assert render.milestones(waiting(), later) == (
+        "· gpu-b: waiting for device 0, held by job j since 10:09",
+    )
+    gone = replace(
+        later, abandoned="Interrupted; nothing was started.", stopping="interrupted"
+    )
+    assert not any("device 0" in line for line in render.text(gone).splitlines())
 
 
 # ---- what is said
@@ -498,7 +518,8 @@ def test_only_the_last_lines_are_kept_and_the_rest_is_pointed_to():
         render.html(replace(running(), lines=lines(400), lines_seen=400), lines=20)
     )
     assert "last 20 of 400 lines" in page.text
-    assert "run.logs(rank)" in page.text
+    where = "run.logs(rank), %distributed logs 0612-101500-5f3a RANK"
+    assert where in page.text, "in a notebook without a kernel, too"
     assert page.classes.count("dm-line") == 20
 
 

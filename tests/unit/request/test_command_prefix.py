@@ -128,6 +128,38 @@ def test_a_shell_that_fails_starts_nothing_and_keeps_nothing(setup, kept):
     assert list(kept.glob("[!.]*")) == []
 
 
+def test_a_setup_does_its_work_where_the_home_takes_no_file(tmp_path, monkeypatch):
+    """Else a host whose disk is full could not even be asked to stop a job."""
+    (tmp_path / ".distmagic").write_text("in the way of the folder")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "elsewhere"))
+    for _ in range(2):
+        done = ran("echo ran; export A=1")
+        assert (done.stdout, done.stderr) == ("in\n1\n", "ran\n")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_variables_that_a_full_disk_does_not_take_are_not_kept(kept, monkeypatch):
+    setup = "export A=1 B=2"
+    monkeypatch.setattr(
+        command_prefix,
+        "_KEPT_SETUP",
+        command_prefix._KEPT_SETUP.replace('>"$1"', ">/dev/full"),
+    )
+    done = ran(setup)
+    assert (done.returncode, done.stdout) == (SETUP_FAILED, "")
+    assert "No space left on device" in done.stderr
+    assert list(kept.glob("[!.]*")) == []
+
+
+def test_an_empty_file_of_variables_is_none(kept):
+    assert ran("export A=1").stdout == "in\n1\n"
+    (file,) = kept.glob("[!.]*")
+    file.write_bytes(b"")
+    assert ran("export A=1").stdout == "in\n1\n"
+    assert file.stat().st_size > 0
+
+
 def test_a_setup_that_takes_too_long_is_ended(kept, monkeypatch):
     monkeypatch.setattr(
         command_prefix, "_KEPT_SETUP", command_prefix._KEPT_SETUP.replace("300", "0.2")

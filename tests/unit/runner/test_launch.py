@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from distmagic.errors import (
     SpecError,
     Unreachable,
 )
+from distmagic.payload import blobs
 from distmagic.payload.blobs import keep
 from distmagic.payload.bundle import build
 from distmagic.payload.pack import OtherPython, Payload
@@ -130,6 +132,27 @@ def test_a_run_is_followed_to_its_end_and_small_results_come_along(tmp_path):
     assert not followed.was_interrupted
     assert screen.finished == [followed.state]
     assert_left(a, b)
+
+
+def test_what_was_sent_is_kept_here_while_the_run_goes_on(tmp_path, monkeypatch):
+    """Nobody touches it here else, and a host that comes later gets it from here."""
+    monkeypatch.setattr(blobs, "_TOUCH_S", 0.01)
+    a, b = two(runs_on)
+    payload = payload_in(tmp_path)
+
+    def age(state: RunState) -> None:
+        if has_ranks(state) and not screen.clicks:
+            for local in payload.blobs:
+                os.utime(local.path, (1, 1))
+            for local in payload.blobs:
+                wait_until(
+                    lambda local=local: local.path.stat().st_mtime > 1, "a touch"
+                )
+            screen.clicks.append("stop")
+
+    screen = FakeScreen(age)
+    launched(tmp_path, a, b, screen=screen, payload=payload)
+    assert len(payload.blobs) == 2
 
 
 def test_every_node_is_told_its_part_of_one_plan(tmp_path):
@@ -468,8 +491,18 @@ def test_an_elastic_job_begins_without_a_host_that_is_lost_in_its_start(tmp_path
     assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j", node_rank=1)]
 
 
-def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(tmp_path):
+def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(
+    tmp_path, monkeypatch
+):
     a, b = two(runs_on)
+    closed: list[FakeConnection] = []
+    close = FakeConnection.close
+
+    def note_and_close(connection: FakeConnection) -> None:
+        closed.append(connection)
+        close(connection)
+
+    monkeypatch.setattr(FakeConnection, "close", note_and_close)
     b.answers[p.SweepJob] = lambda _: [
         p.Final(reason="swept", survivors=("python (pid 7, D)",))
     ]
@@ -484,6 +517,7 @@ def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(tmp_path):
     assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j", node_rank=1)]
     assert followed.state.nodes[1].survivors == ("python (pid 7, D)",)
     assert_left(a, b)
+    assert closed == [], "another run of this kernel may be over that connection"
 
 
 def test_a_lost_node_that_can_not_be_reached_any_more_is_left_to_its_lease(tmp_path):

@@ -122,12 +122,15 @@ class FakeLink:
         self.said: list[object] = []
         self.route, self.is_open = one.route, True
         self.answers: list[p.Message] = []
+        self.before: tuple[p.DeviceClaim, ...] = ()
 
     def close(self):
         self.is_open = False
 
     def query(self, request, kind):
         self.said.append(request)
+        if kind is p.DevicesClaimed:
+            return p.DevicesClaimed(before=self.before)
         return self.route if kind is p.Route else p.Final(reason="swept")
 
     def send(self, message):
@@ -210,6 +213,21 @@ def test_the_notebook_that_began_the_job_has_all_that_is_needed_itself(payload):
         p.AddNode(host="gpu-c", request_id="a1")
     ]
     assert not any(one.is_open for one in lead.links)
+
+
+def test_a_host_whose_devices_another_job_has_does_not_come(payload):
+    four = [replace(one, facts=replace(one.facts, gpus=4)) for one in (A, B)]
+    lead = Lead(begun(payload, *four, devices=("0", "1"))[0])
+    joiner = NodeJoiner("j-1", lead.open, lead.start, payload.blobs)
+    link = FakeLink(C)
+    joiner.admit(link, "a1")
+    asked = p.ClaimDevices(job="j-1", devices=("0", "1"))
+    assert [one for one in link.said if isinstance(one, p.ClaimDevices)] == [asked]
+    link.before = (p.DeviceClaim(device="1", job="j-0"),)
+    with pytest.raises(PreflightError, match="gpu-c: the run would wait for device 1"):
+        joiner.admit(link, "a2")
+    requests = [said.request_id for one in lead.links for said in one.said]
+    assert requests == ["a1"], "the lead counts no host that can't come"
 
 
 def test_another_notebook_asks_the_lead_for_all_of_it(payload, tmp_path, monkeypatch):

@@ -170,8 +170,10 @@ def test_a_connection_that_breaks_after_the_last_event_is_no_loss():
 )
 def test_an_agent_that_ends_without_a_last_event_is_lost(agent_error, why):
     table = Table()
-    table.table.rows[1].link.agent_error = agent_error
-    assert table.ended() == [lost(why)]
+    link = table.links[1]
+    link.agent_error = agent_error
+    assert table.ended() == [Close(link=link), lost(why)]
+    assert table.table.links == (table.links[0],), "its connection is left alone"
 
 
 @pytest.mark.parametrize(
@@ -318,9 +320,10 @@ def test_a_host_may_be_counted_before_or_after_the_answer_of_the_lead():
 
 def test_a_lost_node_s_host_is_tried_as_a_new_node():
     table = Table(elastic())
-    broken = table.links[1]
-    assert table.ended() == [lost("its agent ended without a word (was it killed?)")]
-    assert table.table.due(1.0) == [Join(host_index=1, request_id="id1", broken=broken)]
+    link = table.links[1]
+    why = "its agent ended without a word (was it killed?)"
+    assert table.ended() == [Close(link=link), lost(why)]
+    assert table.table.due(1.0) == [Join(host_index=1, request_id="id1", broken=None)]
 
 
 def test_a_node_that_says_itself_that_it_is_lost_is_tried_again_when_it_is_gone():

@@ -6,6 +6,7 @@ import gc
 import math
 import threading
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from unittest import mock
 
@@ -18,9 +19,11 @@ from distmagic.runner import run_loop
 from distmagic.runner.actions import Send
 from distmagic.runner.run_loop import CONFIRM_S, GRACE_S
 from distmagic.state.decide import (
+    NODE_LOST_S,
     Limits,
     alive_elsewhere,
     can_detach,
+    overdue,
     reason_to_stop,
     too_late,
 )
@@ -316,6 +319,14 @@ def test_the_screen_is_shown_at_most_ten_times_a_second():
     assert 9 <= len(screen.shown) <= 11
 
 
+@pytest.fixture
+def whole_heap() -> Iterator[None]:
+    """Have the collector look at every object, as in a notebook: for all other tests what they import is frozen."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 class CountingScreen(FakeScreen):
     """Notes at each state how much of the heap the garbage collector leaves alone."""
 
@@ -328,6 +339,7 @@ class CountingScreen(FakeScreen):
         self.frozen.append(gc.get_freeze_count())
 
 
+@pytest.mark.usefixtures("whole_heap")
 def test_the_heap_is_left_alone_while_a_long_run_goes_on_and_only_then():
     screen = CountingScreen()
     ScriptedRun(START, [], [], [], [*end_of(0), *end_of(1)], step_s=2.0).run(
@@ -338,6 +350,7 @@ def test_the_heap_is_left_alone_while_a_long_run_goes_on_and_only_then():
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.usefixtures("whole_heap")
 def test_a_short_run_freezes_nothing():
     """Each freeze puts the next full collection off, and a notebook of short runs would never have one."""
     screen = CountingScreen()
@@ -345,6 +358,7 @@ def test_a_short_run_freezes_nothing():
     assert set(screen.frozen) == {0}
 
 
+@pytest.mark.usefixtures("whole_heap")
 def test_beside_a_run_in_the_background_the_notebook_s_garbage_is_still_found():
     screen = CountingScreen()
     scripted = ScriptedRun(START, *[[]] * 20, [*end_of(0), *end_of(1)])
@@ -355,6 +369,7 @@ def test_beside_a_run_in_the_background_the_notebook_s_garbage_is_still_found():
     assert set(screen.frozen) == {0}
 
 
+@pytest.mark.usefixtures("whole_heap")
 def test_garbage_from_before_a_long_run_is_not_kept_by_it():
     class Node:
         pass
@@ -368,6 +383,7 @@ def test_garbage_from_before_a_long_run_is_not_kept_by_it():
     assert gone() is None
 
 
+@pytest.mark.usefixtures("whole_heap")
 def test_a_heap_that_somebody_else_has_frozen_stays_so():
     gc.freeze()
     try:
@@ -426,6 +442,24 @@ def test_a_job_is_not_left_before_all_its_ranks_have_begun():
     state = fold(begin("j", HOSTS, 0), some)
     assert not can_detach(state)
     assert can_detach(fold(state, [worker(1, 0, local=1)]))
+
+
+def test_which_nodes_are_down_for_this_notebook_alone():
+    """As long as another one is followed: else it is this notebook that is cut off."""
+
+    def late(*events: Event) -> tuple[int, ...]:
+        state = begun(*events)
+        return overdue(replace(state, at_s=state.at_s + NODE_LOST_S + 1.0))
+
+    cut = at(Broken(why="cut"), 1)
+    joined = at(p.PeerState(node_rank=1, state="joined"))
+    missing = at(p.NodeStopping(reason="lost", culprit=1), 0)
+    assert late(cut) == (1,)
+    assert late(cut, at(Broken(why="cut"), 0)) == (), "their lease counts"
+    assert late(joined, cut) == (), "the other hosts hear it"
+    assert late(joined, cut, missing) == (1,), "they have ended without it"
+    assert late(at(p.Detached(why="disconnected")), cut) == ()
+    assert overdue(begun(cut)) == (), "it has some seconds"
 
 
 def test_which_nodes_run_although_this_notebook_can_not_reach_them():

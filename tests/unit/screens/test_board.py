@@ -139,6 +139,36 @@ def test_lines_are_numbered_and_those_that_are_left_out_are_counted():
     assert "line 910" in last["lines"][0][2]
 
 
+def test_a_page_gets_a_thousand_lines_at_first_and_earlier_ones_when_it_asks():
+    shown, view = shown_board()
+    for total in range(0, 2401, 300):
+        shown.show(said(total))
+    first = page_requests.answered({"view": shown.view_id, "op": "hello"})["log"]
+    assert (first["first"], first["total"], len(first["lines"])) == (1400, 2400, 1000)
+    ask = {"view": shown.view_id, "op": "lines"}
+    earlier = page_requests.answered({**ask, "before": 1400})
+    assert (earlier["first"], len(earlier["lines"])) == (400, 1000)
+    shown.finish(said(2400), "<p>", "text")
+    assert page_requests.answered({**ask, "before": 400})["first"] == 0
+    assert len(view.log["lines"]) == 1000
+    with pytest.raises(ValueError, match="a live view can't 'lines'"):
+        page_requests.answered(ask)
+
+
+def test_lines_of_torchrun_that_explain_a_failure_are_shown_in_the_end():
+    shown, view = shown_board()
+    shown.answer("hello")
+    quiet = said(3)
+    lines = tuple(replace(line, rank=-1, label="torchrun a") for line in quiet.lines)
+    state = replace(quiet, workers={}, lines=lines, at_s=1.0)
+    shown.show(state)
+    assert (view.log["lines"], view.log["again"]) == ([], False)
+    shown.show(replace(state, at_s=60.0))
+    assert ([number for number, _, _ in view.log["lines"]], view.log["again"]) == ([0, 1, 2], True)  # fmt: skip
+    shown.finish(replace(state, at_s=61.0), "<p>", "text")
+    assert view.log["again"] is False, "they are there already"
+
+
 def test_what_is_asked_for_is_returned_once_and_in_order():
     shown, view = shown_board()
     for op in ("stacks", "stop"):

@@ -6,9 +6,10 @@ import gc
 import getpass
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
@@ -101,7 +102,11 @@ def state_of(*, code: int = 0, result_bytes: int | None = None) -> RunState:
     )
 
 
-def finished(state: RunState, host: OneTimePassword) -> Run:
+def finished(
+    state: RunState,
+    host: OneTimePassword,
+    small: Mapping[tuple[int, int], bytes] = MappingProxyType({}),
+) -> Run:
     """Return what is left of a run whose connection was lost, when its cell is over."""
     asker = NotebookAsker(can_ask=True)
 
@@ -113,7 +118,7 @@ def finished(state: RunState, host: OneTimePassword) -> Run:
         parse_hosts("gpu-a"), Access(), asker, connections, ("python3",), refuse
     )
     asker.close()
-    followed = Followed(state=state, small_results={}, host_indices=(0,))
+    followed = Followed(state=state, small_results=small, host_indices=(0,))
     run = Session()._finish(followed, reaching, FakeScreen())
     assert isinstance(run, Run)
     return run
@@ -150,6 +155,16 @@ def test_a_result_after_a_lost_connection_asks_for_a_one_time_password(
     assert at_the_keyboard == [
         ("gpu-a: Verification code: ", threading.current_thread())
     ]
+
+
+def test_a_small_result_that_another_host_has_sent_is_not_looked_at(
+    host, at_the_keyboard, tmp_path, capsys
+):
+    """It would be unpickled in the name of a host that is trusted."""
+    parcel.dump("of another host", tmp_path / "other")
+    small = {(1, 0): (tmp_path / "other").read_bytes()}
+    run = finished(state_of(result_bytes=len(host.data)), host, small)
+    assert run.results[0] == {"loss": 0.5}
 
 
 def test_a_log_after_a_lost_connection_asks_too(host, at_the_keyboard):

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import getpass
 import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from distmagic.connection.connections import Connections
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, SpecError, Unreachable, WorkerFailed
+from distmagic.payload.pack import Payload
 from distmagic.remote.wire import protocol as p
 from distmagic.render.screen import Screen
+from distmagic.request.hosts import Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner import executor
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session import background
+from distmagic.session import session as sessions
 from distmagic.session.background import BackgroundRun
 from distmagic.session.place import Place
 from distmagic.session.session import Session
+from distmagic.transports.asking import Asker, ask
 from tests.builders.hosts import (
     FakeHost,
     connector,
@@ -135,6 +141,36 @@ def test_while_it_goes_on_it_is_asked_for_logs_and_stacks(kernel):
         run.wait(0.01)
 
 
+def test_a_log_after_a_lost_connection_asks_for_a_one_time_password(
+    kernel, monkeypatch
+):
+    """On the thread that wants the log, whichever one the log-in asks on."""
+    a, b = two(runs_on)
+    a.results["rank0.stdout.log"] = b"hello\n"
+    run = kernel.over(a, b).running()
+    asked: list[threading.Thread] = []
+
+    def answer(_: str) -> str:
+        asked.append(threading.current_thread())
+        return "123456"
+
+    monkeypatch.setattr(getpass, "getpass", answer)
+    monkeypatch.setattr(sessions, "asker_of", lambda: NotebookAsker(can_ask=True))
+    connections = kernel.session._connections
+    connect = connections._connect
+
+    def log_in(host: Host, access: Access, asker: Asker) -> Any:
+        question = threading.Thread(target=ask, args=(asker, host.name, "Code:"))
+        question.start()
+        question.join(WAIT_S)
+        return connect(host, access, asker)
+
+    monkeypatch.setattr(connections, "_connect", log_in)
+    connections._open.clear()
+    assert run.logs(0, "stdout") == "hello\n"
+    assert asked == [threading.current_thread()]
+
+
 def tell(host: FakeHost, request: p.DumpStacks, rank: int) -> list[p.Message]:
     frame = p.Frame(file="Cell In[3]", line=2, function="work", mine=True)
     host.agent_sends(
@@ -244,7 +280,10 @@ def test_a_second_screen_shows_it_too_and_its_end(kernel):
     second.clicks = ["stop"]
     with pytest.raises(Cancelled):
         run.wait(WAIT_S)
-    assert [len(screen.finished) for screen in (first, second)] == [1, 1]
+    late = FakeScreen()
+    run.screen.add(late)  # it was looked for a moment before the end
+    screens = (first, second, late)
+    assert [len(screen.finished) for screen in screens] == [1, 1, 1]
 
 
 def test_a_click_on_detach_leaves_the_job_on_its_own(kernel):
@@ -320,17 +359,19 @@ class PendingPlace:
     """Nodes of a scheduler that are pending until somebody gives them up."""
 
     names = ("node 1",)
-    is_known = False
 
     def __init__(self) -> None:
         self.given_up = threading.Event()
 
-    def reach(self, screen: Screen) -> None:
+    def reach(self, screen: Screen, payload: Payload) -> None:
         self.given_up.wait(WAIT_S)
         raise SpecError("Slurm job 17 was cancelled.")
 
-    def cancel(self) -> None:
+    def interrupt(self) -> None:
         self.given_up.set()
+
+    def cancel(self) -> None:
+        assert self.given_up.is_set()
 
 
 def test_a_run_that_waits_for_nodes_is_given_up_by_stop(kernel):
@@ -343,3 +384,20 @@ def test_a_run_that_waits_for_nodes_is_given_up_by_stop(kernel):
     run.stop()
     with pytest.raises(SpecError, match="Slurm job 17 was cancelled"):
         run.wait()
+
+
+def test_hosts_are_told_to_end_before_a_scheduler_that_is_away_is_waited_for(kernel):
+    class Away(PendingPlace):
+        def interrupt(self) -> None:
+            assert run.wait_until_over(10.0), "its hosts have not been told"
+            super().interrupt()
+
+    a, b = two(runs_on)
+    kernel.over(a, b)
+    pending = kernel.session.background.begin(
+        kernel.session, Away(), JobSpec(), kernel.payload, FakeScreen()
+    )
+    run = kernel.running()
+    kernel.session.background.close()
+    assert run.done
+    assert pending.wait_until_over(WAIT_S)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from distmagic.payload.folder import contents_of
 from distmagic.remote.wire import protocol as p
 from distmagic.session.local_hints import local_hint
 from tests.builders.events import begun, ended
@@ -34,6 +35,36 @@ def test_a_file_that_lies_here_is_named(written, tmp_path):
         f"{written} is on this machine, at {(tmp_path / written).resolve()}, but not where the rank looked on gpu-b. Bring its "
         "folder there (%distributed help files), or read it in the notebook and pass what is in it as an argument."
     )
+
+
+@pytest.mark.parametrize(
+    ("ignoring", "text", "written", "line", "told"),
+    [
+        (".", "*.bin\n", "data/of it/train.bin", "!/data/of it/", "."),
+        (".", "*.bin\n", "train.bin", "!/train.bin", "."),
+        (".", "/data/\n", "data/words/train.bin", "!/data/", "."),
+        ("data", "words/*\n", "data/words/train.bin", "!/words/", "data"),
+        ("..", "*.bin\n", "data/train.bin", "!/data/", "."),
+    ],
+)
+def test_a_file_that_git_ignores_is_told_with_the_line_that_sends_it(
+    tmp_path, ignoring, text, written, line, told
+):
+    (tmp_path / ".git").mkdir()
+    here = tmp_path / "project"
+    file = here / written
+    file.parent.mkdir(parents=True)
+    file.write_text("1")
+    (here / ignoring / ".gitignore").write_text(text)
+    lines = (here / told / ".distmagicignore").resolve()
+    assert hint("FileNotFoundError", missing(written), here) == (
+        f"{written} is on this machine, at {file}, but not where the rank looked on gpu-b. It is not sent, because a "
+        f".gitignore names it. To send it all the same write the line {line} into {lines} (%distributed help files)."
+    )
+    assert written not in contents_of(here).files
+    lines.write_text(line)
+    assert written in contents_of(here).files
+    assert "Bring its folder" in hint("FileNotFoundError", missing(written), here)
 
 
 def test_a_file_in_the_home_is_found(tmp_path, monkeypatch):

@@ -375,6 +375,23 @@ def test_down_names_the_hosts_that_it_could_not_tell(kernel):
     assert kernel.session.down() == (), "it is told once"
 
 
+def test_what_a_host_is_asked_to_keep_while_down_works_is_ended_by_the_next_one(kernel):
+    """A run in the background may be reaching it."""
+    a, b = two()
+    session = kernel.over(a, b).session
+    way = (Access(), "python3")
+    session._warmed[a.host] = way
+
+    def reaches_b(_: p.Message) -> list[p.Message]:
+        session._warmed[b.host] = way
+        return [p.Templates()]
+
+    a.answers[p.EndTemplates] = reaches_b
+    assert session.down() == ()
+    assert session.down() == ()
+    assert b.requests[-1] == p.EndTemplates(owner=session.kernel)
+
+
 # ---- small things
 
 

@@ -731,6 +731,10 @@ def test_only_the_planned_world_is_believed(world):
     plan = planned(range(2), range(2, 4))
     state = fold(begin("j", HOSTS), [plan, claim(0, 0), claim(2, 1, world=world)])
     assert (state.world_size, owners(state)) == (4, {0: 0})
+    state = fold(begin("j", HOSTS), [plan, claim(0, 0, world=world), claim(2, 1)])
+    assert (state.world_size, owners(state)) == (4, {2: 1}), (
+        "nor the lead's word for it"
+    )
 
 
 def test_in_one_round_a_rank_is_the_node_s_that_told_it_first():

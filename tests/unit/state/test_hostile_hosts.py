@@ -443,6 +443,19 @@ def test_stacks_that_nobody_asked_for_are_bounded():
     ]
     assert 1000 <= len(frames) <= 100_000
     assert sum(len(f.file + f.function + f.text) for f in frames) <= 4_000_000
+    empty = (
+        p.Thread(frames=(p.Frame(file="", line=1, function="", text=""),) * 100),
+    ) * 100
+    state = of_a_thousand_ranks(
+        lambda rank: p.Stacks(request_id="", rank=rank, local_rank=0, threads=empty)
+    )
+    frames = [
+        f
+        for one in state.stack_dumps[0].stacks.values()
+        for thread in one.threads
+        for f in thread.frames
+    ]
+    assert 1000 <= len(frames) <= 100_000, "frames without text take room, too"
     usual = (
         p.Thread(
             frames=(p.Frame(file="cell", line=1, function="train", text="step()"),) * 60

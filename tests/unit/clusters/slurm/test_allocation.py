@@ -105,6 +105,14 @@ def test_a_lease_whose_pipe_breaks_is_opened_again(login, made):
     assert made.check(ASKER)
 
 
+def test_of_two_threads_that_open_the_pipe_again_at_once_one_pipe_stays(login, made):
+    """The next cell, and the thread that renews the lease."""
+    squeue(login, RUNNING)
+    made.wait(ASKER, print)
+    made._hold(ASKER, "a1", 0.0)
+    assert [lease.stays for lease in login.leases] == [False, True]
+
+
 def test_a_controller_that_is_away_says_nothing_of_the_job(login, made):
     away = Said(
         err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)",

@@ -166,6 +166,18 @@ def test_a_job_that_ends_well(node: Node) -> None:
     assert not node.agent.run_dir.exists()
 
 
+def test_devices_are_kept_until_no_process_of_the_job_is_left(node: Node) -> None:
+    reading, device = os.pipe()
+    node.agent.devices = (device,)
+    node.agent.got_sigterm = True
+    node.step()
+    os.write(device, b"kept")
+    node.end()
+    assert os.read(reading, 9) == b"kept"
+    assert os.read(reading, 9) == b"", "the other end is closed"
+    os.close(reading)
+
+
 def test_sigterm_then_sigkill_and_the_first_cause_counts(node: Node) -> None:
     node.agent.got_sigterm = True
     node.step()

@@ -30,7 +30,7 @@ from distmagic.connection.requests import host_requests, job_requests
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.payload import bundle
 from distmagic.planning import preflight
-from distmagic.remote.contact import boot, template_client
+from distmagic.remote.contact import boot, contact, template_client
 from distmagic.remote.records import journal, listing, places, work_dirs
 from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol as p
@@ -102,6 +102,31 @@ def test_what_an_agent_says_after_it_has_stopped_listening_is_told(
     agent.leave()
     conn.close()
     assert list(events) == [(2, FINAL)]
+
+
+def test_devices_are_free_when_the_conversation_that_claimed_them_ends(
+    link: Link,
+) -> None:
+    devices = (f"GPU-{secrets.token_hex(8)}",)
+    other = open_link(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
+
+    def claim(one: Link, job: str, *, waits: bool) -> list[str]:
+        before = host_requests.claim_devices(one, job, devices, waits=waits)
+        return [claim.job for claim in before]
+
+    with closing(other):
+        assert claim(link, "j-1", waits=False) == []
+        assert claim(other, "j-2", waits=True) == ["j-1"]
+        assert host_requests.claim_devices(link, "j-1", (), waits=False) == ()
+        assert claim(link, "j-3", waits=False) == ["j-2"], "it came first"
+        assert claim(other, "j-2", waits=True) == []
+    # A job that does not come to an agent has no devices either.
+    wait_until(lambda: not claim(link, "j-3", waits=False), "the other one's end")
+    with pytest.raises(PreflightError, match="--cwd"):
+        link.start(replace(START, job="j-3", cwd="/no/such/folder"))
+    third = open_link(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
+    with closing(third):
+        assert claim(third, "j-4", waits=False) == []
 
 
 def test_what_an_agent_has_not_sent_when_it_leaves_comes_from_its_journal(
@@ -277,6 +302,39 @@ def test_a_sweep_ends_one_node_and_what_is_dead_and_no_agent_of_another_node(
             rank for rank, agent in enumerate(agents) if agent.poll() is None
         ] == left
         assert [rank for rank in (0, 1) if places.run_dir(job, rank).exists()] == left
+
+
+def test_a_host_is_tidied_when_the_notebook_has_its_answer(monkeypatch) -> None:
+    """On a slow disk it takes longer than the notebook waits."""
+    order: list[str] = []
+    monkeypatch.setattr(contact.sweep, "sweep_dead", lambda: order.append("sweep"))
+    monkeypatch.setattr(contact.expiry, "tidy", lambda: order.append("tidy"))
+    played: Any = SimpleNamespace(
+        _send_facts=lambda: order.append("facts"), _line=lambda: None
+    )
+    contact.Contact.run(played)
+    assert order == ["facts", "sweep", "tidy"]
+
+
+def test_a_notebook_that_sleeps_keeps_nobody_from_devices(monkeypatch) -> None:
+    """Its laptop was shut while it waited for them: the connection is there for hours."""
+    left: list[float] = []
+    silence = iter([[], [], [], [0]])
+    waited: list[float] = []
+
+    def select_(*arguments: Any) -> tuple[list[int], list[int], list[int]]:
+        waited.append(arguments[-1])
+        return next(silence), [], []
+
+    monkeypatch.setattr(contact.select, "select", select_)
+    monkeypatch.setattr(contact.os, "read", lambda *_: b"")
+    played: Any = SimpleNamespace(
+        _lines=SimpleNamespace(line=lambda: None),
+        _receiver=SimpleNamespace(awaited=()),
+        _devices=SimpleNamespace(leave_queue=lambda: left.append(sum(waited))),
+    )
+    assert contact.Contact._line(played) is None
+    assert left == [60.0, 90.0]
 
 
 def test_more_jobs_than_fit_into_a_line(link: Link, tmp_path: Path) -> None:

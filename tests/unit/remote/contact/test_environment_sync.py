@@ -318,6 +318,9 @@ def test_an_environment_that_nobody_uses_is_removed_with_its_name(index):
         environments.remove(environment.path)
     assert environment.notes() == ("a note",)  # somebody was making it
     environments.remove(environment.path)
+    assert environment.notes() == ("a note",)  # somebody began to use it meanwhile
+    os.utime(environment.path, (now - 121, now - 121))
+    environments.remove(environment.path)
     assert list(environments.root().iterdir()) == []
 
 
@@ -412,7 +415,8 @@ def test_only_environments_and_the_names_of_them_are_ever_removed(tmp_path, inde
     environment = environments.Environment(path=root / f".{'c' * 16}")
     environment.path.mkdir()
     environment.name_it("train")
-    found = [path for path, _ in environments.unused(0.0, time.time() + 500)]
+    os.utime(environment.path, (1, 1))
+    found = [path for path, _ in environments.unused(0.0, time.time())]
     assert found == [environment.path]
     environments.remove(environment.path)
     assert sorted(root.iterdir()) == before

@@ -311,11 +311,12 @@ NEW, OLD = f".{'a' * 16}", f".{'b' * 16}"
 
 
 def test_an_environment_that_nobody_has_used_for_a_week_goes(home):
+    now = time.time()
     for name, age_s in ((NEW, 6 * DAY_S), (OLD, 8 * DAY_S)):
         folder = home / "envs" / name
         folder.mkdir(parents=True)
-        os.utime(folder, (NOW - age_s, NOW - age_s))
+        os.utime(folder, (now - age_s, now - age_s))
         (home / "envs" / name.strip(".")).symlink_to(name)
-    expiry.expire(NOW)
+    expiry.expire(now)
     left = sorted(path.name for path in (home / "envs").iterdir())
     assert left == [NEW, "a" * 16]

@@ -99,6 +99,21 @@ class _Nvml:
         self.is_open = False
         return 0
 
+    def nvmlDeviceGetHandleByIndex_v2(  # noqa: N802
+        self, number: int, place: ctypes._Pointer
+    ) -> int:
+        place._obj.value = 100 + number
+        return 0
+
+    def nvmlDeviceGetUUID(  # noqa: N802
+        self, handle: ctypes.c_void_p, place: ctypes.Array, size: int
+    ) -> int:
+        assert (self.is_open, size) == (True, 96)
+        if handle.value == 101:
+            return 3  # NVML_ERROR_NOT_SUPPORTED
+        place.value = f"GPU-{handle.value}".encode()
+        return 0
+
 
 @pytest.mark.parametrize(
     ("error", "count"), [(0, 8), (9, 0)]
@@ -108,6 +123,9 @@ def test_the_figures_of_nvml(monkeypatch, error, count):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: nvml)
     assert facts._count_nvidia() == count
     assert not nvml.is_open
+    uuids = ("GPU-100", "1", *(f"GPU-{handle}" for handle in range(102, 108)))
+    assert facts.nvidia_uuids() == uuids[:count]
+    assert not nvml.is_open
 
 
 def test_a_host_without_nvml(monkeypatch):
@@ -116,6 +134,7 @@ def test_a_host_without_nvml(monkeypatch):
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     assert facts._count_nvidia() == 0
+    assert facts.nvidia_uuids() == ()
 
 
 def test_gpus_of_nvidia_amd_and_none(monkeypatch):

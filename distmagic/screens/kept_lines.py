@@ -1,0 +1,79 @@
+"""The lines of output that a kernel keeps for the pages of a live view, which show the last thousand and ask for earlier ones."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from itertools import islice
+from typing import Any
+
+from distmagic import render
+from distmagic.state.model import OutputLine, RunState
+
+_KEPT = 10_000  # lines
+_KEPT_CHARS = 4_000_000
+_MOST_BYTES = 200_000  # of one answer
+
+
+class KeptLines:
+    """The last lines of one run. They are numbered from 0, from the beginning of the run.
+
+    `add` is called on the thread of the run's loop, `last` and `before` on any.
+    """
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[int, OutputLine]] = deque()
+        self._chars = 0
+        self._next = 0  # the number of the first line that has not been seen
+        self._shows_torchrun = False
+        self._lock = threading.Lock()
+
+    def add(self, state: RunState) -> None:
+        """Keep the lines that are new in this state; the oldest ones go."""
+        first = state.lines_seen - len(state.lines)
+        new = state.lines[max(0, self._next - first) :]
+        with self._lock:
+            self._shows_torchrun = render.torchrun_matters(state)
+            for number, line in enumerate(new, start=state.lines_seen - len(new)):
+                self._lines.append((number, line))
+                self._chars += len(line.text)
+            self._next = state.lines_seen
+            while len(self._lines) > _KEPT or self._chars > _KEPT_CHARS:
+                _, oldest = self._lines.popleft()
+                self._chars -= len(oldest.text)
+
+    @property
+    def shows_torchrun(self) -> bool:
+        """Whether torchrun's own lines are among those that are shown."""
+        return self._shows_torchrun
+
+    def last(self, count: int) -> dict[str, Any]:
+        """Return the last `count` lines as `before` does, and in `total` how many there were ever."""
+        total = self._next
+        return {**self.before(total, count), "total": total}
+
+    def before(self, end: int, count: int) -> dict[str, Any]:
+        """Return the lines before number `end`: at most `count`, and what an answer may take.
+
+        `first` is the number from which on all that is kept is among `lines`, `end` itself where nothing before it is
+        kept. A line has number, rank and HTML. Where lines came faster than they could be kept stands the first number
+        that is missing, None, and the first that is there again.
+        """
+        with self._lock:
+            kept = [entry for entry in self._lines if entry[0] < end]
+            shows_torchrun = self._shows_torchrun
+        first = end
+        room = _MOST_BYTES
+        upward: list[tuple[int, int | None, str | int]] = []
+        for number, line in islice(reversed(kept), count):
+            html = render.log_line(line)
+            room -= len(html.encode())
+            if room < 0 and upward:
+                break
+            if number + 1 < first:
+                upward.append((number + 1, None, first))
+            if line.rank >= 0 or shows_torchrun:
+                upward.append((number, line.rank, html))
+            first = number
+        upward.reverse()
+        return {"first": first, "lines": upward}

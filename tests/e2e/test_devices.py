@@ -1,0 +1,179 @@
+"""`--devices` on shared hosts: who has them, who waits, in which order, and what is left of those that are gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import distmagic
+from distmagic.api import session
+from distmagic.errors import Cancelled, PreflightError, RunError
+from distmagic.request.hosts import parse_hosts
+from distmagic.session.background import BackgroundRun
+from distmagic.session.names import owner
+from tests.e2e import runner
+from tests.e2e.runner import as_value
+from tests.lab import Lab, LabHost
+from tests.lab.waiting import wait_until
+
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(240)]
+
+# What the kernel shows of two GPUs of AMD. Nothing else in /sys/class is needed on a host of the lab.
+TWO_GPUS = """
+mount -t tmpfs tmpfs /sys/class
+for number in 0 1; do
+    mkdir -p /sys/class/kfd/kfd/topology/nodes/$number
+    echo 'simd_count 64' >/sys/class/kfd/kfd/topology/nodes/$number/properties
+done
+"""
+
+
+@pytest.fixture
+def gpus(lab: Lab) -> Iterator[Lab]:
+    """The lab, whose first two hosts have two GPUs each. Nothing is kept loaded after the test."""
+    hosts = lab.hosts[:2]
+    for host in hosts:
+        host.exec(["sh", "-ec", TWO_GPUS]).check_returncode()
+    yield lab
+    session().close()
+    for host in hosts:
+        host.exec(["umount", "/sys/class"]).check_returncode()
+    lab.assert_clean()
+
+
+def begin(lab: Lab, hosts: str, fn: Any, *devices: int, **more: Any) -> BackgroundRun:
+    way = runner.access(lab, warm_idle_s=more.pop("warm_idle_s", 0.0))
+    found = distmagic.run(
+        as_value(fn),
+        hosts=hosts,
+        devices=devices,
+        access=way,
+        screen=runner.Watch(),
+        background=True,
+        **more,
+    )
+    assert isinstance(found, BackgroundRun)
+    return found
+
+
+def until_go() -> str:
+    """Work until the file `go` is there."""
+    import os
+    import time
+    from pathlib import Path
+
+    import distmagic
+
+    distmagic.report(step=0)
+    while not Path("~/go").expanduser().exists():
+        time.sleep(0.02)
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def alone() -> str:
+    """Use the devices for a moment; fail if another rank does at that time."""
+    import os
+    import time
+    from pathlib import Path
+
+    devices = os.environ["CUDA_VISIBLE_DEVICES"]
+    mark = Path(f"~/used-{devices}").expanduser()
+    mark.touch(exist_ok=False)
+    time.sleep(0.3)
+    mark.unlink()
+    return devices
+
+
+def waits_for(run: BackgroundRun) -> list[str]:
+    return [node.waits_for for node in run.state.nodes]
+
+
+def until_it_waits(run: BackgroundRun) -> list[str]:
+    wait_until(lambda: run.done or any(waits_for(run)), "the run to wait", 60.0)
+    assert run.state.phase == "waiting", run
+    return waits_for(run)
+
+
+def at_work(run: BackgroundRun) -> None:
+    def ranks_work() -> bool:
+        return runner.at_work(len(run.state.nodes))(run.state)
+
+    wait_until(lambda: run.done or ranks_work(), "ranks that work", 60.0)
+    assert not run.done, run
+
+
+def claims(host: LabHost) -> str:
+    return host.exec(
+        ["grep", "-E", "@distmagic-(claim|device)-", "/proc/net/unix"]
+    ).stdout
+
+
+def test_runs_wait_for_devices_in_their_order_and_a_job_that_is_killed_frees_them(
+    gpus: Lab,
+) -> None:
+    first = begin(gpus, "dm1,dm2", until_go, 0)
+    at_work(first)
+    began = next(
+        job.began_s
+        for job in session().jobs(runner.reach(gpus, parse_hosts("dm1,dm2")))
+        if job.name == first.job
+    )
+    since = time.strftime("%H:%M", time.localtime(began))
+    held = f"device 0, held by job {first.job} of {owner()} since {since}"
+
+    # Whoever does not wait is told who has the device.
+    with pytest.raises(PreflightError) as refused:
+        begin(gpus, "dm1,dm2", alone, 0, no_wait=True).wait(60.0)
+    assert (
+        refused.value.message == f"dm1: --no-wait, but the run would wait for {held}."
+    )
+
+    # Two runs that list the hosts in different orders wait at the same one of them, and the view says for what.
+    second = begin(gpus, "dm1,dm2", alone, 0)
+    at_second = until_it_waits(second)
+    assert sorted(at_second) == ["", held]
+    third = begin(gpus, "dm2,dm1", alone, 0, warm_idle_s=900.0)
+    at_third = until_it_waits(third)
+    assert sorted(at_third) == ["", f"{held}; 1 more run comes before"]
+    assert at_second.index("") != at_third.index("")
+
+    # Neither is in the way of a run that needs the other device.
+    other = begin(gpus, "dm1", alone, 1)
+    assert dict(other.wait(60.0).results) == {0: "1"}
+
+    # One that is stopped leaves its place in the queue.
+    stopped = begin(gpus, "dm1,dm2", alone, 0)
+    assert sorted(until_it_waits(stopped))[1].startswith(held)
+    stopped.stop()
+    with pytest.raises(Cancelled, match="nothing was started"):
+        stopped.wait()
+    for host in gpus.hosts[:2]:
+        wait_until(lambda h=host: stopped.job not in claims(h), "its place to be free")
+
+    # A job whose agents are killed has no devices any more; those that waited get them, one after the other.
+    for host in gpus.hosts[:2]:
+        (agent,) = [one for one in host.processes() if "agent" in one.cmdline]
+        os.kill(agent.outer_pid, signal.SIGKILL)
+    assert dict(second.wait(60.0).results) == {0: "0", 1: "0"}
+    assert dict(third.wait(60.0).results) == {0: "0", 1: "0"}
+    with pytest.raises(RunError):
+        first.wait(60.0)
+
+    # An agent that was forked from what is kept loaded keeps its devices as well.
+    warm = begin(gpus, "dm1,dm2", until_go, 0, 1, warm_idle_s=900.0)
+    at_work(warm)
+    assert claims(gpus.hosts[0]).count(warm.job) == 2
+    assert f"held by job {warm.job}" in "".join(
+        until_it_waits(last := begin(gpus, "dm2", alone, 1))
+    )
+    for host in gpus.hosts[:2]:
+        (host.home / "go").touch()
+    assert dict(warm.wait(60.0).results) == dict.fromkeys(range(4), "0,1")
+    assert dict(last.wait(60.0).results) == {0: "1"}
+    for host in gpus.hosts[:2]:
+        wait_until(lambda h=host: not claims(h), "no claim to be left")

@@ -1,0 +1,184 @@
+"""`--devices` that other jobs have: whom a launch asks for them, what is shown meanwhile, and what an interrupt leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from distmagic.errors import Cancelled, PreflightError, Unreachable
+from distmagic.planning.devices import waits_for
+from distmagic.remote.wire import protocol as p
+from distmagic.request.spec import JobSpec
+from distmagic.runner import connect, run_loop
+from tests.builders.hosts import HANG_UP, FakeHost, reach
+from tests.builders.jobs import assert_left, launched, press, two
+from tests.builders.runs import FakeScreen
+
+DEVICES = JobSpec(devices=("0", "1"))
+TEMPLATE = p.TemplateRequest(owner="nb", idle_s=900.0, lease_s=60.0, env={}, defaults={})  # fmt: skip
+
+
+class Queue:
+    """What a host answers who is asked for devices: one claim less of other jobs each time that a run waits there."""
+
+    def __init__(self, *before: p.DeviceClaim) -> None:
+        self.before = list(before)
+        self.asked: list[str] = []
+
+    def __call__(self, request: p.Message) -> list[p.Message] | None:
+        assert isinstance(request, p.ClaimDevices)
+        if not request.devices:
+            self.asked.append("give back")
+            return [p.DevicesClaimed()]
+        assert (request.job, request.devices) == ("j", ("0", "1"))
+        self.asked.append("wait" if request.waits else "try")
+        answer = p.DevicesClaimed(before=tuple(self.before))
+        if request.waits and self.before:
+            del self.before[0]
+        return [answer]
+
+
+OLD = p.DeviceClaim(device="0", job="j-1", owner="ann@laptop:train.ipynb")
+OLDER = p.DeviceClaim(device="1", job="j-0")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hardly a pause between two questions, or between two states that are shown."""
+    monkeypatch.setattr(connect, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(run_loop, "BEAT_S", 0.0001)
+
+
+def hosts_with(first: Queue, second: Queue) -> tuple[FakeHost, FakeHost]:
+    """Return two hosts with two devices each; all runs wait for the second one before they wait for the first."""
+    hosts = two()
+    for host, queue, host_id in zip(hosts, (first, second), ("b", "a"), strict=True):
+        host.facts = replace(host.facts, gpus=2, host_id=host_id)
+        host.answers[p.ClaimDevices] = queue
+    return hosts
+
+
+def test_a_run_asks_all_hosts_at_once_and_begins_if_the_devices_are_free(
+    tmp_path: Path,
+) -> None:
+    queues = Queue(), Queue()
+    hosts = hosts_with(*queues)
+    screen = FakeScreen()
+    followed = launched(tmp_path, *hosts, spec=DEVICES, screen=screen)
+    assert followed.state.phase == "done"
+    assert [queue.asked for queue in queues] == [["try"], ["try"]]
+    assert not any(state.phase == "waiting" for state in screen.shown)
+    for host in hosts:
+        kinds = [type(request) for request in host.requests]
+        assert kinds.index(p.ClaimDevices) < kinds.index(p.OfferBlobs)
+
+
+def test_a_run_without_devices_asks_for_none(tmp_path: Path) -> None:
+    queues = Queue(OLD), Queue(OLD)
+    assert launched(tmp_path, *hosts_with(*queues)).state.phase == "done"
+    assert [queue.asked for queue in queues] == [[], []]
+
+
+def test_a_run_waits_for_one_host_after_the_other_and_says_for_whom(
+    tmp_path: Path,
+) -> None:
+    first, second = Queue(OLD), Queue(OLDER, OLD)
+    hosts = hosts_with(first, second)
+    screen = FakeScreen()
+    followed = launched(tmp_path, *hosts, spec=DEVICES, screen=screen)
+    assert followed.state.phase == "done"
+    # What could be had at once is given back before the first host is waited for: else two runs might wait in a circle.
+    assert second.asked == ["try", "give back", "wait", "wait", "wait"]
+    assert first.asked == ["try", "give back", "wait", "wait"]
+    order = [
+        (state.nodes[0].waits_for, state.nodes[1].waits_for, state.phase)
+        for state in screen.shown
+        if any(node.waits_for for node in state.nodes)
+    ]
+    assert list(dict.fromkeys(order)) == [
+        ("", waits_for([OLDER, OLD]), "waiting"),
+        ("", waits_for([OLD]), "waiting"),
+        (waits_for([OLD]), "", "waiting"),
+    ]
+    assert screen.finished[-1].phase == "done"
+
+
+def test_a_run_that_is_not_to_wait_fails_and_its_links_rest_without_devices(
+    tmp_path: Path,
+) -> None:
+    queues = Queue(OLD), Queue()
+    hosts = hosts_with(*queues)
+    reaching = reach(*hosts)
+    for link in reaching.wait():
+        link.kept = TEMPLATE
+    with pytest.raises(PreflightError) as caught:
+        launched(tmp_path, reaching=reaching, spec=replace(DEVICES, no_wait=True))
+    assert caught.value.message == (
+        f"gpu-a: --no-wait, but the run would wait for {waits_for([OLD])}."
+    )
+    assert [queue.asked for queue in queues] == [["try", "give back"]] * 2
+    assert [host.requests_of(p.StartNode) for host in hosts] == [[], []]
+    assert [host.is_left for host in hosts] == [False, False]
+    reaching._connections.close()
+
+
+@pytest.mark.parametrize("at", ["try", "wait"])
+def test_an_interrupt_hangs_up_which_gives_devices_and_places_back(
+    tmp_path: Path, at: str
+) -> None:
+    class Interrupted(Queue):
+        def __call__(self, request: p.Message) -> list[p.Message] | None:
+            answer = super().__call__(request)
+            if self.asked[-1] == at:
+                press()
+            return answer
+
+    hosts = hosts_with(Interrupted(OLD, OLD, OLD), Interrupted(OLD, OLD, OLD))
+    screen = FakeScreen()
+    with pytest.raises(Cancelled) as caught:
+        launched(tmp_path, *hosts, spec=DEVICES, screen=screen)
+    assert str(caught.value) == "Interrupted; nothing was started."
+    assert [state.phase for state in screen.finished] == ["stopped"]
+    assert_left(*hosts)
+
+
+class Breaking(Queue):
+    """A host that hangs up when it is asked for devices for the second time."""
+
+    def __call__(self, request: p.Message) -> list[p.Message] | None:
+        answer = super().__call__(request)
+        return HANG_UP if len(self.asked) == 3 else answer
+
+
+def test_a_run_whose_connection_breaks_while_it_waits_waits_on_over_a_new_one(
+    tmp_path: Path,
+) -> None:
+    first, second = Breaking(), Queue(OLD)
+    hosts = hosts_with(first, second)
+    reaching = reach(*hosts)
+    for link in reaching.wait():
+        link.warm = link.kept = TEMPLATE
+    followed = launched(tmp_path, reaching=reaching, spec=DEVICES)
+    assert followed.state.phase == "done"
+    assert first.asked == ["try", "give back", "wait", "wait"]
+    # What the other host kept by then was given back, too: the run is in one order with all others again.
+    assert second.asked == ["try", "give back", "wait", "wait", "give back", "wait"]
+    assert [len(host.processes) for host in hosts] == [2, 1]
+    assert hosts[0].requests_of(p.TemplateRequest) == [TEMPLATE]
+    assert [one.warm for one in hosts[0].requests_of(p.StartNode)] == [TEMPLATE]
+    reaching._connections.close()
+
+
+def test_a_host_that_is_gone_ends_the_waiting_and_what_others_kept_is_given_back(
+    tmp_path: Path,
+) -> None:
+    first = Breaking()
+    hosts = hosts_with(first, Queue(OLD))
+    reaching = reach(*hosts)
+    reaching.wait()
+    hosts[0].error = Unreachable("gpu-a", "port 22 refused the connection.")
+    with pytest.raises(Unreachable):
+        launched(tmp_path, reaching=reaching, spec=DEVICES)
+    assert_left(*hosts)

@@ -1,0 +1,120 @@
+"""Runs that wait for nodes of a scheduler: several for the same ones, one of which gives up, and what is kept meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distmagic.clusters.slurm import allocation
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.payload import blobs
+from distmagic.request.allocation import SlurmRequest
+from distmagic.request.hosts import Host
+from distmagic.request.spec import Access, JobSpec
+from distmagic.session.allocations import Allocations
+from distmagic.session.place import Place
+from tests.builders.jobs import payload_in
+from tests.builders.logins import CANCELLED, PENDING, RUNNING, Login, squeue
+from tests.builders.runs import FakeScreen
+from tests.lab.waiting import wait_until
+
+WANTED = SlurmRequest(login="login1", nodes=2)
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def login(monkeypatch: pytest.MonkeyPatch) -> Login:
+    monkeypatch.setattr(allocation.queue, "pauses", lambda: itertools.repeat(0.01))
+    made = Login()
+    squeue(made, PENDING)
+    return made
+
+
+class Waiting:
+    """A run on nodes that are pending."""
+
+    def __init__(self, allocations: Allocations) -> None:
+        asker = NotebookAsker(can_ask=False)
+        session: Any = SimpleNamespace(reach=lambda hosts, *_: hosts)
+        access = Access()
+        wanted = allocations.get(WANTED, access, asker, "me", is_elastic=False)
+        self.place = Place(session, access, asker, JobSpec(), allocation=wanted)
+        self.has_shown = threading.Event()
+
+    def reach(self, pool: ThreadPoolExecutor, **more: Any) -> Future[Any]:
+        """Wait for the nodes on a thread; return when it does."""
+        screen = FakeScreen(lambda _: self.has_shown.set())
+        reached = pool.submit(self.place.reach, screen, **more)
+        assert self.has_shown.wait(WAIT_S)
+        return reached
+
+
+@pytest.fixture
+def allocations(login: Login) -> Iterator[Allocations]:
+    made = Allocations(lambda host, access, asker: login)
+    yield made
+    made.leave()
+
+
+@pytest.fixture
+def pool(login: Login) -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(3) as made:
+        yield made
+        squeue(login, CANCELLED)  # who waits still ends
+
+
+def names(hosts: tuple[Host, ...]) -> list[str]:
+    return [host.name for host in hosts]
+
+
+def test_of_runs_that_wait_for_the_same_nodes_one_that_gives_up_leaves_them_to_the_others(
+    login, allocations, pool
+):
+    runs = [Waiting(allocations) for _ in range(3)]
+    first, second, third = (run.reach(pool) for run in runs)
+    runs[0].place.interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        first.result(WAIT_S)
+    runs[0].place.cancel()  # as whoever gets the interrupt does
+    assert not second.done()
+    squeue(login, RUNNING)
+    assert names(second.result(WAIT_S)) == names(third.result(WAIT_S)) == ["a1", "a2"]
+    assert login.programs().count("sbatch") == 1
+    assert "scancel" not in login.programs()
+    assert len(login.leases) == 1, "another pipe would be held, and never renewed"
+    assert allocations.alive
+
+
+def test_the_last_one_that_gives_up_cancels_the_job(login, allocations, pool):
+    runs = [Waiting(allocations) for _ in range(2)]
+    reached = [run.reach(pool) for run in runs]
+    for run in runs:
+        assert "scancel" not in login.programs()
+        run.place.interrupt()
+    assert login.asked[-1] == ("scancel", "17")
+    for one in reached:
+        assert one.exception(WAIT_S) is not None
+    assert not allocations.alive
+
+
+def test_what_a_run_is_to_send_is_kept_here_while_it_waits(
+    login, allocations, pool, tmp_path, monkeypatch
+):
+    """A job may be pending for hours, in which other runs send more than is kept of what nobody uses."""
+    monkeypatch.setattr(blobs, "_TOUCH_S", 0.01)
+    payload = payload_in(tmp_path)
+    run = Waiting(allocations)
+    reached = run.reach(pool, payload=payload)
+    for local in payload.blobs:
+        os.utime(local.path, (1, 1))
+    for local in payload.blobs:
+        wait_until(lambda local=local: local.path.stat().st_mtime > 1, "a touch")
+    squeue(login, RUNNING)
+    assert names(reached.result(WAIT_S)) == ["a1", "a2"]

@@ -43,10 +43,12 @@ def status(*, asks_cloud: bool = False) -> tuple[str, ...]:
 
 def states(out: str) -> tuple[ClusterState, ...]:
     """Return the clusters in what `status` has printed. Raises `ValueError` where there is no list in it."""
-    start = re.search(r"^\[", out, re.MULTILINE)
+    # It may have drawn a spinner before, also into a pipe, and the list follows what wipes that away.
+    text = sanitize.ESCAPE.sub("", out).replace("\r", "\n")
+    start = re.search(r"^\[(?=\s*[{\]])", text, re.MULTILINE)
     if start is None:
         raise ValueError("there is no list of clusters in it")
-    records, _ = json.JSONDecoder().raw_decode(out, start.start())
+    records, _ = json.JSONDecoder().raw_decode(text, start.start())
     found = []
     for record in records:
         # A cluster keeps its hash until it is taken down, and is launched anew when it is started.

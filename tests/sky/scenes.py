@@ -124,7 +124,10 @@ def _see_launch(notebook: LiveNotebook) -> None:
     seen: set[str] = set()
 
     def has_seen() -> bool:
-        shown = text_of(notebook.node.cells[-1])
+        cell = notebook.node.cells[-1]
+        failed = any(output.output_type == "error" for output in cell.outputs)
+        assert not failed, "the cell failed before it was launched"
+        shown = text_of(cell)
         seen.update(re.findall(r"SkyPilot launches the cluster dm-[^\n]*", shown))
         return len(seen) >= 2
 

@@ -18,6 +18,10 @@ Failed to connect to SkyPilot API server at http://127.0.0.1:46580. Starting a l
   {"name": "old", "status": "STOPPED", "cluster_hash": "b2", "launched_at": 4, "autostop": 0}
 ]
 """
+SPINNER = (
+    "\x1b[?25l\x1b[36m⠦\x1b[0m Waiting for 'sky.status' request to be scheduled: 1a05d2ae\n"
+    "[1/2] starting\r\x1b[1A\x1b[2K\x1b[?25h\r\x1b[2K"
+)
 MINE = ClusterState(name="mine", status="UP", launch="a1-5")
 OLD = ClusterState(name="old", status="STOPPED", launch="b2-4", stops=True)
 
@@ -27,6 +31,12 @@ def test_the_list_of_clusters():
     assert sky_words.states("[]\n") == ()
     with pytest.raises(ValueError, match="no list of clusters"):
         sky_words.states("Usage: sky")
+
+
+def test_the_list_of_clusters_after_a_spinner_that_is_wiped_away():
+    assert sky_words.states(f"{SPINNER}[]\n") == ()
+    (line,) = [line for line in STATUS.splitlines() if "mine" in line]
+    assert sky_words.states(f"{SPINNER}[\n{line.rstrip(',')}\n]\n") == (MINE,)
 
 
 def test_the_hosts_of_a_cluster_are_in_order_and_others_are_left_out():

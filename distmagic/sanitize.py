@@ -20,9 +20,8 @@ _KEPT = re.compile(r"[\n\r]|\x1b\[[0-9;]*m|(?P<other>" + ESCAPE.pattern + ")")
 _CONTROL = re.compile(
     r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ufdd0-\ufdef\ufffe\uffff]"
 )
-_HIDDEN = re.compile(
-    r"[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
-)  # these turn the direction of what follows
+# These turn the direction of what follows.
+_HIDDEN = re.compile(r"[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _HALF = re.compile(r"[\ud800-\udfff]")
 
 

@@ -56,9 +56,8 @@ def _require(*names: str) -> None:
 def session_lab() -> Iterator[Lab]:
     """Three hosts with separate homes, up for the whole session. Tests ask for `lab`, which looks after it."""
     _require("lab")
-    with Lab(
-        3, network=0
-    ) as lab:  # whichever other labs there were before: addresses stand in messages
+    # Whichever other labs there were before: addresses stand in messages.
+    with Lab(3, network=0) as lab:
         yield lab
 
 

@@ -30,9 +30,8 @@ class Usage:
 
 
 BY_PARAMIKO = Usage(files=2, tasks=6, memory_mb=0.3)
-BY_SSH_PROGRAM = Usage(
-    files=11, tasks=10, memory_mb=5
-)  # one program keeps the connection, one is the conversation
+# One program keeps the connection, one is the conversation.
+BY_SSH_PROGRAM = Usage(files=11, tasks=10, memory_mb=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +94,8 @@ def _allow_files(wanted: int) -> int | None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         higher = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        with suppress(
-            OSError, ValueError
-        ):  # some systems have a lower limit than they say
+        # Some systems have a lower limit than they say.
+        with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (higher, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft

@@ -42,9 +42,8 @@ class Connections:
         self._open: dict[_Key, Transport] = {}
         self._connecting: dict[_Key, threading.Lock] = {}
         self._closed = 0  # how often `close` was called
-        self._lock = (
-            threading.Lock()
-        )  # of what stands above; never held while something blocks
+        # Of what stands above; never held while something blocks.
+        self._lock = threading.Lock()
         self._owner = os.getpid()
 
     def check_room(self, hosts: Sequence[Host], access: Access) -> None:

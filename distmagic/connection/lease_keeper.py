@@ -19,9 +19,8 @@ class LeaseKeeper:
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
-        self._links: tuple[
-            Link, ...
-        ] = ()  # replaced as a whole, so that it can be read at any time
+        # Replaced as a whole, so that it can be read at any time.
+        self._links: tuple[Link, ...] = ()
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None

@@ -164,9 +164,8 @@ PORT = whole(0, 65535)
 SECONDS = number(0.0, 1e9, 0.0)
 SECONDS_OR_NONE = number(0.0, 1e9, None)
 DATE = number(0.0, 1e11, 0.0)  # seconds since 1970
-LEASE = number(
-    1.0, 86_400.0, 1.0
-)  # nothing near zero, and no eternity: it has to be renewed all the time
+# Nothing near zero, and no eternity: it has to be renewed all the time.
+LEASE = number(1.0, 86_400.0, 1.0)
 AMOUNT = number(-1e18, 1e18, 0.0)
 AMOUNT_OR_NONE = number(-1e18, 1e18, None)
 HOSTS = items(MOST_NODES, NAME)

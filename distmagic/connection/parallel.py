@@ -47,13 +47,11 @@ def in_parallel(
         pool.submit(act, *arguments) for arguments in zip(things, *more, strict=True)
     ]
     try:
-        wait(
-            futures
-        )  # of acts that fail the first one is raised, but only when the others are through
+        # Of acts that fail the first one is raised, but only when the others are through.
+        wait(futures)
     finally:
-        pool.shutdown(
-            wait=False, cancel_futures=True
-        )  # an interrupt does not wait for acts that hang
+        # An interrupt does not wait for acts that hang.
+        pool.shutdown(wait=False, cancel_futures=True)
     return [future.result() for future in futures]
 
 

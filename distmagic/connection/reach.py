@@ -37,14 +37,12 @@ class Reaching:
         self.known = (*hosts, *spare)
         self.asker = asker
         self._connections = connections
-        self.absent: dict[
-            int, str
-        ] = {}  # hosts that a job begins without, by index, and what is wrong with them
+        # Hosts that a job begins without, by index, and what is wrong with them.
+        self.absent: dict[int, str] = {}
         self._pool = threads_for(len(hosts) + 1, "reach")
         self.futures = []
-        for host, python in zip(
-            hosts, pythons, strict=False
-        ):  # of `spare` hosts there are interpreters, too
+        # Of `spare` hosts there are interpreters, too.
+        for host, python in zip(hosts, pythons, strict=False):
             self.futures.append(self._pool.submit(open_link, host, python))
         self._pool.submit(expiry.tidy)  # this machine keeps payloads too
 
@@ -207,9 +205,8 @@ class Reaching:
         try:
             asker.serve_until_done([opening])
         except BaseException:
-            opening.add_done_callback(
-                _close
-            )  # an interrupt: nobody takes the link any more
+            # An interrupt: nobody takes the link any more.
+            opening.add_done_callback(_close)
             raise
         finally:
             pool.shutdown(wait=False)

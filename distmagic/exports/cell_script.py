@@ -101,9 +101,8 @@ def _with_guard(plan: CellPlan, text: str) -> str | NoProgram:
         if plan.is_async and isinstance(plan.call, ast.Await):
             written = f"asyncio.run({ast.unparse(plan.call.value)})"
     else:
-        written = ast.unparse(
-            plan.call
-        )  # the cell's only function, which it does not call
+        # The cell's only function, which it does not call.
+        written = ast.unparse(plan.call)
         if plan.is_async and isinstance(plan.call, ast.Await):
             written = f"asyncio.run({ast.unparse(plan.call.value)})"
     if plan.is_async:

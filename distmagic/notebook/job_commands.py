@@ -71,9 +71,8 @@ def attach(line: CommandLine) -> object:
         notebook.shell.push(dict.fromkeys(variables, error.run))
         raise
     notebook.shell.push(dict.fromkeys(variables, run))
-    return (
-        None if variables else run
-    )  # as for a cell: Out would keep a run whose name is gone
+    # As for a cell: Out would keep a run whose name is gone.
+    return None if variables else run
 
 
 def view(line: CommandLine) -> object:

@@ -119,6 +119,5 @@ def _show_from(
         )
         return lines
 
-    object.__setattr__(
-        error, "_render_traceback_", render
-    )  # also where the error's class forbids new attributes
+    # Also where the error's class forbids new attributes.
+    object.__setattr__(error, "_render_traceback_", render)

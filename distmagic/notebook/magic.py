@@ -410,7 +410,6 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
             notebook_place.forget(magics.notebook.place)
             if magics.matcher in shell.Completer.custom_matchers:
                 shell.Completer.custom_matchers.remove(magics.matcher)
-            if (
-                magics.config in shell.configurables
-            ):  # the first of several magics has taken it out
+            # The first of several magics has taken it out.
+            if magics.config in shell.configurables:
                 shell.configurables.remove(magics.config)

@@ -88,6 +88,5 @@ def _bound(start: Callable[[], Any], line: CommandLine, names: list[str]) -> obj
     if found is None:  # a dry run
         return None
     run_names.bind(shell, names, found)
-    return (
-        None if names else found
-    )  # as for a cell: Out would keep a run whose name is gone
+    # As for a cell: Out would keep a run whose name is gone.
+    return None if names else found

@@ -104,9 +104,8 @@ def _files() -> dict[str, Path]:
     files = {"distmagic/__init__.py": here / "__init__.py"}
     for file in (here / "remote").rglob("*.py"):
         name = file.relative_to(here).as_posix()
-        is_keeper = (
-            file.parent.name == "keeper"
-        )  # it travels as text, before the bundle
+        # It travels as text, before the bundle.
+        is_keeper = file.parent.name == "keeper"
         if name not in _OF_TASKS and not is_keeper:
             files[f"distmagic/{name}"] = file
     cloudpickle = _package("cloudpickle")
@@ -172,9 +171,8 @@ def _compiled(path: Path, name: str) -> bytes:
         + flags
         + importlib.util.source_hash(path.read_bytes())
     )
-    return head + marshal.dumps(
-        _shortened(code, name), 2
-    )  # 2: the same bytes whoever else holds on to the constants
+    # 2: the same bytes whoever else holds on to the constants.
+    return head + marshal.dumps(_shortened(code, name), 2)
 
 
 def _shortened(code: CodeType, name: str) -> CodeType:

@@ -123,9 +123,8 @@ def _add_link(found: Contents, root: Path, path: str) -> None:
     if Path(written).is_absolute():
         written = os.path.relpath(target, here.parent)
     elif _climbs_out(written, path.count("/")):
-        found.left_out.append(
-            path
-        )  # it comes back by the folder's own name, which is another one on a host
+        # It comes back by the folder's own name, which is another one on a host.
+        found.left_out.append(path)
         return
     found.links[path] = written
 

@@ -114,9 +114,8 @@ def pack_call(
         modules.update(local_modules.imports_of_code(code_object))
     found = local_modules.found(modules)
     code = write_code(found, _texts(seen.codes), labels, folder)
-    sizes = {
-        side_file.sha256: side_file.size_bytes for side_file in seen.side_files
-    }  # equal files once
+    # Equal files once.
+    sizes = {side_file.sha256: side_file.size_bytes for side_file in seen.side_files}
     side_files = tuple(
         _local(folder, sha256, size_bytes) for sha256, size_bytes in sizes.items()
     )

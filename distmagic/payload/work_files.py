@@ -133,9 +133,8 @@ def add_module(contents: Contents, module: LocalModule) -> str:
         return path
     for place in module.places:
         contents.add(contents_of(place), module.name)
-        for file in python_files(
-            place
-        ):  # also those that git ignores, such as a generated _version.py
+        # Also those that git ignores, such as a generated _version.py.
+        for file in python_files(place):
             contents.files[f"{module.name}/{file.relative_to(place).as_posix()}"] = (
                 file_of(file)
             )

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from distmagic.errors import SpecError
 
-if (
-    TYPE_CHECKING
-):  # the wire's messages take a third of the time that %load_ext may take
+# The wire's messages take a third of the time that %load_ext may take.
+if TYPE_CHECKING:
     from distmagic.remote.wire.protocol import JobListing, JobTerms
     from distmagic.request.hosts import Host
 
@@ -86,9 +85,8 @@ def found_jobs(answers: Iterable[Sequence[JobListing]]) -> tuple[Job, ...]:
 def _job(name: str, found: dict[int, tuple[int, JobListing]]) -> Job:
     nodes = {node_rank: one for node_rank, (_, one) in found.items()}
     first = nodes[min(nodes)]
-    hosts = max(
-        (one.hosts for one in nodes.values()), key=len
-    )  # a node that came back later knows of one more
+    # A node that came back later knows of one more.
+    hosts = max((one.hosts for one in nodes.values()), key=len)
     host_indices = [-1] * len(hosts)
     running = []
     for rank, (index, one) in sorted(found.items()):

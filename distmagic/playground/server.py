@@ -56,9 +56,8 @@ class SharedByHosts:
     directory: Path
     user: str
     client_key: asyncssh.SSHKey
-    commands: dict[int, Command] = field(
-        default_factory=dict
-    )  # by process id, until reaped
+    # By process id, until reaped.
+    commands: dict[int, Command] = field(default_factory=dict)
 
     def environment(
         self, home: Path, client: tuple[str, int], server: tuple[str, int]
@@ -141,11 +140,10 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
             if name == "LANG" or name.startswith("LC_"):
                 env[name] = value
         argv = ["/bin/sh"] if self.command is None else ["/bin/sh", "-c", self.command]
+        # Its home was removed, or there is no room for another process.
         try:
             command = Command(argv, env, self._home)
-        except (
-            OSError
-        ) as error:  # its home was removed, or there is no room for another process
+        except OSError as error:
             self.stderr.write(f"playground: {error}\n".encode())
             self.exit(255)
             return

@@ -20,9 +20,8 @@ OUTPUT_LINES = 100
 _MAX_CHARS = 1000  # of one line
 _MAX_BYTES = 60_000  # of all of them
 _MAX_OPEN = 8
-_BAR = re.compile(
-    r"\d+%\|.*\| *[\d.]+\w*/[\d.]+\w* \["
-)  # as tqdm draws one; it writes them to stderr, and they are no warnings
+# As tqdm draws one; it writes them to stderr, and they are no warnings.
+_BAR = re.compile(r"\d+%\|.*\| *[\d.]+\w*/[\d.]+\w* \[")
 
 
 def about_output(state: RunState, lines: int = OUTPUT_LINES) -> str:

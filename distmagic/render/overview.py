@@ -230,9 +230,8 @@ def _alerts(state: RunState, *, is_still: bool) -> Iterable[Alert]:
 
 def _failure(state: RunState) -> Iterable[Alert]:
     if state.abandoned:
-        if state.stopping or not any(
-            node.unusable for node in state.nodes
-        ):  # else the hosts' own rows show it
+        # Else the hosts' own rows show it.
+        if state.stopping or not any(node.unusable for node in state.nodes):
             yield Alert(
                 level="warning" if state.stopping else "error",
                 text=one_line(state.abandoned),
@@ -245,9 +244,8 @@ def _failure(state: RunState) -> Iterable[Alert]:
     error = verdict(state)
     if error is not None:
         detail = getattr(error, "remote_traceback", "") or getattr(error, "stacks", "")
-        level = (
-            "warning" if isinstance(error, Cancelled) else "error"
-        )  # no surprise: the user asked for it
+        # No surprise: the user asked for it.
+        level = "warning" if isinstance(error, Cancelled) else "error"
         yield Alert(level=level, text=one_line(error.message), detail=detail)
 
 
@@ -297,9 +295,8 @@ def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
                 yield Alert(level="warning", text=text)
         lead = plain(state.nodes[0].host)
         for node in state.nodes[1:]:
-            if (
-                node.gang == "silent" and node.phase == "running"
-            ):  # else it may only be slow to begin
+            # Else it may only be slow to begin.
+            if node.gang == "silent" and node.phase == "running":
                 pair = f"{plain(node.host)} and {lead}"
                 text = f"{pair} don't hear each other by UDP: each ends by itself if this notebook is gone"
                 yield Alert(level="warning", text=text)

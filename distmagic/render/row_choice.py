@@ -14,9 +14,8 @@ UNFOLDED = 64  # rows of ranks to unfold; of more ranks those that want to be se
 # waiting: for devices of the host.
 # "": of a row that only counts others.
 ShownPhase = NodePhase | RankPhase | Literal["sent", "reconnecting", "waiting", ""]
-PHASES: tuple[
-    RankPhase | Literal["reconnecting"], ...
-] = (  # of ranks; first what a user must see first
+# Of ranks; first what a user must see first.
+PHASES: tuple[RankPhase | Literal["reconnecting"], ...] = (
     "failed",
     "lost",
     "reconnecting",

@@ -17,6 +17,7 @@ _COLOURS = (
     "#777777", "#d9453d", "#2f9e57", "#b8891a", "#3d8bdd", "#b765d6", "#18a0b5", "#8c8c8c",
 )  # fmt: skip
 _FACES = {1: "font-weight:700", 2: "opacity:.65", 3: "font-style:italic", 4: "text-decoration:underline"}  # fmt: skip
+# Of red, green and blue in the cube of 216 colours.
 _LEVELS = (
     0,
     95,
@@ -24,7 +25,7 @@ _LEVELS = (
     175,
     215,
     255,
-)  # of red, green and blue in the cube of 216 colours
+)
 
 
 def plain(text: str) -> str:

@@ -240,9 +240,8 @@ def _allocation(
         return cluster_of(args.on, {**asked, "idle_s": args.idle}, of_slurm)
     login, job = parse_place(args.on)
     if not (login or job or options or args.nodes):
-        job = environ.get(
-            "SLURM_JOB_ID", ""
-        )  # of a JupyterLab that runs on one of the nodes
+        # Of a JupyterLab that runs on one of the nodes.
+        job = environ.get("SLURM_JOB_ID", "")
     given = {"nodes": args.nodes, "setup": args.setup, "idle_s": args.idle}
     known = {name: value for name, value in given.items() if value is not None}
     if job and (options or args.nodes or args.setup):

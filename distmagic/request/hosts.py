@@ -13,9 +13,8 @@ SKY = "sky:"  # how `allocation` begins for hosts of a cluster of SkyPilot
 INSIDE = "inside:"  # how `allocation` begins for nodes of the job in which this process itself is one
 Slots = int | str  # a number of ranks, or one of SLOT_WORDS, decided on the host
 SLOT_WORDS = ("gpu", "cpu", "auto")
-_NAME = re.compile(
-    r"[A-Za-z0-9._%][A-Za-z0-9._%-]*\Z"
-)  # a dash in front would be an option of ssh
+# A dash in front would be an option of ssh.
+_NAME = re.compile(r"[A-Za-z0-9._%][A-Za-z0-9._%-]*\Z")
 # Names, users and zones can come from somebody else's hostfile, and OpenSSH's %h, %n and %r put them into the shell
 # lines of ProxyCommand and `Match exec`. OpenSSH itself refuses characters of a shell there since 9.6 (CVE-2023-51385).
 _SHELL = r"'`\"$;&<>|(){}"

@@ -38,9 +38,8 @@ _SEEDS = {
 }  # fmt: skip
 
 Kind = Literal["rank", "argv", "sets argv", "seed", "group", "variable"]
-_Act = tuple[
-    Kind, str, str
-]  # what is done: its kind, in words, and the environment variable
+# What is done: its kind, in words, and the environment variable.
+_Act = tuple[Kind, str, str]
 _READS_ARGV: _Act = (
     "argv",
     "reads the command line of the notebook, not of a rank",
@@ -76,9 +75,8 @@ def local_effects(
         if any(_computes(later) for later in statements[index:]):
             effects = [effect for effect in effects if effect.kind != "seed"]
         for effect in effects:
-            is_ours = effect.name.startswith(
-                "DISTMAGIC_"
-            )  # read by this package, in the notebook
+            # Read by this package, in the notebook.
+            is_ours = effect.name.startswith("DISTMAGIC_")
             if not is_ours and (not effect.name or effect.name not in given):
                 found.append(effect)
     return tuple(_without_own_argv(found))

@@ -28,9 +28,8 @@ from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import Blob
 
-SPREAD_BYTES = (
-    8 << 20
-)  # less than this goes straight: it takes no longer than to arrange a chain
+# Less than this goes straight: it takes no longer than to arrange a chain.
+SPREAD_BYTES = 8 << 20
 _OTHERS_S = 1.0  # after a first failure, for others that fail of the same cause
 _TELL_S = 0.1
 _ASKED_AT_MOST = (
@@ -125,9 +124,8 @@ class Delivery:
 
     def run(self) -> None:
         """Bring it to every host. Raises what went wrong: one error, or `HostErrors`."""
-        joins = [
-            not link.host.is_local for link in self._links
-        ]  # nothing listens on the notebook's own machine
+        # Nothing listens on the notebook's own machine.
+        joins = [not link.host.is_local for link in self._links]
         nodes = range(len(self._links))
         blobs = tuple(local.blob for local in self._files.values())
         if sum(blob.size_bytes for blob in blobs) < SPREAD_BYTES or sum(joins) < 2:
@@ -142,9 +140,8 @@ class Delivery:
             self._spread(chain)
 
     def _lacking(self, node: int, blobs: tuple[Blob, ...]) -> tuple[str, ...]:
-        self._links[node].send(
-            protocol.CheckBlobs(blobs=blobs)
-        )  # it may take its time: all files are read
+        # It may take its time: all files are read.
+        self._links[node].send(protocol.CheckBlobs(blobs=blobs))
         lacking = self._links[node].answer(protocol.MissingBlobs).sha256
         total_bytes = sum(blob.size_bytes for blob in blobs if blob.sha256 in lacking)
         self._meters[node].expect(total_bytes)
@@ -172,9 +169,8 @@ class Delivery:
             files,
             lambda sent_bytes, _: meter.reach(start + sent_bytes),
         )
-        meter.reach(
-            start + sum(blob.size_bytes for blob in blobs)
-        )  # it may have come into a home that is shared
+        # It may have come into a home that is shared.
+        meter.reach(start + sum(blob.size_bytes for blob in blobs))
 
     # ---- from host to host
 

@@ -11,9 +11,8 @@ from typing import Any
 from distmagic.remote.wire import protocol
 from distmagic.state.events import Event, Launched
 
-_AHEAD_BYTES = (
-    1 << 20
-)  # of one node that may wait to be folded; a host that sends more is not read meanwhile
+# Of one node that may wait to be folded; a host that sends more is not read meanwhile.
+_AHEAD_BYTES = 1 << 20
 _LEAST_BYTES = (
     4096  # that an event counts as, however short it is: so 256 of them wait at most
 )
@@ -51,9 +50,8 @@ class EventQueue:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._events: queue.SimpleQueue[tuple[Event, int]] = (
-            queue.SimpleQueue()
-        )  # with what it counts in its room
+        # With what it counts in its room.
+        self._events: queue.SimpleQueue[tuple[Event, int]] = queue.SimpleQueue()
         self._rooms: dict[int, _Room] = {}
         self._rooms_lock = threading.Lock()
         self._is_over = threading.Event()

@@ -184,9 +184,8 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
                 host_names=_names(reaching), awaited=_awaited(reaching, job)
             )
             joiner = NodeJoiner(job.name, partial(reaching.link, 0))
-        host_indices = [
-            reaching.hosts.index(host) for host in reaching.hosts
-        ]  # one host may be several nodes
+        # One host may be several nodes.
+        host_indices = [reaching.hosts.index(host) for host in reaching.hosts]
         patience_s = job.terms.lease_s if job.is_running else _ENDED_S
         table = NodeTable(host_indices, patience_s, _new_id, growth)
         executor = Executor(job.name, loop.queue, reaching, patience_s, joiner)

@@ -295,9 +295,8 @@ class NodeTable:
 
     def _admitted(self, _: int, what: Admitted, now_s: float) -> list[Action]:
         join = self._joins.get(what.host_index)
-        if (
-            join is None or join.request_id != what.request_id
-        ):  # the run is being stopped meanwhile
+        # The run is being stopped meanwhile.
+        if join is None or join.request_id != what.request_id:
             lost = self._lose_unstarted(what.start.node_rank, NEVER_BEGAN, now_s)
             return [Close(link=what.link), *lost]
         join.admitted = what

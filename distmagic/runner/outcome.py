@@ -135,9 +135,8 @@ class Run:
         # Only in the very cell that ran it: where the run has a name, it is shown by that name in a later cell.
         if self._shown_in is not None and self._shown_in == cell_number():
             self._shown_in = None
-            if (
-                getattr(get_ipython(), "kernel", None) is None
-            ):  # a terminal has printed Out[3]: and waits for more
+            # A terminal has printed Out[3]: and waits for more.
+            if getattr(get_ipython(), "kernel", None) is None:
                 print(f"<run {self.job}: {self.state.phase}>")  # noqa: T201
             return
         display({"text/plain": repr(self), "text/html": self._repr_html_()}, raw=True)
@@ -234,9 +233,8 @@ class Detached:
             f"job {self.job} runs on {', '.join(self.hosts)} without this notebook: "
             f"%distributed attach {self.job} follows it, %distributed stop {self.job} ends it"
         )
-        return sanitize.lines(
-            text
-        )  # a job that was found on hosts has the names that these told
+        # A job that was found on hosts has the names that these told.
+        return sanitize.lines(text)
 
 
 class NotStarted:
@@ -347,9 +345,8 @@ class Results(Mapping[int, Any]):
                     f"{error.strerror or error}.",
                     "It is still on its host. Make room, or set TMPDIR to a directory on another disk, and look again.",
                 ) from error
-            return parcel.load(
-                path
-            )  # mapped: the file's name may go, its bytes stay until nobody looks at them
+            # Mapped: the file's name may go, its bytes stay until nobody looks at them.
+            return parcel.load(path)
 
     def _download(self, rank: int, file: io.BufferedWriter) -> None:
         line = ProgressLine(f"result of rank {rank}", self._size(rank))

@@ -51,9 +51,8 @@ def prepare(
         except PreflightError as error:
             errors.append(error)
     if errors:
-        raise join_errors(
-            errors
-        )  # of all hosts at once, so that they can be mended at once
+        # Of all hosts at once, so that they can be mended at once.
+        raise join_errors(errors)
     facts_of_all = tuple(link.facts for link in links)
     preflight.check_among(names, facts_of_all)
     warnings += preflight.shared_machines(names, facts_of_all)

@@ -80,9 +80,8 @@ class RunLoop:
         self._table: NodeTable | None = None
         self._executor: Executor | None = None
         self._inquiry = Inquiry()
-        self._looked_at_s = (
-            -1.0
-        )  # when the ranks of a run that stands still were asked where they are
+        # When the ranks of a run that stands still were asked where they are.
+        self._looked_at_s = -1.0
         self._give_up_at_s: float | None = None
         self._stopped_late: set[int] = set()
         self._wants_detach = False
@@ -104,9 +103,8 @@ class RunLoop:
 
     def step(self, timeout_s: float = BEAT_S) -> list[Event]:
         """Wait for events at most `timeout_s`, answer a question, fold, show; return the events."""
-        self._interrupts.ask(
-            self._serve
-        )  # before events are taken: an interrupt in the middle of it must lose none
+        # Before events are taken: an interrupt in the middle of it must lose none.
+        self._interrupts.ask(self._serve)
         events = self.queue.batch(timeout_s)
         if not self.state.is_over:  # time stands still when a run is over
             events.append(Event(node_rank=0, at_s=self._clock(), what=None))
@@ -142,9 +140,8 @@ class RunLoop:
         # A future keeps its callbacks for good. So they refer neither to futures nor to this loop: each would keep the
         # other, and all that is known of the run, alive.
         for future in futures:
-            future.add_done_callback(
-                wake
-            )  # after callbacks that queue an event, so that none is left for later
+            # After callbacks that queue an event, so that none is left for later.
+            future.add_done_callback(wake)
         timeout_s = 0.0  # the first look is at once
         while True:
             is_done = len(done) == len(futures)
@@ -209,11 +206,10 @@ class RunLoop:
                 while not self._is_done():
                     if waits_for_run and self._clock() - began_s > SHORT_S:
                         heap.freeze()
+                    # Raised all the same, of a thread that has no signals, say.
                     try:
                         self._beat(limits)
-                    except (
-                        KeyboardInterrupt
-                    ):  # raised all the same, of a thread that has no signals, say
+                    except KeyboardInterrupt:
                         self._interrupts()
         except BaseException:  # a bug, of a screen say: the ranks must not go on until their lease runs out
             self._abandon()

@@ -224,9 +224,8 @@ def _stop_and_wait(link: Link) -> bool:
     try:
         link.send(protocol.StopNode(grace_s=0.0, reason="another host could not start"))
         for _, what in link.events():
-            if isinstance(
-                what, protocol.Final
-            ):  # the agent itself may have to wait for the other nodes yet
+            # The agent itself may have to wait for the other nodes yet.
+            if isinstance(what, protocol.Final):
                 return not what.survivors
     except DistmagicError:
         pass  # the first error is the one to raise; this node's lease ends what is left

@@ -58,9 +58,8 @@ class TerminalScreen:
 
     def _width(self) -> int:
         columns, _ = self._size()
-        return max(
-            20, columns - 1
-        )  # many terminals break a line that fills the last column
+        # Many terminals break a line that fills the last column.
+        return max(20, columns - 1)
 
     def _erased(self) -> str:
         """Return what takes the status away, also where the window has become narrower since."""

@@ -383,9 +383,8 @@ class BackgroundRuns:
         running = self.running
         for run in running:
             run.ask_to_stop()
-        for run in (
-            running
-        ):  # only now: a scheduler that is away must not keep hosts from being told
+        # Only now: a scheduler that is away must not keep hosts from being told.
+        for run in running:
             run.stop_waiting()
         end_s = time.monotonic() + _LAST_WAIT_S
         for run in running:

@@ -136,9 +136,8 @@ class Housekeeping:
             unknown[job.hosts[job.known[host_index]]] = ConnectionLost(why)
         pool = threads_for(len(links), "stop")
         asked = [node for node in job.running if node in links]
-        stops: dict[
-            int, Future[None]
-        ] = {}  # an interrupt may come before it has them all
+        # An interrupt may come before it has them all.
+        stops: dict[int, Future[None]] = {}
         was_interrupted = False
         try:
             for node in asked:
@@ -183,9 +182,8 @@ class Housekeeping:
         try:
             return job_requests.explained(links, job, secrets.token_hex(8))
         finally:
-            in_parallel(
-                Link.close, there
-            )  # they follow the job: nothing else can be asked over them
+            # They follow the job: nothing else can be asked over them.
+            in_parallel(Link.close, there)
 
     def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
         """Remove logs and results of jobs that have ended from their hosts, as far as these are up; return the bytes."""

@@ -40,6 +40,7 @@ def _of_file(failure: Failure, host: str, folder: Path) -> str:
     found = _FILE.search(failure.message)
     if found is None or failure.type != "FileNotFoundError":
         return ""
+    # A name that is too long, a null byte, a user who does not exist.
     try:
         here = (folder / Path(found["path"]).expanduser()).resolve()
         is_here = here.exists()
@@ -47,7 +48,7 @@ def _of_file(failure: Failure, host: str, folder: Path) -> str:
         OSError,
         ValueError,
         RuntimeError,
-    ):  # a name that is too long, a null byte, a user who does not exist
+    ):
         return ""
     if not is_here:
         return ""

@@ -35,9 +35,8 @@ _KERNEL_FILE = "kernel-"  # how a Jupyter server, and VS Code, begin the name of
 def owner() -> str:
     """Return the name of this process as the owner of jobs: another kernel has the same one only for the same notebook."""
     name = f"{_person()}:{_notebook() or _script(os.getpid())}"
-    return sanitize.line(name)[
-        :_MOST_CHARS
-    ]  # as a host may list it: else it would not be known again
+    # As a host may list it: else it would not be known again.
+    return sanitize.line(name)[:_MOST_CHARS]
 
 
 def new_job() -> str:
@@ -91,9 +90,8 @@ def _connection_file() -> str:
 def _script(pid: int) -> str:
     """Return the name of this process; `pid` is its own: a forked child is another one."""
     script = Path(sys.argv[0] if sys.argv else "")
-    name = (
-        script.parent.name if script.name == "__main__.py" else script.name
-    )  # the first: python -m NAME
+    # The first: python -m NAME.
+    name = script.parent.name if script.name == "__main__.py" else script.name
     if name in ("", "-c"):
         name = "python"
     return f"{name} (process {pid}-{secrets.token_hex(3)})"

@@ -59,9 +59,8 @@ class Session(Housekeeping):
         self.background = BackgroundRuns()
         self.history = RunHistory()
         self.kernel = secrets.token_hex(6)
-        self._warmed: dict[
-            Host, tuple[Access, str]
-        ] = {}  # hosts that were asked to keep something loaded
+        # Hosts that were asked to keep something loaded.
+        self._warmed: dict[Host, tuple[Access, str]] = {}
         self._followed: set[str] = set()  # jobs that this kernel follows just now
         self._begun: dict[str, tuple[tuple[Host, ...], Access]] = {}  # jobs, in order
 
@@ -148,9 +147,8 @@ class Session(Housekeeping):
             if link.warm is not None:
                 link.kept = link.warm
                 self._warmed[host] = access, python
-                link.send(
-                    link.warm
-                )  # no answer: where that can't be, the job starts without it
+                # No answer: where that can't be, the job starts without it.
+                link.send(link.warm)
             return link
 
         return Reaching(
@@ -306,10 +304,11 @@ class Session(Housekeeping):
             index for index in followed.host_indices if index != UNKNOWN_HOST
         )
         hosts = tuple(dict.fromkeys(reaching.known[index] for index in indices))
+        # A job may have come to others since.
         known = (
             *hosts,
             *(host for host in reaching.known if host not in hosts),
-        )  # a job may have come to others since
+        )
 
         def again(
             where: Callable[[Job, Sequence[Host]], tuple[Host, ...]],

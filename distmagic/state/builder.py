@@ -77,9 +77,8 @@ class RunStateBuilder:
 
     def __init__(self, state: RunState) -> None:
         self.base = state
-        self.own_series: set[int] = (
-            set()
-        )  # ranks whose table of series is a copy of ours already
+        # Ranks whose table of series is a copy of ours already.
+        self.own_series: set[int] = set()
         for name in _FIELDS:
             value = getattr(state, name)
             if isinstance(value, tuple):

@@ -103,10 +103,11 @@ def _may_have(draft: RunStateBuilder, node: int, what: protocol.Worker) -> bool:
     owner = draft.workers.get(what.rank)
     if owner is None or owner.node_rank == node or owner.round != what.round:
         return True
+    # Some versions of torch don't tell the round.
     return owner.phase not in (
         "running",
         "done",
-    )  # some versions of torch don't tell the round
+    )
 
 
 def _worker(draft: RunStateBuilder, node: int, what: protocol.Worker) -> None:
@@ -186,9 +187,8 @@ def _merge_bars(
     if len(old) == len(new) == 1 and old[0].id == new[0].id:
         return new
     by_id = {bar.id: bar for bar in (*old, *new)}
-    merged = [
-        by_id[key] for key in sorted(by_id)
-    ]  # a bar inside another one is made later
+    # A bar inside another one is made later.
+    merged = [by_id[key] for key in sorted(by_id)]
     still_open = [bar for bar in merged if not bar.closed]
     if still_open:
         most = max(1, min(KEPT_BARS, _BARS_OF_ALL // max(1, world_size)))
@@ -222,9 +222,8 @@ def _rate(
     if step is None:
         return bars[0].rate if bars else None
     before, before_s = old.step, old.at_s
-    rate = (
-        None if old.step is None else old.rate
-    )  # before the first step it was that of a bar
+    # Before the first step it was that of a bar.
+    rate = None if old.step is None else old.rate
     if before is None:
         before, before_s = step, what.at_s
         for row in what.rows:

@@ -106,9 +106,8 @@ class Series(Sequence[Point]):
             x = (x_part[0] + x_part[-1]) / 2
             total = sum(part)
             low, high = min(part), max(part)
-            if (
-                total - total != 0 or low < -_HUGE or high > _HUGE
-            ):  # NaN or infinite, or too great to add up
+            # NaN or infinite, or too great to add up.
+            if total - total != 0 or low < -_HUGE or high > _HUGE:
                 holes += [
                     x_of
                     for x_of, value in zip(x_part, part, strict=True)

@@ -138,9 +138,8 @@ def _hung(state: RunState) -> Hung:
 def _timed_out(state: RunState) -> TimedOut:
     what = "The run was stopped: its --timeout ran out."
     explanation = explain_last(state)
-    if (
-        explanation is None or state.before_s
-    ):  # what is only replayed has lost its order in time
+    # What is only replayed has lost its order in time.
+    if explanation is None or state.before_s:
         return TimedOut(what, "Allow more time, or none: leave --timeout out.")
     stood_s = state.stack_dumps[-1].at_s - state.advanced_at_s
     what += f" No rank had advanced for {stood_s:.0f} s before that. Where they were: {explanation.sentence}."
@@ -152,9 +151,8 @@ def _timed_out(state: RunState) -> TimedOut:
 
 def _where_they_were(state: RunState) -> str:
     explanation = explain_last(state)
-    if (
-        explanation is None or state.before_s
-    ):  # what is only replayed has lost its order in time
+    # What is only replayed has lost its order in time.
+    if explanation is None or state.before_s:
         return ""
     return f"No rank had advanced for long. Where they were: {explanation.sentence}."
 
@@ -401,9 +399,8 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
             return _failed_afterwards(state, worker)
     for worker in state.workers.values():
         if worker.ended is not None and worker.ended.failure is not None:
-            return _worker_failed(
-                state, worker
-            )  # of an elastic job: it may only have lost a peer
+            # Of an elastic job: it may only have lost a peer.
+            return _worker_failed(state, worker)
     hint = ""
     if state.lost and state.is_elastic:
         lost = ", ".join(

@@ -60,9 +60,8 @@ class SessionProcess(PipedProcess):
 class CommandTransport:
     """One master connection, and the directory of its socket."""
 
-    warnings: tuple[
-        str, ...
-    ] = ()  # the client itself complains about its configuration
+    # The client itself complains about its configuration.
+    warnings: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -95,9 +94,8 @@ class CommandTransport:
         limit.start()
         output = b""
         try:
-            while (
-                _READY.encode() not in output
-            ):  # a log-in shell may print a banner first
+            # A log-in shell may print a banner first.
+            while _READY.encode() not in output:
                 data = self._master.read()
                 if not data:
                     return self._why_not()
@@ -260,11 +258,12 @@ def _client(access: Access, first: tuple[str, ...] = ()) -> tuple[str, ...]:
     client = [os.path.expanduser(words[0]), *words[1:]]
     if access.ssh_config is not None:
         client += ["-F", os.path.expanduser(access.ssh_config)]
+    # Of two values the first counts.
     return (
         *client,
         "-T",
         *_options(*first, *_OPTIONS),
-    )  # of two values the first counts
+    )
 
 
 def _options(*options: str) -> tuple[str, ...]:

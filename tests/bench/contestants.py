@@ -183,9 +183,8 @@ def nbdistributed(place: Place) -> Iterator[Contestant]:
     with place.peer_kernel("") as kernel:
         kernel.run("%load_ext nbdistributed")
         kernel.run("%dist_init -n 4")
-        for _ in range(
-            3
-        ):  # a cell that comes before its workers are listening is lost, and waits for 30 s
+        # A cell that comes before its workers are listening is lost, and waits for 30 s.
+        for _ in range(3):
             if "Timeout" not in (shown := kernel.run(f"%%distributed\n{SOURCE}").shown):
                 break
         else:
@@ -209,9 +208,8 @@ def ipyparallel(place: Place) -> Iterator[Contestant]:
         wait_until(connection.exists, "ipyparallel's controller")
         for host in place.lab.hosts:
             for _ in range(2):
-                _background(
-                    stack, [*ssh, "-tt", host.name, *engine], env
-                )  # -tt: the engine ends with its client
+                # -tt: the engine ends with its client.
+                _background(stack, [*ssh, "-tt", host.name, *engine], env)
         connect = (
             f"import ipyparallel as ipp\nrc = ipp.Client({str(connection.with_name('ipcontroller-client.json'))!r})\n"
             "rc.wait_for_engines(4, timeout=60)\nrc[:].use_cloudpickle().get()\n"

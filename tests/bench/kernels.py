@@ -55,9 +55,8 @@ class Kernel:
             argv=argv, display_name="bench", language="python"
         )
         self._cwd, self._env = str(cwd), dict(env)
-        self._is_apart = (
-            tuple(prefix) == OWN_PROCESSES
-        )  # whatever it has started ends with it
+        # Whatever it has started ends with it.
+        self._is_apart = tuple(prefix) == OWN_PROCESSES
         self._client: Any = None
 
     def __enter__(self) -> Kernel:  # noqa: PYI034 - typing.Self is of Python 3.11

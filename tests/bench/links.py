@@ -60,9 +60,8 @@ def sent_bytes(lab: Lab) -> int:
         "dev",
         _bridge(lab),
     ]
-    (found,) = json.loads(
-        subprocess.run(argv, capture_output=True, check=True).stdout
-    )  # /sys shows another network
+    # /sys shows another network.
+    (found,) = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
     return int(found["stats64"]["tx"]["bytes"])
 
 

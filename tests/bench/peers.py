@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOOLS = ("torchrunx", "accelerate", "ipyparallel", "nbdistributed")
-_LARGEST_BYTES = (
-    2 << 30
-)  # of the whole environment: more means that a tool has pulled a torch or CUDA of its own
+# Of the whole environment: more means that a tool has pulled a torch or CUDA of its own.
+_LARGEST_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

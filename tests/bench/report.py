@@ -84,9 +84,8 @@ def _on_terminal(folder: Path) -> dict[str, list[float]]:
     result = folder / "bars.json"
     program = f"import json; from tests.bench import loops; json.dump(loops.bars(3), open({str(result)!r}, 'w'))"
     ours, terminal = pty.openpty()
-    fcntl.ioctl(
-        terminal, termios.TIOCSWINSZ, struct.pack("4H", 40, 120, 0, 0)
-    )  # tqdm draws nothing on one of no size
+    # tqdm draws nothing on one of no size.
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 40, 120, 0, 0))
     reader = threading.Thread(target=_drain, args=(ours,))
     reader.start()
     try:

@@ -49,9 +49,8 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
         field = dict(_field(stack, place, reasons))
         for number in range(bench.rounds_dear + 1):
             for name, run in field.items():
-                _one(
-                    bench, took if number else {}, reasons, name, run
-                )  # the first round only warms the caches
+                # The first round only warms the caches.
+                _one(bench, took if number else {}, reasons, name, run)
             _distmagic(bench, took if number else {}, place)
     return _rows(took, reasons)
 

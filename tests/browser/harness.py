@@ -83,9 +83,8 @@ class NotebookPage:
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        self.outside: list[
-            str
-        ] = []  # addresses that the page asked for and that are not on this machine
+        # Addresses that the page asked for and that are not on this machine.
+        self.outside: list[str] = []
         self.console_errors: list[str] = []
         page.add_init_script(_HELPERS)
         page.on("request", self._note_request)
@@ -141,9 +140,8 @@ class NotebookPage:
 
     def wait_text(self, index: int, pattern: str, timeout_s: float = 30) -> str:
         """Wait until the outputs of a cell, widgets included, match a regular expression; return their text."""
-        self.cell(
-            index
-        ).scroll_into_view_if_needed()  # as a person does; what is out of sight may not be drawn
+        # As a person does; what is out of sight may not be drawn.
+        self.cell(index).scroll_into_view_if_needed()
         try:
             self._wait("shows", timeout_s, index, pattern)
         except PlaywrightError as error:

@@ -127,9 +127,8 @@ class FakeHost:
         self.meet(type(request))
         with self._lock:
             self.requests.append(request)
-        if (
-            type(request) in self.answers
-        ):  # without the lock: an answer may take its time
+        # Without the lock: an answer may take its time.
+        if type(request) in self.answers:
             answer = self.answers[type(request)](request)
             if answer is HANG_UP:
                 process.cut()

@@ -112,9 +112,8 @@ class ScriptedRun:
         events: list[Event] = []
         for event in step:
             events.append(event)
-            if isinstance(
-                event.what, p.NodeAdded
-            ):  # another notebook starts it, and this one follows it at once
+            # Another notebook starts it, and this one follows it at once.
+            if isinstance(event.what, p.NodeAdded):
                 node_rank = len(self._links)
                 self._links[node_rank] = SimpleNamespace(agent_error="", kept=None)
                 events.append(at(Linked(link=self._links[node_rank]), node_rank))

@@ -48,9 +48,8 @@ SMALL = Run(
     ending="done",
     look="run.results[0]['loss'], len(run.logs(0)), len(run.metrics)",
 )
-LARGE = Run(
-    call="large()", ending="done", look="float(run.results[0].sum())"
-)  # 4 MB: fetched for this look, and mapped
+# 4 MB: fetched for this look, and mapped.
+LARGE = Run(call="large()", ending="done", look="float(run.results[0].sum())")
 FAILED = Run(call="fails()", ending="failed", look="run.state.phase")
 INTERRUPTED = Run(call="waits()", ending="interrupted", look="run.state.phase")
 MIX = (SMALL, LARGE, SMALL, FAILED, SMALL, SMALL, INTERRUPTED, LARGE, SMALL, SMALL)

@@ -21,9 +21,8 @@ from tests.lab.waiting import wait_until
 
 LOST_S = 3.0  # --node-lost-after, where a host is to be lost
 
-When = Callable[
-    [RunState, float], bool
-]  # the state, and the seconds since the step before
+# The state, and the seconds since the step before.
+When = Callable[[RunState, float], bool]
 Act = Callable[[Lab, RunState], object]
 
 

@@ -217,9 +217,8 @@ def _follow(pair: Pair, lab: Lab, stage: Stage) -> Run:
     (job,) = session().jobs(runner.reach(lab, hosts, connect_timeout_s=CONNECT_S))
     reaching = runner.reach(lab, whereabouts(job, hosts), connect_timeout_s=CONNECT_S)
     found = session().attach(reaching, job, stage)
-    while isinstance(
-        found, Detached
-    ):  # an interrupt ended the following, and not the job
+    # An interrupt ended the following, and not the job.
+    while isinstance(found, Detached):
         reaching = runner.reach(
             lab, whereabouts(job, hosts), connect_timeout_s=CONNECT_S
         )

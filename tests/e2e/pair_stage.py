@@ -201,9 +201,8 @@ class Stage(runner.Watch):
                 self.last and when(self.last, time.monotonic() - began_s)
             ) and not self._over.wait(0.02):
                 continue
-            if (
-                act is not fault_plays.interrupt or not self._over.is_set()
-            ):  # that one mends nothing
+            # That one mends nothing.
+            if act is not fault_plays.interrupt or not self._over.is_set():
                 self._has_done(act)
 
     def _begin(self, do: Callable[..., None], *args: object) -> None:

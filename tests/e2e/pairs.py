@@ -91,14 +91,16 @@ _THERE: dict[str, tuple[Phase, ...]] = {
 
 STEP_S = 0.05
 FEW_STEPS, MANY_STEPS = 60, 110
+# Bytes; a large one goes from host to host.
 SMALL_PAYLOAD, LARGE_PAYLOAD = (
     10_000,
     12 << 20,
-)  # bytes; a large one goes from host to host
+)
+# Bytes; a small one comes with the end of the run.
 SMALL_RESULT, LARGE_RESULT = (
     1000,
     3 << 20,
-)  # bytes; a small one comes with the end of the run
+)
 
 
 def _takes_part(fault: Fault) -> bool:

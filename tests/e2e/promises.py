@@ -28,14 +28,12 @@ from tests.e2e.runner import as_value
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
 
-CLEAN_S = (
-    LEASE_S + 15.0
-)  # a host that this notebook lost keeps what it has until its lease has run out
+# A host that this notebook lost keeps what it has until its lease has run out.
+CLEAN_S = LEASE_S + 15.0
 SOON_S = 3.0  # in which nobody looks in
 _NAMED = re.compile(r"\bdm[123]\b|\brank \d+\b")
-_OWN_FAULT = re.compile(
-    r"fault of distmagic|broke down|\b\w+Error\("
-)  # the last: an exception as Python writes it
+# The last: an exception as Python writes it.
+_OWN_FAULT = re.compile(r"fault of distmagic|broke down|\b\w+Error\(")
 
 
 def check(played: Played, lab: Lab, temporary: Path) -> None:
@@ -65,9 +63,8 @@ def check_outcome(played: Played) -> None:
     struck = {strike.row.process for strike in played.hits}
     if isinstance(played.error, KeyboardInterrupt):
         assert "notebook" in struck, "nobody has interrupted it"
-        is_outside = bool(
-            played.pair.phases & {"connecting", "fetching"}
-        )  # before there is a run, or after it
+        # Before there is a run, or after it.
+        is_outside = bool(played.pair.phases & {"connecting", "fetching"})
         assert is_outside or isinstance(played.error, Cancelled), (
             "a run that is interrupted says how it stands"
         )

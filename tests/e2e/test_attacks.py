@@ -68,9 +68,8 @@ def test_ranks_that_lose_their_streams_and_descriptors_still_tell_their_end(
             if os.fork() == 0:
                 os.closerange(0, 1024)
                 script = "trap '' TERM HUP INT; while :; do sleep 1; done"
-                os.execve(
-                    "/bin/sh", ["sh", "-c", script], {"PATH": "/bin:/usr/bin"}
-                )  # without the job's mark
+                # Without the job's mark.
+                os.execve("/bin/sh", ["sh", "-c", script], {"PATH": "/bin:/usr/bin"})
             os._exit(0)
         return 4
 
@@ -293,9 +292,8 @@ def test_interrupts_while_the_agents_start(
     def start_interrupted(self: Link, request: object) -> None:
         start(self, request)
         for _ in range(3):
-            os.kill(
-                os.getpid(), signal.SIGINT
-            )  # from a thread: the main one, which waits, is interrupted
+            # From a thread: the main one, which waits, is interrupted.
+            os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(Link, "start", start_interrupted)
     with pytest.raises(Cancelled, match="starting; what had started was stopped"):

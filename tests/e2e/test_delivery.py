@@ -211,9 +211,8 @@ def test_a_firewall_between_two_hosts(hosts: Lab) -> None:
     with links_to(hosts) as links:
         before = sent_bytes(hosts)
         told = deliver(links, [file])
-        assert (
-            2 * SIZE < sent_bytes(hosts) - before < 2.2 * SIZE
-        )  # to dm1 and to dm3, which serves dm4
+        # To dm1 and to dm3, which serves dm4.
+        assert 2 * SIZE < sent_bytes(hosts) - before < 2.2 * SIZE
         assert told.notes == [
             (2, "its data came from the notebook and not from dm2: Connection refused")
         ]

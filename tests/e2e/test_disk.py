@@ -38,9 +38,8 @@ def fill_the_disk(disk_bytes: int) -> object:
     filler = Path("~/filler").expanduser()
     say("there is room")
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        for _ in range(
-            disk_bytes // 4096
-        ):  # a host with another disk than the test's is not filled
+        # A host with another disk than the test's is not filled.
+        for _ in range(disk_bytes // 4096):
             file.write(bytes(4096))
     for i in range(20):  # the log's last page takes some of it
         print(f"{i:03d}" * 400)

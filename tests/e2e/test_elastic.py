@@ -308,9 +308,8 @@ def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
     )
     assert list(reaching.absent) == [0]
 
-    monkeypatch.setenv(
-        "DISTMAGIC_HOME", str(tmp_path)
-    )  # another machine: it has nothing of the job
+    # Another machine: it has nothing of the job.
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
     lab.hosts[0].start()
     told: list[tuple[str, int]] = []
     session().add(reach(lab, (asked[1], asked[0])), job, lambda *one: told.append(one))

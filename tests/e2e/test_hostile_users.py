@@ -151,10 +151,11 @@ def test_another_user_sees_nothing_and_reaches_nothing(lab: Lab) -> None:
         screen=watch,
         env={"WORD": SECRET},
     )
+    # The umask of the log-in is the ranks' business.
     assert dict(run.results) == {
         0: 0,
         1: 0,
-    }  # the umask of the log-in is the ranks' business
+    }
     assert found["heard"] == [""] * 4
     assert found["seen"] == found["argv"] == found["here"] == []
     assert run.state.phase == "done"

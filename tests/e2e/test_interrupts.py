@@ -39,9 +39,8 @@ def wait_long(_: bytes = b"") -> None:
 def test_an_interrupt_says_what_it_interrupted(
     lab: Lab, phase: str, message: str
 ) -> None:
-    much = (
-        os.urandom(48 << 20) if phase == "sending" else b""
-    )  # so that it can be seen on its way
+    # So that it can be seen on its way.
+    much = os.urandom(48 << 20) if phase == "sending" else b""
     screen = runner.Watch(lambda state: state.phase == phase, press)
     error = runner.failure(lab, HOSTS, as_value(wait_long), much, screen=screen)
     assert isinstance(error, Cancelled)

@@ -69,9 +69,8 @@ def test_a_second_kernel_follows_a_job_whose_first_kernel_dies(lab: Lab) -> None
             str(i) for i in range(60)
         ]
     lab.assert_clean()
-    again = session().attach(
-        reach(lab, hosts), job, runner.Watch()
-    )  # it has ended; its journal tells all once more
+    # It has ended; its journal tells all once more.
+    again = session().attach(reach(lab, hosts), job, runner.Watch())
     assert dict(again.results) == {0: 60, 1: 60}
     over, hosts = the_job(lab, "dm1,dm2")
     assert (over.phase, over.age_s > 6.0) == ("done", True)

@@ -44,9 +44,8 @@ def test_a_rank_that_reaches_the_limit_of_its_cgroup(
     lab: Lab, limit: MemoryLimit
 ) -> None:
     def go() -> None:
-        limit.set(
-            600 << 20
-        )  # so that the rank is by far the largest when its kernel looks for one to kill
+        # So that the rank is by far the largest when its kernel looks for one to kill.
+        limit.set(600 << 20)
         (lab.hosts[1].home / "go").touch()
 
     error = runner.failure(
@@ -66,9 +65,10 @@ def test_torchrun_is_killed_for_want_of_memory(lab: Lab, limit: MemoryLimit) -> 
 
     def go() -> None:
         (torchrun,) = faults.pids(host, "torchrun", "*")
+        # It before all others.
         host.exec(
             ["sh", "-c", f"echo 1000 > /proc/{torchrun}/oom_score_adj"]
-        ).check_returncode()  # it before all others
+        ).check_returncode()
         limit.set(100 << 20)
         (host.home / "go").touch()
 

@@ -54,9 +54,8 @@ def test_whatever_two_faults_do_the_promises_hold(
         raise
     finally:
         line = f"{pair}: {outcome}: {promised} ({time.monotonic() - began_s:.0f} s; make chaos SEED={seed} ROUNDS=1)"
-        with (
-            capsys.disabled() if IS_WATCHED else nullcontext()
-        ):  # else it is shown where the test fails
+        # Else it is shown where the test fails.
+        with capsys.disabled() if IS_WATCHED else nullcontext():
             print(f"\n{line}")
 
 

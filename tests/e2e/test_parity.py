@@ -20,6 +20,7 @@ from tests.lab import Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(300)]
 
+# Of each its own.
 OF_THE_JOB = {
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
@@ -27,7 +28,7 @@ OF_THE_JOB = {
     "SSH_CLIENT",
     "SSH_CONNECTION",
     "TORCHELASTIC_ERROR_FILE",
-}  # of each its own
+}
 
 
 def probe() -> dict[str, Any]:
@@ -59,10 +60,11 @@ def probe() -> dict[str, Any]:
         for fd, path in fds
         if os.path.exists(path) or fd < "3"  # noqa: PTH110
     ]
+    # Sockets, the bundle.
     own = (
         "/tmp/distmagic-",
         os.path.expanduser("~/.distmagic/blobs/"),
-    )  # sockets, the bundle
+    )
     seen["fds"] = [target for target in targets if not target.startswith(own)]
     import numpy as np
     import torch

@@ -37,9 +37,8 @@ def flaky(until: int) -> tuple[int, int]:
 def test_ranks_on_several_nodes_start_again_together(lab: Lab) -> None:
     run = runner.run(lab, "dm1:2,dm2:1", as_value(flaky), 1, max_restarts=5)
     assert [run.results[rank][0] for rank in run.results] == [0, 1, 2]
-    assert (
-        run.results[1][1] >= 1
-    )  # torchrun counts restarts on each node by itself: rank 2 may have seen none
+    # torchrun counts restarts on each node by itself: rank 2 may have seen none.
+    assert run.results[1][1] >= 1
     assert run.state.workers[1].restart == run.results[1][1]
     assert run.state.phase == "done"
 
@@ -115,6 +114,5 @@ def test_restarts_do_not_use_up_the_agents_descriptors(lab: Lab) -> None:
         runner.run(lab, "dm1:2", fail_often, until, max_restarts=4).results[0]
         for until in (0, 4)
     )
-    assert (
-        many <= few + 14
-    )  # the other rank is there or not yet; 8 ranks of before would be 56
+    # The other rank is there or not yet; 8 ranks of before would be 56.
+    assert many <= few + 14

@@ -38,13 +38,11 @@ def test_ranks_of_several_hosts_meet(
     assert [float(one["total"]) for one in found] == [3.0, 3.0, 3.0]
     assert sorted(one["host"] for one in found) == places
     if backend == "static":
-        assert [
-            one["host"] for one in found
-        ] == places  # ranks in the order of the hosts
+        # Ranks in the order of the hosts.
+        assert [one["host"] for one in found] == places
     assert {worker.phase for worker in run.state.workers.values()} == {"done"}
-    for rank, one in enumerate(
-        found
-    ):  # the view follows what the ranks say of themselves
+    # The view follows what the ranks say of themselves.
+    for rank, one in enumerate(found):
         assert run.state.workers[rank].host == one["host"]
         assert run.state.workers[rank].local_rank == one["local_rank"]
 
@@ -282,9 +280,8 @@ def test_a_flood_of_output_is_whole_on_the_host(lab: Lab) -> None:
     log = run.logs(0, "stdout").splitlines()
     assert len(log) == 300_000
     assert log[-1] == "line 299999 of a rank that talks much"
-    assert (
-        run.state.lines[-1].text == log[-1]
-    )  # the last words come, whatever was left out before them
+    # The last words come, whatever was left out before them.
+    assert run.state.lines[-1].text == log[-1]
     assert any(
         "bytes not shown; the whole log: run.logs(0)" in line.text
         for line in run.state.lines

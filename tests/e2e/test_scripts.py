@@ -161,9 +161,8 @@ def test_a_script_sees_what_torchrun_lets_it_see(ended, project, line, way):
     theirs = by_torchrun(ended, project, line.split())
     name = line.split()[1] if line.startswith("-m") else "train"
     run(ended, line, **way)
-    ours = seen(
-        run(ended, line, **way)
-    )  # the second one is forked from a template where there is one
+    # The second one is forked from a template where there is one.
+    ours = seen(run(ended, line, **way))
     assert placed(ours, f"/home/node/.distmagic/work/{name}") == placed(
         theirs, "/home/node/project"
     )
@@ -236,11 +235,12 @@ def test_what_a_script_wrote_is_there_in_the_next_run_and_what_is_gone_here_goes
 
 def test_a_changed_module_is_the_new_one_at_once(ended, project):
     (project / "which.py").write_text("import helpers\nprint(helpers.NAME)\n")
+    # Equally long, and within one second where hosts are warm.
     for name in (
         "one",
         "two",
         "six",
-    ):  # equally long, and within one second where hosts are warm
+    ):
         (project / "helpers.py").write_text(f"NAME = '{name}'\n")
         assert (
             run(ended, "which.py", warm_idle_s=900.0).logs(0, "stdout") == f"{name}\n"

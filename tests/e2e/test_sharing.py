@@ -399,9 +399,8 @@ def test_what_a_killed_agent_left_is_ended_by_its_own_host_alone(shared: Lab) ->
     (agent,) = [one for one in second.processes() if "agent" in one.cmdline]
     os.kill(agent.outer_pid, signal.SIGKILL)
     (folder,) = [name for name in second.listdir("/tmp") if f"{left.job}-1" in name]
-    second.exec(
-        ["touch", "-d", "1 hour ago", f"/tmp/{folder}"]
-    ).check_returncode()  # nobody has used it for long
+    # Nobody has used it for long.
+    second.exec(["touch", "-d", "1 hour ago", f"/tmp/{folder}"]).check_returncode()
     _jobs(shared, "dm1")
     assert folder in second.listdir("/tmp")
     assert len(sleepers()) == 2

@@ -111,10 +111,11 @@ def test_hosts_keep_torch_loaded_for_the_next_run(warm: Lab) -> None:
         assert [len(templates(warm, host)) for host in (0, 1, 2)] == [1, 1, 0]
     (template,) = templates(warm)
     found = [run(warm, "dm1:2", who).results[rank] for rank in (0, 1)]
+    # Rank, torchrun, agent, template.
     assert [pids.index(template.pid) for pids in found] == [
         3,
         3,
-    ]  # rank, torchrun, agent, template
+    ]
     assert len({pids[0] for pids in found}) == 2, "fresh processes"
     assert template.pid not in run(warm, "dm1:2", who, cold=True).results[0]
     assert [one.pid for one in templates(warm)] == [template.pid]

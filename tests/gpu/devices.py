@@ -14,9 +14,8 @@ _SMI = "nvidia-smi"
 def compute_pids(listed: str) -> frozenset[int]:
     """Return the pids in what `nvidia-smi --query-compute-apps=pid --format=csv,noheader` prints."""
     lines = (line.strip() for line in listed.splitlines())
-    return frozenset(
-        int(line) for line in lines if line.isdecimal()
-    )  # else "[Not Found]", or a sentence
+    # Else "[Not Found]", or a sentence.
+    return frozenset(int(line) for line in lines if line.isdecimal())
 
 
 def uuids(listed: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

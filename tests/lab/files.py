@@ -93,9 +93,8 @@ def write_all(wiring: Wiring, setup: HostSetup) -> None:
         "nsswitch.conf",
         "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n",
     )
-    write_etc(
-        wiring, "shadow", "root:*:19000:0:99999:7:::\n"
-    )  # "!" would lock the account for a server without PAM
+    # "!" would lock the account for a server without PAM.
+    write_etc(wiring, "shadow", "root:*:19000:0:99999:7:::\n")
     write_passwd(wiring, setup.shell)
     write_names(wiring, hostname, wiring.address)
     write_etc(wiring, "logind.conf", f"[Login]\n{setup.logind or ''}\n")

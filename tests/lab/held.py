@@ -12,10 +12,11 @@ from distmagic.remote.contact.boot import BOOTSTRAP
 from tests.lab.host import LabHost
 from tests.lab.waiting import wait_until
 
+# The last words of what distmagic keeps on a host between two runs: contact, template.
 _KEPT = (
     BOOTSTRAP,
     "template",
-)  # the last words of what distmagic keeps on a host between two runs: contact, template
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,9 +143,8 @@ class LabHost:
         if silent:
             network.ip_may_fail(f"link set {self._wiring.card} down")
         try:
-            os.kill(
-                self._first_pid or self._process.pid, signal.SIGKILL
-            )  # all of its PID namespace end with it
+            # All of its PID namespace end with it.
+            os.kill(self._first_pid or self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass  # it has ended by itself
         for pipe in (self._process.stdin, self._process.stdout):
@@ -158,9 +157,8 @@ class LabHost:
                 lambda: cgroups.remove(self._cgroup),
                 f"{self.name}'s cgroups to be empty",
             )
-        network.ip_may_fail(
-            f"link del {self._wiring.card}"
-        )  # the kernel removes it too, but some time later
+        # The kernel removes it too, but some time later.
+        network.ip_may_fail(f"link del {self._wiring.card}")
 
     # ---- faults, and their cures
 
@@ -305,9 +303,8 @@ class LabHost:
         key = self._wiring.folder / "other_key"
         if not key.exists():
             files.make_key(key)
-        self.set_sshd(
-            f"HostKey {key}"
-        )  # host keys add up, and the first of a kind is offered
+        # Host keys add up, and the first of a kind is offered.
+        self.set_sshd(f"HostKey {key}")
 
     def _reload(self) -> None:
         before = self.log().count(_LISTENS)

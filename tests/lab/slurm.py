@@ -114,9 +114,8 @@ class SlurmLab:
 
     def up(self) -> SlurmLab:
         """Start all hosts and daemons, and return when all nodes are idle."""
-        self.lab.folder.chmod(
-            0o711
-        )  # its user reads the keys of log-in, and Slurm's configuration
+        # Its user reads the keys of log-in, and Slurm's configuration.
+        self.lab.folder.chmod(0o711)
         self._write_files()
         try:
             self.lab.up()

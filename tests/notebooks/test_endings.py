@@ -54,9 +54,8 @@ def test_an_interrupt_stops_all_ranks_and_the_next_cell_runs(lab: Lab, tmp_path:
 
         with notebook.meanwhile(interrupt):
             shown = notebook.fail(LONG)
-        assert (
-            time.monotonic() - began[0] < 8
-        )  # ranks that ignore SIGTERM are allowed three seconds
+        # Ranks that ignore SIGTERM are allowed three seconds.
+        assert time.monotonic() - began[0] < 8
         assert "\nstopped " in f"\n{shown}"
         view = notebook.node.cells[-1].outputs[0].data
         assert set(view) == {"text/plain", "text/html"}

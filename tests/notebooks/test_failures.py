@@ -177,9 +177,8 @@ def test_a_wrong_line_says_what_to_write(notebook: LiveNotebook, line: str, text
     shown = notebook.fail(f"%%distributed {line}\nlen([])")
     view, _, error = f"\n{shown}".rpartition("\n" + text)
     assert error == ""
-    assert ("failed · " in view) == text.startswith(
-        "Unreachable"
-    )  # where hosts are tried, they are shown
+    # Where hosts are tried, they are shown.
+    assert ("failed · " in view) == text.startswith("Unreachable")
 
 
 def test_a_question_that_nobody_can_answer_is_an_error(

@@ -89,15 +89,13 @@ def test_functions_classes_and_modules_of_other_cells_travel(executed: LiveNoteb
         executed.run("dict(run.results)")
         == "{0: (180, 84.0, Config(steps=5)), 1: (180, 84.0, Config(steps=5))}"
     )
-    assert (
-        executed.run("Sum()(torch.ones(3)).item()") == "3.0"
-    )  # what the cell defines is the notebook's too
+    # What the cell defines is the notebook's too.
+    assert executed.run("Sum()(torch.ones(3)).item()") == "3.0"
 
 
 def test_bars_and_reports_without_tqdm_on_the_hosts(executed: LiveNotebook):
-    (output,) = training_cell(
-        executed.node
-    ).outputs  # one output, and nothing a second time
+    # One output, and nothing a second time.
+    (output,) = training_cell(executed.node).outputs
     rows = re.findall(r"^ +\d  dm\d .*", output.data["text/plain"], re.MULTILINE)
     assert [
         re.sub(r"\s+", " ", row).strip().rpartition(" 0.2 ")[0] for row in rows

@@ -65,10 +65,11 @@ _SETS = {  # what is made of several of them
     "slurm": ("munged", "slurmctld", "slurmd", "srun"),
 }
 _OF_SETS = {part for parts in _SETS.values() for part in parts}
+# What a test says that it needs.
 TEST_NEEDS = (
     *_SETS,
     *(name for name in COMPONENTS if name not in _OF_SETS),
-)  # what a test says that it needs
+)
 
 
 def in_ci() -> bool:

@@ -61,9 +61,8 @@ def sshd(
     """Run a server that lets in the owners of `public_keys`, until the block is left."""
     folder.mkdir(parents=True, exist_ok=True)
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(
-            mode=0o755, exist_ok=True
-        )  # its privilege separation directory
+        # Its privilege separation directory.
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     authorized = folder / "authorized_keys"
     authorized.write_text("".join(key.read_text() for key in public_keys))
     host_keys = [folder / f"host_{kind}" for kind in kinds]

@@ -185,9 +185,8 @@ def test_unknown_host_key(
     assert f"\n  ssh-keyscan -p {port} 127.0.0.1 >> {home.known_hosts}\n" in error.hint
     command = error.hint.splitlines()[1]
     subprocess.run(command, shell=True, check=True, stderr=subprocess.DEVNULL)
-    ssh.connect(
-        home.host(session_server), home.access, NoAsker()
-    ).close()  # the cure cures
+    # The cure cures.
+    ssh.connect(home.host(session_server), home.access, NoAsker()).close()
 
 
 def fingerprint_of(server: Sshd, tmp_path: Path) -> str:
@@ -307,9 +306,8 @@ def test_hashed_and_aliased_known_hosts(home: Home, session_server: Sshd) -> Non
 def test_nothing_stays_behind_a_failure(
     home: Home, session_server: Sshd, failure: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tempfile.TemporaryDirectory(
-        dir="/tmp", prefix="t"
-    ) as folder:  # a short path: sockets lie in it
+    # A short path: sockets lie in it.
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         before = set(os.listdir("/proc/self/fd"))
         failure(home.host(session_server), home)

@@ -164,9 +164,8 @@ def check(
 def test_a_known_key() -> None:
     assert check(f"gpu-a ssh-ed25519 {KEY}", server()) == ""
     assert check(f"gpu-a ssh-ed25519 {OTHER}\ngpu-a ssh-ed25519 {KEY}", server()) == ""
-    assert (
-        check(f"gpu-a ssh-ed25519 {KEY}", server(2222)) == ""
-    )  # as OpenSSH: also without the port
+    # As OpenSSH: also without the port.
+    assert check(f"gpu-a ssh-ed25519 {KEY}", server(2222)) == ""
     assert check(f"the-alias ssh-ed25519 {KEY}", server(2222, "the-alias")) == ""
 
 

@@ -416,9 +416,8 @@ def test_no_ssh_client_outlives_a_killed_kernel(home: Home, server: Sshd) -> Non
         kernel.kill()
         kernel.wait(10)
     wait_until(lambda: not is_running(int(pid)), "the end of the ssh client")
-    subprocess.run(
-        ["rm", "-r", folder], check=True
-    )  # the one thing that a killed kernel leaves
+    # The one thing that a killed kernel leaves.
+    subprocess.run(["rm", "-r", folder], check=True)
 
 
 def is_running(pid: int) -> bool:

@@ -85,9 +85,8 @@ def allocation(
 def transport(
     allocation: Allocation, session_slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Transport]:
-    monkeypatch.setattr(
-        tempfile, "tempdir", str(session_slurm.lab.folder)
-    )  # which the nodes see, too
+    # Which the nodes see, too.
+    monkeypatch.setattr(tempfile, "tempdir", str(session_slurm.lab.folder))
     made = allocation.transport(
         allocation.hosts[1], Access(), NotebookAsker(can_ask=False)
     )

@@ -256,9 +256,8 @@ def test_openssh_reads_the_same_file_the_same_way(name: str, dot_ssh: Path) -> N
     assert (ours.hostname, str(ours.port)) == (theirs["hostname"], theirs["port"])
     assert (ours.host_key_alias or "") == theirs.get("hostkeyalias", "")
     assert (ours.connect_timeout_s is None) == (theirs["connecttimeout"] == "none")
-    assert (
-        ours.user == theirs["user"] or name == "other"
-    )  # who we are is faked for us only
+    # Who we are is faked for us only.
+    assert ours.user == theirs["user"] or name == "other"
     assert ours.user_known_hosts[0].endswith("/last") == theirs[
         "userknownhostsfile"
     ].endswith("/last")

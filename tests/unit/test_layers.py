@@ -68,13 +68,14 @@ FOREIGN = {
     "torch": "exports.sing_entry remote.rank.checkpoint remote.engine.engine remote.values.storages",
     "traitlets": "request.config screens.widget",
 }
+# `%load_ext distmagic` imports none of them.
 SLOW = {
     "torch",
     "paramiko",
     "asyncssh",
     "anywidget",
     "cloudpickle",
-}  # `%load_ext distmagic` imports none of them
+}
 
 
 @dataclass(frozen=True, slots=True)

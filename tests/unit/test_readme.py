@@ -122,10 +122,11 @@ def test_the_page_of_flags_has_them_all():
         line for line in page.read_text().splitlines() if line.startswith("| `-")
     )
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", rows))
+    # The latter is -o there.
     assert named == set(flag_parser.flag_names()) - {
         "--help",
         "--output",
-    }  # the latter is -o there
+    }
     assert "`-o NAME`" in rows
 
 

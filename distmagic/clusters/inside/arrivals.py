@@ -29,9 +29,8 @@ from distmagic.transports.channel import Channel
 TICK_S = 0.1
 _HELLO_S = 10.0
 _BACKLOG = 128
-_TEXT_BYTES = (
-    1 << 17
-)  # of one text of an error, in JSON: five of them fit into a message
+# Of one text of an error, in JSON: five of them fit into a message.
+_TEXT_BYTES = 1 << 17
 
 
 class Member:

@@ -79,13 +79,11 @@ class Allocation:
         self._looked_at = 0.0
         self._has_broken = False
         self._connected: set[str] = set()  # nodes to which there was a connection once
-        self._gone: dict[
-            str, set[str]
-        ] = {}  # connections that were lost, by their node
+        # Connections that were lost, by their node.
+        self._gone: dict[str, set[str]] = {}
         self._owner = os.getpid()
-        atexit.register(
-            self.leave
-        )  # after paramiko's, which is imported by now, and so before it
+        # After paramiko's, which is imported by now, and so before it.
+        atexit.register(self.leave)
 
     @property
     def is_alive(self) -> bool:
@@ -323,9 +321,8 @@ class Allocation:
 
     def leave(self) -> None:
         """Give the nodes back as soon as no job runs there; called when the kernel ends."""
-        if (
-            os.getpid() == self._owner
-        ):  # else in a forked child, whose parent it belongs to
+        # Else in a forked child, whose parent it belongs to.
+        if os.getpid() == self._owner:
             self._finish(LEAVE)
 
     def _finish(self, word: bytes) -> None:
@@ -335,18 +332,16 @@ class Allocation:
         self._is_over.set()
         was_told = self._lease.give_up(word)
         asker = NotebookAsker(can_ask=False)
-        is_wanted = word == LEAVE and bool(
-            self.hosts
-        )  # a job may run there: the lease ends it
+        # A job may run there: the lease ends it.
+        is_wanted = word == LEAVE and bool(self.hosts)
         if (
             not was_told
             and not is_wanted
             and self.error is None
             and not self.request.job
         ):
-            with suppress(
-                RuntimeError
-            ):  # a Python that ends starts no thread: its first lease ends the job
+            # A Python that ends starts no thread: its first lease ends the job.
+            with suppress(RuntimeError):
                 commands.cancel(self._shell, self.job, self._cluster, asker, _SOON_S)
         if self._has_broken and self.error is None:
             commands.kill_marked(self._shell, self._mark, asker)

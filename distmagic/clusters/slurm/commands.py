@@ -69,9 +69,8 @@ def cancel(
 
 def kill_marked(shell: Shell, mark: str, asker: Asker) -> None:
     """End the sruns of an allocation that is over, as far as that can be: see srun_words.kill_marked."""
-    with suppress(
-        DistmagicError, RuntimeError
-    ):  # RuntimeError: a Python that ends starts no thread
+    # RuntimeError: a Python that ends starts no thread.
+    with suppress(DistmagicError, RuntimeError):
         shell.run(srun_words.kill_marked(mark), asker, timeout_s=_KILL_S)
 
 

@@ -86,9 +86,8 @@ class Shell:
             process = self.start(command)
         try:
             with limited(process, timeout_s) as late:
-                with suppress(
-                    ConnectionLost
-                ):  # it ended without reading; its words say why
+                # It ended without reading; its words say why.
+                with suppress(ConnectionLost):
                     process.write(stdin.encode())
                 process.close_stdin()
                 out = _read(process)

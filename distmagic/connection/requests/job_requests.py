@@ -20,10 +20,11 @@ STOP_GRACE_S = 3.0
 # An agent takes the grace and 10 s more at the longest; the rest is for the job's events, which all come first.
 STOP_TIMEOUT_S = 60.0
 LOG_LIMIT_BYTES = 1 << 30  # a longer log is no text to have in memory
+# Results of one rank, and of one node, that come at once.
 _SMALL_BYTES, _SMALL_TOGETHER_BYTES = (
     1 << 20,
     64 << 20,
-)  # results of one rank, and of one node, that come at once
+)
 _MAX_RANKS = 4096  # of one node, whose stacks are taken
 _STACK_BYTES = 4 << 20  # of one node; those of a rank are 20 KB at most, and mostly 5
 
@@ -193,9 +194,8 @@ def _ask_lead(
                 and getattr(message, "request_id", request_id) == request_id
             ):
                 return message
-    raise ProtocolError(
-        f"{link.host.name}: it gave no answer."
-    )  # not reached: messages end with an error
+    # Not reached: messages end with an error.
+    raise ProtocolError(f"{link.host.name}: it gave no answer.")
 
 
 def explained(links: Mapping[int, Link], job: Job, request_id: str) -> Explanation:

@@ -92,9 +92,8 @@ class Agent:
         self.elastic_members = ElasticMembers(start, self._is_alive, clock())
         self.lease = Lease(clock(), start.terms.lease_s, keep=start.terms.goes_on_alone)
         self.began = self.touch_at = clock()
-        self.umask = os.umask(
-            0o077
-        )  # ranks get the user's own; files of the agent are for the user alone
+        # Ranks get the user's own; files of the agent are for the user alone.
+        self.umask = os.umask(0o077)
         self.reader_table.listen(listener)
         self.rank_table.listen(str(self.run_dir / "ranks"))
 
@@ -110,18 +109,16 @@ class Agent:
             pid=os.getpid(),
         )
         self.journal.add(hello)
-        with contextlib.suppress(
-            OSError
-        ):  # without it this agent can't be spared where another node here is swept
+        # Without it this agent can't be spared where another node here is swept.
+        with contextlib.suppress(OSError):
             processes.note(os.getpid(), self.run_dir / places.PID)
         self._join_gang()
         env = engine.environment(
             self.start, dict(os.environ), self.folder, self.run_dir
         )
         customizes = customizing_file(env)
-        if (
-            self.start.warm is not None and customizes
-        ):  # of an agent that was forked, `warm` is None
+        # Of an agent that was forked, `warm` is None.
+        if self.start.warm is not None and customizes:
             text = f"nothing is kept loaded: {customizes} is on PYTHONPATH, and runs at the start of every process"
             self.journal.add(protocol.Notice(text=text))
         self.engine_pid, out, err = engine_start.start_engine(
@@ -181,14 +178,12 @@ class Agent:
             self._notice_once(
                 f"the agent goes on after an error of the system: {error}"
             )
-            time.sleep(
-                _TICK_S
-            )  # the descriptor may be readable still: else the loop would take a whole core
+            # The descriptor may be readable still: else the loop would take a whole core.
+            time.sleep(_TICK_S)
 
     def _notice_once(self, text: str) -> None:
-        if (
-            text not in self.notices and self.final_at is None
-        ):  # no event of this node may follow `Final`
+        # No event of this node may follow `Final`.
+        if text not in self.notices and self.final_at is None:
             self.notices.add(text)
             self.journal.add(protocol.Notice(text=text))
 
@@ -366,9 +361,8 @@ class Agent:
         self.rank_table.end_unreported(self.engine_code)
         if self.engine_code != 0 and not self._joined_in_vain():
             self.stop(now, _LEFTOVER_GRACE_S, Cause("failed", self.start.node_rank))
-        self.termination.begin(
-            now, _LEFTOVER_GRACE_S
-        )  # of processes that ranks left running; the job itself went well
+        # Of processes that ranks left running; the job itself went well.
+        self.termination.begin(now, _LEFTOVER_GRACE_S)
 
     def _leave_if_killed(self, now: float, code: int) -> None:
         """Stop this node alone where a signal ended its torchrun: for the others of an elastic job that is a lost node."""
@@ -418,9 +412,8 @@ class Agent:
             reader.answer(protocol.Refused(what="add_node", error=str(error)))
             return
         listing.enlisted(self.folder, added.hosts)
-        self.journal.add(
-            added
-        )  # an event, not an answer: all notebooks that follow the job need to know
+        # An event, not an answer: all notebooks that follow the job need to know.
+        self.journal.add(added)
 
     # ---- the end
 
@@ -433,9 +426,8 @@ class Agent:
             )
         if self.final_at is None:
             if not self.termination.has_begun:
-                self.reason = (
-                    cause.reason
-                )  # else torchrun had exited before, and the job was done
+                # Else torchrun had exited before, and the job was done.
+                self.reason = cause.reason
             self.termination.begin(now, grace_s)
 
     def _finish(self, now: float) -> None:
@@ -443,9 +435,8 @@ class Agent:
         self.rank_table.finish(now)
         for descriptor in self.devices:
             os.close(descriptor)
-        if (
-            self.start.work is not None
-        ):  # before the notebook learns of the end, and begins the next run
+        # Before the notebook learns of the end, and begins the next run.
+        if self.start.work is not None:
             work_dirs.leave(
                 Path(self.start.work.path), self.start.job, self.start.node_rank
             )

@@ -49,15 +49,14 @@ class Dialer:
 
     def _dial(self, now: float) -> None:
         self._tried = now
+        # A name that this host can't resolve, or no descriptor is left.
         try:
             address, _ = self._peer
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             self._socket = socket.socket(family)
             self._socket.setblocking(False)
             self._note(self._socket.connect_ex(self._peer))
-        except (
-            OSError
-        ) as error:  # a name that this host can't resolve, or no descriptor is left
+        except OSError as error:
             self._error = str(error)
             self.close()
 

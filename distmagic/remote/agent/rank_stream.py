@@ -14,9 +14,8 @@ from distmagic.remote.records.journal import decode, log_name
 from distmagic.remote.wire import protocol
 
 # More text than this is not sent: nobody reads it live, and the log has all of it.
-_BURST_BYTES = (
-    128 << 10
-)  # in one event; as JSON it may be six times as long, which MAX_LINE_BYTES allows
+# In one event; as JSON it may be six times as long, which MAX_LINE_BYTES allows.
+_BURST_BYTES = 128 << 10
 _STEADY_BYTES_S = 128 << 10  # a second
 _LEAST_BYTES = 4096  # of an event, however fast they come
 _READ_BYTES = 1 << 20
@@ -36,15 +35,13 @@ class RankStream:
         self.rank = rank
         self.stream = stream
         self._log = logs.Log(folder / log_name(rank, stream), places.log_limit_bytes())
-        self._reported = (
-            self._log.end
-        )  # up to here events cover the log; a restarted rank appends to the same log
+        # Up to here events cover the log; a restarted rank appends to the same log.
+        self._reported = self._log.end
         self._tail = (
             b""  # the last bytes in the log: they may begin a character or a colour
         )
-        self._unlogged = (
-            bytearray()
-        )  # the end of what the disk did not take, until an event carries it
+        # The end of what the disk did not take, until an event carries it.
+        self._unlogged = bytearray()
         self._unlogged_bytes = 0  # how much the disk did not take since that event
         self._missing_bytes = (
             0  # how much the log lacks, until a note in the log says so

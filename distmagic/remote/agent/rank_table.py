@@ -65,9 +65,8 @@ class RankTable:
         self._started = (0, 0)  # round and restart of the latest rank
         self._local_world_size = 0  # that the latest rank said
         self.streams: list[RankStream] = []
-        self.engine_exits: tuple[
-            protocol.Exit, ...
-        ] = ()  # torchrun's report of ranks that failed
+        # torchrun's report of ranks that failed.
+        self.engine_exits: tuple[protocol.Exit, ...] = ()
         self.memory = memory.Watch()
         self.failed_at: float | None = None  # when the first rank failed
         self.progress_at = 0.0

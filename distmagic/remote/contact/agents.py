@@ -66,9 +66,8 @@ class Agents:
                 )
             )
         finally:
-            if not listing.is_running(
-                request.job, request.node_rank
-            ):  # it has not come to an agent
+            # It has not come to an agent.
+            if not listing.is_running(request.job, request.node_rank):
                 work_dirs.leave(ready.path, request.job, request.node_rank)
 
     def _start_agent(self, request: protocol.StartNode) -> None:
@@ -100,9 +99,8 @@ class Agents:
         has_spoken = relay.relay(self._notebook, conn, follow)
         wait()
         if not has_spoken and not processes.marked(request.job):
-            shutil.rmtree(
-                run_dir, ignore_errors=True
-            )  # an agent that has not begun removes nothing itself
+            # An agent that has not begun removes nothing itself.
+            shutil.rmtree(run_dir, ignore_errors=True)
         self._notebook.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
 
     def _spawn(
@@ -139,9 +137,8 @@ class Agents:
         except (FileNotFoundError, ConnectionError):
             has_spoken = False
         if not has_spoken:
-            relay.replay(
-                self._notebook, request
-            )  # the agent has ended meanwhile; its journal says how
+            # The agent has ended meanwhile; its journal says how.
+            relay.replay(self._notebook, request)
         folder = places.job_dir(request.job, request.node_rank)
         self._notebook.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
 

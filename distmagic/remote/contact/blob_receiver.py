@@ -64,9 +64,8 @@ class BlobReceiver:
         wanted = [blob for blob in request.blobs if not is_whole(blob)]
         names = tuple(blob.sha256 for blob in wanted)
         self._notebook.say(protocol.MissingBlobs(sha256=names))
-        errors = [
-            self._receive(blob) for blob in wanted
-        ]  # all of them: the notebook sends one after the other
+        # All of them: the notebook sends one after the other.
+        errors = [self._receive(blob) for blob in wanted]
         for error in errors:
             if error is not None:
                 raise error

@@ -90,9 +90,8 @@ class Contact:
         line = self._line()
         while line is not None:
             _, request = protocol.decode(line)
-            if (
-                type(request) in self._handlers
-            ):  # a request for an agent that ended meanwhile has no handler here
+            # A request for an agent that ended meanwhile has no handler here.
+            if type(request) in self._handlers:
                 self._answer(request)
             line = self._line()
 
@@ -225,9 +224,8 @@ class Contact:
     def _send_jobs(self, request: protocol.ListJobs) -> None:
         """Send what this host has of jobs."""
         for one in listing.jobs(request.job):
-            self.say(
-                protocol.Jobs(jobs=(one,))
-            )  # a line each: all of them can be longer than a line may be
+            # A line each: all of them can be longer than a line may be.
+            self.say(protocol.Jobs(jobs=(one,)))
         self.say(protocol.Jobs())
 
     def _remove_job(self, request: protocol.RemoveJob) -> None:

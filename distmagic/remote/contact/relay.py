@@ -37,9 +37,8 @@ def connect(path: Path) -> socket.socket:
     """Return a connection to an agent. Raises OSError, `BlockingIOError` where too many others wait for one already."""
     conn = socket.socket(socket.AF_UNIX)
     try:
-        conn.setblocking(
-            False
-        )  # of an agent that is stopped the connection would wait for ever
+        # Of an agent that is stopped the connection would wait for ever.
+        conn.setblocking(False)
         conn.connect(str(path))
         conn.setblocking(True)
         socket_peer.check(conn)
@@ -57,15 +56,13 @@ def relay(notebook: Notebook, conn: socket.socket, attach: protocol.FollowJob) -
     TimeoutError when the agent's process has been stopped for the length of its lease.
     """
     has_spoken = False
-    last = (
-        None if attach.live else attach.after
-    )  # the number of the last event that was sent on
+    # The number of the last event that was sent on.
+    last = None if attach.live else attach.after
     torn = b""  # the beginning of a line: only whole lines are sent on
     watch = _StoppedAgent(attach)
     with conn, selectors.DefaultSelector() as selector:
-        with contextlib.suppress(
-            ConnectionError
-        ):  # an agent that has ended already is noticed below
+        # An agent that has ended already is noticed below.
+        with contextlib.suppress(ConnectionError):
             conn.sendall(protocol.encode(attach) + notebook.take_rest())
         selector.register(0, selectors.EVENT_READ, "notebook")
         selector.register(conn, selectors.EVENT_READ, "agent")
@@ -89,9 +86,8 @@ def relay(notebook: Notebook, conn: socket.socket, attach: protocol.FollowJob) -
                 data = os.read(0, 65536)
                 if not data:
                     sys.exit(0)  # the channel is gone; the agent waits for its lease
-                with contextlib.suppress(
-                    ConnectionError
-                ):  # it ends; what it has said is still to be read
+                # It ends; what it has said is still to be read.
+                with contextlib.suppress(ConnectionError):
                     conn.sendall(data)
                 notebook.renew_templates()
 

@@ -163,9 +163,8 @@ def _is_there(folder: Path) -> bool:
     if not places.listens(folder / places.TEMPLATE):
         return False
     process = processes.noted(folder / places.PID)
-    if (
-        process is not None and process.state == "T"
-    ):  # it was stopped (SIGSTOP): no job is to wait for it
+    # It was stopped (SIGSTOP): no job is to wait for it.
+    if process is not None and process.state == "T":
         _end(folder / places.TEMPLATE)
         return False
     return True
@@ -308,10 +307,11 @@ def templates(owner: str) -> tuple[protocol.Template, ...]:
 
 
 def _memory_bytes(pid: int) -> int:
+    # Containers may hide the first.
     for file, name in (
         ("smaps_rollup", "Pss:"),
         ("status", "VmRSS:"),
-    ):  # containers may hide the first
+    ):
         try:
             with open(f"/proc/{pid}/{file}") as lines:
                 for line in lines:

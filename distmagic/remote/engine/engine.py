@@ -95,9 +95,8 @@ def main(argv: list[str]) -> None:
     # torchrun would make a directory in /tmp and leave it there.
     args.log_dir = os.path.join(os.path.dirname(_from_agent("socket")), "torchrun")
     os.mkdir(args.log_dir, 0o700)
-    if (
-        args.rdzv_backend == "static"
-    ):  # with c10d each look asks the store, which is on another host
+    # With c10d each look asks the store, which is on another host.
+    if args.rdzv_backend == "static":
         args.monitor_interval = min(args.monitor_interval, _MONITOR_S)
     _await_endpoint(_from_agent("endpoint"), _ENDPOINT_S)
     try:
@@ -115,9 +114,8 @@ def main(argv: list[str]) -> None:
         _report(protocol.EngineEnded(code=1, exits=tuple(exits)))
         sys.exit(1)
     except SignalException as stopped:
-        sys.exit(
-            128 + stopped.sigval
-        )  # the agent sent the signal: a traceback would look like a failure
+        # The agent sent the signal: a traceback would look like a failure.
+        sys.exit(128 + stopped.sigval)
 
 
 def simplify_logs() -> None:

@@ -123,9 +123,8 @@ def close_descriptors(keep: Iterable[int]) -> None:
     kept = {0, 1, 2, *keep}
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
-            with contextlib.suppress(
-                OSError
-            ):  # that of the listing itself is closed by now
+            # That of the listing itself is closed by now.
+            with contextlib.suppress(OSError):
                 os.close(int(name))
 
 

@@ -41,9 +41,8 @@ class RankForkServer:
 
     def __init__(self) -> None:
         self._conn, far = socket.socketpair()
-        number = (
-            far.detach()
-        )  # a socket object would close it when the child unwinds its stack
+        # A socket object would close it when the child unwinds its stack.
+        number = far.detach()
         forking.fork(partial(_serve, number))
         os.close(number)
 
@@ -59,9 +58,8 @@ class RankForkServer:
             self._conn.sendall(data)
             pid, error = _ANSWER.unpack(_read(self._conn, _ANSWER.size))
         finally:
-            processes.become_subreaper(
-                yes=False
-            )  # orphans that ranks leave are for the agent to adopt
+            # Orphans that ranks leave are for the agent to adopt.
+            processes.become_subreaper(yes=False)
         if error:
             raise OSError(
                 error,
@@ -174,10 +172,11 @@ def _fork_rank(env: dict[str, str], fds: list[int]) -> int:
     os.waitpid(middle, 0)
     answer = os.read(pid_reading, _ANSWER.size)
     if len(answer) < _ANSWER.size:
+        # The middle process was killed, as the kernel does when memory runs out.
         pid, error = (
             0,
             errno.ENOMEM,
-        )  # the middle process was killed, as the kernel does when memory runs out
+        )
     else:
         pid, error = _ANSWER.unpack(answer)
     if not error:
@@ -207,9 +206,8 @@ def _be_rank(
     # The fork server writes to `go` when the middle process has exited. Only from then on is the engine the parent; the
     # worker asks the kernel to end it together with its parent, and must not mean the middle process.
     if not os.read(go, 1):
-        os._exit(
-            1
-        )  # the fork server does not know this process: the middle one died before it had reported the pid
+        # The fork server does not know this process: the middle one died before it had reported the pid.
+        os._exit(1)
     out, err = fds
     forking.reset_process(env, (os.open(os.devnull, os.O_RDONLY), out, err))
     if _needs_exec(env):

@@ -88,9 +88,8 @@ class GangChannel:
             replace(self._own_state(cause, is_clear=is_clear), is_detached=is_detached),
             now,
         )
-        causes = [
-            self._judge(news) for news in self._gang.poll(now)
-        ]  # each is journaled, also after the first cause
+        # Each is journaled, also after the first cause.
+        causes = [self._judge(news) for news in self._gang.poll(now)]
         self._udp.send(self._gang.outbox)
         for found in causes:
             if found is not None:

@@ -19,10 +19,11 @@ from typing import Literal
 from distmagic.remote.wire.vocabulary import STOP_REASONS, StopReason, known_stop_reason
 
 PHASES = ("up", "stopping", "clear")  # clear: no process of the job is left on the node
+# A datagram has the index.
 REASONS: tuple[StopReason | Literal[""], ...] = (
     "",
     *STOP_REASONS,
-)  # a datagram has the index
+)
 NOBODY = 0xFFFF
 
 _MAGIC = b"dmgc"

@@ -164,9 +164,8 @@ class Gang:
         if lead.state not in ("", "joined"):
             return True
         if not lead.last_counter:
-            return (
-                lead.clear_counter > 0
-            )  # it can't be reached: having sent "clear" once is enough
+            # It can't be reached: having sent "clear" once is enough.
+            return lead.clear_counter > 0
         # The lead may be gone although its state is not "lost": while this host was frozen, the lead's last datagrams
         # waited in our socket, and all of them look fresh.
         return lead.knows_clear() or self.now - lead.arrived_at > self.lost_after_s
@@ -189,9 +188,8 @@ class Gang:
         if peer is None or not peer.update(one, address, now):
             return
         if self.node_rank == 0:
-            self._send(
-                peer, now
-            )  # at once: so a member knows within a round trip that its datagram arrived
+            # At once: so a member knows within a round trip that its datagram arrived.
+            self._send(peer, now)
         elif not peer.state:
             self.send_at = now  # the lead's first answer: echo it at once, so that the lead has a round trip too
 
@@ -199,9 +197,8 @@ class Gang:
         """Put the datagrams that are due into `outbox`, and return what changed."""
         self.now = now
         if now >= self.send_at:
-            self.send_at = now + min(
-                PERIOD_S, self.lost_after_s / 8
-            )  # some may get lost before a peer counts as lost
+            # Some may get lost before a peer counts as lost.
+            self.send_at = now + min(PERIOD_S, self.lost_after_s / 8)
             for peer in self.peers.values():
                 self._send(peer, now)
         found = []

@@ -54,12 +54,13 @@ END_S = 20.0  # for all that was started to end; Slurm itself kills after its Ki
 _TURN_S = 1.0
 _LONGEST = 1 << 20  # of a request
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
+# As --signal sends them before the end.
 _WARNINGS = (
     signal.SIGHUP,
     signal.SIGINT,
     signal.SIGUSR1,
     signal.SIGUSR2,
-)  # as --signal sends them before the end
+)
 _LOG = ".distmagic-slurm-"  # the batch script's output, which is only for a keeper that does not come up
 
 
@@ -85,12 +86,10 @@ class Keeper:
         job = os.environ["SLURM_JOB_ID"]
         self._folder = f"/tmp/distmagic-{os.getuid()}-slurm.{job}{self._node}"
         self._connections: dict[int, Connection] = {}  # by the descriptor of its socket
-        self._leases: dict[
-            int, Connection
-        ] = {}  # connections whose stdin renews the lease, by the descriptor of that
-        self._orphans: list[
-            Connection
-        ] = []  # connections whose process is about to end: nobody has their other end
+        # Connections whose stdin renews the lease, by the descriptor of that.
+        self._leases: dict[int, Connection] = {}
+        # Connections whose process is about to end: nobody has their other end.
+        self._orphans: list[Connection] = []
         self._is_ending = self._is_ended_by_slurm = False
         self._code = 0  # what this process ends with
         self._wake, wake = os.pipe()
@@ -101,9 +100,8 @@ class Keeper:
         signal.signal(signal.SIGTERM, self._end_soon)
         for number in _WARNINGS:  # a function, not SIG_IGN: children would inherit that
             signal.signal(number, lambda *_: None)
-        ctypes.CDLL(None).prctl(
-            _SUBREAPER, 1, 0, 0, 0
-        )  # what loses its parent becomes a child of ours
+        # What loses its parent becomes a child of ours.
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
         self._listener = listen(self._folder, self._node)
         self._needs_others = settings["needs_others"]
         self._others = _start_others(settings)
@@ -189,6 +187,7 @@ class Keeper:
             and len(connection.pipes) == 3
             and not connection.pid
         ):
+            # No request of an usher of ours.
             try:
                 self._begin(connection, json.loads(connection.said.decode()))
             except (
@@ -196,7 +195,7 @@ class Keeper:
                 KeyError,
                 TypeError,
                 IndexError,
-            ):  # no request of an usher of ours
+            ):
                 self._lose(connection)
 
     def _begin(self, connection: Connection, request: "dict[str, Any]") -> None:
@@ -291,9 +290,8 @@ class Keeper:
                 self._code = 1
 
     def _kill_orphans(self) -> None:
-        for connection in (
-            self._orphans
-        ):  # none of them is reaped yet, so their numbers are still theirs
+        # None of them is reaped yet, so their numbers are still theirs.
+        for connection in self._orphans:
             if time.time() > connection.kill_at:
                 send_signal(connection.pid, signal.SIGKILL)
 
@@ -347,9 +345,8 @@ def _remove_log() -> None:
 def main(text: str) -> int:
     """Keep this node until the allocation ends; return the exit code."""
     for name in ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY"):
-        os.environ.pop(
-            name, None
-        )  # those of the log-in node, which sbatch has passed on
+        # Those of the log-in node, which sbatch has passed on.
+        os.environ.pop(name, None)
     return Keeper(json.loads(text)).run()
 
 

@@ -116,9 +116,8 @@ def _new_init(original: Any) -> Any:
         number = next(bar_ids) if file is None or is_standard(file) else 0
         setattr(self, _ID, number)
         if number:
-            kwargs.pop(
-                "display", None
-            )  # an argument of tqdm.notebook, as is a width of "100%"
+            # An argument of tqdm.notebook, as is a width of "100%".
+            kwargs.pop("display", None)
             if isinstance(kwargs.get("ncols"), str):
                 kwargs["ncols"] = None
             if kwargs.get("disable", False) is None:
@@ -160,9 +159,8 @@ def _new_refresh(original: Any) -> Any:
             and not self.disable
             and type(self).display is not _std().display
         ):
-            _post(
-                self
-            )  # a subclass that draws in its own way, and may not call our `display`
+            # A subclass that draws in its own way, and may not call our `display`.
+            _post(self)
         return original(self, nolock, lock_args)
 
     return refresh

@@ -72,9 +72,8 @@ def _remove_abandoned(folder: Path, prefix: str) -> None:
             and pid.isdecimal()
             and not os.path.exists(f"/proc/{pid}")
         ):
-            with contextlib.suppress(
-                OSError
-            ):  # another node on this host has just removed it
+            # Another node on this host has just removed it.
+            with contextlib.suppress(OSError):
                 (folder / name).unlink()
 
 

@@ -21,10 +21,11 @@ from distmagic.remote.rank import import_hooks
 from distmagic.remote.rank.outbox import Source
 from distmagic.remote.rank.report import report_logged
 
+# Log themselves what their bars show.
 _FRAMEWORKS = (
     "lightning.",
     "pytorch_lightning.",
-)  # log themselves what their bars show
+)
 _CONNECTOR = "trainer.connectors.logger_connector.logger_connector"
 _NAMED_NUMBER = re.compile(
     r"([A-Za-z_][\w/.@-]*)\s*[=:]\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|[-+]?inf)"

@@ -271,12 +271,10 @@ def _bar(bar: Bar) -> str:
 
 
 def _text(value: float) -> str:
-    is_finite = (
-        value - value == 0
-    )  # faster than math.isfinite, which a call a microsecond would feel
-    return (
-        repr(value) if is_finite else json.dumps(value)
-    )  # NaN and Infinity, as Python's JSON spells them
+    # Faster than math.isfinite, which a call a microsecond would feel.
+    is_finite = value - value == 0
+    # NaN and Infinity, as Python's JSON spells them.
+    return repr(value) if is_finite else json.dumps(value)
 
 
 def _device() -> str:

@@ -41,9 +41,8 @@ def use() -> GroupUse:
 
 
 def _patch(c10d: ModuleType) -> None:
-    package = sys.modules.get(
-        "torch.distributed"
-    )  # it has the functions under the same names
+    # It has the functions under the same names.
+    package = sys.modules.get("torch.distributed")
     for name in _ENDING:
         original = getattr(c10d, name, None)
         if original is None:

@@ -22,17 +22,17 @@ T = TypeVar("T")
 
 _TRACK_EVERY_S = 0.05
 _FLUSH_S = 2.0
+# From float(x) or x.item().
 _NOT_A_NUMBER = (
     TypeError,
     ValueError,
     OverflowError,
     AttributeError,
     RuntimeError,
-)  # from float(x) or x.item()
+)
 
-bar_ids = itertools.count(
-    1
-)  # of all bars of this rank; an outer bar is made first, so it has the smaller number
+# Of all bars of this rank; an outer bar is made first, so it has the smaller number.
+bar_ids = itertools.count(1)
 
 
 def report(
@@ -51,9 +51,8 @@ def report(
     if link is None:
         return
     for given in metrics.values():
-        if (
-            type(given) is not float
-        ):  # else there is nothing to convert, as in most calls
+        # Else there is nothing to convert, as in most calls.
+        if type(given) is not float:
             converted = (
                 (name, _number(name, value)) for name, value in metrics.items()
             )
@@ -144,11 +143,10 @@ class _TrackBar:
 
 
 def _length(iterable: Iterable[object]) -> float | None:
+    # A DataLoader over an iterable dataset raises TypeError of its own.
     try:
         return float(len(iterable))  # type: ignore[arg-type]
-    except (
-        _NOT_A_NUMBER
-    ):  # a DataLoader over an iterable dataset raises TypeError of its own
+    except _NOT_A_NUMBER:
         return None
 
 
@@ -217,9 +215,8 @@ def begin(
     """Let reports be sent from now on. `send` returns False where it would have to wait."""
     if not _here.watches_forks:
         _here.watches_forks = True
-        os.register_at_fork(
-            after_in_child=_turn_off
-        )  # a DataLoader's worker reports nothing
+        # A DataLoader's worker reports nothing.
+        os.register_at_fork(after_in_child=_turn_off)
     _here.link = Outbox(send, rank, restart, clock, _complain)
 
 

@@ -29,9 +29,8 @@ def run(script: Script, main: ModuleType, ours: Sequence[str], folder: str) -> N
         _empty(main)
         runpy._run_module_as_main(script.path)  # type: ignore[attr-defined]  # noqa: SLF001 - what `python -m` calls
         return
-    is_there = script.shown and os.path.exists(
-        script.shown
-    )  # not from another directory: --cwd
+    # Not from another directory: --cwd.
+    is_there = script.shown and os.path.exists(script.shown)
     shown = script.shown if is_there else path
     sys.path[:] = [os.path.dirname(os.path.realpath(path)), *sys.path, bundle]
     sys.argv[:] = [shown, *script.args]

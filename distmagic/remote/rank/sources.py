@@ -57,12 +57,13 @@ def _cell_of(cls: type, texts: Mapping[str, str]) -> str:
     """Return the cell that defines a class: that of one of its methods, else one with such a statement. "" for none."""
     for member in list(vars(cls).values()):
         function = member
+        # Of class methods, properties, decorated functions.
         for name in (
             "__func__",
             "fget",
             "func",
             "__wrapped__",
-        ):  # of class methods, properties, decorated functions
+        ):
             function = getattr(function, name, None) or function
         is_its_own = getattr(function, "__qualname__", "").startswith(
             f"{cls.__qualname__}."

@@ -19,9 +19,8 @@ from pathlib import Path
 
 from distmagic.remote.wire.parts import Frame, Thread
 
-SIGNAL = (
-    signal.SIGRTMAX - 3
-)  # used by no library that is known; real-time signals are queued, so none gets lost
+# Used by no library that is known; real-time signals are queued, so none gets lost.
+SIGNAL = signal.SIGRTMAX - 3
 MAX_FRAMES = 60  # kept of the main thread, the innermost
 _MAX_OTHERS = 8  # kept of the other threads
 _MAX_OTHERS_FRAMES = 20  # kept of each of them
@@ -55,9 +54,8 @@ def is_ready(run_dir: Path, pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             caught = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", status.read(), re.MULTILINE)
-        signals = (
-            int(caught[1], 16) if caught is not None else 0
-        )  # a bit for each that it handles
+        # A bit for each that it handles.
+        signals = int(caught[1], 16) if caught is not None else 0
         if not signals >> (SIGNAL - 1) & 1:
             return False
         folder = f"/proc/{pid}/fd"
@@ -142,9 +140,8 @@ def _as_shown(frames: list[Frame], sources: Sources) -> list[Frame]:
     shown = [_renamed(frame, sources) for frame in reversed(frames)]
     for i, frame in enumerate(shown):
         if frame.mine:
-            return shown[
-                i:
-            ]  # without the frames around the user's code, which start every Python program
+            # Without the frames around the user's code, which start every Python program.
+            return shown[i:]
     return shown
 
 

@@ -118,9 +118,8 @@ def main(_: list[str]) -> None:
 
 
 def _read_rank() -> Rank:
-    from_agent = json.loads(
-        os.environ.pop("DISTMAGIC_WORKER")
-    )  # no variable for the user's own processes
+    # No variable for the user's own processes.
+    from_agent = json.loads(os.environ.pop("DISTMAGIC_WORKER"))
     return Rank(
         rank=int(os.environ["RANK"]), local_rank=int(os.environ["LOCAL_RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]), restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
@@ -172,9 +171,8 @@ def _fresh_main(rank: Rank) -> types.ModuleType:
     fresh.__builtins__ = __builtins__  # type: ignore[attr-defined]
     fresh.__file__ = str(call.write_main(rank.call, rank.folder))
     sys.modules["__main__"] = fresh
-    atexit.register(
-        _clear_main, fresh
-    )  # registered before the user's own functions, so it is called after them
+    # Registered before the user's own functions, so it is called after them.
+    atexit.register(_clear_main, fresh)
     return fresh
 
 
@@ -216,9 +214,8 @@ def _clear_main(main: types.ModuleType) -> None:
 def _keep(rank: Rank, value: object, form: SourceForm | None = None) -> Ended:
     """Write the return value to its file, its code in this form; return the end to report."""
     _stop_handlers()
-    if (
-        os.getpid() != rank.pid
-    ):  # a child that the function has forked, and that returned from it too
+    # A child that the function has forked, and that returned from it too.
+    if os.getpid() != rank.pid:
         return _ended(rank, "returned")
     if value is None or left_out.is_program(value):
         return _ended(rank, "returned", result_bytes=0)
@@ -271,9 +268,8 @@ def _exited(rank: Rank, stop: SystemExit) -> Ended:
 
 
 def _raised(rank: Rank, error: BaseException, labels: dict[str, str]) -> Ended:
-    is_ours = isinstance(
-        error, parcel.ParcelError
-    )  # the call can't be loaded: a traceback would show our frames only
+    # The call can't be loaded: a traceback would show our frames only.
+    is_ours = isinstance(error, parcel.ParcelError)
     text = str(error) if is_ours else shown_traceback(error, labels)
     _write_error(text)
     failure = Failure(
@@ -322,9 +318,8 @@ def _finish(rank: Rank, conn: socket.socket, ended: Ended) -> None:
         except Exception:  # noqa: BLE001, S112 - the user's own stream, or None, or closed: Python's exit reports it
             continue
     if os.getpid() != rank.pid:
-        sys.exit(
-            ended.code
-        )  # a child that the function has forked: it reports nothing for this rank
+        # A child that the function has forked: it reports nothing for this rank.
+        sys.exit(ended.code)
     if rank.notes_imports and ended.outcome == "returned":
         imported_modules.write(rank.folder, rank.paths)
     try:

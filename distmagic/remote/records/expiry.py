@@ -204,11 +204,10 @@ def _has_unfetched(stats: Mapping[Path, os.stat_result]) -> bool:
 
 
 def _look(path: Path) -> os.stat_result | None:
+    # Gone just now, as the old pieces of a log that is written to.
     try:
         return path.lstat()
-    except (
-        FileNotFoundError
-    ):  # gone just now, as the old pieces of a log that is written to
+    except FileNotFoundError:
         return None
 
 

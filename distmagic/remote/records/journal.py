@@ -51,12 +51,10 @@ class Journal:
         self.folder = folder
         self._main = logs.Log(folder / FILE, LIMIT_BYTES)
         self._chatter = logs.Log(folder / CHATTER_FILE, CHATTER_LIMIT_BYTES)
-        self._marks = [
-            (0, 0)
-        ]  # where in the two files what follows event 0, 256, 512 ... begins, or would
-        self._owed: deque[tuple[int, bytes]] = (
-            deque()
-        )  # how the job goes, and the disk has not taken it yet
+        # Where in the two files what follows event 0, 256, 512 ... begins, or would.
+        self._marks = [(0, 0)]
+        # How the job goes, and the disk has not taken it yet.
+        self._owed: deque[tuple[int, bytes]] = deque()
         self._recent: deque[bytes] = deque()
         self._recent_bytes = 0
         self._first = 1  # the number of _recent[0]
@@ -125,9 +123,8 @@ class Journal:
 
     def _lines(self, after: int) -> Iterator[tuple[int, bytes]]:
         if after + 1 < self._first:
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # the folder was removed: what was in it is told as `Skipped`
+            # The folder was removed: what was in it is told as `Skipped`.
+            with contextlib.suppress(FileNotFoundError):
                 for number, line in read(
                     self.folder, after, self._marks[after // _MARK_EVERY], self._owed
                 ):

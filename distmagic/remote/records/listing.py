@@ -30,9 +30,8 @@ _WORK_DIR = "work_dir"  # has the path at which the ranks of the node begin
 _TAIL_BYTES = 1 << 16  # of a journal: its last events are in there
 _FIRST_PROTOCOL = 1  # its job files had no number in them
 _UNKNOWN_LEASE_S = 60.0  # of a job of another protocol, say
-_ONE_PROCESS = re.compile(
-    r" \((process|kernel) [^()]*\)$"
-)  # at the end of an owner's name, see session/names.py
+# At the end of an owner's name, see session/names.py.
+_ONE_PROCESS = re.compile(r" \((process|kernel) [^()]*\)$")
 
 
 def remember(folder: Path, start: protocol.StartNode) -> None:
@@ -223,9 +222,8 @@ def remove(job: str) -> int:
         node_rank = int(folder.name.partition("-")[0])
         if is_running(job, node_rank):
             raise OSError(f"job {job} still runs here; stop it first")
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # another host of the same home removes it just now
+        # Another host of the same home removes it just now.
+        with contextlib.suppress(FileNotFoundError):
             freed += places.size_of(folder)
         shutil.rmtree(folder, onerror=_ignore_gone)
         with contextlib.suppress(OSError):

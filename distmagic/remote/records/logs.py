@@ -169,9 +169,8 @@ def open_all(path: Path, stack: contextlib.ExitStack) -> list[tuple[BinaryIO, in
 def lines(path: Path, offset: int = 0) -> Iterator[bytes]:
     """Yield the whole lines of a log, or of what there still is of it, from a line's offset on."""
     there = pieces(path)
-    ends = [
-        start for start, _ in there[1:]
-    ]  # each piece ends where the next one begins
+    # Each piece ends where the next one begins.
+    ends = [start for start, _ in there[1:]]
     for number, (start, piece) in enumerate(there):
         if number < len(ends) and ends[number] <= offset:
             continue

@@ -31,9 +31,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 FULL_BYTES = 16 << 20  # a disk with less room than this is full
-LOG_BYTES = (
-    64 << 20
-)  # of each of a rank's two streams: eight ranks stay well within what is kept of all jobs
+# Of each of a rank's two streams: eight ranks stay well within what is kept of all jobs.
+LOG_BYTES = 64 << 20
 REPORTS_BYTES = 16 << 20  # of what a rank reports
 LOG_BYTES_NAME = "DISTMAGIC_LOG_BYTES"
 _LEAST_LOG_BYTES = 64 << 10
@@ -41,17 +40,15 @@ _SETTLED_S = 10.0
 _FORGOTTEN_S = 86400.0  # agents and templates touch their directories twice a minute
 # Hosts that share a kernel and a /tmp differ in one of these: in the processes, the network or the files that they see.
 _VIEWS = ("/proc/self/ns/pid", "/proc/self/ns/net", "/")
-_BOOT_ID = Path(
-    "/proc/sys/kernel/random/boot_id"
-)  # of this kernel since it was started
+# Of this kernel since it was started.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def home() -> Path:
     """Return the directory of all that is kept. Raises FileNotFoundError where this user has no home directory."""
     path = os.path.expanduser(os.environ.get("DISTMAGIC_HOME") or "~/.distmagic")
-    if path.startswith(
-        "~"
-    ):  # Python leaves it as it is; a directory of that name invites `rm -rf ~`
+    # Python leaves it as it is; a directory of that name invites `rm -rf ~`.
+    if path.startswith("~"):
         raise FileNotFoundError(
             f"{path} is nowhere: HOME is not set, and this user has no entry in the password file"
         )
@@ -260,10 +257,11 @@ def listens(path: Path) -> bool:
     """Whether a process listens at a unix socket. It need not have time to answer: nothing here waits for it."""
     with socket.socket(socket.AF_UNIX) as conn:
         conn.setblocking(False)
+        # The second: it has not taken those before us.
         return conn.connect_ex(str(path)) in (
             0,
             errno.EAGAIN,
-        )  # the second: it has not taken those before us
+        )
 
 
 def _is_deserted(

@@ -56,9 +56,8 @@ def prepare(work: WorkDir, job: str, node_rank: int) -> Prepared:
         directory = _directory_of(job)
         if directory is None:
             directory, notice = _free_directory(work, job)
-            if not directory.users(
-                job
-            ):  # else all is there, and nothing may change under the job that runs
+            # Else all is there, and nothing may change under the job that runs.
+            if not directory.users(job):
                 directory.bring(work)
                 (directory.about / "origin").write_text(work.origin or directory.origin)
         directory.mark(job, node_rank).write_text(str(time.time()))

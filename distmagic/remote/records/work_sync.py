@@ -63,9 +63,8 @@ class FileSync:
         """Bring the files that a manifest lists. Raises OSError, and ValueError for a blob that is no manifest."""
         wanted = manifest.decode(places.blob(sha256).read_bytes())
         before = last_brought(self._about)
-        shutil.rmtree(
-            self._incoming, ignore_errors=True
-        )  # of one that was ended in the middle
+        # Of one that was ended in the middle.
+        shutil.rmtree(self._incoming, ignore_errors=True)
         self._incoming.mkdir(mode=0o700)
         try:
             self._remove_unlisted(wanted, before)

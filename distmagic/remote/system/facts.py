@@ -147,19 +147,17 @@ def _count_nvml(nvml: Any) -> int:
 def _count_amd() -> int:
     count = 0
     for node in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
-        if re.search(
-            r"^simd_count [1-9]", _text_of(node), re.MULTILINE
-        ):  # a processor has none
+        # A processor has none.
+        if re.search(r"^simd_count [1-9]", _text_of(node), re.MULTILINE):
             count += 1
     return count
 
 
 def _text_of(path: Path) -> str:
+    # A container sees devices that it may not use, and can't read their properties.
     try:
         return path.read_text()
-    except (
-        OSError
-    ):  # a container sees devices that it may not use, and can't read their properties
+    except OSError:
         return ""
 
 
@@ -191,9 +189,8 @@ def _address_of_contact() -> str:
 def _address_towards(peer: str) -> str:
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(
-            (peer, 9)
-        )  # of UDP: nothing is sent, the kernel only chooses the address
+        # Of UDP: nothing is sent, the kernel only chooses the address.
+        probe.connect((peer, 9))
         return str(probe.getsockname()[0])
 
 

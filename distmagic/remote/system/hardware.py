@@ -120,9 +120,8 @@ def counters() -> tuple[float, ...]:
     received = sent = 0
     for line in _read("/proc/net/dev").splitlines()[2:]:
         name, _, numbers = line.partition(":")
-        if Path(
-            f"/sys/class/net/{name.strip()}/device"
-        ).exists():  # no bridge of others
+        # No bridge of others.
+        if Path(f"/sys/class/net/{name.strip()}/device").exists():
             words = numbers.split()
             received += int(words[0])
             sent += int(words[8])

@@ -29,9 +29,8 @@ _KILLED = re.compile(
 REACHED = "it reached its memory limit"
 OF_HOST = "the host ran out of memory"
 _OF_CGROUP = "emory cgroup out of memory"
-_UNLIMITED = (
-    1 << 60
-)  # bytes; cgroups of version 1 have a larger number where there is no limit
+# Bytes; cgroups of version 1 have a larger number where there is no limit.
+_UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +48,8 @@ def kills(text: str) -> tuple[Kill, ...]:
     found = []
     cgroup_pids: set[str] = set()
     for line in text.splitlines():
-        if (
-            _OF_CGROUP in line
-        ):  # before Linux 5 this is a line of its own, before the record
+        # Before Linux 5 this is a line of its own, before the record.
+        if _OF_CGROUP in line:
             cgroup_pids.update(re.findall(r"[Kk]ill(?:ed)? process (\d+)", line))
         match = _KILLED.search(line)
         if match:

@@ -50,9 +50,8 @@ def die_with_parent(*, yes: bool = True) -> None:
     parent = os.getppid()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if yes else 0)
     if yes and os.getppid() != parent:
-        os.kill(
-            os.getpid(), signal.SIGKILL
-        )  # the parent ended before the call: the kernel sends nothing any more
+        # The parent ended before the call: the kernel sends nothing any more.
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -145,12 +144,13 @@ def wait_gone(process: ProcessInfo, timeout_s: float) -> bool:
 
 def open_pidfd(pid: int) -> int:
     """Return a descriptor that becomes readable when this process ends; -1 where the system has none."""
+    # It has ended; or this kernel (before 5.3) or this Python lacks the call.
     try:
         return os.pidfd_open(pid)
     except (
         OSError,
         AttributeError,
-    ):  # it has ended; or this kernel (before 5.3) or this Python lacks the call
+    ):
         return -1
 
 

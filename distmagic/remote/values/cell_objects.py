@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 LruCached: Any = type(functools.lru_cache(len))
+# Attributes of a function that it has made.
 _SINGLEDISPATCH = {
     "dispatch",
     "register",
     "registry",
     "__wrapped__",
-}  # attributes of a function that it has made
+}
 
 
 def reduced(obj: Any) -> Any:

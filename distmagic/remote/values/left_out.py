@@ -134,9 +134,8 @@ class _Sieve:
                     path=f"{part.path}.{field.name}",
                     value=getattr(kept, field.name),
                 )
-                object.__setattr__(
-                    kept, field.name, self.sifted(below, within)
-                )  # it may be frozen
+                # It may be frozen.
+                object.__setattr__(kept, field.name, self.sifted(below, within))
         return kept
 
     def _why_not(self, value: object) -> Exception | None:

@@ -36,9 +36,8 @@ class Seen:
     side_files: list[SideFile] = field(default_factory=list)
 
 
-Refuse = Callable[
-    [object], None
-]  # raises for an object that must not travel although it could be pickled
+# Raises for an object that must not travel although it could be pickled.
+Refuse = Callable[[object], None]
 
 
 class Packer:

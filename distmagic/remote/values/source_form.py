@@ -60,9 +60,8 @@ class SourceForm:
     ) -> None:
         self._oldest = oldest
         self._call, self._expression = call, expression
-        self._texts: dict[
-            str, str
-        ] = {}  # each once in the pickle, whose memo goes by id
+        # Each once in the pickle, whose memo goes by id.
+        self._texts: dict[str, str] = {}
 
     def reduced(self, obj: Any, plain: Any) -> Any:
         """Return how to pickle an object, as `__reduce__` does; `plain` is how cloudpickle does. Raises `NoSource`."""

@@ -138,9 +138,8 @@ class Storages:
         """Return the windows to write, and for each number a row that says how to build it from them."""
         windows: list[Window] = []
         rows = [_row(view, -1, 0) for view in self._views]
-        by_storage: dict[
-            int, list[int]
-        ] = {}  # the numbers of the views that see anything
+        # The numbers of the views that see anything.
+        by_storage: dict[int, list[int]] = {}
         for number, view in enumerate(self._views):
             if view.tensor is None or view.tensor.numel():
                 by_storage.setdefault(view.storage._cdata, []).append(number)  # noqa: SLF001

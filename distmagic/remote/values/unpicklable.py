@@ -87,9 +87,8 @@ def find(
     `name` is what to call the value itself.
     """
     part = Part(owner="", path=name, value=value)
-    tried: dict[int, object] = {
-        id(value): value
-    }  # the objects too: an id is used again once its object is gone
+    # The objects too: an id is used again once its object is gone.
+    tried: dict[int, object] = {id(value): value}
     while not is_known(part.value):
         if isinstance(error, Refused) and error.value is part.value:
             return UnpicklablePart(part=part, what=error.what, error=error)
@@ -211,11 +210,12 @@ def _class_parts(part: Part, cls: type) -> Iterator[Part]:
         return
     for name, value in vars(cls).items():
         inner = value
+        # Of methods, properties and cached properties.
         for wrapped in (
             "__func__",
             "fget",
             "func",
-        ):  # of methods, properties and cached properties
+        ):
             inner = getattr(value, wrapped, None) or inner
         if name not in ("__dict__", "__weakref__"):
             yield Part(owner=cls.__qualname__, path=name, value=inner)
@@ -238,9 +238,8 @@ def _reduced_parts(part: Part) -> Iterator[Part]:
         yield _below(part, "", arg)
     if makes_instance and travels_by_value(args[0]):
         yield Part(owner=part.owner, path=args[0].__qualname__, value=args[0])
-    for table in (
-        state if isinstance(state, tuple) else (state,)
-    ):  # with slots there are two tables
+    # With slots there are two tables.
+    for table in state if isinstance(state, tuple) else (state,):
         if isinstance(table, dict):
             for key, attribute in table.items():
                 yield _below(part, f".{key}", attribute)

@@ -50,9 +50,8 @@ def encode(message: Message, n: int = 0) -> bytes:
 
 def plain(value: typing.Any) -> typing.Any:
     """Return a message, or a part of one, as dicts and lists. Fields that are at their default are left out."""
-    if isinstance(
-        value, str
-    ):  # as most of what is encoded: the start of a node names all hosts
+    # As most of what is encoded: the start of a node names all hosts.
+    if isinstance(value, str):
         return value
     if is_dataclass(value):
         pairs = ((f, getattr(value, f.name)) for f in fields(value))
@@ -155,9 +154,8 @@ class Decoder:
         is_optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
         inner = typing.get_args(kind)[0] if is_optional else kind
         read = self._reader(inner)
-        checked = (
-            float if inner is float else None
-        )  # most values are numbers; one of this type needs no `read`
+        # Most values are numbers; one of this type needs no `read`.
+        checked = float if inner is float else None
 
         def read_within(value: typing.Any) -> typing.Any:
             if type(value) is checked:
@@ -199,9 +197,8 @@ class Decoder:
 def _text(value: typing.Any) -> str:
     if type(value) is not str:
         raise Wrong(f"{type(value).__name__} in place of str")
-    return (
-        value if value.isascii() else value.encode("utf-8", "replace").decode()
-    )  # no lone surrogates
+    # No lone surrogates.
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def _whole(value: typing.Any) -> int:

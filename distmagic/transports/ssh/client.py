@@ -30,9 +30,8 @@ FAREWELL_S = 0.5  # how long the other end has to hang up first
 _BROKEN = (paramiko.SSHException, EOFError, OSError)
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 _FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-_NO_LOG = (
-    logging.NullHandler()
-)  # one for all connections: a logger keeps every handler that it is given
+# One for all connections: a logger keeps every handler that it is given.
+_NO_LOG = logging.NullHandler()
 Handler = Callable[[str, str, list[tuple[str, bool]]], list[str]]
 
 
@@ -93,9 +92,8 @@ class SshSession:
     """One SSH connection. `where` names the machine in errors, `seconds` is the time connecting may take."""
 
     def __init__(self, stream: Stream, where: str, seconds: float) -> None:
-        logging.getLogger("paramiko").addHandler(
-            _NO_LOG
-        )  # errors are ours to tell, not stderr's
+        # Errors are ours to tell, not stderr's.
+        logging.getLogger("paramiko").addHandler(_NO_LOG)
         self.where = where
         self._user = ""
         self._transport = _Transport(stream, packetizer_class=_Packetizer)
@@ -204,9 +202,8 @@ class SshSession:
         message = paramiko.Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")
-        message.add_boolean(
-            True
-        )  # wants a reply, which paramiko's own keep-alive does not
+        # Wants a reply, which paramiko's own keep-alive does not.
+        message.add_boolean(True)
         self._transport._send_user_message(message)  # noqa: SLF001 - global_request would wait in paramiko's thread
 
     def _end_when_silent(self) -> None:

@@ -176,9 +176,8 @@ def fits(pattern: str, name: str) -> bool:
     """Whether a name, in lower case, fits a pattern as ssh_config and known_hosts write them: `*` and `?` alone count."""
     literal = pattern.lower()
     if "*" not in literal and "?" not in literal:
-        return (
-            literal == name
-        )  # as most of them: a file may name hundreds of hosts, and is looked at for each of them
+        # As most of them: a file may name hundreds of hosts, and is looked at for each of them.
+        return literal == name
     return fnmatch.fnmatchcase(name, literal.replace("[", "[[]"))
 
 
@@ -212,11 +211,12 @@ def _is_final(_value: str, scope: Scope) -> bool:
 def _exec_succeeds(value: str, scope: Scope) -> bool:
     command = scope.expand(value, scope)
     quiet = subprocess.DEVNULL
+    # The user's own configuration, run as ssh runs it.
     argv = (
         "/bin/sh",
         "-c",
         command,
-    )  # the user's own configuration, run as ssh runs it
+    )
     try:
         done = subprocess.run(
             argv,

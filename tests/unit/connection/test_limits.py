@@ -39,9 +39,9 @@ OF_NOTEBOOKS = [kind for kind in codec._NAMES if kind.__module__ == requests.__n
 GOLDEN = (REPOSITORY / "tests" / "golden" / "wire.jsonl").read_bytes().splitlines()
 NASTY = "\x1b]0;owned\x07\x1b]52;c;ZXZpbA==\x07\x1b[2J\x1b[8mhidden\x9b31m\u202etxt\x00\x7f\x85\x1bP1$r\x1b\\\r\n\t\u2028"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-TURNING = re.compile(
-    "[\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)  # the direction of what follows
+# The direction of what follows.
+TURNING = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# Fields that may have line breaks and tabs; and so may the lead's orders.
 MAY_BREAK = {
     "detail",
     "text",
@@ -55,7 +55,7 @@ MAY_BREAK = {
     "logout",
     "write_error",
     "error",
-}  # fields that may have line breaks and tabs; and so may the lead's orders
+}
 ORDERS = (p.StartNode, p.Membership, p.TemplateRequest, p.JoinTemplate, p.WorkDir)
 MOST_CHARS = {
     "text": 1 << 18,
@@ -243,9 +243,8 @@ def check_number(value: float, name: str) -> None:
 def test_any_message_comes_in_harmless_and_within_its_limits(kind, data):
     raw = data.draw(plain(kind))
     message = comes_in(kind, raw)
-    if (
-        message is None
-    ):  # sizes, orders and names of files are refused, and whole lines that are too long
+    # Sizes, orders and names of files are refused, and whole lines that are too long.
+    if message is None:
         is_long = len(json.dumps(raw, ensure_ascii=False)) > p.MAX_LINE_BYTES // 4
         assert is_long or any(
             part in ORDERS

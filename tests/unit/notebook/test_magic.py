@@ -920,9 +920,8 @@ def test_the_main_thread_asks_what_a_worker_wants_to_know(monkeypatch):
         asker.serve(WAIT_S)
         thread.join(WAIT_S)
         assert answers == [answer]
-    assert (
-        asker.ask("gpu-a: Code: ", secret=True) == "secret for gpu-a: Code: "
-    )  # on the main thread, at once
+    # On the main thread, at once.
+    assert asker.ask("gpu-a: Code: ", secret=True) == "secret for gpu-a: Code: "
 
 
 def test_an_interrupt_wakes_the_thread_that_waits(monkeypatch):

@@ -158,9 +158,8 @@ except TypeError:
     print(traceback.format_exc())
 """
     done = bare("-c", code)
-    assert done.stdout.splitlines()[0] == "distmagic/remote/wire/lines.py", (
-        done.stderr
-    )  # else it would be below the zip
+    # Else it would be below the zip.
+    assert done.stdout.splitlines()[0] == "distmagic/remote/wire/lines.py", done.stderr
     assert "self._data += data" in done.stdout, "a traceback shows the file's own lines"
 
 

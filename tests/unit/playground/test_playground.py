@@ -234,9 +234,8 @@ def test_signals_of_a_client_go_to_the_whole_group(client, tmp_path):
     channel = client.get_transport().open_session()
     channel.exec_command("sh -c 'echo $$; exec sleep 1000'; true")
     child = int(channel.makefile().readline())
-    message = (
-        paramiko.Message()
-    )  # RFC 4254, 6.9: SSH_MSG_CHANNEL_REQUEST "signal"; paramiko has no method for it
+    # RFC 4254, 6.9: SSH_MSG_CHANNEL_REQUEST "signal"; paramiko has no method for it.
+    message = paramiko.Message()
     message.add_byte(bytes([98]))
     message.add_int(channel.remote_chanid)
     message.add_string("signal")

@@ -28,13 +28,11 @@ def _kill_all(mark: bytes) -> bool:
     found = False
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's
-            handle = os.pidfd_open(
-                int(folder.name)
-            )  # from now on the number is this process's alone
+            # From now on the number is this process's alone.
+            handle = os.pidfd_open(int(folder.name))
             try:
-                if (
-                    mark in (folder / "environ").read_bytes() + b"\0"
-                ):  # a zombie shows none
+                # A zombie shows none.
+                if mark in (folder / "environ").read_bytes() + b"\0":
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     found = True
             finally:

@@ -392,9 +392,8 @@ def test_the_traceback_of_the_first_failure_stands_in_its_alert_alone():
         run(workers, first_failure=1, lines=tuple(told), lines_seen=len(told)), code=1
     )
     html = output_lines(state)
-    assert (
-        html.count("Traceback (most recent") == 1
-    )  # of rank 0, whose own alert there is not
+    # Of rank 0, whose own alert there is not.
+    assert html.count("Traceback (most recent") == 1
     assert html.count("g()") == 3  # one of rank 1 was printed before its traceback
     assert html.count("bye") == 2
     assert render.html(state).count("ValueError: no</pre>") == 1

@@ -56,9 +56,8 @@ def test_of_long_events_fewer_wait(monkeypatch):
     box.put(0, Mended(), 15_000)
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(box.put, 0, Gone(), 6000)
-        box.put(
-            1, Gone(), 1 << 20
-        )  # of another node; alone it has room, however long it is
+        # Of another node; alone it has room, however long it is.
+        box.put(1, Gone(), 1 << 20)
         first = box.batch(10.0)
         late.result(30)
     assert [event.size_bytes for event in first if event.node_rank == 0][:1] == [15_000]

@@ -405,9 +405,8 @@ def test_any_run_that_is_interrupted_ends(script, restarts):
         for step in script
     ]
     run = ScriptedRun(*steps, KeyboardInterrupt, step_s=0.5)
-    with mock.patch.object(
-        run_loop, "SHORT_S", math.inf
-    ):  # a full collection takes time
+    # A full collection takes time.
+    with mock.patch.object(run_loop, "SHORT_S", math.inf):
         state = driven(run, restarts=restarts)
     assert state.is_over
     assert run.elapsed_s < 0.5 * (len(script) + 1) + GRACE_S + CONFIRM_S + 2.0

@@ -133,9 +133,8 @@ def test_of_two_failures_the_one_that_came_first_speaks(order):
 
 SAID = stream(0, random.Random(5), fails=True)
 TEXT = b"".join(p.encode(what, n) for n, what in enumerate(SAID, 1))
-TOLD = [
-    DECODER.decode(p.encode(what))[1] for what in SAID
-]  # as it comes in: the strange line break is gone
+# As it comes in: the strange line break is gone.
+TOLD = [DECODER.decode(p.encode(what))[1] for what in SAID]
 
 
 def heard(

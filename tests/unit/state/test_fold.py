@@ -278,9 +278,8 @@ def test_bars_that_close_together_leave_the_outermost():
         ],
     )
     assert [bar.id for bar in state.workers[0].bars] == [1]
-    state = fold(
-        state, [progress(0, bars=(p.Bar(id=3, n=9.0, closed=True),))]
-    )  # the next one after it
+    # The next one after it.
+    state = fold(state, [progress(0, bars=(p.Bar(id=3, n=9.0, closed=True),))])
     assert [bar.id for bar in state.workers[0].bars] == [3]
 
 

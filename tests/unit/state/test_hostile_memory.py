@@ -24,9 +24,8 @@ RANKS_A_NODE = 2
 WORLD = NODES * RANKS_A_NODE
 LINE_BYTES = 200_000
 KEPT_BYTES = 96 << 20  # of all that 64 such hosts say
-HELD_BYTES = (
-    160 << 20
-)  # of what 64 hosts say that are ahead of the lead; half a mebibyte of lines each
+# Of what 64 hosts say that are ahead of the lead; half a mebibyte of lines each.
+HELD_BYTES = 160 << 20
 WIDE = "\N{PILE OF POO}"  # takes 4 bytes in memory, and every other character beside it, too
 
 

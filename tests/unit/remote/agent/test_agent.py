@@ -118,9 +118,8 @@ class Node:
 
     def close(self) -> None:
         for key in list(self.agent.selector.get_map().values()):
-            if isinstance(
-                key.fileobj, socket.socket
-            ):  # of readers, and the two that listen
+            # Of readers, and the two that listen.
+            if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
         self.agent.selector.close()
         for _, writing in self.pipes:
@@ -316,9 +315,8 @@ def test_the_lead_ends_the_job_after_its_timeout(
     start: protocol.StartNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(monkeypatch, replace(start, terms=replace(start.terms, timeout_s=10.0)))
-    node.step(
-        16.5
-    )  # a notebook that follows the job may ask the ranks where they are before it stops them
+    # A notebook that follows the job may ask the ranks where they are before it stops them.
+    node.step(16.5)
     assert node.events(protocol.NodeStopping) == []
     node.step(1.0)
     assert node.events(protocol.NodeStopping) == [

@@ -252,9 +252,8 @@ def test_a_rank_that_prints_for_weeks_stays_within_its_limit(tmp_path, monkeypat
         pipe.write(bytes([65 + i % 26]) * 5000 + b"\n")
         sent += bytes([65 + i % 26]) * 5000 + b"\n"
         pipe.drain()
-        assert (
-            pipe.told() == [chr(65 + i % 26) * 5000 + "\n"] or i > 20
-        )  # then it is too much to be shown
+        # Then it is too much to be shown.
+        assert pipe.told() == [chr(65 + i % 26) * 5000 + "\n"] or i > 20
     kept = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert 50_000 < kept <= 65536
     assert pipe.log == sent[: len(pipe.log)]

@@ -373,9 +373,8 @@ def test_closing_ends_a_server_whose_taker_stalls(serve):
     files = serve(50_000_000)
     with source(files.server.port) as found:
         files.grow_all()
-        next(
-            found.pieces(50_000_000)
-        )  # and nothing more: the server's buffers are full
+        # And nothing more: the server's buffers are full.
+        next(found.pieces(50_000_000))
         began = time.monotonic()
         files.close()
         assert time.monotonic() - began < blob_server._SLOW_S / 2

@@ -93,9 +93,8 @@ def test_what_an_agent_says_after_it_has_stopped_listening_is_told(
     events = link.events()
     assert next(events) == (1, HELLO)
     conn.recv(65536)
-    conn.shutdown(
-        socket.SHUT_RD
-    )  # what is sent to it from now on fails, as when it is about to exit
+    # What is sent to it from now on fails, as when it is about to exit.
+    conn.shutdown(socket.SHUT_RD)
     link.send(p.StopNode(grace_s=0.0))
     link.send(p.RenewLease())
     conn.sendall(p.encode(FINAL, 2))
@@ -161,9 +160,8 @@ def test_an_agent_that_leaves_before_it_has_let_anybody_in(
     link: Link, agent: PlayedAgent
 ) -> None:
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
-    assert select.select([agent.listener], [], [], 20.0)[
-        0
-    ]  # the kernel has taken the connection; nobody accepts it
+    # The kernel has taken the connection; nobody accepts it.
+    assert select.select([agent.listener], [], [], 20.0)[0]
     agent.leave()
     assert list(link.events()) == [(1, HELLO), (2, FINAL)]
 
@@ -193,9 +191,8 @@ def test_an_agent_of_another_version_is_not_spoken_to(
 def test_an_agent_that_can_not_begin_is_told_with_its_last_words_and_leaves_nothing(
     link: Link, tmp_path: Path
 ) -> None:
-    shutil.rmtree(
-        tmp_path / "blobs"
-    )  # somebody makes room: the program of the agent is gone
+    # Somebody makes room: the program of the agent is gone.
+    shutil.rmtree(tmp_path / "blobs")
     job = f"job-{secrets.token_hex(4)}"
     with pytest.raises(PreflightError) as caught:
         link.start(replace(START, job=job, node_rank=0))
@@ -543,10 +540,11 @@ def test_a_job_starts_while_others_look_again_and_again_whether_it_is_there(
     finally:
         shutil.rmtree(places.run_dir(job, 0), ignore_errors=True)
     messages = [p.decode(line)[1] for line in said.splitlines()]
+    # And not that it was refused.
     assert [type(message) for message in messages[:2]] == [
         p.Facts,
         p.Hello,
-    ]  # and not that it was refused
+    ]
 
 
 def test_a_free_port_is_told_at_once_and_only_of_its_own_address(link: Link) -> None:

@@ -255,13 +255,11 @@ def test_forged_and_reflected_datagrams_change_nothing(net):
     for gang in net.nodes.values():
         gang.receive(seal(bytes(32), stop), "evil", net.now)
         gang.receive(b"\0" * SIZE_BYTES, "evil", net.now)
-        gang.receive(
-            seal(SECRET, replace(stop, echo=10**9)), "evil", net.now
-        )  # echoes what was never said
+        # Echoes what was never said.
+        gang.receive(seal(SECRET, replace(stop, echo=10**9)), "evil", net.now)
     for sender, _, data in net.seen:
-        net.nodes[int(sender.removeprefix("node"))].receive(
-            data, "evil", net.now
-        )  # back to whoever has sent it
+        # Back to whoever has sent it.
+        net.nodes[int(sender.removeprefix("node"))].receive(data, "evil", net.now)
     net.run(1.0)
     assert {node: net.told(node) for node in net.nodes} == before
 
@@ -301,9 +299,8 @@ def test_the_lead_asks_all_to_form_anew(net):
 
 
 def test_all_learn_from_the_lead_that_a_job_is_detached(net):
-    net.nodes[1].announce(
-        OwnState(is_detached=True), net.now
-    )  # only the lead has a say in that
+    # Only the lead has a say in that.
+    net.nodes[1].announce(OwnState(is_detached=True), net.now)
     net.run(0.2)
     assert [gang.is_detached for gang in net.nodes.values()] == [False, False, False]
     net.nodes[0].announce(OwnState(is_detached=True), net.now)

@@ -141,9 +141,8 @@ def test_when_an_answer_is_whole():
     assert is_whole(
         'Thread 0x1 (most recent call first):\n  File "a", line 1 in f\n  ...\n', BUNDLE
     )
-    assert not is_whole(
-        TEXT + "Thread 0x1 (most recent call first):\n", BUNDLE
-    )  # a second one has begun
+    # A second one has begun.
+    assert not is_whole(TEXT + "Thread 0x1 (most recent call first):\n", BUNDLE)
 
 
 LINES = st.sampled_from(

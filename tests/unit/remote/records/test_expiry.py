@@ -284,9 +284,8 @@ def test_what_nobody_uses_of_what_was_sent(home):
     make(home / "blobs" / ("c" * 64), 30.0, 100)  # touched by an agent that lives
     assert expiry.unused(own.name, NOW) == [(old, 100)]
     arriving = make(home / "blobs" / f".{SHA}.0123456789ab", 10.0, 100)
-    assert (
-        expiry.unused(own.name, NOW) == []
-    )  # of another notebook's payload, whose first files are old by now
+    # Of another notebook's payload, whose first files are old by now.
+    assert expiry.unused(own.name, NOW) == []
     arriving.unlink()
     expiry.remove([old, home / "gone"])
     assert (old.exists(), own.exists()) == (False, True)

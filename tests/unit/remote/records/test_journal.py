@@ -121,9 +121,8 @@ def filling_up(folder: Path, monkeypatch, event: Callable[[int], p.Message]) -> 
     journal = Journal(folder)
     real = os.write
     for i in range(1, 501):
-        if (
-            100 <= i < 400
-        ):  # the disk takes half a line, as a disk that is nearly full does
+        # The disk takes half a line, as a disk that is nearly full does.
+        if 100 <= i < 400:
             monkeypatch.setattr(
                 os, "write", lambda fd, data: real(fd, data[: len(data) // 2])
             )

@@ -33,9 +33,8 @@ def test_how_long_a_log_may_be(monkeypatch):
     assert places.log_limit_bytes() == places.log_limit_bytes({}) == 64 << 20
     monkeypatch.setenv("DISTMAGIC_LOG_BYTES", "100000")
     assert places.log_limit_bytes() == 100_000
-    assert (
-        places.log_limit_bytes({"DISTMAGIC_LOG_BYTES": "65536"}) == 65536
-    )  # the job's own goes first
+    # The job's own goes first.
+    assert places.log_limit_bytes({"DISTMAGIC_LOG_BYTES": "65536"}) == 65536
 
 
 @pytest.mark.parametrize("text", ["1G", "-1", "65535", "0", "1e9", "²"])

@@ -233,10 +233,11 @@ def test_sweep_spares_an_agent_and_its_orphans(start):
     assert processes.sweep(job, spared=(lives,)) == ()
     assert dead.wait() == -9
     left = {process.pid for process in processes.marked(job)}
+    # The agent, and the orphan that it has adopted.
     assert (len(left), left) == (
         2,
         before - {dead.pid},
-    )  # the agent, and the orphan that it has adopted
+    )
 
 
 def test_a_process_that_was_written_down_is_found_as_long_as_it_runs(start, tmp_path):
@@ -244,9 +245,8 @@ def test_a_process_that_was_written_down_is_found_as_long_as_it_runs(start, tmp_
     process = up(child)
     processes.note(child.pid, tmp_path / "pid")
     assert processes.noted(tmp_path / "pid") == processes.read(child.pid)
-    (tmp_path / "earlier").write_text(
-        f"{child.pid} {process.started - 1}"
-    )  # of a process before it with this number
+    # Of a process before it with this number.
+    (tmp_path / "earlier").write_text(f"{child.pid} {process.started - 1}")
     (tmp_path / "torn").write_text(f"{child.pid}")
     assert processes.noted(tmp_path / "earlier") is None
     assert processes.noted(tmp_path / "torn") is None

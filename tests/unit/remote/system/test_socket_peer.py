@@ -57,9 +57,8 @@ def test_another_user_is_not_ours(listener):
     def connect() -> bool:
         with socket.socket(socket.AF_UNIX) as conn:
             conn.connect(listener.getsockname())
-            return socket_peer.is_ours(
-                conn
-            )  # for the other user it is we who are a stranger
+            # For the other user it is we who are a stranger.
+            return socket_peer.is_ours(conn)
 
     assert not as_other(connect)
     accepted, _ = listener.accept()

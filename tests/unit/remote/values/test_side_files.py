@@ -65,10 +65,11 @@ def test_large_values_stand_alone_and_small_ones_share():
 
 def test_there_are_never_very_many():
     assert len(side_files.grouped([MB] * 10_000)) <= side_files.AT_MOST
+    # 16 MiB are large beside 1 GiB.
     assert side_files.grouped([1000 * MB, *[MB] * 20]) == [
         [0],
         [*range(1, 17)],
-    ]  # 16 MiB are large beside 1 GiB
+    ]
 
 
 # ---- there and back
@@ -93,9 +94,8 @@ def test_tensors_arrays_bytes_and_text_come_back(tmp_path):
     assert back["small"][0].eq(1).all()
     back["tensor"].fill_(7)
     back["array"][:] = 7
-    assert torch.equal(
-        parcel.load(path)["tensor"], value["tensor"]
-    )  # a change is private
+    # A change is private.
+    assert torch.equal(parcel.load(path)["tensor"], value["tensor"])
 
 
 def test_views_share_their_memory_again(tmp_path):

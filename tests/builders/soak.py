@@ -52,5 +52,5 @@ SMALL = Run(
 LARGE = Run(call="large()", ending="done", look="float(run.results[0].sum())")
 FAILED = Run(call="fails()", ending="failed", look="run.state.phase")
 # On a busy machine a rank may begin before the notebook knows that its host has started.
-INTERRUPTED = Run(call="waits()", ending="interrupted", look="run")
+INTERRUPTED = Run(call="waits()", ending="interrupted", look="repr(run)")
 MIX = (SMALL, LARGE, SMALL, FAILED, SMALL, SMALL, INTERRUPTED, LARGE, SMALL, SMALL)

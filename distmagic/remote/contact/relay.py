@@ -17,6 +17,9 @@ from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.wire import protocol
 
 _LOOK_S = 1.0  # between two looks at an agent's process
+# How often, and how far apart, it is looked whether an agent that has closed its connection ends.
+_DYING_LOOKS = 10
+_DYING_S = 0.05
 _STOPPED = ("T", "t")  # by a signal, or by a debugger: see proc_pid_stat(5)
 
 
@@ -70,7 +73,7 @@ def relay(notebook: Notebook, conn: socket.socket, attach: protocol.FollowJob) -
             sides = [key.data for key, _ in selector.select(_LOOK_S)]
             if "agent" in sides:
                 data = _receive(conn)
-                if not data and listing.is_running(attach.job, attach.node_rank):
+                if not data and _still_runs(attach):
                     sys.exit(0)
                 if not data:
                     if has_spoken and last is not None:
@@ -90,6 +93,15 @@ def relay(notebook: Notebook, conn: socket.socket, attach: protocol.FollowJob) -
                 with contextlib.suppress(ConnectionError):
                     conn.sendall(data)
                 notebook.renew_templates()
+
+
+def _still_runs(attach: protocol.FollowJob) -> bool:
+    """Whether the agent that has closed its connection is there. One that was killed closes its sockets one by one."""
+    for _ in range(_DYING_LOOKS):
+        if not listing.is_running(attach.job, attach.node_rank):
+            return False
+        time.sleep(_DYING_S)
+    return True
 
 
 def replay(notebook: Notebook, request: protocol.FollowJob) -> None:

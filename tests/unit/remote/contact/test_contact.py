@@ -30,7 +30,7 @@ from distmagic.connection.requests import host_requests, job_requests
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.payload import bundle
 from distmagic.planning import preflight
-from distmagic.remote.contact import boot, contact, template_client
+from distmagic.remote.contact import boot, contact, relay, template_client
 from distmagic.remote.records import journal, listing, places, work_dirs
 from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol as p
@@ -154,6 +154,16 @@ def test_a_connection_that_an_agent_drops_while_its_job_runs_is_lost(
     assert next(events) == (1, HELLO)
     with pytest.raises(ConnectionLost):
         next(events)
+
+
+def test_an_agent_that_closes_one_socket_after_the_other_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So the kernel closes those of a killed one. A notebook that took it for a broken connection would drop that of other runs."""
+    looks = [False, True, True]
+    monkeypatch.setattr(relay.listing, "is_running", lambda *_: looks.pop())
+    assert not relay._still_runs(p.FollowJob(job="j", node_rank=0))
+    assert not looks
 
 
 def test_an_agent_that_leaves_before_it_has_let_anybody_in(

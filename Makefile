@@ -7,7 +7,7 @@
 #   screenshots  that and a picture of each scene of the view, light and dark, wide and narrow, in build/screenshots
 #
 #   PYTHON=python3.12   the Python (3.10 or later) that .venv is made with
-#   JOBS=1              tests at the same time (0: in pytest's own process); 2 if not said
+#   JOBS=1              tests at the same time (0: in pytest's own process); if not said 2, of check 4: many of its tests wait
 #   NO_APT=1            never install a system package, only say what is missing
 #   CI=true             a missing system package is a failure, not a skip
 #   ARGS="-k ssh"       more arguments for pytest
@@ -55,6 +55,7 @@ test: $(venv)/.ready
 	@$(bin)/python -m tests.system
 	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal $(ARGS)
 
+check: JOBS := 4
 check: lint
 	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal --hypothesis-profile=quick -m 'not needs' tests/unit tests/transports $(ARGS)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic.remote.wire import protocol as p
@@ -393,7 +393,6 @@ def test_a_heap_that_somebody_else_has_frozen_stays_so():
         gc.unfreeze()
 
 
-@settings(max_examples=100)
 @given(st.lists(EVENTS | st.just(KeyboardInterrupt), max_size=8), st.integers(0, 1))
 def test_any_run_that_is_interrupted_ends(script, restarts):
     """Whatever hosts say or don't say, an interrupted run is over when the last node was given up."""

@@ -215,7 +215,6 @@ def test_damaged_bytes_are_an_error_or_another_message(at, put, taken):
     render.html(all_folded(found))
 
 
-@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(st.integers(0, len(TEXT) - 1), st.integers(0, 255)),

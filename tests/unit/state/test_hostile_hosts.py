@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic import render, sanitize
@@ -545,7 +545,6 @@ def test_an_error_shows_what_a_host_said_and_does_not_obey_it():
         assert all(char.isprintable() or char == "\n" for char in text), repr(text)
 
 
-@settings(max_examples=100)
 @given(EVENTS)
 def test_any_events_can_be_shown(events):
     assert_harmless(fold(begin("j", HOSTS), events))

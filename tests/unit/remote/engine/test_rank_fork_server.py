@@ -29,10 +29,11 @@ def rank(argv):
     with open("/proc/self/cmdline") as cmdline, open("/proc/self/environ") as environ:
         shown = cmdline.read().rstrip("\\0").split("\\0")[-1], "DISTMAGIC_JOB=job-7\\0" in environ.read()
     fds = [fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
-    print(json.dumps({
+    line = json.dumps({
         "parent": os.getppid(), "pid": os.getpid(), "shown": shown, "number": os.environ["NUMBER"], "argv": sys.argv[1:],
         "leads": os.getsid(0) == os.getpid(), "fds": len(fds), "threads": threading.active_count(),
-    }))
+    })
+    os.write(1, line.encode() + b"\\n")  # at once: one of them is ended meanwhile
     number = int(os.environ["NUMBER"])
     if number == 2:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -202,14 +202,48 @@ _RELAY = textwrap.dedent("""
 """)
 
 
+# As SkyPilot's does it.
+_ASYNCIO_RELAY = textwrap.dedent("""
+    import asyncio, sys
+
+    async def carry(reader, writer):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+
+    async def relay(host, port):
+        loop = asyncio.get_running_loop()
+        stdin = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(stdin)
+        await loop.connect_read_pipe(lambda: protocol, sys.stdin)
+        transport, _ = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout)
+        stdout = asyncio.StreamWriter(transport, protocol, None, loop)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        await asyncio.wait(
+            [asyncio.ensure_future(carry(stdin, writer)), asyncio.ensure_future(carry(reader, stdout))],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+
+    asyncio.run(relay(*sys.argv[1:]))
+""")
+
+
 @pytest.fixture
 def relay(tmp_path: Path) -> str:
-    file = tmp_path / "relay.py"
-    file.write_text(_RELAY)
+    return relay_of(tmp_path, _RELAY)
+
+
+def relay_of(folder: Path, program: str) -> str:
+    file = folder / "relay.py"
+    file.write_text(program)
     return f"'{sys.executable}' '{file}' %h %p"
 
 
-def test_proxy_command(home: Home, server: Sshd, relay: str) -> None:
+@pytest.mark.parametrize(
+    "program", [_RELAY, _ASYNCIO_RELAY], ids=["threads", "asyncio"]
+)
+def test_proxy_command(home: Home, server: Sshd, tmp_path: Path, program: str) -> None:
+    relay = relay_of(tmp_path, program)
     access = home.configure(
         f"Host via\n  HostName 127.0.0.1\n  Port {server.port}\n  ProxyCommand {relay}\n"
     )

@@ -212,6 +212,7 @@ class _Attempt:
             with deadline.paused():  # the jump host has a time limit of its own
                 jump = self._jump()
             return jump.open_stream(resolved.hostname, resolved.port, self._where())
+        stream: Stream
         if resolved.proxy_command is not None:
             stream, process = run_proxy(resolved.proxy_command)
             self._keep(process, deadline)

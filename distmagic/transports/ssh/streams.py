@@ -1,4 +1,4 @@
-"""The byte stream under an SSH connection: a TCP socket, or the two pipes of a ProxyCommand as one socket."""
+"""The byte stream under an SSH connection: a TCP socket, or the two ends of a ProxyCommand as one."""
 
 from __future__ import annotations
 
@@ -37,15 +37,53 @@ class Stream(Protocol):
         """Let go."""
 
 
+class ProxyStream:
+    """The standard input and output of a ProxyCommand, as one socket.
+
+    They are two, as with OpenSSH: asyncio, which SkyPilot's proxy uses, takes a standard output that can be read from
+    for one that nobody reads any more.
+    """
+
+    def __init__(self, stdin: socket.socket, stdout: socket.socket) -> None:
+        self._stdin = stdin
+        self._stdout = stdout
+        self._closed = False  # paramiko looks at this name
+
+    def send(self, data: bytes) -> int:
+        """Send some; return how much."""
+        return self._stdin.send(data)
+
+    def recv(self, max_bytes: int) -> bytes:
+        """Return some bytes, none at the end."""
+        return self._stdout.recv(max_bytes)
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Bound every send and recv."""
+        self._stdin.settimeout(seconds)
+        self._stdout.settimeout(seconds)
+
+    def shutdown(self, how: int) -> None:
+        """End the standard input; `how` is `socket.SHUT_WR`."""
+        self._stdin.shutdown(how)
+
+    def close(self) -> None:
+        """Let go of both."""
+        self._closed = True
+        self._stdin.close()
+        self._stdout.close()
+
+
 class ProxyProcess:
     """A running ProxyCommand. `stderr` is what it said."""
 
-    def __init__(self, command: str, end: socket.socket) -> None:
+    def __init__(
+        self, command: str, stdin: socket.socket, stdout: socket.socket
+    ) -> None:
         self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S602 - the user's own configuration, run as ssh runs it
             f"exec {command}",
             shell=True,
-            stdin=end.fileno(),
-            stdout=end.fileno(),
+            stdin=stdin.fileno(),
+            stdout=stdout.fileno(),
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
@@ -77,11 +115,13 @@ class ProxyProcess:
                 os.killpg(self._process.pid, signal.SIGTERM)
 
 
-def run_proxy(command: str) -> tuple[socket.socket, ProxyProcess]:
+def run_proxy(command: str) -> tuple[ProxyStream, ProxyProcess]:
     """Start a ProxyCommand; return the stream through it, and the process, which the caller closes."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        return ours, ProxyProcess(command, theirs)
+    to_stdin, stdin = socket.socketpair()
+    from_stdout, stdout = socket.socketpair()
+    with stdin, stdout:
+        process = ProxyProcess(command, stdin, stdout)
+    return ProxyStream(to_stdin, from_stdout), process
 
 
 def dial(hostname: str, port: int, where: str, deadline: Deadline) -> socket.socket:

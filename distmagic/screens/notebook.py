@@ -59,6 +59,9 @@ class NotebookScreen:
         self._has_cell = False
         self._is_open = False
         self._next_s = 0.0
+        self._pending: tuple[
+            str, ...
+        ] = ()  # what was shown of nodes that are waited for
         self._next_line_s = _LINES_FROM_S
         self._told: RunState | None = None  # the state of which the last line was
 
@@ -72,7 +75,7 @@ class NotebookScreen:
         if not self._is_open:
             self._is_open = True
             self._open(state)
-        elif state.at_s >= self._next_s:
+        elif state.at_s >= self._next_s or self._is_pending_news(state):
             self._publish(state, is_over=False)
         if self._board is not None:
             self._board.show(state)
@@ -106,6 +109,13 @@ class NotebookScreen:
     @property
     def _has_page(self) -> bool:
         return self._board is not None and self._board.has_page
+
+    def _is_pending_news(self, state: RunState) -> bool:
+        """Whether there is something new of nodes that are waited for. Before there is a job no time passes for it."""
+        if state.job or state.notices == self._pending:
+            return False
+        self._pending = state.notices
+        return True
 
     def _tell(self, state: RunState) -> None:
         """Print how the run is, and what has gone wrong since the last line."""

@@ -15,6 +15,7 @@ from nbconvert import HTMLExporter
 
 from distmagic import render
 from distmagic.screens import choose, log, notebook, steady, terminal
+from distmagic.state.fold import begin
 from distmagic.state.model import OutputLine, RunState
 from tests import REPOSITORY
 from tests.scenes import done, failed, ranks_1024, running, starting
@@ -346,6 +347,20 @@ def test_a_run_that_lasts_tells_a_log_how_it_goes_and_how_it_ended(capsys, monke
     told = capsys.readouterr().out.splitlines()
     assert [line.partition(" ·")[0] for line in told] == [*["running 62%"] * 2, "failed 62%", "✗ rank 3 (gpu-b, local_rank 1) raised ValueError: Expected input batch_size (64) to match target batch_size (63)."]  # fmt: skip
     assert "took 1 min 41 s" in told[2]
+
+
+def test_what_nodes_that_are_waited_for_are_at_is_shown_without_a_page_too(monkeypatch):
+    """As while SkyPilot launches a cluster: before there is a job the time of a state stands still."""
+    published = []
+    monkeypatch.setattr(
+        "IPython.display.display", lambda data, **_: published.append(data)
+    )
+    shown = notebook.NotebookScreen(make_board=no_board)
+    for words in ("it was asked to.", "two nodes", "two nodes", "almost up"):
+        shown.show(begin("", ("node 1", "node 2"), notices=(words,)))
+    texts = [data["text/plain"] for data in published]
+    assert [text.count("two nodes") for text in texts] == [0, 0, 1, 0]
+    assert "! almost up" in texts[-1]
 
 
 def test_a_short_run_tells_a_log_nothing(capsys, monkeypatch):

@@ -20,6 +20,7 @@ from distmagic.exports.job import ExportedJob, File, Program
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, PLAIN, job, shown, texts
 from tests.builders.osmo_rules import rules_broken
+from tests.builders.shell import refusal
 from tests.lab.waiting import wait_until
 
 GOLDEN = REPOSITORY / "tests/golden/exports"
@@ -246,19 +247,7 @@ def test_what_a_task_lacks_is_named_at_once(
         "NODE_RANK": "0",
         "OUTPUT_DIR": "/",
     }
-    environ = {
-        name: text for name, text in {**given, **change}.items() if text is not None
-    }
-    done = subprocess.run(
-        ["bash", "-c", script],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=20,
-    )
-    assert done.returncode != 0
-    assert message in done.stderr
+    assert message in refusal(script, given, change)
 
 
 def test_a_task_knows_its_place_inside_the_workflow() -> None:

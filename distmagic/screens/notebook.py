@@ -112,10 +112,7 @@ class NotebookScreen:
 
     def _is_pending_news(self, state: RunState) -> bool:
         """Whether there is something new of nodes that are waited for. Before there is a job no time passes for it."""
-        if state.job or state.notices == self._pending:
-            return False
-        self._pending = state.notices
-        return True
+        return not state.job and state.notices != self._shown_notices
 
     def _tell(self, state: RunState) -> None:
         """Print how the run is, and what has gone wrong since the last line."""
@@ -169,6 +166,7 @@ class NotebookScreen:
         if board is not None and board.mime_view and not is_over:
             data[_WIDGET_TYPE] = board.mime_view
         self._display(data)
+        self._shown_notices = state.notices
         every_s = _SAVED_EVERY_S if self._has_page else _PLAIN_EVERY_S
         self._next_s = state.at_s + max(every_s, len(html.encode()) / _BYTES_PER_S)
         return html, text

@@ -40,9 +40,9 @@ OTHER = dataclasses.replace(TWO, options=(*TWO.options, ("nice", "1")))
 class Ending:
     """What ends an allocation in the middle of a run, and what is told then."""
 
-    partition: str  # in which there is no other job
+    partition: str
     node: str
-    act: Callable[[str], object]  # with the number of the job
+    end: Callable[[str], object]  # with the number of the job
     told: str
     hint: str
 
@@ -66,49 +66,53 @@ def test_a_cancel_the_time_limit_and_a_preemption(slurm: SlurmLab) -> None:
         Ending(
             partition="short",
             node=first,
-            act=bring_the_limit,
+            end=bring_the_limit,
             told="reached its time limit.",
             hint="--time 2:00:00",
         ),
         Ending(
             partition="main",
             node=first,
-            act=cancel,
+            end=cancel,
             told="was cancelled with scancel, not by this notebook.",
             hint="Ask whoever did",
         ),
         Ending(
             partition="low",
             node=second,
-            act=preempt,
+            end=preempt,
             told="was preempted: a job that may take its nodes has come.",
             hint="whose jobs are not preempted",
         ),
     )
-    jobs: dict[str, str] = {}  # by their partition
-    runs = [begun(slurm, ending, jobs) for ending in endings]
-    for ending, background in zip(endings, runs, strict=True):
+    runs = [begun(slurm, ending) for ending in endings]
+    for _, is_at_work in runs:
+        assert is_at_work.wait(60.0)
+    # Each is alone in its partition until a job comes that preempts one.
+    jobs = [job_in(slurm, ending.partition) for ending in endings]
+    for ending, job in zip(endings, jobs, strict=True):
+        ending.end(job)
+    for ending, job, (background, _) in zip(endings, jobs, runs, strict=True):
         with pytest.raises(NodeLost) as caught:
             background.wait(120.0)
-        told = f"Slurm job {jobs[ending.partition]} {ending.told}"
-        assert told in caught.value.message
+        assert f"Slurm job {job} {ending.told}" in caught.value.message
         assert ending.hint in caught.value.hint
     slurm.command("scancel", *others)
 
 
-def begun(slurm: SlurmLab, ending: Ending, jobs: dict[str, str]) -> BackgroundRun:
-    """Begin a run that goes on until its allocation is ended; note the number of its job in `jobs`."""
-    partition = ending.partition
-
-    def see_and_act() -> None:
-        found = slurm.command("squeue", "-h", "-p", partition, "-o", "%i")
-        jobs[partition] = found.strip()
-        ending.act(jobs[partition])
-
-    place = (("partition", partition), ("nodelist", ending.node))
+def begun(slurm: SlurmLab, ending: Ending) -> tuple[BackgroundRun, threading.Event]:
+    """Begin a run that goes on until its allocation is ended; the event says that it is at work."""
+    is_at_work = threading.Event()
+    place = (("partition", ending.partition), ("nodelist", ending.node))
     request = dataclasses.replace(ONE, options=(*place, *ONE.options))
-    screen = Watch(at_work(1), see_and_act)
-    return run_in_background(slurm, request, screen)
+    screen = Watch(at_work(1), is_at_work.set)
+    return run_in_background(slurm, request, screen), is_at_work
+
+
+def job_in(slurm: SlurmLab, partition: str) -> str:
+    """Return the number of the only job of a partition."""
+    (job,) = slurm.command("squeue", "-h", "-p", partition, "-o", "%i").split()
+    return job
 
 
 def run_in_background(

@@ -113,6 +113,7 @@ class Gang:
     outbox: list[tuple[Address, bytes]] = field(default_factory=list)
     send_at: float = 0.0
     now: float = 0.0
+    tells_of_returned: bool = False  # of the lead: members hear it alone
 
     @property
     def has_formed(self) -> bool:
@@ -207,6 +208,7 @@ class Gang:
     def poll(self, now: float) -> list[News]:
         """Put the datagrams that are due into `outbox`, and return what changed."""
         self.now = now
+        self.tells_of_returned = self.node_rank == 0 and self.has_returned_node
         if now >= self.send_at:
             # Some may get lost before a peer counts as lost.
             self.send_at = now + min(PERIOD_S, self.lost_after_s / 8)
@@ -223,9 +225,6 @@ class Gang:
         counter = peer.next_counter(now)
         if self.own.phase == "clear" and not peer.clear_counter:
             peer.clear_counter = counter
-        has_returned = self.own.has_returned
-        if self.node_rank == 0 and self.has_returned_node:
-            has_returned = True  # members hear the lead alone
         one = Datagram(
             node_rank=self.node_rank,
             to=peer.node_rank,
@@ -236,7 +235,7 @@ class Gang:
             culprit=self.own.culprit,
             formations=self.own.formations,
             is_detached=self.own.is_detached,
-            has_returned=has_returned,
+            has_returned=self.own.has_returned or self.tells_of_returned,
         )
         self.outbox.append((peer.address, seal(self.secret, one)))
 

@@ -177,7 +177,9 @@ class Reaching:
         """Open one more link to a host, in place of a `broken` one, which is closed.
 
         That link may have broken alone, because its process on the host was killed. So its connection, which other runs
-        share, is used again as long as a process can be started over it. Questions go to `asker`, by default to the one of the run. Without `can_ask` a question raises
+        share, is used again as long as a process can be started over it.
+
+        Questions go to `asker`, by default to the one of the run. Without `can_ask` a question raises
         `AuthenticationError` at once. Raises `SpecError` for a host that this notebook does not know, and what
         `open_link` raises.
         """

@@ -325,7 +325,7 @@ class Agent:
         """Whether torchrun waits for another node to start ranks again with it, and that node has only to end.
 
         It never meets the others again, and holds its place in the rendezvous until its own torchrun has waited 300 s for
-        them to end. Then ours would go on waiting for 600 s (torch 2.13: `join_timeout`).
+        them to end (see `_leave_exit_barrier`).
         """
         since = self.rank_table.waits_since
         if since is None or now - since < _RESTART_S or self.channel is None:

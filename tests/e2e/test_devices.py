@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -16,11 +17,11 @@ import pytest
 import distmagic
 from distmagic.api import session
 from distmagic.errors import Cancelled, PreflightError, RunError
+from distmagic.payload import bundle
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached
 from distmagic.session.background import BackgroundRun
 from distmagic.session.names import owner
-from tests import REPOSITORY
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import Lab, LabHost
@@ -42,7 +43,9 @@ done
 SECOND_USER = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
+from distmagic.remote.system import facts
 from distmagic.remote.system.device_claims import DeviceClaims
+facts.nvidia_uuids()  # imports what it needs, from a home that only its user can read
 os.setgroups([])
 os.setgid(1)
 os.setuid(1)
@@ -207,7 +210,8 @@ def test_a_job_that_is_to_be_detached_waits_for_that_of_another_user_who_waits_f
     gpus: Lab,
 ) -> None:
     host = gpus.hosts[0]
-    command = host.command(["python3", "-c", SECOND_USER, str(REPOSITORY)])
+    shutil.copy(bundle.build().path, host.home / "bundle.zip")
+    command = host.command(["python3", "-c", SECOND_USER, "/home/node/bundle.zip"])
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as second_user:

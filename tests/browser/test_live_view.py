@@ -9,11 +9,13 @@ from importlib import resources
 import pytest
 from playwright.sync_api import expect
 
+from distmagic.request.flag_parser import flag_names
 from tests import REPOSITORY
 from tests.browser import NotebookPage, Notebooks, notebooks_in_browser
 from tests.browser.live_runs import (
     CHARTS,
     IN_A_WIDGET,
+    IN_BACKGROUND,
     NEXT,
     RUN,
     WORDY,
@@ -44,6 +46,7 @@ def notebooks(
 
 
 in_jupyterlab = pytest.mark.parametrize("notebooks", ["jupyterlab"], indirect=True)
+in_notebook_7 = pytest.mark.parametrize("notebooks", ["notebook"], indirect=True)
 in_both = pytest.mark.parametrize("notebooks", ["jupyterlab", "notebook"], indirect=True)  # fmt: skip
 
 
@@ -68,6 +71,24 @@ def saved_html(page: NotebookPage) -> str:
         output["data"]["text/html"] for output in outputs if "text/html" in output.get("data", {})
     ]  # fmt: skip
     return "".join(html)
+
+
+def tab_offers_what_is_ours(page: NotebookPage) -> None:
+    """Type lines of ours into the last cell as a person does, and press Tab: nothing of Python's is offered."""
+    editor = page.cell(NEXT).locator(".cm-content")
+    offered = page.page.locator(".jp-Completer-item .jp-Completer-match")
+
+    def begin(line: str) -> None:
+        editor.click()
+        page.page.keyboard.press("Control+A")
+        page.page.keyboard.type(line)
+        page.page.keyboard.press("Tab")
+
+    begin("%distributed at")
+    expect(offered).to_have_text(["attach"])
+    begin("%%distributed --no")
+    flags = sorted(name for name in flag_names() if name.startswith("--no"))
+    wait_until(lambda: sorted(offered.all_inner_texts()) == flags, "flags alone")
 
 
 @in_both
@@ -95,6 +116,7 @@ def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, notebooks
         page.run_cell(NEXT)
         page.wait_text(NEXT, "'stopped'")
         page.screenshot(tmp_path / "stopped.png")
+        tab_offers_what_is_ours(page)
         assert page.console_errors == []
         # Nothing was saved: the view that comes back brings with it what the next save keeps.
         page.page.on("dialog", lambda dialog: dialog.accept())
@@ -153,6 +175,21 @@ def test_a_page_that_is_loaded_anew_is_live_again_and_shows_how_it_ended(
         assert "2 ranks on localhost" in page.wait_text(RUN, r"^done")
         assert page.page.get_by_text("model not found").count() == 0
         assert page.page.locator(".jupyter-widgets").count() == 0
+
+
+@in_notebook_7
+def test_a_run_in_the_background_is_live_when_its_cell_is_over(tmp_path, notebooks):
+    """What JupyterLab is asked in test_background.py, in short: other cells run, and the page may be loaded anew."""
+    with opened(notebooks, tmp_path, IN_BACKGROUND) as page:
+        page.wait_done(RUN)
+        page.run_cell(NEXT)
+        page.wait_text(NEXT, "'running'")
+        page.save()
+        page.reload()
+        is_live_again(page)
+        (tmp_path / "end").touch()
+        page.wait_text(RUN, r"^done", 60)
+        assert page.console_errors == []
 
 
 @in_jupyterlab
@@ -219,6 +256,8 @@ def test_what_a_cell_has_shown_stays_where_its_run_is_shown_inside_a_widget(
         text = page.wait_text(RUN, "printed after it")
         assert re.search(r"^printed before the run\s[\s\S]*done", text)
         assert page.page.locator(".dm-live").count() == 1
+        seen_in_widget = page.cell(RUN).locator(".widget-output")
+        assert seen_in_widget.inner_text().strip() == "", "the view took over"
 
 
 @in_jupyterlab

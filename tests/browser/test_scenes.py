@@ -15,6 +15,7 @@ from playwright.sync_api import expect
 from distmagic import render
 from distmagic.state.model import OutputLine, RunState
 from tests import scenes
+from tests.bench import crowd_page
 from tests.browser.plain_page import THEMES, WIDTHS, PlainPage, plain_page
 from tests.browser.screenshots import shown
 
@@ -65,6 +66,13 @@ def test_one_of_64_ranks_that_failed_is_on_top_and_all_are_folded(page: PlainPag
     assert fold.locator("tr").first.is_hidden()
     fold.locator("summary").click()
     assert fold.locator("tr").count() == 65
+
+
+def test_the_bench_sees_the_frames_of_a_page_that_shows_1024_ranks(page: PlainPage):
+    page.open("light")
+    assert crowd_page.frames_ms(page, seconds=0.3) > 0
+    hosts = page.page.locator(".dm-part-table td", has_text="300-304/500")
+    assert hosts.count() > 50, "it showed them"
 
 
 def test_standing_still_is_said_and_where_the_ranks_are_comes_by_itself(

@@ -155,7 +155,13 @@ def _opened(
     host: Host, transport: Transport, access: Access, python: str, bundle: LocalBlob
 ) -> Link:
     return open_link(
-        host, transport, python, bundle, access.before_python, access.setup_line
+        host,
+        transport,
+        python,
+        bundle,
+        access.before_python,
+        access.setup_line,
+        access.exec_prefix,
     )
 
 

@@ -208,6 +208,8 @@ def _wait_for_turn(
             if not before:
                 return
             waits_for = devices.waits_for(before)
+            if spec.detach:
+                waits_for += "; the run is detached when it begins, and needs this notebook until then"
             if waits_for != shown:
                 loop.note(Waiting(what=waits_for), node_rank=node_rank)
                 shown = waits_for

@@ -108,6 +108,21 @@ def test_a_run_waits_for_one_host_after_the_other_and_says_for_whom(
     assert screen.finished[-1].phase == "done"
 
 
+def test_a_run_that_is_to_be_detached_says_that_it_needs_the_notebook_while_it_waits(
+    tmp_path: Path,
+) -> None:
+    hosts = hosts_with(Queue(), Queue(OLD))
+    screen = FakeScreen()
+    followed = launched(
+        tmp_path, *hosts, spec=replace(DEVICES, detach=True), screen=screen
+    )
+    shown = {node.waits_for for state in screen.shown for node in state.nodes}
+    assert shown - {""} == {
+        f"{waits_for([OLD])}; the run is detached when it begins, and needs this notebook until then"
+    }
+    assert followed.state.phase == "done"
+
+
 def test_a_run_that_is_not_to_wait_fails_and_its_links_rest_without_devices(
     tmp_path: Path,
 ) -> None:

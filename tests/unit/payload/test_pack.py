@@ -24,9 +24,10 @@ from distmagic.payload import bundle, local_modules, pack
 from distmagic.payload.refused import _FRAMEWORKS, MadeAlone, refuse
 from distmagic.payload.work_files import with_tree
 from distmagic.remote.records import manifest
+from tests.builders.later import Later
 from tests.system.packages import folder_of
 
-torch = pytest.importorskip("torch")
+torch = Later("torch")
 LIMIT = 256 << 20
 CELL = "/tmp/ipykernel_1/cell.py"
 

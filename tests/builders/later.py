@@ -18,4 +18,7 @@ class Later:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        # pytest and hypothesis ask all names of a test module for marks of theirs.
+        if attribute.startswith(("_", "pytest")):
+            raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)

@@ -27,7 +27,7 @@ def test_own_name_leads_nowhere_useful(
 ) -> None:
     for host in lab.hosts:
         host.resolve_own_name(address)
-    run = runner.run(
+    run = runner.run_warm(
         lab,
         "dm1:2,dm2:1",
         as_value(runner.all_reduce),
@@ -45,7 +45,7 @@ def test_own_name_leads_nowhere_useful(
 def test_hosts_of_the_same_name_that_is_loopback(same_names: Lab, backend: str) -> None:
     for host in same_names.hosts:
         host.resolve_own_name("127.0.0.1")
-    run = runner.run(
+    run = runner.run_warm(
         same_names,
         "dm1:2,dm2:1",
         as_value(runner.all_reduce),

@@ -95,9 +95,11 @@ def test_processes(lab):
     dm1, dm2, _ = lab.hosts
     with lab_process(lab, dm1, "DISTMAGIC_JOB=7 sleep 1000; true"):
         (sleep,) = wait_until(
-            lambda: [p for p in dm1.processes() if p.name == "sleep"], "sleep"
+            # Between fork and exec, and while it is being made, a process has no command line.
+            lambda: [p for p in dm1.processes() if p.cmdline[:1] == ("sleep",)],
+            "sleep",
         )
-        assert sleep.cmdline == ("sleep", "1000")
+        assert (sleep.name, sleep.cmdline) == ("sleep", ("sleep", "1000"))
         assert sleep.environ["DISTMAGIC_JOB"] == "7"
         assert sleep.ppid in {p.pid for p in dm1.processes()}
         assert dm2.processes() == ()

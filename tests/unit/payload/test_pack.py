@@ -292,7 +292,7 @@ def test_modules_beside_the_notebook_travel_with_those_that_they_import(
     beside, tmp_path
 ):
     beside(
-        first="import second\ndef f():\n    return second.VALUE\n", second="import json, torch\nVALUE = 42\n",
+        first="import second\ndef f():\n    return second.VALUE\n", second="import json, yaml\nVALUE = 42\n",
         third="unused = 1\n",
     )  # fmt: skip
     thunk = cell("import first\ndef train():\n    return first.f()\ntrain()")

@@ -27,12 +27,13 @@ def test_own_name_leads_nowhere_useful(
 ) -> None:
     for host in lab.hosts:
         host.resolve_own_name(address)
-    run = runner.run_warm(
+    run = runner.run(
         lab,
         "dm1:2,dm2:1",
         as_value(runner.all_reduce),
         rdzv_backend=backend,
         timeout_s=90,
+        is_warm=True,
     )
     assert [float(run.results[rank]["total"]) for rank in run.results] == [
         3.0,
@@ -45,12 +46,13 @@ def test_own_name_leads_nowhere_useful(
 def test_hosts_of_the_same_name_that_is_loopback(same_names: Lab, backend: str) -> None:
     for host in same_names.hosts:
         host.resolve_own_name("127.0.0.1")
-    run = runner.run_warm(
+    run = runner.run(
         same_names,
         "dm1:2,dm2:1",
         as_value(runner.all_reduce),
         rdzv_backend=backend,
         timeout_s=90,
+        is_warm=True,
     )
     assert [float(run.results[rank]["total"]) for rank in run.results] == [
         3.0,

@@ -146,9 +146,6 @@ def placed(what: Any, folder: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "way", [{"cold": True}, {"warm_idle_s": 900.0}], ids=["cold", "warm"]
-)
-@pytest.mark.parametrize(
     "line",
     [
         "train.py 50 --lr 0.5",
@@ -157,15 +154,16 @@ def placed(what: Any, folder: str) -> Any:
         "./train.py 50",
     ],
 )
-def test_a_script_sees_what_torchrun_lets_it_see(ended, project, line, way):
-    theirs = by_torchrun(ended, project, line.split())
+def test_a_script_sees_what_torchrun_lets_it_see(ended, project, line):
+    theirs = placed(by_torchrun(ended, project, line.split()), "/home/node/project")
     name = line.split()[1] if line.startswith("-m") else "train"
-    run(ended, line, **way)
-    # The second one is forked from a template where there is one.
-    ours = seen(run(ended, line, **way))
-    assert placed(ours, f"/home/node/.distmagic/work/{name}") == placed(
-        theirs, "/home/node/project"
-    )
+    work = f"/home/node/.distmagic/work/{name}"
+    cold = seen(run(ended, line, cold=True))
+    assert placed(cold, work) == theirs
+    # The second one is forked from a template that was used before.
+    for _ in range(2):
+        warm = seen(run(ended, line, warm_idle_s=900.0))
+    assert placed(warm, work) == theirs
 
 
 def test_a_script_below_the_current_directory_lies_below_on_the_hosts_too(
@@ -223,11 +221,15 @@ def test_what_a_script_wrote_is_there_in_the_next_run_and_what_is_gone_here_goes
         "open('snapshot.txt', 'w').write(str(n + 1))\n"
         "print(n, os.path.exists('data/x.txt'))\n"
     )
-    assert run(ended, "resume.py").logs(0, "stdout") == "0 True\n"
+
+    def says(line: str) -> str:
+        return run(ended, line, warm_idle_s=900.0).logs(0, "stdout")
+
+    assert says("resume.py") == "0 True\n"
     (project / "data" / "x.txt").unlink()
-    assert run(ended, "resume.py").logs(0, "stdout") == "1 False\n"
-    assert run(ended, "--name other resume.py").logs(0, "stdout") == "0 False\n"
-    assert run(ended, "--fresh resume.py").logs(0, "stdout") == "0 False\n"
+    assert says("resume.py") == "1 False\n"
+    assert says("--name other resume.py") == "0 False\n"
+    assert says("--fresh resume.py") == "0 False\n"
     assert (
         ended.hosts[0].home / ".distmagic/work/resume/snapshot.txt"
     ).read_text() == "1"
@@ -325,7 +327,7 @@ def test_twenty_thousand_files_and_the_change_of_one(ended, project):
             (project / "data" / "part7" / "file7.txt").write_bytes(change)
         screen = SentBytes()
         began_s = time.monotonic()
-        found = run(ended, "count.py", screen=screen)
+        found = run(ended, "count.py", screen=screen, warm_idle_s=900.0)
         took.append(time.monotonic() - began_s)
         sent.append(screen.total_bytes)
         assert found.logs(0, "stdout").startswith("20001 ")

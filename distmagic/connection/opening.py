@@ -23,10 +23,12 @@ def open_link(
     bundle: LocalBlob,
     before_python: tuple[str, ...] = (),
     setup_line: bytes = b"",
+    exec_prefix: str = "",
 ) -> Link:
     """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`.
 
-    `before_python` are words in front of the Python on its command line, and read the `setup_line` first.
+    `before_python` are words in front of the Python on its command line, and read the `setup_line` first. `exec_prefix` is
+    that part of them which is a program, for messages.
     """
     words = (*before_python, *interpreter_words(python))
     process = transport.start((*words, "-u", "-c", boot.BOOTSTRAP))
@@ -34,7 +36,7 @@ def open_link(
     link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
     try:
         with link.bounded(BOOT_TIMEOUT_S + (SETUP_LIMIT_S if setup_line else 0)):
-            _boot(link, process, python, bundle, setup_line)
+            _boot(link, process, python, bundle, setup_line, exec_prefix)
             link.facts = link.answer(protocol.Facts)
     except BaseException:
         link.close()
@@ -43,13 +45,18 @@ def open_link(
 
 
 def _boot(
-    link: Link, process: Process, python: str, bundle: LocalBlob, setup_line: bytes
+    link: Link,
+    process: Process,
+    python: str,
+    bundle: LocalBlob,
+    setup_line: bytes,
+    exec_prefix: str,
 ) -> None:
     try:
         link.write(setup_line + boot.program(bundle.blob.sha256))
         reply = _boot_reply(link)
     except ConnectionLost:  # it may end even before anything can be sent
-        raise _no_python(link, process, python) from None
+        raise _no_python(link, process, python, exec_prefix) from None
     name = link.host.name
     preflight.check_system(name, reply.system)
     link.python = reply.python
@@ -82,12 +89,15 @@ def _boot_reply(link: Link) -> limits.FirstReply:
     )
 
 
-def _no_python(link: Link, process: Process, python: str) -> Exception:
+def _no_python(
+    link: Link, process: Process, python: str, exec_prefix: str
+) -> Exception:
     """Return why no Python has answered on the host."""
     if link.is_closed:
         return ConnectionLost(f"{link.host.name}: the connection was closed.")
     code = process.wait(2.0)
-    words = process.stderr().split()
+    stderr = " ".join(process.stderr().split())
+    host = link.host
     return preflight.no_python(
-        link.host.name, python, code, " ".join(words), link.host.by_hand
+        host.name, python, code, stderr, host.by_hand, exec_prefix
     )

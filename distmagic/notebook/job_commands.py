@@ -32,13 +32,21 @@ from distmagic.request.hosts import Host, parse_hosts
 
 if TYPE_CHECKING:
     from distmagic.remote.wire.protocol import KeptWorkDir
+    from distmagic.session.background import BackgroundRun
 
 
 def jobs(line: CommandLine) -> None:
     """Print the table of jobs."""
     _expect(line, 0, 0, "%distributed jobs takes nothing after it.")
     line.notebook.listed = all_jobs(line)
-    print(table(line.notebook.listed, time.time(), _owner()))
+    waiting = [run.state for run in _waiting(line)]
+    print(table(line.notebook.listed, time.time(), _owner(), waiting))
+
+
+def _waiting(line: CommandLine) -> list[BackgroundRun]:
+    """Return the runs of this notebook that wait for devices in the background: no host knows of them yet."""
+    running = line.notebook.session().background.running
+    return [run for run in running if run.state.phase == "waiting"]
 
 
 def runs(line: CommandLine) -> None:
@@ -127,6 +135,11 @@ def add(line: CommandLine) -> None:
 def stop(line: CommandLine) -> None:
     """End a job on those of its hosts that answer."""
     _expect(line, 1, 1, "%distributed stop needs the name of a job.")
+    for run in _waiting(line):
+        if run.job == line.words[0]:
+            run.stop()
+            say(f"{run.job} was waiting for devices and does so no more")
+            return
     job, hosts = find_known(line, line.words[0])
     if not job.is_running:
         raise SpecError(f"Job {job.name} has ended already ({job.phase}).")

@@ -11,18 +11,30 @@ from distmagic.request.hosts import Host
 
 if TYPE_CHECKING:
     from distmagic.remote.wire.protocol import Template
+    from distmagic.state.model import RunState
 
 
 _CALL, _VALUES = 40, 40  # columns
 
 
-def table(jobs: Sequence[Job], now_s: float, own: str = "") -> str:
-    """Return the table of jobs, the newest first, `now_s` seconds after 1970, for the notebook whose name as an owner is `own`."""
-    if not jobs:
+def table(
+    jobs: Sequence[Job], now_s: float, own: str = "", waiting: Sequence[RunState] = ()
+) -> str:
+    """Return the table of jobs, the newest first, `now_s` seconds after 1970, for the notebook whose name as an owner is `own`.
+
+    Runs of this notebook that are still `waiting` for devices come before them, and below it stands for what they wait.
+    """
+    if not jobs and not waiting:
         return "no jobs on these hosts"
     rows = [
         ["job", "state", "hosts", "began", "took", "ranks", "call", "last values", "on disk", "owner"]
     ]  # fmt: skip
+    for state in reversed(waiting):
+        hosts = ", ".join(dict.fromkeys(node.host for node in state.nodes))
+        call = _cut(state.call, _CALL)
+        rows.append(
+            [state.job, "waiting", hosts, "", "", "", call, "", "", "this notebook"]
+        )
     for job in sorted(jobs, key=lambda job: job.began_s, reverse=True):
         hosts = ", ".join(dict.fromkeys(job.hosts))
         size = f"{job.size_bytes / 1e6:,.1f} MB"
@@ -40,8 +52,15 @@ def table(jobs: Sequence[Job], now_s: float, own: str = "") -> str:
             size,
             owner,
         ]
-        rows.append([sanitize.lines(text) for text in row])
-    return _aligned(rows)
+        rows.append(row)
+    harmless = [[sanitize.lines(text) for text in row] for row in rows]
+    lines = [_aligned(harmless)]
+    for state in waiting:
+        for node in state.nodes:
+            if node.waits_for:
+                text = f"{state.job} waits on {node.host} for {node.waits_for}"
+                lines.append(sanitize.line(text))
+    return "\n".join(lines)
 
 
 def _cut(text: str, most: int) -> str:

@@ -11,27 +11,41 @@ from collections.abc import Sequence
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.remote.records import places
 from distmagic.remote.wire.protocol import Facts
-from distmagic.request.command_prefix import SETUP_FAILED
+from distmagic.request.command_prefix import (
+    ENVIRONMENT,
+    NO_ENVIRONMENT,
+    SETUP_FAILED,
+)
 
 OLDEST_PYTHON = (3, 10)  # of hosts
 
 
 def no_python(
-    host: str, python: str, code: int | None, stderr: str, by_hand: str
+    host: str, python: str, code: int | None, stderr: str, by_hand: str, exec_prefix: str = ""
 ) -> ConnectionLost | PreflightError:  # fmt: skip
     """Return the error of an interpreter that ended before it wrote anything on stdout.
 
     `code` is its exit code, None where that is not known; `by_hand` is the command that runs another one there.
+    `exec_prefix` is the program that was to start it, "" for none.
     """
     if code == SETUP_FAILED:
         words = f": {stderr[-500:]}" if stderr else ""
         return PreflightError(
             host, f"its --setup failed{words}.", f"Try it by hand: {by_hand}"
         )
+    _, is_no_environment, looked_at = stderr.partition(NO_ENVIRONMENT)
+    if code == 127 and is_no_environment:
+        name = python.removeprefix(ENVIRONMENT)
+        return PreflightError(
+            host,
+            f"there is no environment {name}. It was looked for at{looked_at[:1000]}.",
+            f"Name its folder there: --python {host}={ENVIRONMENT}/path/to/environment. %distributed env sync makes one.",
+        )
+    started = f"{exec_prefix} {python}".strip()
     is_shells_answer = code in (126, 127)
     if code in (None, 1) and "not found" in stderr.lower():  # 1: csh
         is_shells_answer = True
-    if is_shells_answer:
+    if is_shells_answer and not exec_prefix:
         answer = stderr[-300:] or f"exit code {code}"
         return PreflightError(
             host,
@@ -41,12 +55,12 @@ def no_python(
     words = f": {stderr[-500:]}" if stderr else ""
     if code is None:
         return ConnectionLost(
-            f"{host}: the connection ended before {python} had said anything{words}."
+            f"{host}: the connection ended before {started} had said anything{words}."
         )
     return PreflightError(
         host,
-        f"{python} ended before it said anything (exit code {code}{words}).",
-        f"Try by hand: {by_hand} {python} -c 'import sys'",
+        f"{started} ended before it said anything (exit code {code}{words}).",
+        f"Try by hand: {by_hand} {started} -c 'import sys'",
     )
 
 

@@ -33,6 +33,7 @@ _PLACES = (
     "$HOME/anaconda3/envs/$1",
     "/opt/conda/envs/$1",
 )
+NO_ENVIRONMENT = "no environment of this name in"  # what a host says, and then where
 # The exit code of a shell whose setup failed: no Python and no shell has it by itself.
 SETUP_FAILED = 97
 SETUP_LIMIT_S = 300  # for a setup to end
@@ -86,7 +87,7 @@ def interpreter_words(python: str) -> tuple[str, ...]:
     )
     code = (
         f'for _dm_e in {places}; do if [ -x "$_dm_e/bin/python" ]; then {found}; fi; done; '
-        f"echo no environment of this name in {places} >&2; exit 127"
+        f"echo {NO_ENVIRONMENT} {places} >&2; exit 127"
     )
     return ("sh", "-c", code, "sh", name)
 

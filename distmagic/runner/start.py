@@ -82,12 +82,12 @@ class Start:
         return requests[0], lost
 
     def _tell_of_work_dirs(self) -> None:
-        for node_rank, link in enumerate(self.links):
+        hosts: dict[str, list[str]] = {}
+        for link in self.links:
             if link.work is not None and link.work.notice:
-                self.loop.note(
-                    Warned(text=f"{link.host.name}: {link.work.notice}"),
-                    node_rank=node_rank,
-                )
+                hosts.setdefault(link.work.notice, []).append(link.host.name)
+        for notice, names in hosts.items():
+            self.loop.note(Warned(text=f"{', '.join(names)}: {notice}"))
 
     def _at_free_port(self) -> Plan:
         """Return the plan with a port that is free now: minutes may have gone by since it was made."""

@@ -85,6 +85,7 @@ class FakeHost:
         self.events: list[p.Message] = []
         self.listings: tuple[p.JobListing, ...] = ()
         self.results: dict[str, bytes] = {}
+        self.work_notice = ""
         self.processes: list[HostProcess] = []
         self._lock = threading.RLock()
 
@@ -149,9 +150,8 @@ class FakeHost:
             )
             self.results[f"rank{request.node_rank}.result"] = RESULT
             if request.work is not None:
-                process.put(
-                    p.WorkDirReady(path=f"/home/me/.distmagic/work/{request.work.name}")
-                )
+                path = f"/home/me/.distmagic/work/{request.work.name}"
+                process.put(p.WorkDirReady(path=path, notice=self.work_notice))
             process.followed_after = 0
             self.agent_sends(hello, *self.begins(request))
         elif isinstance(request, p.FollowJob):

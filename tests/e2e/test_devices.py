@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +17,9 @@ import pytest
 import distmagic
 from distmagic.api import session
 from distmagic.errors import Cancelled, PreflightError, RunError
+from distmagic.payload import bundle
 from distmagic.request.hosts import parse_hosts
+from distmagic.runner.outcome import Detached
 from distmagic.session.background import BackgroundRun
 from distmagic.session.names import owner
 from tests.e2e import runner
@@ -30,6 +36,27 @@ for number in 0 1; do
     mkdir -p /sys/class/kfd/kfd/topology/nodes/$number
     echo 'simd_count 64' >/sys/class/kfd/kfd/topology/nodes/$number/properties
 done
+"""
+
+
+# The claims of a second user of a host: takes device 0 or asks for it again, and gives it back.
+SECOND_USER = """
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+from distmagic.remote.system import facts
+from distmagic.remote.system.device_claims import DeviceClaims
+facts.nvidia_uuids()  # imports what it needs, from a home that only its user can read
+os.setgroups([])
+os.setgid(1)
+os.setuid(1)
+claims = DeviceClaims()
+for line in iter(sys.stdin.readline, ""):
+    if line == "release\\n":
+        claims.release()
+        before = ()
+    else:
+        before = claims.take("theirs", ("0",), waits=True)
+    print(json.dumps([[one.owner, one.job, one.is_held] for one in before]), flush=True)
 """
 
 
@@ -177,3 +204,47 @@ def test_runs_wait_for_devices_in_their_order_and_a_job_that_is_killed_frees_the
     assert dict(last.wait(60.0).results) == {0: "1"}
     for host in gpus.hosts[:2]:
         wait_until(lambda h=host: not claims(h), "no claim to be left")
+
+
+def test_a_job_that_is_to_be_detached_waits_for_that_of_another_user_who_waits_for_it(
+    gpus: Lab,
+) -> None:
+    host = gpus.hosts[0]
+    shutil.copy(bundle.build().path, host.home / "bundle.zip")
+    command = host.command(["python3", "-c", SECOND_USER, "/home/node/bundle.zip"])
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as second_user:
+
+        def ask(line: str) -> list[list[Any]]:
+            print(line, file=second_user.stdin, flush=True)
+            answer: list[list[Any]] = json.loads(second_user.stdout.readline())
+            return answer
+
+        assert ask("take") == []
+        waited: list[str] = []
+
+        def free_it() -> None:
+            waited.append(screen.last.nodes[0].waits_for)
+            assert ask("release") == []
+
+        screen = runner.Watch(lambda state: state.phase == "waiting", free_it)
+        left = distmagic.run(
+            as_value(until_go),
+            hosts="dm1",
+            devices=(0,),
+            detach=True,
+            access=runner.access(gpus),
+            screen=screen,
+        )
+        assert isinstance(left, Detached)
+        (text,) = waited
+        assert re.fullmatch(
+            "device 0, held by job theirs of daemon since [0-9]{2}:[0-9]{2}; the run is detached when it begins, and "
+            "needs this notebook until then",
+            text,
+        )
+        assert ask("take") == [["root", left.job, True]]
+        (host.home / "go").touch()
+        assert dict(left.attach().results) == {0: "0"}
+        wait_until(lambda: ask("take") == [], "the other user to have the device")

@@ -89,7 +89,10 @@ def test_an_environment_is_named_and_has_its_own_python(ended):
     assert run.results[0][2] == "venv"
     way = runner.access(ended, pythons=(("", "env:nothing"),))
     error = runner.failure(ended, "dm1:1", as_value(seen), access=way)
-    assert error.message.startswith("dm1: there is no env:nothing (the host said: ")
+    assert error.message.startswith(
+        "dm1: there is no environment nothing. It was looked for at nothing /home/node/nothing "
+    )
+    assert " /home/node/miniconda3/envs/nothing " in error.message
 
 
 def installed() -> tuple[str, str]:
@@ -163,5 +166,10 @@ def test_a_run_is_inside_of_what_starts_its_python(ended):
     assert [run.results[rank][2] for rank in (0, 1)] == ["yes", "yes"]
     way = runner.access(ended, exec_prefix="/home/node/no-such-program exec")
     error = runner.failure(ended, "dm1:1", as_value(seen), access=way)
-    assert "no-such-program" in str(error)
+    assert error.message.startswith(
+        "dm1: /home/node/no-such-program exec python3 ended before it said anything (exit code 127: "
+    )
+    assert error.hint == (
+        "Try by hand: ssh dm1 /home/node/no-such-program exec python3 -c 'import sys'"
+    )
     assert os.linesep not in error.message

@@ -208,3 +208,11 @@ def test_an_entry_point_of_sing_with_the_masters_address_and_c10d(
     done = at_once(lab.hosts[:2], sing_nodes(lab, folder, named))
     assert [one.returncode for one in done] == [0, 0], done
     check_four_ranks(results(folder))
+
+
+def test_a_rank_that_fails_fails_its_entry_point(lab: Lab, export: Export) -> None:
+    folder = export(lab, "sing", args=("fail",))
+    named = {"SING_MASTER_ADDR": lab.hosts[0].address}
+    done = at_once(lab.hosts[:2], sing_nodes(lab, folder, named))
+    assert done[1].returncode != 0
+    assert "exitcode  : 7" in done[1].stderr

@@ -1,6 +1,7 @@
 """Programs of Accelerate, Lightning, Transformers and hydra run unchanged, and what they log are metrics.
 
-Hosts of the lab find these packages where this Python has them, by PYTHONPATH.
+Hosts of the lab find these packages where this Python has them, by PYTHONPATH. Transformers' runs on hosts that share
+their home, those of Accelerate and Lightning on hosts with homes of their own, hydra's on both.
 """
 
 from __future__ import annotations
@@ -72,18 +73,32 @@ def test_lightning(ended, program):
     assert any("ckpt" in file.path for file in found.files(0, "out"))
 
 
-def test_transformers(ended, program):
-    found = run_with(ended, "transformers", "with_transformers.py")
-    assert "world 2 steps 4\n" in found.logs(0, "stdout")
-    logged = [row for row in found.metrics if row["rank"] == 0 and "loss" in row]
-    assert [row["step"] for row in logged] == [1, 2, 3, 4]
-    assert any("model.safetensors" in file.path for file in found.files(0, "out"))
-
-
-def test_hydra(ended, program, monkeypatch):
-    monkeypatch.chdir(program / "hydra")
-    found = run_with(ended, "hydra", "train.py lr=0.5 model=large")
+def check_hydra(lab: Lab) -> None:
+    """Run the program of hydra, whose folder is the current directory, and see where its ranks were."""
+    found = run_with(lab, "hydra", "train.py lr=0.5 model=large")
     for rank in (0, 1):
         line = found.logs(rank, "stdout").splitlines()[-1]
         work = "/home/node/.distmagic/work/train"
         assert line == f"large lr=0.5 total=1.0 cwd={work}"
+
+
+def test_hydra(ended, program, monkeypatch):
+    monkeypatch.chdir(program / "hydra")
+    check_hydra(ended)
+
+
+def test_transformers_and_hydra_where_both_hosts_have_one_home(
+    make_lab, program, monkeypatch
+):
+    lab = make_lab(2, shared_home=True)
+    found = run_with(lab, "transformers", "with_transformers.py")
+    assert "world 2 steps 4\n" in found.logs(0, "stdout")
+    logged = [row for row in found.metrics if row["rank"] == 0 and "loss" in row]
+    assert [row["step"] for row in logged] == [1, 2, 3, 4]
+    saved = {file.path.rpartition("/")[2] for file in found.files(0, "out")}
+    assert "model.safetensors" in saved
+    assert {"rng_state_0.pth", "rng_state_1.pth"} <= saved, "of both hosts in one place"
+    monkeypatch.chdir(program / "hydra")
+    check_hydra(lab)
+    session().close()
+    lab.assert_clean()

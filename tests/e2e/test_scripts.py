@@ -217,17 +217,26 @@ def test_every_rank_of_two_hosts_with_one_home_finds_the_files(make_lab, project
 def test_what_a_script_wrote_is_there_in_the_next_run_and_what_is_gone_here_goes_there(
     ended, project
 ):
+    # One snapshot is only there, the other one is sent as well.
     (project / "resume.py").write_text(
         "import os\n"
         "n = int(open('snapshot.txt').read()) if os.path.exists('snapshot.txt') else 0\n"
         "open('snapshot.txt', 'w').write(str(n + 1))\n"
-        "print(n, os.path.exists('data/x.txt'))\n"
+        "sent = int(open('sent.txt').read())\n"
+        "open('sent.txt', 'w').write(str(sent * 10))\n"
+        "print(n, sent, os.path.exists('data/x.txt'))\n"
     )
-    assert run(ended, "resume.py").logs(0, "stdout") == "0 True\n"
+    (project / "sent.txt").write_text("7")
+    assert run(ended, "resume.py").logs(0, "stdout") == "0 7 True\n"
     (project / "data" / "x.txt").unlink()
-    assert run(ended, "resume.py").logs(0, "stdout") == "1 False\n"
-    assert run(ended, "--name other resume.py").logs(0, "stdout") == "0 False\n"
-    assert run(ended, "--fresh resume.py").logs(0, "stdout") == "0 False\n"
+    second = run(ended, "resume.py")
+    assert second.logs(0, "stdout") == "1 70 False\n"
+    assert (
+        "dm1: kept as an earlier run left it: sent.txt (unchanged here since it was sent; --fresh empties the directory "
+        "and sends it again)"
+    ) in second.state.notices
+    assert run(ended, "--name other resume.py").logs(0, "stdout") == "0 7 False\n"
+    assert run(ended, "--fresh resume.py").logs(0, "stdout") == "0 7 False\n"
     assert (
         ended.hosts[0].home / ".distmagic/work/resume/snapshot.txt"
     ).read_text() == "1"

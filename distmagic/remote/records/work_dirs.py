@@ -21,17 +21,19 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.remote.records import listing, places
-from distmagic.remote.records.work_sync import FileSync, last_brought
+from distmagic.remote.records.work_sync import BESIDE, FileSync, RunsFiles, last_brought
 from distmagic.remote.wire.protocol import KeptWorkDir, WorkDir
 
 _SETTLING_S = 20.0  # from the mark of a job to the socket of its agent
 _TOUCHED_S = 120.0  # agents touch their mark four times in that time
+_NAMED_AT_MOST = 3
+_NAME_CHARS = 200
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -58,7 +60,10 @@ def prepare(work: WorkDir, job: str, node_rank: int) -> Prepared:
             directory, notice = _free_directory(work, job)
             # Else all is there, and nothing may change under the job that runs.
             if not directory.users(job):
-                directory.bring(work)
+                changed = directory.bring(work)
+                notice = "; ".join(
+                    text for text in (notice, _in_words(changed)) if text
+                )
                 (directory.about / "origin").write_text(work.origin or directory.origin)
         directory.mark(job, node_rank).write_text(str(time.time()))
     if work.inside:
@@ -176,7 +181,7 @@ class _Directory:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder / f"{job}.{node_rank}.{places.host_id()}"
 
-    def bring(self, work: WorkDir) -> None:
+    def bring(self, work: WorkDir) -> RunsFiles:
         """Make the directory, and bring the files of a run into it. Raises OSError and ValueError."""
         self.about.mkdir(mode=0o700, exist_ok=True)
         sync = FileSync(self.path, self.about)
@@ -184,8 +189,9 @@ class _Directory:
             sync.empty()
         self.path.mkdir(mode=0o700, exist_ok=True)
         places.touch([self.about])
-        if work.manifest:
-            sync.bring(work.manifest)
+        if not work.manifest:
+            return RunsFiles()
+        return sync.bring(work.manifest)
 
     def used_s(self) -> float:
         """Return when it was used last. Raises OSError."""
@@ -200,6 +206,27 @@ class _Directory:
             if job != but and _is_alive(mark, job, node, host):
                 found.append(job)
         return sorted(set(found))
+
+
+def _in_words(files: RunsFiles) -> str:
+    """Say what became of files that an earlier run had changed; "" where there are none."""
+    texts = []
+    if files.stay:
+        texts.append(
+            f"kept as an earlier run left it: {_first_of(files.stay)} (unchanged here since it was sent; --fresh empties "
+            "the directory and sends it again)"
+        )
+    if files.replaced:
+        texts.append(
+            f"replaced by what is here: {_first_of(files.replaced)} (an earlier run had changed it as well; what it left "
+            f"is beside it, with {BESIDE} at the end of its name)"
+        )
+    return "; ".join(texts)
+
+
+def _first_of(paths: Sequence[str]) -> str:
+    shown = [path[:_NAME_CHARS] for path in paths[:_NAMED_AT_MOST]]
+    return ", ".join(shown) + (", ..." if len(paths) > _NAMED_AT_MOST else "")
 
 
 def _is_alive(mark: Path, job: str, node: str, host: str) -> bool:

@@ -1,18 +1,25 @@
 """Brings the files of a run into its working directory: writes what has changed, removes what is listed no more.
 
-Every file gets its name when it is whole. What ranks wrote stays, and no link that they made is followed.
+Every file gets its name when it is whole. What ranks wrote stays, and no link that they made is followed. A file or a
+link that was brought, and that a run has changed since:
+
+    here unchanged since it was sent    stays as the run left it
+    here changed as well                is replaced; what the run left stays beside it, as NAME.of-last-run
+    not listed any more                 stays as the run left it
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
 import shutil
-from dataclasses import dataclass, field
+import stat
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from distmagic.remote.records import manifest, places
 from distmagic.remote.records.atomic_file import atomic_write
@@ -20,14 +27,27 @@ from distmagic.remote.records.manifest import ListedFile, Manifest
 
 _CHUNK = 1 << 20
 _FILE = "files.json"
+BESIDE = ".of-last-run"  # at the end of the name of what a run left, where something else is brought
+
+
+class Row(NamedTuple):
+    """What is known of a file that was brought.
+
+    `source` is [pack, offset, size, is executable], `digest` is of its content, and `look` is what changes when somebody
+    writes to it.
+    """
+
+    source: list[Any]
+    digest: str
+    look: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brought:
-    """What was brought last: the manifest's SHA-256, and by path what a file was and how it looked when it was written."""
+    """What was brought last: the manifest's SHA-256, and the files and links by their paths."""
 
     manifest: str = ""
-    files: dict[str, list[Any]] = field(default_factory=dict)
+    files: dict[str, Row] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
 
 
@@ -36,10 +56,20 @@ def last_brought(about: Path) -> Brought:
     try:
         found = json.loads((about / _FILE).read_text())
         return Brought(
-            manifest=found["manifest"], files=found["files"], links=found["links"]
+            manifest=found["manifest"],
+            files={path: Row(*row) for path, row in found["files"].items()},
+            links=found["links"],
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return Brought()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsFiles:
+    """What a run had changed of that which was brought: paths that `stay` as they were, and those that were `replaced`."""
+
+    stay: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
 
 
 class FileSync:
@@ -49,6 +79,10 @@ class FileSync:
         self._path, self._about = path, about
         self._incoming = about / "incoming"
         self._safe_folders: set[str] = {""}
+        self._stay: list[str] = []
+        self._replaced: list[str] = []
+        # Of files as they were before this began; a large one takes seconds to read.
+        self._digests: dict[str, str] = {}
 
     def empty(self) -> None:
         """Begin with an empty directory. Raises OSError."""
@@ -59,7 +93,7 @@ class FileSync:
         for old in self._about.glob("old-*"):
             shutil.rmtree(old, ignore_errors=True)
 
-    def bring(self, sha256: str) -> None:
+    def bring(self, sha256: str) -> RunsFiles:
         """Bring the files that a manifest lists. Raises OSError, and ValueError for a blob that is no manifest."""
         wanted = manifest.decode(places.blob(sha256).read_bytes())
         before = last_brought(self._about)
@@ -68,7 +102,7 @@ class FileSync:
         self._incoming.mkdir(mode=0o700)
         try:
             self._remove_unlisted(wanted, before)
-            links = self._make_links(wanted)
+            links = self._make_links(wanted, before)
             files = self._write_files(wanted, before)
         finally:
             shutil.rmtree(self._incoming, ignore_errors=True)
@@ -80,13 +114,15 @@ class FileSync:
             for path, target in before.links.items()
             if not wanted.owns(path)
         }
-        after = {
-            "manifest": sha256,
-            "files": kept_files | files,
-            "links": kept_links | links,
-        }
+        after = Brought(
+            manifest=sha256, files=kept_files | files, links=kept_links | links
+        )
+        self._remember(after)
+        return RunsFiles(stay=tuple(self._stay), replaced=tuple(self._replaced))
+
+    def _remember(self, brought: Brought) -> None:
         with atomic_write(self._about / _FILE) as file:
-            file.write(json.dumps(after, separators=(",", ":")).encode())
+            file.write(json.dumps(asdict(brought), separators=(",", ":")).encode())
 
     def _remove_unlisted(self, wanted: Manifest, before: Brought) -> None:
         """Remove what the last run of this name brought and this one does not; what ranks wrote stays."""
@@ -100,12 +136,24 @@ class FileSync:
                 or not self._is_below_own_folders(path)
             ):
                 continue
-            with contextlib.suppress(
-                FileNotFoundError, IsADirectoryError, NotADirectoryError
-            ):
-                self._forget_compiled(path)
-                (self._path / path).unlink()
+            if self._is_as_brought(path, before):
+                with contextlib.suppress(FileNotFoundError):
+                    self._forget_compiled(path)
+                    (self._path / path).unlink()
             self._remove_empty_parents(path)
+
+    def _is_as_brought(self, path: str, before: Brought) -> bool:
+        """Whether nobody has changed a file or a link since it was brought; one that was not brought counts as changed."""
+        if path in before.links:
+            return self._target(path) == before.links[path]
+        row = before.files.get(path)
+        return row is not None and row.digest == self._digest_of(path, before)
+
+    def _target(self, path: str) -> str | None:
+        try:
+            return os.readlink(self._path / path)
+        except OSError:
+            return None
 
     def _remove_empty_parents(self, path: str) -> None:
         for parent in Path(path).parents:
@@ -131,53 +179,49 @@ class FileSync:
         path.mkdir(mode=0o700, exist_ok=True)
         self._safe_folders.add(inner)
 
-    def _make_links(self, wanted: Manifest) -> dict[str, str]:
+    def _make_links(self, wanted: Manifest, before: Brought) -> dict[str, str]:
         for inner in wanted.folders:
             self._make_folder(inner)
         for path, target in wanted.links:
             self._make_folder(path.rpartition("/")[0])
             here = self._path / path
-            if here.is_symlink() and os.readlink(here) == target:
+            if self._target(path) == target:
                 continue
             if here.is_dir() and not here.is_symlink():
                 raise _in_the_way(here, "a link")
+            if os.path.lexists(here) and not self._is_as_brought(path, before):
+                if before.links.get(path) == target:
+                    self._stay.append(path)
+                    continue
+                self._keep_beside(path, "a link")
             aside = self._incoming / secrets.token_hex(6)
             aside.symlink_to(target)
             os.replace(aside, here)
         return dict(wanted.links)
 
-    def _write_files(self, wanted: Manifest, before: Brought) -> dict[str, list[Any]]:
+    def _write_files(self, wanted: Manifest, before: Brought) -> dict[str, Row]:
         """Write the files that are not there yet as they are listed; return what is known of all of them now."""
-        rows: dict[str, list[Any]] = {}
+        rows: dict[str, Row] = {}
         lacking: dict[int, list[ListedFile]] = {}
         for file in wanted.files:
-            source = [
-                wanted.packs[file.pack],
-                file.offset,
-                file.size_bytes,
-                file.is_executable,
-            ]
             row = before.files.get(file.path)
             if (
                 row is not None
-                and row[:4] == source
-                and row[4:] == self._look(file.path)
+                and row.source == _source(wanted, file)
+                and row.look == self._look(file.path)
             ):
                 rows[file.path] = row
             else:
                 lacking.setdefault(file.pack, []).append(file)
+        if lacking:
+            # If this process is killed now, what it has written must not look like the work of a run.
+            known = {path: row for path, row in before.files.items() if path in rows}
+            self._remember(Brought(files=known, links=before.links))
         for pack, files in lacking.items():
-            with places.blob(wanted.packs[pack]).open("rb") as source_file:
+            with places.blob(wanted.packs[pack]).open("rb") as source:
                 for file in files:
-                    source_file.seek(file.offset)
-                    self._write(file, source_file)
-                    source = [
-                        wanted.packs[pack],
-                        file.offset,
-                        file.size_bytes,
-                        file.is_executable,
-                    ]
-                    rows[file.path] = [*source, *self._look(file.path)]
+                    source.seek(file.offset)
+                    rows[file.path] = self._write(file, source, wanted, before)
         return rows
 
     def _look(self, path: str) -> list[int]:
@@ -188,17 +232,34 @@ class FileSync:
             return []
         return [found.st_mtime_ns, found.st_size, found.st_mode, found.st_ino]
 
-    def _write(self, file: ListedFile, source: BinaryIO) -> None:
-        """Give a file its content, all at once. A file that has it already is left as it is."""
-        self._make_folder(file.path.rpartition("/")[0])
-        here = self._path / file.path
+    def _write(
+        self, file: ListedFile, source: BinaryIO, wanted: Manifest, before: Brought
+    ) -> Row:
+        """Give a file its content, all at once.
+
+        A file that has the content already is left as it is, and so is one that a run has changed and nobody here.
+        """
+        path = file.path
+        self._make_folder(path.rpartition("/")[0])
+        here = self._path / path
         if here.is_dir() and not here.is_symlink():
             raise _in_the_way(here, "a file")
-        mode = 0o700 if file.is_executable else 0o600
         is_large = file.size_bytes >= manifest.LARGE_BYTES
         data = b"" if is_large else source.read(file.size_bytes)
-        if not is_large and self._has(here, data, mode):
-            return
+        digest = wanted.packs[file.pack]  # a large file is all of it
+        if not is_large:
+            digest = hashlib.sha256(data).hexdigest()
+        mode = 0o700 if file.is_executable else 0o600
+        if self._digest_of(path, before) == digest:
+            if stat.S_IMODE(os.lstat(here).st_mode) != mode:
+                here.chmod(mode)
+            return Row(_source(wanted, file), digest, self._look(path))
+        if os.path.lexists(here) and not self._is_as_brought(path, before):
+            row = before.files.get(path)
+            if row is not None and row.digest == digest:
+                self._stay.append(path)
+                return Row(_source(wanted, file), digest, row.look)
+            self._keep_beside(path, "a file")
         aside = self._incoming / secrets.token_hex(6)
         descriptor = os.open(
             aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode
@@ -208,19 +269,27 @@ class FileSync:
                 shutil.copyfileobj(source, out, _CHUNK)  # all of the pack
             else:
                 out.write(data)
-        self._forget_compiled(file.path)
+        self._forget_compiled(path)
         os.replace(aside, here)
+        return Row(_source(wanted, file), digest, self._look(path))
 
-    def _has(self, here: Path, data: bytes, mode: int) -> bool:
+    def _keep_beside(self, path: str, what: str) -> None:
+        """Give what a run left another name, which is free for what is brought now. Raises OSError where it can't."""
+        here = self._path / path
         try:
-            found = os.lstat(here)
-            return (
-                found.st_size == len(data)
-                and found.st_mode == 0o100000 | mode
-                and here.read_bytes() == data
-            )
-        except OSError:
-            return False
+            os.replace(here, f"{here}{BESIDE}")
+        except OSError:  # such a name is too long, or that of a folder
+            raise _in_the_way(here, what) from None
+        self._replaced.append(path)
+
+    def _digest_of(self, path: str, before: Brought) -> str:
+        """Return the digest of what a file has now, "" where there is no regular file that can be read."""
+        row = before.files.get(path)
+        if row is not None and row.look == self._look(path):
+            return row.digest
+        if path not in self._digests:
+            self._digests[path] = _digest_of_file(self._path / path)
+        return self._digests[path]
 
     def _forget_compiled(self, path: str) -> None:
         """Remove the byte code of a module: Python would take it for that of the new text written in the same second."""
@@ -231,6 +300,25 @@ class FileSync:
                 if compiled.name.startswith(f"{stem}."):
                     with contextlib.suppress(OSError):
                         compiled.unlink()
+
+
+def _digest_of_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return ""
+        with path.open("rb") as file:
+            while data := file.read(_CHUNK):
+                digest.update(data)
+    except OSError:
+        return ""
+    return digest.hexdigest()
+
+
+def _source(wanted: Manifest, file: ListedFile) -> list[Any]:
+    """Return the `source` of a file's row."""
+    pack = wanted.packs[file.pack]
+    return [pack, file.offset, file.size_bytes, file.is_executable]
 
 
 def _in_the_way(path: Path, what: str) -> OSError:

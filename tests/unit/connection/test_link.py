@@ -22,6 +22,7 @@ from distmagic.errors import (
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol as p
+from distmagic.request.command_prefix import NO_ENVIRONMENT
 from tests.builders.links import HOST, FakeProcess, FakeTransport, lines, reply
 from tests.builders.plans import FACTS
 
@@ -119,6 +120,36 @@ def test_no_python(bundle, code, said, message):
     assert (error.message, error.hint) == (
         f"gpu-a: {message}",
         "Name its Python, one that has torch: --python gpu-a=/path/to/python",
+    )
+
+
+def test_an_environment_that_is_not_there(bundle):
+    said = f"Welcome!\n{NO_ENVIRONMENT} train /home/me/train /opt/conda/envs/train\n"
+    process = FakeProcess(code=127, stderr=said)
+    with pytest.raises(PreflightError) as caught:
+        open_link(HOST, FakeTransport(process), "env:train", bundle)
+    assert str(caught.value) == (
+        "gpu-a: there is no environment train. It was looked for at train /home/me/train /opt/conda/envs/train.\n"
+        "Name its folder there: --python gpu-a=env:/path/to/environment. %distributed env sync makes one."
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (127, "bash: line 1: exec: apptainer: not found"),
+        (1, "apptainer: Command not found."),
+        (255, "FATAL: could not open image /home/me/a.sif: no such file or directory"),
+    ],
+)
+def test_a_program_or_an_image_around_python_that_is_not_there(bundle, code, said):
+    process = FakeProcess(code=code, stderr=said)
+    prefix = "apptainer exec a.sif"
+    with pytest.raises(PreflightError) as caught:
+        open_link(HOST, FakeTransport(process), "python3", bundle, exec_prefix=prefix)
+    assert str(caught.value) == (
+        f"gpu-a: apptainer exec a.sif python3 ended before it said anything (exit code {code}: {said}).\n"
+        "Try by hand: ssh gpu-a apptainer exec a.sif python3 -c 'import sys'"
     )
 
 

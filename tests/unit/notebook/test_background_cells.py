@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from distmagic.errors import SpecError
 from distmagic.request.allocation import SlurmRequest
 from distmagic.session import inside
 from distmagic.session.background import BackgroundRun
+from tests import scenes
 from tests.unit.notebook.fakes import FakeScreen
 
 WAIT_S = 10
@@ -54,6 +56,36 @@ def test_the_cell_returns_while_its_run_goes_on_and_other_cells_run(held):
     assert held.session.screens[0].in_background
     (last,) = held.session.screens[0].finished
     assert [node.host for node in last.nodes] == ["gpu-a", "gpu-b"]
+
+
+def test_a_run_that_waits_for_devices_is_listed_and_can_be_stopped(
+    held, monkeypatch, capsys
+):
+    held.value(CELL)
+    run = held.shell.user_ns["run"]
+    held.value("%distributed jobs")
+    assert "waiting" not in capsys.readouterr().out
+    run.screen.show(replace(scenes.waiting(), job=run.job))
+    held.value("%distributed jobs")
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[1].split()[:2] == [run.job, "waiting"]
+    assert f"\n{run.job} waits on gpu-b for device 0, held by job" in shown
+
+    asked = []
+
+    def ask(request: str) -> None:
+        asked.append(request)
+        held.session.goes_on.set()
+
+    monkeypatch.setattr(run.screen, "ask", ask)
+    held.value(f"%distributed stop {run.job}")
+    assert asked == ["stop"]
+    assert run.done
+    assert "stop" not in "".join(held.session.log), "no host has anything of it"
+    assert (
+        capsys.readouterr().out
+        == f"{run.job} was waiting for devices and does so no more\n"
+    )
 
 
 def test_a_run_without_a_name_is_the_last_run(held):

@@ -15,6 +15,7 @@ from distmagic.request.hosts import Host, parse_hosts
 from distmagic.request.spec import Access
 from distmagic.session.housekeeping import Stopped
 from distmagic.session.names import own_origin, owner
+from tests import scenes
 from tests.scenes import done
 from tests.unit.notebook.fakes import Lab
 
@@ -69,6 +70,27 @@ def test_a_row_says_what_was_run_for_how_long_and_what_came_of_it():
         assert row[titles.index(title) :].startswith(value), title
     hostile = replace(job, metrics={ESCAPE: 1.0}, terms=replace(terms, call=ESCAPE))
     assert "\x1b" not in table([hostile], 60.0)
+
+
+def test_runs_that_wait_come_before_all_jobs_and_say_for_whom():
+    state = replace(scenes.waiting(), call="train(3)")
+    hostile = replace(state, job="hostile", call=ESCAPE)
+    shown = table([ENDED], 60.0, MINE, [state, hostile])
+    titles, last, first, job, *below = shown.splitlines()
+    assert last.split()[0] == "hostile"
+    assert job.split()[0] == "mine"
+    for title, value in {
+        "job": state.job,
+        "state": "waiting ",
+        "hosts": "gpu-a, gpu-b",
+        "call": "train(3)",
+        "owner": "this notebook",
+    }.items():
+        assert first[titles.index(title) :].startswith(value), title
+    why = "waits on gpu-b for device 0, held by job 0612-100100-77ab of ann@laptop:/nb/train.ipynb since 10:01; 1 more run comes before"
+    assert below == [f"{state.job} {why}", f"hostile {why}"]
+    assert "\x1b" not in shown
+    assert table([], 60.0, MINE, [state]).splitlines()[1].split() == first.split()
 
 
 def test_the_newest_job_is_first_and_seconds_count():

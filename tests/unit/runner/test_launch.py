@@ -428,6 +428,14 @@ def test_a_host_that_refuses_its_files_ends_it_and_nothing_is_started(tmp_path):
     assert b.is_left
 
 
+def test_what_hosts_say_of_their_working_directories_is_told_once(tmp_path):
+    hosts = [FakeHost(name) for name in ("gpu-a", "gpu-b", "gpu-c", "gpu-d")]
+    for host, notice in zip(hosts, ("kept: x", "", "kept: y", "kept: x"), strict=True):
+        host.work_notice = notice
+    notices = launched(tmp_path, *hosts).state.notices
+    assert notices[:2] == ("gpu-a, gpu-d: kept: x", "gpu-c: kept: y")
+
+
 def test_a_host_that_refuses_to_start_has_the_others_stopped(tmp_path):
     a, b = two(runs_on)
     b.answers[p.StartNode] = lambda _: [

@@ -13,7 +13,7 @@ import pytest
 
 from distmagic.payload.folder import contents_of
 from distmagic.payload.tree import packed
-from distmagic.remote.records import expiry, listing, places, work_dirs
+from distmagic.remote.records import expiry, listing, places, work_dirs, work_sync
 from distmagic.remote.wire.protocol import WorkDir
 
 NAME = "train"
@@ -121,13 +121,141 @@ def test_a_run_removes_only_what_it_owns(project, home, tmp_path):
     assert there(path) == {"a": "1", "pkg/c": "3"}
 
 
-def test_a_file_that_a_rank_has_changed_or_removed_comes_again(project, home):
+def test_a_file_that_a_rank_has_removed_or_only_touched_comes_again(project, home):
     write(project, a="1", b="2", c="3")
     path = prepared(work_of(project, home))
-    write(path, a="changed")
     (path / "b").unlink()
-    prepared(work_of(project, home), "k")
-    assert there(path) == {"a": "1", "b": "2", "c": "3"}
+    os.utime(path / "c", (1, 1))
+    write(project, c="new")
+    found = work_dirs.prepare(work_of(project, home), "k", 0)
+    assert there(path) == {"a": "1", "b": "2", "c": "new"}
+    assert found.notice == ""
+
+
+STAYS = (
+    "kept as an earlier run left it: {} (unchanged here since it was sent; --fresh empties the directory and sends it "
+    "again)"
+)
+REPLACED = (
+    "replaced by what is here: {} (an earlier run had changed it as well; what it left is beside it, with .of-last-run "
+    "at the end of its name)"
+)
+
+
+def noticed(work: WorkDir, job: str) -> str:
+    """Make a directory ready for a job that is over at once; return what a user is told."""
+    found = work_dirs.prepare(work, job, 0)
+    work_dirs.leave(found.path, job, 0)
+    return found.notice
+
+
+LARGE = "x" * (1 << 20)
+
+
+@pytest.mark.parametrize("old", ["", LARGE], ids=["small", "large"])
+def test_what_a_run_made_of_a_file_stays_until_that_file_changes_here(
+    project, home, old
+):
+    write(project, train="1", snapshot=old + "old")
+    path = prepared(work_of(project, home))
+    write(path, snapshot=old + "newer")
+    assert noticed(work_of(project, home), "k") == STAYS.format("snapshot")
+    # A neighbour in its pack changes, and it is as old as before.
+    write(project, train="2")
+    assert noticed(work_of(project, home), "l") == STAYS.format("snapshot")
+    assert there(path) == {"train": "2", "snapshot": old + "newer"}
+    # Fetched by now: it is the same here and there.
+    write(project, snapshot=old + "newer")
+    assert noticed(work_of(project, home), "m") == ""
+    # Both go on.
+    write(project, snapshot=old + "mine")
+    write(path, snapshot=old + "its own")
+    assert noticed(work_of(project, home), "n") == REPLACED.format("snapshot")
+    assert noticed(work_of(project, home), "o") == ""
+    assert there(path) == {
+        "train": "2",
+        "snapshot": old + "mine",
+        "snapshot.of-last-run": old + "its own",
+    }
+
+
+def test_what_a_run_wrote_where_a_file_comes_for_the_first_time_stays_beside_it(
+    project, home
+):
+    path = prepared(work_of(project, home))
+    write(path, out__a="its", out__b="same", out__c="its", out__d="its", out__e="its")
+    write(project, out__a="1", out__b="same", out__c="3", out__d="4", out__e="5")
+    notice = noticed(work_of(project, home), "k")
+    assert notice == REPLACED.format("out/a, out/c, out/d, ...")
+    assert {name for name in there(path) if "of-last-run" in name} == {
+        f"out/{name}.of-last-run" for name in "acde"
+    }
+
+
+def test_what_a_run_made_of_a_link_stays_until_that_link_changes_here(project, home):
+    write(project, a="1", b="2")
+    (project / "latest").symlink_to("a")
+    (project / "other").symlink_to("a")
+    path = prepared(work_of(project, home))
+    (path / "latest").unlink()
+    (path / "latest").symlink_to("b")
+    (path / "other").unlink()
+    write(path, other="its")
+    for job in ("k", "l"):
+        assert noticed(work_of(project, home), job) == STAYS.format("latest, other")
+    assert os.readlink(path / "latest") == "b"
+    (project / "other").unlink()
+    (project / "other").symlink_to("b")
+    assert "replaced by what is here: other (" in noticed(work_of(project, home), "m")
+    assert os.readlink(path / "other") == "b"
+    assert (path / "other.of-last-run").read_text() == "its"
+
+
+def test_what_a_run_made_of_a_file_stays_when_that_is_gone_here(project, home):
+    write(project, a="1", snapshot="old")
+    (project / "latest").symlink_to("a")
+    path = prepared(work_of(project, home))
+    write(path, snapshot="newer")
+    (path / "latest").unlink()
+    (path / "latest").symlink_to("snapshot")
+    for name in ("a", "snapshot", "latest"):
+        (project / name).unlink()
+    assert noticed(work_of(project, home), "k") == ""
+    assert there(path) == {"snapshot": "newer", "latest": "newer"}
+
+
+def test_where_nothing_can_stay_beside_a_file_it_is_in_the_way(project, home):
+    name = "x" * 250
+    path = prepared(work_of(project, home))
+    write(path, **{name: "its"})
+    write(project, **{name: "mine"})
+    with pytest.raises(OSError, match="x is in the way of a file of that name; take"):
+        prepared(work_of(project, home), "k")
+    assert there(path) == {name: "its"}
+
+
+def test_what_a_killed_process_had_written_is_not_taken_for_the_work_of_a_run(
+    project, home, monkeypatch
+):
+    write(project, a="1", b="1")
+    path = prepared(work_of(project, home))
+    write(project, a="2", b="2")
+    forget, calls = work_sync.FileSync._forget_compiled, []
+
+    def is_killed(self: work_sync.FileSync, name: str) -> None:
+        calls.append(name)
+        if name == "b":
+            raise SystemExit
+        forget(self, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(work_sync.FileSync, "_forget_compiled", is_killed)
+        with pytest.raises(SystemExit):
+            prepared(work_of(project, home), "k")
+    assert there(path) == {"a": "2", "b": "1"}
+    write(project, a="1", b="1")
+    prepared(work_of(project, home), "l")
+    assert (path / "a").read_text() == "1"
 
 
 def test_byte_code_of_a_module_that_changed_is_removed(project, home):
@@ -235,7 +363,7 @@ def test_files_do_not_change_under_a_job_that_runs(project, home, monkeypatch):
         work_dirs.leave(found.path, "two", 0)
     work_dirs.leave(path, "one", 0)
     assert prepared(work_of(project, home), "three") == path
-    assert there(path) == {"a": "2"}
+    assert there(path) == {"a": "2", "a.of-last-run": "changed by the job"}
 
 
 def test_a_job_that_died_holds_nothing(project, home, monkeypatch):

@@ -64,7 +64,7 @@ chaos: $(venv)/.ready
 	@DISTMAGIC_CHAOS_SEED=$(SEED) DISTMAGIC_CHAOS_ROUNDS=$(ROUNDS) $(bin)/python -m pytest --quiet --numprocesses=0 --tb=short tests/e2e/test_pairs.py -k promises $(ARGS)
 
 sky: $(venv)/.ready build/sky/.ready
-	@$(bin)/python -m tests.system
+	@$(bin)/python -m tests.system sky
 	@$(bin)/python -m tests.sky
 
 build/sky/.ready: pyproject.toml | $(venv)/.ready

@@ -54,14 +54,18 @@ class Connections:
     def link(
         self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob
     ) -> Link:
-        """Open a new link to a host, over the open connection if there is one that still works."""
+        """Open a new link to a host, over the open connection if there is one that still works.
+
+        One that doesn't is closed, also for the other runs. A link that breaks is no sign of that: the keep-alives of a
+        transport are, which end it within seconds, and then no process can be started over it.
+        """
         key = _key(host, access)
         known = self._known(key)
         if known is not None:
             try:
                 return _opened(host, known, access, python, bundle)
             except (ConnectionLost, Unreachable):
-                self.drop(known)
+                self._drop(known)
         transport = self._connected(key, host, access, asker)
         return _opened(host, transport, access, python, bundle)
 
@@ -123,8 +127,8 @@ class Connections:
                     return key
         return None
 
-    def drop(self, broken: Transport) -> None:
-        """Close a connection that is broken. If another one to the host is open by now, that one stays."""
+    def _drop(self, broken: Transport) -> None:
+        """Close a connection over which nothing can be started. If another one to the host is open by now, that one stays."""
         with self._lock:
             self._open = {
                 key: known for key, known in self._open.items() if known is not broken

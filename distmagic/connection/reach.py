@@ -174,7 +174,10 @@ class Reaching:
         can_ask: bool = True,
         asker: NotebookAsker | None = None,
     ) -> Link:
-        """Open one more link to a host. The connection of a `broken` link is not used again, whatever it says of itself.
+        """Open one more link to a host, in place of a `broken` one, which is closed.
+
+        That link may have broken alone, because its process on the host was killed. So its connection, which other runs
+        share, is used again as long as a process can be started over it.
 
         Questions go to `asker`, by default to the one of the run. Without `can_ask` a question raises
         `AuthenticationError` at once. Raises `SpecError` for a host that this notebook does not know, and what
@@ -186,8 +189,8 @@ class Reaching:
                 "Name all hosts of the job with %distributed hosts.",
             )
         host = self.known[host_index]
-        if broken is not None and broken.transport is not None:
-            self._connections.drop(broken.transport)
+        if broken is not None:
+            broken.close()
         asker = asker or self.asker
         if not can_ask:
             asker = NotebookAsker(can_ask=False)

@@ -47,6 +47,14 @@ def _in_the_way(before: Sequence[DeviceClaim]) -> DeviceClaim:
     return next((claim for claim in before if claim.is_held), before[0])
 
 
+def lapsed(host: str, before: Sequence[DeviceClaim]) -> str:
+    """Return the notice of a run that had devices of a host, while it waited for those of another one, and lost them."""
+    return (
+        f"{host}: other runs got its devices, because nothing was heard of this machine for the length of the lease "
+        f"(was it asleep?). The run waits for them again: {waits_for(before)}."
+    )
+
+
 def missing_at_join(host: str, before: Sequence[DeviceClaim]) -> PreflightError:
     """Return the error of a host that was to come to an elastic job, and whose devices other jobs have."""
     return PreflightError(host, f"the run would wait for {waits_for(before)}.")

@@ -19,7 +19,7 @@ from distmagic.remote.wire.protocol import DeviceClaim
 from distmagic.request.spec import JobSpec
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.run_loop import RunLoop
-from distmagic.state.events import Connected, Unusable, Waiting
+from distmagic.state.events import Connected, Unusable, Waiting, Warned
 
 _PAUSE_S = 1.0  # until a host is asked again whether its devices are free
 
@@ -98,13 +98,28 @@ def claim_devices(
         while True:
             lease_keeper.keep_over(tuple(current))
             try:
-                for node_rank in devices.waiting_order([one.facts for one in links]):
-                    _wait_for_turn(loop, current[node_rank], node_rank, spec, job)
+                if _wait_for_all(loop, current, spec, job, reaching.access.lease_s):
+                    return tuple(current)
             except ConnectionLost:
                 # What that host kept is lost. To wait for it once more, nothing may be kept of hosts after it.
                 _begin_anew(loop, reaching, current, job)
-            else:
-                return tuple(current)
+
+
+def _wait_for_all(
+    loop: RunLoop, links: Sequence[Link], spec: JobSpec, job: str, lease_s: float
+) -> bool:
+    """Wait for one host after the other; return whether the job has the devices of all of them, now for good.
+
+    Until then each host keeps them under a lease, because this machine may sleep. Where one has given them to another run
+    meanwhile, all are given back.
+    """
+    for node_rank in devices.waiting_order([one.facts for one in links]):
+        _wait_for_turn(loop, links[node_rank], node_rank, spec, job, lease_s)
+    before = _claimed_at_once(loop, links, spec, job)
+    for link, claims in zip(links, before, strict=True):
+        if claims:
+            loop.note(Warned(text=devices.lapsed(link.host.name, claims)))
+    return not any(before)
 
 
 def _begin_anew(loop: RunLoop, reaching: Reaching, links: list[Link], job: str) -> None:
@@ -168,16 +183,26 @@ def _claimed_at_once(
 
 
 def _wait_for_turn(
-    loop: RunLoop, link: Link, node_rank: int, spec: JobSpec, job: str
+    loop: RunLoop,
+    link: Link,
+    node_rank: int,
+    spec: JobSpec,
+    job: str,
+    lease_s: float,
 ) -> None:
-    """Return as soon as a host keeps the devices for this job; meanwhile show what it waits for."""
+    """Return as soon as a host keeps the devices for this job, under a lease; meanwhile show what it waits for."""
     pool = threads_for(1, "devices")
     pause = threading.Event()
     shown = ""
     try:
         while True:
             asked = pool.submit(
-                host_requests.claim_devices, link, job, spec.devices, waits=True
+                host_requests.claim_devices,
+                link,
+                job,
+                spec.devices,
+                waits=True,
+                lease_s=lease_s,
             )
             before = loop.result(asked)
             if not before:

@@ -64,7 +64,9 @@ class EventQueue:
         So never call it on the thread that calls `batch`: it would deadlock.
         """
         with self._rooms_lock:
-            room = self._rooms.setdefault(node_rank, _Room())
+            if node_rank not in self._rooms:
+                self._rooms[node_rank] = _Room()
+            room = self._rooms[node_rank]
         counted = max(_LEAST_BYTES, size_bytes)
         if room.take(counted, self._is_over):
             event = Event(

@@ -187,7 +187,7 @@ class NodeTable:
                 if error
                 else "its agent ended without a word (was it killed?)"
             )
-            # The agent is gone, not the connection: another run of this kernel may be over it.
+            # The agent is gone, not the connection, which other runs of this kernel share.
             row.link = None
             return [Close(link=what.link), *self._lose(node_rank, why, now_s)]
         if isinstance(what.error, ConnectionLost):

@@ -67,7 +67,7 @@ class Run:
         `stream` is "stdout" or "stderr"; None gives both, one after the other. In an elastic job it is what the rank wrote
         on the node where it was last, and of torchrun what nodes wrote that were not lost; `%distributed logs` looks at
         all hosts that are up. Of control characters only line breaks, carriage returns, tabs and colours are left: what
-        is printed of it moves nothing in a terminal. Raises `SpecError` for an unknown rank.
+        is printed of it moves nothing in a terminal. Raises `SpecError` for a rank that is unknown or has not begun.
         """
         names = [
             journal.log_name(rank, one)
@@ -110,12 +110,18 @@ class Run:
         return RemoteFolder(folder, partial(self._open_link, node_rank))
 
     def _node_of(self, rank: int) -> int:
-        if rank not in self.state.workers:
+        worker = self.state.workers.get(rank)
+        if worker is not None:
+            return worker.node_rank
+        if _is_to_begin(self.state, rank):
             raise SpecError(
-                f"There is no rank {rank} in this run.",
-                f"Its ranks: {sorted(self.state.workers)}.",
+                f"Rank {rank} has not begun yet: the run is {self.state.phase}.",
+                "Ask again when the view shows that rank.",
             )
-        return self.state.workers[rank].node_rank
+        raise SpecError(
+            f"There is no rank {rank} in this run.",
+            f"Its ranks: {sorted(self.state.workers)}.",
+        )
 
     def __repr__(self) -> str:
         from distmagic import render
@@ -140,6 +146,14 @@ class Run:
                 print(f"<run {self.job}: {self.state.phase}>")  # noqa: T201
             return
         display({"text/plain": repr(self), "text/html": self._repr_html_()}, raw=True)
+
+
+def _is_to_begin(state: RunState, rank: int) -> bool:
+    """Whether a run that goes on may still start this rank. Before there is a plan any number may be one of its ranks."""
+    if state.is_over or rank < 0:
+        return False
+    world_size = max(state.world_size, state.planned_world_size)
+    return world_size == 0 or rank < world_size
 
 
 def metrics_of(state: RunState) -> list[dict[str, float | int | None]]:

@@ -73,7 +73,7 @@ class Board:
     def __init__(
         self, make_view: Callable[[str], Any] = widget.make_view, *, view_id: str = ""
     ) -> None:
-        """`view_id` is that of a view which is closed by now, and whose place in the page this one takes."""
+        """`view_id` names the place in the page: that of a view which is closed by now is this one's."""
         self.view_id = view_id or secrets.token_hex(8)
         self._view = make_view(self.view_id)
         self.has_page: bool = self._view.shows_itself

@@ -5,6 +5,7 @@ It has a table with a row for each run that is over, and below it the view of th
 
 from __future__ import annotations
 
+import secrets
 import sys
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ class CellRuns:
     def __init__(self, execution: object) -> None:
         self.execution = execution
         self.display_id = ""
-        self.view_id = ""
+        self.view_id = secrets.token_hex(8)
         self.board: Board | None = None
         self.is_busy = True
         self._over: list[RunSummary] = []

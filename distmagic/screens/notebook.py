@@ -68,7 +68,8 @@ class NotebookScreen:
     def announce(self, text: str) -> None:
         """Show a few words in the output of the run."""
         self._begin_cell()
-        self._display({"text/plain": text, "text/html": render.announcement(text)})
+        html = self._until_view(render.announcement(text))
+        self._display({"text/plain": text, "text/html": html})
 
     def show(self, state: RunState) -> None:
         """Show a state; the first one makes the output."""
@@ -141,7 +142,6 @@ class NotebookScreen:
             before.close()
         try:
             self._board = self._make_board(self._cell.view_id)
-            self._cell.view_id = self._board.view_id
         except Exception:  # noqa: BLE001  # anywidget is missing, or does not work here: text and HTML do as well
             self._board = None
         self._publish(state, is_over=False)
@@ -153,7 +153,7 @@ class NotebookScreen:
         board = self._board
         text, html = render.text(state), render.html(state)
         if is_first:
-            text = f"{text}\n{AT_FIRST}"
+            text, html = f"{text}\n{AT_FIRST}", self._until_view(html)
         elif not is_over:
             text = f"{text}\n{WHILE_RUNNING}"
         if not is_over and self._has_page:
@@ -170,6 +170,13 @@ class NotebookScreen:
         every_s = _SAVED_EVERY_S if self._has_page else _PLAIN_EVERY_S
         self._next_s = state.at_s + max(every_s, len(html.encode()) / _BYTES_PER_S)
         return html, text
+
+    def _until_view(self, html: str) -> str:
+        """Return HTML that is not seen any more once there is a live view.
+
+        An output inside another widget, one of ipywidgets' `Output`, is never renewed: the page hides it there.
+        """
+        return f'<div class="dm-before-{self._cell.view_id}">{html}</div>'
 
     def _display(self, data: Mapping[str, object]) -> None:
         """Make the output, or replace it."""

@@ -63,13 +63,16 @@ class Series(Sequence[Point]):
             table = table[:end]
         epochs_end = self._epochs_end
         last_step = table[end - 3] if end else math.nan
-        for index in range(0, len(numbers), 3):
-            at_s, step, value = numbers[index : index + 3]
+        # All at once: a table that grows number by number takes twice as long.
+        more: list[float] = []
+        one_by_one = iter(numbers)
+        for at_s, step, value in zip(one_by_one, one_by_one, one_by_one, strict=True):
             if step < last_step and _begins_again(step, last_step):
                 epochs_end += last_step
             if step == step:  # noqa: PLR0124 - NaN is not, and this is faster than to ask math
                 last_step = step
-            table.extend((at_s, step, epochs_end + step, value))
+            more += (at_s, step, epochs_end + step, value)
+        table.fromlist(more)
         while len(table) > _COLUMNS * limit:
             table = _thinned(table)
         return Series(table, epochs_end)
@@ -181,6 +184,10 @@ def _thinned(table: array[float]) -> array[float]:
 
 def _telling(part: array[float]) -> list[int]:
     """Return where the least and the greatest finite value, the first NaN and the first infinite value are, in order."""
+    total = sum(part)
+    # All are finite, as nearly always: this takes a quarter of the time of what follows.
+    if total - total == 0:
+        return sorted({part.index(min(part)), part.index(max(part))})
     finite = [index for index, value in enumerate(part) if math.isfinite(value)]
     places = set()
     if finite:

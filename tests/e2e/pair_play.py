@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -134,6 +136,9 @@ def play(pair: Pair, lab: Lab) -> Played:
 @contextmanager
 def _started(pair: Pair, lab: Lab, token: str) -> Iterator[Callable[[Stage], Run]]:
     """Yield what brings the job to its end, shown on a stage. A job that is followed runs by then."""
+    if pair.job.is_background:
+        yield lambda stage: _wait_for(pair, lab, token, stage)
+        return
     if pair.job.kind != "followed":
         yield lambda stage: launch(pair, lab, token, stage)
         return
@@ -164,10 +169,8 @@ def be_killed() -> None:
     launch(draw(int(seed)), SimpleNamespace(ssh_config=config), token, screen)
 
 
-def launch(
-    pair: Pair, lab: Any, token: str, screen: runner.Watch, *, detach: bool = False
-) -> Any:
-    """Run the job of a pair to its end."""
+def launch(pair: Pair, lab: Any, token: str, screen: runner.Watch, **more: bool) -> Any:
+    """Run the job of a pair to its end, unless it is to be detached, or to run in the background."""
     misdeeds = []
     for strike in pair.strikes:
         if strike.row.way.misdeed is not None:
@@ -206,9 +209,27 @@ def launch(
         hosts=pair.job.hosts_line,
         access=runner.access(lab, warm_idle_s=900.0 if pair.job.is_warm else 0.0),
         screen=screen,
-        detach=detach,
+        **more,
         **options,
     )
+
+
+def _wait_for(pair: Pair, lab: Lab, token: str, stage: Stage) -> Run:
+    """Run the job in the background and wait for its end. Whoever presses Ctrl-C meanwhile has it stopped."""
+    is_pressed = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: is_pressed.set())
+    try:
+        run = launch(pair, lab, token, stage, background=True)
+        while not run.wait_until_over(0.05):
+            if is_pressed.is_set():
+                is_pressed.clear()
+                run.ask_to_stop()
+                run.stop_waiting()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    left = run.wait()
+    assert isinstance(left, Run)
+    return left
 
 
 def _follow(pair: Pair, lab: Lab, stage: Stage) -> Run:

@@ -16,7 +16,7 @@ done by a rank at a step that was drawn; or `before`. A row that has only a `pla
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from distmagic.state.model import RunState
@@ -160,8 +160,8 @@ class Job:
     """What is struck.
 
     `hosts` are as after --hosts, with their ranks: the order says who leads. `is_warm`: the hosts keep torch loaded.
-    `is_killed`: of a job that is followed, the kernel that started it was killed; else the job was detached. Its ranks
-    count up to `steps`, or further.
+    `is_killed`: of a job that is followed, the kernel that started it was killed; else the job was detached.
+    `is_background`: it runs in the background, and the notebook waits for it. Its ranks count up to `steps`, or further.
     """
 
     kind: Kind
@@ -170,6 +170,7 @@ class Job:
     payload_bytes: int
     is_warm: bool
     is_killed: bool
+    is_background: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -190,6 +191,8 @@ class Job:
         words = [self.kind]
         if self.kind == "followed":
             words.append("(its kernel was killed)" if self.is_killed else "(detached)")
+        if self.is_background:
+            words.append("in the background")
         words += ["on", self.hosts_line, "warm" if self.is_warm else "cold"]
         return " ".join(words)
 
@@ -261,6 +264,9 @@ def draw(seed: int) -> Pair:
         Strike(fault=rows[0].name, moment=first),
         Strike(fault=rows[1].name, moment=second),
     )
+    # Drawn last: so a seed has kept its pair.
+    is_background = rng.random() < 0.3 and kind != "followed"
+    job = replace(job, is_background=is_background)
     return Pair(seed=seed, job=job, strikes=strikes)
 
 

@@ -33,6 +33,7 @@ running -> ending, by whichever comes first:
     the agent gets SIGTERM                                            "the agent was asked to end"
     a peer stops, or is lost (see the package gang)                   the peer's reason, or "lost"
     a rank failed, and torchrun may not restart it                    "failed"
+    it may, but waits for a node whose ranks have all returned        "failed"
     the lead's `timeout_s` is over                                    "timeout"
     nobody renewed the lease of a job that needs a notebook           "lease"
     torchrun has exited: with an error, by a signal, or well          "failed", "lost" (elastic), none

@@ -39,6 +39,9 @@ _LEFTOVER_GRACE_S = 1.0  # for processes that ranks left running when torchrun e
 # After the last word of a lost node: ranks that begin in this time are still to meet it. torchrun forms a round without it
 # after its `last_call_timeout` of 5 s at the earliest.
 _NO_NEW_ROUND_S = 3.0
+# After a rank has failed, for torchrun to start the ranks again where another node's have all returned. A notebook that
+# follows the job waits 15 s.
+_RESTART_S = 20.0
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL, when no notebook says how long
 # After the timeout: a notebook that follows the job stops all nodes at once, which is better. Before that it may ask the
 # ranks where they are, which takes up to 6 s.
@@ -266,6 +269,7 @@ class Agent:
                 self.cause,
                 is_clear=self.final_at is not None,
                 is_detached=self.lease.is_detached,
+                has_returned=self.rank_table.have_all_returned,
             )
             if self.channel.is_detached:
                 self._detach()
@@ -286,6 +290,8 @@ class Agent:
             and not may_restart
             and now - failed_at > _TORCHRUN_REPORT_S
         ):
+            self.stop(now, _GRACE_S, Cause("failed", self.start.node_rank))
+        if may_restart and self._waits_in_vain(now):
             self.stop(now, _GRACE_S, Cause("failed", self.start.node_rank))
         # 4 and 5. Timeout and lease come last: a job that has just failed did not run too long. Where the gang has
         # formed the lead has the lease, since the other agents need no connection to the notebook.
@@ -314,6 +320,17 @@ class Agent:
         if not self.termination.has_begun:
             self.has_left_barrier = True
             self.termination.begin(now, _LEFTOVER_GRACE_S)
+
+    def _waits_in_vain(self, now: float) -> bool:
+        """Whether torchrun waits for another node to start ranks again with it, and that node has only to end.
+
+        It never meets the others again, and holds its place in the rendezvous until its own torchrun has waited 300 s for
+        them to end (see `_leave_exit_barrier`).
+        """
+        since = self.rank_table.waits_since
+        if since is None or now - since < _RESTART_S or self.channel is None:
+            return False
+        return self.channel.has_returned_node
 
     def _look_at_lease(self, now: float) -> None:
         timeout_s = self.start.terms.timeout_s

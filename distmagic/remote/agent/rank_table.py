@@ -69,6 +69,8 @@ class RankTable:
         self.engine_exits: tuple[protocol.Exit, ...] = ()
         self.memory = memory.Watch()
         self.failed_at: float | None = None  # when the first rank failed
+        # The same for the ranks that torchrun has started last, as long as it does not start them again.
+        self.waits_since: float | None = None
         self.progress_at = 0.0
         self.noticed_lingering = self.noticed_full = self.noticed_room = False
 
@@ -137,6 +139,7 @@ class RankTable:
         if started != self._started:
             self._started = started
             self.codes = {}  # torchrun starts all ranks again
+            self.waits_since = None
         self._local_world_size = rank.hello.local_world_size
         self.codes[rank.hello.local_rank] = None
         self.journal.add(rank.hello)
@@ -272,6 +275,10 @@ class RankTable:
         self.codes[rank.hello.local_rank] = end.code
         if self.failed_at is None and end.code != 0:
             self.failed_at = self.clock()
+        is_latest = (rank.hello.round, rank.hello.restart) == self._started
+        has_failed = end.code != 0 and end.outcome != "replaced"
+        if self.waits_since is None and is_latest and has_failed:
+            self.waits_since = self.clock()
         self._unwatch(rank.pidfd)
 
     def kill_older(self, before: float) -> None:

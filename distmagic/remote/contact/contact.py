@@ -32,7 +32,6 @@ from distmagic.remote.wire.lines import Lines
 _CHUNK = 1 << 20
 _MOST_WORK_DIRS = 1000
 _TOUCH_S = 30.0  # well within the time after which `expiry` takes a file for unused
-_ASLEEP_S = 60.0  # a notebook that waits for devices asks every second
 
 
 class Contact:
@@ -124,12 +123,12 @@ class Contact:
         while (line := self._lines.line()) is None:
             # Other hosts may take minutes to receive a payload that this one has already. Nobody else keeps it meanwhile.
             silent_s = 0.0
-            while not select.select([0], [], [], _TOUCH_S)[0]:
+            pause_s = min(_TOUCH_S, self._devices.lease_s or _TOUCH_S)
+            while not select.select([0], [], [], pause_s)[0]:
                 places.touch(self._receiver.awaited)
                 environments.touch_own()
-                silent_s += _TOUCH_S
-                if silent_s >= _ASLEEP_S:
-                    self._devices.leave_queue()
+                silent_s += pause_s
+                self._devices.lapse(silent_s)
             data = os.read(0, 65536)
             if not data:
                 return None
@@ -194,7 +193,9 @@ class Contact:
             self._devices.release()
             self.say(protocol.DevicesClaimed())
             return
-        before = self._devices.take(request.job, request.devices, waits=request.waits)
+        before = self._devices.take(
+            request.job, request.devices, waits=request.waits, lease_s=request.lease_s
+        )
         running = {one.job: one for one in listing.running()} if before else {}
         told = []
         for claim in before:

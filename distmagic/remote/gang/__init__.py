@@ -50,6 +50,10 @@ What a loss leads to is decided in channel.py:
 - "silent" stops nobody. Some firewall drops UDP; each node then depends on its own lease.
 - "back" stops nobody and restores nothing. A lost host comes back as a new node, with a number of its own.
 
+Each node also says whether all its ranks have returned, and the lead whether those of any node have. torchrun can't start
+ranks again with such a node. So where a rank has failed that may be started again, and is not, its agent stops the job
+(see `Agent._waits_in_vain`), also when no notebook follows it.
+
 The lead also says in each datagram whether the job is detached. Every host then lists it so, whichever of them a notebook
 can reach, and no node depends on a lease any more.
 

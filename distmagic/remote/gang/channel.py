@@ -74,20 +74,31 @@ class GangChannel:
         """Whether the lead has said that the job needs no notebook any more."""
         return self._gang.is_detached
 
+    @property
+    def has_returned_node(self) -> bool:
+        """Whether all ranks of another node have returned, while its torchrun still waits for others."""
+        return self._gang.has_returned_node
+
     def poll(
-        self, now: float, cause: Cause | None, *, is_clear: bool, is_detached: bool
+        self,
+        now: float,
+        cause: Cause | None,
+        *,
+        is_clear: bool,
+        is_detached: bool,
+        has_returned: bool,
     ) -> Cause | None:
         """Receive and send. Return why this node must stop, if a peer's end or loss demands it.
 
         `cause` is why this node itself is stopping, None while it is not. `is_clear`: none of its processes is left.
-        `is_detached`: this node knows that the job needs no notebook; the lead tells the others.
+        `is_detached`: this node knows that the job needs no notebook; the lead tells the others. `has_returned`: all ranks
+        of this node have returned.
         """
         for data, address in self._udp.receive():
             self._gang.receive(data, address, now)
-        self._gang.announce(
-            replace(self._own_state(cause, is_clear=is_clear), is_detached=is_detached),
-            now,
-        )
+        own = self._own_state(cause, is_clear=is_clear)
+        own = replace(own, is_detached=is_detached, has_returned=has_returned)
+        self._gang.announce(own, now)
         # Each is journaled, also after the first cause.
         causes = [self._judge(news) for news in self._gang.poll(now)]
         self._udp.send(self._gang.outbox)

@@ -42,10 +42,11 @@ class OwnState:
     culprit: int = NOBODY
     formations: int = 0
     is_detached: bool = False
+    has_returned: bool = False
 
 
 class Peer:
-    """One other node. `phase`, `reason`, `culprit`, `formations` and `is_detached` are those of its latest datagram."""
+    """One other node. From `phase` to `reason` the attributes are those of its latest datagram."""
 
     def __init__(self, node_rank: int, address: Address | None, now: float) -> None:
         self.node_rank = node_rank
@@ -61,6 +62,7 @@ class Peer:
         self.culprit = NOBODY
         self.formations = 0
         self.is_detached = False
+        self.has_returned = False
         self.reason: StopReason | Literal[""] = ""
         self.state = ""  # "", joined, silent or lost: as last reported
         self.acknowledged = 0  # the highest counter of ours that it has echoed
@@ -87,6 +89,7 @@ class Peer:
         self.culprit = one.culprit
         self.formations = one.formations
         self.is_detached = one.is_detached
+        self.has_returned = one.has_returned
         self.acknowledged = max(self.acknowledged, one.echo)
         for counter, sent_at in self._sent:
             if counter == one.echo:
@@ -110,6 +113,7 @@ class Gang:
     outbox: list[tuple[Address, bytes]] = field(default_factory=list)
     send_at: float = 0.0
     now: float = 0.0
+    tells_of_returned: bool = False  # of the lead: members hear it alone
 
     @property
     def has_formed(self) -> bool:
@@ -144,6 +148,14 @@ class Gang:
         return (
             self.own.is_detached if self.node_rank == 0 else self.peers[0].is_detached
         )
+
+    @property
+    def has_returned_node(self) -> bool:
+        """Whether all ranks of a node that still runs have returned, as far as this node knows; a member, from the lead."""
+        for peer in self.peers.values():
+            if peer.has_returned and peer.phase == "up" and peer.state != "lost":
+                return True
+        return False
 
     @property
     def may_leave(self) -> bool:
@@ -196,6 +208,7 @@ class Gang:
     def poll(self, now: float) -> list[News]:
         """Put the datagrams that are due into `outbox`, and return what changed."""
         self.now = now
+        self.tells_of_returned = self.node_rank == 0 and self.has_returned_node
         if now >= self.send_at:
             # Some may get lost before a peer counts as lost.
             self.send_at = now + min(PERIOD_S, self.lost_after_s / 8)
@@ -222,6 +235,7 @@ class Gang:
             culprit=self.own.culprit,
             formations=self.own.formations,
             is_detached=self.own.is_detached,
+            has_returned=self.own.has_returned or self.tells_of_returned,
         )
         self.outbox.append((peer.address, seal(self.secret, one)))
 

@@ -28,6 +28,7 @@ from distmagic.remote.wire.parts import DeviceClaim
 _HELD = "distmagic-device-"
 _CLAIM = "distmagic-claim-"
 _LISTING = Path("/proc/net/unix")
+_ASLEEP_S = 60.0  # a notebook that waits for devices asks every second
 _MOST_DEVICES = 100  # more than a host has; each takes two descriptors
 
 
@@ -93,6 +94,8 @@ class DeviceClaims:
         self._devices: dict[str, str] = {}  # as the job names them, by key
         self._sockets: list[socket.socket] = []
         self._has_devices = False
+        # After how much silence of the notebook others get the devices; 0: they are kept.
+        self.lease_s = 0.0
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -100,16 +103,17 @@ class DeviceClaims:
         return tuple(one.fileno() for one in self._sockets)
 
     def take(
-        self, job: str, devices: tuple[str, ...], *, waits: bool
+        self, job: str, devices: tuple[str, ...], *, waits: bool, lease_s: float = 0.0
     ) -> tuple[DeviceClaim, ...]:
         """Get devices for a job; return the claims of jobs before it, none if it has the devices now.
 
         With `waits` the job keeps its place in the queue until it asks again. Without, nothing is kept of a job that
-        does not get its devices. Raises OSError and ValueError.
+        does not get its devices. `lease_s` holds until the job asks again, see `lapse`. Raises OSError and ValueError.
         """
         if (job, devices) != self._wanted:
             self.release()
             self._claim(job, devices)
+        self.lease_s = lease_s
         if self._has_devices:
             return ()
         before = claims_before(self._own, parse(_LISTING.read_text()).claims)
@@ -129,10 +133,15 @@ class DeviceClaims:
         self._own = ()
         self._wanted = ("", ())
         self._has_devices = False
+        self.lease_s = 0.0
 
-    def leave_queue(self) -> None:
-        """Let the jobs behind this one go first, as long as it does not ask again. Devices that it has are kept."""
-        if not self._has_devices:
+    def lapse(self, silent_s: float) -> None:
+        """Let the jobs behind this one go first, if its notebook has been silent for too long; it has to ask again then.
+
+        That is a minute for a place in the queue. Devices that the job has go to others after their lease, if there is one.
+        """
+        limit_s = self.lease_s if self._has_devices else _ASLEEP_S
+        if limit_s and silent_s >= limit_s:
             self.release()
 
     def _claim(self, job: str, devices: tuple[str, ...]) -> None:

@@ -22,7 +22,9 @@ class View {
     this.note.hidden = true;
     this.charts = new Charts();
     this.log = new Log(before => ask(model, 'lines', { before }));
-    const looks = element('style', '', model.get('looks'));
+    // Inside a widget a front end does not renew an output: what was shown before the view would stay there.
+    const hidden = `.dm-before-${model.get('view_id')} { display: none; }`;
+    const looks = element('style', '', model.get('looks') + hidden);
     const top = element('div', 'dm-top');
     top.append(this.parts.head, this.controls.node);
     const scroll = element('div', 'dm-scroll');

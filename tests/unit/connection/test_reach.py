@@ -11,6 +11,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.reach import Reaching
 from distmagic.errors import (
+    ConnectionLost,
     HostError,
     HostErrors,
     HostKeyError,
@@ -18,8 +19,11 @@ from distmagic.errors import (
     Unreachable,
 )
 from distmagic.payload.blobs import LocalBlob
+from distmagic.payload.bundle import build
 from distmagic.request.hosts import Host, parse_hosts
 from distmagic.request.spec import Access
+from tests.builders.links import FakeProcess, lines, reply
+from tests.builders.plans import FACTS
 
 
 class FakeLink:
@@ -174,3 +178,54 @@ def test_a_refusal_is_no_reason_to_log_in_again(why: HostError, logins: int):
             connections.link(host, access, asker, "python3", cast(LocalBlob, None))
     assert len(made) == logins
     assert made[0].is_closed == (logins > 1)
+
+
+class SharedTransport:
+    """The connection of a kernel's runs to one host. It is dead once `is_cut`."""
+
+    warnings = ()
+
+    def __init__(self) -> None:
+        self.processes: list[FakeProcess] = []
+        self.is_cut = self.is_closed = False
+
+    def start(self, argv: tuple[str, ...]) -> Any:
+        if self.is_cut:
+            raise ConnectionLost("gpu-a: the connection is lost.")
+        self.processes.append(FakeProcess(reply(), lines(FACTS)))
+        return self.processes[-1]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_link_that_broke_alone_takes_the_connection_from_no_other_run(is_cut: bool):
+    """Its process on the host was killed. Where the host was cut off, opening a new one shows that."""
+    made: list[SharedTransport] = []
+
+    def connect(*_: object) -> Any:
+        made.append(SharedTransport())
+        return made[-1]
+
+    connections, asker = Connections(connect), NotebookAsker(can_ask=False)
+
+    def open_link(host: Host, python: str) -> Link:
+        return connections.link(host, Access(), asker, python, build())
+
+    (host,) = parse_hosts("gpu-a")
+    runs = []
+    for _ in range(2):
+        runs.append(
+            Reaching((host,), Access(), asker, connections, ("python3",), open_link)
+        )
+    (first,), (second,) = runs[0].wait(), runs[1].wait()
+    made[0].is_cut = is_cut
+    again = runs[0].link(0, broken=first)
+    assert (first.is_closed, second.is_closed) == (True, False)
+    assert len(made) == (2 if is_cut else 1)
+    assert made[0].is_closed == is_cut
+    assert cast(Any, again.transport) is made[-1]
+    # The second run's link broke with the connection, or was not touched: either way there is one to share.
+    assert runs[1].link(0, broken=second).transport is again.transport
+    connections.close()

@@ -9,6 +9,7 @@ import pytest
 
 from distmagic.errors import PreflightError, SpecError
 from distmagic.planning.devices import (
+    lapsed,
     missing_at_join,
     refusal,
     waiting_order,
@@ -115,6 +116,13 @@ QUEUED = claim("1", "j-2", is_held=False)
 )  # fmt: skip
 def test_what_a_run_waits_for(before, text):
     assert waits_for(before) == text
+
+
+def test_a_run_whose_devices_went_to_another_one_while_its_machine_slept():
+    assert lapsed("gpu-a", [HELD]) == (
+        "gpu-a: other runs got its devices, because nothing was heard of this machine for the length of the lease "
+        "(was it asleep?). The run waits for them again: device 0, held by job j-1 of ann@laptop:train.ipynb since 12:05."
+    )
 
 
 def test_a_run_that_is_not_to_wait_says_who_has_the_devices_and_what_to_do():

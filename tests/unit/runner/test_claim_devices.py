@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import Cancelled, PreflightError, Unreachable
+from distmagic.planning import devices
 from distmagic.planning.devices import waits_for
 from distmagic.remote.wire import protocol as p
-from distmagic.request.spec import JobSpec
+from distmagic.request.spec import LEASE_S, JobSpec
 from distmagic.runner import connect, run_loop
 from tests.builders.hosts import HANG_UP, FakeHost, reach
 from tests.builders.jobs import assert_left, launched, press, two
@@ -34,6 +35,7 @@ class Queue:
             return [p.DevicesClaimed()]
         assert (request.job, request.devices) == ("j", ("0", "1"))
         self.asked.append("wait" if request.waits else "try")
+        assert request.lease_s == (LEASE_S if request.waits else 0.0)
         answer = p.DevicesClaimed(before=tuple(self.before))
         if request.waits and self.before:
             del self.before[0]
@@ -90,8 +92,9 @@ def test_a_run_waits_for_one_host_after_the_other_and_says_for_whom(
     followed = launched(tmp_path, *hosts, spec=DEVICES, screen=screen)
     assert followed.state.phase == "done"
     # What could be had at once is given back before the first host is waited for: else two runs might wait in a circle.
-    assert second.asked == ["try", "give back", "wait", "wait", "wait"]
-    assert first.asked == ["try", "give back", "wait", "wait"]
+    # In the end they are asked for without a lease.
+    assert second.asked == ["try", "give back", "wait", "wait", "wait", "try"]
+    assert first.asked == ["try", "give back", "wait", "wait", "try"]
     order = [
         (state.nodes[0].waits_for, state.nodes[1].waits_for, state.phase)
         for state in screen.shown
@@ -177,13 +180,36 @@ def test_a_run_whose_connection_breaks_while_it_waits_waits_on_over_a_new_one(
         link.warm = link.kept = TEMPLATE
     followed = launched(tmp_path, reaching=reaching, spec=DEVICES)
     assert followed.state.phase == "done"
-    assert first.asked == ["try", "give back", "wait", "wait"]
+    assert first.asked == ["try", "give back", "wait", "wait", "try"]
     # What the other host kept by then was given back, too: the run is in one order with all others again.
-    assert second.asked == ["try", "give back", "wait", "wait", "give back", "wait"]
+    assert second.asked[:4] == ["try", "give back", "wait", "wait"]
+    assert second.asked[4:] == ["give back", "wait", "try"]
     assert [len(host.processes) for host in hosts] == [2, 1]
     assert hosts[0].requests_of(p.TemplateRequest) == [TEMPLATE]
     assert [one.warm for one in hosts[0].requests_of(p.StartNode)] == [TEMPLATE]
     reaching._connections.close()
+
+
+def test_a_run_whose_machine_slept_while_it_had_the_devices_of_one_host_waits_again(
+    tmp_path: Path,
+) -> None:
+    class Lapsing(Queue):
+        """A host that has given the devices to another run when they are asked for at the end."""
+
+        def __call__(self, request: p.Message) -> list[p.Message] | None:
+            if self.asked == ["try", "give back", "wait"]:
+                self.before = [OLDER]
+            return super().__call__(request)
+
+    first, second = Queue(OLD), Lapsing()
+    hosts = hosts_with(first, second)
+    followed = launched(tmp_path, *hosts, spec=DEVICES)
+    assert followed.state.phase == "done"
+    # All is given back before it waits once more.
+    once = ["try", "give back", "wait"]
+    assert second.asked == [*once, *once, "wait", "try"]
+    assert first.asked == ["try", "give back", "wait", "wait", "try", "give back", "wait", "try"]  # fmt: skip
+    assert devices.lapsed("gpu-b", [OLDER]) in followed.state.notices
 
 
 def test_a_host_that_is_gone_ends_the_waiting_and_what_others_kept_is_given_back(

@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -257,6 +258,26 @@ def test_a_log_is_fetched_once_a_stream():
     assert run.logs(0, "stderr") == "hello\n"
     with pytest.raises(SpecError, match=r"There is no rank 3 in this run\."):
         run.logs(3)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "rank", "why"),
+    [
+        (0, 7, "Rank 7 has not begun yet: the run is connecting."),  # no plan yet
+        (2, 1, "Rank 1 has not begun yet: the run is connecting."),
+        (2, 2, "There is no rank 2 in this run."),
+        (2, -2, "There is no rank -2 in this run."),
+    ],
+)
+def test_a_log_of_a_rank_that_has_yet_to_begin(world_size: int, rank: int, why: str):
+    state = replace(begin("j", ["gpu-a"]), planned_world_size=world_size)
+    run = Run(state, {}, FakeHost(b"").open, shown=False)
+    with pytest.raises(SpecError) as caught:
+        run.logs(rank)
+    assert caught.value.message == why
+    over = Run(replace(state, abandoned="x"), {}, FakeHost(b"").open, shown=False)
+    with pytest.raises(SpecError, match=rf"There is no rank {rank} in this run\."):
+        over.logs(rank)
 
 
 def test_a_log_that_is_printed_moves_nothing_in_a_terminal():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 
@@ -89,6 +90,7 @@ def test_a_notebook_shows_the_words_in_the_place_of_the_run(monkeypatch):
     screen.show(running())
     (words, first_id, is_update), (run, second_id, is_second_update) = published[:2]
     assert "the cell&#x27;s &lt;own&gt; lines" in words
-    assert run == render.html(running())
+    hidden_by_view = re.match(r'<div class="dm-before-[0-9a-f]+">', words)[0]
+    assert run == f"{hidden_by_view}{render.html(running())}</div>"
     assert first_id == second_id
     assert (is_update, is_second_update) == (False, True)

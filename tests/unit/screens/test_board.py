@@ -238,15 +238,19 @@ def test_a_view_that_a_page_shows_keeps_the_last_state_for_later_pages(monkeypat
 def test_the_first_thing_that_is_shown_waits_for_no_widget(monkeypatch):
     published = publishing(monkeypatch)
     published_before = []
+    view_ids = []
 
     def make(view_id: str) -> board.Board:
         published_before.append(len(published))
+        view_ids.append(view_id)
         return shown_board()[0]
 
     screen = notebook.NotebookScreen(make)
     screen.show(running())
     assert published_before == [1]
     assert "dm-view-" not in published[0]["text/html"]
+    hidden_by_view = f'<div class="dm-before-{view_ids[0]}">'
+    assert [hidden_by_view in one["text/html"] for one in published] == [True, False]
     assert "dm-view-" in published[1]["text/html"]
 
 

@@ -290,6 +290,41 @@ def test_torchrun_does_not_wait_for_a_lost_node_once_all_ranks_here_have_returne
     gang.may_leave = True
 
 
+class ReturnedGang(DetachedGang):
+    """The channel of a node; `has_returned_node` says whether all ranks of another one have returned."""
+
+    is_detached, has_formed, has_returned_node = False, True, False
+
+    def poll(self, *_: object, has_returned: bool, **__: object) -> None:
+        self.told = has_returned
+
+
+@pytest.mark.parametrize("max_restarts", [0, 3])
+def test_a_failed_rank_that_can_not_be_started_again_ends_the_job_without_a_notebook(
+    node: Node, monkeypatch: pytest.MonkeyPatch, max_restarts: int
+) -> None:
+    """By itself torchrun would wait for ten minutes for a node whose ranks have all returned."""
+    terms = replace(node.agent.start.terms, max_restarts=max_restarts, lease_s=1e6)
+    node.agent.start = replace(node.agent.start, terms=terms, membership=MEMBERSHIP)
+    gang = ReturnedGang()
+    monkeypatch.setattr(node.agent, "channel", gang)
+    node.agent.rank_table.codes = {0: 0}
+    node.step()
+    assert gang.told, "the other nodes must learn it"
+    node.agent.rank_table.codes = {0: 1}
+    node.agent.rank_table.waits_since = node.now
+    node.step(agent._RESTART_S + 1.0)  # perhaps another node comes yet
+    assert not gang.told
+    assert node.events(protocol.NodeStopping) == []
+    gang.has_returned_node = True
+    node.agent.rank_table.waits_since = node.now
+    node.step(agent._RESTART_S - 1.0)  # torchrun may yet start it again
+    assert node.events(protocol.NodeStopping) == []
+    node.step(2.0)
+    stopping = [one.reason for one in node.events(protocol.NodeStopping)]
+    assert stopping == (["failed"] if max_restarts else [])
+
+
 def test_every_host_of_a_detached_job_lists_it_so(node: Node) -> None:
     listing.remember(node.agent.folder, node.agent.start)
     assert [one.is_detached for one in listing.jobs(JOB)] == [False]

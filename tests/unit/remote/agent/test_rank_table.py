@@ -73,6 +73,35 @@ def test_a_rank_that_returns_before_another_one_connects_is_not_all_of_them(tmp_
     selector.close()
 
 
+def test_since_when_torchrun_waits_to_start_ranks_again(tmp_path):
+    now = 7.0
+    selector = selectors.DefaultSelector()
+    table = RankTable(tmp_path, Journal(tmp_path), selector, lambda: now)
+
+    def end(rank: RankProcess, code: int) -> None:
+        table._end_rank(rank, rank.end_by_code(code, table.memory))
+
+    end(a_rank(table, os.getpid(), rank=1, local_rank=1), 0)
+    assert table.waits_since is None
+    old = a_rank(table, os.getpid(), rank=2, local_rank=2)
+    end(a_rank(table, os.getpid(), rank=0), 1)
+    assert table.waits_since == 7.0
+    # They are started again, and only then it is found that one of before had failed, too.
+    again = a_rank(table, os.getpid(), rank=0, restart=1)
+    end(old, 1)
+    assert table.waits_since is None
+    # The nodes meet anew without a lost one: nothing has failed.
+    again.is_replaced = True
+    end(again, -9)
+    assert table.waits_since is None
+    now = 9.0
+    end(a_rank(table, os.getpid(), rank=0, restart=2), -11)
+    assert (table.waits_since, table.failed_at) == (9.0, 7.0)
+    for rank in table.ranks:
+        rank.close()
+    selector.close()
+
+
 def test_a_rank_in_whose_place_another_one_starts_has_ended_before(tmp_path):
     """Torchrun has ended and reaped it, so that nobody can tell how; journaled later, its end would be taken for the new one's."""
     journaled: list[p.Message] = []

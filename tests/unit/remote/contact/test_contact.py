@@ -126,6 +126,11 @@ def test_devices_are_free_when_the_conversation_that_claimed_them_ends(
     third = open_link(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
     with closing(third):
         assert claim(third, "j-4", waits=False) == []
+        # Under a lease they go to the next one when nothing is heard of the notebook for so long.
+        leased = p.ClaimDevices(job="j-4", devices=devices, waits=True, lease_s=0.2)
+        assert third.query(leased, p.DevicesClaimed).before == ()
+        wait_until(lambda: not claim(link, "j-5", waits=True), "the lease to end")
+        assert claim(third, "j-4", waits=False) == ["j-5"]
 
 
 def test_what_an_agent_has_not_sent_when_it_leaves_comes_from_its_journal(
@@ -323,9 +328,14 @@ def test_a_host_is_tidied_when_the_notebook_has_its_answer(monkeypatch) -> None:
     assert order == ["facts", "sweep", "tidy"]
 
 
-def test_a_notebook_that_sleeps_keeps_nobody_from_devices(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("lease_s", "silent_s"), [(0.0, [30.0, 60.0, 90.0]), (5.0, [5.0, 10.0, 15.0])]
+)
+def test_a_notebook_that_sleeps_keeps_nobody_from_devices(
+    monkeypatch, lease_s: float, silent_s: list[float]
+) -> None:
     """Its laptop was shut while it waited for them: the connection is there for hours."""
-    left: list[float] = []
+    lapsed: list[float] = []
     silence = iter([[], [], [], [0]])
     waited: list[float] = []
 
@@ -338,10 +348,11 @@ def test_a_notebook_that_sleeps_keeps_nobody_from_devices(monkeypatch) -> None:
     played: Any = SimpleNamespace(
         _lines=SimpleNamespace(line=lambda: None),
         _receiver=SimpleNamespace(awaited=()),
-        _devices=SimpleNamespace(leave_queue=lambda: left.append(sum(waited))),
+        _devices=SimpleNamespace(lease_s=lease_s, lapse=lapsed.append),
     )
     assert contact.Contact._line(played) is None
-    assert left == [60.0, 90.0]
+    assert lapsed == silent_s
+    assert sum(waited[:3]) == lapsed[-1]
 
 
 def test_more_jobs_than_fit_into_a_line(link: Link, tmp_path: Path) -> None:

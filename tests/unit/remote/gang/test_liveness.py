@@ -34,6 +34,7 @@ A_DATAGRAM = Datagram(
     culprit=1,
     formations=4,
     is_detached=True,
+    has_returned=True,
 )
 
 DATAGRAMS = st.builds(
@@ -41,7 +42,7 @@ DATAGRAMS = st.builds(
     node_rank=st.integers(0, NOBODY), to=st.integers(0, NOBODY), counter=st.integers(0, 2**64 - 1),
     echo=st.integers(0, 2**64 - 1), phase=st.sampled_from(PHASES), reason=st.sampled_from(REASONS),
     culprit=st.integers(0, NOBODY), formations=st.integers(0, 2**32 - 1),
-    is_detached=st.booleans(),
+    is_detached=st.booleans(), has_returned=st.booleans(),
 )  # fmt: skip
 
 
@@ -306,6 +307,33 @@ def test_all_learn_from_the_lead_that_a_job_is_detached(net):
     net.nodes[0].announce(OwnState(is_detached=True), net.now)
     net.run(0.2)
     assert [gang.is_detached for gang in net.nodes.values()] == [True, True, True]
+
+
+def test_all_learn_from_the_lead_that_the_ranks_of_a_node_have_returned(net):
+    def heard() -> list[bool]:
+        return [gang.has_returned_node for gang in net.nodes.values()]
+
+    net.run(0.2)
+    assert heard() == [False, False, False]
+    net.nodes[2].announce(OwnState(has_returned=True), net.now)
+    net.run(1.0)
+    assert heard()[:2] == [True, True]
+    # It ends, so it is no node any more that the others would wait for.
+    net.nodes[2].announce(OwnState(phase="clear", has_returned=True), net.now)
+    net.run(1.0)
+    assert heard() == [False, False, False]
+    net.nodes[0].announce(OwnState(has_returned=True), net.now)
+    net.run(1.0)
+    assert heard() == [False, True, True]
+
+
+def test_a_node_that_has_returned_and_is_lost_is_waited_for_by_nobody(net):
+    net.nodes[2].announce(OwnState(has_returned=True), net.now)
+    net.run(1.0)
+    net.down = {2}
+    net.run(LOST_S + 1.0)
+    assert not net.nodes[0].has_returned_node
+    assert not net.nodes[1].has_returned_node
 
 
 # ---- the lease

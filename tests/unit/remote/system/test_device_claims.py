@@ -141,12 +141,37 @@ def test_a_job_that_leaves_the_queue_lets_others_go_first_and_comes_behind_them(
     assert first.take("a", (device,), waits=True) == ()
     assert asleep.take("b", (device,), waits=True)
     assert third.take("c", (device,), waits=True)
-    first.leave_queue()  # nothing: it has the device
-    asleep.leave_queue()
+    for silent_s in (30.0, 59.0):
+        asleep.lapse(silent_s)
+    assert jobs(third.take("c", (device,), waits=True)) == [("a", True), ("b", True)]
+    first.lapse(3600.0)  # nothing: it has the device
+    asleep.lapse(60.0)
     assert jobs(third.take("c", (device,), waits=True)) == [("a", True)]
     first.release()
     assert third.take("c", (device,), waits=True) == ()
     assert jobs(asleep.take("b", (device,), waits=True)) == [("c", True)]
+
+
+def test_devices_under_a_lease_go_to_others_when_the_notebook_is_silent(
+    contacts, device
+):
+    """It has them, waits for those of another host, and sleeps."""
+    asleep, second, *_ = contacts
+    assert asleep.take("a", (device,), waits=True, lease_s=90.0) == ()
+    assert second.take("b", (device,), waits=True)
+    asleep.lapse(89.0)
+    assert jobs(second.take("b", (device,), waits=True)) == [("a", True)]
+    asleep.lapse(90.0)
+    assert second.take("b", (device,), waits=True) == ()
+    assert jobs(asleep.take("a", (device,), waits=False)) == [("b", True)]
+
+
+def test_devices_that_are_asked_for_again_without_a_lease_are_kept(contacts, device):
+    asleep, second, *_ = contacts
+    assert asleep.take("a", (device,), waits=True, lease_s=90.0) == ()
+    assert asleep.take("a", (device,), waits=False) == ()
+    asleep.lapse(3600.0)
+    assert second.take("b", (device,), waits=True)
 
 
 def test_devices_are_kept_as_long_as_an_agent_has_the_descriptors(contacts, device):

@@ -274,7 +274,7 @@ MESSAGES = (
     (0, p.GetBlob(sha256=SHA)),
     (0, p.GetFreePort(address="10.0.0.2")),
     (0, p.FreePort(port=40001)),
-    (0, p.ClaimDevices(job="j-1", devices=("0", "1"), waits=True)),
+    (0, p.ClaimDevices(job="j-1", devices=("0", "1"), waits=True, lease_s=60.0)),
     (
         0,
         p.DevicesClaimed(

@@ -1,0 +1,61 @@
+"""What agents say by the gang channel comes out at the others: two channels with their own sockets, and a clock of ours."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distmagic.remote.gang.channel import GangChannel
+from distmagic.remote.records.journal import Journal
+from distmagic.remote.wire import protocol
+
+LOCAL = "127.0.0.1"
+
+
+def free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind((LOCAL, 0))
+        return int(taken.getsockname()[1])
+
+
+@pytest.fixture
+def channels(tmp_path: Path) -> Iterator[tuple[GangChannel, GangChannel]]:
+    """The lead's and a member's."""
+    membership = protocol.Membership(
+        secret="5e" * 32,
+        address=LOCAL,
+        lead_address=LOCAL,
+        port=free_port(),
+        nodes=2,
+        lost_after_s=10.0,
+    )
+    made = []
+    for node_rank in range(2):
+        folder = tmp_path / str(node_rank)
+        folder.mkdir()
+        made.append(GangChannel(node_rank, membership, 2, Journal(folder), 100.0))
+    yield made[0], made[1]
+    for one in made:
+        one._udp.socket.close()
+
+
+@pytest.mark.parametrize("returned", [0, 1])
+def test_a_node_whose_ranks_have_returned_says_so(
+    channels: tuple[GangChannel, GangChannel], returned: int
+) -> None:
+    """No datagram gets lost between two sockets of one machine, so a second by the clock is enough."""
+    for turn in range(10):
+        for node_rank, one in enumerate(channels):
+            cause = one.poll(
+                100.0 + 0.1 * turn,
+                None,
+                is_clear=False,
+                is_detached=False,
+                has_returned=node_rank == returned,
+            )
+            assert cause is None
+    assert channels[0].has_formed
+    assert channels[1 - returned].has_returned_node

@@ -7,7 +7,7 @@
 #   screenshots  that and a picture of each scene of the view, light and dark, wide and narrow, in build/screenshots
 #
 #   PYTHON=python3.12   the Python (3.10 or later) that .venv is made with
-#   JOBS=1              tests at the same time (0: in pytest's own process); if not said 2, of check 4: many of its tests wait
+#   JOBS=1              tests at the same time (0: in pytest's own process); if not said 3, of check 4: many tests wait
 #   NO_APT=1            never install a system package, only say what is missing
 #   CI=true             a missing system package is a failure, not a skip
 #   ARGS="-k ssh"       more arguments for pytest
@@ -19,7 +19,7 @@
 PYTHON ?= python3
 # The version that the tests are made for. A plain request, so that pip takes the build that its configuration prefers.
 TORCH ?= torch==2.13.0
-JOBS ?= 2
+JOBS ?= 3
 ARGS ?=
 ONLY ?=
 README ?=
@@ -64,7 +64,7 @@ chaos: $(venv)/.ready
 	@DISTMAGIC_CHAOS_SEED=$(SEED) DISTMAGIC_CHAOS_ROUNDS=$(ROUNDS) $(bin)/python -m pytest --quiet --numprocesses=0 --tb=short tests/e2e/test_pairs.py -k promises $(ARGS)
 
 sky: $(venv)/.ready build/sky/.ready
-	@$(bin)/python -m tests.system
+	@$(bin)/python -m tests.system sky
 	@$(bin)/python -m tests.sky
 
 build/sky/.ready: pyproject.toml | $(venv)/.ready

@@ -20,7 +20,7 @@ from tests.system.components import in_ci, reason_without  # noqa: E402
 
 # No test is timed: a busy machine would make a slow example a failure.
 settings.register_profile("distmagic", deadline=None)
-# Of `make check`: fewer examples of each property that doesn't say how many it needs.
+# Of `make check`: a third of the examples, but where a property says how many it needs.
 settings.register_profile("quick", deadline=None, max_examples=30)
 settings.load_profile("distmagic")
 

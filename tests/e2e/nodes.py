@@ -1,13 +1,16 @@
-"""What tests of jobs that run on every node have in common: the program, and how it is started on each."""
+"""What tests of jobs that run on every node have in common: the program and the notebook, and how they are started on each."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import nbformat
 
 from tests import REPOSITORY
 from tests.lab.host import LabHost
@@ -35,6 +38,53 @@ if has_secret and "alone" not in sys.argv:
     raise SystemExit("a rank sees the secret")
 dist.destroy_process_group()
 """
+# The cells of a notebook that goes well, and one that fails.
+CELLS = (
+    "%load_ext distmagic",
+    """%%distributed -o run
+def train():
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    return rank, total.item()
+
+train()""",
+    "print('FIRST', dict(run.results))",
+    "%%distributed -o again\ntrain()",
+    "print('AGAIN', dict(again.results))",
+)
+FAILING = (
+    "%%distributed\ndef train():\n    raise ValueError('this rank fails')\n\ntrain()"
+)
+# The arguments of a Python that executes a notebook, also beyond a cell that fails.
+CONVERT = ("-m", "nbconvert", "--to", "notebook", "--execute", "--allow-errors")
+
+
+def write_notebook(path: Path, cells: Sequence[str]) -> None:
+    """Write a notebook with these cells of code."""
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in cells],
+        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+    )
+    nbformat.write(notebook, path)
+
+
+def written(folder: Path) -> dict[int, list[str]]:
+    """Return what each cell shows in out0.ipynb and out1.ipynb, by node, where there are such; and take them away."""
+    shown = {}
+    for node in (0, 1):
+        path = folder / f"out{node}.ipynb"
+        if path.exists():
+            cells = json.loads(path.read_text())["cells"]
+            shown[node] = [
+                json.dumps(cell["outputs"], ensure_ascii=False) for cell in cells
+            ]
+            path.unlink()
+    return shown
 
 
 def srun(

@@ -264,10 +264,11 @@ def draw(seed: int) -> Pair:
         Strike(fault=rows[0].name, moment=first),
         Strike(fault=rows[1].name, moment=second),
     )
-    # Drawn last: so a seed has kept its pair.
-    is_background = rng.random() < 0.3 and kind != "followed"
-    job = replace(job, is_background=is_background)
-    return Pair(seed=seed, job=job, strikes=strikes)
+    pair = Pair(seed=seed, job=job, strikes=strikes)
+    # Drawn last: so a seed has kept its pair. A host that a run's own thread has switched on ends with that thread, so no
+    # job grows there.
+    is_background = rng.random() < 0.3 and kind != "followed" and not pair.grows
+    return replace(pair, job=replace(job, is_background=is_background))
 
 
 def _row(rng: random.Random, kind: Kind) -> Fault:

@@ -22,7 +22,7 @@ from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached
 from distmagic.session.background import BackgroundRun
 from distmagic.session.names import owner
-from tests.e2e import runner
+from tests.e2e import faults, runner
 from tests.e2e.runner import as_value
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
@@ -140,6 +140,15 @@ def claims(host: LabHost) -> str:
     ).stdout
 
 
+def contacts(host: LabHost) -> list[int]:
+    return faults.pids(host, "contact", "")
+
+
+def sessions(host: LabHost) -> list[int]:
+    """Return the processes of sshd that have a connection with a contact."""
+    return faults.pids(host, "session", "")
+
+
 def test_runs_wait_for_devices_in_their_order_and_a_job_that_is_killed_frees_them(
     gpus: Lab,
 ) -> None:
@@ -161,9 +170,20 @@ def test_runs_wait_for_devices_in_their_order_and_a_job_that_is_killed_frees_the
     )
 
     # Two runs that list the hosts in different orders wait at the same one of them, and the view says for what.
+    wait_until(lambda: len(contacts(gpus.hosts[0])) == 1, "others to have ended")
+    of_first = contacts(gpus.hosts[0])
     second = begin(gpus, "dm1,dm2", alone, 0)
     at_second = until_it_waits(second)
     assert sorted(at_second) == ["", held]
+
+    # Our process on a host is killed for one run. It gets another one over the connection of both, and the other waits on.
+    of_both, connection = contacts(gpus.hosts[0]), sessions(gpus.hosts[0])
+    faults.send(gpus.hosts[0], of_first, signal.SIGKILL)
+    wait_until(lambda: set(contacts(gpus.hosts[0])) - set(of_both), "another process")
+    wait_until(lambda: not any(node.broken for node in first.state.nodes), "its run")
+    assert set(of_both) - set(of_first) <= set(contacts(gpus.hosts[0]))
+    assert set(sessions(gpus.hosts[0])) == set(connection)
+    assert waits_for(second) == at_second
     third = begin(gpus, "dm2,dm1", alone, 0, warm_idle_s=900.0)
     at_third = until_it_waits(third)
     assert sorted(at_third) == ["", f"{held}; 1 more run comes before"]

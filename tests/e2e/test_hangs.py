@@ -132,7 +132,9 @@ def test_a_hang_ends_the_run_and_says_who_stands_out(
 
 
 def test_a_timeout_of_a_run_that_stands_still_says_who_stands_out(lab: Lab) -> None:
-    error = runner.failure(lab, "dm1:2,dm2:1", as_value(train), 2, "", timeout_s=30.0)
+    error = runner.failure(
+        lab, "dm1:2,dm2:1", as_value(train), 2, "", timeout_s=30.0, is_warm=True
+    )
     assert isinstance(error, TimedOut)
     assert re.fullmatch(
         r"The run was stopped: its --timeout ran out\. No rank had advanced for \d+ s before that\. Where they were: (.*)\.",
@@ -151,7 +153,14 @@ def test_a_rank_that_is_stopped_is_said_not_to_answer(lab: Lab) -> None:
 
     screen = runner.Watch(all_report, freeze)
     error = runner.failure(
-        lab, "dm1:2,dm2:1", as_value(train), 2, "", hang_timeout_s=6.0, screen=screen
+        lab,
+        "dm1:2,dm2:1",
+        as_value(train),
+        2,
+        "",
+        hang_timeout_s=6.0,
+        screen=screen,
+        is_warm=True,
     )
     assert isinstance(error, Hung)
     stopped = "rank 2 (dm2, local_rank 0) doesn't answer: its process is stopped (kill -CONT would let it go on)"

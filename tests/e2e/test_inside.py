@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -12,11 +11,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from tests import REPOSITORY
-from tests.e2e.nodes import RUN, SECRET, TRAIN, srun
+from tests.e2e.nodes import (
+    CELLS,
+    CONVERT,
+    FAILING,
+    RUN,
+    SECRET,
+    TRAIN,
+    srun,
+    write_notebook,
+    written,
+)
 from tests.e2e.slurm_cells import end_of
 from tests.lab.slurm import UID, USER, SlurmLab
 
@@ -255,29 +263,6 @@ def test_a_batch_script_is_on_one_node_alone_unless_it_says_on_slurm(
     assert seen(all_nodes) == [f"rank {rank} of 2, sum 1, args []" for rank in range(2)]
 
 
-CELLS = (
-    "%load_ext distmagic",
-    """%%distributed -o run
-def train():
-    import torch
-    import torch.distributed as dist
-    dist.init_process_group("gloo")
-    total = torch.tensor([float(dist.get_rank())])
-    dist.all_reduce(total)
-    rank = dist.get_rank()
-    dist.destroy_process_group()
-    return rank, total.item()
-
-train()""",
-    "print('FIRST', dict(run.results))",
-    "%%distributed -o again\ntrain()",
-    "print('AGAIN', dict(again.results))",
-)
-FAILING = (
-    "%%distributed\ndef train():\n    raise ValueError('this rank fails')\n\ntrain()"
-)
-
-
 def executed(
     slurm: SlurmLab, folder: Path, *notebooks: tuple[str, ...]
 ) -> tuple[int, dict[int, list[str]]]:
@@ -287,24 +272,11 @@ def executed(
     """
     for node in (0, 1):
         cells = notebooks[min(node, len(notebooks) - 1)]
-        notebook = nbformat.v4.new_notebook(
-            cells=[nbformat.v4.new_code_cell(cell) for cell in cells],
-            metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
-        )
-        nbformat.write(notebook, folder / f"train{node}.ipynb")
-    convert = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "--allow-errors"]  # fmt: skip
-    line = f"exec {shlex.join(convert)} --output out$SLURM_NODEID.ipynb train$SLURM_NODEID.ipynb"
+        write_notebook(folder / f"train{node}.ipynb", cells)
+    convert = shlex.join([sys.executable, *CONVERT])
+    line = f"exec {convert} --output out$SLURM_NODEID.ipynb train$SLURM_NODEID.ipynb"
     done = srun(slurm, folder, "sh", "-c", line)
-    shown = {}
-    for node in (0, 1):
-        written = folder / f"out{node}.ipynb"
-        if written.exists():
-            cells = json.loads(written.read_text())["cells"]
-            shown[node] = [
-                json.dumps(cell["outputs"], ensure_ascii=False) for cell in cells
-            ]
-            written.unlink()
-    return done.returncode, shown
+    return done.returncode, written(folder)
 
 
 def test_a_notebook_on_two_nodes_is_written_on_both_whatever_fails(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,12 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.nodes import RUN, SECRET, TRAIN, on_all
+from tests.e2e.nodes import (
+    CELLS,
+    CONVERT,
+    FAILING,
+    RUN,
+    SECRET,
+    TRAIN,
+    on_all,
+    write_notebook,
+    written,
+)
 from tests.lab import Lab, wait_until
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(240)]
 
 ALL = {"DISTMAGIC_SECRET": SECRET}
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=1")
 OF_SLURM = {  # around a task of SkyPilot on Slurm
     "SLURM_JOB_ID": "7",
     "SLURM_JOB_NODELIST": "sx[1-2]",
@@ -202,6 +214,43 @@ def test_torchrun_by_hand_starts_a_process_a_rank(lab: Lab, folder: Path) -> Non
     assert sorted(seen(done[0]) + seen(done[1])) == [
         f"rank {rank} of 4, sum 6, args ['alone']" for rank in range(4)
     ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "started_by", "words", "node"),
+    [
+        (skypilot, (), "SkyPilot task ", "$SKYPILOT_NODE_RANK"),
+        # What torchrun is told, but for the number of processes, it takes from PET_*.
+        (by_hand, TORCHRUN, "torchrun job ", "$PET_NODE_RANK"),
+    ],
+    ids=["skypilot", "torchrun"],
+)
+def test_a_notebook_on_both_nodes_is_written_also_when_a_rank_fails(
+    lab: Lab,
+    folder: Path,
+    variables,
+    started_by: tuple[str, ...],
+    words: str,
+    node: str,
+) -> None:
+    write_notebook(folder / "train.ipynb", (*CELLS[:3], FAILING))
+    convert = shlex.join([sys.executable, *started_by, *CONVERT])
+    line = f"exec {convert} --output out{node}.ipynb train.ipynb"
+    nodes = [variables(lab, 0), variables(lab, 1)]
+    done = on_all(lab.hosts[:2], folder, nodes, ["sh", "-c", line])
+    assert [one.returncode for one in done] == [0, 0], done
+    shown = written(folder)
+    assert sorted(shown) == [0, 1]
+    lead, follower = shown[0], shown[1]
+    assert f"inside {words}" in lead[1]
+    assert "node 0 of 2: leads 1 other node." in lead[1]
+    assert "FIRST {0: (0, 1.0), 1: (1, 1.0)}" in lead[2]
+    assert f"inside {words}" in follower[1]
+    assert "node 1 of 2: follows node 0, " in follower[1]
+    assert "FIRST {1: (1, 1.0)}" in follower[2], "its own rank's result alone"
+    for cells in (lead, follower):
+        assert "WorkerFailed" in cells[3]
+        assert "ValueError: this rank fails" in cells[3]
 
 
 # ---- what goes wrong

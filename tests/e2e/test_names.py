@@ -33,6 +33,7 @@ def test_own_name_leads_nowhere_useful(
         as_value(runner.all_reduce),
         rdzv_backend=backend,
         timeout_s=90,
+        is_warm=True,
     )
     assert [float(run.results[rank]["total"]) for rank in run.results] == [
         3.0,
@@ -51,6 +52,7 @@ def test_hosts_of_the_same_name_that_is_loopback(same_names: Lab, backend: str) 
         as_value(runner.all_reduce),
         rdzv_backend=backend,
         timeout_s=90,
+        is_warm=True,
     )
     assert [float(run.results[rank]["total"]) for rank in run.results] == [
         3.0,

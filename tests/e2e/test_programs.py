@@ -17,7 +17,8 @@ from tests.lab import Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(300)]
 SHAPES = REPOSITORY / "tests" / "e2e" / "shapes"
-TWO = "dm1:1,dm2:1"
+# Two hosts that keep torch loaded, as a notebook's do: `ended` and `homes` end that.
+TWO = {"hosts": "dm1:1,dm2:1", "warm_idle_s": 900.0}
 
 
 @pytest.fixture
@@ -54,12 +55,12 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
 
 def test_a_program_goes_on_from_its_snapshot_and_the_snapshot_comes_back(ended, inside):
     folder = inside("snapshots")
-    first = run(ended, "--fresh train.py 2 1 --batch_size 16", hosts=TWO)
+    first = run(ended, "--fresh train.py 2 1 --batch_size 16", **TWO)
     assert first.logs(0, "stdout").splitlines() == [
         "[rank 0] epoch 0 | steps: 8",
         "[rank 0] epoch 1 | steps: 8",
     ]
-    second = run(ended, "--fetch snapshot.pt train.py 3 1 --batch_size 16", hosts=TWO)
+    second = run(ended, "--fetch snapshot.pt train.py 3 1 --batch_size 16", **TWO)
     for rank in (0, 1):  # each has its own snapshot: their hosts share no disk
         assert second.logs(rank, "stdout").splitlines() == [
             "Resuming training from snapshot at epoch 2",
@@ -73,7 +74,7 @@ def test_a_program_whose_settings_are_its_globals(homes, inside):
     prepare = [sys.executable, "data/words/prepare.py"]
     subprocess.run(prepare, check=True, cwd=folder)
     line = "--fresh --fetch out-small train.py config/small.py --batch_size=8"
-    found = run(homes, line, hosts=TWO)
+    found = run(homes, line, **TWO)
     out = found.logs(0, "stdout").splitlines()
     assert out[0] == "settings of config/small.py"
     assert [words.partition(":")[0] for words in out[1:]] == [
@@ -98,7 +99,7 @@ def test_workers_of_a_loader_in_each_way_to_start_them(ended, inside, warm_idle_
 def test_sharded_and_tensor_parallel_and_a_distributed_checkpoint(make_lab, inside):
     lab = make_lab(2, shared_home=True)  # a distributed checkpoint is one for all ranks
     inside(".")
-    found = run(lab, "sharded.py 20 ck", hosts="dm1:2,dm2:2")
+    found = run(lab, "sharded.py 20 ck", hosts="dm1:2,dm2:2", warm_idle_s=900.0)
     for rank in range(4):
         assert found.logs(rank, "stdout") == "loaded True True\n"
     files = [file.path for file in found.files(0, "ck")]

@@ -146,9 +146,6 @@ def placed(what: Any, folder: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "way", [{"cold": True}, {"warm_idle_s": 900.0}], ids=["cold", "warm"]
-)
-@pytest.mark.parametrize(
     "line",
     [
         "train.py 50 --lr 0.5",
@@ -157,15 +154,16 @@ def placed(what: Any, folder: str) -> Any:
         "./train.py 50",
     ],
 )
-def test_a_script_sees_what_torchrun_lets_it_see(ended, project, line, way):
-    theirs = by_torchrun(ended, project, line.split())
+def test_a_script_sees_what_torchrun_lets_it_see(ended, project, line):
+    theirs = placed(by_torchrun(ended, project, line.split()), "/home/node/project")
     name = line.split()[1] if line.startswith("-m") else "train"
-    run(ended, line, **way)
-    # The second one is forked from a template where there is one.
-    ours = seen(run(ended, line, **way))
-    assert placed(ours, f"/home/node/.distmagic/work/{name}") == placed(
-        theirs, "/home/node/project"
-    )
+    work = f"/home/node/.distmagic/work/{name}"
+    cold = seen(run(ended, line, cold=True))
+    assert placed(cold, work) == theirs
+    # The second one is forked from a template that was used before.
+    for _ in range(2):
+        warm = seen(run(ended, line, warm_idle_s=900.0))
+    assert placed(warm, work) == theirs
 
 
 def test_a_script_below_the_current_directory_lies_below_on_the_hosts_too(
@@ -227,16 +225,20 @@ def test_what_a_script_wrote_is_there_in_the_next_run_and_what_is_gone_here_goes
         "print(n, sent, os.path.exists('data/x.txt'))\n"
     )
     (project / "sent.txt").write_text("7")
-    assert run(ended, "resume.py").logs(0, "stdout") == "0 7 True\n"
+
+    def resumed(options: str = "") -> Run:
+        return run(ended, f"{options} resume.py", warm_idle_s=900.0)
+
+    assert resumed().logs(0, "stdout") == "0 7 True\n"
     (project / "data" / "x.txt").unlink()
-    second = run(ended, "resume.py")
+    second = resumed()
     assert second.logs(0, "stdout") == "1 70 False\n"
     assert (
         "dm1: kept as an earlier run left it: sent.txt (unchanged here since it was sent; --fresh empties the directory "
         "and sends it again)"
     ) in second.state.notices
-    assert run(ended, "--name other resume.py").logs(0, "stdout") == "0 7 False\n"
-    assert run(ended, "--fresh resume.py").logs(0, "stdout") == "0 7 False\n"
+    assert resumed("--name other").logs(0, "stdout") == "0 7 False\n"
+    assert resumed("--fresh").logs(0, "stdout") == "0 7 False\n"
     assert (
         ended.hosts[0].home / ".distmagic/work/resume/snapshot.txt"
     ).read_text() == "1"
@@ -334,7 +336,7 @@ def test_twenty_thousand_files_and_the_change_of_one(ended, project):
             (project / "data" / "part7" / "file7.txt").write_bytes(change)
         screen = SentBytes()
         began_s = time.monotonic()
-        found = run(ended, "count.py", screen=screen)
+        found = run(ended, "count.py", screen=screen, warm_idle_s=900.0)
         took.append(time.monotonic() - began_s)
         sent.append(screen.total_bytes)
         assert found.logs(0, "stdout").startswith("20001 ")

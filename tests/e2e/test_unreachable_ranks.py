@@ -47,7 +47,9 @@ def ask_store(host: str, port: int, seconds: float) -> None:
 def test_closed_ports_between_ranks(lab: Lab, how: str, why: str) -> None:
     for host in lab.hosts[:2]:
         host.close_ports(how, but=(22, PORT))
-    error = runner.failure(lab, "dm1:1,dm2:1", as_value(meet), 1.0, master_port=PORT)
+    error = runner.failure(
+        lab, "dm1:1,dm2:1", as_value(meet), 1.0, master_port=PORT, is_warm=True
+    )
     assert isinstance(error, WorkerFailed)
     first = error.hint.splitlines()[0]
     own = error.message.partition("(")[2].partition(",")[0]
@@ -69,6 +71,8 @@ def test_closed_ports_between_ranks(lab: Lab, how: str, why: str) -> None:
     ],
 )
 def test_a_store_that_is_not_there(lab: Lab, name: str, words: str) -> None:
-    error = runner.failure(lab, "dm1:1,dm2:1", as_value(ask_store), name, 4444, 1.0)
+    error = runner.failure(
+        lab, "dm1:1,dm2:1", as_value(ask_store), name, 4444, 1.0, is_warm=True
+    )
     assert isinstance(error, WorkerFailed)
     assert error.hint.startswith(words)

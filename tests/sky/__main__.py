@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 
@@ -12,7 +11,7 @@ from tests.lab import isolate
 from tests.sky import scenes
 from tests.sky.lab import HOME, Clock, sky_lab
 from tests.sky.packages import VENV
-from tests.system.components import reason_without
+from tests.system.components import SKY_NEEDS, reason_without
 
 PYTHON = str(VENV / "bin/python")
 _OWN_PACKAGE = (
@@ -44,10 +43,8 @@ def main() -> int:
 
 
 def _reason() -> str:
-    if reason := reason_without("lab", "slurm"):
+    if reason := reason_without(*SKY_NEEDS):
         return reason
-    if shutil.which("rsync") is None:
-        return "missing here: rsync (Debian, Ubuntu: apt-get install rsync)"
     if not (VENV / "bin/sky").exists():
         return "build/sky is not made: make sky does that"
     return ""

@@ -6,6 +6,7 @@ This is the only step that needs a package index; pip finds it by its own config
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 
@@ -26,10 +27,7 @@ _TELL = "import sys; print('%d.%d' % sys.version_info[:2])"
 def main() -> int:
     """Make all of it anew, and return the exit code."""
     python = sys.argv[1]
-    told = subprocess.run(
-        [python, "-c", _TELL], capture_output=True, text=True, check=False
-    )
-    version = told.stdout.strip()
+    version = _version(python)
     if version != _VERSION:
         print(
             f"SkyPilot's nodes want Python {_VERSION}; {python} is {version or 'none'}. "
@@ -41,11 +39,23 @@ def main() -> int:
     print(f"installing {' '.join(wanted)} into {VENV}", flush=True)
     _run("sh", ".ci/make-venv", python, str(VENV))
     pip = (str(VENV / "bin/python"), "-m", "pip", "--quiet", "--no-input")
-    # `pip wheel` also builds wheels of what is on offer as a source distribution only.
-    _run(*pip, "wheel", "--wheel-dir", str(WHEELS), *wanted)
+    # `pip wheel` also builds wheels of what is on offer as a source distribution only. Without --use-pep517 the pip of
+    # Python 3.10 wants the package `wheel` for that, which a new environment does not have.
+    build = ("wheel", "--use-pep517", "--wheel-dir", str(WHEELS))
+    _run(*pip, *build, *wanted)
     found = ("--no-index", "--find-links", str(WHEELS))
     _run(*pip, "install", *found, *wanted)
     return 0
+
+
+def _version(python: str) -> str:
+    """Return "3.10", or "" where this is no Python."""
+    if shutil.which(python) is None:
+        return ""
+    told = subprocess.run(
+        [python, "-c", _TELL], capture_output=True, text=True, check=False
+    )
+    return told.stdout.strip()
 
 
 def requirements() -> list[str]:

@@ -1,7 +1,8 @@
 """Look for the system components; as root on Debian or Ubuntu install what is missing, and say so in one line.
 
-`NO_APT=1` turns the installing off. What can't be installed is named, and its tests are skipped; with `CI=true` that
-is a failure, with exit code 1.
+`python -m tests.system` looks for what `make test` needs, `python -m tests.system sky` for what `make sky` needs.
+`NO_APT=1` turns the installing off. What can't be installed is named, and its tests are skipped; with `CI=true`, and
+for `make sky` always, that is a failure, with exit code 1.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.system.components import (
+    SKY_NEEDS,
     TEST_NEEDS,
     Component,
     in_ci,
@@ -25,21 +27,23 @@ from tests.system.components import (
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
 
-def main() -> int:
+def main(words: Sequence[str] = ()) -> int:
     """Run the check and return the exit code."""
-    lacking = missing()
+    of_sky = list(words) == ["sky"]
+    needs = SKY_NEEDS if of_sky else TEST_NEEDS
+    must = of_sky or in_ci()
+    lacking = missing(*needs)
     if lacking and _may_install():
         _install(lacking)
-        lacking = missing()
-    reasons = {name: reason_without(name) for name in TEST_NEEDS}
+    reasons = {name: reason_without(name) for name in needs}
     for name, reason in reasons.items():
         if reason:
             print(
-                f"system components: tests that need {name} {'fail' if in_ci() else 'are skipped'}: {reason}"
+                f"system components: tests that need {name} {'fail' if must else 'are skipped'}: {reason}"
             )
     if not any(reasons.values()):
         print("system components: all there")
-    return 1 if in_ci() and any(reasons.values()) else 0
+    return 1 if must and any(reasons.values()) else 0
 
 
 def _may_install() -> bool:
@@ -99,4 +103,4 @@ def _services_stay_down() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -58,6 +58,7 @@ COMPONENTS = {
             programs=("chromium", "chromium-browser", "google-chrome", "chrome"),
             packages=("chromium", "fonts-dejavu-core"),
         ),
+        Component(name="rsync", programs=("rsync",), packages=("rsync",)),
     )
 }
 _SETS = {  # what is made of several of them
@@ -65,11 +66,13 @@ _SETS = {  # what is made of several of them
     "slurm": ("munged", "slurmctld", "slurmd", "srun"),
 }
 _OF_SETS = {part for parts in _SETS.values() for part in parts}
+_OF_SKY = ("rsync",)  # no test of `make test` needs it
 # What a test says that it needs.
 TEST_NEEDS = (
     *_SETS,
-    *(name for name in COMPONENTS if name not in _OF_SETS),
+    *(name for name in COMPONENTS if name not in _OF_SETS and name not in _OF_SKY),
 )
+SKY_NEEDS = ("lab", "slurm", *_OF_SKY)
 
 
 def in_ci() -> bool:
@@ -77,11 +80,11 @@ def in_ci() -> bool:
     return os.environ.get("CI", "").lower() in ("1", "true", "yes")
 
 
-def missing() -> tuple[Component, ...]:
-    """Return every component that this machine lacks."""
-    return tuple(
-        component for component in COMPONENTS.values() if component.path() is None
-    )
+def missing(*names: str) -> tuple[Component, ...]:
+    """Return which of these components this machine lacks. Raises KeyError for what is not in the table."""
+    wanted = [part for name in names for part in _SETS.get(name, (name,))]
+    found = (COMPONENTS[part] for part in wanted)
+    return tuple(component for component in found if component.path() is None)
 
 
 def reason_without(*names: str) -> str:
@@ -90,17 +93,15 @@ def reason_without(*names: str) -> str:
     "lab" stands for all that the lab of SSH hosts is made of, "slurm" for Slurm's daemons and commands.
     Raises KeyError for what is not in the table.
     """
-    wanted = [part for name in names for part in _SETS.get(name, (name,))]
+    lacking = missing(*names)
     if "lab" in names and not sys.platform.startswith("linux"):
         return "the lab of SSH hosts is made of Linux namespaces"
     if "lab" in names and os.geteuid() != 0:
         return "the lab of SSH hosts needs root, to make network namespaces"
-    lacking = [part for part in wanted if COMPONENTS[part].path() is None]
+    if not lacking:
+        return ""
+    programs = ", ".join(component.name for component in lacking)
     packages = " ".join(
-        package for part in lacking for package in COMPONENTS[part].packages
+        package for component in lacking for package in component.packages
     )
-    return (
-        f"missing here: {', '.join(lacking)} (Debian, Ubuntu: apt-get install {packages})"
-        if lacking
-        else ""
-    )
+    return f"missing here: {programs} (Debian, Ubuntu: apt-get install {packages})"

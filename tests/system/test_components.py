@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from tests.sky import packages
 from tests.system import __main__ as command
 from tests.system import components
 from tests.system.components import Component
@@ -40,6 +43,7 @@ def test_without_ci_missing_components_are_named_and_pass(nothing, monkeypatch, 
     assert command.main() == 0
     said = capsys.readouterr().out
     assert all(f"need {name} are skipped" in said for name in components.TEST_NEEDS)
+    assert "rsync" not in said, "make sky alone needs it"
 
 
 def test_in_ci_missing_components_fail(nothing, monkeypatch, capsys):
@@ -48,14 +52,46 @@ def test_in_ci_missing_components_fail(nothing, monkeypatch, capsys):
     assert "tests that need lab fail" in capsys.readouterr().out
 
 
-def test_installs_all_that_is_missing_at_once(nothing, monkeypatch, capsys, tmp_path):
+def test_make_sky_names_what_it_lacks_and_fails(nothing, monkeypatch, capsys):
+    monkeypatch.setenv("CI", "")
+    assert command.main(["sky"]) == 1
+    said = capsys.readouterr().out
+    assert (
+        "tests that need rsync fail: missing here: rsync (Debian, Ubuntu: apt-get install rsync)\n"
+        in said
+    )
+    assert "tests that need slurm fail: " in said
+    assert "browser" not in said
+
+
+@pytest.mark.parametrize("python", ["nosuch-python", "false"])
+def test_make_sky_names_the_python_that_it_lacks(monkeypatch, capsys, python):
+    monkeypatch.setattr(sys, "argv", ["packages", python])
+    assert packages.main() == 1
+    assert capsys.readouterr().err == (
+        f"SkyPilot's nodes want Python 3.10; {python} is none. "
+        "Say which with: make sky SKY_PYTHON=/where/python3.10\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "some", "others"),
+    [
+        ([], {"openssh-server", "iproute2", "chromium"}, {"rsync"}),
+        (["sky"], {"openssh-server", "slurmd", "rsync"}, {"chromium", "fish"}),
+    ],
+)
+def test_installs_all_that_is_missing_at_once(
+    nothing, monkeypatch, capsys, tmp_path, words, some, others
+):
     monkeypatch.delenv("NO_APT")
     monkeypatch.setattr(command, "_POLICY", tmp_path / "policy-rc.d")
     monkeypatch.setattr(command.shutil, "which", lambda name: f"/usr/bin/{name}")
     calls = []
     monkeypatch.setattr(command, "_run", lambda argv: calls.append(argv) or True)
-    command.main()
+    command.main(words)
     assert [call[4] for call in calls] == ["update", "install"]
-    assert {"openssh-server", "iproute2", "chromium"} <= set(calls[1])
+    assert some <= set(calls[1])
+    assert not others & set(calls[1])
     assert "installing with apt-get" in capsys.readouterr().out
     assert not any(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -100,9 +101,10 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imports(name: str) -> Iterator[Import]:
-    """Yield all that a module imports; `from distmagic import x` counts as distmagic.x where that is a module."""
-    yield from _walk(ast.parse(MODULES[name].read_text()), is_lazy=False)
+@functools.cache
+def imports(name: str) -> tuple[Import, ...]:
+    """Return all that a module imports; `from distmagic import x` counts as distmagic.x where that is a module."""
+    return tuple(_walk(ast.parse(MODULES[name].read_text()), is_lazy=False))
 
 
 def _walk(node: ast.AST, *, is_lazy: bool) -> Iterator[Import]:

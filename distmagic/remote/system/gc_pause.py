@@ -27,13 +27,19 @@ class Heap:
     """The notebook's own objects, which the garbage collector need not look at while a run goes on."""
 
     def __init__(self) -> None:
-        # Else it is somebody else's decision.
-        self._is_ours = gc.get_freeze_count() == 0
+        self._was_asked = False
         self._is_frozen = False
 
     def freeze(self) -> None:
-        """Leave out of all collections what lives now. Garbage goes before: it would not be found any more."""
-        if self._is_ours and not self._is_frozen:
+        """Leave out of all collections what lives now. Garbage goes before: it would not be found any more.
+
+        Only the first call does so, and only where nothing is frozen: else it is somebody else's decision.
+        """
+        if self._was_asked:
+            return
+        self._was_asked = True
+        # Python counts one frozen object after the other: short runs don't ask.
+        if gc.get_freeze_count() == 0:
             self._is_frozen = True
             gc.collect()
             gc.freeze()

@@ -238,7 +238,7 @@ def check_number(value: float, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", OF_HOSTS, ids=lambda kind: kind.__name__)
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(st.data())
 def test_any_message_comes_in_harmless_and_within_its_limits(kind, data):
     raw = data.draw(plain(kind))

@@ -16,12 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import cloudpickle
-import nbformat
 import pytest
 from IPython.core.completer import provisionalcompleter
 from IPython.utils.capture import capture_output
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 
 import distmagic
 from distmagic.connection.prompts import NotebookAsker, asker_of
@@ -41,6 +38,7 @@ from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached
 from distmagic.session import inside
 from distmagic.session.session import Session
+from tests.builders.later import Later
 from tests.unit.notebook.fakes import (
     FakePlayground,
     FakeReaching,
@@ -49,6 +47,7 @@ from tests.unit.notebook.fakes import (
     Lab,
 )
 
+nbclient, nbformat = Later("nbclient"), Later("nbformat")
 WAIT_S = 10
 
 
@@ -875,8 +874,8 @@ def test_a_kernel_shows_the_cells_lines_and_its_cell_fails():
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(cell) for cell in cells]
     )
-    with pytest.raises(CellExecutionError):
-        NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    with pytest.raises(nbclient.exceptions.CellExecutionError):
+        nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
     assert notebook.cells[1].outputs[-1].data["text/plain"] == "3"
     cancelled, error = notebook.cells[2].outputs
     assert cancelled.text == "cancelled\n"

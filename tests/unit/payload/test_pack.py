@@ -24,9 +24,10 @@ from distmagic.payload import bundle, local_modules, pack
 from distmagic.payload.refused import _FRAMEWORKS, MadeAlone, refuse
 from distmagic.payload.work_files import with_tree
 from distmagic.remote.records import manifest
+from tests.builders.later import Later
 from tests.system.packages import folder_of
 
-torch = pytest.importorskip("torch")
+torch = Later("torch")
 LIMIT = 256 << 20
 CELL = "/tmp/ipykernel_1/cell.py"
 
@@ -291,7 +292,7 @@ def test_modules_beside_the_notebook_travel_with_those_that_they_import(
     beside, tmp_path
 ):
     beside(
-        first="import second\ndef f():\n    return second.VALUE\n", second="import json, torch\nVALUE = 42\n",
+        first="import second\ndef f():\n    return second.VALUE\n", second="import json, yaml\nVALUE = 42\n",
         third="unused = 1\n",
     )  # fmt: skip
     thunk = cell("import first\ndef train():\n    return first.f()\ntrain()")

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
 
 from distmagic.connection.link import Link
 from distmagic.errors import ConnectionLost, NoResult, SpecError
@@ -22,6 +21,9 @@ from distmagic.render.overview import overview
 from distmagic.runner.outcome import Detached, Run
 from distmagic.state.events import Event
 from distmagic.state.fold import begin, fold
+from tests.builders.later import Later
+
+torch = Later("torch")
 
 LOST = "its result is lost: it takes 7 bytes, and /x has 0 bytes free (No space left on device)"
 

@@ -387,7 +387,7 @@ def test_garbage_from_before_a_long_run_is_not_kept_by_it():
 def test_a_heap_that_somebody_else_has_frozen_stays_so():
     gc.freeze()
     try:
-        driven(ScriptedRun(START, [*end_of(0), *end_of(1)]))
+        ScriptedRun(START, [], [], [], [*end_of(0), *end_of(1)], step_s=2.0).run()
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()

@@ -12,7 +12,7 @@ import pytest
 
 from distmagic.screens import board, notebook, page_requests, widget
 from distmagic.state.model import OutputLine
-from tests.scenes import done, ranks_1024, running
+from tests.scenes import done, ranks_1024, running, waiting
 
 
 class FakeView:
@@ -55,6 +55,15 @@ def shown_board() -> tuple[board.Board, FakeView]:
     views: list[FakeView] = []
     made = board.Board(lambda view_id: views.append(FakeView(view_id)) or views[0])
     return made, views[0]
+
+
+@pytest.mark.parametrize(("scene", "is_running"), [(waiting, False), (running, True)])
+def test_a_page_can_detach_a_run_as_soon_as_its_ranks_run(scene, is_running):
+    shown, view = shown_board()
+    shown.answer("hello")
+    shown.show(scene())
+    assert view.run["is_running"] is is_running  # without it the button is hidden
+    assert not view.run["is_over"]
 
 
 # ---- how often

@@ -8,17 +8,17 @@ import re
 import sys
 from dataclasses import replace
 
-import nbclient
-import nbformat
 import pytest
-from nbconvert import HTMLExporter
 
 from distmagic import render
 from distmagic.screens import choose, log, notebook, steady, terminal
 from distmagic.state.fold import begin
 from distmagic.state.model import OutputLine, RunState
 from tests import REPOSITORY
+from tests.builders.later import Later
 from tests.scenes import done, failed, ranks_1024, running, starting
+
+nbclient, nbconvert, nbformat = Later("nbclient"), Later("nbconvert"), Later("nbformat")
 
 ROOT = REPOSITORY
 
@@ -263,9 +263,7 @@ for i in range(20):
 """
 
 
-def executed(
-    before: str = "", after: str = "shown.finish(done())"
-) -> nbformat.NotebookNode:
+def executed(before: str = "", after: str = "shown.finish(done())"):
     cell = nbformat.v4.new_code_cell(
         CELL.format(root=str(ROOT), before=before, after=after)
     )
@@ -284,7 +282,7 @@ def test_an_executed_notebook_holds_one_output_that_needs_no_widget(before):
     assert output.data["text/plain"] == render.text(done())
     assert output.data["text/html"] == render.html(done())
     assert len(str(book.metadata.get("widgets", ""))) < 10_000
-    page, _ = HTMLExporter(template_name="lab").from_notebook_node(book)
+    page, _ = nbconvert.HTMLExporter(template_name="lab").from_notebook_node(book)
     assert "done</span>" in page
     assert page.count("dm-table") >= 1
 

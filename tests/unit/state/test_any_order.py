@@ -198,7 +198,7 @@ def test_any_cutting_into_pieces(sizes):
     assert (found, error) == (list(enumerate(TOLD, 1)), None)
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(
     st.integers(0, len(TEXT) - 1), st.binary(min_size=0, max_size=4), st.integers(0, 4)
 )

@@ -664,7 +664,7 @@ def test_metrics_are_bounded():
     assert len(begun(progress(0, bars=bars)).workers[0].bars) == ranks_fold.KEPT_BARS
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(EVENTS, st.integers(1, 10))
 def test_any_events_in_any_order(events, batch):
     state = begin("j", HOSTS, 1)

@@ -282,7 +282,7 @@ FLOODS = {
         + b'","survivors":['
         + b'"",' * 250_000
         + b'""]',
-        20,
+        4,
     ),
     "endpoints": (
         b'{"t":"endpoint","state":"unreached","detail":"' + b"e" * 90_000 + b'"',

@@ -541,7 +541,7 @@ def test_what_could_not_be_ended_is_named():
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(EVENTS, st.integers(0, 1))
 def test_any_run_that_is_over_has_a_verdict(events, restarts):
     gone = [at(Gone(), node) for node in (0, 1)]

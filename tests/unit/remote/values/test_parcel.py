@@ -17,9 +17,9 @@ import pytest
 from distmagic.remote.values import call, parcel, storages
 from distmagic.remote.values.pickling import Seen
 from tests import REPOSITORY
+from tests.builders.later import Later
 
-torch = pytest.importorskip("torch")
-np = pytest.importorskip("numpy")
+torch, np = Later("torch"), Later("numpy")
 
 
 def through(value, tmp_path: Path):
@@ -186,8 +186,9 @@ def test_memory_of_another_device_passes_in_chunks(monkeypatch):
     assert max(map(len, chunks)) == 7
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_tensors_of_a_gpu_come_back_on_the_cpu(tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
     model = torch.nn.Linear(3, 3).cuda()
     large = torch.arange(1000.0, device="cuda")
     back, views = through(

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from distmagic.remote.values import parcel, side_files
 from distmagic.remote.values.pickling import Seen
+from tests.builders.later import Later
 
-torch = pytest.importorskip("torch")
-np = pytest.importorskip("numpy")
+torch, np = Later("torch"), Later("numpy")
 
 MB = 1 << 20
 
@@ -167,9 +167,16 @@ def test_a_table_that_points_outside(tmp_path, old, new):
 
 
 @pytest.mark.parametrize(
-    "value", [torch.zeros(MB), bytes(4 * MB), [bytes(2 * MB), bytes(2 * MB)]]
+    "make",
+    [
+        lambda: torch.zeros(MB),
+        lambda: bytes(4 * MB),
+        lambda: [bytes(2 * MB), bytes(2 * MB)],
+    ],
+    ids=["tensor", "bytes", "list"],
 )
-def test_the_limit_counts_side_files_too_and_nothing_is_left(tmp_path, value):
+def test_the_limit_counts_side_files_too_and_nothing_is_left(tmp_path, make):
+    value = make()
     with pytest.raises(parcel.TooLarge) as caught:
         parcel.dump(value, tmp_path / "value", limit_bytes=3 * MB, beside=tmp_path)
     assert caught.value.size_bytes >= 4 * MB

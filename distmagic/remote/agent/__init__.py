@@ -7,6 +7,7 @@ no import of torch, no blocking call. Read in this order:
     main.py          the process: its signals, its beginning and its end
     agent.py         `Agent`: the loop, and every decision to stop
     lease.py         how long a job goes on without a notebook; pure
+    restart_wait.py  how long torchrun waits in vain to start ranks again; pure
     rank_table.py    all ranks of the node: accepts them, journals their progress, notices their ends
     rank_process.py  one rank: its socket, its progress, its exit
     rank_stream.py   one pipe of a rank: log and output events
@@ -33,7 +34,7 @@ running -> ending, by whichever comes first:
     the agent gets SIGTERM                                            "the agent was asked to end"
     a peer stops, or is lost (see the package gang)                   the peer's reason, or "lost"
     a rank failed, and torchrun may not restart it                    "failed"
-    it may, but waits for a node whose ranks have all returned        "failed"
+    it may, but waits for a node whose ranks have all returned        "failed" (not elastic)
     the lead's `timeout_s` is over                                    "timeout"
     nobody renewed the lease of a job that needs a notebook           "lease"
     torchrun has exited: with an error, by a signal, or well          "failed", "lost" (elastic), none

@@ -21,6 +21,7 @@ from distmagic.remote.agent.rank_stream import RankStream
 from distmagic.remote.agent.rank_table import RankTable
 from distmagic.remote.agent.reader import Reader
 from distmagic.remote.agent.reader_table import ReaderTable
+from distmagic.remote.agent.restart_wait import RestartWait
 from distmagic.remote.agent.stack_dump import StackDumper
 from distmagic.remote.agent.termination import Termination
 from distmagic.remote.engine import engine, engine_start
@@ -39,9 +40,6 @@ _LEFTOVER_GRACE_S = 1.0  # for processes that ranks left running when torchrun e
 # After the last word of a lost node: ranks that begin in this time are still to meet it. torchrun forms a round without it
 # after its `last_call_timeout` of 5 s at the earliest.
 _NO_NEW_ROUND_S = 3.0
-# After a rank has failed, for torchrun to start the ranks again where another node's have all returned. A notebook that
-# follows the job waits 15 s.
-_RESTART_S = 20.0
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL, when no notebook says how long
 # After the timeout: a notebook that follows the job stops all nodes at once, which is better. Before that it may ask the
 # ranks where they are, which takes up to 6 s.
@@ -93,6 +91,7 @@ class Agent:
         self.dialer: Dialer | None = None
         self.channel: GangChannel | None = None
         self.elastic_members = ElasticMembers(start, self._is_alive, clock())
+        self.restart_wait = RestartWait()
         self.lease = Lease(clock(), start.terms.lease_s, keep=start.terms.goes_on_alone)
         self.began = self.touch_at = clock()
         # Ranks get the user's own; files of the agent are for the user alone.
@@ -322,15 +321,16 @@ class Agent:
             self.termination.begin(now, _LEFTOVER_GRACE_S)
 
     def _waits_in_vain(self, now: float) -> bool:
-        """Whether torchrun waits for another node to start ranks again with it, and that node has only to end.
+        """Whether this node must end because torchrun can't start its ranks again (see `RestartWait`).
 
-        It never meets the others again, and holds its place in the rendezvous until its own torchrun has waited 300 s for
-        them to end (see `_leave_exit_barrier`).
+        Not in an elastic job: whenever its nodes change, ranks are asked to end, and those of a healthy node may return.
         """
-        since = self.rank_table.waits_since
-        if since is None or now - since < _RESTART_S or self.channel is None:
+        if self.channel is None or self.start.terms.is_elastic:
             return False
-        return self.channel.has_returned_node
+        has_returned = self.channel.has_returned_node
+        return self.restart_wait.is_in_vain(
+            now, self.rank_table.waits_since, has_returned_node=has_returned
+        )
 
     def _look_at_lease(self, now: float) -> None:
         timeout_s = self.start.terms.timeout_s
@@ -421,9 +421,15 @@ class Agent:
             self._add_node(reader, request, now)
 
     def _add_node(self, reader: Reader, request: protocol.AddNode, now: float) -> None:
+        has_returned_node = self.rank_table.have_all_returned or (
+            self.channel is not None and self.channel.has_returned_node
+        )
         try:
             added = self.elastic_members.add(
-                request, now, is_ending=self.termination.has_begun
+                request,
+                now,
+                is_ending=self.termination.has_begun,
+                has_returned_node=has_returned_node,
             )
         except ValueError as error:
             reader.answer(protocol.Refused(what="add_node", error=str(error)))

@@ -51,8 +51,9 @@ What a loss leads to is decided in channel.py:
 - "back" stops nobody and restores nothing. A lost host comes back as a new node, with a number of its own.
 
 Each node also says whether all its ranks have returned, and the lead whether those of any node have. torchrun can't start
-ranks again with such a node. So where a rank has failed that may be started again, and is not, its agent stops the job
-(see `Agent._waits_in_vain`), also when no notebook follows it.
+ranks again with such a node. So where a rank has failed that may be started again, and is not, its agent stops a job with
+a fixed number of nodes, also when no notebook follows it (see `RestartWait`). The lead of an elastic job takes in no host
+while a node has returned.
 
 The lead also says in each datagram whether the job is detached. Every host then lists it so, whichever of them a notebook
 can reach, and no node depends on a lease any more.

@@ -28,15 +28,26 @@ class ElasticMembers:
         self._admitted_at = [now] * len(start.hosts)
 
     def add(
-        self, request: protocol.AddNode, now: float, *, is_ending: bool
+        self,
+        request: protocol.AddNode,
+        now: float,
+        *,
+        is_ending: bool,
+        has_returned_node: bool,
     ) -> protocol.NodeAdded:
-        """Admit a host as one more node. Raises ValueError, with a message for the user, where it can't be admitted."""
+        """Admit a host as one more node. Raises ValueError, with a message for the user, where it can't be admitted.
+
+        `has_returned_node`: all ranks of a node have returned. For one more torchrun would start the ranks of the others
+        again, and they would wait for that node for ever.
+        """
         if not self._max_nodes:
             raise ValueError(
                 "this job is not elastic, or its first host is another one"
             )
         if is_ending:
             raise ValueError("it is about to end")
+        if has_returned_node:
+            raise ValueError("all ranks of one of its hosts have returned")
         present = [
             host for node, host in enumerate(self._hosts) if self._is_present(node, now)
         ]

@@ -23,7 +23,9 @@ from distmagic.remote.agent import agent, rank_table
 from distmagic.remote.agent.agent import Agent
 from distmagic.remote.agent.rank_table import RankTable
 from distmagic.remote.agent.reader_table import ReaderTable
+from distmagic.remote.agent.restart_wait import RESTART_S
 from distmagic.remote.engine import engine_start
+from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.records import journal, listing, places
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.system import processes
@@ -299,30 +301,127 @@ class ReturnedGang(DetachedGang):
         self.told = has_returned
 
 
-@pytest.mark.parametrize("max_restarts", [0, 3])
-def test_a_failed_rank_that_can_not_be_started_again_ends_the_job_without_a_notebook(
-    node: Node, monkeypatch: pytest.MonkeyPatch, max_restarts: int
-) -> None:
-    """By itself torchrun would wait for ten minutes for a node whose ranks have all returned."""
-    terms = replace(node.agent.start.terms, max_restarts=max_restarts, lease_s=1e6)
-    node.agent.start = replace(node.agent.start, terms=terms, membership=MEMBERSHIP)
+@pytest.fixture
+def returned(node: Node, monkeypatch: pytest.MonkeyPatch) -> ReturnedGang:
+    """The channel of `node` in a job of two nodes whose ranks may be started again, and which needs no notebook."""
+    set_terms(node, max_restarts=3)
     gang = ReturnedGang()
     monkeypatch.setattr(node.agent, "channel", gang)
+    return gang
+
+
+def set_terms(node: Node, **terms: Any) -> None:
+    changed = replace(node.agent.start.terms, lease_s=1e6, **terms)
+    node.agent.start = replace(node.agent.start, terms=changed, membership=MEMBERSHIP)
+
+
+def reasons(node: Node) -> list[str]:
+    return [one.reason for one in node.events(protocol.NodeStopping)]
+
+
+def test_a_node_tells_the_others_whether_all_its_ranks_have_returned(
+    node: Node, returned: ReturnedGang
+) -> None:
     node.agent.rank_table.codes = {0: 0}
     node.step()
-    assert gang.told, "the other nodes must learn it"
+    assert returned.told
     node.agent.rank_table.codes = {0: 1}
+    node.step()
+    assert not returned.told
+
+
+@pytest.mark.parametrize(
+    ("max_restarts", "max_nodes", "reason"),
+    [(3, 0, ["failed"]), (0, 0, []), (3, 2, [])],
+)
+def test_a_failed_rank_that_can_not_be_started_again_ends_the_job_without_a_notebook(
+    node: Node, returned: ReturnedGang, max_restarts: int, max_nodes: int, reason: list[str]
+) -> None:  # fmt: skip
+    """By itself torchrun would wait for ten minutes. In an elastic job ranks of a healthy node may return."""
+    set_terms(node, max_restarts=max_restarts, max_nodes=max_nodes)
+    returned.has_returned_node = True
     node.agent.rank_table.waits_since = node.now
-    node.step(agent._RESTART_S + 1.0)  # perhaps another node comes yet
-    assert not gang.told
-    assert node.events(protocol.NodeStopping) == []
-    gang.has_returned_node = True
-    node.agent.rank_table.waits_since = node.now
-    node.step(agent._RESTART_S - 1.0)  # torchrun may yet start it again
-    assert node.events(protocol.NodeStopping) == []
+    node.step()
+    node.step(RESTART_S - 1.0)  # torchrun may yet start it again
+    assert reasons(node) == []
     node.step(2.0)
-    stopping = [one.reason for one in node.events(protocol.NodeStopping)]
-    assert stopping == (["failed"] if max_restarts else [])
+    assert reasons(node) == reason
+
+
+def test_a_node_that_returns_late_leaves_time_to_start_ranks_again(
+    node: Node, returned: ReturnedGang
+) -> None:
+    node.agent.rank_table.waits_since = node.now
+    node.step(RESTART_S + 1.0)  # torchrun waits for the other node, which goes on
+    returned.has_returned_node = True
+    node.step()
+    node.step(RESTART_S - 1.0)
+    assert reasons(node) == []
+    node.step(2.0)
+    assert reasons(node) == ["failed"]
+
+
+def test_the_time_to_start_ranks_again_begins_anew_when_the_other_node_has_ranks_again(
+    node: Node, returned: ReturnedGang
+) -> None:
+    node.agent.rank_table.waits_since = node.now
+    returned.has_returned_node = True
+    node.step()
+    node.step(RESTART_S - 1.0)
+    returned.has_returned_node = False
+    node.step()
+    returned.has_returned_node = True
+    node.step()
+    node.step(RESTART_S - 1.0)
+    assert reasons(node) == []
+    node.step(2.0)
+    assert reasons(node) == ["failed"]
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_the_time_to_start_ranks_again_begins_anew_when_they_were_and_one_fails_again(
+    node: Node, returned: ReturnedGang, is_seen: bool
+) -> None:
+    """Both may happen within one turn of the loop."""
+    node.agent.rank_table.waits_since = node.now
+    returned.has_returned_node = True
+    node.step()
+    node.step(RESTART_S - 1.0)
+    if is_seen:
+        node.agent.rank_table.waits_since = None
+        node.step()
+    node.agent.rank_table.waits_since = node.now + 0.01
+    node.step()
+    node.step(RESTART_S - 1.0)
+    assert reasons(node) == []
+    node.step(2.0)
+    assert reasons(node) == ["failed"]
+
+
+@pytest.mark.parametrize("which", ["own", "peer"])
+def test_a_lead_takes_in_no_host_once_all_ranks_of_a_node_have_returned(
+    node: Node, returned: ReturnedGang, which: str
+) -> None:
+    """For one more torchrun would start the ranks of the others again, beside those that have returned."""
+    set_terms(node, max_restarts=3, max_nodes=3)
+    node.agent.elastic_members = ElasticMembers(
+        node.agent.start, lambda _: True, node.now
+    )
+    conn = node.follow()
+    request = protocol.AddNode(host="gpu-new", request_id="a1")
+    returned.has_returned_node = which == "peer"
+    node.agent.rank_table.codes = {0: 0 if which == "own" else None}
+    node.send(conn, request)
+    refused = protocol.Refused(
+        what="add_node", error="all ranks of one of its hosts have returned"
+    )
+    assert protocol.encode(refused) in conn.recv(1 << 16)
+    assert node.events(protocol.NodeAdded) == []
+    returned.has_returned_node = False
+    node.agent.rank_table.codes = {0: None}
+    node.send(conn, request)
+    assert [one.request_id for one in node.events(protocol.NodeAdded)] == ["a1"]
+    conn.close()
 
 
 def test_every_host_of_a_detached_job_lists_it_so(node: Node) -> None:
@@ -548,7 +647,9 @@ print(subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=null, s
 BREAKS_DOWN = """
 import os, socket, subprocess, sys
 from distmagic.remote.agent import agent, main
+from distmagic.remote.agent.restart_wait import RESTART_S
 from distmagic.remote.engine import engine_start
+from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.records import places
 from distmagic.remote.wire import protocol
 

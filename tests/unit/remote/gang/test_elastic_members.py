@@ -27,11 +27,12 @@ def members(lead: p.StartNode = LEAD, **heard: bool) -> ElasticMembers:
 
 
 def hosts_after(
-    found: ElasticMembers, host: str, now: float = LATER, *, is_ending: bool = False
-) -> tuple[str, ...]:
+    found: ElasticMembers, host: str, now: float = LATER, *, is_ending: bool = False,
+    has_returned_node: bool = False,
+) -> tuple[str, ...]:  # fmt: skip
     return found.add(
-        p.AddNode(host=host, request_id="a1"), now, is_ending=is_ending
-    ).hosts
+        p.AddNode(host=host, request_id="a1"), now, is_ending=is_ending, has_returned_node=has_returned_node
+    ).hosts  # fmt: skip
 
 
 def test_a_host_that_was_lost_comes_back_as_a_new_node():
@@ -79,6 +80,14 @@ def test_nobody_comes_to_a_job_that_ends_or_is_not_elastic():
             match=r"^this job is not elastic, or its first host is another one$",
         ):
             hosts_after(members(start, node2=False), "c")
+
+
+def test_nobody_comes_once_all_ranks_of_a_node_have_returned():
+    found = members(node1=True, node2=False)
+    with pytest.raises(ValueError) as caught:
+        hosts_after(found, "c", has_returned_node=True)
+    assert str(caught.value) == "all ranks of one of its hosts have returned"
+    assert hosts_after(found, "c") == ("a", "b", "c", "c")
 
 
 def test_a_node_that_is_about_to_begin_is_there_although_nobody_has_heard_it():

@@ -135,11 +135,11 @@ def add(line: CommandLine) -> None:
 def stop(line: CommandLine) -> None:
     """End a job on those of its hosts that answer."""
     _expect(line, 1, 1, "%distributed stop needs the name of a job.")
-    for run in _waiting(line):
-        if run.job == line.words[0]:
-            run.stop()
-            say(f"{run.job} was waiting for devices and does so no more")
-            return
+    run = line.notebook.session().background.find(line.words[0])
+    if run is not None and run.state.phase == "waiting":
+        run.stop()
+        say(f"{run.job} was waiting for devices and does so no more")
+        return
     job, hosts = find_known(line, line.words[0])
     if not job.is_running:
         raise SpecError(f"Job {job.name} has ended already ({job.phase}).")

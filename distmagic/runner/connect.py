@@ -13,7 +13,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel, raise_first, threads_for
 from distmagic.connection.reach import Reaching
 from distmagic.connection.requests import host_requests
-from distmagic.errors import ConnectionLost, DistmagicError
+from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
 from distmagic.planning import devices
 from distmagic.remote.wire.protocol import DeviceClaim
 from distmagic.request.spec import JobSpec
@@ -100,7 +100,7 @@ def claim_devices(
             try:
                 if _wait_for_all(loop, current, spec, job, reaching.access.lease_s):
                     return tuple(current)
-            except ConnectionLost:
+            except (ConnectionLost, Unreachable):
                 # What that host kept is lost. To wait for it once more, nothing may be kept of hosts after it.
                 _begin_anew(loop, reaching, current, job)
 
@@ -129,7 +129,7 @@ def _begin_anew(loop: RunLoop, reaching: Reaching, links: list[Link], job: str) 
         old = links[node_rank]
         try:
             host_requests.claim_devices(old, job, (), waits=False)
-        except ConnectionLost:
+        except (ConnectionLost, Unreachable):
             old.close()
         else:
             return old

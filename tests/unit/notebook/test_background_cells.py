@@ -78,7 +78,7 @@ def test_a_run_that_waits_for_devices_is_listed_and_can_be_stopped(
         held.session.goes_on.set()
 
     monkeypatch.setattr(run.screen, "ask", ask)
-    held.value(f"%distributed stop {run.job}")
+    held.value(f"%distributed stop {run.job[:-2]}")  # the beginning of a name will do
     assert asked == ["stop"]
     assert run.done
     assert "stop" not in "".join(held.session.log), "no host has anything of it"

@@ -190,6 +190,24 @@ def test_a_run_whose_connection_breaks_while_it_waits_waits_on_over_a_new_one(
     reaching._connections.close()
 
 
+def test_a_host_that_does_not_answer_in_time_while_a_run_waits_does_not_end_the_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent(Queue):
+        """A host that gives no answer when it is asked for devices for the second time."""
+
+        def __call__(self, request: p.Message) -> list[p.Message] | None:
+            answer = super().__call__(request)
+            return [] if len(self.asked) == 3 else answer
+
+    monkeypatch.setattr("distmagic.connection.link.BOOT_TIMEOUT_S", 1.0)
+    first = Silent()
+    hosts = hosts_with(first, Queue(OLD))
+    followed = launched(tmp_path, *hosts, spec=DEVICES)
+    assert followed.state.phase == "done"
+    assert first.asked[:4] == ["try", "give back", "wait", "wait"]
+
+
 def test_a_run_whose_machine_slept_while_it_had_the_devices_of_one_host_waits_again(
     tmp_path: Path,
 ) -> None:

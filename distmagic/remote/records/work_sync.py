@@ -6,6 +6,9 @@ link that was brought, and that a run has changed since:
     here unchanged since it was sent    stays as the run left it
     here changed as well                is replaced; what the run left stays beside it, as NAME.of-last-run
     not listed any more                 stays as the run left it
+
+A large file that was touched counts as changed: it is not read to find out. A `bring` that is interrupted leaves a record
+of what it was about to write, so that the next one does not take that for the work of a run.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import os
 import secrets
 import shutil
 import stat
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -44,11 +47,15 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brought:
-    """What was brought last: the manifest's SHA-256, and the files and links by their paths."""
+    """What was brought last: the manifest's SHA-256, and the files and links by their paths.
+
+    While files are written, `manifest` is "" and `coming` says which: rows whose `look` is not known yet.
+    """
 
     manifest: str = ""
     files: dict[str, Row] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
+    coming: dict[str, Row] = field(default_factory=dict)
 
 
 def last_brought(about: Path) -> Brought:
@@ -59,6 +66,7 @@ def last_brought(about: Path) -> Brought:
             manifest=found["manifest"],
             files={path: Row(*row) for path, row in found["files"].items()},
             links=found["links"],
+            coming={path: Row(*row) for path, row in found.get("coming", {}).items()},
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return Brought()
@@ -96,7 +104,7 @@ class FileSync:
     def bring(self, sha256: str) -> RunsFiles:
         """Bring the files that a manifest lists. Raises OSError, and ValueError for a blob that is no manifest."""
         wanted = manifest.decode(places.blob(sha256).read_bytes())
-        before = last_brought(self._about)
+        before = self._with_what_came(last_brought(self._about))
         # Of one that was ended in the middle.
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._incoming.mkdir(mode=0o700)
@@ -124,6 +132,17 @@ class FileSync:
         with atomic_write(self._about / _FILE) as file:
             file.write(json.dumps(asdict(brought), separators=(",", ":")).encode())
 
+    def _with_what_came(self, before: Brought) -> Brought:
+        """Count as brought what an interrupted `bring` had written; what it had not is known as before."""
+        came: dict[str, Row] = {}
+        for path, row in before.coming.items():
+            look = self._look(path)
+            known = before.files.get(path)
+            is_as_before = known is not None and known.look == look
+            if not is_as_before and self._has(path, row, None):
+                came[path] = row._replace(look=look)
+        return replace(before, files=before.files | came, coming={})
+
     def _remove_unlisted(self, wanted: Manifest, before: Brought) -> None:
         """Remove what the last run of this name brought and this one does not; what ranks wrote stays."""
         listed = {file.path for file in wanted.files} | {
@@ -144,10 +163,10 @@ class FileSync:
 
     def _is_as_brought(self, path: str, before: Brought) -> bool:
         """Whether nobody has changed a file or a link since it was brought; one that was not brought counts as changed."""
-        if path in before.links:
-            return self._target(path) == before.links[path]
+        if path in before.links and self._target(path) == before.links[path]:
+            return True
         row = before.files.get(path)
-        return row is not None and row.digest == self._digest_of(path, before)
+        return row is not None and self._has(path, row, row)
 
     def _target(self, path: str) -> str | None:
         try:
@@ -213,15 +232,18 @@ class FileSync:
                 rows[file.path] = row
             else:
                 lacking.setdefault(file.pack, []).append(file)
-        if lacking:
-            # If this process is killed now, what it has written must not look like the work of a run.
-            known = {path: row for path, row in before.files.items() if path in rows}
-            self._remember(Brought(files=known, links=before.links))
+        if not lacking:
+            return rows
+        coming = _coming(wanted, lacking)
+        # If this is interrupted, the next one must tell what this one has written from what a run has changed.
+        links = before.links | dict(wanted.links)
+        self._remember(Brought(files=before.files, links=links, coming=coming))
         for pack, files in lacking.items():
             with places.blob(wanted.packs[pack]).open("rb") as source:
                 for file in files:
                     source.seek(file.offset)
-                    rows[file.path] = self._write(file, source, wanted, before)
+                    row = coming[file.path]
+                    rows[file.path] = self._write(file, source, row, before)
         return rows
 
     def _look(self, path: str) -> list[int]:
@@ -233,9 +255,9 @@ class FileSync:
         return [found.st_mtime_ns, found.st_size, found.st_mode, found.st_ino]
 
     def _write(
-        self, file: ListedFile, source: BinaryIO, wanted: Manifest, before: Brought
+        self, file: ListedFile, source: BinaryIO, coming: Row, before: Brought
     ) -> Row:
-        """Give a file its content, all at once.
+        """Give a file its content, all at once; return its row, which is `coming` with a look.
 
         A file that has the content already is left as it is, and so is one that a run has changed and nobody here.
         """
@@ -244,52 +266,58 @@ class FileSync:
         here = self._path / path
         if here.is_dir() and not here.is_symlink():
             raise _in_the_way(here, "a file")
-        is_large = file.size_bytes >= manifest.LARGE_BYTES
-        data = b"" if is_large else source.read(file.size_bytes)
-        digest = wanted.packs[file.pack]  # a large file is all of it
-        if not is_large:
-            digest = hashlib.sha256(data).hexdigest()
         mode = 0o700 if file.is_executable else 0o600
-        if self._digest_of(path, before) == digest:
-            if stat.S_IMODE(os.lstat(here).st_mode) != mode:
-                here.chmod(mode)
-            return Row(_source(wanted, file), digest, self._look(path))
-        if os.path.lexists(here) and not self._is_as_brought(path, before):
-            row = before.files.get(path)
-            if row is not None and row.digest == digest:
+        known = before.files.get(path)
+        if self._has(path, coming, known):
+            with contextlib.suppress(PermissionError):  # another's: it is written anew
+                if stat.S_IMODE(os.lstat(here).st_mode) != mode:
+                    here.chmod(mode)
+                return coming._replace(look=self._look(path))
+        elif os.path.lexists(here) and not self._is_as_brought(path, before):
+            if known is not None and known.digest == coming.digest:
                 self._stay.append(path)
-                return Row(_source(wanted, file), digest, row.look)
+                return coming._replace(look=known.look)
             self._keep_beside(path, "a file")
         aside = self._incoming / secrets.token_hex(6)
         descriptor = os.open(
             aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode
         )
         with open(descriptor, "wb") as out:
-            if is_large:
+            if file.size_bytes >= manifest.LARGE_BYTES:
                 shutil.copyfileobj(source, out, _CHUNK)  # all of the pack
             else:
-                out.write(data)
+                out.write(source.read(file.size_bytes))
         self._forget_compiled(path)
         os.replace(aside, here)
-        return Row(_source(wanted, file), digest, self._look(path))
+        return coming._replace(look=self._look(path))
 
     def _keep_beside(self, path: str, what: str) -> None:
         """Give what a run left another name, which is free for what is brought now. Raises OSError where it can't."""
         here = self._path / path
         try:
             os.replace(here, f"{here}{BESIDE}")
+        except FileNotFoundError:
+            return  # gone by now
         except OSError:  # such a name is too long, or that of a folder
             raise _in_the_way(here, what) from None
         self._replaced.append(path)
 
-    def _digest_of(self, path: str, before: Brought) -> str:
-        """Return the digest of what a file has now, "" where there is no regular file that can be read."""
-        row = before.files.get(path)
-        if row is not None and row.look == self._look(path):
-            return row.digest
+    def _has(self, path: str, content: Row, known: Row | None) -> bool:
+        """Whether a file has the content of a row. It is read only where nothing else tells; `known` is its last row."""
+        look = self._look(path)
+        if not look:
+            return False
+        if known is not None and known.look == look:
+            return known.digest == content.digest
+        size_bytes = content.source[2]
+        if look[1] != size_bytes:
+            return False
+        is_unchanged_here = known is not None and known.digest == content.digest
+        if is_unchanged_here and size_bytes >= manifest.LARGE_BYTES:
+            return False  # a snapshot that stays would be read at every run: minutes
         if path not in self._digests:
             self._digests[path] = _digest_of_file(self._path / path)
-        return self._digests[path]
+        return self._digests[path] == content.digest
 
     def _forget_compiled(self, path: str) -> None:
         """Remove the byte code of a module: Python would take it for that of the new text written in the same second."""
@@ -313,6 +341,21 @@ def _digest_of_file(path: Path) -> str:
     except OSError:
         return ""
     return digest.hexdigest()
+
+
+def _coming(wanted: Manifest, lacking: dict[int, list[ListedFile]]) -> dict[str, Row]:
+    """Return the rows of files, by pack, that are to be written; how they look is not known yet."""
+    rows: dict[str, Row] = {}
+    for pack, files in lacking.items():
+        name = wanted.packs[pack]
+        with places.blob(name).open("rb") as source:
+            for file in files:
+                digest = name  # a large file is all of it
+                if file.size_bytes < manifest.LARGE_BYTES:
+                    source.seek(file.offset)
+                    digest = hashlib.sha256(source.read(file.size_bytes)).hexdigest()
+                rows[file.path] = Row(_source(wanted, file), digest, [])
+    return rows
 
 
 def _source(wanted: Manifest, file: ListedFile) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -254,8 +255,146 @@ def test_what_a_killed_process_had_written_is_not_taken_for_the_work_of_a_run(
             prepared(work_of(project, home), "k")
     assert there(path) == {"a": "2", "b": "1"}
     write(project, a="1", b="1")
-    prepared(work_of(project, home), "l")
-    assert (path / "a").read_text() == "1"
+    assert noticed(work_of(project, home), "l") == ""
+    assert there(path) == {"a": "1", "b": "1"}
+
+
+@pytest.mark.parametrize("old", ["", LARGE], ids=["small", "large"])
+def test_a_file_that_stays_is_still_that_of_the_run_after_errors_in_the_middle(
+    project, home, old
+):
+    write(project, a="1", snapshot=old + "old")
+    path = prepared(work_of(project, home))
+    write(path, snapshot=old + "new", out__x="its")
+    write(project, a="2", out="file")
+    for job in ("k", "l"):
+        with pytest.raises(OSError, match="/out is in the way of a file"):
+            prepared(work_of(project, home), job)
+    shutil.rmtree(path / "out")
+    for job in ("m", "n"):
+        assert noticed(work_of(project, home), job) == STAYS.format("snapshot")
+    assert there(path) == {"a": "2", "out": "file", "snapshot": old + "new"}
+
+
+@pytest.mark.parametrize("old", ["", LARGE], ids=["small", "large"])
+def test_what_came_before_an_error_in_the_middle_counts_as_brought(project, home, old):
+    write(project, a=old + "1", b="1", c="1", gone=old)
+    for name in ("latest", "now_a_file"):
+        (project / name).symlink_to("b")
+    path = prepared(work_of(project, home))
+    (path / "gone").unlink()
+    write(path, out__x="its", **{"0__x": "its"})
+    # All of these come before what is in the way.
+    for name in ("latest", "now_a_file"):
+        (project / name).unlink()
+    (project / "latest").symlink_to("c")
+    write(project, a=old + "2", new=old + "2", now_a_file="2", out="file")
+    with pytest.raises(OSError, match="/out is in the way of a file"):
+        prepared(work_of(project, home), "k")
+    # Now nothing comes before the error.
+    write(project, a=old + "3", new=old + "3", now_a_file="3", **{"0": old + "file"})
+    with pytest.raises(OSError, match="/0 is in the way of a file"):
+        prepared(work_of(project, home), "l")
+    assert there(path)["a"] == old + "2"
+    shutil.rmtree(path / "0")
+    for name in ("b", "new", "out", "latest"):
+        (project / name).unlink()
+    (project / "latest").symlink_to("a")
+    assert noticed(work_of(project, home), "m") == ""
+    assert os.readlink(path / "latest") == "a"
+    assert there(path) == {
+        "0": old + "file",
+        "a": old + "3",
+        "c": "1",
+        "gone": old,
+        "latest": old + "3",
+        "now_a_file": "3",
+        "out/x": "its",
+    }
+
+
+def test_what_is_known_can_be_read_with_and_without_what_was_coming(project, home):
+    write(project, a="1")
+    path = prepared(work_of(project, home))
+    record = path.with_name(".train") / "files.json"
+    brought = work_sync.last_brought(record.parent)
+    assert brought.coming == {}
+    known = json.loads(record.read_text())
+    del known["coming"]
+    record.write_text(json.dumps(known))
+    assert work_sync.last_brought(record.parent) == brought
+    write(path, b__x="its")
+    write(project, a="2", b="file")
+    with pytest.raises(OSError, match="/b is in the way of a file"):
+        prepared(work_of(project, home), "k")
+    interim = work_sync.last_brought(record.parent)
+    assert (interim.manifest, interim.files) == ("", brought.files)
+    assert list(interim.coming) == ["a", "b"]
+
+
+def test_a_file_is_read_only_where_its_size_and_its_times_do_not_tell(
+    project, home, monkeypatch
+):
+    read: list[str] = []
+    digest_of_file = work_sync._digest_of_file
+
+    def noted(file: Path) -> str:
+        read.append(file.name)
+        return digest_of_file(file)
+
+    monkeypatch.setattr(work_sync, "_digest_of_file", noted)
+    write(project, grown="1", longer=LARGE, same=LARGE + "1", touched=LARGE)
+    path = prepared(work_of(project, home))
+    write(path, grown="12", longer=LARGE + "1", same=LARGE + "2")
+    os.utime(path / "touched", (1, 1))
+    for job in ("k", "l"):
+        assert noticed(work_of(project, home), job) == STAYS.format(
+            "longer, same, touched, ..."
+        )
+    for name in ("grown", "longer", "same", "touched"):
+        (project / name).unlink()
+    write(project, other="1")
+    assert noticed(work_of(project, home), "m") == ""
+    assert set(there(path)) == {"grown", "longer", "other", "same", "touched"}
+    assert read == []
+
+
+def test_a_file_whose_mode_is_not_ours_to_change_is_written_anew(
+    project, home, monkeypatch
+):
+    write(project, run="1")
+    path = prepared(work_of(project, home))
+    write(path, new="2")
+    write(project, new="2")
+    for name in ("run", "new"):
+        (project / name).chmod(0o755)
+
+    def is_refused(*_: object) -> None:
+        raise PermissionError
+
+    work = work_of(project, home)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "chmod", is_refused)
+        assert noticed(work, "k") == ""
+    assert there(path) == {"new": "2", "run": "1"}
+    for name in ("run", "new"):
+        assert os.access(path / name, os.X_OK)
+
+
+def test_a_file_that_goes_while_it_is_looked_at_leaves_nothing_beside(
+    project, home, monkeypatch
+):
+    path = prepared(work_of(project, home))
+    write(path, a="its")
+    write(project, a="mine")
+
+    def is_gone_then(self: work_sync.FileSync, name: str, *_: object) -> bool:
+        (path / name).unlink()
+        return False
+
+    monkeypatch.setattr(work_sync.FileSync, "_is_as_brought", is_gone_then)
+    assert noticed(work_of(project, home), "k") == ""
+    assert there(path) == {"a": "mine"}
 
 
 def test_byte_code_of_a_module_that_changed_is_removed(project, home):

@@ -93,7 +93,8 @@ def another_kernel(lab: Lab) -> Iterator[AnotherKernel]:
 
 @pytest.fixture
 def warm() -> Iterator[None]:
-    """Nothing of this kernel is kept loaded any more after the test."""
+    """Nothing of this kernel is kept loaded before the test, nor on hosts of labs that are gone, and nothing after it."""
+    session().down()
     yield
     session().close()
 

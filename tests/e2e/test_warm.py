@@ -35,7 +35,8 @@ pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(240)]
 
 @pytest.fixture
 def warm(lab: Lab) -> Iterator[Lab]:
-    """The lab, in which nothing is kept loaded any more after the test."""
+    """The lab, in which nothing is kept loaded after the test. The kernel forgets hosts of labs that are gone."""
+    session().down()
     yield lab
     session().close()
     lab.assert_clean()

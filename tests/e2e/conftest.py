@@ -1,4 +1,4 @@
-"""What scenes on real Slurm share: a kernel of their own, and the rule that nothing is left."""
+"""What scenes share: a session of their own for each module; on real Slurm for each scene, and the rule that nothing is left."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ from distmagic.session.session import Session
 from tests.e2e.slurm_cells import Held
 from tests.lab import HostProcess, wait_until
 from tests.lab.slurm import LOOK_S, SlurmLab
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_session() -> None:
+    """A session knows the hosts of all its runs. Those of earlier modules may be of a lab that is gone."""
+    api.session().close()
+    api.session.cache_clear()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from nbclient.exceptions import CellTimeoutError
 from nbformat import NotebookNode
 
 from tests import REPOSITORY
@@ -94,8 +95,16 @@ def executed(path: Path, folder: Path) -> list[NotebookNode]:
     client = NotebookClient(
         notebook, timeout=180, resources={"metadata": {"path": str(folder)}}
     )
-    client.execute(env=environment())
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    try:
+        client.execute(env=environment())
+    except CellTimeoutError:
+        # It says which cell that was, and nothing of what the cell has shown by then.
+        for cell in cells:
+            for output in cell.outputs:
+                print(output.get("text") or output.get("data", {}).get("text/plain"))
+        raise
+    return cells
 
 
 def cell_with(cells: list[NotebookNode], words: str) -> NotebookNode:

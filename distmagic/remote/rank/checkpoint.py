@@ -80,9 +80,9 @@ def _remove_abandoned(folder: Path, prefix: str) -> None:
 def load(path: str | os.PathLike[str]) -> Any:
     """Return the newest snapshot of all nodes, with tensors on the CPU; None where no node has one.
 
-    Snapshots of other jobs count only where no node has one of this job. One line on stderr of rank 0 says which one was
-    taken. Every rank must call this, after `init_process_group` where there is more than one; without a process group each
-    rank reads its own node's file. Raises what `torch.load` raises for a file that is not a snapshot.
+    Snapshots of other jobs count only where no node has one of this job. One line on stderr of rank 0 says which one
+    was taken. Every rank must call this, after `init_process_group` where there is more than one; without a process
+    group each rank reads its own node's file. Raises what `torch.load` raises for a file that is not a snapshot.
     """
     import torch.distributed as dist
 

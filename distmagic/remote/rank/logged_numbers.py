@@ -5,8 +5,8 @@
     lightning       self.log("loss", loss), every `log_every_n_steps`
     accelerate      accelerator.log({"loss": ...})
 
-A rank may have several of these at once: Lightning shows in its bar what it logs. The first of the list report, frameworks,
-bars that says anything is listened to, and those behind it are not any more.
+A rank may have several of these at once: Lightning shows in its bar what it logs. The first of the list report,
+frameworks, bars that says anything is listened to, and those behind it are not any more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from distmagic.remote.rank import import_hooks
-from distmagic.remote.rank.outbox import Source
+from distmagic.remote.rank.outbox import NumberSource
 from distmagic.remote.rank.report import report_logged
 
 # Log themselves what their bars show.
@@ -68,12 +68,12 @@ def _follow_tqdm(module: ModuleType) -> None:
     ) -> None:
         del refresh
         if _counts(bar):
-            report_logged({**dict(ordered_dict or {}), **values}, Source.BAR)
+            report_logged({**dict(ordered_dict or {}), **values}, NumberSource.BAR)
 
     def set_postfix_str(bar: Any, s: object = "", refresh: object = None) -> None:
         del refresh
         if _counts(bar):
-            report_logged(numbers_in(str(s)), Source.BAR)
+            report_logged(numbers_in(str(s)), NumberSource.BAR)
 
     _before(module.tqdm, "set_postfix", set_postfix)
     _before(module.tqdm, "set_postfix_str", set_postfix_str)
@@ -90,7 +90,7 @@ def _follow_transformers(module: ModuleType) -> None:
         handler: object, args: object, state: Any, control: object, logs: Any = None
     ) -> None:
         del handler, args, control
-        report_logged(logs or {}, Source.FRAMEWORK, step=state.global_step)
+        report_logged(logs or {}, NumberSource.FRAMEWORK, step=state.global_step)
 
     _before(module.CallbackHandler, "on_log", on_log)
 
@@ -101,7 +101,7 @@ def _follow_accelerate(module: ModuleType) -> None:
         **__: object,
     ) -> None:  # fmt: skip
         del accelerator
-        report_logged(values, Source.FRAMEWORK, step=step)
+        report_logged(values, NumberSource.FRAMEWORK, step=step)
 
     _before(module.Accelerator, "log", log)
 
@@ -112,6 +112,6 @@ def _follow_lightning(module: ModuleType) -> None:
     ) -> None:
         if step is None:
             step = metrics.get("step", connector.trainer.global_step)
-        report_logged(metrics, Source.FRAMEWORK, step=step)
+        report_logged(metrics, NumberSource.FRAMEWORK, step=step)
 
     _before(module._LoggerConnector, "log_metrics", log_metrics)  # noqa: SLF001

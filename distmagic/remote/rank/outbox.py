@@ -33,7 +33,7 @@ TOGETHER = (
 )
 
 
-class Source(enum.IntEnum):
+class NumberSource(enum.IntEnum):
     """Where numbers of a rank come from; those of the highest one that has any count."""
 
     BAR = 1
@@ -66,7 +66,7 @@ class Outbox:
         self.inbox: deque[
             Bar | LoggedRow | tuple[float, float | None, float | None, dict[str, float]]
         ] = deque()
-        self.source = Source.BAR  # of the numbers that have come
+        self.source = NumberSource.BAR  # of the numbers that have come
         self._send = send
         self._clock = clock
         self._complain = complain

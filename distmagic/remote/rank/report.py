@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from distmagic.remote.rank.outbox import TOGETHER, LoggedRow, Outbox, Source
+from distmagic.remote.rank.outbox import TOGETHER, LoggedRow, NumberSource, Outbox
 from distmagic.remote.wire.parts import Bar
 
 T = TypeVar("T")
@@ -43,9 +43,9 @@ def report(
     Metrics are Python or NumPy numbers, or tensors of no dimension. The value of a tensor on a GPU is known only when all
     work before it is done, so this waits for the GPU as `.item()` does.
 
-    Without a `step` the metrics stand at the count of the innermost open bar of tqdm, rich or `track`, where there is one.
-    It does nothing outside a run, and never raises for a bad value: what is not a number is left out, with one line on
-    stderr. A call takes some microseconds. Of calls faster than 20 a second, several are sent together.
+    Without a `step` the metrics stand at the count of the innermost open bar of tqdm, rich or `track`, where there is
+    one. It does nothing outside a run, and never raises for a bad value: what is not a number is left out, with one
+    line on stderr. A call takes some microseconds. Of calls faster than 20 a second, several are sent together.
     """
     link = _here.link
     if link is None:
@@ -60,7 +60,7 @@ def report(
             break
     now = link.seconds()
     if metrics:
-        link.source = Source.REPORT
+        link.source = NumberSource.REPORT
     values: dict[str, float] = metrics  # type: ignore[assignment]  # they are all floats now
     link.inbox.append((now, _number("step", step), _number("total", total), values))
     if now >= link.due_s or len(link.inbox) >= TOGETHER:
@@ -68,7 +68,7 @@ def report(
 
 
 def report_logged(
-    values: Mapping[str, object], source: Source, step: float | None = None
+    values: Mapping[str, object], source: NumberSource, step: float | None = None
 ) -> None:
     """Report numbers that the user's code logs in another way; what is no number is left out without a word.
 

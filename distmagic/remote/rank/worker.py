@@ -209,6 +209,7 @@ def _clear_main(main: types.ModuleType) -> None:
             if not name.startswith("__"):
                 del vars(main)[name]
     gc.collect()
+    process_groups.let_go()
 
 
 def _keep(rank: Rank, value: object, form: SourceForm | None = None) -> Ended:

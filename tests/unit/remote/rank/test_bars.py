@@ -1,4 +1,7 @@
-"""tqdm on a rank: every test is a script of its own in a fresh Python, as a rank is, with nothing drawn on stderr."""
+"""tqdm on a rank: every test is a script of its own in a fresh Python, as a rank is, with nothing drawn on stderr.
+
+Most of these Pythons are forked from one that has loaded what tqdm imports, but not tqdm.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests import REPOSITORY
+from tests.builders.forks import Forks
 
 ROOT = REPOSITORY
 BEFORE = """
@@ -28,6 +33,14 @@ with open(os.environ["POSTED_FILE"], "w") as file:
     json.dump([dataclasses.asdict(bar) for bar in POSTED], file)
 """
 BLOCKED = "import sys\nfor name in ('IPython', 'ipywidgets', 'ipykernel'): sys.modules[name] = None\n"
+LOADED = """
+import asyncio, concurrent.futures.process, concurrent.futures.thread, contextlib, dataclasses, html, json, logging
+import multiprocessing.pool, multiprocessing.synchronize, platform, weakref
+import csv, datetime, email.message, importlib.metadata, numbers, zipfile  # of tqdm.std and tqdm.utils
+from distmagic.remote.rank import bars
+assert "tqdm" not in sys.modules
+"""
+TQDM = "import tqdm, tqdm.auto, tqdm.notebook\n"
 
 
 @dataclass(frozen=True)
@@ -45,8 +58,25 @@ class Seen:
         return [bar for bar in self.bars if bar["closed"]]
 
 
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="module")
+def without_tqdm() -> Iterator[Forks]:
+    forks = Forks(LOADED, ENV)
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="module")
+def with_tqdm() -> Iterator[Forks]:
+    forks = Forks(LOADED + BLOCKED + TQDM, ENV)
+    yield forks
+    forks.close()
+
+
 @pytest.fixture
-def rank(tmp_path):
+def rank(tmp_path, request):
     """Run a script as a rank would: tqdm hooked, no terminal, no IPython."""
 
     def run(
@@ -65,10 +95,17 @@ def rank(tmp_path):
             + textwrap.dedent(script)
             + AFTER
         )
-        (tmp_path / "script.py").write_text(text)
-        done = subprocess.run(
-            [sys.executable, *flags, str(tmp_path / "script.py")], check=False, capture_output=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT), "POSTED_FILE": str(posted), **env},
-        )  # fmt: skip
+        file = tmp_path / "script.py"
+        file.write_text(text)
+        env["POSTED_FILE"] = str(posted)
+        if flags:
+            argv = [sys.executable, *flags, str(file)]
+            done = subprocess.run(
+                argv, check=False, capture_output=True, timeout=60, env={**ENV, **env}
+            )
+        else:
+            loaded = "with_tqdm" if first == TQDM else "without_tqdm"
+            done = request.getfixturevalue(loaded).run(file, env=env)
         assert done.returncode == 0, done.stderr.decode()
         return Seen(
             json.loads(posted.read_text()), done.stdout.decode(), done.stderr.decode()
@@ -134,7 +171,7 @@ LOOPS = {
 @pytest.mark.parametrize("when", ["tqdm imported after", "tqdm imported before"])
 @pytest.mark.parametrize("name", LOOPS)
 def test_every_way_to_a_bar_is_picked_up(rank, name, when):
-    first = "import tqdm, tqdm.auto, tqdm.notebook\n" if when.endswith("before") else ""
+    first = TQDM if when.endswith("before") else ""
     seen = rank(LOOPS[name], first=first)
     assert seen.bars[0]["n"] == 0
     assert not seen.bars[0]["closed"]

@@ -12,6 +12,7 @@ import pytest
 
 from distmagic.remote.rank import checkpoint
 from distmagic.remote.rank.checkpoint import Snapshot
+from tests.builders.forks import Forks
 
 HOST = os.uname().nodename
 
@@ -110,22 +111,22 @@ if rank == 0:
 
 
 def test_a_stale_snapshot_of_another_run_does_not_win(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_forks: Forks
 ) -> None:
     """A host that was away comes back with the file of an earlier experiment, which went on for longer."""
     monkeypatch.setenv("DISTMAGIC_JOB", "now")
     checkpoint.save({"weights": "ours"}, tmp_path / "0.pt", step=10)
     monkeypatch.setenv("DISTMAGIC_JOB", "older")
     checkpoint.save({"weights": "stale"}, tmp_path / "1.pt", step=99)
-    env = {**os.environ, "DISTMAGIC_JOB": "now"}
-    done = subprocess.run(
-        [sys.executable, "-c", RANK, str(tmp_path)], env=env, check=True, capture_output=True, text=True, timeout=50,
-    )  # fmt: skip
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    done = torch_forks.run(script, str(tmp_path), env={"DISTMAGIC_JOB": "now"})
+    assert done.returncode == 0, done.stderr
     for rank in range(2):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == {
             "weights": "ours"
         }
-    said = [line for line in done.stderr.splitlines() if "distmagic" in line]
+    said = [line for line in done.stderr.decode().splitlines() if "distmagic" in line]
     assert said == [
         f"distmagic.checkpoint: {tmp_path}/0.pt: took step 10, from {HOST}, written by this job"
     ]

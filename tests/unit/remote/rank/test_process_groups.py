@@ -64,7 +64,7 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 meet("second")
 print("two after each other:", process_groups.use())
 dist.destroy_process_group()
-if rank == 0:
+{last}if rank == 0:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
 """
 KINDS = """\
@@ -80,11 +80,46 @@ with told("DistributedDataParallel"):
 with told("each alone", world=1):
     dist.all_reduce(torch.ones(1))
 """
+LAST = """\
+import faulthandler, gc
+faulthandler.dump_traceback_later(40, exit=True)
+
+def threads():
+    names = [open(f"/proc/self/task/{number}/comm").read().strip() for number in os.listdir("/proc/self/task")]
+    return names.count("pt_gloo_runloop")
+
+def train():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    words = dist.FileStore(os.path.join(folder, "words"), 2)
+    if rank == 1:
+        words.wait(["rank 0 leaves"])
+    # Rank 0 lets go of its model while a thread of gloo still holds a tensor.
+    dist.all_reduce(torch.ones(1), async_op=rank == 0)
+    dist.destroy_process_group()
+    if rank == 0:
+        words.set("rank 0 leaves", "")
+
+del model, group
+gc.collect()
+process_groups.let_go()
+init("a model that is let go of")
+train()
+gc.collect()
+print("a model is let go of:", threads() > 0, end=" ")
+sys.stdout.flush()
+child = os.fork()
+if child == 0:  # the threads of the groups are not in it
+    process_groups.let_go()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+process_groups.let_go()
+print(threads())
+"""
 EXPECTED = """\
 nothing is done: unused unused
 all_reduce: used used
 {kinds}two after each other: used
-"""
+{last}"""
 EXPECTED_KINDS = """\
 send: used used
 a group of one: unused unused
@@ -92,23 +127,38 @@ a subgroup: used used
 DistributedDataParallel: used used
 each alone: unused unused
 """
+# Else the rank would never end: the model waits for a thread of gloo, which waits for the interpreter, which it holds.
+EXPECTED_LAST = """\
+a model is let go of: True 0
+"""
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
-def test_whether_a_rank_was_in_a_process_group_and_used_it(warm, tmp_path):
+def test_whether_a_rank_was_in_a_process_group_and_used_it_and_ends(
+    warm, tmp_path, request
+):
     """How it is found out differs where torch is imported later. What counts as use does not: it is tried once."""
-    program = RANK.format(warm=warm, kinds=KINDS if warm else "")
-    expected = EXPECTED.format(kinds=EXPECTED_KINDS if warm else "")
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=100,
-        env=env,
+    program = RANK.format(
+        warm=warm, kinds=KINDS if warm else "", last=LAST if warm else ""
     )
-    assert done.stdout == (
+    expected = EXPECTED.format(
+        kinds=EXPECTED_KINDS if warm else "", last=EXPECTED_LAST if warm else ""
+    )
+    script = tmp_path / "rank.py"
+    script.write_text(program)
+    if warm:
+        done = request.getfixturevalue("torch_forks").run(script, str(tmp_path))
+    else:
+        env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        done = subprocess.run(
+            [sys.executable, str(script), str(tmp_path)],
+            capture_output=True,
+            check=False,
+            timeout=100,
+            env=env,
+        )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode() == (
         f"torch is not imported: none {warm}\ntorch is imported: none\n"
     )
     assert (tmp_path / "rank 0").read_text() == expected
@@ -151,3 +201,64 @@ def test_what_can_not_be_known_passes_as_used(world, tmp_path: Path):
         env=env,
     )
     assert done.stdout == "used\n"
+
+
+KEPT = """
+import sys, types
+from distmagic.remote.rank import process_groups
+class Group:
+    _device_types = ("cpu",)
+    def __init__(self, backend="gloo"): self.backend = backend
+    def size(self): return 1
+    def _get_backend(self, device): return self
+    def name(self): return self.backend
+class DistributedDataParallel:
+    def __init__(self, group):
+        self.process_group, self.reducer = group, "holds it too, out of sight"
+c10d = types.ModuleType("torch.distributed.distributed_c10d")
+c10d.destroy_process_group = lambda: None
+sys.modules[c10d.__name__] = c10d
+sys.modules["torch.nn.parallel.distributed"] = sys.modules[__name__]
+process_groups.install()
+def kept_after_the_end_of(*groups):
+    c10d._world = types.SimpleNamespace(pg_map=dict.fromkeys(groups))
+    c10d.destroy_process_group()
+    c10d.destroy_process_group()
+    del c10d._world
+    return len(process_groups._notes.kept)
+print("without a model:", kept_after_the_end_of(Group()))
+first = DistributedDataParallel(Group())
+print("with a model:", kept_after_the_end_of(Group(), first.process_group, Group()))
+second = DistributedDataParallel(Group())
+print("with another one too:", kept_after_the_end_of(second.process_group))
+nccl = DistributedDataParallel(Group("nccl"))
+print("not of gloo:", kept_after_the_end_of(nccl.process_group) - 2)
+del first
+print("whose model is gone:", kept_after_the_end_of() - 1)
+process_groups.let_go()
+print("whose model is there:", len(process_groups._notes.kept))
+del second
+process_groups.let_go()
+print("at last:", len(process_groups._notes.kept))
+"""
+
+
+def test_only_groups_that_a_model_holds_are_kept_and_as_long_as_it_lives():
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", KEPT],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+        env=env,
+    )
+    assert done.stdout.splitlines() == [
+        "without a model: 0",
+        "with a model: 1",
+        "with another one too: 2",
+        "not of gloo: 0",
+        "whose model is gone: 0",
+        "whose model is there: 1",
+        "at last: 0",
+    ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 
-import matplotlib as mpl
 import pytest
 from PIL import Image
 
@@ -13,8 +12,9 @@ from distmagic import sanitize
 from distmagic.remote.rank import report
 from distmagic.remote.rank.show import show
 from distmagic.remote.wire import protocol
+from tests.builders.later import Later
 
-mpl.use("Agg")
+Later("matplotlib")  # without it this module is skipped
 
 
 class Agent:
@@ -58,7 +58,10 @@ def noise(side: int) -> Image.Image:
 
 
 def test_a_figure_of_matplotlib(agent):
+    import matplotlib as mpl
     from matplotlib.figure import Figure
+
+    mpl.use("Agg")
 
     figure = Figure(figsize=(4, 3))
     figure.subplots().plot([1, 3, 2])

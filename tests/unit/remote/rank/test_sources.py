@@ -62,15 +62,20 @@ for name in sys.argv[2:]:
 """
 
 
-def sources_of(folder: Path, *names: str, script: str = RANK) -> str:
+def zipped_texts(folder: Path) -> Path:
     code = folder / "code.zip"
     with zipfile.ZipFile(code, "w") as archive:
         texts = {CELL: TEXT, OTHER: OTHER_TEXT}
         archive.writestr(
             "sources.json", json.dumps({"texts": texts, "labels": {CELL: "Cell In[3]"}})
         )
+    return code
+
+
+def sources_of(folder: Path, *names: str) -> str:
+    script = RANK.format(cell=CELL, other=OTHER)
     done = subprocess.run(
-        [sys.executable, "-c", script.format(cell=CELL, other=OTHER), str(code), *names],
+        [sys.executable, "-c", script, str(zipped_texts(folder)), *names],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -125,6 +130,11 @@ print(torch.jit.script(main.double)(3))
 """
 
 
-def test_torch_jit_finds_the_source_of_a_cells_class_and_function(tmp_path):
-    pytest.importorskip("torch")
-    assert sources_of(tmp_path, script=JIT) == "12\n"
+def test_torch_jit_finds_the_source_of_a_cells_class_and_function(
+    tmp_path, torch_forks
+):
+    script = tmp_path / "rank.py"
+    script.write_text(JIT.format(cell=CELL))
+    done = torch_forks.run(script, str(zipped_texts(tmp_path)))
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == b"12\n"

@@ -158,7 +158,7 @@ LINES = st.sampled_from(
 )
 
 
-@given(st.lists(LINES | st.text(max_size=60), max_size=200).map("\n".join))
+@given(st.lists(LINES | st.text(max_size=60), max_size=50).map("\n".join))
 def test_any_text_gives_threads_that_travel(text):
     found = threads_of(text, SOURCES)
     is_whole(text, BUNDLE)

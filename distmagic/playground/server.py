@@ -160,6 +160,15 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
         else:
             self.exit_with_signal(signal_name(-status))
 
+    def eof_received(self) -> bool:
+        """End the command's input in a turn of the event loop of its own.
+
+        Where a full pipe has room again, asyncio takes more data for it, and then closes it if its end was told in that
+        same turn, with the data still waiting.
+        """
+        asyncio.get_running_loop().call_soon(super().eof_received)
+        return True  # the output stays open
+
     def signal_received(self, signal: str) -> None:
         if self._running is not None:
             self._running.signal(signal)

@@ -11,18 +11,17 @@ import sys
 import threading
 from pathlib import Path
 
-import pytest
-
-from tests import REPOSITORY
-
-pytest.importorskip("asyncssh")
 import paramiko
+import pytest
 
 from distmagic.errors import DistmagicError, SpecError
 from distmagic.playground import playground
 from distmagic.remote.system import processes
+from tests import REPOSITORY
+from tests.builders.later import Later
 from tests.lab.waiting import wait_until
 
+Later("asyncssh")  # without it this module is skipped
 ROOT = REPOSITORY
 needs_ssh = pytest.mark.needs("ssh")
 
@@ -86,6 +85,23 @@ def test_20_mb_go_through_and_come_back(client):
     assert hashlib.sha256(out.read()).digest() == hashlib.sha256(data).digest()
     writer.join()
     assert out.channel.recv_exit_status() == 0
+
+
+def test_input_that_waited_for_a_slow_command_comes_whole(client, tmp_path):
+    """Its end is told in the moment in which the command's pipe has room for a part of what is left."""
+    sent, read = (1 << 20) + (160 << 10), 100 << 10  # the pipe holds 1 MiB
+    gates = [tmp_path / "first", tmp_path / "second"]
+    for gate in gates:
+        os.mkfifo(gate)
+    stdin, out, _ = client.exec_command(
+        f"cat {gates[0]}; head -c {read} | wc -c; cat {gates[1]}; wc -c"
+    )
+    stdin.write(bytes(sent))
+    stdin.channel.shutdown_write()
+    for gate in gates:
+        assert run(client, "true")[2] == 0  # the server has done what it can
+        gate.write_text("")
+    assert out.read().split() == [b"%d" % read, b"%d" % (sent - read)]
 
 
 @needs_ssh

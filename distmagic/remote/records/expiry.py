@@ -11,7 +11,7 @@ import random
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,8 +57,9 @@ def expire(now: float | None = None) -> None:
 
 
 def _expire_jobs(now: float) -> None:
+    folder = places.home() / "jobs"
     jobs = sorted(
-        _entries(places.home() / "jobs"),
+        _entries(folder),
         key=lambda entry: entry.changed_s,
         reverse=True,
     )
@@ -67,21 +68,22 @@ def _expire_jobs(now: float) -> None:
     for job in jobs:
         age_s = now - job.changed_s
         if age_s > KEPT_DAYS * 86400:
-            _remove(job.path)
+            _remove(folder / job.name)
             continue
-        owner = listing.kept_for(job.path)
+        owner = listing.kept_for(folder / job.name)
         is_newest = owner not in kept_bytes
         kept_bytes.setdefault(owner, 0)
         if is_newest or (job.has_unfetched_results and not is_full):
             continue
         kept_bytes[owner] += job.size_bytes
         if kept_bytes[owner] > KEPT_BYTES and age_s > _YOUNG_S:
-            _remove(job.path)
+            _remove(folder / job.name)
 
 
 def _expire_blobs(now: float) -> None:
+    folder = places.home() / "blobs"
     blobs = sorted(
-        _entries(places.home() / "blobs"),
+        _entries(folder),
         key=lambda entry: entry.changed_s,
         reverse=True,
     )
@@ -90,11 +92,11 @@ def _expire_blobs(now: float) -> None:
     for blob in blobs:
         kept_bytes += blob.size_bytes
         age_s = now - blob.changed_s
-        is_partial = len(blob.path.name) != 64  # the process that wrote it was killed
+        is_partial = len(blob.name) != 64  # the process that wrote it was killed
         is_old = age_s > (_PARTIAL_S if is_partial else KEPT_DAYS * 86400)
         is_beyond = kept_bytes > KEPT_BYTES and age_s > _YOUNG_S and not is_receiving
         if is_old or is_beyond:
-            _remove(blob.path)
+            _remove(folder / blob.name)
 
 
 def _expire_lists(folder: Path, now: float) -> None:
@@ -108,7 +110,7 @@ def _expire_lists(folder: Path, now: float) -> None:
 def _is_receiving(blobs: Iterable[_Entry], now: float) -> bool:
     """Whether a payload is just arriving: its first blobs grow old while the last ones come."""
     for blob in blobs:
-        sha256, dot, _ = blob.path.name.strip(".").partition(".")
+        sha256, dot, _ = blob.name.strip(".").partition(".")
         if dot and places.is_sha256(sha256) and now - blob.changed_s <= _YOUNG_S:
             return True
     return False
@@ -128,12 +130,13 @@ def unused(bundle: str, now: float | None = None) -> list[tuple[Path, int]]:
     None while a payload is arriving here, whoever sends it: what has come of it is not touched by anybody yet.
     """
     now = time.time() if now is None else now
-    entries = _entries(places.home() / "blobs")
+    folder = places.home() / "blobs"
+    entries = _entries(folder)
     if _is_receiving(entries, now):
         return []
-    others = [entry for entry in entries if entry.path.name != bundle]
+    others = [entry for entry in entries if entry.name != bundle]
     blobs = [
-        (entry.path, entry.size_bytes)
+        (folder / entry.name, entry.size_bytes)
         for entry in others
         if now - entry.changed_s > _TOUCHED_S
     ]
@@ -157,56 +160,64 @@ def remove(paths: Iterable[Path]) -> None:
 class _Entry:
     """A job's folder, or a blob: when something of it was changed last, in seconds since 1970, and its size."""
 
-    path: Path
+    name: str
     changed_s: float
     size_bytes: int
-    has_unfetched_results: bool
+    has_unfetched_results: bool = False
 
 
 def _entries(folder: Path) -> list[_Entry]:
-    """Return the entries of a folder that can be read, in any order, and as many as there is time for."""
+    """Return the entries of a folder that can be read, in any order, and as many as there is time for.
+
+    There may be tens of thousands, and a notebook's kernel looks at its own: so names are text here, as a `Path` costs
+    several times the memory.
+    """
     if not folder.is_dir():
         return []
-    paths = list(folder.iterdir())
-    random.shuffle(paths)  # where there is no time for all, each has its turn
+    names = os.listdir(folder)
+    random.shuffle(names)  # where there is no time for all, each has its turn
     until = time.monotonic() + _LOOK_S
     found = []
-    for path in paths:
+    for name in names:
         if time.monotonic() > until:
             break
-        try:
-            files = [path, *path.rglob("*")] if _is_folder(path) else [path]
-            stats = {
-                file.relative_to(path): stat
-                for file in files
-                if (stat := _look(file)) is not None
-            }
-        except OSError:
-            continue  # another contact removes at the same time; or not ours, and then not ours to remove
-        if stats:
-            entry = _Entry(
-                path=path,
-                changed_s=max(stat.st_mtime for stat in stats.values()),
-                size_bytes=sum(stat.st_size for stat in stats.values()),
-                has_unfetched_results=_has_unfetched(stats),
-            )
-            found.append(entry)
+        # Another contact may remove it at the same time. If it is not ours, it is not ours to remove.
+        with contextlib.suppress(OSError):
+            found.append(_entry(str(folder), name))
     return found
 
 
-def _has_unfetched(stats: Mapping[Path, os.stat_result]) -> bool:
-    results = [
-        file
-        for file, stat in stats.items()
-        if file.suffix == ".result" and stat.st_size
-    ]
-    return any(file.with_name(file.name + _FETCHED) not in stats for file in results)
+def _entry(folder: str, name: str) -> _Entry:
+    """Look at a blob, or at all that a job's folder holds. Raises OSError."""
+    path = os.path.join(folder, name)
+    own = os.lstat(path)
+    if not stat.S_ISDIR(own.st_mode):  # a link is not followed
+        return _Entry(name=name, changed_s=own.st_mtime, size_bytes=own.st_size)
+    changed_s, size_bytes = own.st_mtime, own.st_size
+    has_unfetched = False
+    for inside, folders, files in os.walk(path):
+        there = set(files)
+        for one in (*folders, *files):
+            look = _look(os.path.join(inside, one))
+            if look is None:
+                continue
+            changed_s = max(changed_s, look.st_mtime)
+            size_bytes += look.st_size
+            is_result = one.endswith(".result") and look.st_size > 0
+            if is_result and one + _FETCHED not in there:
+                has_unfetched = True
+    return _Entry(
+        name=name,
+        changed_s=changed_s,
+        size_bytes=size_bytes,
+        has_unfetched_results=has_unfetched,
+    )
 
 
-def _look(path: Path) -> os.stat_result | None:
+def _look(path: str) -> os.stat_result | None:
     # Gone just now, as the old pieces of a log that is written to.
     try:
-        return path.lstat()
+        return os.lstat(path)
     except FileNotFoundError:
         return None
 

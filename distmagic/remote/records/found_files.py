@@ -21,8 +21,9 @@ _CHUNK = 1 << 20
 def find(folder: str, pattern: str) -> list[FoundFile]:
     """Return the files below a folder whose path fits a pattern: `*` stays in one folder, `**` goes through all.
 
-    The path of a file means that file, the path of a folder all that is below it. No link is followed but `folder` itself. Raises
-    ValueError for more than `MOST_FILES`, and for a folder with so many files that it can't be looked through.
+    The path of a file means that file, the path of a folder all that is below it. No link is followed but `folder`
+    itself. Raises ValueError for more than `MOST_FILES`, and for a folder with so many files that it can't be looked
+    through.
     """
     named = pattern.removeprefix("./").rstrip("/")
     place = os.path.join(folder, named)

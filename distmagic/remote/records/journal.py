@@ -1,8 +1,8 @@
 """The journal of one node of a job: every event, numbered from 1, on disk before it is sent.
 
-Reports and output are in one file, and everything that says how the job goes is in another. So ranks that report and print
-for weeks use up a limit of their own (logs.py). Readers get the two as one, in the order of the numbers. Text that ranks
-write is in their logs; the journal holds its place there, and `expand` puts it back.
+Reports and output are in one file, and everything that says how the job goes is in another. So ranks that report and
+print for weeks use up a limit of their own (logs.py). Readers get the two as one, in the order of the numbers. Text
+that ranks write is in their logs; the journal holds its place there, and `expand` puts it back.
 """
 
 from __future__ import annotations

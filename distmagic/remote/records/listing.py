@@ -62,7 +62,7 @@ def _write(folder: Path, listing: protocol.JobListing) -> None:
         file.write(json.dumps(codec.plain(listing)).encode())
 
 
-def enlisted(folder: Path, hosts: tuple[str, ...]) -> None:
+def note_hosts(folder: Path, hosts: tuple[str, ...]) -> None:
     """Note which hosts an elastic job has now. A disk that is full makes no job fail."""
     with contextlib.suppress(OSError, ValueError):
         _write(folder, replace(_read(folder), hosts=hosts))
@@ -92,7 +92,7 @@ def kept_for(job: Path) -> str:
 
     "" where that is not known.
     """
-    for file in sorted(job.glob(f"*/{FILE}")):
+    for file in places.matching(job, f"*/{FILE}"):
         with contextlib.suppress(OSError, ValueError):
             return _ONE_PROCESS.sub("", _read(file.parent).terms.owner)
     return ""
@@ -132,7 +132,7 @@ def jobs(job: str = "") -> tuple[protocol.JobListing, ...]:
     files = [
         file
         for folder in folders
-        for file in sorted(folder.glob(f"*-{socket.gethostname()}/{FILE}"))
+        for file in places.matching(folder, f"*-{socket.gethostname()}/{FILE}")
     ]
     found = []
     for file in files:
@@ -216,9 +216,8 @@ def _reason(lines: Sequence[bytes]) -> str:
 def remove(job: str) -> int:
     """Remove what is left of a job that has ended; return the bytes. Raises OSError if it runs."""
     freed = 0
-    # A list, because folders vanish while it is gone through.
-    here = list(places.job_dir(job, 0).parent.glob(f"*-{socket.gethostname()}"))
-    for folder in here:
+    kept = places.job_dir(job, 0).parent
+    for folder in places.matching(kept, f"*-{socket.gethostname()}"):
         node_rank = int(folder.name.partition("-")[0])
         if is_running(job, node_rank):
             raise OSError(f"job {job} still runs here; stop it first")

@@ -42,6 +42,7 @@ _FORGOTTEN_S = 86400.0  # agents and templates touch their directories twice a m
 _VIEWS = ("/proc/self/ns/pid", "/proc/self/ns/net", "/")
 # Of this kernel since it was started.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_VANISHING_AT_MOST = 100  # folders that others remove while one pattern is looked for
 
 
 def home() -> Path:
@@ -70,6 +71,18 @@ def log_limit_bytes(env: Mapping[str, str] | None = None) -> int:
             f"{LOG_BYTES_NAME}={text[:80]} is no number of bytes of at least {_LEAST_LOG_BYTES:,}"
         )
     return int(text)
+
+
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """Return the paths below a folder that match a shell pattern, in order; none of a folder that is gone.
+
+    Before Python 3.13 `Path.glob` raises FileNotFoundError for a folder that vanishes while it is read: then it is read
+    again. Raises OSError for what can't be read just now: it may be in use.
+    """
+    for _ in range(_VANISHING_AT_MOST):
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(folder.glob(pattern))
+    return sorted(folder.glob(pattern))
 
 
 def size_of(folder: Path) -> int:

@@ -201,7 +201,7 @@ class _Directory:
     def users(self, but: str = "") -> list[str]:
         """Return the jobs that use it, without one."""
         found = []
-        for mark in (self.about / "users").glob("*"):
+        for mark in places.matching(self.about / "users", "*"):
             job, node, host = [*mark.name.split(".", 2), "", ""][:3]
             if job != but and _is_alive(mark, job, node, host):
                 found.append(job)
@@ -247,7 +247,7 @@ def _is_alive(mark: Path, job: str, node: str, host: str) -> bool:
 
 def _directory_of(job: str) -> _Directory | None:
     """Return the working directory that another node of the same job has made ready."""
-    for mark in root().glob(f".*/users/{job}.*"):
+    for mark in places.matching(root(), f".*/users/{job}.*"):
         return _Directory(path=root() / mark.parent.parent.name[1:])
     return None
 

@@ -33,7 +33,7 @@ _FILE = "files.json"
 BESIDE = ".of-last-run"  # at the end of the name of what a run left, where something else is brought
 
 
-class Row(NamedTuple):
+class BroughtFile(NamedTuple):
     """What is known of a file that was brought.
 
     `source` is [pack, offset, size, is executable], `digest` is of its content, and `look` is what changes when somebody
@@ -53,9 +53,9 @@ class Brought:
     """
 
     manifest: str = ""
-    files: dict[str, Row] = field(default_factory=dict)
+    files: dict[str, BroughtFile] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
-    coming: dict[str, Row] = field(default_factory=dict)
+    coming: dict[str, BroughtFile] = field(default_factory=dict)
 
 
 def last_brought(about: Path) -> Brought:
@@ -64,9 +64,11 @@ def last_brought(about: Path) -> Brought:
         found = json.loads((about / _FILE).read_text())
         return Brought(
             manifest=found["manifest"],
-            files={path: Row(*row) for path, row in found["files"].items()},
+            files={path: BroughtFile(*row) for path, row in found["files"].items()},
             links=found["links"],
-            coming={path: Row(*row) for path, row in found.get("coming", {}).items()},
+            coming={
+                path: BroughtFile(*row) for path, row in found.get("coming", {}).items()
+            },
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return Brought()
@@ -134,7 +136,7 @@ class FileSync:
 
     def _with_what_came(self, before: Brought) -> Brought:
         """Count as brought what an interrupted `bring` had written; what it had not is known as before."""
-        came: dict[str, Row] = {}
+        came: dict[str, BroughtFile] = {}
         for path, row in before.coming.items():
             look = self._look(path)
             known = before.files.get(path)
@@ -218,9 +220,9 @@ class FileSync:
             os.replace(aside, here)
         return dict(wanted.links)
 
-    def _write_files(self, wanted: Manifest, before: Brought) -> dict[str, Row]:
+    def _write_files(self, wanted: Manifest, before: Brought) -> dict[str, BroughtFile]:
         """Write the files that are not there yet as they are listed; return what is known of all of them now."""
-        rows: dict[str, Row] = {}
+        rows: dict[str, BroughtFile] = {}
         lacking: dict[int, list[ListedFile]] = {}
         for file in wanted.files:
             row = before.files.get(file.path)
@@ -255,8 +257,8 @@ class FileSync:
         return [found.st_mtime_ns, found.st_size, found.st_mode, found.st_ino]
 
     def _write(
-        self, file: ListedFile, source: BinaryIO, coming: Row, before: Brought
-    ) -> Row:
+        self, file: ListedFile, source: BinaryIO, coming: BroughtFile, before: Brought
+    ) -> BroughtFile:
         """Give a file its content, all at once; return its row, which is `coming` with a look.
 
         A file that has the content already is left as it is, and so is one that a run has changed and nobody here.
@@ -302,7 +304,7 @@ class FileSync:
             raise _in_the_way(here, what) from None
         self._replaced.append(path)
 
-    def _has(self, path: str, content: Row, known: Row | None) -> bool:
+    def _has(self, path: str, content: BroughtFile, known: BroughtFile | None) -> bool:
         """Whether a file has the content of a row. It is read only where nothing else tells; `known` is its last row."""
         look = self._look(path)
         if not look:
@@ -343,9 +345,11 @@ def _digest_of_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _coming(wanted: Manifest, lacking: dict[int, list[ListedFile]]) -> dict[str, Row]:
+def _coming(
+    wanted: Manifest, lacking: dict[int, list[ListedFile]]
+) -> dict[str, BroughtFile]:
     """Return the rows of files, by pack, that are to be written; how they look is not known yet."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, BroughtFile] = {}
     for pack, files in lacking.items():
         name = wanted.packs[pack]
         with places.blob(name).open("rb") as source:
@@ -354,7 +358,7 @@ def _coming(wanted: Manifest, lacking: dict[int, list[ListedFile]]) -> dict[str,
                 if file.size_bytes < manifest.LARGE_BYTES:
                     source.seek(file.offset)
                     digest = hashlib.sha256(source.read(file.size_bytes)).hexdigest()
-                rows[file.path] = Row(_source(wanted, file), digest, [])
+                rows[file.path] = BroughtFile(_source(wanted, file), digest, [])
     return rows
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ from tests.builders.messages import START, TERMS
 def test_an_elastic_job_s_hosts_are_noted_as_they_come(tmp_path):
     listing.remember(tmp_path, replace(START, hosts=("a", "b")))
     before = json.loads((tmp_path / listing.FILE).read_text())
-    listing.enlisted(tmp_path, ("a", "b", "c"))
+    listing.note_hosts(tmp_path, ("a", "b", "c"))
     assert json.loads((tmp_path / listing.FILE).read_text()) == {
         **before,
         "hosts": ["a", "b", "c"],
@@ -26,10 +30,10 @@ def test_an_elastic_job_s_hosts_are_noted_as_they_come(tmp_path):
 
 
 def test_what_can_not_be_noted_makes_no_job_fail(tmp_path):
-    listing.enlisted(tmp_path / "gone", ("a",))
+    listing.note_hosts(tmp_path / "gone", ("a",))
     assert list(tmp_path.iterdir()) == []
     (tmp_path / listing.FILE).write_text("torn")
-    listing.enlisted(tmp_path, ("a",))
+    listing.note_hosts(tmp_path, ("a",))
 
 
 @pytest.fixture
@@ -116,3 +120,37 @@ def test_of_many_metrics_a_few_are_listed(home):
     (folder / journal.FILE).write_bytes(p.encode(progress(**many), 1))
     (listed,) = listing.jobs()
     assert list(listed.reported.metrics) == ["m0", "m1", "m2", "m3"]
+
+
+def test_a_job_that_another_host_of_the_home_removes_just_now_stops_neither_list_nor_removal(
+    home, monkeypatch
+):
+    """Its folder goes between the moment in which it was there and the moment in which it is read."""
+    scandir = os.scandir
+    gone = []
+
+    def removed_first(path="."):
+        if not gone and str(path).endswith(f"jobs/{START.job}"):
+            gone.append(path)
+            shutil.rmtree(path)
+        return scandir(path)
+
+    for look in (listing.jobs, partial(listing.remove, START.job)):
+        noted(START)
+        gone.clear()
+        monkeypatch.setattr(os, "scandir", removed_first)
+        assert not look()
+        assert gone, "it was there when it was looked for"
+        monkeypatch.setattr(os, "scandir", scandir)
+
+
+def test_what_can_not_be_read_just_now_is_not_taken_for_nothing(home, monkeypatch):
+    """As where the server of a home is away: what is there may be in use."""
+    noted(START)
+
+    def stale(path="."):
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    monkeypatch.setattr(os, "scandir", stale)
+    with pytest.raises(OSError, match="Stale file handle"):
+        listing.remove(START.job)

@@ -2,12 +2,13 @@
 
 All threads of a run are here, but for a workflow of OSMO (session/workflow.py). One loop owns a run: on the main thread,
 which alone gets interrupts, or on the thread that session/ gives to a run in the background. A thread does one of two
-things: it listens to a link, or it does one blocking act; either ends in an event on the queue. So the state of a run and
-the table of its nodes are changed in one place, between two events, and an interrupt or a button is just one more event.
+things: it listens to a link, or it does one blocking act. Either ends in an event on the queue while the run is followed;
+an act before or after that ends in a future, for which the loop waits. So the state of a run and the table of its nodes
+are changed in one place, between two events, where the loop also looks for an interrupt or a button.
 
-    launch.py     two scripts for the main thread, from top to bottom: launch a job, attach to one
+    launch.py     two scripts for the run's own thread, from top to bottom: launch a job, attach to one
        |  begins blocking acts, waits for them with the loop
-    run_loop.py   the loop: events --fold--> RunState --state/decide--> what to do; questions, interrupts, showing
+    run_loop.py   the loop: events --fold--> RunState --state/decide--> decisions; questions, interrupts, showing
        |  events                                    |  actions
     node_table.py which node is followed over which link, and what is tried next; no I/O
                                                     |

@@ -1,4 +1,4 @@
-"""What the run loop has done outside of the main thread. Each action is one blocking act; it ends in an event.
+"""What the run loop has done outside of its own thread. Each action is one blocking act; it ends in an event.
 
     action                       the event with which it ends
     Listen(node)                 every message of the node, then LinkEnded
@@ -161,7 +161,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinFailed:
-    """A host could not become a node this time. `node_rank` is the node that it was to be, if the lead has counted it."""
+    """A host could not become a node this time. `node_rank` is the node whose start it was asked for, None before that."""
 
     host_index: int
     error: Exception

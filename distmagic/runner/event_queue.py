@@ -1,4 +1,4 @@
-"""The queue between the threads of a run and its loop on the main thread."""
+"""The queue between the threads of a run and its loop, which has the run's own thread."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Performs the actions of the run loop on threads. Each blocking act ends in an event on the queue.
 
-Nothing is decided here, and nothing of the run's state is kept: only the queue, the hosts, and what renews the lease.
+Nothing is decided here, and nothing of the run's state is kept: only the queue, the hosts, links that were opened here, and
+what renews the lease.
 """
 
 from __future__ import annotations
@@ -55,15 +56,19 @@ class Executor:
         self._queue = queue
         self._reaching = reaching
         self._joiner = joiner
-        self._is_over = threading.Event()
+        self._is_over = False
+        # Links that were opened here: one whose event nobody reads any more is not in the table's rows.
+        self._opened: set[Link] = set()
+        self._lock = threading.Lock()
         self._lease_keeper = LeaseKeeper(lease_s)
 
     def perform(self, action: Action) -> None:
-        """Begin an action, and return at once. The main thread calls this."""
+        """Begin an action, and return at once. The loop calls this, on the run's own thread."""
         if isinstance(action, Send):
             for link in action.links:
                 _send(link, action.message)
         elif isinstance(action, Close):
+            self._forget(action.link)
             begin(action.link.close)
         else:
             begin(self._ACTS[type(action)], self, action)
@@ -75,7 +80,7 @@ class Executor:
     # ---- acts, each on a thread of its own
 
     def _listen(self, action: Listen) -> None:
-        """Put a node's events on the queue, waiting whenever the main thread has many of them unread."""
+        """Put a node's events on the queue, waiting whenever the loop has many of them unread."""
         last = action.after
         error: Exception | None = None
         try:
@@ -91,6 +96,7 @@ class Executor:
     def _reconnect(self, action: Reconnect) -> None:
         link: Link | None = None
         try:
+            self._forget(action.broken)
             link = self._reaching.link(
                 action.host_index, broken=action.broken, can_ask=action.can_ask
             )
@@ -134,6 +140,7 @@ class Executor:
             results = job_requests.small_results(
                 action.link, self._job, action.node_rank, action.sizes
             )
+            self._forget(action.link)
             self._reaching.keep_idle(action.host_index, action.link)
         except Exception:  # noqa: BLE001 - also for a bug, the run ends; results wait on their host until looked at
             self._tell(action.node_rank, Collected(results={}, is_kept_idle=False))
@@ -144,6 +151,7 @@ class Executor:
         assert self._joiner is not None
         link: Link | None = None
         try:
+            self._forget(action.broken)
             link = self._reaching.link(action.host_index, broken=action.broken)
             start = self._joiner.admit(link, action.request_id)
         except Exception as error:  # noqa: BLE001 - the node table decides what an error means
@@ -163,6 +171,7 @@ class Executor:
         try:
             action.link.start(action.start)
         except Exception as error:  # noqa: BLE001 - the node table decides what an error means
+            self._forget(action.link)
             action.link.close()
             failed = JoinFailed(
                 host_index=action.host_index,
@@ -179,19 +188,37 @@ class Executor:
         self._tell(0, joined)
 
     def _tell(self, node_rank: int, what: object) -> None:
-        if self._is_over.is_set() and isinstance(what, (Linked, Admitted, Joined)):
+        if isinstance(what, (Linked, Admitted, Joined)) and not self._keep(what.link):
             what.link.close()  # the run is over: nobody takes this link any more
             return
         self._queue.tell(what, node_rank=node_rank)
 
+    def _keep(self, link: Link) -> bool:
+        """Have a link closed at the end, and return True; return False where the end has come."""
+        with self._lock:
+            if not self._is_over:
+                self._opened.add(link)
+            return not self._is_over
+
+    def _forget(self, link: Link | None) -> None:
+        """Leave a link alone at the end: it is being closed, or goes on to other uses."""
+        with self._lock:
+            if link is not None:
+                self._opened.discard(link)
+
     # ---- the end
 
     def close(self, links: tuple[Link, ...]) -> None:
-        """Hang up on these links, which the run still holds. Agents that still run end with their lease."""
-        self._is_over.set()
+        """Hang up on these links, which the run still holds, and on those that came too late for it.
+
+        Agents that still run end with their lease.
+        """
+        with self._lock:
+            self._is_over = True
+            open_links = {*links, *self._opened}
         self._lease_keeper.close()
         self._queue.close()
-        in_parallel(Link.close, links)
+        in_parallel(Link.close, list(open_links))
 
     _ACTS: ClassVar[dict[type, Callable[..., None]]] = {
         Listen: _listen,

@@ -1,4 +1,4 @@
-"""One run from its beginning to its end, as two scripts for the main thread: `launch` a job, or `attach` to one.
+"""One run from its beginning to its end, as two scripts for the run's own thread: `launch` a job, or `attach` to one.
 
     reach hosts -> plan -> get their devices -> deliver -> start every node -> follow them -> sweep what lost agents left
 

@@ -1,8 +1,9 @@
 """One host comes (back) to an elastic job that runs: it gets the payload, the lead counts it, and its agent can start.
 
-    the lead's own orders, the host's facts  --start_messages.join_message-->  StartNode
+    the lead's own start message, the host's facts  --start_messages.join_message-->  StartNode
 
-Works for the notebook that began the job, which has orders and payload itself, and for any other one, which asks for them.
+Works for the notebook that began the job, which has that message and the payload itself, and for any other one, which asks
+for them.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Literal
 from distmagic.connection.link import Link
 from distmagic.remote.wire import protocol
 from distmagic.runner.actions import Admitted
+from distmagic.state.events import NEVER_BEGAN
 
 FIRST_PAUSE_S = 0.25  # between attempts to connect again
 LONGEST_PAUSE_S = 5.0
@@ -33,6 +34,7 @@ class NodeRow:
     """One node. `last` is the number of its last event, `sizes` are the bytes of small results by rank.
 
     `is_missed`: it ended because it, or the way to it, was lost. `stop` is the message that it was stopped with.
+    `why_unmet` is why it is lost if it is not met: its host has no such node, or did not answer.
     """
 
     host_index: int
@@ -47,6 +49,7 @@ class NodeRow:
     stop: protocol.StopNode | None = None
     attempts: Attempts | None = None
     can_ask: bool = True
+    why_unmet: str = NEVER_BEGAN
 
 
 @dataclass(slots=True, kw_only=True)

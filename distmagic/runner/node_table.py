@@ -1,14 +1,19 @@
-"""Which nodes a run has, over which link each of them is followed, and what is tried next. Changed on the main thread only.
+"""Which nodes a run has, over which link each of them is followed, and what is tried next.
 
-Events go in, actions come out; nothing here blocks, connects or asks a clock.
+Events go in, actions come out; nothing here blocks, connects or asks a clock. Only the run's own thread changes it.
 
     state of a row       leaves it when
     waiting              it is counted by the lead of an elastic job, and its agent is being started: Joined -> following
     following            LinkEnded: the agent ended -> collecting; the link broke -> reconnecting; else -> lost
     reconnecting         Linked -> following; the time is over -> lost. Attempts follow each other with growing pauses
-    meeting              as reconnecting, for a node that another notebook starts; in the end this one starts it itself
+    meeting              as reconnecting, for a node that another notebook starts, or whose start was not answered; in the
+                         end this one starts it itself
     collecting           Collected -> gone
     gone, lost           never. In an elastic job the host of a node that was lost is tried as a new node
+
+A row is lost when nothing more is tried for its node. `RunState.lost` may have other nodes too, which the run goes on, or
+ends, without (state/__init__ says who decides it). Those are followed, or connected to, as before until the run is over:
+their own last words may explain the loss, and in an elastic job their peers may hear them again.
 
 Promised: each event of a node is put on the queue once, in order, over however many links. Not promised: that a node
 that is lost here does not run; its peers, or its lease, end it.
@@ -217,6 +222,7 @@ class NodeTable:
     ) -> list[Action]:
         row = self.rows[node_rank]
         assert row.attempts is not None
+        row.why_unmet = NEVER_BEGAN if what.error is None else _words(what.error)
         if what.error is None or isinstance(what.error, (ConnectionLost, Unreachable)):
             row.attempts = row.attempts.again(now_s)
             return []
@@ -250,7 +256,7 @@ class NodeTable:
         self.rows.append(row)
         node_rank = len(self.rows) - 1
         if row.host_index == UNKNOWN_HOST:
-            return self._pass_over(node_rank, host)
+            return self._pass_over(node_rank, host, now_s)
         if self.is_stopping:
             return self._lose(node_rank, NEVER_BEGAN, now_s)
         join = self._joins.get(row.host_index)
@@ -258,24 +264,25 @@ class NodeTable:
             join.node_rank = node_rank
             join.own.add(node_rank)
             return self._start_joined(join)
-        row.state = "meeting"
-        row.attempts = Attempts(next_at_s=now_s + FIRST_PAUSE_S, until_s=now_s + FORM_S)
+        self._meet(row, now_s)
         return []
 
-    def _pass_over(self, node_rank: int, host: str) -> list[Action]:
+    def _meet(self, row: NodeRow, now_s: float) -> None:
+        """Look on its host for a node that somebody starts, or may have started, and follow it."""
+        row.state = "meeting"
+        row.attempts = Attempts(next_at_s=now_s + FIRST_PAUSE_S, until_s=now_s + FORM_S)
+
+    def _pass_over(self, node_rank: int, host: str, now_s: float) -> list[Action]:
         """Do without a node that can't be followed from here."""
-        self.rows[node_rank].state = "lost"
         if self._growth is None:  # the job is over, and no host knows of this node
-            return [Note(node_rank=node_rank, what=Lost(why=NEVER_BEGAN))]
+            return self._lose(node_rank, NEVER_BEGAN, now_s)
         text = (
             f"{host} has come to the job, and is not among the hosts of this notebook: its ranks are not shown here. "
             "Name it with %distributed hosts and attach to see them."
         )
-        lost = Lost(why="it is not among the hosts of this notebook")
-        return [
-            Note(node_rank=node_rank, what=Warned(text=text)),
-            Note(node_rank=node_rank, what=lost),
-        ]
+        warning = Note(node_rank=node_rank, what=Warned(text=text))
+        why = "it is not among the hosts of this notebook"
+        return [warning, *self._lose(node_rank, why, now_s)]
 
     def _begin_join(self, host_index: int, broken: Link | None, now_s: float) -> None:
         if self._growth is None or self.is_stopping or host_index == UNKNOWN_HOST:
@@ -335,11 +342,19 @@ class NodeTable:
         join = self._joins.get(what.host_index)
         if join is None:  # the run is being stopped meanwhile
             return self._lose_unstarted(what.node_rank, str(what.error), now_s)
+        is_unanswered = isinstance(what.error, (ConnectionLost, Unreachable))
+        was_asked = what.node_rank is not None
+        if is_unanswered and was_asked and join.node_rank is not None:
+            # Its agent may have been started all the same.
+            row = self.rows[join.node_rank]
+            row.why_unmet = _words(what.error)
+            del self._joins[what.host_index]
+            self._meet(row, now_s)
+            return []
         actions: list[Action] = []
         if join.node_rank is not None:
-            self.rows[join.node_rank].state = "lost"
-            lost = Lost(why=str(what.error))
-            actions.append(Note(node_rank=join.node_rank, what=lost))
+            # The same attempt at this host goes on below, with its growing pauses.
+            actions += self._lose(join.node_rank, str(what.error), now_s, rejoins=False)
         join.request_id = ""
         join.node_rank = None
         join.admitted = None
@@ -379,7 +394,7 @@ class NodeTable:
                 and node_rank not in alive_elsewhere
             ):
                 why = (
-                    NEVER_BEGAN
+                    row.why_unmet
                     if row.state == "meeting"
                     else f"no connection for {self._lease_s:g} s"
                 )
@@ -441,12 +456,16 @@ class NodeTable:
             self._begin_join(row.host_index, row.link, now_s)
         return [Note(node_rank=node_rank, what=Gone())]
 
-    def _lose(self, node_rank: int, why: str, now_s: float) -> list[Action]:
+    def _lose(
+        self, node_rank: int, why: str, now_s: float, *, rejoins: bool = True
+    ) -> list[Action]:
+        """Try nothing more for a node. `rejoins`: in an elastic job its host is tried as a new node from now on."""
         row = self.rows[node_rank]
         row.state = "lost"
         row.attempts = None
         row.is_missed = True
-        self._begin_join(row.host_index, row.link, now_s)
+        if rejoins:
+            self._begin_join(row.host_index, row.link, now_s)
         return [Note(node_rank=node_rank, what=Lost(why=why))]
 
     _HANDLERS: ClassVar[dict[type, Callable[..., list[Action]]]] = {

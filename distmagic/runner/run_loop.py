@@ -1,13 +1,19 @@
-"""The loop of a run, on one thread: the only place that folds events, asks, heeds interrupts and shows.
+"""The loop of a run, on the run's own thread: it folds events, has questions asked, heeds interrupts, decides and shows.
 
-    threads  --events-->  EventQueue  --step-->  RunState, NodeTable  --decisions-->  actions  --Executor-->  threads
+Nobody else changes the state of a run. Not here: session/ shows a state of its own where no loop turns yet, Reaching has
+questions asked where no run is under way, and start.roll_back holds interrupts off until its limits end it.
+
+    threads  --events-->  EventQueue  --step-->  RunState, NodeTable
+    RunState  --state/decide-->  decisions
+    decisions, and what NodeTable tries  -->  actions  --Executor-->  threads
 
 A run goes through these stages; each is a function of its own:
 
     opening     `wait_for` one blocking act after the other: hosts are reached, planned for, sent to, started.
                 An interrupt raises KeyboardInterrupt out of `wait_for`
     following   `follow`: events are folded and decided upon until every node is gone or lost.
-                A first interrupt stops the nodes politely, a second one at once; a detached job is only left
+                An interrupt stops the nodes politely, the next one at once; a detached job is only left. Where a run
+                has stood still for long, the first one only asks its ranks where they are; the stop follows by itself
     closing     `wait_for` the sweep of what lost agents left behind
 
 Promised: no event is lost to an interrupt. Not promised: that a step takes no longer than a tenth of a second, because
@@ -21,6 +27,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from distmagic.connection.link import Link
@@ -36,7 +43,15 @@ from distmagic.runner.executor import Executor
 from distmagic.runner.interrupts import Interrupts
 from distmagic.runner.node_table import NodeTable
 from distmagic.state import decide
-from distmagic.state.decide import Inquiry, Limits
+from distmagic.state.decide import (
+    AskForStacks,
+    Decided,
+    Limits,
+    Lose,
+    RunMemory,
+    Stop,
+    StopLate,
+)
 from distmagic.state.events import (
     Abandoned,
     Event,
@@ -45,12 +60,9 @@ from distmagic.state.events import (
     StacksWanted,
     StopRequested,
 )
-from distmagic.state.fold import UNHEARD, fold
+from distmagic.state.fold import fold
 from distmagic.state.model import RunState
-from distmagic.state.standstill import is_worth_a_look
 
-GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a first interrupt
-CONFIRM_S = 15.0  # a node that hasn't confirmed its end this long after SIGKILL is lost
 ABANDON_S = 5.0  # how long an unexpected error waits for the ranks to be gone
 BEAT_S = 0.1
 SHORT_S = 5.0  # a run that lasts longer is worth a full garbage collection
@@ -79,13 +91,7 @@ class RunLoop:
         # What follows is of `follow`.
         self._table: NodeTable | None = None
         self._executor: Executor | None = None
-        self._inquiry = Inquiry()
-        # When the ranks of a run that stands still were asked where they are.
-        self._looked_at_s = -1.0
-        self._give_up_at_s: float | None = None
-        self._stopped_late: set[int] = set()
-        self._wants_detach = False
-        self._has_left = False
+        self._memory = RunMemory()
 
     # ---- every stage
 
@@ -96,15 +102,11 @@ class RunLoop:
         ]
         self.state = fold(self.state, events)
 
-    def lose(self, node_ranks: Iterable[int], why: str) -> None:
-        """Count nodes as lost."""
-        for node_rank in node_ranks:
-            self.note(Lost(why=why), node_rank=node_rank)
-
-    def step(self, timeout_s: float = BEAT_S) -> list[Event]:
-        """Wait for events at most `timeout_s`, answer a question, fold, show; return the events."""
-        # Before events are taken: an interrupt in the middle of it must lose none.
-        self._interrupts.ask(self._serve)
+    def step(self, timeout_s: float = BEAT_S, *, asks: bool = True) -> list[Event]:
+        """Answer a question if this `asks`, wait for events at most `timeout_s`, and fold them; return the events."""
+        if asks:
+            # Before events are taken: an interrupt in the middle of it must lose none.
+            self._interrupts.ask(self._serve)
         events = self.queue.batch(timeout_s)
         if not self.state.is_over:  # time stands still when a run is over
             events.append(Event(node_rank=0, at_s=self._clock(), what=None))
@@ -195,7 +197,7 @@ class RunLoop:
         """
         self._table = table
         self._executor = executor
-        self._wants_detach = detach
+        self._memory = replace(self._memory, wants_detach=detach)
         # Beside a run in the background the notebook works on, and what it lets go of has to be found.
         waits_for_run = threading.current_thread() is threading.main_thread()
         try:
@@ -216,16 +218,16 @@ class RunLoop:
             raise
 
     def _is_done(self) -> bool:
-        return (
-            self.state.is_over
-            or self._has_left
-            or (self._wants_detach and bool(self.state.detached_by))
-        )
+        return self.state.is_over or decide.is_left(self.state, self._memory)
 
     def _beat(self, limits: Limits) -> None:
         assert self._table is not None
         while self._interrupts.take():
-            self._interrupt()
+            self._carry_out(
+                decide.after_interrupt(
+                    self.state, self._memory, self._clock(), self._new_id
+                )
+            )
         for request in self._screen.requests():
             self._heed(request)
         actions: list[Action] = []
@@ -233,77 +235,42 @@ class RunLoop:
             actions += self._table.receive(event)
         actions += self._table.due(self._clock(), decide.alive_elsewhere(self.state))
         self._perform(actions)
-        self._decide(limits)
+        self._carry_out(
+            decide.after_step(
+                self.state, limits, self._memory, self._clock(), self._new_id
+            )
+        )
         self.show()
 
-    def _decide(self, limits: Limits) -> None:
-        """Do what the state asks for. The order counts: lost nodes are known before it is decided whether to stop."""
-        detach = self._wants_detach
-        self.lose(
-            decide.overdue(self.state),
-            f"it could not be reached for {decide.NODE_LOST_S:g} s",
-        )
-        self.lose(decide.missed_by_peers(self.state), UNHEARD)
-        late = [
-            node
-            for node in decide.too_late(self.state)
-            if node not in self._stopped_late
-        ]
-        if late:
-            self._stopped_late.update(late)
-            self._send_stop(late, 0.0, "too late")
-        reason = decide.reason_to_stop(self.state, limits.timeout_s, detach=detach)
-        if reason == "timeout" and limits.timeout_s is not None:
-            inquiry = decide.timeout_inquiry(
-                self.state, self._inquiry, limits.timeout_s, self._new_id
-            )
-            self._inquire(inquiry)
-            if self._inquiry.reason:
-                reason = decide.reason_after_inquiry(self.state, self._inquiry)
-        elif not reason:
-            inquiry = decide.hang_inquiry(
-                self.state, self._inquiry, limits.hang_timeout_s, self._new_id
-            )
-            self._inquire(inquiry)
-            reason = decide.reason_after_inquiry(self.state, self._inquiry)
-            if not self._inquiry.reason and is_worth_a_look(
-                self.state, self._looked_at_s
-            ):
-                self._looked_at_s = self.state.at_s
-                self._ask_for_stacks(self._new_id())
-        if reason and self._give_up_at_s is None:
-            self._stop(reason, GRACE_S)
-        elif detach and decide.can_detach(
-            self.state
-        ):  # in every step, until the lead's event says that it is so
-            self._detach()
-        if self._give_up_at_s is not None and self.state.at_s > self._give_up_at_s:
-            self.lose(decide.answering(self.state), "it did not confirm its end")
-
-    def _interrupt(self) -> None:
-        """Stop the run politely; at once where it is being stopped already. A detached job goes on.
-
-        Where a run has stood still for long, its ranks are asked where they are before.
-        """
-        if self.state.detached_by:
-            self._has_left = True
-        elif decide.is_worth_asking(self.state, self._inquiry):
-            self._inquire(
-                decide.begun_inquiry(self.state, "interrupted", self._new_id())
-            )
-        else:
-            self._stop("interrupted", GRACE_S if self._give_up_at_s is None else 0.0)
+    def _carry_out(self, decided: Decided) -> None:
+        """Do what was decided, in its order."""
+        self._memory, decisions = decided
+        for decision in decisions:
+            if isinstance(decision, Lose):
+                for node_rank in decision.node_ranks:
+                    self.note(Lost(why=decision.why), node_rank=node_rank)
+            elif isinstance(decision, Stop):
+                self.note(StopRequested(reason=decision.reason))
+                self._send_stop(decision.node_ranks, decision.grace_s, decision.reason)
+            elif isinstance(decision, StopLate):
+                self._send_stop(decision.node_ranks, 0.0, "too late")
+            elif isinstance(decision, AskForStacks):
+                self._ask_for_stacks(decision.request_id)
+            else:
+                self._detach()
 
     def _heed(self, request: UserRequest) -> None:
         """Do what the user asks for with a click. Stop ends a detached job too, and a second one ends it at once."""
         if request == "stop":
-            self._stop("interrupted", GRACE_S if self._give_up_at_s is None else 0.0)
+            self._carry_out(
+                decide.after_stop_click(self.state, self._memory, self._clock())
+            )
         elif request == "stacks":
             request_id = self._new_id()
             self.note(StacksWanted(request_id=request_id))
             self._ask_for_stacks(request_id)
         elif request == "detach":
-            self._wants_detach = True
+            self._memory = replace(self._memory, wants_detach=True)
 
     def _detach(self) -> None:
         """Have the lead let the job live without this notebook; its event says when that is so."""
@@ -312,28 +279,10 @@ class RunLoop:
         if lead is not None:
             self._perform([Send(links=(lead,), message=protocol.DetachJob())])
 
-    def _inquire(self, inquiry: Inquiry) -> None:
-        """Go on with an inquiry; one that has just begun asks all ranks where they are."""
-        is_new = inquiry.request_id not in ("", self._inquiry.request_id)
-        self._inquiry = inquiry
-        if is_new:
-            self._ask_for_stacks(inquiry.request_id)
-
     def _ask_for_stacks(self, request_id: str) -> None:
         assert self._table is not None
-        self._perform(
-            [
-                Send(
-                    links=self._table.links,
-                    message=protocol.DumpStacks(request_id=request_id),
-                )
-            ]
-        )
-
-    def _stop(self, reason: StopReason, grace_s: float) -> None:
-        self.note(StopRequested(reason=reason))
-        self._give_up_at_s = self._clock() + grace_s + CONFIRM_S
-        self._send_stop(decide.answering(self.state), grace_s, reason)
+        message = protocol.DumpStacks(request_id=request_id)
+        self._perform([Send(links=self._table.links, message=message)])
 
     def _send_stop(
         self, node_ranks: Iterable[int], grace_s: float, reason: StopReason
@@ -363,9 +312,8 @@ class RunLoop:
         self._send_stop(decide.answering(self.state), 0.0, "abandoned")
         end_s = self._clock() + ABANDON_S
         while not self.state.is_over and self._clock() < end_s:
-            events = self.queue.batch(BEAT_S)
-            self.state = fold(self.state, events)
-            for event in events:
+            # What was wrong is not to wait for an answer of the user.
+            for event in self.step(asks=False):
                 self._perform(self._table.receive(event))
         with suppress(Exception):
             self._screen.finish(self.state)

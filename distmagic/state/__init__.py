@@ -14,7 +14,7 @@ reads a clock, speaks to a host or writes on a screen. Read the modules in this 
     failure_kind.py     whether a rank succeeded, failed, or only lost a peer that failed; failures on a GPU, in words
     hangs.py            whether a run hangs, and where its ranks are, in words
     standstill.py       which ranks have stood still for long, and whether all of them have
-    decide.py           when a run must be stopped, a node counts as lost, and ranks are asked where they are
+    decide.py           what to do: stop the run, count nodes as lost, ask ranks where they are, let the job go on alone
     network_errors.py   connection errors of gloo, NCCL and torch's store, in words
     verdict.py          the error that a run ends with, if it does
 
@@ -52,12 +52,28 @@ Beside the phase, a node may be
 - *silent*, *joined* or *lost* in the gang (PeerState, from the lead of any node, from a member of the lead).
 - *accused* (PeerState "lost", or NodeStopping because of it, from another node): the others don't hear it. It is taken
   back when the node itself tells why it stops, or is heard again.
-- *lost* (an entry in `RunState.lost`). The launcher sends Lost for two kinds of reasons. decide.py finds that the node
-  was out of reach for too long, that the others don't hear it, or that it did not confirm its end. The runner's node
-  table finds that its agent ended without a last event, that no connection came within the lease, that the host's key
-  is another one, or that a node that was to join never began. In an elastic job an
-  accusation is a loss at once, decided in fold.py (`_accuse`): the lead goes on without the node, so nobody waits for
-  the node's own word. Only PeerState "back" takes a loss back. A node that is gone can't become lost.
+- *lost* (an entry in `RunState.lost`), for one of the reasons below. Only PeerState "back" takes a loss back. A node
+  that is gone can't become lost; one that is lost may still be gone, where its own last events come after all.
+
+Why a node is lost, and where that is decided:
+
+    it was out of reach for 10 s, and others were not            decide.py, `overdue`
+    the others don't hear it, and it says nothing itself         decide.py, `missed_by_peers`
+    it did not confirm its end after a stop                      decide.py, `after_step`
+    the others don't hear it, in an elastic job                  fold.py, `_accuse`: at once, for the lead goes on
+                                                                 without it, so nobody waits for its own word
+    its agent ended without a last event, or broke down          runner/node_table.py, `_link_ended`
+    it sent what is no event, or following it met a bug          runner/node_table.py, `_link_ended`
+    its host has another key, or connecting met a bug            runner/node_table.py, `_attempt_failed`
+    there was no connection for the lease                        runner/node_table.py, `due`
+    it was to join an elastic job, and never began               runner/node_table.py: nobody has started it (`due`), its
+                                                                 start failed (`_join_failed`), or the run was being
+                                                                 stopped (`_add_row`, `_admitted`)
+    it was to join, and its host could not be asked              runner/node_table.py, `due`: its start was not answered,
+                                                                 and no connection came for 20 s; it may run
+    it joined from a host that this notebook doesn't know        runner/node_table.py, `_pass_over`
+    an elastic job began without it                              runner/start.py, `lost_at_start`; the table sends Lost
+    OSMO ended the workflow otherwise than well                  session/workflow.py, `_last_words`
 
 A rank
 ------

@@ -15,8 +15,8 @@ from distmagic.state.events import Event
 from distmagic.state.model import (
     NodeState,
     OutputLine,
-    Picture,
     RunState,
+    ShownPicture,
     StackDump,
     WorkerState,
 )
@@ -52,7 +52,7 @@ class RunStateBuilder:
     series: dict[int, Mapping[str, Series]]
     lines: list[OutputLine]
     lines_seen: int
-    pictures: list[Picture]
+    pictures: list[ShownPicture]
     open_lines: dict[tuple[int, int, str], str]
     first_failure: int | None
     first_failure_at_s: float
@@ -70,6 +70,7 @@ class RunStateBuilder:
     culprit: int | None
     detached_by: str
     advanced_at_s: float
+    reached_again_at_s: float
     stack_dumps: list[StackDump]
     held: dict[int, tuple[Event, ...]]
     planned_world_size: int
@@ -126,7 +127,9 @@ class RunStateBuilder:
         png = sanitize.png(what.data)
         if worker is None or worker.node_rank != node_rank or not png:
             return
-        picture = Picture(rank=what.rank, host=worker.host, step=what.step, png=png)
+        picture = ShownPicture(
+            rank=what.rank, host=worker.host, step=what.step, png=png
+        )
         self.pictures.append(picture)
         while (
             len(self.pictures) > KEPT_PICTURES

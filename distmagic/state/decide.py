@@ -1,4 +1,9 @@
-"""What to do about a run, as its state stands. Pure: a `RunState` goes in; the run loop acts on what comes out.
+"""What to do about a run, as its state stands. Pure: the run loop carries out what comes out, in this order.
+
+    RunState, Limits, RunMemory  --after_step, after_interrupt, after_stop_click-->  RunMemory, Decisions
+
+`after_step` is asked in every step of the loop, the others when the user wants the run to end. `RunMemory` is what was
+decided before. A decision to lose nodes is folded here, too, so that the next ones are made without them.
 
 A run is stopped for one reason: the first that `reason_to_stop` or `reason_after_inquiry` gives, or an interrupt of the
 user. Before a run that stands still is stopped, its ranks are asked where they are; `Inquiry` remembers that question.
@@ -6,14 +11,19 @@ user. Before a run that stands still is stopped, its ranks are asked where they 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from distmagic.remote.wire.vocabulary import StopReason
+from distmagic.state.events import Event, Lost
+from distmagic.state.fold import UNHEARD, fold
 from distmagic.state.hangs import dump_of, is_hung, unanswered
 from distmagic.state.model import NodeState, RunState
+from distmagic.state.standstill import is_worth_a_look
 
+GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a first interrupt
+CONFIRM_S = 15.0  # a node that hasn't confirmed its end this long after SIGKILL is lost
 CLOSED_PORT_S = (
     5.0  # the endpoint is open for this long, and a node still can't dial it
 )
@@ -35,6 +45,200 @@ class Limits:
 
     timeout_s: float | None = None
     hang_timeout_s: float | None = None
+
+
+# ---- decisions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lose:
+    """Count nodes as lost."""
+
+    node_ranks: tuple[int, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Stop the run, on these nodes: all that can hear of it."""
+
+    node_ranks: tuple[int, ...]
+    grace_s: float
+    reason: StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopLate:
+    """Stop nodes that came too late, while the run ends well."""
+
+    node_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskForStacks:
+    """Ask all ranks where they are."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detach:
+    """Have the lead let the job live without this notebook."""
+
+
+Decision = Lose | Stop | StopLate | AskForStacks | Detach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquiry:
+    """The question to all ranks where they are, before a stop for `reason`; "" while nothing was asked.
+
+    `request_id` names the question in the answers; after `until_s` the stop waits for them no longer.
+    """
+
+    reason: StopReason | Literal[""] = ""
+    request_id: str = ""
+    until_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMemory:
+    """What was decided before, and what the user wishes.
+
+    `give_up_at_s` is when nodes that have not confirmed their end are lost, None while the run is not stopped.
+    `looked_at_s` is when the ranks of a run that stands still were asked where they are, with no stop in mind.
+    `stopped_late` are the nodes of `StopLate`. `wants_detach`: the job is to go on alone as soon as it can. `has_left`:
+    the user has left a job that goes on alone.
+    """
+
+    inquiry: Inquiry = Inquiry()
+    looked_at_s: float = -1.0
+    give_up_at_s: float | None = None
+    stopped_late: frozenset[int] = frozenset()
+    wants_detach: bool = False
+    has_left: bool = False
+
+
+Decided = tuple[RunMemory, tuple[Decision, ...]]
+
+
+def after_step(
+    state: RunState, limits: Limits, memory: RunMemory, now_s: float, new_id: Callable[[], str]
+) -> Decided:  # fmt: skip
+    """Decide what the state asks for. Lost nodes are known before it is decided whether to stop.
+
+    `new_id` makes the name of a request.
+    """
+    losses = _losses(state)
+    state = _without(state, losses)
+    decisions: list[Decision] = [*losses]
+    late = tuple(node for node in too_late(state) if node not in memory.stopped_late)
+    if late:
+        memory = replace(memory, stopped_late=memory.stopped_late.union(late))
+        decisions.append(StopLate(node_ranks=late))
+    memory, asked, reason = _question_and_reason(state, limits, memory, new_id)
+    decisions += asked
+    if reason and memory.give_up_at_s is None:
+        memory, stop = _stopped(state, memory, now_s, reason)
+        decisions += stop
+    elif memory.wants_detach and can_detach(state):
+        # In every step, until the lead's event says that it is so.
+        decisions.append(Detach())
+    if memory.give_up_at_s is not None and state.at_s > memory.give_up_at_s:
+        decisions += _lost(answering(state), "it did not confirm its end")
+    return memory, tuple(decisions)
+
+
+def after_interrupt(
+    state: RunState, memory: RunMemory, now_s: float, new_id: Callable[[], str]
+) -> Decided:
+    """Decide to stop the run politely; at once where it is being stopped already. A detached job goes on.
+
+    Where a run has stood still for long, its ranks are asked where they are before.
+    """
+    if state.detached_by:
+        return replace(memory, has_left=True), ()
+    if is_worth_asking(state, memory.inquiry):
+        inquiry = begun_inquiry(state, "interrupted", new_id())
+        return _inquired(memory, inquiry)
+    return after_stop_click(state, memory, now_s)
+
+
+def after_stop_click(state: RunState, memory: RunMemory, now_s: float) -> Decided:
+    """Decide to stop the run politely, a detached one too; at once where it is being stopped already."""
+    return _stopped(state, memory, now_s, "interrupted")
+
+
+def is_left(state: RunState, memory: RunMemory) -> bool:
+    """Whether the job goes on alone, and nobody here follows it any more."""
+    return memory.has_left or (memory.wants_detach and bool(state.detached_by))
+
+
+def _losses(state: RunState) -> tuple[Lose, ...]:
+    """Return the nodes that are lost from now on, in the middle of the run."""
+    there = set(answering(state))
+    away = tuple(node for node in overdue(state) if node in there)
+    there.difference_update(away)
+    missed = tuple(node for node in missed_by_peers(state) if node in there)
+    why = f"it could not be reached for {NODE_LOST_S:g} s"
+    return (*_lost(away, why), *_lost(missed, UNHEARD))
+
+
+def _lost(node_ranks: tuple[int, ...], why: str) -> tuple[Lose, ...]:
+    return (Lose(node_ranks=node_ranks, why=why),) if node_ranks else ()
+
+
+def _without(state: RunState, losses: Iterable[Lose]) -> RunState:
+    """Return the state when these nodes are lost."""
+    events = []
+    for loss in losses:
+        for node in loss.node_ranks:
+            events.append(
+                Event(node_rank=node, at_s=state.at_s, what=Lost(why=loss.why))
+            )
+    return fold(state, events) if events else state
+
+
+def _question_and_reason(
+    state: RunState, limits: Limits, memory: RunMemory, new_id: Callable[[], str]
+) -> tuple[RunMemory, tuple[Decision, ...], StopReason | Literal[""]]:
+    """Return what to ask of ranks that stand still, and why the run is to be stopped now, "" if it is not."""
+    reason = reason_to_stop(state, limits.timeout_s, detach=memory.wants_detach)
+    if reason == "timeout" and limits.timeout_s is not None:
+        inquiry = timeout_inquiry(state, memory.inquiry, limits.timeout_s, new_id)
+        memory, asked = _inquired(memory, inquiry)
+        if inquiry.reason:
+            reason = reason_after_inquiry(state, inquiry)
+        return memory, asked, reason
+    if reason:
+        return memory, (), reason
+    inquiry = hang_inquiry(state, memory.inquiry, limits.hang_timeout_s, new_id)
+    memory, asked = _inquired(memory, inquiry)
+    reason = reason_after_inquiry(state, inquiry)
+    if not inquiry.reason and is_worth_a_look(state, memory.looked_at_s):
+        memory = replace(memory, looked_at_s=state.at_s)
+        asked = (*asked, AskForStacks(request_id=new_id()))
+    return memory, asked, reason
+
+
+def _inquired(memory: RunMemory, inquiry: Inquiry) -> Decided:
+    """Go on with an inquiry; one that has just begun asks all ranks where they are."""
+    is_new = inquiry.request_id not in ("", memory.inquiry.request_id)
+    asked = AskForStacks(request_id=inquiry.request_id)
+    return replace(memory, inquiry=inquiry), (asked,) if is_new else ()
+
+
+def _stopped(
+    state: RunState, memory: RunMemory, now_s: float, reason: StopReason
+) -> Decided:
+    """Stop the run: with some time for its ranks where it is not being stopped yet, else at once."""
+    grace_s = GRACE_S if memory.give_up_at_s is None else 0.0
+    memory = replace(memory, give_up_at_s=now_s + grace_s + CONFIRM_S)
+    stop = Stop(node_ranks=answering(state), grace_s=grace_s, reason=reason)
+    return memory, (stop,)
+
+
+# ---- whether to stop
 
 
 def reason_to_stop(
@@ -95,6 +299,8 @@ def _is_port_closed(state: RunState) -> bool:
 def overdue(state: RunState) -> tuple[int, ...]:
     """Return the nodes that have been out of reach for too long while others are not: their hosts are down.
 
+    While this notebook reached none of them, its own cable was broken: that time does not count.
+
     A node that its own gang hears is not among them, wherever this notebook's cable is broken. Nor is one of a detached
     job, which needs no notebook, also where its nodes can't hear each other: following it must never end it.
     """
@@ -102,9 +308,11 @@ def overdue(state: RunState) -> tuple[int, ...]:
     others_lost_it = any(node.stopping == "lost" for node in state.nodes)
     if all(node.broken for node in there) and not others_lost_it:
         return ()
+    reaching_since_s = 0.0 if others_lost_it else state.reached_again_at_s
     found = []
     for node in there:
-        is_late = bool(node.broken) and state.at_s - node.broken_at_s > NODE_LOST_S
+        away_since_s = max(node.broken_at_s, reaching_since_s)
+        is_late = bool(node.broken) and state.at_s - away_since_s > NODE_LOST_S
         runs_alone = node.gang == "joined" or bool(state.detached_by)
         if is_late and (others_lost_it or not runs_alone):
             found.append(node.node_rank)
@@ -171,18 +379,6 @@ def _there(state: RunState) -> list[NodeState]:
 
 
 # ---- a run that stands still
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inquiry:
-    """The question to all ranks where they are, before a stop for `reason`; "" while nothing was asked.
-
-    `request_id` names the question in the answers; after `until_s` the stop waits for them no longer.
-    """
-
-    reason: StopReason | Literal[""] = ""
-    request_id: str = ""
-    until_s: float = 0.0
 
 
 def hang_inquiry(

@@ -53,166 +53,174 @@ def begin(
 
 def fold(state: RunState, events: Iterable[Event]) -> RunState:
     """Return the state after `events`."""
-    draft = RunStateBuilder(state)
+    builder = RunStateBuilder(state)
     for event in events:
-        draft.at_s = max(draft.at_s, event.at_s)
-        if 0 <= event.node_rank < len(draft.nodes):
-            if fold_ranks.must_wait(draft, event):
-                fold_ranks.hold(draft, event)
+        builder.at_s = max(builder.at_s, event.at_s)
+        if 0 <= event.node_rank < len(builder.nodes):
+            if fold_ranks.must_wait(builder, event):
+                fold_ranks.hold(builder, event)
             else:
-                _take(draft, event)
-                if draft.held:
-                    _take_held(draft)
-    return draft.freeze()
+                _take(builder, event)
+                if builder.held:
+                    _take_held(builder)
+    return builder.freeze()
 
 
-def _take(draft: RunStateBuilder, event: Event) -> None:
+def _take(builder: RunStateBuilder, event: Event) -> None:
     handler = _HANDLERS.get(type(event.what))
     if handler is not None:
-        handler(draft, event.node_rank, event.what)
+        handler(builder, event.node_rank, event.what)
 
 
-def _take_held(draft: RunStateBuilder) -> None:
+def _take_held(builder: RunStateBuilder) -> None:
     """Take the events of nodes that need not wait for the lead any more."""
-    for node, events in list(draft.held.items()):
-        if fold_ranks.is_ahead(draft, events[0]):
+    for node, events in list(builder.held.items()):
+        if fold_ranks.is_ahead(builder, events[0]):
             continue
-        del draft.held[node]
+        del builder.held[node]
         for event in events:  # the node may be ahead again after some of them
-            if fold_ranks.must_wait(draft, event):
-                fold_ranks.hold(draft, event)
+            if fold_ranks.must_wait(builder, event):
+                fold_ranks.hold(builder, event)
             else:
-                _take(draft, event)
+                _take(builder, event)
 
 
 # ---- a node's own events
 
 
-def _hello(draft: RunStateBuilder, node: int, what: protocol.Hello) -> None:
-    draft.advance(node, "starting", hostname=what.hostname)
+def _hello(builder: RunStateBuilder, node: int, what: protocol.Hello) -> None:
+    builder.advance(node, "starting", hostname=what.hostname)
 
 
-def _endpoint(draft: RunStateBuilder, node: int, what: protocol.Endpoint) -> None:
+def _endpoint(builder: RunStateBuilder, node: int, what: protocol.Endpoint) -> None:
     if what.state == "open":
-        draft.endpoint_open_at_s = draft.at_s
+        builder.endpoint_open_at_s = builder.at_s
     elif what.state == "unreached":
-        draft.unreached[node] = what.detail
-    elif draft.stopping != "rendezvous":  # then it stays as the reason of the stop
-        draft.unreached.pop(node, None)
+        builder.unreached[node] = what.detail
+    elif builder.stopping != "rendezvous":  # then it stays as the reason of the stop
+        builder.unreached.pop(node, None)
 
 
-def _notice(draft: RunStateBuilder, node: int, what: protocol.Notice) -> None:
-    draft.notice(f"{draft.nodes[node].host}: {what.text}")
+def _notice(builder: RunStateBuilder, node: int, what: protocol.Notice) -> None:
+    builder.notice(f"{builder.nodes[node].host}: {what.text}")
 
 
-def _skipped(draft: RunStateBuilder, node: int, _: protocol.Skipped) -> None:
-    for worker in list(draft.workers.values()):
+def _skipped(builder: RunStateBuilder, node: int, _: protocol.Skipped) -> None:
+    for worker in list(builder.workers.values()):
         if worker.node_rank == node:
             # The next text is not the rest of the line before the gap.
-            draft.close_lines(worker.rank, node)
-    draft.close_lines(-1, node)
-    _notice(draft, node, protocol.Notice(text=SKIPPED))
+            builder.close_lines(worker.rank, node)
+    builder.close_lines(-1, node)
+    _notice(builder, node, protocol.Notice(text=SKIPPED))
 
 
 def _engine_ended(
-    draft: RunStateBuilder, node: int, what: protocol.EngineEnded
+    builder: RunStateBuilder, node: int, what: protocol.EngineEnded
 ) -> None:
-    draft.advance(node, "ended", code=what.code)
-    if what.code != 0 and draft.failed_node is None:
+    builder.advance(node, "ended", code=what.code)
+    if what.code != 0 and builder.failed_node is None:
         # Not one that its agent, or a stop of the run, has ended.
-        failed_itself = draft.nodes[node].stopping in ("", "failed")
-        if failed_itself and (not draft.stopping or node == draft.culprit):
-            draft.failed_node = node
+        failed_itself = builder.nodes[node].stopping in ("", "failed")
+        if failed_itself and (not builder.stopping or node == builder.culprit):
+            builder.failed_node = node
     for exit_ in what.exits:
-        worker = draft.workers.get(exit_.rank)
+        worker = builder.workers.get(exit_.rank)
         if worker is not None and worker.node_rank == node:
-            draft.workers[exit_.rank] = replace(worker, exit=exit_)
-    _explain_by_torchrun(draft, node, what)
+            builder.workers[exit_.rank] = replace(worker, exit=exit_)
+    _explain_by_torchrun(builder, node, what)
 
 
 def _explain_by_torchrun(
-    draft: RunStateBuilder, node: int, what: protocol.EngineEnded
+    builder: RunStateBuilder, node: int, what: protocol.EngineEnded
 ) -> None:
     """Take a first failure back that was torchrun's doing: SIGTERM, because a rank beside it failed after its return."""
-    first = None if draft.first_failure is None else draft.workers[draft.first_failure]
+    first = (
+        None
+        if builder.first_failure is None
+        else builder.workers[builder.first_failure]
+    )
     if first is None or first.ended is None or first.node_rank != node:
         return
     if not failure_kind.is_by_sigterm(first.ended):
         return
     for exit_ in what.exits:
-        worker = draft.workers.get(exit_.rank)
+        worker = builder.workers.get(exit_.rank)
         if (
             worker is not None
             and worker.node_rank == node
             and failure_kind.has_failed_afterwards(worker.ended, exit_)
         ):
-            draft.workers[first.rank] = replace(first, phase="stopped")
-            draft.first_failure = None
-            draft.failed_node = node
+            builder.workers[first.rank] = replace(first, phase="stopped")
+            builder.first_failure = None
+            builder.failed_node = node
             return
 
 
-def _peer_state(draft: RunStateBuilder, node: int, what: protocol.PeerState) -> None:
+def _peer_state(builder: RunStateBuilder, node: int, what: protocol.PeerState) -> None:
     """Fold what the lead knows of a member, or a member of the lead."""
     peer = what.node_rank
-    if not 0 <= peer < len(draft.nodes) or what.state not in _GANG:
+    if not 0 <= peer < len(builder.nodes) or what.state not in _GANG:
         return
     if 0 not in (node, peer):
         return  # members don't hear each other
-    if draft.base.is_elastic and peer == 0:
+    if builder.base.is_elastic and peer == 0:
         return  # a member that lost its own network would say so of a healthy lead
-    draft.nodes[peer] = replace(draft.nodes[peer], gang=_GANG[what.state])
+    builder.nodes[peer] = replace(builder.nodes[peer], gang=_GANG[what.state])
     if what.state == "lost":
-        _accuse(draft, peer)
+        _accuse(builder, peer)
     elif what.state == "back":
-        draft.nodes[peer] = replace(draft.nodes[peer], accused_at_s=None)
-        draft.lost = [entry for entry in draft.lost if entry[0] != peer]
+        builder.nodes[peer] = replace(builder.nodes[peer], accused_at_s=None)
+        builder.lost = [entry for entry in builder.lost if entry[0] != peer]
 
 
-def _node_added(draft: RunStateBuilder, node: int, what: protocol.NodeAdded) -> None:
+def _node_added(builder: RunStateBuilder, node: int, what: protocol.NodeAdded) -> None:
     """Add the nodes that have come to an elastic job; the lead alone may say so."""
     if node != 0:
         return
-    for host in what.hosts[len(draft.nodes) : MOST_NODES]:
-        draft.nodes.append(
-            NodeState(node_rank=len(draft.nodes), host=host, phase="starting")
+    for host in what.hosts[len(builder.nodes) : MOST_NODES]:
+        builder.nodes.append(
+            NodeState(node_rank=len(builder.nodes), host=host, phase="starting")
         )
 
 
 def _node_stopping(
-    draft: RunStateBuilder, node: int, what: protocol.NodeStopping
+    builder: RunStateBuilder, node: int, what: protocol.NodeStopping
 ) -> None:
     """Fold why a node ends its ranks. The first reason of all is the run's."""
     reason = known_stop_reason(what.reason)
-    draft.nodes[node] = replace(draft.nodes[node], stopping=reason, accused_at_s=None)
-    if draft.base.is_elastic and what.reason == "lost" and node != 0:
+    builder.nodes[node] = replace(
+        builder.nodes[node], stopping=reason, accused_at_s=None
+    )
+    if builder.base.is_elastic and what.reason == "lost" and node != 0:
         return  # only this node ends: it has lost the other nodes, which go on
-    if not draft.stopping:
-        draft.stopping = reason
-        draft.culprit = what.culprit if 0 <= what.culprit < len(draft.nodes) else None
-    if what.reason == "lost" and 0 <= what.culprit < len(draft.nodes):
-        _accuse(draft, what.culprit)
+    if not builder.stopping:
+        builder.stopping = reason
+        builder.culprit = (
+            what.culprit if 0 <= what.culprit < len(builder.nodes) else None
+        )
+    if what.reason == "lost" and 0 <= what.culprit < len(builder.nodes):
+        _accuse(builder, what.culprit)
 
 
-def _accuse(draft: RunStateBuilder, node: int) -> None:
+def _accuse(builder: RunStateBuilder, node: int) -> None:
     """Note that other nodes don't receive a node's heartbeats.
 
     An elastic job goes on without it, so it is lost at once. Else the node may still say itself why it ends: then it is
     up, and only the network between the nodes failed. decide.py says how long to wait for that.
     """
-    if draft.base.is_elastic:
-        draft.lose(node, UNHEARD)
-    elif not draft.nodes[node].stopping and draft.nodes[node].accused_at_s is None:
-        draft.nodes[node] = replace(draft.nodes[node], accused_at_s=draft.at_s)
+    if builder.base.is_elastic:
+        builder.lose(node, UNHEARD)
+    elif not builder.nodes[node].stopping and builder.nodes[node].accused_at_s is None:
+        builder.nodes[node] = replace(builder.nodes[node], accused_at_s=builder.at_s)
 
 
-def _hardware(draft: RunStateBuilder, node: int, what: protocol.Hardware) -> None:
-    old = draft.nodes[node]
+def _hardware(builder: RunStateBuilder, node: int, what: protocol.Hardware) -> None:
+    old = builder.nodes[node]
     peaks = []
     for place, gpu in enumerate(what.gpus):
         before = old.gpu_peaks[place] if place < len(old.gpu_peaks) else 0
         peaks.append(max(before, gpu.used_bytes or 0))
-    draft.nodes[node] = replace(
+    builder.nodes[node] = replace(
         old,
         hardware=what,
         peak_bytes=max(old.peak_bytes, what.used_bytes),
@@ -221,15 +229,15 @@ def _hardware(draft: RunStateBuilder, node: int, what: protocol.Hardware) -> Non
     )
 
 
-def _detached(draft: RunStateBuilder, node: int, what: protocol.Detached) -> None:
+def _detached(builder: RunStateBuilder, node: int, what: protocol.Detached) -> None:
     if node == 0:
-        draft.detached_by = what.why or "asked"
+        builder.detached_by = what.why or "asked"
 
 
-def _final(draft: RunStateBuilder, node: int, what: protocol.Final) -> None:
-    draft.advance(node, "clear", reason=what.reason, survivors=what.survivors)
-    draft.close_lines(-1, node)
-    draft.end_all_on(node, "stopped")
+def _final(builder: RunStateBuilder, node: int, what: protocol.Final) -> None:
+    builder.advance(node, "clear", reason=what.reason, survivors=what.survivors)
+    builder.close_lines(-1, node)
+    builder.end_all_on(node, "stopped")
 
 
 _HANDLERS: dict[type, Callable[..., None]] = {

@@ -27,87 +27,94 @@ from distmagic.state.events import (
 # ---- until a node starts
 
 
-def _connected(draft: RunStateBuilder, node: int, _: Connected) -> None:
-    draft.advance(node, "connected")
+def _connected(builder: RunStateBuilder, node: int, _: Connected) -> None:
+    builder.advance(node, "connected")
 
 
-def _unusable(draft: RunStateBuilder, node: int, what: Unusable) -> None:
-    draft.nodes[node] = replace(draft.nodes[node], unusable=what.why)
+def _unusable(builder: RunStateBuilder, node: int, what: Unusable) -> None:
+    builder.nodes[node] = replace(builder.nodes[node], unusable=what.why)
 
 
-def _warned(draft: RunStateBuilder, _: int, what: Warned) -> None:
-    draft.notice(what.text)
+def _warned(builder: RunStateBuilder, _: int, what: Warned) -> None:
+    builder.notice(what.text)
 
 
-def _planned(draft: RunStateBuilder, _: int, what: Planned) -> None:
+def _planned(builder: RunStateBuilder, _: int, what: Planned) -> None:
     if what.present is not None:
-        listed = draft.nodes
-        draft.nodes = [
+        listed = builder.nodes
+        builder.nodes = [
             replace(listed[index], node_rank=node)
             for node, index in enumerate(what.present)
         ]
-    draft.min_nodes = what.min_nodes or len(draft.nodes)
-    for node, address in enumerate(what.addresses[: len(draft.nodes)]):
-        draft.nodes[node] = replace(draft.nodes[node], address=address)
-    for node, ranks in enumerate(what.ranks[: len(draft.nodes)]):
-        draft.nodes[node] = replace(draft.nodes[node], ranks=ranks)
-    draft.planned_world_size = what.world_size
+    builder.min_nodes = what.min_nodes or len(builder.nodes)
+    for node, address in enumerate(what.addresses[: len(builder.nodes)]):
+        builder.nodes[node] = replace(builder.nodes[node], address=address)
+    for node, ranks in enumerate(what.ranks[: len(builder.nodes)]):
+        builder.nodes[node] = replace(builder.nodes[node], ranks=ranks)
+    builder.planned_world_size = what.world_size
 
 
-def _waiting(draft: RunStateBuilder, node: int, what: Waiting) -> None:
-    draft.nodes[node] = replace(draft.nodes[node], waits_for=what.what)
+def _waiting(builder: RunStateBuilder, node: int, what: Waiting) -> None:
+    builder.nodes[node] = replace(builder.nodes[node], waits_for=what.what)
 
 
-def _sending(draft: RunStateBuilder, node: int, what: Sending) -> None:
-    draft.advance(
+def _sending(builder: RunStateBuilder, node: int, what: Sending) -> None:
+    builder.advance(
         node, "sending", sent_bytes=what.sent_bytes, total_bytes=what.total_bytes
     )
 
 
-def _starting(draft: RunStateBuilder, node: int, _: Starting) -> None:
-    draft.advance(node, "starting")
-    if draft.started_at_s is None:
-        draft.started_at_s = draft.at_s
+def _starting(builder: RunStateBuilder, node: int, _: Starting) -> None:
+    builder.advance(node, "starting")
+    if builder.started_at_s is None:
+        builder.started_at_s = builder.at_s
 
 
-def _abandoned(draft: RunStateBuilder, _: int, what: Abandoned) -> None:
-    draft.abandoned = what.why
-    draft.stopping = draft.stopping or ("interrupted" if what.is_wish else "")
+def _abandoned(builder: RunStateBuilder, _: int, what: Abandoned) -> None:
+    builder.abandoned = what.why
+    builder.stopping = builder.stopping or ("interrupted" if what.is_wish else "")
 
 
 # ---- while it runs
 
 
-def _broken(draft: RunStateBuilder, node: int, what: Broken) -> None:
-    old = draft.nodes[node]
-    since_s = old.broken_at_s if old.broken else draft.at_s
-    draft.nodes[node] = replace(old, broken=what.why, broken_at_s=since_s)
+def _broken(builder: RunStateBuilder, node: int, what: Broken) -> None:
+    old = builder.nodes[node]
+    since_s = old.broken_at_s if old.broken else builder.at_s
+    builder.nodes[node] = replace(old, broken=what.why, broken_at_s=since_s)
 
 
-def _mended(draft: RunStateBuilder, node: int, _: Mended) -> None:
-    draft.nodes[node] = replace(draft.nodes[node], broken="")
+def _mended(builder: RunStateBuilder, node: int, _: Mended) -> None:
+    lost = {lost_node for lost_node, _ in builder.lost}
+    if all(
+        one.broken
+        for one in builder.nodes
+        if one.phase != "gone" and one.node_rank not in lost
+    ):
+        builder.reached_again_at_s = builder.at_s
+    builder.nodes[node] = replace(builder.nodes[node], broken="")
     # A rank may have advanced: the events of the time without a connection are only coming.
-    draft.note_advance()
+    builder.note_advance()
 
 
-def _gone(draft: RunStateBuilder, node: int, _: Gone) -> None:
-    draft.advance(node, "gone")
+def _gone(builder: RunStateBuilder, node: int, _: Gone) -> None:
+    builder.advance(node, "gone")
 
 
-def _lost(draft: RunStateBuilder, node: int, what: Lost) -> None:
-    draft.lose(node, what.why)
+def _lost(builder: RunStateBuilder, node: int, what: Lost) -> None:
+    builder.lose(node, what.why)
 
 
-def _swept(draft: RunStateBuilder, node: int, what: Swept) -> None:
-    draft.advance(node, "clear", survivors=what.survivors)
+def _swept(builder: RunStateBuilder, node: int, what: Swept) -> None:
+    builder.advance(node, "clear", survivors=what.survivors)
 
 
-def _stopping(draft: RunStateBuilder, _: int, what: StopRequested) -> None:
-    draft.stopping = draft.stopping or what.reason
+def _stopping(builder: RunStateBuilder, _: int, what: StopRequested) -> None:
+    builder.stopping = builder.stopping or what.reason
 
 
-def _stacks_wanted(draft: RunStateBuilder, _: int, what: StacksWanted) -> None:
-    draft.wanted_stacks = what.request_id
+def _stacks_wanted(builder: RunStateBuilder, _: int, what: StacksWanted) -> None:
+    builder.wanted_stacks = what.request_id
 
 
 HANDLERS: dict[type, Callable[..., None]] = {

@@ -49,27 +49,27 @@ _ECHO_S = 2.0  # a cause arrives at most this long after its echo
 # not come: its events wait for those of the lead.
 
 
-def is_ahead(draft: RunStateBuilder, event: Event) -> bool:
+def is_ahead(builder: RunStateBuilder, event: Event) -> bool:
     """Whether an event is of a round that the lead has not begun, as far as its events have come, and may still begin."""
     if not isinstance(event.what, protocol.Worker) or event.node_rank == 0:
         return False
-    if event.what.round <= draft.rdzv_round:
+    if event.what.round <= builder.rdzv_round:
         return False
-    lead = draft.nodes[0]
+    lead = builder.nodes[0]
     is_lead_over = lead.code is not None or lead.phase in ("clear", "gone")
-    return not is_lead_over and not draft.has_lost(0)
+    return not is_lead_over and not builder.has_lost(0)
 
 
-def must_wait(draft: RunStateBuilder, event: Event) -> bool:
+def must_wait(builder: RunStateBuilder, event: Event) -> bool:
     """Whether an event has to wait for the lead: its node is ahead, or events of its node wait already."""
-    if event.node_rank in draft.held:
+    if event.node_rank in builder.held:
         return type(event.what) in _OF_RANKS
-    return is_ahead(draft, event)
+    return is_ahead(builder, event)
 
 
-def hold(draft: RunStateBuilder, event: Event) -> None:
+def hold(builder: RunStateBuilder, event: Event) -> None:
     """Keep an event until the lead is as far. Of very many, reports and output are left out, then everything."""
-    held = draft.held.get(event.node_rank, ())
+    held = builder.held.get(event.node_rank, ())
     most, most_bytes = _HELD_EVENTS, _HELD_BYTES
     if isinstance(event.what, protocol.Progress | protocol.Output):
         most, most_bytes = _HELD_REPORTS, _HELD_REPORTS_BYTES
@@ -77,30 +77,32 @@ def hold(draft: RunStateBuilder, event: Event) -> None:
         len(held) < most
         and event.size_bytes + sum(one.size_bytes for one in held) <= most_bytes
     ):
-        draft.held[event.node_rank] = (*held, event)
+        builder.held[event.node_rank] = (*held, event)
 
 
-def _agrees_with_plan(draft: RunStateBuilder, node: int, what: protocol.Worker) -> bool:
+def _agrees_with_plan(
+    builder: RunStateBuilder, node: int, what: protocol.Worker
+) -> bool:
     """Whether there can be such a rank on this node, in such a world."""
     if not 0 <= what.rank < what.world_size <= KEPT_RANKS:
         return False
-    if draft.planned_world_size not in (0, what.world_size):
+    if builder.planned_world_size not in (0, what.world_size):
         return False
-    ranks = draft.nodes[node].ranks
+    ranks = builder.nodes[node].ranks
     return ranks is None or what.rank in ranks
 
 
-def _may_have(draft: RunStateBuilder, node: int, what: protocol.Worker) -> bool:
+def _may_have(builder: RunStateBuilder, node: int, what: protocol.Worker) -> bool:
     """Whether a node may have the rank that it claims with this event."""
-    if node != 0 and what.round > draft.rdzv_round:
+    if node != 0 and what.round > builder.rdzv_round:
         return False  # the lead is over and has never been in such a round
-    if what.round != draft.rdzv_round:
+    if what.round != builder.rdzv_round:
         return True
-    if node != 0 and what.world_size != draft.world_size:
-        for worker in draft.workers.values():
+    if node != 0 and what.world_size != builder.world_size:
+        for worker in builder.workers.values():
             if worker.node_rank == 0 and worker.round == what.round:
                 return False  # the lead has said how large the world of this round is
-    owner = draft.workers.get(what.rank)
+    owner = builder.workers.get(what.rank)
     if owner is None or owner.node_rank == node or owner.round != what.round:
         return True
     # Some versions of torch don't tell the round.
@@ -110,54 +112,57 @@ def _may_have(draft: RunStateBuilder, node: int, what: protocol.Worker) -> bool:
     )
 
 
-def _worker(draft: RunStateBuilder, node: int, what: protocol.Worker) -> None:
-    if not _agrees_with_plan(draft, node, what) or not _may_have(draft, node, what):
+def _worker(builder: RunStateBuilder, node: int, what: protocol.Worker) -> None:
+    if not _agrees_with_plan(builder, node, what) or not _may_have(builder, node, what):
         return
-    draft.advance(node, "running")
-    if what.round < draft.rdzv_round:
+    builder.advance(node, "running")
+    if what.round < builder.rdzv_round:
         return  # events of a later round came before this one, from other nodes
-    draft.rdzv_round = what.round
+    builder.rdzv_round = what.round
     if node == 0:
-        for rank in list(draft.workers):
+        for rank in list(builder.workers):
             if rank >= what.world_size:  # an elastic job has shrunk
-                del draft.workers[rank]
-        draft.world_size = what.world_size
+                del builder.workers[rank]
+        builder.world_size = what.world_size
     else:  # no smaller world than the lead's, if that is known
-        draft.world_size = max(draft.world_size, what.world_size)
-    draft.workers[what.rank] = WorkerState(
+        builder.world_size = max(builder.world_size, what.world_size)
+    builder.workers[what.rank] = WorkerState(
         rank=what.rank,
         local_rank=what.local_rank,
         node_rank=node,
-        host=draft.nodes[node].host,
+        host=builder.nodes[node].host,
         phase="running",
         round=what.round,
         restart=what.restart,
         pid=what.pid,
-        advanced_at_s=draft.at_s,
+        advanced_at_s=builder.at_s,
     )
-    draft.note_advance()
-    if draft.first_failure == what.rank or draft.first_failure not in draft.workers:
-        draft.first_failure = (
+    builder.note_advance()
+    if (
+        builder.first_failure == what.rank
+        or builder.first_failure not in builder.workers
+    ):
+        builder.first_failure = (
             None  # torchrun started the rank again, or goes on without it
         )
 
 
-def _progress(draft: RunStateBuilder, node: int, what: protocol.Progress) -> None:
-    worker = draft.workers.get(what.rank)
+def _progress(builder: RunStateBuilder, node: int, what: protocol.Progress) -> None:
+    worker = builder.workers.get(what.rank)
     if worker is None or worker.node_rank != node or worker.restart != what.restart:
         return
     step = worker.step if what.step is None else what.step
     bars = (
-        _merge_bars(worker.bars, what.bars, draft.world_size)
+        _merge_bars(worker.bars, what.bars, builder.world_size)
         if what.bars
         else worker.bars
     )
     advanced_at_s = worker.advanced_at_s
     if what.rows or step != worker.step or have_moved(worker.bars, bars):
-        draft.note_advance()
-        advanced_at_s = draft.at_s
+        builder.note_advance()
+        advanced_at_s = builder.at_s
     # Spelled out: `replace` costs three times as much, and this is the event of which there are most.
-    draft.workers[what.rank] = WorkerState(
+    builder.workers[what.rank] = WorkerState(
         rank=worker.rank,
         local_rank=worker.local_rank,
         node_rank=node,
@@ -170,7 +175,7 @@ def _progress(draft: RunStateBuilder, node: int, what: protocol.Progress) -> Non
         step=step,
         total=worker.total if what.total is None else what.total,
         bars=bars,
-        metrics=_add_rows(draft, worker, what.rows) if what.rows else worker.metrics,
+        metrics=_add_rows(builder, worker, what.rows) if what.rows else worker.metrics,
         at_s=what.at_s,
         advanced_at_s=advanced_at_s,
         rate=_rate(worker, step, what, bars),
@@ -239,11 +244,11 @@ def _rate(
 
 
 def _add_rows(
-    draft: RunStateBuilder, worker: WorkerState, rows: tuple[protocol.MetricRow, ...]
+    builder: RunStateBuilder, worker: WorkerState, rows: tuple[protocol.MetricRow, ...]
 ) -> dict[str, float]:
     """Add rows to the rank's series; return its latest value of each metric."""
-    table = draft.series_of(worker.rank)
-    world_size = max(1, draft.world_size)
+    table = builder.series_of(worker.rank)
+    world_size = max(1, builder.world_size)
     most = max(_FEWEST_METRICS, min(KEPT_METRICS, _METRICS_OF_ALL // world_size))
     limit = max(_FEWEST_POINTS, min(KEPT_POINTS, _POINTS_OF_ALL // world_size))
     # By metric first, so that each series is extended once. A point is three numbers, as `Series.extended` takes them.
@@ -264,42 +269,42 @@ def _add_rows(
     return latest
 
 
-def _output(draft: RunStateBuilder, node: int, what: protocol.Output) -> None:
+def _output(builder: RunStateBuilder, node: int, what: protocol.Output) -> None:
     if what.stream not in STREAMS:
         return
     if what.skipped_bytes:
         note = f"... {what.skipped_bytes:,} bytes not shown; the whole log: run.logs({what.rank})"
-        draft.close_lines(what.rank, node, (what.stream,))
-        draft.add_line(what.rank, node, what.stream, note)
-    draft.write(what.rank, node, what.stream, what.text)
-    if len(draft.open_lines) > KEPT_OPEN_LINES:
-        draft.close_lines(what.rank, node, (what.stream,))
-    worker = draft.workers.get(what.rank)
+        builder.close_lines(what.rank, node, (what.stream,))
+        builder.add_line(what.rank, node, what.stream, note)
+    builder.write(what.rank, node, what.stream, what.text)
+    if len(builder.open_lines) > KEPT_OPEN_LINES:
+        builder.close_lines(what.rank, node, (what.stream,))
+    worker = builder.workers.get(what.rank)
     if (
         worker is not None
         and worker.node_rank == node
         and not has_shown_progress(worker)
     ):
-        draft.note_advance()  # output is its only sign of life
+        builder.note_advance()  # output is its only sign of life
 
 
-def _ended(draft: RunStateBuilder, node: int, what: protocol.Ended) -> None:
-    worker = draft.workers.get(what.rank)
+def _ended(builder: RunStateBuilder, node: int, what: protocol.Ended) -> None:
+    worker = builder.workers.get(what.rank)
     if worker is None or worker.node_rank != node or worker.restart != what.restart:
         return
-    draft.close_lines(what.rank, node)
-    draft.note_advance()
+    builder.close_lines(what.rank, node)
+    builder.note_advance()
     phase: RankPhase = (
         "failed"
-        if _explains_first_failure(draft, what)
-        else _end_phase(draft, node, what)
+        if _explains_first_failure(builder, what)
+        else _end_phase(builder, node, what)
     )
-    if draft.first_failure not in (None, what.rank) or phase != "failed":
-        what = _shortened(what, draft.world_size, has_failed=phase != "done")
-    draft.workers[what.rank] = replace(worker, phase=phase, ended=what)
-    if phase == "failed" and draft.first_failure is None:
-        draft.first_failure = what.rank
-        draft.first_failure_at_s = draft.at_s
+    if builder.first_failure not in (None, what.rank) or phase != "failed":
+        what = _shortened(what, builder.world_size, has_failed=phase != "done")
+    builder.workers[what.rank] = replace(worker, phase=phase, ended=what)
+    if phase == "failed" and builder.first_failure is None:
+        builder.first_failure = what.rank
+        builder.first_failure_at_s = builder.at_s
 
 
 def _shortened(
@@ -323,16 +328,16 @@ def _shortened(
     )
 
 
-def _explains_first_failure(draft: RunStateBuilder, what: protocol.Ended) -> bool:
+def _explains_first_failure(builder: RunStateBuilder, what: protocol.Ended) -> bool:
     """Whether this end explains the first failure: that rank had only lost a peer. Then this rank is the first failure."""
     first = (
         None
-        if draft.first_failure is None
-        else draft.workers[draft.first_failure].ended
+        if builder.first_failure is None
+        else builder.workers[builder.first_failure].ended
     )
     moved = (
         first is not None
-        and draft.at_s - draft.first_failure_at_s <= _ECHO_S
+        and builder.at_s - builder.first_failure_at_s <= _ECHO_S
         and failure_kind.is_echo(first)
         and not (
             failure_kind.is_echo(what)
@@ -341,20 +346,22 @@ def _explains_first_failure(draft: RunStateBuilder, what: protocol.Ended) -> boo
         )
     )
     if moved:
-        draft.first_failure = what.rank
+        builder.first_failure = what.rank
     return moved
 
 
-def _end_phase(draft: RunStateBuilder, node: int, what: protocol.Ended) -> RankPhase:
+def _end_phase(builder: RunStateBuilder, node: int, what: protocol.Ended) -> RankPhase:
     if failure_kind.is_good(what):
         return "done"
-    if what.outcome == "replaced" or (draft.base.is_elastic and _has_lost_a_peer(what)):
+    if what.outcome == "replaced" or (
+        builder.base.is_elastic and _has_lost_a_peer(what)
+    ):
         return "stopped"
-    if draft.nodes[node].stopping or (draft.stopping and node != draft.culprit):
+    if builder.nodes[node].stopping or (builder.stopping and node != builder.culprit):
         return "stopped"  # by its agent
-    has_torchrun_failed = draft.nodes[node].code not in (None, 0)
+    has_torchrun_failed = builder.nodes[node].code not in (None, 0)
     if failure_kind.is_by_sigterm(what) and (
-        has_torchrun_failed or draft.first_failure is not None
+        has_torchrun_failed or builder.first_failure is not None
     ):
         return "stopped"  # by torchrun, because of another rank
     return "failed"

@@ -143,7 +143,7 @@ class OutputLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class ShownPicture:
     """A picture that a rank has shown when it was at `step`: `png` is base64 of a PNG that a page can draw."""
 
     rank: int
@@ -191,6 +191,7 @@ class RunState:
     planned_world_size  as the plan has it, 0 where no plan gives one
     detached_by         why the job needs no notebook any more: "asked", "disconnected", or "" where it does
     advanced_at_s       when a rank advanced last (see `hangs.is_hung`), before any stop
+    reached_again_at_s  when the notebook had a connection again after it had none to any node; 0 before that
     stack_dumps         the answers to the last few requests for stacks
     wanted_stacks       the request for stacks that the user made last, "" before one
     call                what every rank runs, as the user wrote it: `train(steps=500)`; "" where that is not known
@@ -208,7 +209,7 @@ class RunState:
     series: Mapping[int, Mapping[str, Series]] = field(default_factory=dict)
     lines: tuple[OutputLine, ...] = ()
     lines_seen: int = 0
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[ShownPicture, ...] = ()
     open_lines: Mapping[tuple[int, int, str], str] = field(default_factory=dict)
     first_failure: int | None = None
     first_failure_at_s: float = 0.0
@@ -227,6 +228,7 @@ class RunState:
     culprit: int | None = None
     detached_by: str = ""
     advanced_at_s: float = 0.0
+    reached_again_at_s: float = 0.0
     stack_dumps: tuple[StackDump, ...] = ()
     before_s: float = 0.0
     held: Mapping[int, tuple[Event, ...]] = field(default_factory=dict)

@@ -1,6 +1,7 @@
-"""The phases of nodes, ranks and runs, and what each reason of a stop means. Every list of such words is here.
+"""The phases of nodes, ranks and runs, and what each reason of a stop means.
 
-A list that is kept elsewhere is made from these, so that a new word has one place where its meaning must be given.
+The reasons themselves travel, so their list is in remote/wire/vocabulary.py. All other lists of such words are here, or
+are made from these, so that a new word has one place where its meaning must be given.
 """
 
 from __future__ import annotations

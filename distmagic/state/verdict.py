@@ -344,7 +344,7 @@ def _lost_hint(state: RunState) -> str:
     left = []
     for node_rank, why in state.lost:
         node = state.nodes[node_rank]
-        if why != NEVER_BEGAN and node.phase != "clear":
+        if why != NEVER_BEGAN and node.phase not in ("clear", "gone"):
             left.append(node)
     names = ", ".join(dict.fromkeys(node.host for node in left))
     if not names:

@@ -190,7 +190,7 @@ def test_a_chain_of_two(large):
     assert asked(second[1])[1] == p.ReceiveBlobs(
         blobs=(large.blob,), address="10.0.0.0", port=4000, secret=serve.secret
     )
-    assert b"xxx" not in second[1].written
+    assert b"x" * 100 not in second[1].written  # fewer may be in the secret
     assert told.notes == []
     assert {(0, 0, 5000), (0, 5000, 5000), (1, 2000, 5000), (1, 5000, 5000)} <= set(
         told.received
@@ -278,7 +278,8 @@ def test_a_failure_does_not_wait_for_the_others(large):
     second[0].close()
 
 
-def test_failures_of_one_cause_are_told_together(large):
+def test_failures_of_one_cause_are_told_together(large, monkeypatch):
+    monkeypatch.setattr(delivery, "_OTHERS_S", 20.0)
     refused = lines(p.Refused(what="check_blobs", error="Input/output error"))
     with pytest.raises(HostErrors) as caught:
         Told().deliver([link("gpu-a", refused), link("gpu-b", refused)], [large])

@@ -352,6 +352,33 @@ def test_one_broken_link_does_not_keep_the_lease_from_the_others(stage):
     other.executor.close(())
 
 
+@pytest.mark.parametrize("kind", ["reconnect", "meet", "join"])
+def test_the_end_hangs_up_on_a_link_that_came_and_that_nobody_took(stage, kind):
+    """The run was over before the event was read, so no row of its table has the link."""
+    action: Action
+    if kind == "reconnect":
+        action = Reconnect(
+            node_rank=1, host_index=0, after=9, broken=stage.link, can_ask=True
+        )
+    elif kind == "meet":
+        stage.host.listings = (listing("j-1", 1, [stage.host]),)
+        action = Meet(node_rank=1, host_index=0)
+    else:
+        action = Join(host_index=0, request_id="id1", broken=stage.link)
+    executor = stage.executor_with(FakeJoiner())
+    executor.perform(action)
+    found: list[Event] = []
+
+    def has_come() -> bool:
+        found.extend(stage.queue.batch(0))
+        return bool(found)
+
+    wait_until(has_come, "the link")
+    assert isinstance(found[0].what, (Linked, Admitted))
+    executor.close((stage.link,))
+    assert stage.host.is_left
+
+
 def test_the_end_hangs_up_on_the_links_that_the_run_holds(stage):
     stage.host.begins = lambda start: []
     stage.link.start(START)

@@ -32,6 +32,7 @@ from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.interrupts import Interrupts
 from distmagic.runner.run_loop import RunLoop
 from distmagic.runner.start import lost_at_start
+from distmagic.state import decide
 from distmagic.state.events import Lost
 from distmagic.state.model import RunState
 from tests.builders.events import at, begun
@@ -539,6 +540,30 @@ def test_a_lost_node_that_can_not_be_reached_any_more_is_left_to_its_lease(tmp_p
     followed = launched(tmp_path, a, b, screen=FakeScreen(host_is_gone))
     assert [node for node, _ in followed.state.lost] == [1]
     assert b.requests_of(p.SweepJob) == []
+    assert_left(a, b)
+
+
+def test_a_lost_host_that_answers_when_the_run_is_over_is_hung_up_on(
+    tmp_path, monkeypatch
+):
+    """The attempt to reach it again was under way yet, and nobody took its link any more."""
+    monkeypatch.setattr(decide, "NODE_LOST_S", 0.5)  # an attempt begins after 0.25 s
+    a, b = two(runs_on)
+
+    def swept_later(_: p.Message) -> list[p.Message]:
+        wait_until(lambda: b.requests_of(p.FollowJob), "the attempt to succeed")
+        return [p.Final(reason="swept")]
+
+    b.answers[p.SweepJob] = swept_later
+
+    def cut(state: RunState) -> None:
+        if has_ranks(state) and "boot" not in b.barriers:
+            # It answers both together: the attempt, and the sweep.
+            b.barriers["boot"] = threading.Barrier(2)
+            b.cut()
+
+    followed = launched(tmp_path, a, b, screen=FakeScreen(cut))
+    assert [node for node, _ in followed.state.lost] == [1]
     assert_left(a, b)
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from distmagic.errors import Cancelled
 from distmagic.remote.wire import protocol as p
-from distmagic.runner import run_loop, start
+from distmagic.runner import start
+from distmagic.state import decide
 from distmagic.state.model import RunState
 from tests.builders.hosts import FakeHost, reach, runs_on
 from tests.builders.jobs import (
@@ -111,7 +112,7 @@ def test_an_interrupt_while_hosts_start_stops_those_that_have(tmp_path):
 def test_an_interrupt_while_hosts_start_names_those_that_do_not_confirm_their_end(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(start, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(start, "_PATIENCE_S", 1.0)
     a, b = two(runs_on)
     b.answers[p.StartNode] = pressing()
     assert cancelled(tmp_path, a, b) == (
@@ -126,7 +127,7 @@ def test_an_interrupt_of_a_run_stops_every_rank_and_the_run_is_left(tmp_path):
     assert (followed.state.phase, followed.state.stopping) == ("stopped", "interrupted")
     for host in (a, b):
         assert host.requests_of(p.StopNode) == [
-            p.StopNode(grace_s=run_loop.GRACE_S, reason="interrupted")
+            p.StopNode(grace_s=decide.GRACE_S, reason="interrupted")
         ]
     assert not followed.was_interrupted, (
         "it was an interrupt of the run, not one behind it"

@@ -174,10 +174,10 @@ class Lead:
         self,
         start: p.StartNode,
         has: dict[str, bytes] | None = None,
-        enlisted: p.Message | None = None,
+        added: p.Message | None = None,
     ) -> None:
         self.start, self.has, self.links = start, has, []
-        self.enlisted = enlisted or p.NodeAdded(
+        self.added = added or p.NodeAdded(
             request_id="a1", hosts=(*start.hosts, "gpu-c")
         )
 
@@ -186,7 +186,7 @@ class Lead:
         link.answers = [
             p.LeadStart(start=self.start),
             p.NodeAdded(request_id="b2", hosts=("gpu-x",)),
-            self.enlisted,
+            self.added,
         ]
         self.links.append(link)
         return link
@@ -282,7 +282,7 @@ def test_what_arrives_damaged_is_not_kept(payload, tmp_path, monkeypatch):
     ],
 )
 def test_the_lead_lets_nobody_in(payload, answer, message):
-    lead, link = Lead(begun(payload, A, B)[0], enlisted=answer), FakeLink(C)
+    lead, link = Lead(begun(payload, A, B)[0], added=answer), FakeLink(C)
     with pytest.raises(SpecError) as caught:
         NodeJoiner("j-1", lead.open, lead.start, payload.blobs).admit(link, "a1")
     assert caught.value.message == message

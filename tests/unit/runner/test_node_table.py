@@ -41,7 +41,7 @@ from distmagic.runner.actions import (
     Send,
     StartJoined,
 )
-from distmagic.runner.node_row import Growth
+from distmagic.runner.node_row import FIRST_PAUSE_S, Growth
 from distmagic.runner.node_table import REFUSED_PAUSE_S, NodeTable
 from distmagic.state.events import Broken, Event, Gone, Lost, Mended, Warned
 from tests.builders.messages import START
@@ -351,6 +351,44 @@ def test_a_node_that_was_counted_and_could_not_be_started_is_lost_and_tried_agai
     ]
     assert table.table.due(1.4) == []
     assert [type(action) for action in table.table.due(1.5)] == [Join]
+
+
+def with_an_unanswered_start(error: Exception) -> Table:
+    """Return a table whose third node was counted, and whose host was asked to start it and did not answer."""
+    table = Table(elastic(2))
+    table.table.due(1.0)
+    table.after(admitted(a_link()))
+    table.after(ADDED, node=0)
+    unanswered = JoinFailed(host_index=2, error=error, node_rank=2)
+    assert table.after(unanswered, at_s=1.0) == []
+    return table
+
+
+@pytest.mark.parametrize("error", [AWAY, CUT])
+def test_a_node_whose_start_was_not_answered_is_looked_for_and_followed(error):
+    table, again = with_an_unanswered_start(error), a_link()
+    assert table.table.due(1.0 + FIRST_PAUSE_S) == [Meet(node_rank=2, host_index=2)]
+    assert table.after(Linked(link=again), node=2) == [
+        Listen(node_rank=2, link=again, after=0)
+    ]
+
+
+def test_a_node_whose_start_was_not_answered_and_that_is_not_there_is_lost_and_tried_again():
+    table = with_an_unanswered_start(CUT)
+    until_s = table.table.rows[2].attempts.until_s
+    table.table.due(2.0)
+    table.after(AttemptFailed(error=None), node=2, at_s=2.0)
+    assert lost("it never began", node=2) in table.table.due(until_s)
+    assert [type(action) for action in table.table.due(until_s + 1.0)] == [Join]
+
+
+def test_a_node_whose_start_was_not_answered_and_whose_host_stays_away_may_run():
+    """It is not said to have never begun: what a user is told of a stop goes by that."""
+    table = with_an_unanswered_start(CUT)
+    until_s = table.table.rows[2].attempts.until_s
+    table.table.due(2.0)
+    table.after(AttemptFailed(error=AWAY), node=2, at_s=2.0)
+    assert lost(AWAY.message, node=2) in table.table.due(until_s)
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,20 @@ import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distmagic.errors import ConnectionLost, NodeLost
 from distmagic.remote.wire import protocol as p
 from distmagic.runner import run_loop
-from distmagic.runner.actions import Send
-from distmagic.runner.run_loop import CONFIRM_S, GRACE_S
+from distmagic.runner.actions import Linked, LinkEnded, Send
 from distmagic.state.decide import (
+    CONFIRM_S,
+    GRACE_S,
     NODE_LOST_S,
     Limits,
     alive_elsewhere,
@@ -28,8 +31,9 @@ from distmagic.state.decide import (
     too_late,
 )
 from distmagic.state.events import Broken, Event, Gone, Lost, Planned, StopRequested
-from distmagic.state.fold import begin, fold
+from distmagic.state.fold import UNHEARD, begin, fold
 from distmagic.state.model import RunState
+from distmagic.state.verdict import verdict
 from tests.builders.any_events import EVENTS
 from tests.builders.events import (
     HOSTS,
@@ -293,6 +297,33 @@ def test_only_nodes_that_answer_are_asked_to_stop():
     assert state.phase == "lost"
 
 
+def cut_off_and_back(*words: Event) -> ScriptedRun:
+    """Return a run whose node 1 is out of reach, and missed by the other one; then it is back, and says these words."""
+    link = SimpleNamespace(agent_error="", kept=None)
+    broken = at(LinkEnded(link=link, last=9, error=ConnectionLost("cut")), 1)
+    missing = at(p.NodeStopping(reason="lost", culprit=1), 0)
+    back = [at(Linked(link=link), 1), *words]
+    return ScriptedRun(START, [broken], [missing], [], back, end_of(0, -15, "lost"))
+
+
+def test_a_lost_node_that_is_back_before_the_run_is_over_explains_itself():
+    """So it is followed, and connected to, although the run goes on, or ends, without it."""
+    state = driven(cut_off_and_back(raised(2, 1)))
+    assert state.lost == ((1, UNHEARD),)
+    assert (state.phase, state.first_failure) == ("failed", 2)
+
+
+def test_nothing_is_said_to_run_on_a_lost_node_that_has_ended_after_all():
+    left = verdict(driven(cut_off_and_back()))
+    assert isinstance(left, NodeLost)
+    assert (
+        left.hint == "What still runs on gpu-b ends by itself when its lease runs out."
+    )
+    ended_too = verdict(driven(cut_off_and_back(*end_of(1, -15, "lost"))))
+    assert isinstance(ended_too, NodeLost)
+    assert ended_too.hint == ""
+
+
 def test_a_node_that_does_not_confirm_is_given_up():
     run = ScriptedRun(START, [raised(0)], end_of(0, 1))
     state = driven(run)
@@ -320,11 +351,26 @@ def test_the_screen_is_shown_at_most_ten_times_a_second():
 
 
 @pytest.fixture
-def whole_heap() -> Iterator[None]:
-    """Have the collector look at every object, as in a notebook: for all other tests what they import is frozen."""
-    gc.unfreeze()
+def own_heap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have nothing frozen, as in a notebook.
+
+    What the tests have imported is so and does not count: to collect it takes half a second, and to count it a tenth.
+    """
+    frozen, freeze, unfreeze = [0], gc.freeze, gc.unfreeze
+
+    def freeze_and_count() -> None:
+        frozen[0] += len(gc.get_objects())  # of those that are not frozen
+        freeze()
+
+    def unfreeze_all() -> None:
+        frozen[0] = 0
+        unfreeze()
+
+    monkeypatch.setattr(gc, "freeze", freeze_and_count)
+    monkeypatch.setattr(gc, "unfreeze", unfreeze_all)
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: frozen[0])
     yield
-    gc.freeze()
+    freeze()
 
 
 class CountingScreen(FakeScreen):
@@ -339,7 +385,7 @@ class CountingScreen(FakeScreen):
         self.frozen.append(gc.get_freeze_count())
 
 
-@pytest.mark.usefixtures("whole_heap")
+@pytest.mark.usefixtures("own_heap")
 def test_the_heap_is_left_alone_while_a_long_run_goes_on_and_only_then():
     screen = CountingScreen()
     ScriptedRun(START, [], [], [], [*end_of(0), *end_of(1)], step_s=2.0).run(
@@ -350,7 +396,7 @@ def test_the_heap_is_left_alone_while_a_long_run_goes_on_and_only_then():
     assert gc.get_freeze_count() == 0
 
 
-@pytest.mark.usefixtures("whole_heap")
+@pytest.mark.usefixtures("own_heap")
 def test_a_short_run_freezes_nothing():
     """Each freeze puts the next full collection off, and a notebook of short runs would never have one."""
     screen = CountingScreen()
@@ -358,7 +404,7 @@ def test_a_short_run_freezes_nothing():
     assert set(screen.frozen) == {0}
 
 
-@pytest.mark.usefixtures("whole_heap")
+@pytest.mark.usefixtures("own_heap")
 def test_beside_a_run_in_the_background_the_notebook_s_garbage_is_still_found():
     screen = CountingScreen()
     scripted = ScriptedRun(START, *[[]] * 20, [*end_of(0), *end_of(1)])
@@ -369,7 +415,7 @@ def test_beside_a_run_in_the_background_the_notebook_s_garbage_is_still_found():
     assert set(screen.frozen) == {0}
 
 
-@pytest.mark.usefixtures("whole_heap")
+@pytest.mark.usefixtures("own_heap")
 def test_garbage_from_before_a_long_run_is_not_kept_by_it():
     class Node:
         pass
@@ -383,7 +429,7 @@ def test_garbage_from_before_a_long_run_is_not_kept_by_it():
     assert gone() is None
 
 
-@pytest.mark.usefixtures("whole_heap")
+@pytest.mark.usefixtures("own_heap")
 def test_a_heap_that_somebody_else_has_frozen_stays_so():
     gc.freeze()
     try:

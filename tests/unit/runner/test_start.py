@@ -126,7 +126,7 @@ def test_a_start_under_way_is_waited_for_and_stopped(stage):
     ids=["hangs up", "has survivors", "is silent"],
 )
 def test_a_host_that_does_not_confirm_its_end_is_named(stage, monkeypatch, answer):
-    monkeypatch.setattr(start, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(start, "_PATIENCE_S", 1.0)
     stage.a.answers[p.StopNode] = answer
     unsure = stage.roll_back(stage.start(stage.links[0]), stage.start(stage.links[1]))
     assert unsure == ["gpu-a"]
@@ -134,7 +134,7 @@ def test_a_host_that_does_not_confirm_its_end_is_named(stage, monkeypatch, answe
 
 
 def test_a_host_that_never_answers_its_start_is_named(stage, monkeypatch):
-    monkeypatch.setattr(start, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(start, "_PATIENCE_S", 1.0)
     is_asked = threading.Event()
 
     def keep_silent(_: p.Message) -> list[p.Message | bytes]:

@@ -12,9 +12,14 @@ from distmagic import render
 from distmagic.errors import Cancelled, Hung, TimedOut
 from distmagic.remote.wire import protocol as p
 from distmagic.render.overview import overview
-from distmagic.runner.run_loop import GRACE_S
 from distmagic.state import decide, hangs
-from distmagic.state.decide import STACKS_S, WORTH_ASKING_S, Inquiry, Limits
+from distmagic.state.decide import (
+    GRACE_S,
+    STACKS_S,
+    WORTH_ASKING_S,
+    Inquiry,
+    Limits,
+)
 from distmagic.state.events import Broken, Event, Lost, Mended, StopRequested
 from distmagic.state.fold import begin, fold
 from distmagic.state.hangs import Explanation, explain, is_hung

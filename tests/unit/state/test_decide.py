@@ -1,0 +1,280 @@
+"""What is decided about a run: scripts of states go in, decisions come out. No loop, no thread, no host, no clock."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distmagic.remote.wire import protocol as p
+from distmagic.state import decide
+from distmagic.state.decide import (
+    CONFIRM_S,
+    GRACE_S,
+    NODE_LOST_S,
+    OWN_WORD_S,
+    STACKS_S,
+    WORTH_ASKING_S,
+    AskForStacks,
+    Decision,
+    Detach,
+    Limits,
+    Lose,
+    RunMemory,
+    Stop,
+    StopLate,
+)
+from distmagic.state.events import (
+    Broken,
+    Event,
+    Lost,
+    Mended,
+    Planned,
+    StopRequested,
+)
+from distmagic.state.fold import UNHEARD, begin, fold
+from distmagic.state.standstill import LOOK_S
+from tests.builders.any_events import EVENTS
+from tests.builders.events import HOSTS, at, begun, ended, progress, raised, worker
+from tests.builders.runs import end_of
+
+JOINED = at(p.PeerState(node_rank=1, state="joined"))
+AWAY = "it could not be reached for 10 s"
+
+
+class Decider:
+    """A run whose decisions are carried out at once; each look is at a time in seconds, after some events."""
+
+    def __init__(self, *events: Event, limits: Limits | None = None) -> None:
+        numbers = itertools.count(1)
+        self._new_id = lambda: f"id{next(numbers)}"
+        self._limits = limits or Limits()
+        self.state = begun(*events)
+        self.memory = RunMemory()
+
+    def at(self, at_s: float, *events: Event) -> list[Decision]:
+        """Return what is decided then."""
+        self.fold(at_s, *events)
+        decided = decide.after_step(
+            self.state, self._limits, self.memory, at_s, self._new_id
+        )
+        return self._done(at_s, decided)
+
+    def interrupted(self, at_s: float) -> list[Decision]:
+        self.fold(at_s)
+        decided = decide.after_interrupt(self.state, self.memory, at_s, self._new_id)
+        return self._done(at_s, decided)
+
+    def clicked(self, at_s: float) -> list[Decision]:
+        self.fold(at_s)
+        return self._done(at_s, decide.after_stop_click(self.state, self.memory, at_s))
+
+    def fold(self, at_s: float, *events: Event) -> None:
+        self.state = fold(
+            self.state,
+            [*(replace(one, at_s=at_s) for one in events), at(None, at_s=at_s)],
+        )
+
+    def _done(self, at_s: float, decided: decide.Decided) -> list[Decision]:
+        self.memory, decisions = decided
+        for one in decisions:
+            if isinstance(one, Stop):
+                self.fold(at_s, at(StopRequested(reason=one.reason)))
+            elif isinstance(one, Lose):
+                lost = Lost(why=one.why)
+                self.fold(at_s, *(at(lost, node) for node in one.node_ranks))
+        return list(decisions)
+
+
+def stop(reason: str, *node_ranks: int, grace_s: float = GRACE_S) -> Stop:
+    return Stop(node_ranks=node_ranks, grace_s=grace_s, reason=reason)
+
+
+def test_of_a_run_that_goes_on_nothing_is_decided():
+    run = Decider()
+    assert run.at(2.0) == run.at(3.0) == []
+    assert run.memory == RunMemory()
+
+
+def test_a_failure_stops_the_run_once_and_nodes_that_do_not_confirm_are_lost():
+    run = Decider()
+    assert run.at(2.0, raised(2, 1)) == [stop("failed", 0, 1)]
+    assert run.at(3.0, *end_of(1, 1)) == []
+    over_s = 2.0 + GRACE_S + CONFIRM_S
+    assert run.at(over_s) == []
+    assert run.at(over_s + 0.1) == [
+        Lose(node_ranks=(0,), why="it did not confirm its end")
+    ]
+    assert run.at(over_s + 0.2) == [], "it is over"
+
+
+def test_a_node_out_of_reach_is_lost_before_it_is_decided_to_stop():
+    run = Decider(at(Broken(why="cut"), 1))
+    assert run.at(1.0 + NODE_LOST_S) == []
+    assert run.at(1.1 + NODE_LOST_S) == [
+        Lose(node_ranks=(1,), why=AWAY), stop("lost", 0),
+    ]  # fmt: skip
+    assert run.at(1.2 + NODE_LOST_S) == []
+
+
+def test_when_the_notebook_itself_was_cut_off_the_second_node_has_time_after_the_first():
+    """Links come back one after the other; what the nodes know of each other comes only with them."""
+    run = Decider(at(Broken(why="cut"), 0), at(Broken(why="cut"), 1))
+    assert run.at(30.0) == []
+    assert run.at(33.0, Event(node_rank=0, at_s=33.0, what=Mended())) == []
+    assert run.at(33.0 + NODE_LOST_S) == []
+    assert run.at(33.1 + NODE_LOST_S) == [
+        Lose(node_ranks=(1,), why=AWAY), stop("lost", 0),
+    ]  # fmt: skip
+
+
+def test_breaks_of_one_node_give_a_dead_one_no_more_time_while_another_is_reached():
+    run = Decider()
+    third = replace(run.state.nodes[1], node_rank=2, host="c")
+    run.state = replace(run.state, nodes=(*run.state.nodes, third))
+    run.fold(1.0, at(Broken(why="cut"), 1))
+    run.fold(8.0, at(Broken(why="cut"), 0))
+    run.fold(9.0, at(Mended(), 0))
+    assert run.at(1.1 + NODE_LOST_S)[0] == Lose(node_ranks=(1,), why=AWAY)
+
+
+def test_a_node_that_is_missed_by_the_others_has_time_for_its_own_word():
+    missing = at(p.NodeStopping(reason="lost", culprit=1), 0)
+    run = Decider()
+    # The other agents have told it themselves.
+    assert run.at(2.0, missing) == [stop("lost", 0, 1)]
+    assert run.at(2.0 + OWN_WORD_S) == []
+    assert run.at(2.1 + OWN_WORD_S) == [Lose(node_ranks=(1,), why=UNHEARD)]
+    assert run.at(2.2 + OWN_WORD_S) == []
+
+
+def test_a_node_that_is_out_of_reach_and_missed_is_lost_once():
+    missing = at(p.NodeStopping(reason="lost", culprit=1), 0)
+    run = Decider(at(Broken(why="cut"), 1))
+    losses = run.at(20.0, missing)
+    assert losses == [Lose(node_ranks=(1,), why=AWAY), stop("lost", 0)]
+
+
+def test_a_node_that_ended_in_the_meantime_is_not_lost():
+    accused = at(p.PeerState(node_rank=1, state="lost"), 0)
+    run = Decider()
+    run.at(2.0, accused, *end_of(1, -15, "stopped"))
+    assert not any(isinstance(one, Lose) for one in run.at(9.0))
+
+
+def test_an_interrupt_stops_politely_and_the_next_one_at_once():
+    run = Decider()
+    assert run.interrupted(2.0) == [stop("interrupted", 0, 1)]
+    assert run.at(2.0) == []
+    assert run.interrupted(3.0) == [stop("interrupted", 0, 1, grace_s=0.0)]
+    assert run.memory.give_up_at_s == 3.0 + CONFIRM_S
+
+
+def test_an_interrupt_of_a_run_that_stands_still_asks_first():
+    run = Decider(*(progress(rank, rank // 2, step=1) for rank in range(4)))
+    still_s = 1.1 + WORTH_ASKING_S
+    assert run.interrupted(still_s) == [AskForStacks(request_id="id1")]
+    assert run.at(still_s + STACKS_S) == []
+    assert run.at(still_s + STACKS_S + 0.1) == [stop("interrupted", 0, 1)]
+
+
+def test_a_second_interrupt_does_not_wait_for_the_answers():
+    run = Decider(*(progress(rank, rank // 2, step=1) for rank in range(4)))
+    still_s = 1.1 + WORTH_ASKING_S
+    assert run.interrupted(still_s) == [AskForStacks(request_id="id1")]
+    assert run.interrupted(still_s) == [stop("interrupted", 0, 1)]
+    assert run.interrupted(still_s) == [stop("interrupted", 0, 1, grace_s=0.0)]
+
+
+def test_a_detached_job_is_left_by_an_interrupt_and_stopped_by_a_click():
+    run = Decider(JOINED, at(p.Detached(why="asked")))
+    assert not decide.is_left(run.state, run.memory)
+    assert run.interrupted(2.0) == []
+    assert decide.is_left(run.state, run.memory)
+    assert run.clicked(3.0) == [stop("interrupted", 0, 1)]
+
+
+def test_a_job_is_let_go_in_every_step_until_it_goes_on_alone():
+    run = Decider()
+    run.memory = replace(run.memory, wants_detach=True)
+    assert run.at(2.0) == []
+    assert run.at(3.0, JOINED) == run.at(4.0) == [Detach()]
+    run.at(5.0, at(p.Detached(why="asked")))
+    assert decide.is_left(run.state, run.memory)
+
+
+def test_a_run_that_hangs_is_asked_and_then_stopped():
+    reports = [progress(rank, rank // 2, step=1) for rank in range(4)]
+    run = Decider(*reports, limits=Limits(hang_timeout_s=9.0))
+    assert run.at(9.0) == []
+    assert run.at(10.1) == [AskForStacks(request_id="id1")]
+    answers = [at(p.StacksDone(request_id="id1", ranks=2), node) for node in (0, 1)]
+    assert run.at(11.0, *answers) == [stop("hung", 0, 1)]
+
+
+def test_a_hang_that_is_over_before_the_answers_stops_nothing():
+    reports = [progress(rank, rank // 2, step=1) for rank in range(4)]
+    run = Decider(*reports, limits=Limits(hang_timeout_s=9.0))
+    assert run.at(10.1) == [AskForStacks(request_id="id1")]
+    assert run.at(11.0, progress(0, step=2)) == []
+    assert run.at(19.0) == []
+    assert run.at(20.1) == [AskForStacks(request_id="id2")]
+
+
+def test_a_timeout_takes_over_the_question_of_a_hang():
+    reports = [progress(rank, rank // 2, step=1) for rank in range(4)]
+    run = Decider(*reports, limits=Limits(timeout_s=12.0, hang_timeout_s=9.0))
+    assert run.at(10.1) == [AskForStacks(request_id="id1")]
+    assert run.at(12.1) == [], "the answers are waited for"
+    assert run.at(10.2 + STACKS_S) == [stop("timeout", 0, 1)]
+
+
+def test_ranks_that_stand_still_are_looked_at_once():
+    run = Decider(*(progress(rank, rank // 2, step=1) for rank in range(4)))
+    assert run.at(1.0 + LOOK_S - 0.1) == []
+    assert run.at(1.0 + LOOK_S + 0.1) == [AskForStacks(request_id="id1")]
+    assert run.at(1.0 + 2 * LOOK_S) == []
+
+
+def test_nodes_that_come_too_late_are_stopped_once():
+    planned = at(Planned(addresses=("", ""), min_nodes=1))
+    added = at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c")))
+    run = Decider(planned, added)
+    ends = [*(ended(rank, rank // 2) for rank in range(4)), *end_of(0), *end_of(1)]
+    assert run.at(2.0, *ends) == [StopLate(node_ranks=(2,))]
+    assert run.at(3.0) == []
+
+
+def test_a_run_that_an_agent_has_stopped_is_stopped_everywhere():
+    run = Decider()
+    stopping = at(p.NodeStopping(reason="lease"), 1)
+    assert run.at(2.0, stopping) == [stop("lease", 0, 1)]
+
+
+def test_a_lost_node_of_an_elastic_job_stops_nothing():
+    job = begin("j", ("gpu-a", "gpu-b", "gpu-c"), 3, min_nodes=1)
+    run = Decider()
+    run.state = fold(job, [worker(node, node, world=3) for node in range(3)])
+    assert run.at(2.0, at(p.PeerState(node_rank=1, state="lost"))) == []
+    assert run.state.lost == ((1, UNHEARD),)
+
+
+@given(st.lists(EVENTS, max_size=8), st.integers(0, 8))
+def test_whatever_hosts_say_only_nodes_that_are_there_are_lost_or_stopped(
+    script, interrupted_at
+):
+    run = Decider()
+    for step, events in enumerate(script):
+        run.fold(float(step + 2), *events)
+        there = set(decide.answering(run.state))
+        decisions = run.at(float(step + 2))
+        if step == interrupted_at:
+            decisions += run.interrupted(float(step + 2))
+        for one in decisions:
+            if isinstance(one, (Lose, Stop, StopLate)):
+                assert there.issuperset(one.node_ranks)
+            if isinstance(one, Lose):
+                assert one.node_ranks
+                there.difference_update(one.node_ranks)

@@ -43,7 +43,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     exports/       a job as a folder that a cluster starts by itself; pure, but for the one module that writes it
     planning/      from facts to the plan of what each host starts, pure
     payload/       a call becomes files
-    request/       what is asked for: hosts, options, the cell; pure, but for config.py
+    request/       what is asked for: hosts, options, the cell; pure, but for two files and notebook_place.py
     errors.py, sanitize.py    what all of these use
     help/          the manual, for people; `%distributed help TOPIC` shows it
 

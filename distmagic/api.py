@@ -31,7 +31,7 @@ from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
 from distmagic.session.background import BackgroundRun
 from distmagic.session.inside import digest_of, part_of
-from distmagic.session.place import Place
+from distmagic.session.place import Place, begin_in_background
 from distmagic.session.session import Session
 
 
@@ -211,9 +211,7 @@ def _launch(
             payload = call.packed()
             screen = call.screen or screen_for(in_background=call.in_background)
             if call.in_background:
-                return session().background.begin(
-                    session(), place, spec, payload, screen
-                )
+                return begin_in_background(session(), place, spec, payload, screen)
             reaching = place.reach(screen, payload)
         except BaseException:
             place.cancel()

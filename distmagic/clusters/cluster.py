@@ -68,7 +68,7 @@ class Cluster:
         self._stops = False  # whether SkyPilot stops it when its queue is empty
         self._held_at = -math.inf
         self._ending = threading.Lock()  # held while it gets its hosts, or its error
-        self._begun: list[sky.Command] = []  # on whatever thread
+        self._begun: list[sky.SkyCommand] = []  # on whatever thread
         self._asked = self._ask(is_in_doubt=is_in_doubt)
 
     @property
@@ -95,7 +95,7 @@ class Cluster:
             self._hold_on()
         return self.is_alive
 
-    def _ask(self, *, is_in_doubt: bool) -> sky.Command | None:
+    def _ask(self, *, is_in_doubt: bool) -> sky.SkyCommand | None:
         """Begin to ask SkyPilot; None where its program is not there, but the cluster's file is."""
         try:
             return self._begin(sky_words.status(asks_cloud=is_in_doubt))
@@ -104,10 +104,10 @@ class Cluster:
                 raise
             return None
 
-    def _begin(self, words: tuple[str, ...]) -> sky.Command:
+    def _begin(self, words: tuple[str, ...]) -> sky.SkyCommand:
         """Begin a command that ends when the cluster is given up, from whatever thread. Raises `error` then."""
         self._raise_if_over()
-        command = sky.Command(words)
+        command = sky.SkyCommand(words)
         self._begun.append(command)
         if self.error is not None:  # `leave` may not have seen it
             command.end()

@@ -3,9 +3,9 @@
 A command runs while the notebook does other things, until somebody waits for it. It starts SkyPilot's own server where
 that does not run yet, which stays: it is SkyPilot's.
 
-SkyPilot stops or takes down a cluster by itself when its queue of jobs was empty for some minutes (autostop). Ranks of ours are in no
-queue, and an SSH session without a terminal does not count either. So one job of its queue is ours: hold.py, which lives
-as long as a job of distmagic runs there, and for the idle time after that.
+SkyPilot stops or takes down a cluster by itself when its queue of jobs was empty for some minutes (autostop). Ranks of
+ours are in no queue, and an SSH session without a terminal does not count either. So one job of its queue is ours:
+hold.py, which lives as long as a job of distmagic runs there, and for the idle time after that.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MOST_OUT_CHARS = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SkyAnswer:
     """What a command has said: `out` of `status` on stdout, `said` is the end of all."""
 
     code: int
@@ -56,7 +56,7 @@ class Answer:
     said: str
 
 
-class Command:
+class SkyCommand:
     """One `sky` command, begun at once."""
 
     def __init__(self, words: tuple[str, ...]) -> None:
@@ -105,7 +105,7 @@ class Command:
         asker: NotebookAsker,
         timeout_s: float,
         tell: Callable[[str], object] = lambda _: None,
-    ) -> Answer:
+    ) -> SkyAnswer:
         """Return how it ended; `tell` gets what it says last, as long as it runs.
 
         Call it on the main thread: questions are asked there meanwhile. Raises `Unreachable` if it takes too long; then,
@@ -124,7 +124,7 @@ class Command:
             raise
         return self.result(0.0)
 
-    def result(self, timeout_s: float) -> Answer:
+    def result(self, timeout_s: float) -> SkyAnswer:
         """Return how it ended, from any thread. Raises `Unreachable` if it takes too long; then it is ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
@@ -137,7 +137,7 @@ class Command:
             )
         for reader in self._readers:
             reader.join(_LAST_S)
-        return Answer(
+        return SkyAnswer(
             code=self._process.returncode,
             out="".join(self._out),
             said=sky_words.last_words(self._all),
@@ -156,7 +156,7 @@ class Command:
             self._process.wait()
 
 
-def read_states(command: Command, asker: NotebookAsker) -> tuple[ClusterState, ...]:
+def read_states(command: SkyCommand, asker: NotebookAsker) -> tuple[ClusterState, ...]:
     """Return what a `status` that was begun has to say. Raises `Unreachable`."""
     answer = command.wait(asker, STATUS_S)
     try:
@@ -167,7 +167,7 @@ def read_states(command: Command, asker: NotebookAsker) -> tuple[ClusterState, .
     raise failed("sky status", answer)
 
 
-def failed(what: str, answer: Answer) -> DistmagicError:
+def failed(what: str, answer: SkyAnswer) -> DistmagicError:
     """Return the error of a command that has failed, with the last lines that it printed."""
     said = answer.said or "it printed nothing"
     return Unreachable(
@@ -210,7 +210,7 @@ def _stop_minutes(request: SkyRequest) -> int:
 def launch(
     request: SkyRequest,
     cluster: str,
-    begin: Callable[[tuple[str, ...]], Command],
+    begin: Callable[[tuple[str, ...]], SkyCommand],
     asker: NotebookAsker,
     tell: Callable[[str], object],
 ) -> None:
@@ -238,7 +238,7 @@ def hold_in_background(request: SkyRequest, cluster: str) -> None:
 
     def hold() -> None:
         try:
-            answer = Command(hold_words(request, cluster)).result(EXEC_S)
+            answer = SkyCommand(hold_words(request, cluster)).result(EXEC_S)
             said = answer.said if answer.code else ""
         except DistmagicError as error:
             said = error.message
@@ -253,7 +253,7 @@ def hold_in_background(request: SkyRequest, cluster: str) -> None:
 
 def take_down(cluster: str, asker: NotebookAsker) -> str:
     """Take a cluster down; when it is gone, return what SkyPilot says. Raises `Unreachable`."""
-    answer = Command(("down", "--yes", cluster)).wait(asker, DOWN_S)
+    answer = SkyCommand(("down", "--yes", cluster)).wait(asker, DOWN_S)
     if answer.code != 0:
         raise failed(f"sky down {cluster}", answer)
     return answer.said
@@ -262,7 +262,7 @@ def take_down(cluster: str, asker: NotebookAsker) -> str:
 def take_down_soon(cluster: str) -> str:
     """Have a cluster that is being launched be taken down; return in words how far that is."""
     try:
-        answer = Command(("down", "--yes", "--async", cluster)).result(_SOON_S)
+        answer = SkyCommand(("down", "--yes", "--async", cluster)).result(_SOON_S)
     except DistmagicError as error:
         return f"Whether it will be taken down is not known: {error.message} By hand: sky down {cluster}"
     if answer.code != 0:

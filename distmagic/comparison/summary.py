@@ -25,8 +25,9 @@ _MORE_IS_BETTER = frozenset(
 class MetricSummary:
     """One metric of one run: the mean of what its ranks reported last, and the best that any of them has reported.
 
-    Of more than 64 ranks the best value and the curve are those of 64. `best` is None where no value was a number. `bins` are the curve, of several ranks their means, x in steps, or in
-    seconds where not `by_step`; `holes` are the x of values that can't be drawn.
+    Of more than 64 ranks the best value and the curve are those of 64. `best` is None where no value was a number.
+    `bins` are the curve, of several ranks their means, x in steps, or in seconds where not `by_step`; `holes` are the x
+    of values that can't be drawn.
     """
 
     name: str

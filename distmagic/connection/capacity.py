@@ -21,7 +21,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class HostUsage:
     """What one host takes: open files of this process, threads and processes, and megabytes of memory."""
 
     files: float
@@ -29,9 +29,9 @@ class Usage:
     memory_mb: float
 
 
-BY_PARAMIKO = Usage(files=2, tasks=6, memory_mb=0.3)
+BY_PARAMIKO = HostUsage(files=2, tasks=6, memory_mb=0.3)
 # One program keeps the connection, one is the conversation.
-BY_SSH_PROGRAM = Usage(files=11, tasks=10, memory_mb=5)
+BY_SSH_PROGRAM = HostUsage(files=11, tasks=10, memory_mb=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def check(hosts: int, *, by_ssh_program: bool) -> None:
         raise error
 
 
-def _open_files(usage: Usage, limit: int | None) -> Resource:
+def _open_files(usage: HostUsage, limit: int | None) -> Resource:
     return Resource(
         name="open files of this process", source="allowed (ulimit -n)", each=usage.files,
         used=len(os.listdir("/dev/fd")) + _SPARE_FILES, limit=limit, cure=_in_the_shell("ulimit -n {needed}"),
@@ -101,7 +101,7 @@ def _allow_files(wanted: int) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def _tasks_of_user(usage: Usage) -> Resource:
+def _tasks_of_user(usage: HostUsage) -> Resource:
     """Return the threads and processes of this user. Linux does not count those of root, other systems no threads."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     is_limited = (
@@ -125,7 +125,7 @@ def _count_tasks() -> int:
     return count
 
 
-def _tasks_of_cgroup(usage: Usage) -> Resource:
+def _tasks_of_cgroup(usage: HostUsage) -> Resource:
     """Return the threads and processes of this container or log-in session: of the cgroup (version 2) of this process."""
     folder = _CGROUPS / _own_cgroup()
     limit = _text(folder / "pids.max").strip()
@@ -141,7 +141,7 @@ def _own_cgroup() -> str:
     return _text(Path("/proc/self/cgroup")).partition("0::/")[2].strip()
 
 
-def _memory(usage: Usage) -> Resource:
+def _memory(usage: HostUsage) -> Resource:
     available_kb = (
         _text(Path("/proc/meminfo")).partition("MemAvailable:")[2].split()[:1]
     )

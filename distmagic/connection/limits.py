@@ -5,7 +5,7 @@ terminal. Numbers outside their range become the nearest one that is inside; lon
 of ours stays within all of this by itself: what is changed here was sent by one that is broken, or hostile.
 
 Some fields are refused rather than changed, because a changed value would mean something else: how many bytes follow,
-which events were left out, and the texts of the lead's orders, which go back to hosts as they came.
+which events were left out, and the texts of the lead's start message, which go back to hosts as they came.
 """
 
 from __future__ import annotations
@@ -169,9 +169,9 @@ LEASE = number(1.0, 86_400.0, 1.0)
 AMOUNT = number(-1e18, 1e18, 0.0)
 AMOUNT_OR_NONE = number(-1e18, 1e18, None)
 HOSTS = items(MOST_NODES, NAME)
-ORDER = exact(1 << 17)  # as long as the kernel allows an argument or a variable to be
-ORDERS = items(10_000, ORDER)
-VARIABLES = table(10_000, ORDER, ORDER)
+EXACT = exact(1 << 17)  # as long as the kernel allows an argument or a variable to be
+EXACT_ITEMS = items(10_000, EXACT)
+VARIABLES = table(10_000, EXACT, EXACT)
 
 LIMITS: dict[type, dict[str, Limit]] = {
     # events
@@ -267,25 +267,25 @@ LIMITS: dict[type, dict[str, Limit]] = {
         "refused": items(100, line(400)),
     },
     protocol.AgentForked: {"pid": COUNT},
-    # the lead's orders, which go back to hosts as they came
+    # the lead's start message, whose texts go back to hosts as they came
     protocol.LeadStart: {},
     protocol.StartNode: {
-        "job": ORDER, "node_rank": NODE, "torchrun": ORDERS, "env": VARIABLES, "defaults": VARIABLES, "cwd": ORDER,
-        "call": ORDER, "code": ORDER, "endpoint": ORDER, "hosts": ORDERS, "side_files": ORDERS,
+        "job": EXACT, "node_rank": NODE, "torchrun": EXACT_ITEMS, "env": VARIABLES, "defaults": VARIABLES, "cwd": EXACT,
+        "call": EXACT, "code": EXACT, "endpoint": EXACT, "hosts": EXACT_ITEMS, "side_files": EXACT_ITEMS,
     },
     protocol.Membership: {
-        "secret": ORDER, "address": ORDER, "lead_address": ORDER, "port": PORT, "nodes": NODE,
+        "secret": EXACT, "address": EXACT, "lead_address": EXACT, "port": PORT, "nodes": NODE,
         "lost_after_s": SECONDS,
     },
     protocol.TemplateRequest: {
-        "owner": ORDER, "idle_s": SECONDS, "lease_s": LEASE, "env": VARIABLES, "defaults": VARIABLES,
+        "owner": EXACT, "idle_s": SECONDS, "lease_s": LEASE, "env": VARIABLES, "defaults": VARIABLES,
     },
     protocol.WorkDir: {
-        "name": ORDER, "origin": ORDER, "manifest": ORDER, "files": COUNT, "size_bytes": SIZE, "inside": ORDER,
-        "path": ORDER,
+        "name": EXACT, "origin": EXACT, "manifest": EXACT, "files": COUNT, "size_bytes": SIZE, "inside": EXACT,
+        "path": EXACT,
     },
     protocol.JoinTemplate: {
-        "sizes": items(10_000, exact_whole(0, _LARGEST)), "nproc_per_node": ORDER, "cwd": ORDER,
+        "sizes": items(10_000, exact_whole(0, _LARGEST)), "nproc_per_node": EXACT, "cwd": EXACT,
     },
 }  # fmt: skip
 

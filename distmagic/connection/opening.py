@@ -27,8 +27,8 @@ def open_link(
 ) -> Link:
     """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`.
 
-    `before_python` are words in front of the Python on its command line, and read the `setup_line` first. `exec_prefix` is
-    that part of them which is a program, for messages.
+    `before_python` are words in front of the Python on its command line, and read the `setup_line` first. `exec_prefix`
+    is that part of them which is a program, for messages.
     """
     words = (*before_python, *interpreter_words(python))
     process = transport.start((*words, "-u", "-c", boot.BOOTSTRAP))

@@ -21,7 +21,9 @@ UNKNOWN_HOST = -1  # the index of a host that this notebook does not know
 
 
 class Reaching:
-    """Links to hosts that are being opened, and the one way to further links to these hosts.
+    """Links to hosts that are being opened, and a run's one way to further links to these hosts.
+
+    Links that belong to no run, to this machine or to end what a host keeps loaded, are opened by session/session.py.
 
     A host is known by its index in `known`: first come the `hosts` that are reached, then `spare` ones, which a job may
     yet come to. `pythons` are the interpreters of all of them. `open_link` opens the first link to a host.

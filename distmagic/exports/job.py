@@ -29,7 +29,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class ExportedProgram:
     """What every rank runs.
 
     `files` lie below the folder `PROGRAM`, `inside` of which ranks begin ("": in itself). `words` are what torchrun is
@@ -54,7 +54,7 @@ class ExportedJob:
     """One job. `hosts` are the names of its hosts where the user gave some, each with its number of ranks or None."""
 
     name: str
-    program: Program
+    program: ExportedProgram
     spec: JobSpec
     request: ExportRequest
     hosts: tuple[tuple[str, int | str | None], ...] = ()

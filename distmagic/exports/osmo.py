@@ -1,8 +1,8 @@
 """NVIDIA OSMO: a workflow whose tasks start torchrun, and one whose tasks start numbered ranks. Pure.
 
 One group has a master, which leads it, and workers. OSMO reads a workflow as a template of Jinja before it reads it as
-YAML: so all that is the user's travels as base64, and the only braces in the workflow are OSMO's own, `{{host:master}}` and
-`{{output}}`. Nothing is set inside a task, so that the workflow sets what the scripts need.
+YAML: so all that is the user's travels as base64, and the only braces in the workflow are OSMO's own, `{{host:master}}`
+and `{{output}}`. Nothing is set inside a task, so that the workflow sets what the scripts need.
 """
 
 from __future__ import annotations

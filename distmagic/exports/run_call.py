@@ -1,7 +1,7 @@
 """Makes the call with which a notebook's cell ended. torchrun starts this script on every rank.
 
-Beside it lie `call`, as it was pickled, with its large values; `code.zip`, the texts of the cells; and `distmagic.zip`, which
-reads them. The value that the call returns is not kept.
+Beside it lie `call`, as it was pickled, with its large values; `code.zip`, the texts of the cells; and `distmagic.zip`,
+which reads them. The value that the call returns is not kept.
 """
 
 import sys

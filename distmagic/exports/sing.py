@@ -1,7 +1,7 @@
 """SING Cloud: an image, whose entry point starts on every node, and what the platform's variables are. Pure.
 
-The entry point is the same for every job; what differs is in `settings.json` beside it. Secrets are not in the image: they
-are variables of the job, for which `secrets.env` has the lines.
+The entry point is the same for every job; what differs is in `settings.json` beside it. Secrets are not in the image:
+they are variables of the job, for which `secrets.env` has the lines.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from distmagic.request import flag_parser, flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class OfferedNames:
     """What the Tab key offers of this notebook, asked for only where it is being typed: hosts are read from ~/.ssh/config.
 
     `jobs` are those that this kernel has begun or listed, the newest first, `ranks` those of such a job.
@@ -44,14 +44,14 @@ _TEXT_COLUMN = 37  # of the usage text, where the explanations begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class UsageLine:
     """One line of the usage text: the arguments of a subcommand, and what it does with them."""
 
     arguments: str
     text: str
 
 
-def _no_candidates(_words: Sequence[str], _names: Names) -> list[str]:
+def _no_candidates(_words: Sequence[str], _names: OfferedNames) -> list[str]:
     return []
 
 
@@ -64,60 +64,60 @@ class Subcommand:
     """
 
     name: str
-    usages: tuple[Usage, ...]
+    usages: tuple[UsageLine, ...]
     handler: Callable[[CommandLine], object]
-    complete: Callable[[Sequence[str], Names], list[str]] = _no_candidates
+    complete: Callable[[Sequence[str], OfferedNames], list[str]] = _no_candidates
 
 
-def _complete_hosts(words: Sequence[str], names: Names) -> list[str]:
+def _complete_hosts(words: Sequence[str], names: OfferedNames) -> list[str]:
     if words[-1].startswith("-"):
         return list(host_commands.FLAGS)
     return list(names.hosts())
 
 
-def _complete_playground(_words: Sequence[str], _names: Names) -> list[str]:
+def _complete_playground(_words: Sequence[str], _names: OfferedNames) -> list[str]:
     return ["stop"]
 
 
-def _complete_add(words: Sequence[str], names: Names) -> list[str]:
+def _complete_add(words: Sequence[str], names: OfferedNames) -> list[str]:
     if len(words) < 2:
         return list(names.jobs())
     return _complete_hosts(words, names)
 
 
-def _complete_clean(words: Sequence[str], names: Names) -> list[str]:
+def _complete_clean(words: Sequence[str], names: OfferedNames) -> list[str]:
     if len(words) > 1:
         return ["--everybody"] if words[0] == "all" else []
     return ["all", *names.jobs()]
 
 
-def _complete_job(words: Sequence[str], names: Names) -> list[str]:
+def _complete_job(words: Sequence[str], names: OfferedNames) -> list[str]:
     return list(names.jobs()) if len(words) < 2 else []
 
 
-def _complete_logs(words: Sequence[str], names: Names) -> list[str]:
+def _complete_logs(words: Sequence[str], names: OfferedNames) -> list[str]:
     if len(words) < 2:
         return list(names.jobs())
     return [str(rank) for rank in names.ranks(words[0])] if len(words) == 2 else []
 
 
-def _complete_run(words: Sequence[str], _names: Names) -> list[str]:
+def _complete_run(words: Sequence[str], _names: OfferedNames) -> list[str]:
     if words[-1].startswith("-"):
         return list(flag_parser.flag_names())
     return sorted(str(path) for path in Path().glob("*.py"))
 
 
-def _complete_get(words: Sequence[str], names: Names) -> list[str]:
+def _complete_get(words: Sequence[str], names: OfferedNames) -> list[str]:
     return list(names.hosts()) if len(words) < 2 else []
 
 
-def _complete_put(words: Sequence[str], names: Names) -> list[str]:
+def _complete_put(words: Sequence[str], names: OfferedNames) -> list[str]:
     if len(words) < 2:
         return list(names.hosts())
     return sorted(str(path) for path in Path().glob("*")) if len(words) == 2 else []
 
 
-def _complete_env(words: Sequence[str], names: Names) -> list[str]:
+def _complete_env(words: Sequence[str], names: OfferedNames) -> list[str]:
     if len(words) < 2:
         return ["sync"]
     if words[-2] == "--hosts":
@@ -130,11 +130,11 @@ def _complete_env(words: Sequence[str], names: Names) -> list[str]:
     return list(file_commands.ENV_FLAGS)
 
 
-def _complete_down(words: Sequence[str], _names: Names) -> list[str]:
+def _complete_down(words: Sequence[str], _names: OfferedNames) -> list[str]:
     return ["--cluster"] if len(words) < 2 else []
 
 
-def _complete_help(_words: Sequence[str], _names: Names) -> list[str]:
+def _complete_help(_words: Sequence[str], _names: OfferedNames) -> list[str]:
     return list(help_pages.topics())
 
 
@@ -142,18 +142,18 @@ SUBCOMMANDS = (
     Subcommand(
         name="hosts",
         usages=(
-            Usage(
+            UsageLine(
                 arguments="LIST", text="set the hosts of this notebook: gpu-a:4,gpu-b:2"
             ),
-            Usage(
+            UsageLine(
                 arguments="--hostfile FILE",
                 text="the same from a file with a host a line: gpu-a slots=4",
             ),
-            Usage(
+            UsageLine(
                 arguments="LIST --python P --ssh-config F",
                 text="set also their Python, and the SSH configuration, for all that follows",
             ),
-            Usage(arguments="", text="show the hosts"),
+            UsageLine(arguments="", text="show the hosts"),
         ),
         handler=host_commands.hosts,
         complete=_complete_hosts,
@@ -161,8 +161,10 @@ SUBCOMMANDS = (
     Subcommand(
         name="playground",
         usages=(
-            Usage(arguments="N", text="start N throw-away SSH hosts on this machine"),
-            Usage(arguments="stop", text="end them"),
+            UsageLine(
+                arguments="N", text="start N throw-away SSH hosts on this machine"
+            ),
+            UsageLine(arguments="stop", text="end them"),
         ),
         handler=host_commands.playground,
         complete=_complete_playground,
@@ -170,11 +172,11 @@ SUBCOMMANDS = (
     Subcommand(
         name="run",
         usages=(
-            Usage(
+            UsageLine(
                 arguments="[FLAGS] SCRIPT [ARGS]",
                 text="run a script on every rank, with the flags of a cell",
             ),
-            Usage(
+            UsageLine(
                 arguments="[FLAGS] -m MODULE [ARGS]",
                 text="the same as python -m runs a module",
             ),
@@ -185,14 +187,16 @@ SUBCOMMANDS = (
     Subcommand(
         name="jobs",
         usages=(
-            Usage(arguments="", text="list the jobs on these hosts, running and ended"),
+            UsageLine(
+                arguments="", text="list the jobs on these hosts, running and ended"
+            ),
         ),
         handler=job_commands.jobs,
     ),
     Subcommand(
         name="runs",
         usages=(
-            Usage(
+            UsageLine(
                 arguments="",
                 text="put the runs of this notebook side by side, with their curves over each other",
             ),
@@ -202,7 +206,7 @@ SUBCOMMANDS = (
     Subcommand(
         name="attach",
         usages=(
-            Usage(
+            UsageLine(
                 arguments="ID [NAME]",
                 text="follow a running job, or see an ended one; its run goes into the variable NAME",
             ),
@@ -213,7 +217,7 @@ SUBCOMMANDS = (
     Subcommand(
         name="view",
         usages=(
-            Usage(
+            UsageLine(
                 arguments="[ID]",
                 text="show a running job here: the one that is named, else the newest, detached ones first",
             ),
@@ -224,27 +228,31 @@ SUBCOMMANDS = (
     Subcommand(
         name="add",
         usages=(
-            Usage(arguments="ID LIST", text="have hosts come to a running elastic job"),
+            UsageLine(
+                arguments="ID LIST", text="have hosts come to a running elastic job"
+            ),
         ),
         handler=job_commands.add,
         complete=_complete_add,
     ),
     Subcommand(
         name="stop",
-        usages=(Usage(arguments="ID", text="end a job"),),
+        usages=(UsageLine(arguments="ID", text="end a job"),),
         handler=job_commands.stop,
         complete=_complete_job,
     ),
     Subcommand(
         name="logs",
-        usages=(Usage(arguments="ID RANK", text="show all that a rank has written"),),
+        usages=(
+            UsageLine(arguments="ID RANK", text="show all that a rank has written"),
+        ),
         handler=job_commands.logs,
         complete=_complete_logs,
     ),
     Subcommand(
         name="stacks",
         usages=(
-            Usage(
+            UsageLine(
                 arguments="[ID]",
                 text="say where the ranks of a running job are, and who stands out",
             ),
@@ -255,7 +263,7 @@ SUBCOMMANDS = (
     Subcommand(
         name="get",
         usages=(
-            Usage(
+            UsageLine(
                 arguments="HOST PATH [TO]",
                 text="copy a file, a folder or what fits a pattern from a host to this machine",
             ),
@@ -266,7 +274,7 @@ SUBCOMMANDS = (
     Subcommand(
         name="put",
         usages=(
-            Usage(
+            UsageLine(
                 arguments="HOST PATH [TO]",
                 text="copy a file or a folder of this machine to a host",
             ),
@@ -277,7 +285,7 @@ SUBCOMMANDS = (
     Subcommand(
         name="env",
         usages=(
-            Usage(
+            UsageLine(
                 arguments="sync [FLAGS]",
                 text="have an environment on each host with this kernel's packages, or with those of "
                 "--requirements FILE or --lock FILE; --hosts LIST, --name NAME",
@@ -289,11 +297,11 @@ SUBCOMMANDS = (
     Subcommand(
         name="clean",
         usages=(
-            Usage(
+            UsageLine(
                 arguments="[ID|all]",
                 text="show what ended jobs keep on the hosts; remove it",
             ),
-            Usage(
+            UsageLine(
                 arguments="all --everybody",
                 text="remove also what jobs of other notebooks keep",
             ),
@@ -304,7 +312,7 @@ SUBCOMMANDS = (
     Subcommand(
         name="status",
         usages=(
-            Usage(
+            UsageLine(
                 arguments="",
                 text="show what hosts keep loaded for the next run, and its memory",
             ),
@@ -314,7 +322,7 @@ SUBCOMMANDS = (
     Subcommand(
         name="allocations",
         usages=(
-            Usage(
+            UsageLine(
                 arguments="[PLACE]",
                 text="list your allocations of Slurm, or sky's clusters; take hold of slurm:JOB or sky:NAME",
             ),
@@ -324,8 +332,12 @@ SUBCOMMANDS = (
     Subcommand(
         name="down",
         usages=(
-            Usage(arguments="", text="end what is kept, connections and allocations"),
-            Usage(arguments="--cluster NAME", text="take a cluster of SkyPilot down"),
+            UsageLine(
+                arguments="", text="end what is kept, connections and allocations"
+            ),
+            UsageLine(
+                arguments="--cluster NAME", text="take a cluster of SkyPilot down"
+            ),
         ),
         handler=host_commands.down,
         complete=_complete_down,
@@ -333,7 +345,9 @@ SUBCOMMANDS = (
     Subcommand(
         name="help",
         usages=(
-            Usage(arguments="[TOPIC]", text="list the pages of the manual; show one"),
+            UsageLine(
+                arguments="[TOPIC]", text="list the pages of the manual; show one"
+            ),
         ),
         handler=help_pages.show,
         complete=_complete_help,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distmagic.notebook.commands import NAMES, SUBCOMMANDS, Names
+from distmagic.notebook.commands import NAMES, SUBCOMMANDS, OfferedNames
 from distmagic.request.flag_parser import flag_names
 from distmagic.request.hosts import SLOT_WORDS
 from distmagic.request.spec import BACKENDS
@@ -24,7 +24,7 @@ _VALUES = {
 class Completer:
     """Completes one line of the magics."""
 
-    names: Names
+    names: OfferedNames
 
     def candidates(self, text: str) -> list[str] | None:
         """Return what may stand in place of the last word of `text`, the line up to the cursor; None: it is no line of ours."""

@@ -174,7 +174,7 @@ def _clusters(line: CommandLine, place: str) -> None:
     session = line.notebook.session()
     if ":" not in place:
         rows = [("cluster", "state", "notebook")]
-        for one in sky.read_states(sky.Command(sky_words.status()), line.asker):
+        for one in sky.read_states(sky.SkyCommand(sky_words.status()), line.asker):
             whose = "this notebook" if one.name in session.clusters else ""
             rows.append((one.name, one.status, whose))
         print(sanitize.lines(_table(rows) if rows[1:] else "SkyPilot has no cluster"))

@@ -53,8 +53,8 @@ def table(
             owner,
         ]
         rows.append(row)
-    harmless = [[sanitize.lines(text) for text in row] for row in rows]
-    lines = [_aligned(harmless)]
+    cleaned = [[sanitize.lines(text) for text in row] for row in rows]
+    lines = [_aligned(cleaned)]
     for state in waiting:
         for node in state.nodes:
             if node.waits_for:

@@ -64,7 +64,7 @@ class Magics:
         self.shell = shell
         self.config = settings_of(shell)
         self.notebook = Notebook(shell, self.config, backend)
-        names = commands.Names(
+        names = commands.OfferedNames(
             hosts=self.notebook.host_names,
             jobs=self.notebook.job_names,
             ranks=self.notebook.ranks_of,
@@ -165,7 +165,7 @@ class Magics:
     ) -> Run | Detached | BackgroundRun | None:
         """Run the cell on these hosts, or on those of its allocation; None for a dry run."""
         from distmagic.screens.announcing import announcing
-        from distmagic.session.place import place_of
+        from distmagic.session.place import begin_in_background, place_of
 
         session = self.notebook.session()
         with closing(asker_of(self.shell)) as asker:
@@ -184,7 +184,7 @@ class Magics:
                 with announcing(screen, _OWN_LINES, _OWN_LINES_FAILED):
                     payload = self._payload(plan, filename, request, asker)
                 if request.background:
-                    return session.background.begin(
+                    return begin_in_background(
                         session, place, request.spec, payload, screen
                     )
                 reaching = place.reach(screen, payload)
@@ -381,7 +381,7 @@ def load_ipython_extension(shell: InteractiveShell, backend: Backend = BACKEND) 
         for kind, magic in (("line", magics.line), ("cell", magics.cell)):
             shell.register_magic_function(magic, kind, name)
     shell.Completer.custom_matchers.append(magics.matcher)
-    notebook_place.say(magics.notebook.place)
+    notebook_place.register(magics.notebook.place)
 
 
 def _other_owner(shell: InteractiveShell) -> str:
@@ -407,7 +407,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
                 continue
             magics = table.pop(name).__self__
             magics.notebook.close()
-            notebook_place.forget(magics.notebook.place)
+            notebook_place.unregister(magics.notebook.place)
             if magics.matcher in shell.Completer.custom_matchers:
                 shell.Completer.custom_matchers.remove(magics.matcher)
             # The first of several magics has taken it out.

@@ -16,7 +16,7 @@ _NAMED_AT_MOST = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundFile:
+class LocalFile:
     """A file of this machine."""
 
     path: Path
@@ -32,7 +32,7 @@ class Contents:
     folders that it keeps here whole.
     """
 
-    files: dict[str, FoundFile] = field(default_factory=dict)
+    files: dict[str, LocalFile] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -102,10 +102,10 @@ def _add_entry(found: Contents, root: Path, path: str, entry: os.DirEntry[str]) 
         found.files[path] = file_of(Path(entry.path))
 
 
-def file_of(path: Path) -> FoundFile:
+def file_of(path: Path) -> LocalFile:
     """Return what travels of one file. Raises OSError."""
     status = path.stat()
-    return FoundFile(
+    return LocalFile(
         path=path,
         size_bytes=status.st_size,
         is_executable=bool(status.st_mode & stat.S_IXUSR),

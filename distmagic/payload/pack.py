@@ -288,7 +288,7 @@ def _cannot_travel(
 
 
 def _has_no_source(
-    part: unpicklable.Part,
+    part: unpicklable.ValuePart,
     error: NoSource,
     other: OtherPython,
     labels: Mapping[str, str],
@@ -306,7 +306,7 @@ def _has_no_source(
     )
 
 
-def _user(part: unpicklable.Part, thunk: Callable[[], object]) -> str:
+def _user(part: unpicklable.ValuePart, thunk: Callable[[], object]) -> str:
     """Return the name of the function or class that uses a part, or "the call", whose function has no name."""
     return (
         "the call"
@@ -334,10 +334,10 @@ def _too_large(
     )
 
 
-def _variables(thunk: Callable[[], object]) -> Iterator[unpicklable.Part]:
+def _variables(thunk: Callable[[], object]) -> Iterator[unpicklable.ValuePart]:
     """Yield every variable that travels with a call, through all functions and classes that travel by value."""
     waiting, seen = (
-        [unpicklable.Part(owner="", path="the call", value=thunk)],
+        [unpicklable.ValuePart(owner="", path="the call", value=thunk)],
         set[int](),
     )
     while waiting:

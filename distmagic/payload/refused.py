@@ -6,7 +6,7 @@ import io
 import pickle
 from types import FunctionType
 
-from distmagic.remote.values.unpicklable import Refused
+from distmagic.remote.values.unpicklable import NotToTravel
 
 _NOTEBOOK_ONLY = ("IPython", "ipykernel", "ipywidgets", "tqdm")
 _FRAMEWORKS = {
@@ -37,7 +37,7 @@ _FRAMEWORKS = {
 _NAMES = {name.rpartition(".")[2] for name in _FRAMEWORKS}
 
 
-class MadeAlone(Refused):
+class MadeAlone(NotToTravel):
     """The object was made in the notebook, and has the notebook's rank and world size."""
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from distmagic.errors import PayloadError
 from distmagic.payload import blobs
 from distmagic.payload.blobs import LocalBlob
-from distmagic.payload.folder import Contents, FoundFile
+from distmagic.payload.folder import Contents, LocalFile
 from distmagic.remote.records import manifest
 from distmagic.remote.records.manifest import LARGE_BYTES, ListedFile, Manifest
 from distmagic.remote.wire.protocol import Blob
@@ -83,10 +83,10 @@ class _Packing:
     names: list[str] = field(default_factory=list)
     blobs: dict[str, LocalBlob] = field(default_factory=dict)
     files: list[ListedFile] = field(default_factory=list)
-    _open: list[tuple[str, FoundFile, bytes]] = field(default_factory=list)
+    _open: list[tuple[str, LocalFile, bytes]] = field(default_factory=list)
     _open_bytes: int = 0
 
-    def add(self, path: str, file: FoundFile) -> None:
+    def add(self, path: str, file: LocalFile) -> None:
         if file.size_bytes >= LARGE_BYTES:
             self._add_large(path, file)
             return
@@ -112,7 +112,7 @@ class _Packing:
             offset += len(part)
         self._open, self._open_bytes = [], 0
 
-    def _add_large(self, path: str, file: FoundFile) -> None:
+    def _add_large(self, path: str, file: LocalFile) -> None:
         digest = hashlib.sha256()
         size = 0
         for data in _pieces(file.path):
@@ -129,7 +129,7 @@ class _Packing:
         return len(self.names) - 1
 
     def _list(
-        self, path: str, pack: int, offset: int, size: int, file: FoundFile
+        self, path: str, pack: int, offset: int, size: int, file: LocalFile
     ) -> None:
         listed = ListedFile(
             path=path,

@@ -84,8 +84,8 @@ def make_plan(  # noqa: PLR0913  # all that a run is made of
 ) -> Plan:  # fmt: skip
     """Return the plan of a job on these hosts, in their order. Raises `SpecError` or `PreflightError`.
 
-    `owner` is the notebook that begins it. `work` is its working directory on other hosts. `local_cwd` is the working directory of ranks on this machine, unless the job
-    names one. `awaited` are hosts that are to come later.
+    `owner` is the notebook that begins it. `work` is its working directory on other hosts. `local_cwd` is the working
+    directory of ranks on this machine, unless the job names one. `awaited` are hosts that are to come later.
     """
     rdzv = _rendezvous(spec, reached, job)
     nodes = tuple(_node(spec, rdzv, i, one, local_cwd) for i, one in enumerate(reached))

@@ -20,8 +20,9 @@ _NAME = 60  # columns
 def chart_data(state: RunState) -> list[dict[str, object]]:
     """Return name, lines and holes of each metric that was reported more than once.
 
-    The names of any two charts differ: a page knows a chart by its name. A line is the rank (-1: all ranks together, where they are many), and the x, the least, the mean and the greatest
-    value of each bin. Where a metric `counts_steps`, x is in steps, else in seconds.
+    The names of any two charts differ: a page knows a chart by its name. A line is the rank (-1: all ranks together,
+    where they are many), and the x, the least, the mean and the greatest value of each bin. Where a metric
+    `counts_steps`, x is in steps, else in seconds.
     """
     names = names_of_curves(state)[:_MAX_CHARTS]
     lines_in_all = len(names) * min(MAX_LINES, max(1, len(state.series)))

@@ -1,7 +1,8 @@
 """Reads what a user asks for: hosts, options, settings, and the cell.
 
 Text and values come in, frozen records go out; a mistake is a `SpecError` that names the flag or the line. Nothing here
-reaches a host or runs the cell; config.py alone reads a file, the hostfile. Read the modules in this order:
+reaches a host or runs the cell. Two files are read: a hostfile by config.py, a task of SkyPilot by allocation.py. One
+thing is kept: where the notebook runs its cells, by notebook_place.py. Read the modules in this order:
 
     hosts.py         hosts as users write them: lists and hostfiles
     spec.py          `JobSpec` (what to run) and `Access` (how hosts are reached), with all checks of values
@@ -11,7 +12,7 @@ reaches a host or runs the cell; config.py alone reads a file, the hostfile. Rea
     flag_values.py   the text after a flag becomes its value
     flag_table.py    all flags
     flag_parser.py   flags of a line, one by one, their help and their names
-    flags.py         the line of `%%distributed` becomes a `Request`
+    flags.py         the line of `%%distributed` becomes a `Request`: most flags fill the field of their name
     program.py       a script and its arguments, behind such flags
     config.py        the notebook's settings, and which hosts count
     notebook_place.py  where a notebook runs its cells, for `distmagic.run`

@@ -118,7 +118,7 @@ def _parser() -> _Parser:
             parser.add_argument(
                 *names, nargs=2, metavar=tuple(flag.metavar.split()), help=flag.help
             )
-        elif flag.name in ("env", "fetch", "python", "slurm"):  # may be repeated
+        elif flag.repeats:
             parser.add_argument(
                 *names,
                 metavar=flag.metavar,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from distmagic.request.allocation import IDLE_S
 from distmagic.request.export import SYSTEMS
 from distmagic.request.flag_values import (
+    device_list,
     idle_time,
     nnodes,
     number_of,
@@ -22,10 +23,8 @@ from distmagic.request.spec import (
     CONNECT_TIMEOUT_S,
     LEASE_S,
     PAYLOAD_LIMIT_BYTES,
-    JobSpec,
 )
 
-_USUAL = JobSpec()
 NO_SYSTEM = "none"  # after --on
 OSMO = "osmo"
 SBATCH_FLAGS = (
@@ -40,16 +39,31 @@ SBATCH_FLAGS = (
     "exclusive",
     "reservation",
 )
+# What only a run has that a notebook follows, or that reaches hosts. The first one that a line has is named.
+NOT_WITH_EXPORT = (
+    "on", "dry-run", "detach", "timeout", "hang-timeout", "lease", "on-disconnect", "node-lost-after", "warm-idle",
+    "cold", "idle", "fresh", "output", "local-addr", "ssh-config", "ssh-command", "connect-timeout", "fetch", "devices",
+    "no-wait", "exec-prefix", "background",
+)  # fmt: skip
+# What means nothing with --on osmo; session/osmo.py has those of which there is more to say.
+NOT_WITH_OSMO = (
+    "idle", "dry-run", "exec-prefix", "ssh-command", "local-addr", "background", "cold", "warm-idle", "fresh",
+    "node-lost-after", "on-disconnect", "ssh-config", "connect-timeout",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag of the line. `metavar` stands for its value in the help, "" for a switch; `read` makes the value."""
+    """One flag of the line. `metavar` stands for its value in the help, "" for a switch; `read` makes the value.
+
+    It fills the field of its name in `JobSpec` or `Access`, `timeout_s` for --timeout; flags.py has those that do more.
+    """
 
     name: str
     help: str
     metavar: str = ""
     read: Callable[[str], object] = str
+    repeats: bool = False
 
 
 FLAGS = (
@@ -87,6 +101,7 @@ FLAGS = (
         "any other option of sbatch; may be repeated",
         "NAME[=VALUE]",
         sbatch_option,
+        repeats=True,
     ),
     Flag(
         "setup",
@@ -122,6 +137,7 @@ FLAGS = (
         "interpreter of all hosts, or of one, or env:NAME; may be repeated",
         "[HOST=]PATH",
         python,
+        repeats=True,
     ),
     Flag(
         "nproc-per-node",
@@ -155,6 +171,7 @@ FLAGS = (
         "env",
         "variable of every rank, NAME alone: as here; may be repeated",
         "NAME[=VALUE]",
+        repeats=True,
     ),
     Flag("cwd", "working directory on the hosts, instead of the run's own", "DIR"),
     Flag(
@@ -171,11 +188,13 @@ FLAGS = (
         "fetch",
         "files that are brought here after the run: checkpoints/*.pt; may be repeated",
         "PATTERN",
+        repeats=True,
     ),
     Flag(
         "devices",
         "GPUs of each host that the job may use, as soon as no other job has them: 0,1",
         "LIST",
+        device_list,
     ),
     Flag("no-wait", "fail at once where another job has some of the --devices"),
     Flag("fresh", "begin in an empty working directory"),

@@ -88,6 +88,11 @@ def python(text: str) -> tuple[str, str]:
     return host, path
 
 
+def device_list(text: str) -> tuple[str, ...]:
+    """Return the devices of `0,1`, as they are written."""
+    return tuple(text.split(",")) if text else ()
+
+
 def sbatch_option(text: str) -> tuple[str, str]:
     """Return (name, value) of `NAME=VALUE`, or (name, "") of a switch."""
     name, _, value = text.partition("=")

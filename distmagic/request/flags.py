@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from distmagic.errors import SpecError
 from distmagic.request import flag_parser
@@ -23,11 +24,15 @@ from distmagic.request.allocation import (
     sky_task,
 )
 from distmagic.request.export import ExportRequest
-from distmagic.request.flag_table import NO_SYSTEM, OSMO, SBATCH_FLAGS
+from distmagic.request.flag_table import (
+    NO_SYSTEM,
+    NOT_WITH_EXPORT,
+    NOT_WITH_OSMO,
+    OSMO,
+    SBATCH_FLAGS,
+)
 from distmagic.request.hosts import Host, Slots
 from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, Access, JobSpec
-
-_USUAL = JobSpec()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,31 +155,21 @@ def asks_help(line: str) -> bool:
 
 
 def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
-    return JobSpec(
-        nproc_per_node=args.nproc_per_node or defaults.nproc_per_node,
-        nnodes=args.nnodes,
-        max_restarts=args.max_restarts or 0,
-        rdzv_backend=args.rdzv_backend,
-        rdzv_endpoint=args.rdzv_endpoint,
-        rdzv_id=args.rdzv_id,
-        master_port=args.master_port,
-        local_addr=args.local_addr,
-        env=tuple(_variable(text, defaults.environ) for text in args.env),
-        cwd=args.cwd,
-        timeout_s=args.timeout,
-        node_lost_after_s=args.node_lost_after or _USUAL.node_lost_after_s,
-        on_disconnect=_USUAL.on_disconnect
-        if args.on_disconnect is None
-        else args.on_disconnect,
-        detach=args.detach,
-        hang_timeout_s=args.hang_timeout,
-        sync=args.sync,
-        name=args.name,
-        fresh=args.fresh,
-        fetch=tuple(args.fetch),
-        devices=tuple(args.devices.split(",")) if args.devices else (),
-        no_wait=args.no_wait,
-    )
+    given = _fields_of(JobSpec, args)
+    given.setdefault("nproc_per_node", defaults.nproc_per_node)
+    given["env"] = tuple(_variable(text, defaults.environ) for text in args.env)
+    return JobSpec(**given)
+
+
+def _fields_of(record: type, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of a record that flags of the line fill: those of their names, `timeout_s` for --timeout."""
+    given = {}
+    for one in fields(record):
+        value = vars(args).get(one.name.removesuffix("_s"))
+        is_there = value is not None and value is not False
+        if is_there:
+            given[one.name] = tuple(value) if isinstance(value, list) else value
+    return given
 
 
 def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -190,21 +185,11 @@ def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _access(args: argparse.Namespace, base: Access) -> Access:
+    given = _fields_of(Access, args)
+    if args.on is not None and not is_cluster(args.on):
+        given.pop("setup", None)  # the scheduler's job runs it
     pythons = dict(base.pythons)
     pythons.update(args.python)
-    fields_of_flags = {
-        "ssh_config": args.ssh_config,
-        "ssh_command": args.ssh_command,
-        "setup": args.setup if args.on is None or is_cluster(args.on) else None,
-        "exec_prefix": args.exec_prefix,
-        "connect_timeout_s": args.connect_timeout,
-        "lease_s": args.lease,
-        "warm_idle_s": args.warm_idle,
-        "cold": args.cold or None,
-    }
-    given = {
-        name: value for name, value in fields_of_flags.items() if value is not None
-    }
     return replace(base, pythons=tuple(pythons.items()), **given)
 
 
@@ -256,18 +241,15 @@ def _resources(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Return what the line says to sbatch, "" being the value of a switch."""
     options = []
     for name in SBATCH_FLAGS:
-        value = getattr(args, name.replace("-", "_"))
+        value = _value(args, name)
         if value not in (None, False):
             options.append((name, "" if value is True else value))
     return options + list(args.slurm)
 
 
-# What only a run has that a notebook follows, or that reaches hosts.
-_OF_RUNS = (
-    "on", "dry_run", "detach", "timeout", "hang_timeout", "lease", "on_disconnect", "node_lost_after", "warm_idle", "cold",
-    "idle", "fresh", "output", "local_addr", "ssh_config", "ssh_command", "connect_timeout", "fetch", "devices",
-    "no_wait",    "exec_prefix", "background",
-)  # fmt: skip
+def _value(args: argparse.Namespace, name: str) -> Any:
+    """Return the value of the flag of that name."""
+    return getattr(args, name.replace("-", "_"))
 
 
 def _export(args: argparse.Namespace) -> ExportRequest | None:
@@ -280,10 +262,10 @@ def _export(args: argparse.Namespace) -> ExportRequest | None:
                     "Add --on osmo or --export osmo DIR, or leave it out.",
                 )
         return None
-    for name in _OF_RUNS:
-        if getattr(args, name):
+    for name in NOT_WITH_EXPORT:
+        if _value(args, name):
             raise SpecError(
-                f"--{name.replace('_', '-')} is for a run, and --export only writes files.",
+                f"--{name} is for a run, and --export only writes files.",
                 "Leave one of them out.",
             )
     system, folder = args.export
@@ -316,24 +298,10 @@ def _workflow(args: argparse.Namespace) -> ExportRequest | None:
             "--on osmo has hosts that OSMO chooses, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N says how many.",
         )
-    for name in (
-        "idle",
-        "dry_run",
-        "exec_prefix",
-        "ssh_command",
-        "local_addr",
-        "background",
-        "cold",
-        "warm_idle",
-        "fresh",
-        "node_lost_after",
-        "on_disconnect",
-        "ssh_config",
-        "connect_timeout",
-    ):
-        if getattr(args, name):
+    for name in NOT_WITH_OSMO:
+        if _value(args, name):
             raise SpecError(
-                f"--{name.replace('_', '-')} means nothing with --on osmo.",
+                f"--{name} means nothing with --on osmo.",
                 "Leave it out. --export osmo DIR shows what would be submitted.",
             )
     return _folder(args, OSMO, ".")

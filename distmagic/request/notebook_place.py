@@ -1,4 +1,4 @@
-"""Where the notebook of this process runs its cells: said by the magics, asked by `distmagic.run`.
+"""Where the notebook of this process runs its cells: registered by the magics, read by `distmagic.run`.
 
 It stands down here, and is the one thing that is kept in this package, because the magics are loaded long before
 anything that reaches a host: loading the extension must stay fast.
@@ -11,22 +11,22 @@ from collections.abc import Callable
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 
-Place = Callable[[], tuple[tuple[Host, ...], Access]]
+ChooseHosts = Callable[[], tuple[tuple[Host, ...], Access]]
 
-_said: list[Place] = []
-
-
-def say(place: Place) -> None:
-    """Have `place` return the hosts and the way to them; the last one that was said counts."""
-    _said.append(place)
+_registered: list[ChooseHosts] = []
 
 
-def forget(place: Place) -> None:
-    """Take back what was said."""
-    if place in _said:
-        _said.remove(place)
+def register(choose: ChooseHosts) -> None:
+    """Have `choose` return the hosts and the way to them; the last one that was registered counts."""
+    _registered.append(choose)
+
+
+def unregister(choose: ChooseHosts) -> None:
+    """Take it out again."""
+    if choose in _registered:
+        _registered.remove(choose)
 
 
 def current() -> tuple[tuple[Host, ...], Access] | None:
     """Return the notebook's hosts and the way to them, None outside of a notebook. Raises `SpecError`."""
-    return _said[-1]() if _said else None
+    return _registered[-1]() if _registered else None

@@ -7,7 +7,7 @@ about a run or waits for its events, but for a workflow of OSMO, which no host o
     session.py        reach hosts, launch a job, attach to one, take down what is kept warm
     allocations.py    nodes of a scheduler: asked for once, used by every cell that asks for the same
     inside.py         this process as one node of a job in which all nodes run the same cell or script
-    place.py          where one cell runs; waits for nodes that are still pending
+    place.py          where one cell runs; waits for nodes that are still pending, in the background too
     programs.py       a script, or a module, on hosts
     background.py     the runs that go on while the notebook does other things
     exporting.py      a cell, or a script, as a folder that starts the same job on a cluster

@@ -10,7 +10,7 @@ from distmagic.clusters.cluster import Cluster
 from distmagic.clusters.slurm import commands, submission
 from distmagic.clusters.slurm.allocation import Allocation, found, submitted
 from distmagic.clusters.slurm.job_states import JobState
-from distmagic.clusters.slurm.queue import Queue
+from distmagic.clusters.slurm.queue import SlurmQueue
 from distmagic.clusters.slurm.shell import Shell
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AllocationEnded, NodeLost, RunError, SpecError
@@ -59,7 +59,7 @@ class Allocations:
 
     def __init__(self, connect: Callable[[Host, Access, Asker], Transport]) -> None:
         self._connect = connect
-        self._queues: dict[_ShellKey, Queue] = {}
+        self._queues: dict[_ShellKey, SlurmQueue] = {}
         self._all: list[Allocation | Cluster] = []
 
     @property
@@ -129,7 +129,7 @@ class Allocations:
         self._all.append(made)
         return made
 
-    def _queue(self, login: str, access: Access) -> Queue:
+    def _queue(self, login: str, access: Access) -> SlurmQueue:
         """Return what asks Slurm through a log-in node, "" being this machine."""
         key = (login, access.ssh_config, access.ssh_command)
         if key not in self._queues:
@@ -139,7 +139,7 @@ class Allocations:
                 return self._connect(host, access, asker)
 
             shell = Shell(host.name if login else "this machine", connect)
-            self._queues[key] = Queue(shell)
+            self._queues[key] = SlurmQueue(shell)
         return self._queues[key]
 
     def transport(self, host: Host, access: Access, asker: Asker) -> Transport:

@@ -14,26 +14,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 from distmagic.connection import parallel
 from distmagic.connection.link import Link
-from distmagic.errors import Cancelled, DistmagicError, SpecError
-from distmagic.payload.pack import Payload
+from distmagic.errors import DistmagicError, SpecError
 from distmagic.remote.wire.protocol import FoundFile
 from distmagic.render.screen import Screen, UserRequest
-from distmagic.request.spec import JobSpec
 from distmagic.runner.outcome import Detached, Results, Run, cell_number, metrics_of
-from distmagic.session.names import new_job
-from distmagic.state import fold
 from distmagic.state.hangs import Explanation, dump_of, explain_request, unanswered
 from distmagic.state.model import RunState
-
-if TYPE_CHECKING:  # these two know of this module
-    from distmagic.connection.reach import Reaching
-    from distmagic.session.place import Place
-    from distmagic.session.session import Session
 
 _ANSWER_S = 20.0  # that the ranks have to say where they are
 # For ranks to end when the process does. A kernel that takes more than five seconds is killed, and then hosts end what
@@ -322,56 +313,11 @@ class BackgroundRuns:
         fits = [run for run in self.running if job and run.job.startswith(job)]
         return fits[0] if len(fits) == 1 else None
 
-    def begin(
-        self,
-        session: Session,
-        place: Place,
-        spec: JobSpec,
-        payload: Payload,
-        screen: Screen,
-    ) -> BackgroundRun:
-        """Begin a run and return it at once. `screen` is shown the first state now: that makes the output of this cell."""
-        job = new_job()
-        state = fold.begin(job, place.names, spec.max_restarts)
-        state = replace(
-            state, call=payload.title, name=spec.name or "", began_unix_s=time.time()
-        )
-        shown = BackgroundScreen(state, screen)
-        reached: list[Reaching] = []
+    def add(self, run: BackgroundRun) -> None:
+        """Have one more of them, which has begun just now."""
+        self._runs[run.job] = run
 
-        def launch() -> Run | Detached:
-            try:
-                reaching = place.reach(shown, payload)
-            except KeyboardInterrupt:
-                place.cancel()
-                raise Cancelled(
-                    "Interrupted before anything was started on a host."
-                ) from None
-            except BaseException:
-                place.cancel()
-                raise
-            reached.append(reaching)
-            for future in reaching.futures:
-                future.add_done_callback(self._end_before_connections)
-            return session.launch(reaching, spec, payload, shown, job)
-
-        def give_up() -> None:
-            if not reached:
-                place.interrupt()
-
-        def open_link(node_rank: int) -> Link:
-            (reaching,) = reached  # there is a node
-            name = shown.state.nodes[node_rank].host
-            for host_index, host in enumerate(reaching.known):
-                if host.name == name:
-                    return session.link_again(reaching, host_index)
-            raise SpecError(f"{name} is not among the hosts of this run.")
-
-        run = BackgroundRun(job, shown, launch, give_up, open_link)
-        self._runs[job] = run
-        return run
-
-    def _end_before_connections(self, _: Future[Link]) -> None:
+    def end_before_connections(self, _: Future[Link]) -> None:
         """Have `close` called when Python ends: last registered, it comes before paramiko closes all connections."""
         atexit.unregister(self.close)
         atexit.register(self.close)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from distmagic.errors import SpecError
 from distmagic.exports import folder, run_call, systems
-from distmagic.exports.job import PROGRAM, ExportedJob, File, Program, text_file
+from distmagic.exports.job import PROGRAM, ExportedJob, ExportedProgram, File, text_file
 from distmagic.payload import bundle, local_modules, work_files
 from distmagic.payload.folder import Contents, check_size
 from distmagic.payload.local_modules import LocalModule
@@ -20,13 +20,13 @@ from distmagic.payload.pack import Payload
 from distmagic.payload.program import pack_program
 from distmagic.request.flags import Request
 from distmagic.request.hosts import Host
-from distmagic.request.program import Program as NamedProgram
+from distmagic.request.program import Program
 
 _SCRIPT, _RUNNER, _ZIP = "cell.py", "run_call.py", "distmagic.zip"
 _SECRET = "DISTMAGIC_SECRET"  # noqa: S105 - the variable's name
 
 
-def of_script(text: str, request: Request) -> Program:
+def of_script(text: str, request: Request) -> ExportedProgram:
     """Return the program of a cell whose text is one, with the local modules that it imports."""
     names = local_modules.imports_of_text(text, _SCRIPT)
     contents, inside = _of_cell(local_modules.found(names), request)
@@ -35,10 +35,10 @@ def of_script(text: str, request: Request) -> Program:
         script = f"_{script}"
     files = (text_file(script, text), *_files(contents))
     words = (posixpath.relpath(script, inside or "."), *request.args)
-    return _with_zip(Program(files=files, words=words, inside=inside))
+    return _with_zip(ExportedProgram(files=files, words=words, inside=inside))
 
 
-def of_payload(payload: Payload, why: str, request: Request) -> Program:
+def of_payload(payload: Payload, why: str, request: Request) -> ExportedProgram:
     """Return the program that makes a pickled call; `why` is the reason why the cell's text is no program."""
     contents, inside = _of_cell(payload.modules, request)
     own = (
@@ -51,7 +51,7 @@ def of_payload(payload: Payload, why: str, request: Request) -> Program:
         File(path=blob.path.name, data=blob.path.read_bytes())
         for blob in payload.side_files
     ]
-    return Program(
+    return ExportedProgram(
         files=(*own, *side_files, *_files(contents)),
         words=(posixpath.relpath(_RUNNER, inside or "."),),
         inside=inside,
@@ -71,9 +71,7 @@ def _of_cell(modules: Iterable[LocalModule], request: Request) -> tuple[Contents
     return contents, inside
 
 
-def export_program(
-    program: NamedProgram, request: Request, hosts: Sequence[Host]
-) -> str:
+def export_program(program: Program, request: Request, hosts: Sequence[Host]) -> str:
     """Write the folder for a script, or a module, and return what to tell the user. Raises what `pack_program` raises."""
     current = Path.cwd().resolve()
     limit_bytes = request.payload_limit_bytes
@@ -88,7 +86,9 @@ def export_program(
         words: tuple[str, ...] = ("-m", program.target, *program.args)
     else:
         words = (_path_of_script(payload, contents, inside), *program.args)
-    exported = _with_zip(Program(files=_files(contents), words=words, inside=inside))
+    exported = _with_zip(
+        ExportedProgram(files=_files(contents), words=words, inside=inside)
+    )
     return write(exported, payload.name, request, hosts)
 
 
@@ -99,7 +99,7 @@ def _path_of_script(payload: Payload, contents: Contents, inside: str) -> str:
     raise AssertionError("the script is among the files: that was checked")
 
 
-def _with_zip(program: Program) -> Program:
+def _with_zip(program: ExportedProgram) -> ExportedProgram:
     """Return a program together with the travelling half of distmagic, if one of its files imports that."""
     texts = [file.data for file in program.files if file.path.endswith(".py")]
     if not any(_imports_distmagic(text) for text in texts):
@@ -147,7 +147,9 @@ def _files(contents: Contents) -> tuple[File, ...]:
     return tuple(kept)
 
 
-def write(program: Program, name: str, request: Request, hosts: Sequence[Host]) -> str:
+def write(
+    program: ExportedProgram, name: str, request: Request, hosts: Sequence[Host]
+) -> str:
     """Write the folder that the request asks for, and return what to tell the user. Raises `SpecError`."""
     assert request.export is not None
     spec = request.spec

@@ -21,7 +21,7 @@ from distmagic.errors import (
 )
 from distmagic.exports import osmo as workflows
 from distmagic.exports import parts
-from distmagic.exports.job import PROGRAM, ExportedJob, File, Program
+from distmagic.exports.job import PROGRAM, ExportedJob, ExportedProgram, File
 from distmagic.payload import bundle
 from distmagic.payload.pack import Payload
 from distmagic.payload.work_files import with_tree
@@ -96,7 +96,7 @@ def _job(request: Request, payload: Payload) -> ExportedJob:
     assert request.workflow is not None
     spec = request.spec
     name = spec.name or (Path(payload.name).stem if payload.name else "cell")
-    program = Program(files=(), words=())
+    program = ExportedProgram(files=(), words=())
     job = ExportedJob(
         name=name,
         program=program,

@@ -1,17 +1,28 @@
-"""Where a cell or a script runs: hosts that are named, or nodes of a scheduler, for which it may have to wait."""
+"""Where a cell or a script runs: hosts that are named, or nodes of a scheduler, for which it may have to wait.
+
+A run in the background begins here, because it waits for its place on its own thread.
+"""
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 from distmagic.clusters.cluster import Cluster
 from distmagic.clusters.slurm.allocation import Allocation
+from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.reach import Reaching
+from distmagic.errors import Cancelled, SpecError
 from distmagic.payload.blobs import in_use
 from distmagic.payload.pack import Payload
 from distmagic.render.screen import Screen
 from distmagic.request.flags import Request
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access, JobSpec
+from distmagic.runner.outcome import Detached, Run
+from distmagic.session.background import BackgroundRun, BackgroundScreen
+from distmagic.session.names import new_job
 from distmagic.session.session import Session
 from distmagic.state.fold import begin
 
@@ -109,3 +120,52 @@ def place_of(
         return Place(session, access, asker, spec, hosts=hosts)
     allocation = session.allocation(request.allocation, access, asker, request.spec)
     return Place(session, access, asker, spec, allocation=allocation)
+
+
+def begin_in_background(
+    session: Session,
+    place: Place,
+    spec: JobSpec,
+    payload: Payload,
+    screen: Screen,
+) -> BackgroundRun:
+    """Begin a run and return it at once. `screen` is shown the first state now: that makes the output of this cell."""
+    job = new_job()
+    state = begin(job, place.names, spec.max_restarts)
+    state = replace(
+        state, call=payload.title, name=spec.name or "", began_unix_s=time.time()
+    )
+    shown = BackgroundScreen(state, screen)
+    reached: list[Reaching] = []
+
+    def launch() -> Run | Detached:
+        try:
+            reaching = place.reach(shown, payload)
+        except KeyboardInterrupt:
+            place.cancel()
+            raise Cancelled(
+                "Interrupted before anything was started on a host."
+            ) from None
+        except BaseException:
+            place.cancel()
+            raise
+        reached.append(reaching)
+        for future in reaching.futures:
+            future.add_done_callback(session.background.end_before_connections)
+        return session.launch(reaching, spec, payload, shown, job)
+
+    def give_up() -> None:
+        if not reached:
+            place.interrupt()
+
+    def open_link(node_rank: int) -> Link:
+        (reaching,) = reached  # there is a node
+        name = shown.state.nodes[node_rank].host
+        for host_index, host in enumerate(reaching.known):
+            if host.name == name:
+                return session.link_again(reaching, host_index)
+        raise SpecError(f"{name} is not among the hosts of this run.")
+
+    run = BackgroundRun(job, shown, launch, give_up, open_link)
+    session.background.add(run)
+    return run

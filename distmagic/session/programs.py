@@ -22,7 +22,7 @@ from distmagic.runner.outcome import Detached, Run
 from distmagic.session import osmo
 from distmagic.session.background import BackgroundRun
 from distmagic.session.inside import digest_of
-from distmagic.session.place import place_of
+from distmagic.session.place import begin_in_background, place_of
 from distmagic.session.session import Session
 
 
@@ -131,9 +131,7 @@ def run_program(
             limit_bytes=request.payload_limit_bytes,
         )
         if request.background:
-            return session.background.begin(
-                session, place, request.spec, payload, screen
-            )
+            return begin_in_background(session, place, request.spec, payload, screen)
         reaching = place.reach(screen, payload)
     except KeyboardInterrupt:
         place.cancel()

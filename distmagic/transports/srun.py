@@ -33,7 +33,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class ProcessNames:
     """What a process is called, and which others of its node are gone.
 
     `told` to the keeper at its start are those that were `gone` then.
@@ -53,7 +53,11 @@ class SrunProcess:
     """
 
     def __init__(
-        self, begin: Callable[[], Process], node: Node, explain: Explain, names: Names
+        self,
+        begin: Callable[[], Process],
+        node: Node,
+        explain: Explain,
+        names: ProcessNames,
     ) -> None:
         self._begin, self._node, self._explain = begin, node, explain
         self._names = names
@@ -183,7 +187,7 @@ class SrunTransport:
     def _started(self, what: dict[str, object]) -> SrunProcess:
         node = self.node
         told = tuple(self._gone)
-        names = Names(own=secrets.token_hex(6), told=told, gone=self._gone)
+        names = ProcessNames(own=secrets.token_hex(6), told=told, gone=self._gone)
         request = {
             "job": node.job,
             "patience_s": PATIENCE_S,

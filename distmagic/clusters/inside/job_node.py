@@ -13,7 +13,7 @@ _CANDIDATES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class RankTask:
     """One rank, of a job that starts one process a rank. The names are torch's own, `said_by` the variables that say so."""
 
     rank: int
@@ -37,7 +37,7 @@ class JobNode:
     node_rank: int
     lead: str
     names: tuple[str, ...]
-    task: Task | None = None
+    task: RankTask | None = None
 
     @property
     def nnodes(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from distmagic.clusters.inside.job_node import JobNode, Task, Variables
+from distmagic.clusters.inside.job_node import JobNode, RankTask, Variables
 from distmagic.clusters.slurm import nodelist
 from distmagic.errors import SpecError
 
@@ -44,7 +44,7 @@ def place(environ: Mapping[str, str]) -> JobNode | None:
         )
     task = None
     if sum(tasks) > len(names):
-        task = Task(
+        task = RankTask(
             rank=rank,
             world_size=sum(tasks),
             local_rank=local_rank,

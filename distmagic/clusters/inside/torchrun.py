@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distmagic.clusters.inside.job_node import JobNode, Task, Variables, anonymous
+from distmagic.clusters.inside.job_node import JobNode, RankTask, Variables, anonymous
 
 _STARTED = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
@@ -21,7 +21,7 @@ def started(environ: Mapping[str, str]) -> JobNode | None:
     found = Variables("torchrun", environ)
     found.require(*_STARTED)
     run_id, lead = found.get("TORCHELASTIC_RUN_ID"), found.get("MASTER_ADDR")
-    task = Task(
+    task = RankTask(
         rank=found.below("RANK", "WORLD_SIZE"),
         world_size=found.number("WORLD_SIZE"),
         local_rank=found.below("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -80,7 +80,7 @@ def _of_ranks(found: Variables) -> JobNode:
             f"RANK is {rank} of WORLD_SIZE {world_size}, "
             f"and LOCAL_RANK {local_rank} of LOCAL_WORLD_SIZE {local_world_size}."
         )
-    task = Task(
+    task = RankTask(
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,

@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from distmagic.clusters.slurm import commands, job_states, queue, submission
 from distmagic.clusters.slurm.lease_pipe import END, LEAVE, LeasePipe
-from distmagic.clusters.slurm.queue import Queue
+from distmagic.clusters.slurm.queue import SlurmQueue
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import (
     AllocationEnded,
@@ -57,7 +57,7 @@ class Allocation:
     def __init__(
         self,
         request: SlurmRequest,
-        queue: Queue,
+        queue: SlurmQueue,
         job: str,
         cluster: str,
         python: str,
@@ -354,7 +354,7 @@ class Allocation:
 
 def submitted(
     request: SlurmRequest,
-    queue: Queue,
+    queue: SlurmQueue,
     asker: Asker,
     *,
     comment: str,
@@ -377,7 +377,7 @@ def submitted(
 
 def found(
     request: SlurmRequest,
-    queue: Queue,
+    queue: SlurmQueue,
     asker: Asker,
     *,
     python: str,

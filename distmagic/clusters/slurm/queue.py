@@ -36,7 +36,7 @@ class _Answer:
     at: float = -math.inf
 
 
-class Queue:
+class SlurmQueue:
     """What Slurm knows of this kernel's pending jobs, through the `shell` of one log-in node."""
 
     def __init__(

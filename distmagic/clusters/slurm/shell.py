@@ -20,7 +20,7 @@ _LIMITED = 'limit=$1; shift; command -v timeout >/dev/null && exec timeout -k 5 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ShellAnswer:
     """How a command ended; `code` is None where that is not known."""
 
     code: int | None
@@ -72,7 +72,7 @@ class Shell:
         asker: Asker,
         stdin: str = "",
         timeout_s: float = COMMAND_S,
-    ) -> Answer:
+    ) -> ShellAnswer:
         """Run a command to its end. Raises `Unreachable` if it takes too long, and what `connect` and `start` raise.
 
         One that takes too long is ended there, too: neither SSH nor an end of file ends a command that hangs.
@@ -100,7 +100,9 @@ class Shell:
                 f"{_program(argv)} gave no answer within {timeout_s:g} s.",
                 "Try it by hand; scontrol ping says if Slurm is up.",
             )
-        return Answer(code=code, out=out.decode(errors="replace"), err=process.stderr())
+        return ShellAnswer(
+            code=code, out=out.decode(errors="replace"), err=process.stderr()
+        )
 
     def close(self) -> None:
         """End the connection."""

@@ -1,4 +1,4 @@
-"""What hosts are asked about one job: its end, logs, files, stacks, small results, its first orders, a new node."""
+"""What hosts are asked about one job: its end, logs, files, stacks, small results, the lead's start message, a new node."""
 
 from __future__ import annotations
 

@@ -434,7 +434,7 @@ class Agent:
         except ValueError as error:
             reader.answer(protocol.Refused(what="add_node", error=str(error)))
             return
-        listing.enlisted(self.folder, added.hosts)
+        listing.note_hosts(self.folder, added.hosts)
         # An event, not an answer: all notebooks that follow the job need to know.
         self.journal.add(added)
 

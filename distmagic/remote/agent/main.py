@@ -1,7 +1,8 @@
 """The process of an agent: how it begins, which signals it handles, and what it does when the agent itself breaks down.
 
-`main` reads a `StartNode` line from standard input; its first argument is the number of the listening socket for readers,
-which `contact` has made, the others are those of what keeps the job's devices. An agent that is forked from a template begins with `serve`.
+`main` reads a `StartNode` line from standard input; its first argument is the number of the listening socket for
+readers, which `contact` has made, the others are those of what keeps the job's devices. An agent that is forked from a
+template begins with `serve`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ class RankProcess:
     """A rank that has connected. `hello` is its first message, `fds` are the reading ends of its stdout and stderr.
 
     `ended` is its own report of its end, None where it has sent none. `is_open`: its connection may bring more.
-    `is_over`: its end is in the journal, since `over_at`. `is_replaced`: the agent killed it for an elastic job to form anew.
+    `is_over`: its end is in the journal, since `over_at`. `is_replaced`: the agent killed it for an elastic job to form
+    anew.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ A contact holds nothing: when its channel ends it ends, and agents go on under t
 runs a rank. The template is a process of its own, from which agents are forked.
 
 Read in this order:
+    Conversation      below: what all of these use of the channel to the notebook
     boot              the first program on a host: unpacks the bundle
     contact           one request after the other
     agents            starts agents, and follows those that run
@@ -19,3 +20,39 @@ Read in this order:
     template          a process that has torch loaded and forks agents
     task              where no notebook can open a channel: talks to a contact in its place, and writes to a log
 """
+
+from __future__ import annotations
+
+from typing import IO, TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    from distmagic.remote.wire import protocol
+
+
+class Conversation(Protocol):
+    """The conversation with the notebook. `owner` is the one whose templates it renews, "" for none."""
+
+    owner: str
+
+    def say(self, message: protocol.Message) -> None:
+        """Send a message."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes that a message has announced."""
+
+    def pieces(self, size: int) -> Iterator[bytes]:
+        """Yield the next `size` bytes that come from the notebook."""
+
+    def take_rest(self) -> bytes:
+        """Return what the notebook has sent after the last request."""
+
+    def wait(
+        self, sock: socket.socket | IO[bytes], events: int, timeout_s: float
+    ) -> None:
+        """Wait for `events` (as of select.poll) of a socket or pipe. Raises TimeoutError, and SystemExit with the channel."""
+
+    def renew_templates(self) -> None:
+        """Renew the lease of the templates of `owner`."""

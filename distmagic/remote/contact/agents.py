@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING
 
 from distmagic.remote.contact import relay, template_client
 from distmagic.remote.records import listing, places, work_dirs
@@ -19,26 +19,19 @@ from distmagic.remote.system import logout, processes
 from distmagic.remote.system.device_claims import DeviceClaims
 from distmagic.remote.wire import protocol
 
+if TYPE_CHECKING:
+    from distmagic.remote.contact import Conversation
+
 _AGENT_LOG = "agent.log"
 _GONE_S = 10.0  # its socket is closed already
-
-
-class Notebook(relay.Notebook, Protocol):
-    """The conversation with the notebook, as far as it is needed here.
-
-    `owner` is the notebook whose templates it renews, "" for none.
-    """
-
-    owner: str
-
-    def say(self, message: protocol.Message) -> None:
-        """Send it a message."""
 
 
 class Agents:
     """What one contact does with agents. `umask` is that of the user, for the ranks; an agent takes `devices` over."""
 
-    def __init__(self, notebook: Notebook, umask: int, devices: DeviceClaims) -> None:
+    def __init__(
+        self, notebook: Conversation, umask: int, devices: DeviceClaims
+    ) -> None:
         self._notebook = notebook
         self._umask = umask
         self._devices = devices

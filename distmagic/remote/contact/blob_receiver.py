@@ -5,34 +5,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
 from distmagic.remote.records import places
 from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.wire import protocol
 
 if TYPE_CHECKING:
-    from distmagic.remote.contact.blob_server import BlobServer, Growing, Source
+    from distmagic.remote.contact import Conversation
+    from distmagic.remote.contact.blob_server import BlobServer, BlobSource, Growing
 
 _CHUNK = 1 << 20
 _TELL_S = 0.25  # between two messages about how much has arrived
-
-
-class Notebook(Protocol):
-    """The conversation with the notebook, as far as it is needed here."""
-
-    def say(self, message: protocol.Message) -> None:
-        """Send it a message."""
-
-    def pieces(self, size: int) -> Iterator[bytes]:
-        """Yield the next `size` bytes that it sends."""
-
-    def wait(self, sock: socket.socket, events: int, timeout_s: float) -> None:
-        """Wait for `events` (as of select.poll) of a socket. Raises TimeoutError, and SystemExit when the notebook is gone."""
 
 
 class BlobReceiver:
@@ -41,7 +28,7 @@ class BlobReceiver:
     `awaited` are the files of the payload of a job that is about to start here.
     """
 
-    def __init__(self, notebook: Notebook) -> None:
+    def __init__(self, notebook: Conversation) -> None:
         self.awaited: tuple[Path, ...] = ()
         self._notebook = notebook
         self._server: BlobServer | None = None
@@ -140,11 +127,14 @@ class _Taking:
     """Blobs on their way here: from `_source` while there is one, from the notebook otherwise, and on to `_files`."""
 
     def __init__(
-        self, notebook: Notebook, files: Growing | None, request: protocol.ReceiveBlobs
+        self,
+        notebook: Conversation,
+        files: Growing | None,
+        request: protocol.ReceiveBlobs,
     ) -> None:
         self._notebook = notebook
         self._files = files
-        self._source: Source | None = None
+        self._source: BlobSource | None = None
         self._why = ""  # there is no source (any more)
         self._done_bytes = 0
         self._told_at = time.monotonic()
@@ -155,7 +145,7 @@ class _Taking:
         try:
             from distmagic.remote.contact import blob_server
 
-            self._source = blob_server.Source(
+            self._source = blob_server.BlobSource(
                 request.address, request.port, request.secret, self._notebook.wait
             )
         except (ImportError, OSError) as error:

@@ -170,7 +170,7 @@ class BlobServer:
         taker.recv(1)
 
 
-class Source:
+class BlobSource:
     """The taker's end of a connection to a `BlobServer`. `wait` waits for a socket, and ends all when the notebook does."""
 
     def __init__(self, address: str, port: int, secret: Secret, wait: Wait) -> None:

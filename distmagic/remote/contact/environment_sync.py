@@ -22,7 +22,7 @@ from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol
 
 if TYPE_CHECKING:
-    from distmagic.remote.contact.contact import Contact
+    from distmagic.remote.contact import Conversation
 
 _TELL_S = 0.5
 _LOOK_S = 0.3
@@ -47,8 +47,8 @@ _PACKAGES = (
 class EnvironmentSync:
     """Answers `SyncEnvironment` of one conversation."""
 
-    def __init__(self, contact: Contact) -> None:
-        self._contact = contact
+    def __init__(self, notebook: Conversation) -> None:
+        self._notebook = notebook
         self._began_s = self._looked_s = 0.0
         self._before: list[str] = []  # packages that a new environment has of itself
         self._stage = ""
@@ -77,7 +77,7 @@ class EnvironmentSync:
                 self._pause()
         places.touch([environment.path])
         environment.name_it(request.name)
-        self._contact.say(
+        self._notebook.say(
             protocol.EnvironmentReady(
                 python=str(environment.python),
                 was_there=was_there,
@@ -218,7 +218,7 @@ class EnvironmentSync:
                 has_ended = child.poll() is not None
                 try:
                     if not has_ended:
-                        self._contact.wait(child.stdout, select.POLLIN, _TELL_S)
+                        self._notebook.wait(child.stdout, select.POLLIN, _TELL_S)
                     data = os.read(child.stdout.fileno(), 1 << 16)
                     has_ended = has_ended or not data
                 except (TimeoutError, BlockingIOError):
@@ -268,7 +268,7 @@ class EnvironmentSync:
     def _say(self, stage: str) -> None:
         if stage != self._stage:
             self._stage, self._package, self._done = stage, "", 0
-        self._contact.say(
+        self._notebook.say(
             protocol.EnvironmentProgress(
                 stage=stage,
                 package=self._package,
@@ -283,7 +283,7 @@ class EnvironmentSync:
         reading, writing = os.pipe()
         try:
             with open(reading, "rb") as nothing:
-                self._contact.wait(nothing, select.POLLIN, _TELL_S)
+                self._notebook.wait(nothing, select.POLLIN, _TELL_S)
         except TimeoutError:
             return
         finally:

@@ -6,33 +6,22 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
 from distmagic.remote.records import found_files, listing
 from distmagic.remote.wire import file_names, protocol
 from distmagic.remote.wire.protocol import FileBegins, FileEnds, Folder, FoundFile
 
+if TYPE_CHECKING:
+    from distmagic.remote.contact import Conversation
+
 _FILES_A_MESSAGE = 50  # a line has its limit, and names may be long
-
-
-class Notebook(Protocol):
-    """The conversation with the notebook, as far as it is needed here."""
-
-    def say(self, message: protocol.Message) -> None:
-        """Send it a message."""
-
-    def write(self, data: bytes) -> None:
-        """Send it bytes that a message has announced."""
-
-    def pieces(self, size: int) -> Iterator[bytes]:
-        """Yield the next `size` bytes that it sends."""
 
 
 class FileExchange:
     """What one contact does with files of the user. `umask` is that of the user."""
 
-    def __init__(self, notebook: Notebook, umask: int) -> None:
+    def __init__(self, notebook: Conversation, umask: int) -> None:
         self._notebook = notebook
         self._umask = umask
 

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
 from distmagic.remote.records import expiry, logs, places
 from distmagic.remote.wire import protocol
 
+if TYPE_CHECKING:
+    from distmagic.remote.contact import Conversation
+
 _CHUNK = 1 << 20
-
-
-class Notebook(Protocol):
-    """The conversation with the notebook, as far as it is needed here."""
-
-    def say(self, message: protocol.Message) -> None:
-        """Send it a message."""
-
-    def write(self, data: bytes) -> None:
-        """Send it bytes that a message has announced."""
 
 
 class FileSender:
     """What one contact sends of jobs and blobs."""
 
-    def __init__(self, notebook: Notebook) -> None:
+    def __init__(self, notebook: Conversation) -> None:
         self._notebook = notebook
 
     def send_job_file(self, request: protocol.GetFile) -> None:

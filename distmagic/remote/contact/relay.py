@@ -10,30 +10,20 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from distmagic.remote.records import journal, listing, places
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.wire import protocol
+
+if TYPE_CHECKING:
+    from distmagic.remote.contact import Conversation
 
 _LOOK_S = 1.0  # between two looks at an agent's process
 # How often, and how far apart, it is looked whether an agent that has closed its connection ends.
 _DYING_LOOKS = 10
 _DYING_S = 0.05
 _STOPPED = ("T", "t")  # by a signal, or by a debugger: see proc_pid_stat(5)
-
-
-class Notebook(Protocol):
-    """The other side: the conversation of a contact."""
-
-    def write(self, data: bytes) -> None:
-        """Send bytes to the notebook."""
-
-    def take_rest(self) -> bytes:
-        """Return what the notebook has sent after the last request."""
-
-    def renew_templates(self) -> None:
-        """Renew the lease of the templates of this conversation's notebook."""
 
 
 def connect(path: Path) -> socket.socket:
@@ -51,7 +41,9 @@ def connect(path: Path) -> socket.socket:
     return conn
 
 
-def relay(notebook: Notebook, conn: socket.socket, attach: protocol.FollowJob) -> bool:
+def relay(
+    notebook: Conversation, conn: socket.socket, attach: protocol.FollowJob
+) -> bool:
     """Carry bytes both ways until the agent closes; return whether it sent anything.
 
     An agent closes as its last act. It also drops a connection that takes nothing, so the last events may be missing:
@@ -104,7 +96,7 @@ def _still_runs(attach: protocol.FollowJob) -> bool:
     return True
 
 
-def replay(notebook: Notebook, request: protocol.FollowJob) -> None:
+def replay(notebook: Conversation, request: protocol.FollowJob) -> None:
     """Send the events of a job from its journal."""
     for line in journal.replay(
         places.job_dir(request.job, request.node_rank), request.after

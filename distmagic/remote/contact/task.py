@@ -40,7 +40,7 @@ _LINGER_S = 3.0  # a platform ends the other tasks when the first one has ended:
 _ROLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-class Log:
+class MessageLog:
     """Writes messages as lines. Progress and output of a rank that come within a second become one line.
 
     Stacks are left out: nobody can ask for them here.
@@ -129,7 +129,7 @@ def merged(
 class Task:
     """The conversation with this task's contact."""
 
-    def __init__(self, folder: Path, flags: tuple[str, ...], log: Log) -> None:
+    def __init__(self, folder: Path, flags: tuple[str, ...], log: MessageLog) -> None:
         self._log = log
         self._start = _start_message(folder, flags)
         _lay_blobs(folder, self._start)
@@ -287,4 +287,4 @@ def main(argv: list[str]) -> None:
     """Run this task's node; the first argument is the folder, the others are torchrun's flags."""
     folder = Path(argv[0])
     os.environ.setdefault("DISTMAGIC_HOME", str(folder.parent / "home"))
-    sys.exit(Task(folder, tuple(argv[1:]), Log(sys.stdout)).run())
+    sys.exit(Task(folder, tuple(argv[1:]), MessageLog(sys.stdout)).run())

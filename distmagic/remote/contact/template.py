@@ -39,7 +39,7 @@ _MAX_BYTES = 4 << 20
 _MOST_FDS = 253  # that Linux passes in one message
 
 
-class Template:
+class TemplateServer:
     """Serves until its time is over."""
 
     def __init__(
@@ -222,7 +222,7 @@ def main(_: list[str]) -> None:
         os.environ["DISTMAGIC_HOME"] = settings.pop("home")
         if _load():
             forking.run(
-                lambda: Template(listener, **settings, clock=time.monotonic).run()
+                lambda: TemplateServer(listener, **settings, clock=time.monotonic).run()
             )
     finally:
         if os.getpid() == pid:  # not in a child, which unwinds this stack too

@@ -41,7 +41,7 @@ _MENDED = (
 _LOOKS_UP = ("os", "collections.abc", __name__)  # modules that stand between a reader and a variable  # fmt: skip
 
 
-class Refused(Exception):
+class NotForTemplate(Exception):
     """A package may not be in a template; the text says why."""
 
 
@@ -104,7 +104,7 @@ class Wishes:
 
 
 def load(packages: Mapping[str, list[str]]) -> Iterator[str]:
-    """Import packages, and yield the name of each before. Raises `Refused`, and what the import of one raises."""
+    """Import packages, and yield the name of each before. Raises `NotForTemplate`, and what the import of one raises."""
     installed = _Installed()
     began_s, began_bytes = time.monotonic(), _memory_bytes()
     handlers = _handlers()
@@ -120,22 +120,24 @@ def load(packages: Mapping[str, list[str]]) -> Iterator[str]:
                 with contextlib.suppress(ImportError):  # it may be made at run time
                     importlib.import_module(name)
         if read:
-            raise Refused(f"reads {min(read)}")
+            raise NotForTemplate(f"reads {min(read)}")
         if _memory_bytes() - began_bytes > MOST_BYTES:
-            raise Refused(f"takes more than {MOST_BYTES / 1e9:.1f} GB with the others")
+            raise NotForTemplate(
+                f"takes more than {MOST_BYTES / 1e9:.1f} GB with the others"
+            )
         _check_process(handlers)
 
 
 def _check_process(handlers: list[object]) -> None:
-    """Raise `Refused` unless this process can still be forked, and still has these signal `handlers`."""
+    """Raise `NotForTemplate` unless this process can still be forked, and still has these signal `handlers`."""
     if not has_one_thread():
-        raise Refused("starts threads")
+        raise NotForTemplate("starts threads")
     if _has_children():
-        raise Refused("starts processes")
+        raise NotForTemplate("starts processes")
     if _uses_gpu():
-        raise Refused("uses a GPU")
+        raise NotForTemplate("uses a GPU")
     if _handlers() != handlers:
-        raise Refused("handles signals")
+        raise NotForTemplate("handles signals")
 
 
 class _Installed:

@@ -98,7 +98,7 @@ def succeed(
         seal()
     except BaseException as error:  # noqa: BLE001 - whatever the code of a package raises
         first = str(error).partition("\n")[0][:200]
-        is_ours = isinstance(error, preloading.Refused)
+        is_ours = isinstance(error, preloading.NotForTemplate)
         say("refused", first if is_ours else f"{type(error).__name__}: {first}")
         for process in processes.descendants(os.getpid()):
             processes.send(process, signal.SIGKILL)

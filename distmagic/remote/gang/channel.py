@@ -91,8 +91,8 @@ class GangChannel:
         """Receive and send. Return why this node must stop, if a peer's end or loss demands it.
 
         `cause` is why this node itself is stopping, None while it is not. `is_clear`: none of its processes is left.
-        `is_detached`: this node knows that the job needs no notebook; the lead tells the others. `has_returned`: all ranks
-        of this node have returned.
+        `is_detached`: this node knows that the job needs no notebook; the lead tells the others. `has_returned`: all
+        ranks of this node have returned.
         """
         for data, address in self._udp.receive():
             self._gang.receive(data, address, now)

@@ -48,14 +48,14 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
+class ClaimQueue:
     """All claims on devices of this host, and the keys of those devices that a job has."""
 
     claims: tuple[Claim, ...]
     held: frozenset[str]
 
 
-def parse(listing: str) -> Queue:
+def parse(listing: str) -> ClaimQueue:
     """Return what the text of /proc/net/unix says of devices. Names of others are left out. Pure."""
     claims = []
     held = set()
@@ -70,7 +70,7 @@ def parse(listing: str) -> Queue:
                 claims.append(
                     Claim(key=key, since_ns=int(since), uid=int(uid), job=job)
                 )
-    return Queue(claims=tuple(claims), held=frozenset(held))
+    return ClaimQueue(claims=tuple(claims), held=frozenset(held))
 
 
 def claims_before(own: Sequence[Claim], claims: Iterable[Claim]) -> tuple[Claim, ...]:
@@ -138,7 +138,8 @@ class DeviceClaims:
     def lapse(self, silent_s: float) -> None:
         """Let the jobs behind this one go first, if its notebook has been silent for too long; it has to ask again then.
 
-        That is a minute for a place in the queue. Devices that the job has go to others after their lease, if there is one.
+        That is a minute for a place in the queue. Devices that the job has go to others after their lease, if there is
+        one.
         """
         limit_s = self.lease_s if self._has_devices else _ASLEEP_S
         if limit_s and silent_s >= limit_s:

@@ -76,8 +76,8 @@ def count_gpus() -> int:
 def visible(found: int, mask: str | None) -> int:
     """Return how many of `found` devices a mask like CUDA_VISIBLE_DEVICES leaves. None is no mask.
 
-    As in CUDA the list ends at the first invalid entry, "-1" for example; one that names a device twice leaves none; and a
-    process sees at most one instance of a GPU that MIG has divided.
+    As in CUDA the list ends at the first invalid entry, "-1" for example; one that names a device twice leaves none;
+    and a process sees at most one instance of a GPU that MIG has divided.
     """
     if mask is None:
         return found

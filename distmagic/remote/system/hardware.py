@@ -19,7 +19,7 @@ _QUERY = "index,count,uuid,utilization.gpu,memory.used,memory.total,temperature.
 _SMI = ("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits", "-l2")
 _MIB = 1 << 20
 
-Gpus = dict[str, protocol.Gpu]  # by index and by UUID
+GpuTable = dict[str, protocol.Gpu]  # by index and by UUID
 
 
 def looks(mask: str | None) -> Iterator[protocol.Hardware]:
@@ -31,7 +31,7 @@ def looks(mask: str | None) -> Iterator[protocol.Hardware]:
         before = now
 
 
-def rounds() -> Iterator[Gpus]:
+def rounds() -> Iterator[GpuTable]:
     """Yield the GPUs of this host every two seconds, none where nothing tells of them."""
     with contextlib.suppress(Exception):  # no such package, no driver, another GPU
         yield from nvml_rounds(importlib.import_module("pynvml"))
@@ -45,7 +45,7 @@ def rounds() -> Iterator[Gpus]:
         yield {}
 
 
-def nvml_rounds(nvml: Any) -> Iterator[Gpus]:
+def nvml_rounds(nvml: Any) -> Iterator[GpuTable]:
     """Yield what NVML tells; its package is the argument."""
 
     def told(call: Callable[..., Any], *args: Any) -> Any:
@@ -78,9 +78,9 @@ def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def smi_rounds(lines: Iterable[str]) -> Iterator[Gpus]:
+def smi_rounds(lines: Iterable[str]) -> Iterator[GpuTable]:
     """Yield what nvidia-smi writes: a line a GPU, again and again."""
-    found: Gpus = {}
+    found: GpuTable = {}
     for line in lines:
         index, count, uuid, *rest = (word.strip() for word in line.split(","))
         busy, used, total, heat = (_number(word) for word in rest)
@@ -99,7 +99,7 @@ def _number(word: str) -> float | None:
     return float(word) if re.fullmatch(r"[\d.]+", word) else None  # else "[N/A]"
 
 
-def chosen(gpus: Gpus, mask: str | None) -> tuple[protocol.Gpu, ...]:
+def chosen(gpus: GpuTable, mask: str | None) -> tuple[protocol.Gpu, ...]:
     """Return the GPUs in the order in which ranks count them."""
     if mask is None:
         return tuple(gpus[name] for name in gpus if name.isdigit())

@@ -27,8 +27,8 @@ _TIMEOUT_S = 5.0
 class LogInSession:
     """What is known of the session of this process.
 
-    `cgroup` is the text of /proc/self/cgroup. `kills`: logind ends this user's processes at log-out. `lingers`: the user's
-    manager stays. `scope` is the command that starts a scope under that manager, () where none works.
+    `cgroup` is the text of /proc/self/cgroup. `kills`: logind ends this user's processes at log-out. `lingers`: the
+    user's manager stays. `scope` is the command that starts a scope under that manager, () where none works.
     """
 
     cgroup: str
@@ -122,8 +122,8 @@ def _look() -> LogInSession:
 def _kills() -> bool:
     """Whether logind ends this user's processes at log-out, by the rules of `manager_shall_kill` in its logind-core.c.
 
-    busctl prints three properties, a line each: `b true`, and lists as `as 2 "ann" "bob"`. An empty list of excluded users
-    means that root is excluded.
+    busctl prints three properties, a line each: `b true`, and lists as `as 2 "ann" "bob"`. An empty list of excluded
+    users means that root is excluded.
     """
     names = ("KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers")
     answer = _output(

@@ -1,7 +1,8 @@
 """Whether the kernel killed a process for want of memory, and whose memory ran out: the machine's or a cgroup's.
 
-The kernel's log has the best answer: it names the process and the bytes that it used. Many users may not read it. Then
-the counters of the cgroup and of the machine are left, which name no process.
+To its parent such an end is a SIGKILL and no more. The kernel's log has the best answer: it names the process and the
+bytes that it used. Many users may not read it. Then the counters of the cgroup and of the machine are left, which name
+no process.
 
 The log has the pids of the machine's first pid namespace. A container has pids of its own, so there the name decides.
 """

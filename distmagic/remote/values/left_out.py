@@ -16,8 +16,8 @@ from distmagic.remote.values import parcel
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.values.unpicklable import (
     MAX_TRIALS,
-    Part,
     UnpicklablePart,
+    ValuePart,
     describe,
     is_atom,
 )
@@ -48,7 +48,9 @@ def dump(
         return parcel.dump(value, path, source=source), ""
     except parcel.Unpicklable:
         sieve = _Sieve(source)
-        rest = sieve.sifted(Part(owner="", path="result", value=value), frozenset())
+        rest = sieve.sifted(
+            ValuePart(owner="", path="result", value=value), frozenset()
+        )
         if rest is value or isinstance(rest, LeftOut):
             raise
         return parcel.dump(rest, path, source=source), sieve.sentence
@@ -74,7 +76,7 @@ class _Sieve:
         more = len(self._left_out) - _NAMED_AT_MOST
         return f"{named}; and {more:,} more parts" if more > 0 else named
 
-    def sifted(self, part: Part, around: frozenset[int]) -> object:
+    def sifted(self, part: ValuePart, around: frozenset[int]) -> object:
         """Return a part as it is where it can be pickled, else what is left of it. `around`: ids of the values it is in."""
         error = self._why_not(part.value)
         if error is None:
@@ -90,7 +92,7 @@ class _Sieve:
         self._left_out.append(cause.sentence)
         return LeftOut(cause.sentence)
 
-    def _taken_apart(self, part: Part, within: frozenset[int]) -> object:
+    def _taken_apart(self, part: ValuePart, within: frozenset[int]) -> object:
         """Return a new value of the parts that can be pickled; None for a kind of value that is not taken apart."""
         value: Any = part.value
         if type(value) in (dict, OrderedDict):
@@ -104,11 +106,11 @@ class _Sieve:
             return self._of_dataclass(part, within)
         return None
 
-    def _of_dict(self, part: Part, within: frozenset[int]) -> object:
+    def _of_dict(self, part: ValuePart, within: frozenset[int]) -> object:
         value: Any = part.value
         kept = type(value)()
         for key, item in value.items():
-            below = Part(owner="", path=f"{part.path}[{key!r:.60}]", value=item)
+            below = ValuePart(owner="", path=f"{part.path}[{key!r:.60}]", value=item)
             error = self._why_not(key)
             if error is None:
                 kept[key] = self.sifted(below, within)
@@ -118,18 +120,18 @@ class _Sieve:
                 )
         return kept
 
-    def _items(self, part: Part, within: frozenset[int]) -> list[object]:
+    def _items(self, part: ValuePart, within: frozenset[int]) -> list[object]:
         value: Any = part.value
         return [
-            self.sifted(Part(owner="", path=f"{part.path}[{i}]", value=v), within)
+            self.sifted(ValuePart(owner="", path=f"{part.path}[{i}]", value=v), within)
             for i, v in enumerate(value)
         ]
 
-    def _of_dataclass(self, part: Part, within: frozenset[int]) -> object:
+    def _of_dataclass(self, part: ValuePart, within: frozenset[int]) -> object:
         kept: Any = copy.copy(part.value)
         for field in dataclasses.fields(kept):
             if hasattr(kept, field.name):
-                below = Part(
+                below = ValuePart(
                     owner="",
                     path=f"{part.path}.{field.name}",
                     value=getattr(kept, field.name),

@@ -87,10 +87,10 @@ def dump(  # noqa: PLR0913  # all that a parcel is made of
 ) -> int:
     """Write `value` to `path`, whole or not at all and readable by its owner only; return the size of the file in bytes.
 
-    `source`: without byte code. `beside` is the folder where large values get files of their own; `load` wants them in the parcel's own folder.
-    `seen` takes notes, also of these, and of the file's SHA-256. Raises `Unpicklable`, which names the part starting from
-    `name`, `TooLarge` before any buffer is written, and OSError when the disk is full.
-    A DistributedDataParallel module travels as the module in it: its process group ends with the run.
+    `source`: without byte code. `beside` is the folder where large values get files of their own; `load` wants them in
+    the parcel's own folder. `seen` takes notes, also of these, and of the file's SHA-256. Raises `Unpicklable`, which
+    names the part starting from `name`, `TooLarge` before any buffer is written, and OSError when the disk is full. A
+    DistributedDataParallel module travels as the module in it: its process group ends with the run.
     """
     with atomic_write(Path(path)) as file:
         sink = _Sink(
@@ -387,7 +387,7 @@ class _Memories:
             pieces += [main[at:offset], self.view(span)]
             at = offset
         pieces.append(main[at:])
-        return io.BufferedReader(side_files.Joined(pieces), 1 << 16)
+        return io.BufferedReader(side_files.JoinedPieces(pieces), 1 << 16)
 
 
 def _not_here(error: Exception) -> ParcelError:

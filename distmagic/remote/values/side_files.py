@@ -46,7 +46,8 @@ def grouped(sizes: Sequence[int]) -> list[list[int]]:
     """Return which values share a side file, by their numbers; those in no group stay in the parcel.
 
     A large value has a side file to itself. Small ones share: each only with its neighbours, so that a change of one
-    touches few others. The more bytes there are in all, the larger a value must be for a file to itself: there are never more than `AT_MOST` side files.
+    touches few others. The more bytes there are in all, the larger a value must be for a file to itself: there are
+    never more than `AT_MOST` side files.
     """
     large = LARGE_BYTES
     while sum(sizes) > AT_MOST * large:
@@ -100,7 +101,7 @@ def mapped(path: Path, size_bytes: int) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
-class Joined(io.RawIOBase):
+class JoinedPieces(io.RawIOBase):
     """Reads pieces of memory one after the other, as one file."""
 
     def __init__(self, pieces: Sequence[memoryview]) -> None:

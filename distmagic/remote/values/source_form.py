@@ -2,7 +2,8 @@
 
 A code object becomes the text of its cell or module, with its name and line in it; the other Python compiles the text
 and takes the same function out of it. All else of a function (defaults, closure, globals) travels as ever. Methods that
-`dataclass`, `namedtuple` and `Protocol` write have no source: these classes are made anew. What has no source raises `NoSource`.
+`dataclass`, `namedtuple` and `Protocol` write have no source: these classes are made anew. What has no source raises
+`NoSource`.
 """
 
 from __future__ import annotations

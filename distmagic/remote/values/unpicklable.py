@@ -34,7 +34,7 @@ _ATOMS = (
 WhyNot = Callable[[object], "Exception | None"]  # None: this part can be pickled
 
 
-class Refused(pickle.PicklingError):
+class NotToTravel(pickle.PicklingError):
     """An object must not travel although it could be pickled; `what` it is in words."""
 
     def __init__(self, value: object, what: str) -> None:
@@ -43,7 +43,7 @@ class Refused(pickle.PicklingError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ValuePart:
     """A part of a value: an expression that leads to it, and the function that uses it ("" outside of any)."""
 
     owner: str
@@ -55,7 +55,7 @@ class Part:
 class UnpicklablePart:
     """The smallest part that can't be pickled, what it is in words, and what pickle said."""
 
-    part: Part
+    part: ValuePart
     what: str
     error: Exception
 
@@ -86,11 +86,11 @@ def find(
 
     `name` is what to call the value itself.
     """
-    part = Part(owner="", path=name, value=value)
+    part = ValuePart(owner="", path=name, value=value)
     # The objects too: an id is used again once its object is gone.
     tried: dict[int, object] = {id(value): value}
     while not is_known(part.value):
-        if isinstance(error, Refused) and error.value is part.value:
+        if isinstance(error, NotToTravel) and error.value is part.value:
             return UnpicklablePart(part=part, what=error.what, error=error)
         found = _unpicklable_child(part, tried, why_not)
         if found is None:
@@ -100,8 +100,8 @@ def find(
 
 
 def _unpicklable_child(
-    part: Part, tried: dict[int, object], why_not: WhyNot
-) -> tuple[Part, Exception] | None:
+    part: ValuePart, tried: dict[int, object], why_not: WhyNot
+) -> tuple[ValuePart, Exception] | None:
     """Return the first part of a part that can't be pickled, and why; None where there is none, or time is up."""
     for child in parts(part):
         if is_atom(child.value) or id(child.value) in tried:
@@ -120,17 +120,19 @@ def is_atom(value: object) -> bool:
     return isinstance(value, _ATOMS)
 
 
-def parts(part: Part) -> Iterator[Part]:
+def parts(part: ValuePart) -> Iterator[ValuePart]:
     """Yield what a value is made of."""
     value = part.value
     if isinstance(value, types.FunctionType):
         for name, used in captured(value):
-            yield Part(owner=_name(value), path=name, value=used)
+            yield ValuePart(owner=_name(value), path=name, value=used)
     elif isinstance(value, type):
         yield from _class_parts(part, value)
     elif isinstance(value, types.MethodType):
-        yield Part(owner=part.owner, path=part.path, value=value.__func__)
-        yield Part(owner=part.owner, path=f"{part.path}.__self__", value=value.__self__)
+        yield ValuePart(owner=part.owner, path=part.path, value=value.__func__)
+        yield ValuePart(
+            owner=part.owner, path=f"{part.path}.__self__", value=value.__self__
+        )
     elif isinstance(value, (functools.partial, LruCached)):
         yield from _wrapper_parts(part, value)
     elif isinstance(value, dict):
@@ -143,16 +145,16 @@ def parts(part: Part) -> Iterator[Part]:
         yield from _reduced_parts(part)
 
 
-def _wrapper_parts(part: Part, partial: Any) -> Iterator[Part]:
+def _wrapper_parts(part: ValuePart, partial: Any) -> Iterator[ValuePart]:
     if isinstance(partial, LruCached):
-        yield Part(owner=part.owner, path=part.path, value=partial.__wrapped__)
+        yield ValuePart(owner=part.owner, path=part.path, value=partial.__wrapped__)
         return
-    yield Part(owner=part.owner, path=part.path, value=partial.func)
+    yield ValuePart(owner=part.owner, path=part.path, value=partial.func)
     owner = _name(partial.func)
     for i, arg in enumerate(partial.args):
-        yield Part(owner=owner, path=f"args[{i}]", value=arg)
+        yield ValuePart(owner=owner, path=f"args[{i}]", value=arg)
     for name, arg in partial.keywords.items():
-        yield Part(owner=owner, path=name, value=arg)
+        yield ValuePart(owner=owner, path=name, value=arg)
 
 
 def captured(function: types.FunctionType) -> Iterator[tuple[str, object]]:
@@ -205,7 +207,7 @@ def _name(function: Callable[..., object]) -> str:
     )
 
 
-def _class_parts(part: Part, cls: type) -> Iterator[Part]:
+def _class_parts(part: ValuePart, cls: type) -> Iterator[ValuePart]:
     if not travels_by_value(cls):
         return
     for name, value in vars(cls).items():
@@ -218,12 +220,12 @@ def _class_parts(part: Part, cls: type) -> Iterator[Part]:
         ):
             inner = getattr(value, wrapped, None) or inner
         if name not in ("__dict__", "__weakref__"):
-            yield Part(owner=cls.__qualname__, path=name, value=inner)
+            yield ValuePart(owner=cls.__qualname__, path=name, value=inner)
     for base in cls.__bases__:
-        yield Part(owner=part.owner, path=base.__qualname__, value=base)
+        yield ValuePart(owner=part.owner, path=base.__qualname__, value=base)
 
 
-def _reduced_parts(part: Part) -> Iterator[Part]:
+def _reduced_parts(part: ValuePart) -> Iterator[ValuePart]:
     """Yield the parts of an object that its own reduction names; nothing where that fails."""
     try:
         reduced = part.value.__reduce_ex__(4)
@@ -237,7 +239,7 @@ def _reduced_parts(part: Part) -> Iterator[Part]:
     for arg in args[1:] if makes_instance else args:
         yield _below(part, "", arg)
     if makes_instance and travels_by_value(args[0]):
-        yield Part(owner=part.owner, path=args[0].__qualname__, value=args[0])
+        yield ValuePart(owner=part.owner, path=args[0].__qualname__, value=args[0])
     # With slots there are two tables.
     for table in state if isinstance(state, tuple) else (state,):
         if isinstance(table, dict):
@@ -254,9 +256,9 @@ def _reduced_parts(part: Part) -> Iterator[Part]:
 _MODULE_TABLES = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 
 
-def _below(part: Part, step: str, value: object) -> Part:
+def _below(part: ValuePart, step: str, value: object) -> ValuePart:
     """Return the part one step down; `model._modules['fc']` reads `model.fc`."""
-    return Part(
+    return ValuePart(
         owner=part.owner, path=_MODULE_TABLES.sub(r".\1", part.path + step), value=value
     )
 

@@ -18,7 +18,7 @@ _LINE = re.compile(r"distmagic (event|result) (\d{1,15}) (\d{1,3})/(\d{1,3}) (.*
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class TextPart:
     """One line: part number `part`, from 1 on, of the `parts` of a text. `number` is an event's, or a rank's."""
 
     kind: str
@@ -43,7 +43,7 @@ def written(kind: str, number: int, text: str) -> list[str]:
     ]
 
 
-def read(line: str) -> Part | None:
+def read(line: str) -> TextPart | None:
     """Return what a line of a log carries, None for any other line."""
     found = _LINE.fullmatch(line)
     if found is None:
@@ -51,7 +51,7 @@ def read(line: str) -> Part | None:
     part, parts = int(found[3]), int(found[4])
     if not 1 <= part <= parts <= MOST_PARTS or len(found[5]) > MOST_CHARS:
         return None
-    return Part(
+    return TextPart(
         kind=found[1], number=int(found[2]), part=part, parts=parts, text=found[5]
     )
 
@@ -60,9 +60,9 @@ class Joining:
     """Puts the texts of one task together; lines of a task come in order."""
 
     def __init__(self) -> None:
-        self._begun: list[Part] = []
+        self._begun: list[TextPart] = []
 
-    def add(self, part: Part) -> str | None:
+    def add(self, part: TextPart) -> str | None:
         """Return the whole text with its last part, None before. A text of which a part is missing is dropped."""
         if part.part == 1:
             self._begun = [part]
@@ -77,6 +77,6 @@ class Joining:
         return whole
 
 
-def _follows(before: Part, part: Part) -> bool:
+def _follows(before: TextPart, part: TextPart) -> bool:
     same = (before.kind, before.number, before.parts)
     return same == (part.kind, part.number, part.parts) and part.part == before.part + 1

@@ -51,8 +51,8 @@ class Exit:
 class JobTerms:
     """The terms on which a job runs: decided once, by the plan, and the same on all of its nodes for as long as it runs.
 
-    The plan, the orders of each node, the job file, the list of jobs and what a notebook knows of a job carry this
-    record whole: a new term is a field here, the flag that sets it and the place that goes by it.
+    The plan, the start message of each node, the job file, the list of jobs and what a notebook knows of a job carry
+    this record whole: a new term is a field here, the flag that sets it and the place that goes by it.
 
     `lease_s`: how long the job outlives a notebook that no longer renews its lease; with `goes_on_alone` it then goes on
     without one. `owner` names who began the job (session/names.py). `survives_logout`: it must
@@ -136,7 +136,7 @@ class WorkDir:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinTemplate:
-    """What the lead of an elastic job keeps for nodes that come later, beside its own orders.
+    """What the lead of an elastic job keeps for nodes that come later, beside its own start message.
 
     `sizes` are the bytes of the payload's blobs in the order call, code, side files. `nproc_per_node` is a number as
     text, gpu, cpu, auto, or "" where the user named none. `cwd` is "" where the user named none. `work` is for those

@@ -6,10 +6,10 @@ export const NEAR = 64; // as many lines back the same line of another rank is l
 
 export class Lines {
   // `ask` takes the number of a line, and returns lines before it as `KeptLines.before` in kept_lines.py has them, null
-  // where none can be had. `heed` gets the lines that have come so.
-  constructor(ask, heed) {
+  // where none can be had. `onLines` gets the lines that have come so.
+  constructor(ask, onLines) {
     this.ask = ask;
-    this.heed = heed;
+    this.onLines = onLines;
     this.node = element('pre');
     this.rest = ''; // where all lines are, in words
     this.gaps = [];
@@ -95,7 +95,7 @@ export class Lines {
     const fromEnd = pane.scrollHeight - pane.scrollTop; // what is below the gap stays where it is seen
     gap.node.after(...nodes);
     this.widen(gap, gap.from, Math.max(gap.from, answer.first));
-    this.heed(lines);
+    this.onLines(lines);
     pane.scrollTop = pane.scrollHeight - fromEnd;
   }
 

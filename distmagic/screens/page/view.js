@@ -38,8 +38,8 @@ class View {
     this.watch('run', run => this.log.update(run));
     this.watch('final', final => final.html && writeIntoDocument(model, final));
     this.kernel = model.widget_manager?.kernel;
-    this.heed = (_, status) => ENDED.includes(status) && this.tellOfEnd();
-    this.kernel?.statusChanged?.connect(this.heed);
+    this.onStatus = (_, status) => ENDED.includes(status) && this.tellOfEnd();
+    this.kernel?.statusChanged?.connect(this.onStatus);
     this.context = model.widget_manager?.context;
     this.save = (_, state) => state === 'started' && this.saveAsItIs(SAVED);
     this.context?.saveState?.connect(this.save);
@@ -92,7 +92,7 @@ class View {
   close() {
     this.tellOfEnd();
     this.place?.leave();
-    this.kernel?.statusChanged?.disconnect(this.heed);
+    this.kernel?.statusChanged?.disconnect(this.onStatus);
     this.context?.saveState?.disconnect(this.save);
   }
 }

@@ -1,8 +1,9 @@
 """The SSH transport through paramiko: one connection a host, one channel a process.
 
-All configuration is OpenSSH's own: ~/.ssh/config, known_hosts and the agent count as they do for `ssh`. paramiko is
-imported in client.py alone, and its exceptions become ours there. Nothing here starts a program on this machine but a
-ProxyCommand and `Match exec`. Read the modules in this order:
+All configuration is OpenSSH's own: ~/.ssh/config, known_hosts and the agent count as they do for `ssh`. It is paramiko
+because its calls block, as a transport's do: no event loop beside the notebook's. It is imported in client.py alone,
+and its exceptions become ours there. Nothing here starts a program on this machine but a ProxyCommand and `Match exec`.
+Read the modules in this order:
 
     config_lines.py   the lines of a configuration, with Include and Match
     config.py         what the configuration says of one host

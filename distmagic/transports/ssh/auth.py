@@ -17,9 +17,9 @@ from pathlib import Path
 from distmagic.errors import AuthenticationError
 from distmagic.transports import asking, troubles
 from distmagic.transports.ssh.client import (
-    Answer,
-    Key,
+    AuthAnswer,
     KeyAgent,
+    SshKey,
     SshSession,
     UnusableKey,
     WrongPassphrase,
@@ -68,9 +68,9 @@ class LogIn:
             self.session.where, resolved.user, login, tuple(self.tried), accepts
         )
 
-    def _step(self, accepts: tuple[str, ...]) -> Answer:
+    def _step(self, accepts: tuple[str, ...]) -> AuthAnswer:
         """Try the accepted methods until one gets further."""
-        answer = Answer(accepted=False)
+        answer = AuthAnswer(accepted=False)
         for method in _METHODS:
             if method in accepts:
                 answer = _TRY[method](self)
@@ -80,7 +80,7 @@ class LogIn:
 
     # ---- keys
 
-    def try_keys(self) -> Answer:
+    def try_keys(self) -> AuthAnswer:
         """Offer keys until one is taken."""
         agent = KeyAgent(self.resolved.identity_agent)
         try:
@@ -92,9 +92,9 @@ class LogIn:
                 self.tried.append(key.label)
         finally:
             agent.close()
-        return Answer(accepted=False)
+        return AuthAnswer(accepted=False)
 
-    def _keys(self, in_agent: tuple[Key, ...]) -> Iterator[Key]:
+    def _keys(self, in_agent: tuple[SshKey, ...]) -> Iterator[SshKey]:
         """Yield the keys that were not offered yet: the agent's, then those in files; encrypted files last."""
         # Before any key is offered: what is wrong with a file comes first in the list of what was tried.
         files = [file for file in self.resolved.identity_files if self._is_usable(file)]
@@ -109,7 +109,7 @@ class LogIn:
                 yield key
         yield from self._keys_in(files)
 
-    def _keys_in(self, files: list[str]) -> Iterator[Key]:
+    def _keys_in(self, files: list[str]) -> Iterator[SshKey]:
         encrypted = []  # asked for after all others, so that the user types a passphrase only where it is needed
         for file in files:
             if read_public_key(f"{file}.pub") in self.offered:
@@ -142,8 +142,8 @@ class LogIn:
             return False
         return True
 
-    def _unlock(self, file: str) -> Key | None:
-        def load(passphrase: str) -> Key | None:
+    def _unlock(self, file: str) -> SshKey | None:
+        def load(passphrase: str) -> SshKey | None:
             try:
                 return load_key(file, passphrase)
             except WrongPassphrase:
@@ -160,7 +160,7 @@ class LogIn:
 
     # ---- answers
 
-    def answer_questions(self) -> Answer:
+    def answer_questions(self) -> AuthAnswer:
         """Let the user answer what the server asks: passwords, one-time passwords."""
         asked = 0
 
@@ -183,11 +183,11 @@ class LogIn:
             lambda: asked,
         )
 
-    def offer_password(self) -> Answer:
+    def offer_password(self) -> AuthAnswer:
         """Ask the user for a password."""
         asked = 0
 
-        def offer() -> Answer:
+        def offer() -> AuthAnswer:
             nonlocal asked
             asked += 1
             return self.session.offer_password(
@@ -197,13 +197,13 @@ class LogIn:
         return self._repeat("password", offer, lambda: asked)
 
     def _repeat(
-        self, method: str, attempt: Callable[[], Answer], asked: Callable[[], int]
-    ) -> Answer:
+        self, method: str, attempt: Callable[[], AuthAnswer], asked: Callable[[], int]
+    ) -> AuthAnswer:
         """Let the user try again after a wrong answer, unless nothing was asked."""
         if self.resolved.batch_mode:
             self.tried.append(f"{method} (BatchMode forbids to ask)")
-            return Answer(accepted=False)
-        answer = Answer(accepted=False)
+            return AuthAnswer(accepted=False)
+        answer = AuthAnswer(accepted=False)
         for _ in range(asking.ATTEMPTS):
             before = asked()
             answer = attempt()
@@ -232,7 +232,7 @@ class LogIn:
             ) from None
 
 
-_TRY: dict[str, Callable[[LogIn], Answer]] = {
+_TRY: dict[str, Callable[[LogIn], AuthAnswer]] = {
     "publickey": LogIn.try_keys,
     "keyboard-interactive": LogIn.answer_questions,
     "password": LogIn.offer_password,

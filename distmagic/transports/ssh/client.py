@@ -36,7 +36,7 @@ Handler = Callable[[str, str, list[tuple[str, bool]]], list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class AuthAnswer:
     """What the server said to one attempt. `methods` are those it accepts next, None where it did not say."""
 
     accepted: bool
@@ -45,7 +45,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class SshKey:
     """A key to offer. `label` names it in messages, `blob` is its public half."""
 
     label: str
@@ -136,21 +136,21 @@ class SshSession:
         said = str(error).removeprefix("Error reading SSH protocol banner")
         return troubles.not_ssh(self.where, said or "it hung up at once")
 
-    def methods(self) -> Answer:
+    def methods(self) -> AuthAnswer:
         """Ask which methods the server accepts; some let in without any."""
         return self._attempt(lambda t, user: t.auth_none(user))
 
-    def offer_key(self, key: Key) -> Answer:
+    def offer_key(self, key: SshKey) -> AuthAnswer:
         """Offer one key."""
         return self._attempt(lambda t, user: t.auth_publickey(user, key.inner))
 
-    def offer_password(self, password: str) -> Answer:
+    def offer_password(self, password: str) -> AuthAnswer:
         """Offer a password."""
         return self._attempt(
             lambda t, user: t.auth_password(user, password, fallback=False)
         )
 
-    def answer_questions(self, handler: Handler) -> Answer:
+    def answer_questions(self, handler: Handler) -> AuthAnswer:
         """Let `handler(title, instructions, [(question, shown)])` answer; what it raises is raised here."""
         raised: list[BaseException] = []
 
@@ -175,17 +175,17 @@ class SshSession:
 
     def _attempt(
         self, attempt: Callable[[paramiko.Transport, str], list[str]]
-    ) -> Answer:
+    ) -> AuthAnswer:
         """Raises `Trouble` when the connection ends; a refusal is an answer."""
         try:
             left = attempt(self._transport, self._user)
         except paramiko.BadAuthenticationType as error:
-            return Answer(accepted=False, methods=tuple(error.allowed_types))
+            return AuthAnswer(accepted=False, methods=tuple(error.allowed_types))
         except _BROKEN as error:
             if not self._transport.is_active():
                 raise troubles.hung_up(self.where) from error
-            return Answer(accepted=False)
-        return Answer(
+            return AuthAnswer(accepted=False)
+        return AuthAnswer(
             accepted=not left, partial=bool(left), methods=tuple(left) or None
         )
 
@@ -304,7 +304,7 @@ class UnusableKey(Exception):
     """The file holds no key that paramiko knows; the text says what is wrong."""
 
 
-def load_key(path: str, passphrase: str | None) -> Key:
+def load_key(path: str, passphrase: str | None) -> SshKey:
     """Read a private key and its certificate, if there is one. Raises `WrongPassphrase` or `UnusableKey`."""
     try:
         inner = paramiko.PKey.from_path(
@@ -325,7 +325,7 @@ def load_key(path: str, passphrase: str | None) -> Key:
         ) from error
     except OSError as error:
         raise UnusableKey(error.strerror or str(error)) from error
-    return Key(label=f"key {path}", blob=inner.asbytes(), inner=inner)
+    return SshKey(label=f"key {path}", blob=inner.asbytes(), inner=inner)
 
 
 class _AgentKey(paramiko.AgentKey):  # type: ignore[misc]
@@ -352,13 +352,13 @@ class KeyAgent(paramiko.agent.AgentSSH):  # type: ignore[misc]
         except _BROKEN:
             stream.close()
 
-    def keys(self) -> tuple[Key, ...]:
+    def keys(self) -> tuple[SshKey, ...]:
         """Return its keys, in its order."""
         keys = []
         for key in self.get_keys():
             inner = _AgentKey(self, key.blob, key.comment)
             name = key.comment or known_hosts.fingerprint(key.blob)
-            keys.append(Key(label=f"agent's key {name}", blob=key.blob, inner=inner))
+            keys.append(SshKey(label=f"agent's key {name}", blob=key.blob, inner=inner))
         return tuple(keys)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ class _Connection(Protocol):
         """Whether it stands."""
 
 
-class Channel(Protocol):
+class ParamikoChannel(Protocol):
     """What is used of paramiko's channel."""
 
     exit_status: int
@@ -47,7 +47,7 @@ class SshProcess:
     """A process on host `name`: one channel. `broken` are the exceptions of a channel that is gone."""
 
     def __init__(
-        self, channel: Channel, name: str, broken: tuple[type[Exception], ...]
+        self, channel: ParamikoChannel, name: str, broken: tuple[type[Exception], ...]
     ) -> None:
         self._channel = channel
         self._broken = broken

@@ -271,7 +271,7 @@ class _SharedUse:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Entry:
+class _SharedSession:
     future: Future[tuple[SshSession, list[_Closable]]] = field(default_factory=Future)
     users: int = 0
 
@@ -281,7 +281,7 @@ class _SharedSessions:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[object, _Entry] = {}
+        self._entries: dict[object, _SharedSession] = {}
 
     def acquire(
         self, key: object, make: Callable[[], tuple[SshSession, list[_Closable]]]
@@ -291,7 +291,7 @@ class _SharedSessions:
             entry = self._entries.get(key)
             is_mine = entry is None or _is_dead(entry)
             if entry is None or is_mine:
-                entry = self._entries[key] = _Entry()
+                entry = self._entries[key] = _SharedSession()
             entry.users += 1
         if is_mine:
             self._make(key, entry, make)
@@ -301,7 +301,7 @@ class _SharedSessions:
     def _make(
         self,
         key: object,
-        entry: _Entry,
+        entry: _SharedSession,
         make: Callable[[], tuple[SshSession, list[_Closable]]],
     ) -> None:
         try:
@@ -312,7 +312,7 @@ class _SharedSessions:
                     del self._entries[key]
             entry.future.set_exception(error)
 
-    def _release(self, key: object, entry: _Entry) -> None:
+    def _release(self, key: object, entry: _SharedSession) -> None:
         with self._lock:
             entry.users -= 1
             if entry.users:
@@ -325,7 +325,7 @@ class _SharedSessions:
             under.pop().close()
 
 
-def _is_dead(entry: _Entry) -> bool:
+def _is_dead(entry: _SharedSession) -> bool:
     future = entry.future
     if not future.done():
         return False

@@ -1,5 +1,5 @@
 # make check | test | chaos | sky | demo | bench | picture | screenshots | lint | clean: each does all of its own set-up in .venv.
-#   check    lint, types and the tests that need no host, in a minute and a half: before each commit
+#   check    lint, types and the tests that need no host, in less than 90 seconds: before each commit
 #   test     all tests
 #   chaos    pairs of faults, ROUNDS of them from SEED on: a line a round, and those that failed in the end
 #   sky      SkyPilot's own program launches clusters on the lab's Slurm: exported tasks, and cells that say --on sky
@@ -7,7 +7,7 @@
 #   screenshots  that and a picture of each scene of the view, light and dark, wide and narrow, in build/screenshots
 #
 #   PYTHON=python3.12   the Python (3.10 or later) that .venv is made with
-#   JOBS=1              tests at the same time (0: in pytest's own process); if not said 3, of check 4: many tests wait
+#   JOBS=1              tests at the same time (0: in pytest's own process); if not said 3, of check 6: many of its tests wait
 #   NO_APT=1            never install a system package, only say what is missing
 #   CI=true             a missing system package is a failure, not a skip
 #   ARGS="-k ssh"       more arguments for pytest
@@ -55,9 +55,9 @@ test: $(venv)/.ready
 	@$(bin)/python -m tests.system
 	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal $(ARGS)
 
-check: JOBS := 4
+check: JOBS := 6
 check: lint
-	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal --hypothesis-profile=quick -m 'not needs' tests/unit tests/transports $(ARGS)
+	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal --hypothesis-profile=quick -p no:logging -m 'not needs' tests/unit tests/transports $(ARGS)
 
 chaos: $(venv)/.ready
 	@$(bin)/python -m tests.system

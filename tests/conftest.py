@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import settings
@@ -14,6 +15,8 @@ from hypothesis import settings
 # worker of pytest-xdist, for a check that no notebook needs. With None its import fails, which jsonschema allows for.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
+from tests import REPOSITORY  # noqa: E402
+from tests.builders.forks import Forks  # noqa: E402
 from tests.lab import HostSetup, Lab, isolate  # noqa: E402
 from tests.lab.slurm import SlurmLab  # noqa: E402
 from tests.system.components import in_ci, reason_without  # noqa: E402
@@ -35,10 +38,15 @@ def pytest_configure(config: pytest.Config) -> None:
         isolate()
 
 
-def pytest_collection_finish() -> None:
-    """Keep what has been imported by now out of garbage collections: the many runs of the tests make one each."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep what has been imported by now out of garbage collections: the many runs of the tests make one each.
+
+    They come less often, too, where no test is like a user's notebook, whose memory is looked at.
+    """
     gc.collect()
     gc.freeze()
+    if all(item.get_closest_marker("needs") is None for item in session.items):
+        gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -50,6 +58,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _require(*names: str) -> None:
     if reason := reason_without(*names):
         pytest.fail(f"CI: {reason}", pytrace=False) if in_ci() else pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def torch_forks() -> Iterator[Forks]:
+    """Start Pythons that have loaded torch, and nothing of distmagic: it takes more than a second each time."""
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    forks = Forks("import torch.distributed.run, torch.utils.data", env)
+    yield forks
+    forks.close()
 
 
 @pytest.fixture(scope="session")

@@ -71,6 +71,7 @@ _SETTINGS = {
     "@jupyterlab/apputils-extension:themes": {"theme": "JupyterLab Light"},
 }
 _CELLS = ".jp-Notebook .jp-CodeCell"
+_MOST_SHOWN = 3_000  # characters of a page in an error
 _HELPERS = Path(__file__).with_name("harness.js").read_text(encoding="utf-8")
 
 
@@ -184,6 +185,14 @@ class NotebookPage:
         for dialog in self.page.locator(".jp-Dialog").all():
             raise AssertionError(f"a dialog is in the way: {dialog.inner_text()}")
 
+    def shown(self) -> str:
+        """Return the text of all outputs in the page, widgets included, a paragraph for each cell that has one."""
+        texts = [
+            output.inner_text()
+            for output in self.page.locator(f"{_CELLS} .jp-Cell-outputArea").all()
+        ]
+        return "\n\n".join(text for text in texts if text.strip())
+
     def screenshot(self, path: Path) -> None:
         """Write what is to be seen to a PNG file."""
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -209,8 +218,8 @@ class Notebooks:
     ) -> Iterator[NotebookPage]:
         """Open `notebook` in a page and a kernel of its own, both of which end with the block.
 
-        At the end asserts that the page asked for nothing outside this machine. What is to be seen when a test fails is
-        written to `failed.png` in the folder `shots`.
+        At the end asserts that the page asked for nothing outside this machine. Where a test fails, its error ends with
+        the text that is to be seen, and a picture of it is written to `failed.png` in the folder `shots`.
         """
         notebook.metadata.setdefault(
             "kernelspec",
@@ -228,7 +237,10 @@ class Notebooks:
             shown.open(self._base.format(path=path))
             try:
                 yield shown
-            except BaseException:
+            except BaseException as error:
+                with contextlib.suppress(PlaywrightError):  # the page may be gone
+                    text = shown.shown()[-_MOST_SHOWN:]
+                    _add_note(error, f"the page shows:\n{text}")
                 if shots is not None:
                     shown.screenshot(shots / "failed.png")
                 raise
@@ -238,6 +250,12 @@ class Notebooks:
             )
         finally:
             page.close()
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    """Have an error say more, where Python can: from 3.11 on."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
 
 
 @contextlib.contextmanager

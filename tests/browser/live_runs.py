@@ -47,6 +47,8 @@ WORDY = WORK.replace(
     """\
         for more in range(40 if rank == 0 and step <= 30 else 0):
             print(f"more {step}.{more}")
+        if step > 30:
+            time.sleep(0.4)
         if step % 10""",
 )
 

@@ -26,10 +26,10 @@ WIDTHS = (1400, 600)
 _THEMES_AT = Path(sys.prefix) / "share" / "jupyter" / "lab" / "themes" / "@jupyterlab"
 # What stands for a widget's model in the page: values that Python sets, and those who want to know.
 _MODEL = """
-const values = {}, heeded = {};
+const values = {}, listeners = {};
 const model = {
   get: name => values[name],
-  on: (event, act) => { (heeded[event] ??= []).push(act); },
+  on: (event, act) => { (listeners[event] ??= []).push(act); },
   send: () => {},
   // Of what a page asks over the control channel, Python answers what it has to be told at once.
   widget_manager: { kernel: { sendControlMessage: ({ content }) => ({
@@ -38,7 +38,7 @@ const model = {
 };
 window.give = changes => {
   Object.assign(values, changes);
-  for (const name of Object.keys(changes)) for (const act of heeded[`change:${name}`] ?? []) act();
+  for (const name of Object.keys(changes)) for (const act of listeners[`change:${name}`] ?? []) act();
 };
 window.begin = first => {
   give(first);

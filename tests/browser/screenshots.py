@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from distmagic import render
 from distmagic.comparison import as_html
 from distmagic.comparison.summary import summary
-from distmagic.state.model import Picture, RunState
+from distmagic.state.model import RunState, ShownPicture
 from tests import REPOSITORY, scenes
 from tests.browser.plain_page import THEMES, WIDTHS, PlainPage, plain_page
 from tests.system.components import reason_without
@@ -28,7 +28,7 @@ def with_a_picture() -> RunState:
     into = io.BytesIO()
     figure.savefig(into, format="png")
     png = base64.b64encode(into.getvalue()).decode()
-    shown = Picture(rank=0, host="gpu-a", step=120.0, png=png)
+    shown = ShownPicture(rank=0, host="gpu-a", step=120.0, png=png)
     return replace(scenes.on_gpus(), pictures=(shown,))
 
 

@@ -74,7 +74,7 @@ def test_its_view_lives_on_while_other_cells_run(tmp_path):
         WORK,
         "6 * 7",
         "%%distributed --hosts localhost:1\nlen('four')",
-        "import time\ntime.sleep(1000)",
+        "import time\nprint('asleep', flush=True)\ntime.sleep(1000)",
         ASKED,
         "%distributed view",
         "run.wait(60).state.phase, run[1]",
@@ -97,6 +97,7 @@ def test_its_view_lives_on_while_other_cells_run(tmp_path):
         page.wait_done(SECOND, 60)
         page.wait_text(SECOND, r"^done")
         page.run_cell(SLEEP)
+        page.wait_text(SLEEP, "^asleep")
         page.interrupt()
         page.wait_done(SLEEP, 20)
         page.wait_text(SLEEP, "KeyboardInterrupt")

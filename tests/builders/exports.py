@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from distmagic.exports.job import ExportedJob, File, Program
+from distmagic.exports.job import ExportedJob, ExportedProgram, File
 from distmagic.request.export import ExportRequest
 from distmagic.request.spec import JobSpec
 
-PLAIN = Program(
+PLAIN = ExportedProgram(
     files=(File(path="cell.py", data=b"print('here')\n"),), words=("cell.py", "3")
 )
 HOSTILE = (
@@ -34,7 +34,7 @@ HOSTILE = (
 
 
 def job(
-    system: str, *, program: Program = PLAIN, spec: dict[str, Any] | None = None, name: str = "cell",
+    system: str, *, program: ExportedProgram = PLAIN, spec: dict[str, Any] | None = None, name: str = "cell",
     hosts: tuple[tuple[str, int | str | None], ...] = (), python: str = "", **request: Any,
 ) -> ExportedJob:  # fmt: skip
     """Return a job for a system; `request` are fields of `ExportRequest`."""

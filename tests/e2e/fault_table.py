@@ -231,14 +231,14 @@ TABLE = (
 
     # ---- the notebook's kernel
     Fault("kernel", "training", "SIGKILL", "listed as lease",
-          Way(numbers=10_000, options={"lease_s": 2.0}, play=plays.kernel_killed)),
+          Way(numbers=10_000, options={"lease_s": 4.0}, play=plays.kernel_killed)),
     Fault("kernel", "training", "restarted, and attached again", "done",
           Way(numbers=80, play=plays.kernel_restarted)),
     Fault("kernel", "training", "asleep for a while", "done",
           then((training, plays.doze(2.0)), numbers=60, play=plays.kernel_asleep(plays.has_counted_to(40)))),
     Fault("kernel", "training", "asleep for longer than its lease",
           "RunError: dm1 ended its ranks: it had not heard of this notebook for the length of its lease.",
-          then((training, plays.doze(5.0)), numbers=10_000, options={"lease_s": 2.0},
+          then((training, plays.doze(8.0)), numbers=10_000, options={"lease_s": 4.0},
                play=plays.kernel_asleep(plays.is_clean))),
 
     # ---- the network
@@ -257,9 +257,9 @@ TABLE = (
     Fault("firewall", "training", "drops every third packet", "done",
           then((training, on("dm2", lambda host: host.drop_some(33))), numbers=60)),
     Fault("firewall", "training", "refuses all SSH, of all hosts, for ever",
-          f"{LOST} dm1: no connection for 2 s; dm2: no connection for 2 s",
+          f"{LOST} dm1: no connection for 4 s; dm2: no connection for 4 s",
           then((training, on("dm1", lambda host: host.reject(22))), (after(0.0), on("dm2", lambda host: host.reject(22))),
-               numbers=10_000, options={"lease_s": 2.0})),
+               numbers=10_000, options={"lease_s": 4.0})),
 
     # ---- a host
     Fault("host", "connect", "power off", CONNECTION_LOST,

@@ -267,7 +267,7 @@ class Way:
     steps: tuple[tuple[When, Act], ...] = ()
     misdeed: Callable[[], object] | None = None
     hosts: str = "dm1:1,dm2:1"
-    numbers: int = 30
+    numbers: int = 60
     before: Callable[[Lab], object] = lambda _: None
     at_last: Callable[[Lab], object] = lambda _: None
     options: Mapping[str, Any] = field(default_factory=dict)

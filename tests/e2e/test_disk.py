@@ -33,7 +33,7 @@ def fill_the_disk(disk_bytes: int) -> object:
 
     def say(*words: object) -> None:
         print(*words)
-        time.sleep(0.3)  # each with an event of its own
+        time.sleep(2.0)  # each with an event of its own
 
     filler = Path("~/filler").expanduser()
     say("there is room")

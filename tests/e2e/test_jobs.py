@@ -50,7 +50,7 @@ def has_printed(host: LabHost) -> bool:
 
 
 def test_a_second_kernel_follows_a_job_whose_first_kernel_dies(lab: Lab) -> None:
-    with another_kernel(lab, 6.0) as kernel:
+    with another_kernel(lab, 12.0) as kernel:
         job, hosts = the_job(lab, "dm3,dm2,dm1")
         assert (job.phase, job.hosts, [host.name for host in hosts]) == (
             "running",
@@ -63,17 +63,17 @@ def test_a_second_kernel_follows_a_job_whose_first_kernel_dies(lab: Lab) -> None
         )
         run = session().attach(reach(lab, hosts), job, screen)
     assert run.state.phase == "done"
-    assert dict(run.results) == {0: 60, 1: 60}
+    assert dict(run.results) == {0: 120, 1: 120}
     for rank in (0, 1):  # from the first line on, though this kernel came later
         assert [line.text for line in run.state.lines if line.rank == rank] == [
-            str(i) for i in range(60)
+            str(i) for i in range(120)
         ]
     lab.assert_clean()
     # It has ended; its journal tells all once more.
     again = session().attach(reach(lab, hosts), job, runner.Watch())
-    assert dict(again.results) == {0: 60, 1: 60}
+    assert dict(again.results) == {0: 120, 1: 120}
     over, hosts = the_job(lab, "dm1,dm2")
-    assert (over.phase, over.age_s > 6.0) == ("done", True)
+    assert (over.phase, over.age_s > 12.0) == ("done", True)
     session().remove(reach(lab, hosts), [job])
     with pytest.raises(HostError, match="is not on this host"):
         again.logs(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable
 
@@ -32,6 +33,20 @@ pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(180)]
 ASKER = NotebookAsker(can_ask=False)
 
 
+def is_forked_from_a_template() -> bool:
+    """Whether this process or one above it is what a host keeps loaded."""
+    import os
+
+    pid = os.getpid()
+    while pid > 1:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            if file.read().endswith(b"\0template\0"):
+                return True
+        with open(f"/proc/{pid}/stat") as file:
+            pid = int(file.read().rpartition(")")[2].split()[1])
+    return False
+
+
 def test_the_next_cell_starts_in_the_same_allocation_and_warm(held: Held) -> None:
     first = held.run(as_value(all_reduce), nproc_per_node=2)
     where = [first.results[rank]["host"] for rank in range(4)]
@@ -39,11 +54,9 @@ def test_the_next_cell_starts_in_the_same_allocation_and_warm(held: Held) -> Non
     assert {float(first.results[rank]["total"]) for rank in range(4)} == {6.0}
     assert [node.host for node in first.state.nodes] == list(held.slurm.names)
     (job,) = held.slurm.jobs()
-    began = time.monotonic()
-    held.run(as_value(all_reduce), nproc_per_node=2)
-    took_s = time.monotonic() - began
+    second = held.run(as_value(is_forked_from_a_template), nproc_per_node=2)
     assert held.slurm.jobs() == (job,)
-    assert took_s < 5.0, "it was not warm"
+    assert dict(second.results) == dict.fromkeys(range(4), True)
 
 
 def test_ranks_see_nothing_of_the_keepers_task_and_their_jobs_number(
@@ -201,7 +214,15 @@ def test_stacks_a_requeue_and_a_warning_end_nothing(held: Held) -> None:
         held.slurm.command("scancel", "--batch", "--signal=USR1", *jobs)
 
     found = held.run(as_value(count), 5.0, screen=Watch(at_work(2), ask))
-    assert stacks[0].startswith("ranks 0, 1 are in count at ")
+    # At two places where one of the ranks is in its report just then.
+    told = re.findall(
+        r"^(ranks? [01].*) (?:is|are) in count at ", stacks[0], re.MULTILINE
+    )
+    assert [name.partition(" (")[0] for name in told] in (
+        ["ranks 0, 1"],
+        ["rank 0", "rank 1"],
+        ["rank 1", "rank 0"],
+    )
     assert "Requested operation is presently disabled" in said[0]
     assert dict(found.results) == {0: 50, 1: 50}
 

@@ -144,7 +144,7 @@ def test_a_node_that_loses_its_power_ends_an_allocation_unless_its_job_is_elasti
 
     screen = Watch(at_work(2), switch_off)
     found = run(
-        slurm, as_value(count), 4.0, nnodes=(1, 2), max_restarts=2, node_lost_after_s=2.0, screen=screen
+        slurm, as_value(count), 4.0, nnodes=(1, 2), max_restarts=2, node_lost_after_s=4.0, screen=screen
     )  # fmt: skip
     assert dict(found.results) == {0: 40}
     (job,) = second

@@ -170,7 +170,7 @@ def test_a_slurm_from_before_overlap(slurm: SlurmLab, kernel: Session) -> None:
 def test_a_command_that_hangs_is_given_up_and_tried_again(
     slurm: SlurmLab, kernel: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Shell.run, "__defaults__", ("", 1.0))  # in place of COMMAND_S
+    monkeypatch.setattr(Shell.run, "__defaults__", ("", 5.0))  # in place of COMMAND_S
     hangs_once = (
         'mkdir /run/hung 2>/dev/null && exec sleep 600; exec /run/real/squeue "$@"'
     )
@@ -178,7 +178,7 @@ def test_a_command_that_hangs_is_given_up_and_tried_again(
     with replaced(slurm.login, "squeue", hangs_once):
         found = run(slurm, as_value(count), 0.1, screen=screen, allocation=ONE)
     assert found.state.phase == "done"
-    assert "dm1: squeue gave no answer within 1 s." in screen.noticed
+    assert "dm1: squeue gave no answer within 5 s." in screen.noticed
     slurm.login.exec(["rmdir", "/run/hung"]).check_returncode()
 
     def hung() -> list[HostProcess]:

@@ -60,10 +60,11 @@ def test_a_kernel_that_is_killed_leaves_no_allocation(slurm: SlurmLab) -> None:
 
 
 def test_a_kernel_that_exits_gives_its_nodes_back_at_once(slurm: SlurmLab) -> None:
-    with kernel_of_its_own(slurm, nodes=1) as process:
+    with kernel_of_its_own(slurm, nodes=1, lease_s=60.0) as process:
         say_until(process, "over")
         process.send_signal(signal.SIGINT)
-    wait_until(lambda: not slurm.jobs(), "the allocation to end", 3, every_s=LOOK_S)
+    # Long before its lease ends.
+    wait_until(lambda: not slurm.jobs(), "the allocation to end", 20, every_s=LOOK_S)
 
 
 def test_a_kernel_that_is_killed_while_its_job_is_pending_leaves_none(

@@ -111,8 +111,8 @@ def test_a_script_of_an_ordinary_user_gets_nodes_and_gives_them_back(
 
 
 def test_an_unused_allocation_ends(slurm: SlurmLab, kernel: Session) -> None:
-    request = dataclasses.replace(ONE, idle_s=2.0)
+    request = dataclasses.replace(ONE, idle_s=8.0)
     run(slurm, as_value(count), 0.1, allocation=request)
-    wait_until(lambda: not slurm.jobs(), "the allocation to end", 20, every_s=0.1)
+    wait_until(lambda: not slurm.jobs(), "the allocation to end", 40, every_s=0.1)
     found = run(slurm, as_value(count), 0.1, allocation=request)
     assert found.state.phase == "done", "the next cell asks for new nodes"

@@ -48,7 +48,7 @@ def test_closed_ports_between_ranks(lab: Lab, how: str, why: str) -> None:
     for host in lab.hosts[:2]:
         host.close_ports(how, but=(22, PORT))
     error = runner.failure(
-        lab, "dm1:1,dm2:1", as_value(meet), 1.0, master_port=PORT, is_warm=True
+        lab, "dm1:1,dm2:1", as_value(meet), 5.0, master_port=PORT, is_warm=True
     )
     assert isinstance(error, WorkerFailed)
     first = error.hint.splitlines()[0]

@@ -331,7 +331,7 @@ def test_the_end_of_the_kernel_ends_what_is_kept(lab: Lab, end: str) -> None:
         from distmagic.request.spec import Access
         from tests.e2e.runner import Watch
         if __name__ == "__main__":
-            way = Access(ssh_config={str(lab.ssh_config)!r}, lease_s=2.0)
+            way = Access(ssh_config={str(lab.ssh_config)!r}, lease_s=4.0)
             for _ in range(2):
                 distmagic.run(os.getpid, hosts="dm1:2,dm2:1", access=way, screen=Watch())
             print("done", flush=True)
@@ -352,7 +352,7 @@ def test_the_end_of_the_kernel_ends_what_is_kept(lab: Lab, end: str) -> None:
         assert len(templates(lab)) == len(templates(lab, 1)) == 1
         kernel.stdin.write("\n")
     kernel.wait()
-    lab.assert_clean(within_s=0 if end == "exit" else 10)
+    lab.assert_clean(within_s=0 if end == "exit" else 15)
 
 
 def test_idle_time_ends_it(lab: Lab) -> None:

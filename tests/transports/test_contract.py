@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from distmagic.transports import Process, Transport, local
+from distmagic.transports import Process, Transport, local, ssh_command
 from distmagic.transports.srun import Node, SrunTransport
 from tests.builders.dialling import dialled
 from tests.builders.keepers import LocalKeeper, request_of
@@ -29,7 +29,9 @@ SSH = pytest.mark.needs("sshd")
         pytest.param("ssh_command", marks=SSH),
     ]
 )
-def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
+def transport(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Transport]:
     if request.param == "local":
         made: Transport = local.connect()
     elif request.param == "usher":
@@ -42,6 +44,8 @@ def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
     else:
         home: Home = request.getfixturevalue("home")
         server: Sshd = request.getfixturevalue("server")
+        # Else a master on a busy machine is ended before it has sent all.
+        monkeypatch.setattr(ssh_command, "_MASTER_END_S", 5.0)
         made = _connect(request.param, home, server)
     with contextlib.closing(made):
         yield made
@@ -77,7 +81,6 @@ def keeper() -> Iterator[LocalKeeper]:
 
 
 def _connect(kind: str, home: Home, server: Sshd) -> Transport:
-    from distmagic.transports import ssh_command
     from distmagic.transports.ssh import ssh
 
     if kind == "ssh":

@@ -127,11 +127,11 @@ def test_without_anybody_to_ask_the_error_says_so(home: Home, tmp_path: Path) ->
 
 
 def test_the_time_for_an_answer_does_not_count(home: Home, tmp_path: Path) -> None:
-    home.configure("ConnectTimeout 1\n")
+    home.configure("ConnectTimeout 3\n")
 
     class Slow:
         def ask(self, prompt: str, *, secret: bool) -> str:
-            threading.Event().wait(1.2)
+            threading.Event().wait(3.3)
             return "123456"
 
     with asking_host(home, tmp_path, "keyboard-interactive") as host:

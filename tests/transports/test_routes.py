@@ -58,13 +58,17 @@ def says_hello(transport: ssh.SshTransport) -> bool:
     return read_all(transport.start(("echo", "hello"))) == b"hello\n"
 
 
+def log_ins(servers: tuple[Sshd, ...]) -> list[int]:
+    return [server.connections() for server in servers]
+
+
 def test_two_jump_hosts_in_one_line(home: Home, three: tuple[Sshd, Sshd, Sshd]) -> None:
     access = home.configure("Host target\n  ProxyJump outer,inner\n")
     with contextlib.closing(
         ssh.connect(Host(name="target"), access, NoAsker())
     ) as transport:
         assert says_hello(transport)
-        assert [server.connections() for server in three] == [1, 1, 1]
+        wait_until(lambda: log_ins(three) == [1, 1, 1], "each log-in in its log")
 
 
 def test_a_jump_host_with_a_jump_host_of_its_own(
@@ -77,7 +81,7 @@ def test_a_jump_host_with_a_jump_host_of_its_own(
         ssh.connect(Host(name="target"), access, NoAsker())
     ) as transport:
         assert says_hello(transport)
-        assert [server.connections() for server in three] == [1, 1, 1]
+        wait_until(lambda: log_ins(three) == [1, 1, 1], "each log-in in its log")
 
 
 def test_the_system_client_takes_the_same_jumps(
@@ -102,15 +106,15 @@ def test_hosts_behind_one_jump_host_share_its_connection(
                 range(6),
             )
         )
+    wait_until(lambda: three[2].connections() == 6, "the sixth log-in in the log")
     assert three[0].connections() == 1
-    assert three[2].connections() == 6
     for transport in transports[:5]:
         transport.close()
     assert says_hello(transports[5])
     transports[5].close()
     wait_until(lambda: has_ended(three[0]), "the end of the jump host's connection")
     ssh.connect(Host(name="target"), access, NoAsker()).close()
-    assert three[0].connections() == 2
+    wait_until(lambda: three[0].connections() == 2, "the second log-in in the log")
 
 
 def has_ended(server: Sshd) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from distmagic.clusters.slurm.allocation import Allocation, submitted
-from distmagic.clusters.slurm.queue import Queue
+from distmagic.clusters.slurm.queue import SlurmQueue
 from distmagic.clusters.slurm.shell import Shell
 from distmagic.connection.connections import connect
 from distmagic.connection.prompts import NotebookAsker
@@ -67,7 +67,7 @@ def allocation(
     wanted = SlurmRequest(login="dm1", nodes=2)
     made = submitted(
         wanted,
-        Queue(shell),
+        SlurmQueue(shell),
         asker,
         comment="distmagic:test",
         python="python3",
@@ -130,7 +130,7 @@ def test_a_job_that_has_ended_is_told_by_the_first_read(
     wanted = SlurmRequest(login="dm1")
     made = submitted(
         wanted,
-        Queue(shell),
+        SlurmQueue(shell),
         asker,
         comment="distmagic:test",
         python="python3",

@@ -132,7 +132,7 @@ def test_a_program_that_hangs_is_ended(skypilot: Sky, monkeypatch: pytest.Monkey
 def test_of_a_program_that_prints_much_little_is_kept(skypilot: Sky, script: str):
     for command, most in (("launch", 0), ("status", 16 << 20)):
         skypilot.does(command, script)
-        made = sky.Command((command,))
+        made = sky.SkyCommand((command,))
         answer = made.result(60.0)
         assert answer.code == 0
         assert len(answer.out) == sum(map(len, made._out)) <= most

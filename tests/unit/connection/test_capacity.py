@@ -13,8 +13,8 @@ from distmagic.connection import capacity
 from distmagic.connection.capacity import (
     BY_PARAMIKO,
     BY_SSH_PROGRAM,
+    HostUsage,
     Resource,
-    Usage,
     shortage,
 )
 from distmagic.connection.connections import Connections
@@ -151,7 +151,9 @@ def test_memory_that_is_not_there_is_told(monkeypatch):
     monkeypatch.setattr(
         capacity, "_text", lambda _: "MemTotal: 999 kB\nMemAvailable:   80000 kB\n"
     )
-    error = shortage(512, [capacity._memory(Usage(files=0, tasks=0, memory_mb=0.5))])
+    error = shortage(
+        512, [capacity._memory(HostUsage(files=0, tasks=0, memory_mb=0.5))]
+    )
     assert str(error) == (
         "512 hosts at once take 256 MB of memory, and 80 are free.\nEnd what else uses memory here, or name fewer hosts."
     )

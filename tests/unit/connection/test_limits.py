@@ -41,7 +41,7 @@ NASTY = "\x1b]0;owned\x07\x1b]52;c;ZXZpbA==\x07\x1b[2J\x1b[8mhidden\x9b31m\u202e
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # The direction of what follows.
 TURNING = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-# Fields that may have line breaks and tabs; and so may the lead's orders.
+# Fields that may have line breaks and tabs; and so may the lead's start message.
 MAY_BREAK = {
     "detail",
     "text",
@@ -56,7 +56,7 @@ MAY_BREAK = {
     "write_error",
     "error",
 }
-ORDERS = (p.StartNode, p.Membership, p.TemplateRequest, p.JoinTemplate, p.WorkDir)
+OF_A_START = (p.StartNode, p.Membership, p.TemplateRequest, p.JoinTemplate, p.WorkDir)
 MOST_CHARS = {
     "text": 1 << 18,
     "message": 40_000,
@@ -213,13 +213,13 @@ def check(value: object, owner: type, name: str) -> None:
 
 
 def check_text(value: str, owner: type, name: str) -> None:
-    most = 1 << 17 if owner in ORDERS else MOST_CHARS.get(name, 4096)
+    most = 1 << 17 if owner in OF_A_START else MOST_CHARS.get(name, 4096)
     if owner is p.FoundFile:
         most = PATH_CHARS
     assert len(value) <= most
     if (owner, name) == (p.Output, "text"):
         assert is_harmless(COLOURS.sub("", value).replace("\r", ""), may_break=True)
-    elif owner in ORDERS:
+    elif owner in OF_A_START:
         assert not any(
             char not in "\n\t" for char in value if unicodedata.category(char) == "Cc"
         )
@@ -243,11 +243,11 @@ def check_number(value: float, name: str) -> None:
 def test_any_message_comes_in_harmless_and_within_its_limits(kind, data):
     raw = data.draw(plain(kind))
     message = comes_in(kind, raw)
-    # Sizes, orders and names of files are refused, and whole lines that are too long.
+    # Sizes, start messages and names of files are refused, and whole lines that are too long.
     if message is None:
         is_long = len(json.dumps(raw, ensure_ascii=False)) > p.MAX_LINE_BYTES // 4
         assert is_long or any(
-            part in ORDERS
+            part in OF_A_START
             or part in (p.Skipped, p.NeedBlob, p.Data, p.FileBegins, p.FoundFile)
             for part in part_types(kind)
         )

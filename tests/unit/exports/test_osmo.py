@@ -16,7 +16,7 @@ import yaml
 from distmagic.clusters.inside.detect import detect
 from distmagic.errors import SpecError
 from distmagic.exports import osmo, start_ranks, systems
-from distmagic.exports.job import ExportedJob, File, Program
+from distmagic.exports.job import ExportedJob, ExportedProgram, File
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, PLAIN, job, shown, texts
 from tests.builders.osmo_rules import rules_broken
@@ -29,7 +29,7 @@ ENV = (
     *((f"MY_{place}", value) for place, value in enumerate(HOSTILE)),
     ("HF_TOKEN", "{{it's $x}}"),
 )
-BRACES = Program(
+BRACES = ExportedProgram(
     files=(
         File(path="cell.py", data=b"x = '{{x}} {% raw %} {#'\n"),
         File(path="data.bin", data=bytes(range(256))),
@@ -57,7 +57,7 @@ def test_the_files_of_a_job_with_three_tasks():
 
 def test_a_file_whose_name_is_a_template_is_refused():
     files = (File(path="cell.py", data=b""), File(path="{{ x }}/a.py", data=b""))
-    one = job("osmo", program=Program(files=files, words=("cell.py",)))
+    one = job("osmo", program=ExportedProgram(files=files, words=("cell.py",)))
     with pytest.raises(SpecError) as caught:
         systems.files(one)
     assert caught.value.message == (
@@ -119,7 +119,7 @@ def test_the_table_of_rules_sees_what_is_wrong(good, bad):
 
 
 def test_a_file_that_is_too_large_to_be_carried():
-    program = Program(
+    program = ExportedProgram(
         files=(*PLAIN.files, File(path="big", data=bytes(1 << 21))), words=("cell.py",)
     )
     with pytest.raises(
@@ -216,7 +216,7 @@ def test_ranks_outside_the_world():
 
 def test_a_program_with_a_launcher_of_its_own_begins_where_it_likes() -> None:
     launcher = ("-u", "/tmp/distmagic/program/distmagic.zip", "task", "/tmp")
-    program = Program(files=(), words=(), launcher=launcher)
+    program = ExportedProgram(files=(), words=(), launcher=launcher)
     one = job("osmo", nodes=2, program=program)
     assert rules_broken(osmo.workflow(one)) == []
     node = texts(systems.files(one))["node.sh"]

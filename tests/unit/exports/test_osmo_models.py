@@ -17,7 +17,7 @@ import sys
 import pytest
 
 from distmagic.exports import osmo
-from distmagic.exports.job import File, Program
+from distmagic.exports.job import ExportedProgram, File
 from tests.builders.exports import HOSTILE, job, texts
 from tests.builders.osmo_rules import rules_broken
 
@@ -52,7 +52,7 @@ print(json.dumps(found))
 def exported() -> dict[str, str]:
     """Return workflows of many kinds, by what is particular about them."""
     secret = {"env": (("MY_TOKEN", HOSTILE[4]), ("MY_1", HOSTILE[12]))}
-    hostile = Program(
+    hostile = ExportedProgram(
         files=(File(path="a b/cell.py", data="\n".join(HOSTILE).encode()),),
         words=("cell.py", *HOSTILE),
     )
@@ -69,7 +69,7 @@ def exported() -> dict[str, str]:
         "run": job(
             "osmo",
             nodes=2,
-            program=Program(
+            program=ExportedProgram(
                 files=(File(path="start", data=b"{}"),),
                 words=(),
                 launcher=("-u", "/tmp/distmagic/program/distmagic.zip", "task", "/tmp"),

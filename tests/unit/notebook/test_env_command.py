@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distmagic.errors import PreflightError
-from distmagic.notebook.commands import Names
+from distmagic.notebook.commands import OfferedNames
 from distmagic.notebook.completion import Completer
 from distmagic.notebook.file_commands import ENV_FLAGS
 from distmagic.remote.wire.protocol import EnvironmentReady
@@ -101,7 +101,7 @@ def test_a_wrong_line_says_what_to_write(lab, requirements, line, message):
 
 def test_the_tab_key_completes_it(requirements):
     completer = Completer(
-        names=Names(hosts=lambda: ["gpu-a"], jobs=list, ranks=lambda _: [])
+        names=OfferedNames(hosts=lambda: ["gpu-a"], jobs=list, ranks=lambda _: [])
     )
     for line, offered in (
         ("%distributed env ", ["sync"]),

@@ -24,6 +24,7 @@ from distmagic.payload import bundle, local_modules, pack
 from distmagic.payload.refused import _FRAMEWORKS, MadeAlone, refuse
 from distmagic.payload.work_files import with_tree
 from distmagic.remote.records import manifest
+from tests.builders.forks import Forks
 from tests.builders.later import Later
 from tests.system.packages import folder_of
 
@@ -92,7 +93,9 @@ if __name__ == "__main__":
 """
 
 
-def on_a_rank(payload: pack.Payload, tmp_path: Path, *flags: str) -> str:
+def on_a_rank(
+    payload: pack.Payload, tmp_path: Path, *flags: str, forks: Forks | None = None
+) -> str:
     """Run a payload as a rank does, in a process that finds distmagic in the bundle alone."""
     argv = [
         str(bundle.build().path),
@@ -100,6 +103,12 @@ def on_a_rank(payload: pack.Payload, tmp_path: Path, *flags: str) -> str:
         str(payload.code.path),
         str(tmp_path),
     ]
+    if forks is not None:
+        script = tmp_path / "rank.py"
+        script.write_text(_RANK)
+        forked = forks.run(script, *argv, cwd="/")
+        assert forked.returncode == 0, forked.stderr.decode()
+        return forked.stdout.decode().strip()
     environment = {
         key: value for key, value in os.environ.items() if key != "PYTHONPATH"
     }
@@ -139,7 +148,9 @@ def beside(tmp_path, monkeypatch):
 # ---- what travels
 
 
-def test_a_call_with_its_functions_values_and_sources_runs_on_a_rank(tmp_path):
+def test_a_call_with_its_functions_values_and_sources_runs_on_a_rank(
+    tmp_path, torch_forks
+):
     thunk = cell("scale = 2\ndef double(x):\n    return x * scale\ndef train(x):\n    return double(x).sum().item()\n"
                  "train(data)", data=torch.arange(4))  # fmt: skip
     payload = packed(thunk)
@@ -148,7 +159,7 @@ def test_a_call_with_its_functions_values_and_sources_runs_on_a_rank(tmp_path):
     assert list(sources["texts"]) == [CELL]
     assert "def double" in sources["texts"][CELL]
     assert sources["labels"] == {CELL: "Cell In[3]"}
-    assert on_a_rank(payload, tmp_path) == "12"
+    assert on_a_rank(payload, tmp_path, forks=torch_forks) == "12"
 
 
 def test_equal_calls_give_equal_files():
@@ -259,7 +270,7 @@ def test_distmagic_travels_by_name(tmp_path):
     )
 
 
-def test_data_loader_workers_find_the_cells_classes(tmp_path):
+def test_data_loader_workers_find_the_cells_classes(tmp_path, torch_forks):
     """However the workers are started; one rank tries all ways, since each rank loads torch."""
     source = """
 import torch
@@ -273,7 +284,8 @@ def loaded(method):
 def train():
     return [loaded(method) for method in ("fork", "spawn", "forkserver")]
 train()"""
-    assert on_a_rank(packed(cell(source)), tmp_path) == str([[[1, 2], [5, 10]]] * 3)
+    printed = on_a_rank(packed(cell(source)), tmp_path, forks=torch_forks)
+    assert printed == str([[[1, 2], [5, 10]]] * 3)
 
 
 def test_children_of_a_whole_cell_find_its_definitions(tmp_path):
@@ -405,7 +417,8 @@ def _jit():
 def _compiled():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.compile(_twice)
+        # Another backend is loaded where it is named.
+        return torch.compile(_twice, backend="eager")
 
 
 def _twice(x: int) -> int:

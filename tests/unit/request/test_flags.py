@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic.errors import SpecError
-from distmagic.notebook.commands import NAMES, Names
+from distmagic.notebook.commands import NAMES, OfferedNames
 from distmagic.notebook.completion import Completer
 from distmagic.request import flag_parser, flag_values, flags
 from distmagic.request.allocation import SkyRequest, SlurmRequest
@@ -355,7 +355,7 @@ def test_a_wrong_setting_is_named(setting, message):
 # ---- completion
 
 COMPLETER = Completer(
-    names=Names(
+    names=OfferedNames(
         hosts=lambda: ["gpu-a", "gpu-b"],
         jobs=lambda: ["0102-030405-ab"],
         ranks=lambda job: [0, 1, -1] if job == "0102-030405-ab" else [],

@@ -35,7 +35,8 @@ class Heard:
         return ()
 
 
-def test_what_takes_no_time_is_not_worth_a_word():
+def test_what_takes_no_time_is_not_worth_a_word(monkeypatch):
+    monkeypatch.setattr(announcing, "FIRST_S", 5.0)
     screen = Heard()
     with announcing.announcing(screen, "own lines", "failed"):
         pass

@@ -99,14 +99,16 @@ def test_a_pane_that_takes_long_to_make_is_made_less_often(
     assert len(asked) == asked_in_ten_s
 
 
-@pytest.mark.parametrize("scene", [running, ranks_1024])
-def test_a_flood_is_sent_in_ten_messages_and_100_kb_a_second(scene, monkeypatch):
+@pytest.mark.parametrize(("scene", "seconds"), [(running, 10), (ranks_1024, 4)])
+def test_a_flood_is_sent_in_ten_messages_and_100_kb_a_second(
+    scene, seconds, monkeypatch
+):
     monkeypatch.setattr(board.time, "thread_time", lambda: 0.0)  # bytes alone count
     shown, view = shown_board()
     shown.answer("hello")
     state = scene()
     messages = 0
-    for tenth in range(100):
+    for tenth in range(10 * seconds):
         before = len(view.sent)
         moved = {r: replace(w, step=w.step + tenth) for r, w in state.workers.items()}
         lines = said(tenth * 1000, text="x" * 300 + " {}").lines
@@ -114,11 +116,11 @@ def test_a_flood_is_sent_in_ten_messages_and_100_kb_a_second(scene, monkeypatch)
             replace(state, workers=moved, lines=lines, lines_seen=tenth * 1000, at_s=tenth / 10)
         )  # fmt: skip
         messages += len(view.sent) > before
-    assert messages <= 100
+    assert messages <= 10 * seconds
     size = sum(len(json.dumps(value)) for _, value in view.sent)
-    assert size < 10 * 100_000 + 200_000, "and the first of each"
-    assert view.names.count("log") >= 5
-    assert view.names.count("head") >= 10
+    assert size < seconds * 100_000 + 200_000, "and the first of each"
+    assert view.names.count("log") >= seconds / 2
+    assert view.names.count("head") >= seconds
 
 
 # ---- pages

@@ -338,8 +338,8 @@ def test_a_run_that_lasts_tells_a_log_how_it_goes_and_how_it_ended(capsys, monke
         "IPython.display.display", lambda data, **_: published.append(data)
     )
     shown = notebook.NotebookScreen(make_board=no_board)
-    for tenth in range(1000):
-        shown.show(replace(running(), at_s=tenth / 10))
+    for second in range(100):
+        shown.show(replace(running(), at_s=float(second)))
     shown.finish(replace(failed(), at_s=101.0))
     assert published[0]["text/plain"].endswith(notebook.AT_FIRST)
     told = capsys.readouterr().out.splitlines()
@@ -364,8 +364,8 @@ def test_what_nodes_that_are_waited_for_are_at_is_shown_without_a_page_too(monke
 def test_a_short_run_tells_a_log_nothing(capsys, monkeypatch):
     monkeypatch.setattr("IPython.display.display", lambda data, **_: None)
     shown = notebook.NotebookScreen(make_board=no_board)
-    for tenth in range(599):
-        shown.show(replace(running(), at_s=tenth / 10))
+    for at_s in (*range(60), 59.9):
+        shown.show(replace(running(), at_s=float(at_s)))
     shown.finish(done())
     assert capsys.readouterr().out == ""
 

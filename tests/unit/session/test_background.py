@@ -24,7 +24,7 @@ from distmagic.runner.outcome import Detached, Run
 from distmagic.session import background
 from distmagic.session import session as sessions
 from distmagic.session.background import BackgroundRun
-from distmagic.session.place import Place
+from distmagic.session.place import Place, begin_in_background
 from distmagic.session.session import Session
 from distmagic.transports.asking import Asker, ask
 from tests.builders.hosts import (
@@ -66,7 +66,7 @@ class Kernel:
     def begin(self, screen: Screen | None = None) -> BackgroundRun:
         asker = NotebookAsker(can_ask=False)
         place = Place(self.session, COLD, asker, JobSpec(), hosts=self.hosts)
-        return self.session.background.begin(
+        return begin_in_background(
             self.session, place, JobSpec(), self.payload, screen or FakeScreen()
         )
 
@@ -203,8 +203,8 @@ def test_an_interrupt_while_it_is_waited_for_leaves_it_alone(kernel):
     a, b = two(runs_on)
     run = kernel.over(a, b).running()
     timer = threading.Timer(0.05, press)
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come at once
+        timer.start()
         run.wait(WAIT_S)
     timer.join()
     assert not run.done
@@ -376,7 +376,7 @@ class PendingPlace:
 
 def test_a_run_that_waits_for_nodes_is_given_up_by_stop(kernel):
     place = PendingPlace()
-    run = kernel.session.background.begin(
+    run = begin_in_background(
         kernel.session, place, JobSpec(), kernel.payload, FakeScreen()
     )
     with pytest.raises(SpecError, match=r"^Rank 0 has not begun yet"):
@@ -394,7 +394,7 @@ def test_hosts_are_told_to_end_before_a_scheduler_that_is_away_is_waited_for(ker
 
     a, b = two(runs_on)
     kernel.over(a, b)
-    pending = kernel.session.background.begin(
+    pending = begin_in_background(
         kernel.session, Away(), JobSpec(), kernel.payload, FakeScreen()
     )
     run = kernel.running()

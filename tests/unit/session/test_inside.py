@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distmagic import errors
-from distmagic.clusters.inside.job_node import Task
+from distmagic.clusters.inside.job_node import RankTask
 from distmagic.clusters.inside.proof import SharedSecret
 from distmagic.connection.certificate import one_time_secret
 from distmagic.errors import (
@@ -191,7 +191,7 @@ def test_under_slurm_all_that_was_looked_for_is_named(capsys):
 
 def test_what_can_not_run_inside():
     place, _ = places()
-    task = Task(
+    task = RankTask(
         rank=1, world_size=4, local_rank=1, local_world_size=2, said_by="RANK, LOCAL_RANK"
     )  # fmt: skip
     of_a_rank = Inside(replace(place, task=task), SECRET, "", no_link)

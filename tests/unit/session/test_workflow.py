@@ -16,6 +16,7 @@ import pytest
 
 from distmagic.clusters import osmo as program
 from distmagic.errors import Cancelled, DistmagicError, RunError, SpecError, Unreachable
+from distmagic.payload import bundle
 from distmagic.payload.pack import pack_call
 from distmagic.request import flags
 from distmagic.session import osmo, workflow
@@ -28,6 +29,8 @@ from tests.lab.waiting import wait_until
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    # No task runs it, and each workflow would quote its megabyte.
+    monkeypatch.setattr(bundle, "with_task", lambda: b"a bundle")
     places = [Here(tmp_path / "a"), Here(tmp_path / "b")]
     with playing(tmp_path, places, monkeypatch) as made:
         made.never_starts = True

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from distmagic.clusters.inside import osmo
 from distmagic.clusters.inside.addresses import address_in
 from distmagic.clusters.inside.detect import detect
-from distmagic.clusters.inside.job_node import Task
+from distmagic.clusters.inside.job_node import RankTask
 from distmagic.errors import SpecError
 
 BY_SLURM = "SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE"
@@ -128,19 +128,25 @@ PLACES = {
         SLURM_RANKS,
         "inside Slurm job 7, node 1 of 2",
         "sx1",
-        Task(rank=2, world_size=3, local_rank=0, local_world_size=1, said_by=BY_SLURM),
+        RankTask(
+            rank=2, world_size=3, local_rank=0, local_world_size=1, said_by=BY_SLURM
+        ),
     ),
     "torchrun": (
         TORCHRUN,
         "inside torchrun job job1, node 1 of 2",
         "gpu-a",
-        Task(rank=3, world_size=4, local_rank=1, local_world_size=2, said_by=BY_RANK),
+        RankTask(
+            rank=3, world_size=4, local_rank=1, local_world_size=2, said_by=BY_RANK
+        ),
     ),
     "torchrun in a step of Slurm": (
         SLURM | TORCHRUN,
         "inside torchrun job job1, node 1 of 2",
         "gpu-a",
-        Task(rank=3, world_size=4, local_rank=1, local_world_size=2, said_by=BY_RANK),
+        RankTask(
+            rank=3, world_size=4, local_rank=1, local_world_size=2, said_by=BY_RANK
+        ),
     ),
     "torchrun, one process a node": (
         ONE_A_NODE,
@@ -164,7 +170,9 @@ PLACES = {
         },
         "inside torchrun, node 1 of 2",
         "job-master-0",
-        Task(rank=3, world_size=4, local_rank=1, local_world_size=2, said_by=BY_RANK),
+        RankTask(
+            rank=3, world_size=4, local_rank=1, local_world_size=2, said_by=BY_RANK
+        ),
     ),
     "torchrun's flags as variables": (
         PET,
@@ -399,7 +407,7 @@ def test_any_step_of_slurm(step):
     if sum(tasks) == len(tasks):
         assert found.task is None
     else:
-        assert found.task == Task(
+        assert found.task == RankTask(
             rank=rank,
             world_size=sum(tasks),
             local_rank=local,

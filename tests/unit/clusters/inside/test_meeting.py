@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import ssl
 import threading
@@ -116,7 +117,7 @@ def test_a_node_that_never_comes_is_named():
     with contextlib.closing(Meeting(first, SECRET)) as meeting:
         with pytest.raises(Unreachable) as caught:
             meeting.gather(1, "same", 0.3)
-        assert str(caught.value) == (
+        assert re.sub(r"within \d+ s", "within 0 s", str(caught.value)) == (
             "n1: node 1 of Slurm job 7 has not come within 0 s.\n"
             f"Look at what it printed; it must run the same command, and reach n0 at port {meeting.port}."
         )
@@ -127,10 +128,10 @@ def test_a_node_0_that_never_comes_is_named():
     following = Following(second, SECRET, HERE)
     with pytest.raises(Unreachable) as caught:
         following.come(1, "same", 0.3)
-    assert str(caught.value) == (
+    assert re.sub(r"within \d+ s", "within 0 s", str(caught.value)) == (
         "n0: node 0 of Slurm job 7 has not answered node 1 within 0 s: Connection refused.\n"
         "It must run the same command, and let the other nodes dial its ports "
-        f"{second.ports[0]} and 7 others."
+        f"{second.ports[0]} and {len(second.ports) - 1} others."
     )
 
 
@@ -283,10 +284,12 @@ def test_connections_that_break_are_made_again_and_the_cell_is_said_again():
 
 
 def test_nothing_is_left_open():
+    older = set(threading.enumerate())  # of other tests, which may end now
+
     def threads():
         return {
             one.name
-            for one in threading.enumerate()
+            for one in set(threading.enumerate()) - older
             if one.name.startswith(("distmagic-meeting", "distmagic-f", "distmagic-m"))
         }
 

@@ -51,7 +51,7 @@ def scan(port: int) -> None:
 def test_a_scan_of_the_ports_neither_shortens_the_wait_nor_is_a_wrong_secret(
     monkeypatch,
 ):
-    monkeypatch.setattr(mutual_tls, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(mutual_tls, "HANDSHAKE_S", 0.5)
     monkeypatch.setattr(meeting_module, "_REFUSED_S", 0.0)
     first, _ = places()
     with (

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from distmagic.clusters.slurm.queue import Queue, pauses
+from distmagic.clusters.slurm.queue import SlurmQueue, pauses
 from distmagic.clusters.slurm.shell import Shell
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Unreachable
@@ -35,7 +35,7 @@ def questions(login: Login) -> list[str]:
 
 def test_one_question_for_all_jobs_that_are_waited_for(login):
     now = [0.0]
-    queue = Queue(Shell("login1", lambda _: login), clock=lambda: now[0])
+    queue = SlurmQueue(Shell("login1", lambda _: login), clock=lambda: now[0])
     assert queue.look("17", "", ASKER, 1.0).is_pending
     assert queue.look("18", "", ASKER, 1.0).is_running
     assert queue.look("17", "", ASKER, 1.0).is_pending
@@ -47,7 +47,7 @@ def test_one_question_for_all_jobs_that_are_waited_for(login):
 
 
 def test_a_job_that_is_forgotten_is_asked_for_no_more(login):
-    queue = Queue(Shell("login1", lambda _: login))
+    queue = SlurmQueue(Shell("login1", lambda _: login))
     queue.look("17", "", ASKER, 0.0)
     queue.look("18", "", ASKER, 60.0)
     queue.forget("18", "")
@@ -56,21 +56,21 @@ def test_a_job_that_is_forgotten_is_asked_for_no_more(login):
 
 
 def test_jobs_of_different_clusters_are_different_questions(login):
-    queue = Queue(Shell("login1", lambda _: login))
+    queue = SlurmQueue(Shell("login1", lambda _: login))
     queue.look("17", "east", ASKER, 60.0)
     queue.look("17", "west", ASKER, 60.0)
     assert questions(login) == ["17", "17"]
 
 
 def test_a_job_that_slurm_no_longer_knows(login):
-    queue = Queue(Shell("login1", lambda _: login))
+    queue = SlurmQueue(Shell("login1", lambda _: login))
     assert queue.look("19", "", ASKER, 60.0) is None
 
 
 def test_a_question_that_fails_says_nothing_and_the_next_look_asks_again(login):
     away = Said(err="squeue: error: Unable to contact slurm controller", code=1)
     login.answers["squeue"] = [away, Said(BOTH)]
-    queue = Queue(Shell("login1", lambda _: login))
+    queue = SlurmQueue(Shell("login1", lambda _: login))
     with pytest.raises(Unreachable):
         queue.look("17", "", ASKER, 60.0)
     assert queue.look("17", "", ASKER, 60.0).is_pending

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from distmagic.remote.agent.stack_dump import StackDumper
+from distmagic.remote.rank import stacks
 from distmagic.remote.records import journal
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.system import processes
@@ -139,7 +140,11 @@ def test_a_rank_that_gives_no_answer(node):
 
 
 def test_a_rank_that_does_not_look_like_ours_is_told_all_the_same(node):
-    node.start(ANSWERS + SLEEPS)
+    child = node.start(ANSWERS + SLEEPS)
+    node.dumper.request("a")
+    node.step(0.0)
+    text = stacks.file_of(node.folder, child.pid)
+    wait_until(lambda: "in <module>\n" in text.read_text(), "its answer")
     (answer,) = node.stacks("a", 0.5).values()
     assert [frame.function for frame in answer.threads[0].frames] == ["<module>"]
 

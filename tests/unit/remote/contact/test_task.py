@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.remote.contact import task
-from distmagic.remote.contact.task import Log, merged
+from distmagic.remote.contact.task import MessageLog, merged
 from distmagic.remote.wire import log_lines, protocol
 from distmagic.remote.wire.protocol import Bar, MetricRow, Output, Progress
 
@@ -39,7 +39,7 @@ def messages(text):
 
 def test_progress_of_a_second_is_one_line_of_each_rank():
     out = io.StringIO()
-    log = Log(out)
+    log = MessageLog(out)
     for step in range(1, 4):
         for rank in range(2):
             log.add(progress(step, rank=rank))
@@ -54,7 +54,7 @@ def test_progress_of_a_second_is_one_line_of_each_rank():
 
 def test_what_can_not_wait_comes_after_what_came_before_it():
     out = io.StringIO()
-    log = Log(out)
+    log = MessageLog(out)
     log.add(progress(1))
     log.add(Output(rank=0, stream="stdout", offset=0, text="a"))
     log.add(Output(rank=0, stream="stdout", offset=1, text="b"))
@@ -70,7 +70,7 @@ def picture(number, rank=0):
 
 def test_of_many_pictures_of_a_rank_few_are_written_and_the_last_at_the_end():
     out, now = io.StringIO(), [100.0]
-    log = Log(out, lambda: now[0])
+    log = MessageLog(out, lambda: now[0])
     for number in range(100):  # ten a second
         now[0] += 0.1
         log.add(picture(number))
@@ -84,7 +84,7 @@ def test_of_many_pictures_of_a_rank_few_are_written_and_the_last_at_the_end():
 
 def test_pictures_that_come_slowly_are_all_written():
     out, now = io.StringIO(), [0.0]
-    log = Log(out, lambda: now[0])
+    log = MessageLog(out, lambda: now[0])
     for number in range(3):
         now[0] += 10.0
         log.add(picture(number))
@@ -94,7 +94,7 @@ def test_pictures_that_come_slowly_are_all_written():
 
 def test_how_busy_a_host_is_comes_seldom_and_stacks_do_not():
     out, now = io.StringIO(), [0.0]
-    log = Log(out, lambda: now[0])
+    log = MessageLog(out, lambda: now[0])
     for second in range(60):
         now[0] = second
         log.add(protocol.Hardware(used_bytes=second))
@@ -168,7 +168,7 @@ def test_a_pipe_in_the_working_directory_is_told_and_the_run_stays_done(
     (work / "z.txt").write_text("z")
     monkeypatch.setenv("OUTPUT_DIR", str(kept))
     out = io.StringIO()
-    ended = lead_at_its_end(work, Log(out))
+    ended = lead_at_its_end(work, MessageLog(out))
     assert ended._end("") == 0
     found = [message for _, message in messages(out.getvalue())]
     assert [type(one).__name__ for one in found] == ["Notice", "Final"]
@@ -184,11 +184,11 @@ def test_of_many_files_that_are_not_kept_the_notice_is_short(tmp_path, monkeypat
         os.mkfifo(work / f"pipe{number}")
     monkeypatch.setenv("OUTPUT_DIR", str(tmp_path / "kept"))
     out = io.StringIO()
-    assert lead_at_its_end(work, Log(out))._end("") == 0
+    assert lead_at_its_end(work, MessageLog(out))._end("") == 0
     assert len(messages(out.getvalue())[0][1].text) == 1000
 
 
-def lead_at_its_end(work: Path, log: Log) -> task.Task:
+def lead_at_its_end(work: Path, log: MessageLog) -> task.Task:
     """Return the first task of one, whose agent has said its last word; there is no contact."""
     made = task.Task.__new__(task.Task)
     made._log, made._work, made._start = log, str(work), START

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
+
+from tests.builders.forks import Forks
 
 PROGRAM = """
 import logging, sys
@@ -21,15 +22,23 @@ print("torch._dynamo" in sys.modules)
 """
 
 
-def test_an_exception_is_logged_without_torch_s_compiler() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "False\n"
-    assert "Something else" in done.stderr
-    assert "ConnectionResetError: the lead is gone" in done.stderr
-    assert done.stderr.count("Traceback") == 1
-    assert "exit barrier" not in done.stderr
+def run(program: str, forks: Forks, folder: Path) -> tuple[str, str]:
+    """Return what a program has printed, and its log."""
+    (folder / "program.py").write_text(program)
+    done = forks.run(folder / "program.py")
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode(), done.stderr.decode()
+
+
+def test_an_exception_is_logged_without_torch_s_compiler(
+    torch_forks: Forks, tmp_path: Path
+) -> None:
+    printed, log = run(PROGRAM, torch_forks, tmp_path)
+    assert printed == "False\n"
+    assert "Something else" in log
+    assert "ConnectionResetError: the lead is gone" in log
+    assert log.count("Traceback") == 1
+    assert "exit barrier" not in log
 
 
 MEETING = """
@@ -64,16 +73,16 @@ except DistNetworkError as error:
 """
 
 
-def test_nodes_meet_anew_when_one_is_lost_in_the_middle_of_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", MEETING], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines() == ["agent"] * 3 + [
+def test_nodes_meet_anew_when_one_is_lost_in_the_middle_of_it(
+    torch_forks: Forks, tmp_path: Path
+) -> None:
+    printed, log = run(MEETING, torch_forks, tmp_path)
+    assert printed.splitlines() == ["agent"] * 3 + [
         '{"call": "x", "round": 3}',
         "other agent",
         "gone",
     ]
-    assert [line for line in done.stderr.splitlines() if "anew" in line] == [
+    assert [line for line in log.splitlines() if "anew" in line] == [
         "Meeting the other nodes anew: wait timeout after 15000ms, keys: /a",
         "Meeting the other nodes anew: once more",
     ]

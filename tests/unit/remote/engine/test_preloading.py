@@ -27,7 +27,7 @@ try:
     for package in preloading.load(json.loads(sys.argv[1])):
         begun.append(package)
     why = ""
-except preloading.Refused as refused:
+except preloading.NotForTemplate as refused:
     why = str(refused)
 loaded = [name for name in json.loads(sys.argv[1]) if name in sys.modules]
 print(json.dumps([begun, loaded, why, "PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ]))

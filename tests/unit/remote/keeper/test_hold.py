@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,12 +35,20 @@ def test_it_goes_on_while_a_job_runs_and_ends_after_the_idle_time(
         # Jobs of other tests on this machine are left out.
         return {pid: 1 for pid in looks[-1] if pid == process.pid}
 
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds  # and no more where this machine is late
+        time.sleep(seconds)
+
+    clock = SimpleNamespace(monotonic=lambda: now_s, sleep=sleep)
+    monkeypatch.setattr(hold, "time", clock)
     monkeypatch.setattr(hold, "parents", look)
     holding = threading.Thread(target=hold.main, args=('{"idle_s": 0.2}',))
     holding.start()
     if is_held:
-        after = time.monotonic() + 0.5
-        wait_until(lambda: time.monotonic() > after, "more than the idle time")
+        wait_until(lambda: now_s > 0.5, "more than the idle time")
         assert holding.is_alive()
         process.communicate()
     holding.join(30)

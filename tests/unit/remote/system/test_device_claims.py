@@ -11,8 +11,8 @@ import pytest
 from distmagic.remote.system import device_claims
 from distmagic.remote.system.device_claims import (
     Claim,
+    ClaimQueue,
     DeviceClaims,
-    Queue,
     claims_before,
     device_key,
     parse,
@@ -35,7 +35,7 @@ def claim(key: str, since_ns: int, job: str) -> Claim:
 
 def test_what_the_kernel_lists_is_read_and_all_else_is_left_out():
     held = claim("0", 17, "1122-181500-ab")
-    assert parse(LISTING) == Queue(claims=(held,), held=frozenset({"0"}))
+    assert parse(LISTING) == ClaimQueue(claims=(held,), held=frozenset({"0"}))
     assert held.name == "distmagic-claim-0-17-1000-1122-181500-ab"
 
 

@@ -11,7 +11,8 @@ import pytest
 import distmagic
 from distmagic import api
 from distmagic.errors import SpecError
-from distmagic.request import notebook_place
+from distmagic.request import flag_table, notebook_place
+from distmagic.request.flag_table import FLAGS
 from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import Access, JobSpec
 
@@ -28,6 +29,27 @@ OWN = {
     "unknown",
 }
 PARAMETERS = inspect.signature(distmagic.run).parameters
+# Flags that fill no field of `JobSpec` and `Access` by their names: request/flags.py reads each of them itself.
+READ_APART = {
+    "hosts",
+    "hostfile",
+    "on",
+    "nodes",
+    "gpus",
+    "sky",
+    "slurm",
+    "idle",
+    "export",
+    "image",
+    "results",
+    "background",
+    "payload-limit",
+    "whole",
+    "script",
+    "dry-run",
+    "output",
+    *flag_table.SBATCH_FLAGS,
+}
 
 
 class FakeSession:
@@ -45,7 +67,9 @@ class FakeSession:
 def session(monkeypatch, tmp_path):
     monkeypatch.delenv("DISTMAGIC_HOSTS", raising=False)
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
-    monkeypatch.setattr(notebook_place, "_said", [])  # by notebooks of other tests
+    monkeypatch.setattr(
+        notebook_place, "_registered", []
+    )  # by notebooks of other tests
     fake = FakeSession()
     monkeypatch.setattr(api, "session", lambda: fake)
     return fake
@@ -53,7 +77,7 @@ def session(monkeypatch, tmp_path):
 
 def test_in_a_notebook_it_runs_where_its_cells_do(session, monkeypatch):
     place = (parse_hosts("gpu-a:1,gpu-b:1"), Access(ssh_config="of the notebook"))
-    monkeypatch.setattr(notebook_place, "_said", [lambda: place])
+    monkeypatch.setattr(notebook_place, "_registered", [lambda: place])
     distmagic.run(len, [1])
     assert [host.name for host in session.hosts] == ["gpu-a", "gpu-b"]
     assert session.access.ssh_config == "of the notebook"
@@ -65,10 +89,23 @@ def test_in_a_notebook_it_runs_where_its_cells_do(session, monkeypatch):
     assert session.access.ssh_config is None
 
 
-def test_the_signature_names_every_option_of_job_and_access():
+def test_every_option_is_a_field_a_parameter_and_a_flag():
     of_job = {one.name for one in fields(JobSpec)}
     of_access = {one.name for one in fields(Access)} - {"pythons"} | {"python"}
-    assert set(PARAMETERS) == OWN | of_job | of_access
+    options = of_job | of_access
+    assert set(PARAMETERS) == OWN | options
+    of_flags = {option.removesuffix("_s").replace("_", "-") for option in options}
+    assert {flag.name for flag in FLAGS} == READ_APART | of_flags
+
+
+def test_lists_of_flags_name_only_flags():
+    lists = (
+        flag_table.SBATCH_FLAGS,
+        flag_table.NOT_WITH_EXPORT,
+        flag_table.NOT_WITH_OSMO,
+    )
+    known = {flag.name for flag in FLAGS}
+    assert [name for names in lists for name in names if name not in known] == []
 
 
 def test_the_defaults_are_those_of_a_job():

@@ -1,0 +1,66 @@
+"""The border to paramiko: connections that end, and the log."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+
+import pytest
+
+from distmagic.transports.ssh import client as ssh_client
+from distmagic.transports.ssh.process import SshProcess
+
+
+class _EndsWhileReading:
+    """A channel whose connection ends in the middle of a read of stderr, as paramiko reports it."""
+
+    exit_status = -1
+
+    def __init__(self) -> None:
+        self.pieces = [b"half a sen", EOFError()]
+        self.status_event = threading.Event()
+        self.transport = self
+
+    def recv_stderr(self, _: int) -> bytes:
+        piece = self.pieces.pop(0)
+        if isinstance(piece, Exception):
+            self.status_event.set()
+            raise piece
+        return piece
+
+
+def test_a_connection_that_ends_while_stderr_is_read_makes_no_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noise: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", noise.append)
+    process = SshProcess(_EndsWhileReading(), "gpu-a", (EOFError,))  # type: ignore[arg-type]
+    assert process.wait(10.0) is None
+    process._drainer.join(10.0)
+    assert process.stderr() == "half a sen"
+    assert noise == []
+
+
+def test_a_connection_leaves_nothing_with_the_log() -> None:
+    from distmagic.transports.ssh.client import SshSession
+
+    for _ in range(3):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            SshSession(ours, "gpu-a", 1.0).close()
+    handlers = logging.getLogger("paramiko").handlers
+    assert len([one for one in handlers if isinstance(one, logging.NullHandler)]) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [EOFError(), OSError("reset"), ssh_client.paramiko.SSHException("gone")]
+)
+def test_the_end_of_a_session_over_a_jump_host_that_is_gone_raises_nothing(error):
+    """In paramiko's thread it would be printed as a traceback, in whatever cell runs just then."""
+
+    class Gone:
+        def close(self) -> None:
+            raise error
+
+    ssh_client._Packetizer(Gone()).close()

@@ -1,0 +1,38 @@
+"""The time that is left of a connection's limit."""
+
+from __future__ import annotations
+
+import threading
+
+from distmagic.transports.ssh.deadline import Deadline
+from tests.lab.waiting import wait_until
+
+
+def test_a_deadline_expires_once() -> None:
+    expired = threading.Event()
+    with Deadline(0.05, expired.set) as deadline:
+        assert expired.wait(10)
+        assert deadline.expired
+        assert deadline.remaining() == 0
+
+
+def test_a_deadline_that_is_kept_never_fires() -> None:
+    expired = threading.Event()
+    with Deadline(10, expired.set) as deadline:
+        pass
+    wait_until(
+        lambda: all(one.name != "distmagic-deadline" for one in threading.enumerate()),
+        "the end of its thread",
+    )
+    assert not expired.is_set()
+    assert not deadline.expired
+
+
+def test_a_pause_is_not_counted() -> None:
+    expired = threading.Event()
+    with Deadline(1.2, expired.set) as deadline:
+        with deadline.paused(), deadline.paused():
+            assert not expired.wait(1.5)
+        assert not deadline.expired
+        assert 0 < deadline.remaining() <= 1.2
+        assert expired.wait(10)

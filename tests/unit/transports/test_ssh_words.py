@@ -1,0 +1,54 @@
+"""What servers, and the system's own client, say becomes an error in our words."""
+
+from __future__ import annotations
+
+import pytest
+
+from distmagic.request.hosts import Host
+from distmagic.transports import ssh_words, troubles
+from distmagic.transports.piped import Tail
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            "ssh: connect to host a port 22: Operation timed out",
+            "no answer from gpu-a within 7 s.",
+        ),
+        (
+            "ssh: connect to host a port 22: No route to host",
+            "the network does not lead to gpu-a (No route to host).",
+        ),
+        (
+            "me@gpu-a: Permission denied (publickey,password).",
+            "gpu-a did not let in user me. Tried: what ssh offers. It accepts: publickey, password.",
+        ),
+        (
+            "/home/me/.ssh/config: line 3: Bad configuration option: prot\r\n/x: terminating, 1 bad options",
+            "the ssh configuration is wrong: /home/me/.ssh/config: line 3: Bad configuration option: prot",
+        ),
+        (
+            "kex_exchange_identification: Connection closed by remote host",
+            "gpu-a answered, but not as an SSH server (Connection closed by remote host).",
+        ),
+        ("banner\nsomething new\n", "the connection to gpu-a failed: something new."),
+        ("", "the connection to gpu-a failed: the client said nothing."),
+    ],
+)
+def test_the_client_s_words(said: str, message: str) -> None:
+    assert ssh_words.trouble(said, Host(name="gpu-a"), 7).message == message
+
+
+@pytest.mark.parametrize("said", ["a" * 100_000, "\x1b[2J" * 10_000])
+def test_an_error_has_not_all_that_a_server_said(said) -> None:
+    error = troubles.not_ssh("10.0.0.5 port 22", said).for_host("gpu-a")
+    assert len(error.message) < 2100
+    assert error.message.isprintable()
+
+
+def test_the_tail_of_a_stream() -> None:
+    tail = Tail(4)
+    tail.append(b"abc")
+    tail.append(b"def")
+    assert tail.text() == "cdef"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,17 @@ def of_process(pid: int, temporary: Path) -> Held:
         memory_mb=memory_mb(pid),
         files=len(removed) + sum(not path.is_dir() for path in temporary.rglob("*")),
     )
+
+
+def added(now: Held, before: Held) -> list[str]:
+    """Return what a process holds that it did not hold before, memory aside."""
+    more = Counter(now.descriptors) - Counter(before.descriptors)
+    found = [f"{count} more {kind}" for kind, count in sorted(more.items())]
+    if now.threads > before.threads:
+        found.append(f"{now.threads - before.threads} more threads")
+    if now.files > before.files:
+        found.append(f"{now.files - before.files} more temporary files")
+    return found
 
 
 def _descriptors(pid: int) -> tuple[str, ...]:

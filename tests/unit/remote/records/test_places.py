@@ -171,6 +171,11 @@ def listening(path: Path) -> socket.socket:
     return listener
 
 
+def an_hour_ago() -> float:
+    """Return a time long after which a directory is judged, and not so long that other hosts of this /tmp remove it."""
+    return time.time() - 3600
+
+
 def is_dead(path: Path) -> bool:
     return path in places.dead_runs().get("1121-000000-test0000", ())
 
@@ -184,7 +189,7 @@ def test_a_run_whose_agent_is_gone(deserted, age_s, dead):
 
 def test_a_run_whose_agent_has_no_time_to_answer(deserted):
     with listening(deserted), socket.socket(socket.AF_UNIX) as first:
-        os.utime(deserted, (1, 1))
+        os.utime(deserted, (1, an_hour_ago()))
         first.connect(str(deserted / "readers"))  # the queue is full now
         assert not is_dead(deserted)
 
@@ -195,14 +200,14 @@ def test_a_run_of_which_one_agent_lives(deserted):
         with listening(other):
             listening(deserted).close()
             for path in (deserted, other):
-                os.utime(path, (1, 1))
+                os.utime(path, (1, an_hour_ago()))
             assert not is_dead(deserted)
     finally:
         shutil.rmtree(other)
 
 
 def test_a_directory_that_others_may_enter_is_not_ours_to_judge(deserted):
-    os.utime(deserted, (1, 1))
+    os.utime(deserted, (1, an_hour_ago()))
     deserted.chmod(0o755)
     assert not is_dead(deserted)
 
@@ -215,7 +220,7 @@ def test_nobody_else_can_shield_or_fake_a_dead_run(deserted):
     os.chown(fakes[0], 1, 1)
     fakes[1].symlink_to(deserted)
     try:
-        os.utime(deserted, (1, 1))
+        os.utime(deserted, (1, an_hour_ago()))
         assert places.dead_runs()["1121-000000-test0000"] == [deserted]
         assert places.run_dirs("1121-000000-test0000") == (deserted,)
     finally:
@@ -256,7 +261,7 @@ def test_what_makes_a_host_another_one(tmp_path, monkeypatch, differs):
 
 def test_what_another_host_has_in_tmp_is_neither_found_nor_judged(deserted, as_host):
     listening(deserted).close()
-    os.utime(deserted, (1, 1))
+    os.utime(deserted, (1, an_hour_ago()))
     warm = places.make_warm_dir("testowner", "key")
     try:
         assert is_dead(deserted)

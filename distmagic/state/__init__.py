@@ -58,6 +58,8 @@ Beside the phase, a node may be
 Why a node is lost, and where that is decided:
 
     it was out of reach for 10 s, and others were not            decide.py, `overdue`
+    it leads an elastic job, all others ended without hearing
+    it, and it was out of reach for 10 s                         decide.py, `overdue`
     the others don't hear it, and it says nothing itself         decide.py, `missed_by_peers`
     it did not confirm its end after a stop                      decide.py, `after_step`
     the others don't hear it, in an elastic job                  fold.py, `_accuse`: at once, for the lead goes on

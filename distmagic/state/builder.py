@@ -70,7 +70,7 @@ class RunStateBuilder:
     culprit: int | None
     detached_by: str
     advanced_at_s: float
-    reached_again_at_s: float
+    reaching_since_s: float
     stack_dumps: list[StackDump]
     held: dict[int, tuple[Event, ...]]
     planned_world_size: int
@@ -102,6 +102,16 @@ class RunStateBuilder:
         old = self.nodes[node]
         later = max(old.phase, phase, key=NODE_PHASES.index)
         self.nodes[node] = replace(old, phase=later, **more)
+
+    def note_reached(self) -> None:
+        """Note that the notebook is about to reach a node, where it reached none before."""
+        there = (
+            node
+            for node in self.nodes
+            if node.phase != "gone" and not self.has_lost(node.node_rank)
+        )
+        if not any(node.is_reached for node in there):
+            self.reaching_since_s = self.at_s
 
     def note_advance(self) -> None:
         """Note that a rank has advanced; ranks that end because they are stopped don't count."""
@@ -254,16 +264,6 @@ def _bounded_threads(
         if frames:
             kept.append(Thread(frames=tuple(reversed(frames))))
     return tuple(kept)
-
-
-def _mutable(value: object) -> object:
-    if isinstance(value, tuple):
-        return list(value)
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-def _immutable(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _last_drawn(text: str) -> str:

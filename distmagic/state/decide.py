@@ -305,18 +305,38 @@ def overdue(state: RunState) -> tuple[int, ...]:
     job, which needs no notebook, also where its nodes can't hear each other: following it must never end it.
     """
     there = _there(state)
-    others_lost_it = any(node.stopping == "lost" for node in state.nodes)
-    if all(node.broken for node in there) and not others_lost_it:
-        return ()
-    reaching_since_s = 0.0 if others_lost_it else state.reached_again_at_s
+    reaches_some = any(node.is_reached for node in there)
     found = []
     for node in there:
-        away_since_s = max(node.broken_at_s, reaching_since_s)
-        is_late = bool(node.broken) and state.at_s - away_since_s > NODE_LOST_S
-        runs_alone = node.gang == "joined" or bool(state.detached_by)
-        if is_late and (others_lost_it or not runs_alone):
+        if not node.broken:
+            continue
+        if _is_lead_without_members(state, node):
+            away_since_s = node.broken_at_s
+        elif reaches_some and node.gang != "joined" and not state.detached_by:
+            away_since_s = max(node.broken_at_s, state.reaching_since_s)
+        else:
+            continue
+        if state.at_s - away_since_s > NODE_LOST_S:
             found.append(node.node_rank)
     return tuple(found)
+
+
+def _is_lead_without_members(state: RunState, node: NodeState) -> bool:
+    """Whether a node is the lead of an elastic job whose other nodes have all ended because they don't hear it.
+
+    One of them alone may have lost its own network. In a job that is not elastic the lead is accused: `missed_by_peers`.
+    """
+    if not state.is_elastic or node.node_rank != 0:
+        return False
+    lost = state.lost_nodes
+    members = [
+        one
+        for one in state.nodes[1:]
+        if one.stopping == "lost" or one.node_rank not in lost
+    ]
+    return bool(members) and all(
+        one.stopping == "lost" and one.culprit == 0 for one in members
+    )
 
 
 def missed_by_peers(state: RunState) -> tuple[int, ...]:
@@ -336,7 +356,7 @@ def alive_elsewhere(state: RunState) -> frozenset[int]:
     The gang hears a node that has joined it, and a detached job needs no notebook: following it must never end it.
     """
     there = _there(state)
-    if state.stopping or all(node.broken for node in there):
+    if state.stopping or not any(node.is_reached for node in there):
         return frozenset()
     return frozenset(
         node.node_rank for node in there if node.gang == "joined" or state.detached_by

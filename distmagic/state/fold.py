@@ -89,6 +89,7 @@ def _take_held(builder: RunStateBuilder) -> None:
 
 
 def _hello(builder: RunStateBuilder, node: int, what: protocol.Hello) -> None:
+    builder.note_reached()
     builder.advance(node, "starting", hostname=what.hostname)
 
 
@@ -188,18 +189,17 @@ def _node_stopping(
 ) -> None:
     """Fold why a node ends its ranks. The first reason of all is the run's."""
     reason = known_stop_reason(what.reason)
+    culprit = what.culprit if 0 <= what.culprit < len(builder.nodes) else None
     builder.nodes[node] = replace(
-        builder.nodes[node], stopping=reason, accused_at_s=None
+        builder.nodes[node], stopping=reason, culprit=culprit, accused_at_s=None
     )
     if builder.base.is_elastic and what.reason == "lost" and node != 0:
         return  # only this node ends: it has lost the other nodes, which go on
     if not builder.stopping:
         builder.stopping = reason
-        builder.culprit = (
-            what.culprit if 0 <= what.culprit < len(builder.nodes) else None
-        )
-    if what.reason == "lost" and 0 <= what.culprit < len(builder.nodes):
-        _accuse(builder, what.culprit)
+        builder.culprit = culprit
+    if what.reason == "lost" and culprit is not None:
+        _accuse(builder, culprit)
 
 
 def _accuse(builder: RunStateBuilder, node: int) -> None:

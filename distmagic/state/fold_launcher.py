@@ -85,13 +85,7 @@ def _broken(builder: RunStateBuilder, node: int, what: Broken) -> None:
 
 
 def _mended(builder: RunStateBuilder, node: int, _: Mended) -> None:
-    lost = {lost_node for lost_node, _ in builder.lost}
-    if all(
-        one.broken
-        for one in builder.nodes
-        if one.phase != "gone" and one.node_rank not in lost
-    ):
-        builder.reached_again_at_s = builder.at_s
+    builder.note_reached()
     builder.nodes[node] = replace(builder.nodes[node], broken="")
     # A rank may have advanced: the events of the time without a connection are only coming.
     builder.note_advance()

@@ -35,7 +35,7 @@ class NodeState:
     survivors     processes that could not be ended
     broken        why there is no connection just now, "" with one; since `broken_at_s`
     gang          what the other nodes know of this one by the gang channel
-    stopping      why its agent ends its ranks, "" while it doesn't
+    stopping      why its agent ends its ranks, "" while it doesn't; `culprit` is the node to blame, None for nobody
     accused_at_s  since when the other nodes don't hear this one, while it says nothing itself; else None
     ranks         the ranks that the plan gives to this node, None without such a plan
     hardware      how busy the host was at the last look, None before the first one
@@ -61,11 +61,17 @@ class NodeState:
     broken_at_s: float = 0.0
     gang: GangState = ""
     stopping: StopReason | Literal[""] = ""
+    culprit: int | None = None
     accused_at_s: float | None = None
     ranks: range | None = None
     hardware: protocol.Hardware | None = None
     peak_bytes: int = 0
     gpu_peaks: tuple[int, ...] = ()
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether this notebook has heard of the node's agent, and has a connection to it just now."""
+        return bool(self.hostname) and not self.broken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +197,7 @@ class RunState:
     planned_world_size  as the plan has it, 0 where no plan gives one
     detached_by         why the job needs no notebook any more: "asked", "disconnected", or "" where it does
     advanced_at_s       when a rank advanced last (see `hangs.is_hung`), before any stop
-    reached_again_at_s  when the notebook had a connection again after it had none to any node; 0 before that
+    reaching_since_s    when the notebook reached a node after it had reached none; 0 before the first
     stack_dumps         the answers to the last few requests for stacks
     wanted_stacks       the request for stacks that the user made last, "" before one
     call                what every rank runs, as the user wrote it: `train(steps=500)`; "" where that is not known
@@ -228,7 +234,7 @@ class RunState:
     culprit: int | None = None
     detached_by: str = ""
     advanced_at_s: float = 0.0
-    reached_again_at_s: float = 0.0
+    reaching_since_s: float = 0.0
     stack_dumps: tuple[StackDump, ...] = ()
     before_s: float = 0.0
     held: Mapping[int, tuple[Event, ...]] = field(default_factory=dict)

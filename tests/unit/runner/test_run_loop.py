@@ -497,11 +497,9 @@ def test_which_nodes_are_down_for_this_notebook_alone():
 
     cut = at(Broken(why="cut"), 1)
     joined = at(p.PeerState(node_rank=1, state="joined"))
-    missing = at(p.NodeStopping(reason="lost", culprit=1), 0)
     assert late(cut) == (1,)
     assert late(cut, at(Broken(why="cut"), 0)) == (), "their lease counts"
     assert late(joined, cut) == (), "the other hosts hear it"
-    assert late(joined, cut, missing) == (1,), "they have ended without it"
     assert late(at(p.Detached(why="disconnected")), cut) == ()
     assert overdue(begun(cut)) == (), "it has some seconds"
 

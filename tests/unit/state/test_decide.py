@@ -37,7 +37,16 @@ from distmagic.state.events import (
 from distmagic.state.fold import UNHEARD, begin, fold
 from distmagic.state.standstill import LOOK_S
 from tests.builders.any_events import EVENTS
-from tests.builders.events import HOSTS, at, begun, ended, progress, raised, worker
+from tests.builders.events import (
+    HOSTS,
+    at,
+    begun,
+    ended,
+    hello,
+    progress,
+    raised,
+    worker,
+)
 from tests.builders.runs import end_of
 
 JOINED = at(p.PeerState(node_rank=1, state="joined"))
@@ -133,11 +142,66 @@ def test_when_the_notebook_itself_was_cut_off_the_second_node_has_time_after_the
 def test_breaks_of_one_node_give_a_dead_one_no_more_time_while_another_is_reached():
     run = Decider()
     third = replace(run.state.nodes[1], node_rank=2, host="c")
-    run.state = replace(run.state, nodes=(*run.state.nodes, third))
+    run.state = replace(run.state, nodes=(*run.state.nodes, third), min_nodes=3)
     run.fold(1.0, at(Broken(why="cut"), 1))
     run.fold(8.0, at(Broken(why="cut"), 0))
     run.fold(9.0, at(Mended(), 0))
     assert run.at(1.1 + NODE_LOST_S)[0] == Lose(node_ranks=(1,), why=AWAY)
+
+
+def elastic(size: int) -> Decider:
+    """An elastic job of so many nodes with a rank each, which goes on as long as one is left."""
+    run = Decider()
+    run.state = begin("j", tuple(f"gpu-{node}" for node in range(size)), 3, min_nodes=1)
+    hellos = [hello(node) for node in range(size)]
+    ranks = [worker(node, node, world=size) for node in range(size)]
+    run.fold(1.0, *hellos, *ranks)
+    return run
+
+
+def test_a_host_that_is_only_joining_does_not_tell_that_the_notebook_has_its_cable():
+    """Nobody has heard of it yet. The lead, which nothing else protects, would end the run."""
+    run = elastic(2)
+    names = ("gpu-0", "gpu-1", "gpu-2")
+    run.fold(2.0, at(p.NodeAdded(request_id="a1", hosts=names)))
+    cuts = [at(Broken(why="cut"), node) for node in (0, 1)]
+    assert run.at(3.0, *cuts) == run.at(40.0) == []
+    assert run.at(41.0, hello(2)) == []
+    assert run.at(41.0 + NODE_LOST_S) == [], "from here on the others count as late"
+    assert run.at(41.1 + NODE_LOST_S) == [
+        Lose(node_ranks=(0, 1), why=AWAY), stop("lost", 2),
+    ]  # fmt: skip
+
+
+def test_a_member_that_has_lost_its_own_network_takes_nobody_along():
+    """It says that the lead is gone, which this notebook can't reach just now either. The third one goes on."""
+    run = elastic(3)
+    run.fold(1.0, at(p.PeerState(node_rank=1, state="joined")))
+    run.fold(2.0, at(Broken(why="cut"), 0), at(Broken(why="cut"), 1))
+    ended_alone = [at(p.NodeStopping(reason="lost", culprit=0), 2), *end_of(2, -15)]
+    assert run.at(3.0, *ended_alone) == run.at(40.0) == []
+
+
+def test_the_lead_of_an_elastic_job_is_lost_when_all_others_have_ended_without_it():
+    run = elastic(3)
+    run.fold(2.0, at(Broken(why="cut"), 0))
+    for node in (1, 2):
+        stopping = at(p.NodeStopping(reason="lost", culprit=0), node)
+        assert run.at(3.0, stopping, *end_of(node, -15)) == []
+    assert run.at(2.0 + NODE_LOST_S) == []
+    (lost,) = run.at(2.1 + NODE_LOST_S)
+    assert lost == Lose(node_ranks=(0,), why=AWAY)
+
+
+def test_a_node_that_is_missed_and_cut_off_is_the_only_one_to_blame():
+    """Another one, which the others hear, is not lost because this notebook can't reach it for the same time."""
+    run = Decider(JOINED)
+    third = replace(run.state.nodes[1], node_rank=2, host="c", gang="")
+    run.state = replace(run.state, nodes=(*run.state.nodes, third), min_nodes=3)
+    run.fold(1.0, at(Broken(why="cut"), 1), at(Broken(why="cut"), 2))
+    missing = at(p.NodeStopping(reason="lost", culprit=2), 0)
+    assert run.at(1.0 + NODE_LOST_S, missing)[0] == Lose(node_ranks=(2,), why=UNHEARD)
+    assert run.at(1.1 + NODE_LOST_S) == []
 
 
 def test_a_node_that_is_missed_by_the_others_has_time_for_its_own_word():

@@ -186,7 +186,8 @@ def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
 
 def _access(args: argparse.Namespace, base: Access) -> Access:
     given = _fields_of(Access, args)
-    if args.on is not None and not is_cluster(args.on):
+    is_for_hosts = args.on in (None, NO_SYSTEM) or is_cluster(args.on)
+    if not is_for_hosts:
         given.pop("setup", None)  # the scheduler's job runs it
     pythons = dict(base.pythons)
     pythons.update(args.python)

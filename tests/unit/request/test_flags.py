@@ -437,6 +437,8 @@ def test_the_system_that_has_started_this_can_be_ignored():
     assert launched == SkyRequest(nodes=4, gpus="L4:4", idle_s=3600.0)
     assert parse("--on sky:my.one").allocation == SkyRequest(name="my.one")
     assert parse("--on sky:mine --setup true").access.setup == "true"
+    assert parse("--on none --hosts a --setup true").access.setup == "true"
+    assert parse("--on slurm --setup true").access.setup == "", "its job runs it"
     assert parse("--on none").ignores_system
     assert parse("--on none").allocation is None
     assert not parse("--on slurm").ignores_system

@@ -34,7 +34,7 @@ class NodeRow:
     """One node. `last` is the number of its last event, `sizes` are the bytes of small results by rank.
 
     `is_missed`: it ended because it, or the way to it, was lost. `stop` is the message that it was stopped with.
-    `why_unmet` is why it is lost if it is not met: its host has no such node, or did not answer.
+    `why_unmet` is why it is lost if it is not met: its host has no such node, or did not answer. `why_lost`: why it is.
     """
 
     host_index: int
@@ -50,6 +50,7 @@ class NodeRow:
     attempts: Attempts | None = None
     can_ask: bool = True
     why_unmet: str = NEVER_BEGAN
+    why_lost: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -167,6 +167,13 @@ class NodeTable:
             self.rows[node_rank].sizes[what.rank] = what.result_bytes or 0
         return []
 
+    def _peer_state(self, _: int, what: protocol.PeerState, __: float) -> list[Action]:
+        """Keep a node lost for which nothing more is tried, whatever the others hear of it: nobody learns of its end."""
+        peer = what.node_rank
+        if not 0 <= peer < len(self.rows) or self.rows[peer].state != "lost":
+            return []
+        return [Note(node_rank=peer, what=Lost(why=self.rows[peer].why_lost))]
+
     def _link_ended(
         self, node_rank: int, what: LinkEnded, now_s: float
     ) -> list[Action]:
@@ -462,6 +469,7 @@ class NodeTable:
         """Try nothing more for a node. `rejoins`: in an elastic job its host is tried as a new node from now on."""
         row = self.rows[node_rank]
         row.state = "lost"
+        row.why_lost = why
         row.attempts = None
         row.is_missed = True
         if rejoins:
@@ -472,6 +480,7 @@ class NodeTable:
         protocol.Final: _final,
         protocol.Ended: _rank_ended,
         protocol.NodeAdded: _node_added,
+        protocol.PeerState: _peer_state,
         LinkEnded: _link_ended,
         Collected: _collected,
         Linked: _linked,

@@ -169,7 +169,8 @@ def _peer_state(builder: RunStateBuilder, node: int, what: protocol.PeerState) -
     builder.nodes[peer] = replace(builder.nodes[peer], gang=_GANG[what.state])
     if what.state == "lost":
         _accuse(builder, peer)
-    elif what.state == "back":
+    elif what.state == "back" or (what.state == "joined" and builder.base.is_elastic):
+        # An elastic job goes on, also with a node that was out of this notebook's reach before the others knew it.
         builder.nodes[peer] = replace(builder.nodes[peer], accused_at_s=None)
         builder.lost = [entry for entry in builder.lost if entry[0] != peer]
 

@@ -193,6 +193,18 @@ def test_what_can_not_be_mended_ends_the_following(error, why):
 # ---- a broken connection
 
 
+@pytest.mark.parametrize("heard", ["joined", "back"])
+def test_a_node_that_was_given_up_stays_lost_whatever_the_others_hear_of_it(heard):
+    """Else the run would wait for it for ever: nobody follows it to its end."""
+    table = Table(elastic())
+    table.ended()
+    heard_of = p.PeerState(node_rank=1, state=heard)
+    why = "its agent ended without a word (was it killed?)"
+    assert table.after(heard_of, node=0) == [lost(why)]
+    assert table.after(replace(heard_of, node_rank=0), node=1) == []
+    assert table.after(replace(heard_of, node_rank=9), node=0) == []
+
+
 def test_a_broken_connection_is_tried_again_with_growing_pauses_until_the_lease_is_over():
     table = Table()
     assert table.ended(error=CUT) == [Note(node_rank=1, what=Broken(why=CUT.message))]

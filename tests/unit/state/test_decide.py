@@ -182,6 +182,15 @@ def test_a_member_that_has_lost_its_own_network_takes_nobody_along():
     assert run.at(3.0, *ended_alone) == run.at(40.0) == []
 
 
+def test_a_node_that_the_others_come_to_know_after_its_loss_is_lost_no_more():
+    run = elastic(2)
+    run.fold(2.0, at(Broken(why="cut"), 1))
+    assert run.at(2.1 + NODE_LOST_S) == [Lose(node_ranks=(1,), why=AWAY)]
+    run.fold(20.0, at(Mended(), 1), at(p.PeerState(node_rank=1, state="joined")))
+    assert run.state.lost == ()
+    assert run.at(20.0) == []
+
+
 def test_the_lead_of_an_elastic_job_is_lost_when_all_others_have_ended_without_it():
     run = elastic(3)
     run.fold(2.0, at(Broken(why="cut"), 0))

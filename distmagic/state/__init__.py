@@ -52,9 +52,9 @@ Beside the phase, a node may be
 - *silent*, *joined* or *lost* in the gang (PeerState, from the lead of any node, from a member of the lead).
 - *accused* (PeerState "lost", or NodeStopping because of it, from another node): the others don't hear it. It is taken
   back when the node itself tells why it stops, or is heard again.
-- *lost* (an entry in `RunState.lost`), for one of the reasons below. Only PeerState "back" takes a loss back, in an elastic
-  job "joined" too, and not the loss of a node that runner/node_table.py has given up. A node
-  that is gone can't become lost; one that is lost may still be gone, where its own last events come after all.
+- *lost* (an entry in `RunState.lost`), for one of the reasons below. Only PeerState "back" takes a loss back, in an
+  elastic job "joined" too; the loss of a node that runner/node_table.py has given up stays. A node that is gone can't
+  become lost; one that is lost may still be gone, where its own last events come after all.
 
 Why a node is lost, and where that is decided:
 

@@ -431,6 +431,42 @@ def test_a_connection_that_falls_silent_is_given_up(
             os.kill(int(frozen), signal.SIGCONT)
 
 
+@pytest.mark.parametrize("who", ["this end", "the server"])
+def test_a_connection_outlives_new_keys_that_are_agreed_on_while_processes_end(
+    who: str, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It happens after each half gigabyte, and where sshd's RekeyLimit says so: here after some ten kilobytes."""
+    limit = 50_000
+    options = ("MaxSessions 40",)
+    if who == "the server":
+        options = (*options, f"RekeyLimit {limit}")
+    else:
+        packetizer = "distmagic.transports.ssh.client._Packetizer"
+        monkeypatch.setattr(f"{packetizer}.REKEY_BYTES", limit)
+    size = 20_000
+    public = Path(f"{home.key}.pub")
+    with sshd(tmp_path / "sshd", public, options=options) as server:
+        home.trust(server)
+        with contextlib.closing(
+            ssh.connect(home.host(server), home.access, NoAsker())
+        ) as transport:
+            own = transport._session._transport
+            exchanges: list[None] = []
+            send = own._send_kex_init
+            monkeypatch.setattr(own, "_send_kex_init", lambda: exchanges.append(send()))
+
+            def run_some(_: int) -> None:
+                for _ in range(8):
+                    process = transport.start(("head", "-c", str(size), "/dev/zero"))
+                    assert len(read_all(process)) == size
+                    process.close()
+
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(run_some, range(4)))
+            assert says_hello(transport)
+            assert len(exchanges) > 3
+
+
 _KERNEL = """
 import sys
 from distmagic.request.hosts import Host

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -54,11 +55,13 @@ class SshKey:
 
 
 class _Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
-    """Remembers that something came in."""
+    """Remembers that something came in. `before_message` is called before each message is waited for."""
 
     received = 0
+    before_message: Callable[[], None] = staticmethod(lambda: None)
 
     def read_message(self) -> object:
+        self.before_message()
         message = super().read_message()
         self.received += 1
         return message
@@ -80,12 +83,32 @@ def _channel_request(channel: paramiko.Channel, message: paramiko.Message) -> No
 
 
 class _Transport(paramiko.Transport):  # type: ignore[misc]
+    """A connection whose own thread never waits for new keys to be agreed on: it alone can bring that about.
+
+    paramiko's waits for 30 s where a channel ends, or a keep-alive is due, in that moment, and then gives the connection up.
+    """
+
     _channel_handler_table = MappingProxyType(
         {
             **paramiko.Transport._channel_handler_table,  # noqa: SLF001
             MSG_CHANNEL_REQUEST: _channel_request,
         }
     )
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream, packetizer_class=_Packetizer)
+        self._postponed: deque[paramiko.Message] = deque()
+        self.packetizer.before_message = self._send_postponed
+
+    def _send_user_message(self, data: paramiko.Message) -> None:
+        if threading.current_thread() is self and not self.clear_to_send.is_set():
+            self._postponed.append(data)
+        else:
+            super()._send_user_message(data)
+
+    def _send_postponed(self) -> None:
+        while self._postponed and self.clear_to_send.is_set():
+            super()._send_user_message(self._postponed.popleft())
 
 
 class SshSession:
@@ -96,7 +119,7 @@ class SshSession:
         logging.getLogger("paramiko").addHandler(_NO_LOG)
         self.where = where
         self._user = ""
-        self._transport = _Transport(stream, packetizer_class=_Packetizer)
+        self._transport = _Transport(stream)
         self._transport.banner_timeout = self._transport.handshake_timeout = seconds + 1
         self._transport.auth_timeout = (
             None  # a person may be typing: the deadline of the connection ends it

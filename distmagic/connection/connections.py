@@ -12,7 +12,7 @@ from distmagic.connection.idle_links import IdleLinks
 from distmagic.connection.link import Link
 from distmagic.connection.opening import open_link
 from distmagic.connection.parallel import in_parallel
-from distmagic.errors import ConnectionLost, HostError, ProtocolError, Unreachable
+from distmagic.errors import ConnectionLost, HostError, ProtocolError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol
 from distmagic.request.hosts import Host
@@ -40,7 +40,6 @@ class Connections:
         self._connect = connect
         self._idle = IdleLinks()
         self._open: dict[_Key, Transport] = {}
-        self._slow: list[Transport] = []  # for nothing new; runs may still use them
         self._connecting: dict[_Key, threading.Lock] = {}
         self._closed = 0  # how often `close` was called
         # Of what stands above; never held while something blocks.
@@ -59,8 +58,7 @@ class Connections:
 
         One that doesn't is closed, also for the other runs. A link that breaks is no sign of that: the keep-alives of a
         transport are, which end it within seconds, and then no process can be started over it.
-
-        Where the host only takes too long to start our process, another connection is tried, and the other runs keep theirs.
+        Nor is a host that takes too long to start our process.
         """
         key = _key(host, access)
         known = self._known(key)
@@ -68,12 +66,7 @@ class Connections:
             try:
                 return _opened(host, known, access, python, bundle)
             except ConnectionLost:
-                self._forget(known)
-                known.close()
-            except Unreachable:
-                self._forget(known)
-                with self._lock:
-                    self._slow.append(known)
+                self._drop(known)
         transport = self._connected(key, host, access, asker)
         return _opened(host, transport, access, python, bundle)
 
@@ -135,14 +128,13 @@ class Connections:
                     return key
         return None
 
-    def _forget(self, transport: Transport) -> None:
-        """Use a connection for nothing new. If another one to the host is open by now, that one stays."""
+    def _drop(self, broken: Transport) -> None:
+        """Close a connection over which nothing can be started. If another one to the host is open by now, that one stays."""
         with self._lock:
             self._open = {
-                key: known
-                for key, known in self._open.items()
-                if known is not transport
+                key: known for key, known in self._open.items() if known is not broken
             }
+        broken.close()
 
     def end_templates(self) -> set[str]:
         """End what hosts with an idle link keep loaded; return their names."""
@@ -155,9 +147,8 @@ class Connections:
         self._idle.close()
         with self._lock:
             self._closed += 1
-            transports = [*self._open.values(), *self._slow]
+            transports = list(self._open.values())
             self._open = {}
-            self._slow = []
         _close_all(transports)
 
 

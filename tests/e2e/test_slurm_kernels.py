@@ -166,7 +166,7 @@ def test_a_job_that_was_not_submitted_for_us(slurm: SlurmLab, kernel: Session) -
 def test_on_the_log_in_node_itself(slurm: SlurmLab) -> None:
     command = kernel_program("/dev/null", login="", nodes=1, stays=False)
     done = slurm.login.exec(
-        ["env", f"PYTHONPATH={REPOSITORY}", *command], timeout_s=100
+        ["env", f"PYTHONPATH={REPOSITORY}", *command], timeout_s=200
     )
     assert "over" in done.stdout, done.stderr
     slurm.login.exec(["rm", "-rf", ".distmagic"])  # its notebook was on the log-in node

@@ -121,7 +121,7 @@ class FakeHost:
     def meet(self, what: object) -> None:
         """Wait until enough hosts are as far, if there is a barrier for this."""
         if what in self.barriers:
-            self.barriers[what].wait(20)
+            self.barriers[what].wait(60)
 
     def receive(self, process: HostProcess, request: p.Message) -> None:
         """Answer a request that came over a link."""

@@ -51,7 +51,7 @@ class LocalKeeper:
     ) -> None:
         self._local.close()
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(60)
         assert self.process.stdin is not None
         self.process.stdin.close()
 
@@ -76,7 +76,7 @@ class LocalKeeper:
 
     def wait_ended(self) -> int:
         """Return the exit code of the keeper, which must end by itself."""
-        wait_until(lambda: self.process.poll() is not None, "the keeper to end", 30)
+        wait_until(lambda: self.process.poll() is not None, "the keeper to end")
         assert not self.folder.exists()
         return self.process.returncode
 

@@ -125,7 +125,7 @@ class Service:
         self.began.set()
         is_cancelled = self._wait(name, started)
         for reader in readers:
-            reader.join(20)
+            reader.join(60)
         self.codes = [process.returncode for process in started]
         status = "FAILED" if any(self.codes) else "COMPLETED"
         self._set(name, "FAILED_CANCELED" if is_cancelled else status, tasks, status)
@@ -144,7 +144,7 @@ class Service:
                 place.end(process)
         for process in started:
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

@@ -18,7 +18,7 @@ def refusal(
         capture_output=True,
         text=True,
         check=False,
-        timeout=20,
+        timeout=60,
     )
     assert done.returncode != 0
     return done.stderr

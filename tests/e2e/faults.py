@@ -162,9 +162,9 @@ def after(seconds: float) -> When:
 
 
 def broken(name: str) -> When:
-    """Hold when the notebook has noticed that a host's connection is broken."""
+    """Hold when the notebook has noticed that a host's connection is broken, or was: it may be mended between two looks."""
     return lambda state, _: any(
-        node.broken for node in state.nodes if node.host == name
+        node.broken or node.broken_at_s for node in state.nodes if node.host == name
     )
 
 
@@ -320,5 +320,5 @@ def start(lab: Any, way: Way, screen: runner.Watch) -> object:
 def all_clean(lab: Lab) -> None:
     """Wait until nothing of ours is left on any host that is up."""
     wait_until(
-        lambda: not any(host.leftovers() for host in lab.hosts), "clean hosts", 30
+        lambda: not any(host.leftovers() for host in lab.hosts), "clean hosts", 60
     )

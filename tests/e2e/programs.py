@@ -17,6 +17,23 @@ def count(seconds: float) -> int:
     return total
 
 
+def count_until(path: str, seconds: float) -> int:
+    """Count as `count` does, but make the last step only when there is a file of this name."""
+    import time
+    from pathlib import Path
+
+    import distmagic
+
+    total = int(seconds * 10)
+    for i in range(total):
+        while i == total - 1 and not Path(path).expanduser().exists():
+            time.sleep(0.02)
+        print(i)
+        distmagic.report(step=i + 1, total=total, value=i)
+        time.sleep(0.1)
+    return total
+
+
 def wait_for(path: str) -> str:
     """Wait until there is a file of this name, and return the name."""
     import time
@@ -58,9 +75,9 @@ COUNTING_KERNEL = """
 import distmagic
 from distmagic.request.spec import Access
 from tests.e2e import runner
-from tests.e2e.programs import count
+from tests.e2e.programs import count_until
 from tests.e2e.runner import as_value
-distmagic.run(as_value(count), {seconds}, hosts="dm1:1,dm2:1", access=Access(ssh_config={config!r}, warm_idle_s=0.0), screen=runner.Watch())
+distmagic.run(as_value(count_until), "~/go", {seconds}, hosts="dm1:1,dm2:1", access=Access(ssh_config={config!r}, warm_idle_s=0.0), screen=runner.Watch())
 """
 STUBBORN_KERNEL = """
 import distmagic

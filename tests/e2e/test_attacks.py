@@ -22,7 +22,7 @@ from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
 
 
 def run_all(lab: Lab, *functions: Callable[[], object]) -> Run | WorkerFailed:
@@ -192,12 +192,12 @@ def test_the_next_contact_sweeps_what_a_dead_agent_and_a_dead_kernel_left(
             "a rank and its children",
             60,
         )
+        agents = [p.outer_pid for p in host.processes() if "agent" in p.cmdline]
     finally:
         kernel.kill()
         kernel.wait()
-    host.exec(
-        ["kill", "-9", *[str(p.pid) for p in host.processes() if "agent" in p.cmdline]]
-    ).check_returncode()
+    for agent in agents:  # at once: without the kernel it has three seconds to live
+        os.kill(agent, signal.SIGKILL)
     (folder,) = (name for name in host.listdir("/tmp") if name.startswith("distmagic-"))
     assert any("sleep" in p.cmdline for p in host.processes())
     host.exec(["touch", "-d", "1 hour ago", f"/tmp/{folder}"]).check_returncode()
@@ -303,7 +303,7 @@ def test_interrupts_while_the_agents_start(
             access=runner.access(lab),
             screen=runner.Watch(),
         )
-    lab.assert_clean(within_s=15)  # agents whose ranks are gone may wait for each other
+    lab.assert_clean(within_s=45)  # agents whose ranks are gone may wait for each other
 
 
 def test_an_agent_that_breaks_down_tells_why(lab: Lab) -> None:

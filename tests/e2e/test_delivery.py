@@ -29,7 +29,7 @@ from tests.e2e import runner
 from tests.lab import Lab, LabHost, wait_until
 from tests.system.components import COMPONENTS
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
 MB = 1 << 20
 SIZE = 12 * MB
 FOUR = ("dm1", "dm2", "dm3", "dm4")
@@ -350,11 +350,11 @@ def test_a_file_that_has_rotted_is_no_source(hosts: Lab) -> None:
 def test_an_interrupt_in_the_middle_leaves_nothing(hosts: Lab) -> None:
     data = os.urandom(4 * SIZE)
 
-    class Screen(runner.Watch):
-        def show(self, state: RunState) -> None:
-            super().show(state)
-            if 0 < state.nodes[0].sent_bytes < state.nodes[0].total_bytes:
-                os.kill(os.getpid(), signal.SIGINT)
+    def is_on_its_way(state: RunState) -> bool:
+        return any(0 < node.sent_bytes < node.total_bytes for node in state.nodes)
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
 
     slow = ["nsenter", "--target", str(hosts.hosts[0]._pid()), "--net", "--"]
     slowly = [
@@ -381,7 +381,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing(hosts: Lab) -> None:
             data,
             hosts=",".join(FOUR),
             access=runner.access(hosts),
-            screen=Screen(),
+            screen=runner.Watch(is_on_its_way, interrupt),
         )
     hosts.assert_clean()
     wait_until(

@@ -27,7 +27,7 @@ from tests.e2e.runner import as_value, reach
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
 
 LOST_S = 3.0
 FAULTS = {
@@ -426,7 +426,7 @@ def test_a_job_that_nobody_watches_goes_on_without_a_lost_host_and_takes_it_in_o
         run = session().attach(
             reach(lab, whereabouts(job, hosts), connect_timeout_s=2.0), job, seen
         )
-        told, _ = other.communicate(timeout=60)
+        told, _ = other.communicate(timeout=120)
     finally:
         other.kill()
     assert isinstance(run, Run)

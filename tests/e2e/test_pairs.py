@@ -30,7 +30,7 @@ IS_WATCHED = (
 
 
 @pytest.mark.needs("lab")
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(280)
 @pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
 def test_whatever_two_faults_do_the_promises_hold(
     lab: Lab,

@@ -11,7 +11,7 @@ from tests.e2e.runner import as_value
 from tests.lab import Lab
 from tests.lab.host import LabHost
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
 
 
 def counted(state: RunState, rank: int) -> list[int]:

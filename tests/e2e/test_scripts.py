@@ -392,5 +392,5 @@ def test_the_command_shows_the_run_and_ends_with_its_exit_code(ended, project):
         timeout_s=60,
     )
     endless.send_signal(signal.SIGINT)
-    _, err = endless.communicate(timeout=60)
+    _, err = endless.communicate(timeout=120)
     assert (endless.returncode, "Traceback" in err) == (130, False), err

@@ -28,7 +28,7 @@ from tests.lab import HostSetup, Lab, LabHost
 from tests.lab.processes import HostProcess
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
 
 HOSTS = "dm1:1,dm2:1"
 ANOTHER_KERNEL = """
@@ -167,7 +167,7 @@ def test_what_a_kernel_stops_detaches_or_ends_is_its_own(lab: Lab) -> None:
         wait_until(
             lambda: [one.phase for one in _running(lab)] == ["running", "detached"],
             "both jobs in the list",
-            20.0,
+            60.0,
         )
         assert len({one.terms.owner for one in _running(lab)}) == 2
         left.stop()
@@ -180,7 +180,7 @@ def test_what_a_kernel_stops_detaches_or_ends_is_its_own(lab: Lab) -> None:
     wait_until(
         lambda: [one.phase for one in _jobs(lab)] == ["done", "stopped"],
         "both ends in the list",
-        20.0,
+        60.0,
     )
 
 
@@ -406,7 +406,7 @@ def test_what_a_killed_agent_left_is_ended_by_its_own_host_alone(shared: Lab) ->
     assert folder in second.listdir("/tmp")
     assert len(sleepers()) == 2
     _jobs(shared, "dm2")
-    wait_until(lambda: not sleepers(), "the orphans to be ended", 20.0)
+    wait_until(lambda: not sleepers(), "the orphans to be ended", 60.0)
     wait_until(
         lambda: not [one for one in _jobs(shared, "dm1") if one.is_running],
         "the end of the job",

@@ -28,7 +28,7 @@ from tests.e2e.slurm_cells import (
 from tests.lab import wait_until
 from tests.lab.slurm import UID, USER, SlurmLab
 
-pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(280)]
 
 
 class Away(Noticing):
@@ -45,7 +45,13 @@ class Away(Noticing):
         if "is not known:" in "".join(state.notices) and not self._is_back:
             self._is_back = True
             self._slurm.start_controller()
-            self._slurm.command("scancel", self._other)
+            # Which may not answer at once.
+            wait_until(
+                lambda: not self._slurm.login.exec(["scancel", self._other]).returncode,
+                "Slurm to cancel the other job",
+                60.0,
+                every_s=0.1,
+            )
 
 
 def test_a_pending_allocation_says_why_until_it_is_cancelled_or_begins(
@@ -107,12 +113,12 @@ def test_a_script_of_an_ordinary_user_gets_nodes_and_gives_them_back(
             rf"/home/{USER}/\.distmagic/work/script some data\n"
         )
         assert re.search(line, done.stdout), done.stdout
-    wait_until(lambda: not slurm.jobs(), "the allocation to end", 10, every_s=0.1)
+    wait_until(lambda: not slurm.jobs(), "the allocation to end", 60, every_s=0.1)
 
 
 def test_an_unused_allocation_ends(slurm: SlurmLab, kernel: Session) -> None:
     request = dataclasses.replace(ONE, idle_s=8.0)
     run(slurm, as_value(count), 0.1, allocation=request)
-    wait_until(lambda: not slurm.jobs(), "the allocation to end", 40, every_s=0.1)
+    wait_until(lambda: not slurm.jobs(), "the allocation to end", 90, every_s=0.1)
     found = run(slurm, as_value(count), 0.1, allocation=request)
     assert found.state.phase == "done", "the next cell asks for new nodes"

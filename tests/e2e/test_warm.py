@@ -17,6 +17,7 @@ import pytest
 
 import distmagic
 from distmagic.api import session
+from distmagic.connection import idle_links
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, WorkerFailed
 from distmagic.remote.wire.protocol import Template
@@ -30,7 +31,7 @@ from tests.lab import Lab
 from tests.lab.processes import HostProcess
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
 
 
 @pytest.fixture
@@ -147,12 +148,12 @@ def test_packages_that_ranks_imported_are_loaded_for_the_next_run(warm: Lab) -> 
     cold = dict.fromkeys(("mine", "slow", "slow.part", "threader"), False)
     assert run(warm, "dm1:2", importing, env=env).results[1] == cold
 
-    def loaded() -> bool:
+    def loaded() -> tuple[Template, ...]:
+        """Return what is kept when it is one that has packages: for a moment its successor is there beside it."""
         (found,) = kept(warm, "dm1")
-        return bool(found and found[0].packages)
+        return found if found and len(found) == 1 and found[0].packages else ()
 
-    wait_until(loaded, "packages that are loaded", 60.0)
-    ((template,),) = kept(warm, "dm1")
+    (template,) = wait_until(loaded, "packages that are loaded", 60.0)
     assert template.packages == ("slow",)
     assert template.refused == ("threader (starts threads)",)
     again = run(warm, "dm1:2", importing, env=env).results[1]
@@ -164,7 +165,11 @@ def test_packages_that_ranks_imported_are_loaded_for_the_next_run(warm: Lab) -> 
     wait_until(loaded, "packages that are loaded", 60.0)
 
 
-def test_its_memory_and_age_are_told_and_down_ends_it(warm: Lab) -> None:
+def test_its_memory_and_age_are_told_and_down_ends_it(
+    warm: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However busy the machine is.
+    monkeypatch.setattr(idle_links, "_FINISH_S", 60.0)
     run(warm, "dm1:2", who)
     ((told,), ()) = kept(warm, "dm1:2,dm2:2")
     assert [one.pid for one in templates(warm)] == [told.pid]
@@ -227,7 +232,8 @@ def test_other_variables_get_another_template_and_cold_gets_none(warm: Lab) -> N
     assert run(warm, "dm1:2", colour).results[1] == (None, None)
     assert first.pid in [one.pid for one in templates(warm)]
     run(warm, "dm1:2", colour, env={"COLOUR": "blue"})
-    assert len(templates(warm)) == 2  # the one unused for longest made room
+    # The one unused for longest made room; its process may take a moment to end.
+    wait_until(lambda: len(templates(warm)) == 2, "two templates")
     before = {one.pid for one in templates(warm)}
     assert run(warm, "dm1:2", colour, cold=True).results[1] == (None, None)
     assert {one.pid for one in templates(warm)} == before
@@ -241,9 +247,12 @@ def test_a_failing_rank_fails_the_same_warm(warm: Lab) -> None:
         caught.value.message == "rank 2 (dm2, local_rank 0) raised ValueError: enough"
     )
     assert 'raise ValueError("enough")' in caught.value.remote_traceback
-    assert [
-        one for host in warm.hosts for one in host.processes() if one.name == "sleep"
-    ] == []
+
+    def sleepers() -> list[HostProcess]:
+        found = [one for host in warm.hosts for one in host.processes()]
+        return [one for one in found if one.name == "sleep"]
+
+    wait_until(lambda: not sleepers(), "the end of all that ranks have started", 5.0)
 
 
 def test_an_interrupt_ends_all_but_the_template(warm: Lab) -> None:
@@ -290,6 +299,8 @@ def test_killing_the_template_leaves_the_run_alone_and_a_stopped_one_is_replaced
         "a template that is stopped",
     )
     assert dict(run(warm, "dm1:2", work).results) == {0: 7, 1: 7}, "nobody waits for it"
+    # The one that was stopped is killed, which takes a moment.
+    wait_until(lambda: len(templates(warm)) == 1, "one template")
     (another,) = templates(warm)
     assert another.pid != stopped.pid
 
@@ -328,9 +339,11 @@ def test_the_end_of_the_kernel_ends_what_is_kept(lab: Lab, end: str) -> None:
         import sys, os, signal
         sys.path.insert(0, {str(Path.cwd())!r})
         import distmagic
+        from distmagic.connection import idle_links
         from distmagic.request.spec import Access
         from tests.e2e.runner import Watch
         if __name__ == "__main__":
+            idle_links._FINISH_S = 60.0  # however busy the machine is
             way = Access(ssh_config={str(lab.ssh_config)!r}, lease_s=4.0)
             for _ in range(2):
                 distmagic.run(os.getpid, hosts="dm1:2,dm2:1", access=way, screen=Watch())
@@ -352,10 +365,10 @@ def test_the_end_of_the_kernel_ends_what_is_kept(lab: Lab, end: str) -> None:
         assert len(templates(lab)) == len(templates(lab, 1)) == 1
         kernel.stdin.write("\n")
     kernel.wait()
-    lab.assert_clean(within_s=0 if end == "exit" else 15)
+    lab.assert_clean(within_s=0 if end == "exit" else 45)
 
 
 def test_idle_time_ends_it(lab: Lab) -> None:
     run(lab, "dm1:2", who, warm_idle_s=1.0)
-    lab.assert_clean(within_s=10)
+    lab.assert_clean(within_s=45)
     session().close()

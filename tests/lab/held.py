@@ -11,6 +11,7 @@ from pathlib import Path
 
 from distmagic.remote.contact.boot import BOOTSTRAP
 from tests.lab.host import LabHost
+from tests.lab.processes import HostProcess
 from tests.lab.waiting import wait_until
 
 # The last words of what distmagic keeps on a host between two runs: contact, template.
@@ -84,7 +85,7 @@ class HeldOnHost:
 def on_host(host: LabHost) -> HeldOnHost:
     """Return what is on a host, as soon as nothing runs there that belongs to a run."""
     wait_until(lambda: _is_at_rest(host), f"{host.name} to be at rest")
-    pids = [one.outer_pid for one in host.processes() if one.cmdline[-1] in _KEPT]
+    pids = [one.outer_pid for one in host.processes() if _is_kept(one)]
     own = host.home / ".distmagic"
     return HeldOnHost(
         processes=len(pids),
@@ -97,9 +98,12 @@ def on_host(host: LabHost) -> HeldOnHost:
 
 
 def _is_at_rest(host: LabHost) -> bool:
-    return all(
-        one.cmdline[-1] in _KEPT for one in host.processes() if one.is_of_distmagic
-    )
+    return all(_is_kept(one) for one in host.processes() if one.is_of_distmagic)
+
+
+def _is_kept(process: HostProcess) -> bool:
+    # What is about to end, or in the middle of an exec, has no words.
+    return bool(process.cmdline) and process.cmdline[-1] in _KEPT
 
 
 def memory_mb(pid: int) -> float:

@@ -345,7 +345,7 @@ class LabHost:
         )
 
     def exec(
-        self, argv: list[str], *, stdin: str = "", timeout_s: float = 60
+        self, argv: list[str], *, stdin: str = "", timeout_s: float = 120
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on it, not over SSH but from the side, and return how it ended, with its output."""
         return subprocess.run(

@@ -142,7 +142,7 @@ class Lab:
         for host in self.hosts:
             host.mend()
 
-    def assert_clean(self, within_s: float = 5.0) -> None:
+    def assert_clean(self, within_s: float = 20.0) -> None:
         """Assert that distmagic left no process and no temporary file on any host that is up.
 
         Looks again for `within_s` seconds, because what a closed connection ends takes a moment; 0 looks once.
@@ -161,7 +161,7 @@ class Lab:
             raise AssertionError("\n".join((str(error), *found))) from None
 
     def ssh(
-        self, host: LabHost, command: str, *, timeout_s: float = 30
+        self, host: LabHost, command: str, *, timeout_s: float = 120
     ) -> subprocess.CompletedProcess[str]:
         """Run a command line on a host with the system's SSH client."""
         argv = ["ssh", "-F", str(self.ssh_config), host.name, command]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -43,7 +44,8 @@ class MemoryLimit:
             self._take(self._path, pid)
 
     def _take(self, folder: Path, pid: int) -> None:
-        (folder / "cgroup.procs").write_text(str(pid))
+        with contextlib.suppress(ProcessLookupError):  # it has ended since it was seen
+            (folder / "cgroup.procs").write_text(str(pid))
 
     def set(self, more_bytes: int) -> None:
         """Let what is in it have so much more memory than it has now."""

@@ -94,12 +94,15 @@ def test_a_host_without_python(lab):
 def test_processes(lab):
     dm1, dm2, _ = lab.hosts
     with lab_process(lab, dm1, "DISTMAGIC_JOB=7 sleep 1000; true"):
-        # In the middle of an exec a process has its new name, and no arguments yet.
+        # In the middle of an exec a process has its new name, and no arguments yet; and its name is read first.
         (sleep,) = wait_until(
-            lambda: [p for p in dm1.processes() if p.cmdline == ("sleep", "1000")],
+            lambda: [
+                p
+                for p in dm1.processes()
+                if (p.name, p.cmdline) == ("sleep", ("sleep", "1000"))
+            ],
             "sleep",
         )
-        assert sleep.name == "sleep"
         assert sleep.environ["DISTMAGIC_JOB"] == "7"
         assert sleep.ppid in {p.pid for p in dm1.processes()}
         assert dm2.processes() == ()

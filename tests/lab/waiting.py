@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def wait_until(
-    condition: Callable[[], T], what: str, timeout_s: float = 30.0, *, every_s: float = 0.01
+    condition: Callable[[], T], what: str, timeout_s: float = 60.0, *, every_s: float = 0.01
 ) -> T:  # fmt: skip
     """Return the condition's first true value, which is looked for `every_s`: less often where a look is a process.
 

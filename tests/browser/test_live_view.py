@@ -26,7 +26,7 @@ from tests.browser.live_runs import (
 )
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(900)]
 
 BROKEN_RULES = """async () => {
   const { violations } = await axe.run('.dm-live', { resultTypes: ['violations'] });
@@ -108,7 +108,7 @@ def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, notebooks
         button(page, "Stop").click()
         assert "Stop 2 ranks on localhost?" in live(page).inner_text()
         button(page, "Stop it").click()
-        page.wait_done(RUN, 20)
+        page.wait_done(RUN, 60)
         text = page.wait_text(RUN, r"^stopped")
         assert "Cancelled: The run was interrupted" in text
         assert not button(page, "Stop").is_visible()
@@ -161,7 +161,7 @@ def test_a_page_that_is_loaded_anew_is_live_again_and_shows_how_it_ended(
         shows_earlier_lines(page)
         page.save()
         saved = saved_html(page)
-        assert re.search(r"last 100 of 1,\d{3} lines .* %distributed logs [\w-]+ RANK", saved)  # fmt: skip
+        assert re.search(r"last 100 of \d,\d{3} lines .* %distributed logs [\w-]+ RANK", saved)  # fmt: skip
         assert 90 <= saved.count('class="dm-line') <= 100
         page.reload(is_busy=True)
         is_live_again(page)
@@ -215,7 +215,10 @@ def test_output_is_filtered_and_a_selection_stays_while_lines_pour_in(
     tmp_path, notebooks
 ):
     with opened(notebooks, tmp_path) as page:
-        wait_until(lambda: "[2 ranks] all are at 10" in lines(page), "one line of two")
+        wait_until(
+            lambda: any("[2 ranks] all are at " in line for line in lines(page)),
+            "one line of two",
+        )
         live(page).get_by_label("show only one rank").select_option("1")
         live(page).get_by_label("show only lines with this text").fill("STEP")
         seen = lines(page)
@@ -317,10 +320,11 @@ def test_curves_are_read_off_chosen_and_smoothed_beside_pictures_and_hardware(
 
 
 def sees_hardware_and_picture(page: NotebookPage) -> None:
-    cells = live(page).locator(".dm-hardware td").all_inner_texts()
-    host, cpu, memory, network, gpus = cells
+    found = live(page).locator(".dm-hardware td")
+    # Two looks at the host, some seconds apart, make the first of these numbers.
+    expect(found.nth(1)).to_have_text(re.compile(r"^\d+%$"))
+    host, _, memory, network, gpus = found.all_inner_texts()
     assert host == "localhost"
-    assert re.fullmatch(r"\d+%", cpu)
     assert re.fullmatch(r"[\d.]+/[\d.]+ GB", memory)
     assert re.fullmatch(r"[\d.]+ [kMG]B/s in, [\d.]+ [kMG]B/s out|-", network)
     assert gpus, "what nothing tells of is shown as such"

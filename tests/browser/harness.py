@@ -147,9 +147,9 @@ class NotebookPage:
     def run_cell(self, index: int) -> None:
         """Make a cell the active one and run it; return once the kernel has it."""
         self._ask("run", index)
-        self._wait("hasStarted", 60, index)
+        self._wait("hasStarted", _PATIENCE_S, index)
 
-    def wait_done(self, index: int, timeout_s: float = 60) -> None:
+    def wait_done(self, index: int, timeout_s: float = _PATIENCE_S) -> None:
         """Wait until a cell that was started is done: the kernel has answered, and all outputs have come."""
         self._wait("isDone", timeout_s, index)
 
@@ -164,7 +164,9 @@ class NotebookPage:
         """
         self._wait("haveGrown", timeout_s, index, count)
 
-    def wait_text(self, index: int, pattern: str, timeout_s: float = 30) -> str:
+    def wait_text(
+        self, index: int, pattern: str, timeout_s: float = _PATIENCE_S
+    ) -> str:
         """Wait until the outputs of a cell, widgets included, match a regular expression; return their text."""
         # As a person does; what is out of sight may not be drawn.
         self.cell(index).scroll_into_view_if_needed()

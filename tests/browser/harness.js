@@ -31,12 +31,34 @@ window.notebook = {
   prompt: index => notebook.code(index).inputArea.promptNode.textContent,
   hasStarted: index => notebook.isDone(index) || notebook.prompt(index) !== notebook.runs[index].before,
   isDone(index) {
-    if (notebook.runs[index].error) throw new Error(notebook.runs[index].error);
-    return notebook.runs[index].done;
+    const run = notebook.runs[index];
+    if (run?.error) throw new Error(run.error);
+    return Boolean(run?.done);
   },
 
   outputText: index => notebook.code(index).outputArea.node.innerText,
   shows: (index, pattern) => new RegExp(pattern).test(notebook.outputText(index)),
+
+  seen: {},
+
+  // Note from now on, at each change, how far each bar of a cell's live table is: a look now and then could come too late.
+  watchBars(index) {
+    const { node } = notebook.code(index);
+    const seen = notebook.seen[index] = [];
+    new MutationObserver(() => {
+      const bars = [...node.querySelectorAll('.dm-live table.dm-table progress')];
+      const lengths = bars.map(bar => bar.position * bar.getBoundingClientRect().width);
+      seen.push({ lengths, isRunning: !notebook.isDone(index) });
+    }).observe(node, { attributes: true, characterData: true, childList: true, subtree: true });
+  },
+  // Whether so many bars were there while the cell was running, and each of them grew meanwhile.
+  haveGrown(index, count) {
+    const [first, ...later] = notebook.seen[index].filter(
+      one => one.isRunning && one.lengths.length === count && Math.min(...one.lengths) > 0);
+    if (later.some(({ lengths }) => lengths.every((length, bar) => length > first.lengths[bar]))) return true;
+    if (notebook.isDone(index)) throw new Error(`the cell is over, and no ${count} bars were seen to grow`);
+    return false;
+  },
 
   interrupt: () => window.jupyterapp.commands.execute('notebook:interrupt-kernel'),
 

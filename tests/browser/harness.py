@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from playwright.sync_api import Browser, Locator, Page, Request, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    Locator,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
 from playwright.sync_api import Error as PlaywrightError
 
 from tests.lab.waiting import wait_until
@@ -68,8 +75,14 @@ _SETTINGS = {
     "@jupyterlab/docmanager-extension:plugin": {
         "autosave": False
     },  # a test saves when it says so
+    "@jupyterlab/completer-extension:manager": {
+        "providerTimeout": 60_000
+    },  # a kernel on a busy machine may need more than a second
     "@jupyterlab/apputils-extension:themes": {"theme": "JupyterLab Light"},
 }
+# Playwright's own limits, 30 s and 5 s, are for machines that do nothing else.
+_PATIENCE_S = 120
+expect.set_options(timeout=30_000)
 _CELLS = ".jp-Notebook .jp-CodeCell"
 _MOST_SHOWN = 3_000  # characters of a page in an error
 _HELPERS = Path(__file__).with_name("harness.js").read_text(encoding="utf-8")
@@ -84,6 +97,7 @@ class NotebookPage:
 
     def __init__(self, page: Page) -> None:
         self.page = page
+        page.set_default_timeout(1000 * _PATIENCE_S)
         # Addresses that the page asked for and that are not on this machine.
         self.outside: list[str] = []
         self.console_errors: list[str] = []
@@ -105,7 +119,7 @@ class NotebookPage:
     def open(self, url: str) -> None:
         """Open the notebook and wait until its kernel is ready."""
         self.page.goto(url)
-        self._wait("hasNotebook", 90)
+        self._wait("hasNotebook", _PATIENCE_S)
         self._ask("isReady")
 
     def reload(self, *, is_busy: bool = False) -> None:
@@ -114,7 +128,7 @@ class NotebookPage:
         A kernel that `is_busy` with a cell is not waited for.
         """
         self.page.reload()
-        self._wait("hasNotebook", 90)
+        self._wait("hasNotebook", _PATIENCE_S)
         if not is_busy:
             self._ask("isReady")
 
@@ -133,13 +147,26 @@ class NotebookPage:
     def run_cell(self, index: int) -> None:
         """Make a cell the active one and run it; return once the kernel has it."""
         self._ask("run", index)
-        self._wait("hasStarted", 60, index)
+        self._wait("hasStarted", _PATIENCE_S, index)
 
-    def wait_done(self, index: int, timeout_s: float = 60) -> None:
+    def wait_done(self, index: int, timeout_s: float = _PATIENCE_S) -> None:
         """Wait until a cell that was started is done: the kernel has answered, and all outputs have come."""
         self._wait("isDone", timeout_s, index)
 
-    def wait_text(self, index: int, pattern: str, timeout_s: float = 30) -> str:
+    def watch_bars(self, index: int) -> None:
+        """Note from now on how far each bar of the cell's live table is, whenever that changes."""
+        self._ask("watchBars", index)
+
+    def wait_grown(self, index: int, count: int, timeout_s: float) -> None:
+        """Wait until so many bars were seen in the cell that is running, and each of them grew while it was.
+
+        Raises as soon as the cell is over without that. `watch_bars` comes before.
+        """
+        self._wait("haveGrown", timeout_s, index, count)
+
+    def wait_text(
+        self, index: int, pattern: str, timeout_s: float = _PATIENCE_S
+    ) -> str:
         """Wait until the outputs of a cell, widgets included, match a regular expression; return their text."""
         # As a person does; what is out of sight may not be drawn.
         self.cell(index).scroll_into_view_if_needed()
@@ -325,7 +352,7 @@ def _server(program: str, folder: Path, env: dict[str, str]) -> Iterator[str]:
         wait_until(
             lambda: _answers(process, folder, address.format(path="api/status")),
             "JupyterLab",
-            timeout_s=90,
+            timeout_s=_PATIENCE_S,
         )
         yield address
     finally:
@@ -365,6 +392,7 @@ def _browser(folder: Path) -> Iterator[Browser]:
         browser = playwright.chromium.launch(
             executable_path=COMPONENTS["browser"].path(),
             headless=True,
+            timeout=1000 * _PATIENCE_S,
             args=[*_CHROMIUM, f"--crash-dumps-dir={folder}"],
         )
         try:

@@ -116,10 +116,10 @@ def opened(
         page.wait_done(LOAD)
         page.run_cell(RUN)
         if "GO" in source:
-            page.wait_text(RUN, r"^running the cell's own lines here, \d+ s$", 60)
+            page.wait_text(RUN, r"^running the cell's own lines here, \d+ s$")
             (tmp_path / "go").touch()
-        wait_until(lambda: live(page).count() == 1, "the live view", 60)
-        page.wait_text(RUN, begins, 60)
+        wait_until(lambda: live(page).count() == 1, "the live view", 120)
+        page.wait_text(RUN, begins)
         yield page
         (tmp_path / "end").touch()
 

@@ -134,6 +134,7 @@ def plain_page(scale: int = 1) -> Iterator[PlainPage]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=COMPONENTS["browser"].path(),
+            timeout=120_000,  # of a busy machine
             args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
         )
         try:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.browser import notebook_in_browser
 
-pytestmark = pytest.mark.needs("browser")
+pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(600)]
 
 BAR = "import ipywidgets; bar = ipywidgets.IntProgress(value=7, description='rank 0'); display(bar)"
 WORK = """\

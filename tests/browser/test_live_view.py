@@ -26,7 +26,7 @@ from tests.browser.live_runs import (
 )
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(900)]
 
 BROKEN_RULES = """async () => {
   const { violations } = await axe.run('.dm-live', { resultTypes: ['violations'] });
@@ -100,7 +100,7 @@ def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, notebooks
         )
         can_be_read_by_anybody(page)
         button(page, "Stacks").click()
-        page.wait_text(RUN, r"at \d+ s: .*ranks are in work|at \d+ s: rank", 30)
+        page.wait_text(RUN, r"at \d+ s: .*ranks are in work|at \d+ s: rank")
         button(page, "Stop").click()
         button(page, "Let it run").click()
         assert button(page, "Stop").is_visible()
@@ -108,7 +108,7 @@ def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, notebooks
         button(page, "Stop").click()
         assert "Stop 2 ranks on localhost?" in live(page).inner_text()
         button(page, "Stop it").click()
-        page.wait_done(RUN, 20)
+        page.wait_done(RUN)
         text = page.wait_text(RUN, r"^stopped")
         assert "Cancelled: The run was interrupted" in text
         assert not button(page, "Stop").is_visible()
@@ -127,13 +127,13 @@ def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, notebooks
 
 def is_live_again(page: NotebookPage) -> None:
     """See a page that was loaded anew while the cell runs go on being live: it moves, and its buttons work."""
-    wait_until(lambda: live(page).count() == 1, "the live view again", 30)
+    wait_until(lambda: live(page).count() == 1, "the live view again", 120)
     assert "2 ranks on localhost" in page.wait_text(RUN, r"^running")
     assert page.page.get_by_text("Loading widget").count() == 0
     assert page.page.locator(".dm-live").count() == 1
     step = live(page).locator(".dm-part-table td.dm-n").nth(1)
     before = step.inner_text()
-    wait_until(lambda: step.inner_text() != before, "it to move", 30)
+    wait_until(lambda: step.inner_text() != before, "it to move", 120)
     page.wait_text(RUN, r"step \d+ of rank 1")
     live(page).locator("figure.dm-curve", has_text="loss").wait_for()
 
@@ -155,20 +155,20 @@ def test_a_page_that_is_loaded_anew_is_live_again_and_shows_how_it_ended(
     """Loaded while it runs, first not saved, then saved in the middle; and once more when it is over."""
     with opened(notebooks, tmp_path, WORDY) as page:
         page.page.on("dialog", lambda dialog: dialog.accept())
-        page.wait_text(RUN, r"more 30\.39", 60)
+        page.wait_text(RUN, r"more 30\.39")
         page.reload(is_busy=True)
         is_live_again(page)
         shows_earlier_lines(page)
         page.save()
         saved = saved_html(page)
-        assert re.search(r"last 100 of 1,\d{3} lines .* %distributed logs [\w-]+ RANK", saved)  # fmt: skip
+        assert re.search(r"last 100 of \d,\d{3} lines .* %distributed logs [\w-]+ RANK", saved)  # fmt: skip
         assert 90 <= saved.count('class="dm-line') <= 100
         page.reload(is_busy=True)
         is_live_again(page)
         button(page, "Stacks").click()
-        page.wait_text(RUN, r"at \d+ s: .*ranks are in work|at \d+ s: rank", 30)
+        page.wait_text(RUN, r"at \d+ s: .*ranks are in work|at \d+ s: rank")
         (tmp_path / "end").touch()
-        text = page.wait_text(RUN, r"^done", 60)
+        text = page.wait_text(RUN, r"^done")
         assert "saved while the run was going on" not in text
         page.save()
         page.reload()
@@ -188,7 +188,7 @@ def test_a_run_in_the_background_is_live_when_its_cell_is_over(tmp_path, noteboo
         page.reload()
         is_live_again(page)
         (tmp_path / "end").touch()
-        page.wait_text(RUN, r"^done", 60)
+        page.wait_text(RUN, r"^done")
         assert page.console_errors == []
 
 
@@ -215,7 +215,10 @@ def test_output_is_filtered_and_a_selection_stays_while_lines_pour_in(
     tmp_path, notebooks
 ):
     with opened(notebooks, tmp_path) as page:
-        wait_until(lambda: "[2 ranks] all are at 10" in lines(page), "one line of two")
+        wait_until(
+            lambda: any("[2 ranks] all are at " in line for line in lines(page)),
+            "one line of two",
+        )
         live(page).get_by_label("show only one rank").select_option("1")
         live(page).get_by_label("show only lines with this text").fill("STEP")
         seen = lines(page)
@@ -233,12 +236,12 @@ def test_output_is_filtered_and_a_selection_stays_while_lines_pour_in(
         before = page.page.evaluate("document.getSelection().toString()")
         top = live(page).locator(".dm-log-lines").evaluate("pane => pane.scrollTop")
         count = len(lines(page))
-        wait_until(lambda: len(lines(page)) > count + 10, "more lines", 30)
+        wait_until(lambda: len(lines(page)) > count + 10, "more lines", 120)
         assert page.page.evaluate("document.getSelection().toString()") == before
         assert live(page).locator(".dm-log-lines").evaluate("pane => pane.scrollTop") == top  # fmt: skip
         assert before.strip().endswith("ValueError: only a line")
         button(page, "Detach").click()
-        page.wait_done(RUN, 60)
+        page.wait_done(RUN)
         page.wait_text(RUN, "without this notebook|detached")
 
 
@@ -248,11 +251,11 @@ def test_what_a_cell_has_shown_stays_where_its_run_is_shown_inside_a_widget(
 ):
     begins = r"^printed before the run\s[^]*running"
     with opened(notebooks, tmp_path, IN_A_WIDGET, begins) as page:
-        wait_until(lambda: len(lines(page)) > 10, "its output", 30)
+        wait_until(lambda: len(lines(page)) > 10, "its output", 120)
         text = page.wait_text(RUN, begins)
         assert "2 ranks on localhost" in text
         (tmp_path / "end").touch()
-        page.wait_done(RUN, 60)
+        page.wait_done(RUN)
         text = page.wait_text(RUN, "printed after it")
         assert re.search(r"^printed before the run\s[\s\S]*done", text)
         assert page.page.locator(".dm-live").count() == 1
@@ -266,7 +269,7 @@ def test_curves_are_read_off_chosen_and_smoothed_beside_pictures_and_hardware(
 ):
     with opened(notebooks, tmp_path, source=CHARTS) as page:
         loss = live(page).locator("figure.dm-curve", has_text="loss")
-        wait_until(lambda: "step 399" in loss.inner_text(), "the last step", 60)
+        wait_until(lambda: "step 399" in loss.inner_text(), "the last step", 120)
         labels = loss.locator(".dm-y span").all_inner_texts()
         assert (labels[0], labels[-1]) == ("100", "1"), "the spike is drawn"
         tops = loss.locator("path.dm-band").first.get_attribute("d")
@@ -307,7 +310,7 @@ def test_curves_are_read_off_chosen_and_smoothed_beside_pictures_and_hardware(
         assert page.console_errors == []
         sees_hardware_and_picture(page)
         (tmp_path / "end").touch()
-        page.wait_text(RUN, r"^done", 60)
+        page.wait_text(RUN, r"^done")
         page.wait_done(RUN)
         page.save()
         page.reload()
@@ -317,10 +320,11 @@ def test_curves_are_read_off_chosen_and_smoothed_beside_pictures_and_hardware(
 
 
 def sees_hardware_and_picture(page: NotebookPage) -> None:
-    cells = live(page).locator(".dm-hardware td").all_inner_texts()
-    host, cpu, memory, network, gpus = cells
+    found = live(page).locator(".dm-hardware td")
+    # Two looks at the host, some seconds apart, make the first of these numbers.
+    expect(found.nth(1)).to_have_text(re.compile(r"^\d+%$"))
+    host, _, memory, network, gpus = found.all_inner_texts()
     assert host == "localhost"
-    assert re.fullmatch(r"\d+%", cpu)
     assert re.fullmatch(r"[\d.]+/[\d.]+ GB", memory)
     assert re.fullmatch(r"[\d.]+ [kMG]B/s in, [\d.]+ [kMG]B/s out|-", network)
     assert gpus, "what nothing tells of is shown as such"

@@ -9,16 +9,19 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import Locator, expect
 
+from distmagic.screens import board
 from distmagic.state.model import OutputLine, RunState
 from tests import scenes
 from tests.browser.plain_page import PlainPage, plain_page
 
-pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[PlainPage]:
-    with plain_page() as made:
+    """A page that is sent lines as often as the run's own clock says, however long this machine takes to draw them."""
+    with pytest.MonkeyPatch.context() as patched, plain_page() as made:
+        patched.setattr(board, "_LONGEST_PAUSE_S", 0.0)
         yield made
 
 

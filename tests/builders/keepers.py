@@ -22,10 +22,12 @@ class LocalKeeper:
 
     def __init__(
         self, *, leads: bool = True, first_lease_s: float = 60, lease_s: float = 60, idle_s: float = 60,
-        step: tuple[str, ...] = (), needs_others: bool = True, log: IO[str] | None = None,
+        step: tuple[str, ...] = (), needs_others: bool = True, log: IO[str] | None = None, node: str = "here",
     ) -> None:  # fmt: skip
+        """Each keeper removes what dead ones of its `node` have left, also those of a test that runs beside this one."""
         self.job = str(secrets.randbelow(10**9))
-        self.folder = Path(f"/tmp/distmagic-{os.getuid()}-slurm.{self.job}.here")
+        self.folder = Path(f"/tmp/distmagic-{os.getuid()}-slurm.{self.job}.{node}")
+        self._node = node
         self._settings = {
             "leads": leads, "first_lease_s": first_lease_s, "lease_s": lease_s, "idle_s": idle_s, "step": step,
             "needs_others": needs_others,
@@ -34,7 +36,7 @@ class LocalKeeper:
         self._local = local.connect()
 
     def __enter__(self) -> LocalKeeper:  # noqa: PYI034 - typing.Self is of Python 3.11
-        node = {"SLURM_JOB_ID": self.job, "SLURMD_NODENAME": "here"}
+        node = {"SLURM_JOB_ID": self.job, "SLURMD_NODENAME": self._node}
         python, *words = program_text.command(sys.executable, "keeper", self._settings)
         # Without any package: on a node there is none of ours before the bundle has come.
         self.process = subprocess.Popen(
@@ -63,7 +65,12 @@ class LocalKeeper:
             {"job": self.job, "patience_s": patience_s, **request},
         )
         return self._local.start(
-            ("env", "SLURMD_NODENAME=here", "SLURM_LAUNCH_NODE_IPADDR=10.0.0.9", *words)
+            (
+                "env",
+                f"SLURMD_NODENAME={self._node}",
+                "SLURM_LAUNCH_NODE_IPADDR=10.0.0.9",
+                *words,
+            )
         )
 
     def start(self, argv: tuple[str, ...]) -> Process:

@@ -102,7 +102,7 @@ def live_notebook(
     env: Mapping[str, str] = {},
     connection_file: Path | None = None,
     *,
-    timeout_s: int = 90,
+    timeout_s: int = 240,
 ) -> Iterator[LiveNotebook]:
     """Start a kernel that works in `folder`, with the extension loaded; end it afterwards.
 
@@ -112,6 +112,7 @@ def live_notebook(
     client = NotebookClient(
         nbformat.v4.new_notebook(),
         timeout=timeout_s,
+        startup_timeout=240,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
     )

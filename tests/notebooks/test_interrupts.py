@@ -11,14 +11,14 @@ from tests.lab import Lab
 from tests.lab.waiting import wait_until
 from tests.notebooks.kernel import LiveNotebook, live_notebook
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(600)]
 
 
 def interrupted(notebook: LiveNotebook, lab: Lab, cell: str, begun: Path) -> str:
     """Execute a cell that writes a file, interrupt it then, and return what it shows; nothing may have been started."""
 
     def press() -> None:
-        wait_until(begun.exists, "the cell to begin", 60)
+        wait_until(begun.exists, "the cell to begin", 120)
         notebook.interrupt()
 
     with notebook.meanwhile(press):

@@ -10,7 +10,7 @@ import pytest
 from tests import REPOSITORY
 from tests.notebooks.kernel import live_notebook
 
-pytestmark = [pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.timeout(600)]
 
 
 def test_the_cell_of_the_readme_runs_without_hosts(tmp_path: Path) -> None:

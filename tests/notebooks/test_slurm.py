@@ -11,7 +11,7 @@ from tests.lab.slurm import SlurmLab
 from tests.lab.waiting import wait_until
 from tests.notebooks.kernel import live_notebook
 
-pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(600)]
 
 CELL = """\
 %%distributed --on slurm:dm1 --nodes 2 --slurm cpus-per-task=2
@@ -48,5 +48,5 @@ def test_cells_on_nodes_of_slurm(slurm: SlurmLab, tmp_path: Path):
         refused = notebook.fail(CELL.replace("--nodes 2", "--nodes 2 --partition nope"))
         assert "SpecError: Slurm has no such partition, or not for you" in refused
         notebook.run("%distributed down")
-        wait_until(lambda: not slurm.jobs(), "the allocation to end", 10)
+        wait_until(lambda: not slurm.jobs(), "the allocation to end", 60)
     slurm.assert_clean()

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.builders import soak
-from tests.lab import Lab, held
-from tests.lab.held import Held
+from tests.lab import Lab, LabHost, held
+from tests.lab.held import Held, HeldOnHost
 from tests.lab.waiting import wait_until
 from tests.notebooks.kernel import LiveNotebook, live_notebook
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(600)]
 
 WARM_UP, RUNS = 20, 60  # runs until all is loaded that ever is; runs altogether
 # Of memory that is not free, in forty runs of which eight look at 4 MB; the bench's soak looks for what grows slowly.
@@ -68,6 +67,26 @@ def settled(notebook: LiveNotebook, tmp_path: Path, before: Held) -> Held:
     return looks[-1]
 
 
+def is_no_more(now: HeldOnHost, before: HeldOnHost) -> bool:
+    """Whether a host has no more than before of all that is not kept by design, memory aside."""
+    names = ("processes", "descriptors", "temporary")
+    return all(getattr(now, name) <= getattr(before, name) for name in names)
+
+
+def settled_host(host: LabHost, before: HeldOnHost) -> HeldOnHost:
+    """Return what is on a host as `settled` does: what is kept there looks around now and then, with a descriptor more."""
+    looks = [held.on_host(host)]
+
+    def is_settled() -> bool:
+        if not is_no_more(looks[-1], before):
+            looks.append(held.on_host(host))
+        return is_no_more(looks[-1], before)
+
+    with contextlib.suppress(AssertionError):
+        wait_until(is_settled, "the host to hold no more than before", 10, every_s=0.2)
+    return looks[-1]
+
+
 def execute(notebook: LiveNotebook, run: soak.Run, lab: Lab) -> None:
     """Execute the cell of a run, which must end as it should, and a cell that looks at the run."""
     cell = f"%%distributed -o run\n{run.call}"
@@ -80,7 +99,7 @@ def execute(notebook: LiveNotebook, run: soak.Run, lab: Lab) -> None:
         begun.unlink(missing_ok=True)
 
         def interrupt() -> None:
-            wait_until(begun.exists, "the rank to begin")
+            wait_until(begun.exists, "the rank to begin", 120)
             notebook.interrupt()
 
         with notebook.meanwhile(interrupt):
@@ -102,10 +121,9 @@ def test_sixty_runs_of_every_kind_hold_no_more_than_twenty(
     assert before_kernel is not None
     assert before_host is not None
     kernel = settled(notebook, tmp_path, before_kernel)
-    host = held.on_host(lab.hosts[0])
+    host = settled_host(lab.hosts[0], before_host)
     assert held.added(kernel, before_kernel) == []
-    kept_by_design = {"memory_mb": 0, "jobs": 0, "blobs": 0}
-    assert replace(host, **kept_by_design) == replace(before_host, **kept_by_design)
+    assert is_no_more(host, before_host), f"{host}, and before: {before_host}"
     assert kernel.memory_mb - before_kernel.memory_mb < MORE_MB
     assert host.memory_mb - before_host.memory_mb < MORE_MB
 

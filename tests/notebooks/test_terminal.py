@@ -14,7 +14,7 @@ import pytest
 from tests.lab import Lab
 from tests.notebooks.kernel import environment
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 SCRIPT = """\
 import sys
@@ -58,7 +58,7 @@ def test_a_cell_and_an_interrupt_in_ipython(tmp_path: Path):
         env=env,
         dimensions=(30, 100),
         encoding="utf-8",
-        timeout=60,
+        timeout=240,
     )
     try:
         typed(ipython, "%load_ext distmagic\n", r"In \[2\]: ")
@@ -114,7 +114,7 @@ def test_a_passphrase_is_asked_for_once(lab: Lab, tmp_path: Path):
         env=env,
         dimensions=(30, 100),
         encoding="utf-8",
-        timeout=60,
+        timeout=240,
     )
     try:
         typed(ipython, "%load_ext distmagic\n", r"In \[2\]: ")

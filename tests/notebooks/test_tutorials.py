@@ -18,7 +18,7 @@ from tests.lab import pythons
 from tests.lab.slurm import SlurmLab
 from tests.notebooks.kernel import environment, text_of
 
-pytestmark = [pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(1200)]
 
 RANKS = REPOSITORY / "notebooks" / "01_ranks_and_rendezvous.ipynb"
 RIGHT = """
@@ -93,7 +93,7 @@ def executed(path: Path, folder: Path) -> list[NotebookNode]:
     """Return the cells of code after all of them ran; a cell that fails without being meant to raises."""
     notebook = nbformat.read(path, 4)
     client = NotebookClient(
-        notebook, timeout=180, resources={"metadata": {"path": str(folder)}}
+        notebook, timeout=400, resources={"metadata": {"path": str(folder)}}
     )
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     try:

@@ -82,7 +82,7 @@ class Rules(paramiko.ServerInterface):
     def _run(
         self, channel: paramiko.Channel, command: bytes, replied: threading.Event
     ) -> None:
-        replied.wait(10)  # data and the end must not overtake the reply
+        replied.wait(60)  # data and the end must not overtake the reply
         channel.sendall(b"ran " + command)
         channel.send_exit_status(0)
         channel.close()

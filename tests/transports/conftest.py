@@ -46,7 +46,7 @@ class Home:
 
     @property
     def access(self) -> Access:
-        return Access(ssh_config=str(self.config), connect_timeout_s=10)
+        return Access(ssh_config=str(self.config), connect_timeout_s=60)
 
     def host(self, server: Sshd) -> Host:
         return Host(name="127.0.0.1", port=server.port)

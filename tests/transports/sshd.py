@@ -82,7 +82,7 @@ def sshd(
     reader = threading.Thread(target=_read_log, args=(child, log, listening))
     reader.start()
     try:
-        assert listening.wait(10), f"sshd did not start: {log}"
+        assert listening.wait(60), f"sshd did not start: {log}"
         public = tuple(
             " ".join(Path(f"{key}.pub").read_text().split()[:2]) for key in host_keys
         )
@@ -140,7 +140,7 @@ def _end(child: subprocess.Popen[str]) -> None:
         pid for first in _children(child.pid) for pid in (first, *_children(first))
     ]
     child.terminate()
-    child.wait(10)
+    child.wait(60)
     for pid in serving:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, 15)

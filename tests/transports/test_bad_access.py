@@ -25,6 +25,7 @@ from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
 from distmagic.transports.asking import NoAsker
+from tests.lab.waiting import wait_until
 from tests.transports.conftest import Home
 from tests.transports.sshd import Sshd, free_port, make_key, sshd
 
@@ -88,7 +89,7 @@ def test_a_port_that_says_nothing(home: Home, failure: Connect) -> None:
         port = silent.getsockname()[1]
         started = time.monotonic()
         error = failure(Host(name="127.0.0.1", port=port), replace_timeout(home, 1))
-        assert time.monotonic() - started < 6
+        assert time.monotonic() - started < 30, "and not within the minute of `home`"
     assert type(error) is Unreachable
     assert (
         error.message == f"127.0.0.1: no answer from 127.0.0.1 port {port} within 1 s."
@@ -311,5 +312,9 @@ def test_nothing_stays_behind_a_failure(
         monkeypatch.setattr(tempfile, "tempdir", folder)
         before = set(os.listdir("/proc/self/fd"))
         failure(home.host(session_server), home)
-        assert set(os.listdir("/proc/self/fd")) <= before
+        # Threads that earlier tests have left may hold a descriptor for a moment.
+        wait_until(
+            lambda: set(os.listdir("/proc/self/fd")) <= before,
+            "all descriptors to be closed",
+        )
         assert os.listdir(folder) == []

@@ -57,13 +57,15 @@ class FakeLink:
 
 @pytest.fixture
 def resting():
+    older = warm_threads()  # of a session that earlier tests have left open
     made = IdleLinks()
     yield made
     made.close()
-    wait_until(
-        lambda: not [t for t in threading.enumerate() if t.name == "distmagic-warm"],
-        "no thread",
-    )
+    wait_until(lambda: warm_threads() <= older, "no thread")
+
+
+def warm_threads() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name == "distmagic-warm"}
 
 
 def test_what_was_given_is_taken_once(resting: IdleLinks) -> None:

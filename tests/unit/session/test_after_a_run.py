@@ -42,7 +42,7 @@ from tests.builders.plans import FACTS
 from tests.builders.runs import FakeScreen
 from tests.lab.waiting import wait_until
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class OneTimePassword:

@@ -364,7 +364,7 @@ class PendingPlace:
         self.given_up = threading.Event()
 
     def reach(self, screen: Screen, payload: Payload) -> None:
-        self.given_up.wait(WAIT_S)
+        self.given_up.wait(2 * WAIT_S)
         raise SpecError("Slurm job 17 was cancelled.")
 
     def interrupt(self) -> None:
@@ -389,7 +389,7 @@ def test_a_run_that_waits_for_nodes_is_given_up_by_stop(kernel):
 def test_hosts_are_told_to_end_before_a_scheduler_that_is_away_is_waited_for(kernel):
     class Away(PendingPlace):
         def interrupt(self) -> None:
-            assert run.wait_until_over(10.0), "its hosts have not been told"
+            assert run.wait_until_over(WAIT_S), "its hosts have not been told"
             super().interrupt()
 
     a, b = two(runs_on)

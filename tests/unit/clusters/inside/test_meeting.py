@@ -319,6 +319,7 @@ class SlowProof:
 
 def test_a_node_that_leaves_while_it_dials_again_keeps_no_connection():
     before = set(os.listdir("/proc/self/fd"))
+    older = set(threading.enumerate())  # of other tests, which may end now
     first, second = places()
     proof = SlowProof()
     following = Following(second, proof, HERE)
@@ -326,7 +327,9 @@ def test_a_node_that_leaves_while_it_dials_again_keeps_no_connection():
         following.come(1, "same", SOON_S)
         meeting.gather(1, "same", SOON_S)
         (serving,) = (
-            one for one in threading.enumerate() if one.name == "distmagic-following"
+            one
+            for one in set(threading.enumerate()) - older
+            if one.name == "distmagic-following"
         )
         proof.is_slow.set()
         (member,) = meeting.members

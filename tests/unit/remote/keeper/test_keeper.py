@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -277,12 +278,13 @@ def test_what_is_no_request_ends_the_connection_and_not_the_keeper():
 
 
 def test_what_a_killed_keeper_has_left_is_removed_by_the_next_one_on_the_node():
-    with LocalKeeper() as dead:
+    name = f"here-{secrets.token_hex(4)}"
+    with LocalKeeper(node=name) as dead:
         assert dead.start(("true",)).wait(20) == 0
         dead.process.kill()
         dead.process.wait(20)
     assert dead.folder.exists()
-    with LocalKeeper() as alive, LocalKeeper() as node:
+    with LocalKeeper(node=name) as alive, LocalKeeper(node=name) as node:
         for one in (alive, node):
             assert one.start(("true",)).wait(20) == 0
         assert not dead.folder.exists()
@@ -294,7 +296,11 @@ def test_the_log_of_the_batch_script_stays_where_the_others_did_not_come_up(
     tmp_path, step, code
 ):
     log = tmp_path / ".distmagic-slurm-17.out"
-    node = {"SLURM_JOB_ID": "17000017", "SLURMD_NODENAME": "here"}
+    # Of its own: a second keeper of a job leaves the node to the first.
+    node = {
+        "SLURM_JOB_ID": str(secrets.randbelow(10**9)),
+        "SLURMD_NODENAME": "here",
+    }
     settings = {
         "leads": True,
         "first_lease_s": 0.2,
@@ -310,7 +316,7 @@ def test_the_log_of_the_batch_script_stays_where_the_others_did_not_come_up(
             env={**os.environ, **node},
             stdout=file,
             stderr=file,
-            timeout=30,
+            timeout=100,
             check=False,
         )
     assert done.returncode == code

@@ -75,8 +75,7 @@ class Board:
     ) -> None:
         """`view_id` names the place in the page: that of a view which is closed by now is this one's."""
         self.view_id = view_id or secrets.token_hex(8)
-        self._view = make_view(self.view_id)
-        self.has_page: bool = self._view.shows_itself
+        self.has_page = False
         self._requests: deque[UserRequest] = deque()
         self._state: RunState | None = None
         self._table = Pane(*TABLE_SHARE)
@@ -86,8 +85,12 @@ class Board:
         self._kept = KeptLines()
         self._lines_sent = 0
         self._has_sent_torchrun = False
-        self._view.on_msg(self._take_message)
+        # Before there is a view: a page says hello as soon as it knows of one, and only once.
         page_requests.serve(self.view_id, self)
+        self._view = make_view(self.view_id)
+        self._view.on_msg(self._take_message)
+        if self._view.shows_itself:
+            self.has_page = True
         reloaded_pages.serve(self)
 
     @property

@@ -1,9 +1,10 @@
 """A page that is loaded anew while a cell runs gets its live view back at once.
 
-Such a page asks the kernel who it is, which comms it has, and for the state of all widgets. The kernel reads these
-requests while it is busy, but answers after the cell. As long as a live view goes on they are answered here, on the
-thread that reads them. That thread is private to ipykernel, from version 7 on: where it is not as expected nothing is
-changed, and such a page shows what was saved until the cell has ended.
+Such a page asks the kernel who it is, which comms it has, and for the state of all widgets; where that takes it longer
+than some seconds, for the state of each of them. The kernel reads these requests while it is busy, but answers after
+the cell. As long as a live view goes on they are answered here, on the thread that reads them. That thread is private to
+ipykernel, from version 7 on: where it is not as expected nothing is changed, and such a page shows what was saved until
+the cell has ended.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from weakref import WeakSet
 _QUESTIONS = ("kernel_info_request", "comm_info_request")
 _COMM_MESSAGES = ("comm_open", "comm_msg", "comm_close")
 _CONTROL = "jupyter.widget.control"  # the comm by which a page asks for the state of all widgets
+_STATE = "request_state"  # what it asks each widget for
 
 _live: WeakSet[object] = WeakSet()  # the views that go on
 _kernels: WeakSet[Any] = WeakSet()  # those whose messages come here first
@@ -83,7 +85,8 @@ class Pages:
             content = session.unpack(head["content"])
             if content.get("target_name") == _CONTROL:
                 self._control_comms.add(content["comm_id"])
-            if content.get("comm_id") not in self._control_comms:
+            is_control = content.get("comm_id") in self._control_comms
+            if not is_control and content.get("data", {}).get("method") != _STATE:
                 return None
         return ident, session.deserialize(parts, copy=False)
 

@@ -77,6 +77,31 @@ def test_exit_codes_are_named(lab: Lab) -> None:
     assert error.message == "rank 0 (dm1, local_rank 0) ended with exit code 7."
 
 
+@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
+def test_a_rank_that_fails_does_its_last_things_while_the_run_is_stopped(
+    lab: Lab, is_warm: bool
+) -> None:
+    """As with torchrun alone, which waits for the process of a rank that has failed."""
+
+    def fail() -> None:
+        import atexit
+        import os
+        import time
+
+        def save() -> None:
+            time.sleep(1.0)
+            print("saved", flush=True)
+
+        if os.environ["RANK"] == "1":
+            atexit.register(save)
+            raise ValueError("enough")
+        time.sleep(1000)
+
+    error = runner.failure(lab, "dm1:1,dm2:1", as_value(fail), is_warm=is_warm)
+    assert error.message == "rank 1 (dm2, local_rank 0) raised ValueError: enough"
+    assert "saved\n" in error.run.logs(1)
+
+
 def test_an_interrupt_ends_everything(lab: Lab) -> None:
     screen = runner.Watch(at_work(3), lambda: signal.raise_signal(signal.SIGINT))
     error = runner.failure(lab, "dm1:2,dm2:1", as_value(stubborn), screen=screen)

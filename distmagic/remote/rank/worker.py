@@ -323,6 +323,8 @@ def _finish(rank: Rank, conn: socket.socket, ended: Ended) -> None:
         sys.exit(ended.code)
     if rank.notes_imports and ended.outcome == "returned":
         imported_modules.write(rank.folder, rank.paths)
+    # What ends is not cut off by the stop that its end brings about: its atexit functions save what others need.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         _report_end(rank, conn, encode(ended))
     except OSError:

@@ -144,6 +144,19 @@ def test_nothing_is_sent_before_a_page_says_hello():
     assert view.run["what"] == "4 ranks on gpu-a, gpu-b"
 
 
+def test_a_page_may_say_hello_as_soon_as_it_knows_of_the_view():
+    """That is while the view is being made: the page says it once, so nothing would ever be shown there."""
+
+    def make_view(view_id: str) -> FakeView:
+        assert page_requests.answered({"view": view_id, "op": "hello"}) == {}
+        return FakeView(view_id)
+
+    shown = board.Board(make_view)
+    assert shown.has_page
+    shown.show(said(3))
+    assert "log" in shown._view.names
+
+
 def test_lines_are_numbered_and_those_that_are_left_out_are_counted():
     shown, view = shown_board()
     shown.answer("hello")

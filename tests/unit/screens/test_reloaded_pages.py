@@ -90,6 +90,14 @@ def test_what_a_loaded_page_asks_is_answered_at_once(view):
     assert states == ["busy", "idle"] * 4
 
 
+def test_a_page_that_has_lost_patience_asks_each_widget_for_its_state(view):
+    kernel = Kernel()
+    asks = {"comm_id": "of a widget", "data": {"method": "request_state"}}
+    received(kernel, ("comm_msg", asks))
+    assert kernel.handled[0][1] == asks
+    assert kernel.passed_on == []
+
+
 @pytest.mark.parametrize(
     ("kind", "content"),
     [

@@ -21,7 +21,8 @@ class Job:
     `hosts` are its hosts in the order of its nodes, under the names that its user gave them. `host_indices` says for each
     node which of the asked hosts has it, as an index; -1 for none. `running` are the node ranks that run. `began_s` is
     in seconds since 1970 by its hosts' clocks. `reason` is how it ended. `is_detached`: it needs no notebook. `age_s` is
-    how long it has run, or ran. `metrics` are a few values that one of its ranks has reported last.
+    how long it has run, or ran. `metrics` are a few values that one of its ranks has reported last. `protocols` are those
+    that its agents speak.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Job:
     size_bytes: int
     age_s: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+    protocols: tuple[int, ...] = ()
 
     @property
     def is_running(self) -> bool:
@@ -107,6 +109,7 @@ def _job(name: str, found: dict[int, tuple[int, JobListing]]) -> Job:
         size_bytes=sum(one.size_bytes for one in nodes.values()),
         age_s=max(one.age_s for one in nodes.values()),
         metrics=_metrics(nodes.values()),
+        protocols=tuple(sorted({one.protocol for one in nodes.values()})),
     )
 
 

@@ -37,6 +37,8 @@ from distmagic.runner.actions import (
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.node_joiner import NodeJoiner
 
+COLLECT_S = 60.0  # for the small results of one node; after that they wait on their host until they are looked at
+
 
 class Executor:
     """The threads of one run. `close` ends them as soon as what they wait for comes, or its connection ends.
@@ -137,9 +139,10 @@ class Executor:
 
     def _collect(self, action: Collect) -> None:
         try:
-            results = job_requests.small_results(
-                action.link, self._job, action.node_rank, action.sizes
-            )
+            with action.link.bounded(COLLECT_S):
+                results = job_requests.small_results(
+                    action.link, self._job, action.node_rank, action.sizes
+                )
             self._forget(action.link)
             self._reaching.keep_idle(action.host_index, action.link)
         except Exception:  # noqa: BLE001 - also for a bug, the run ends; results wait on their host until looked at

@@ -20,7 +20,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel, threads_for
 from distmagic.connection.reach import Reaching
 from distmagic.connection.requests import job_requests
-from distmagic.errors import ConnectionLost, DistmagicError
+from distmagic.errors import ConnectionLost, DistmagicError, SpecError
 from distmagic.payload import blobs
 from distmagic.payload.pack import OtherPython, Payload
 from distmagic.planning import torchrun
@@ -81,7 +81,11 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     clock = clock_since(time.monotonic())
     state = begin(job, [host.name for host in reaching.hosts], spec.max_restarts)
     state = replace(
-        state, call=payload.title, name=spec.name or "", began_unix_s=time.time()
+        state,
+        call=payload.title,
+        name=spec.name or "",
+        began_unix_s=time.time(),
+        goes_on_alone=spec.on_disconnect == "keep",
     )
     # Hosts that come later still need the blobs.
     with interrupts.noted() as noted, ExitStack() as in_use:
@@ -125,7 +129,11 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
         lease_s = reaching.access.lease_s
         table = NodeTable(reaching.present, lease_s, _new_id, growth)
         executor = Executor(job, loop.queue, reaching, lease_s, joiner)
-        limits = Limits(timeout_s=spec.timeout_s, hang_timeout_s=spec.hang_timeout_s)
+        limits = Limits(
+            timeout_s=spec.timeout_s,
+            hang_timeout_s=spec.hang_timeout_s,
+            away_s=lease_s,
+        )
         try:
             loop.follow(
                 table,
@@ -146,7 +154,11 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
 
     `reaching` are the job's own hosts in the order of its nodes; those that are down are tried again and again, as when
     a connection breaks. An interrupt ends the job; of a detached job it only ends the following.
+    Raises `SpecError` for a job of another version: its hosts would refuse to tell of it, and it must not end for that.
     """
+    for number in job.protocols:
+        if number != protocol.PROTOCOL:
+            raise SpecError(f"{protocol.another_version(job.name, number)}.")
     clock = clock_since(time.monotonic())
     state = begin(job.name, job.hosts, job.terms.max_restarts)
     # A detached job is known as such from the beginning: an interrupt before its events have come must not end it.
@@ -155,6 +167,7 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
         call=job.terms.call,
         before_s=job.age_s,
         detached_by="asked" if job.is_detached else "",
+        goes_on_alone=job.terms.goes_on_alone,
     )
     with interrupts.noted() as noted:
         loop = RunLoop(
@@ -191,9 +204,11 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
         executor = Executor(job.name, loop.queue, reaching, patience_s, joiner)
         try:
             links = _following(links, job.name)
-            loop.follow(
-                table, executor, links, Limits(hang_timeout_s=job.terms.hang_timeout_s)
+            limits = Limits(
+                hang_timeout_s=job.terms.hang_timeout_s,
+                away_s=patience_s if job.is_running else None,
             )
+            loop.follow(table, executor, links, limits)
             _sweep(loop, reaching, table)
         finally:
             executor.close(table.links)
@@ -316,10 +331,15 @@ def _plan(
 
 
 def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:
-    """End what is left on nodes whose agent is lost, as far as they can be reached; an interrupt gives that up."""
-    job = loop.state.job
-    lost = [node_rank for node_rank, _ in loop.state.lost]
-    if not lost or not loop.state.is_over:
+    """End what is left on nodes whose agent is lost, as far as they can be reached; an interrupt gives that up.
+
+    What is lost to this notebook alone may go on: of a job that needs none, only what was stopped is ended.
+    """
+    state = loop.state
+    job = state.job
+    lost = [node_rank for node_rank, _ in state.lost]
+    needs_notebook = not (state.detached_by or state.goes_on_alone)
+    if not lost or not state.is_over or not (needs_notebook or state.stopping):
         return
 
     def sweep(node_rank: int) -> None:

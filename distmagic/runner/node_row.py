@@ -35,6 +35,7 @@ class NodeRow:
 
     `is_missed`: it ended because it, or the way to it, was lost. `stop` is the message that it was stopped with.
     `why_unmet` is why it is lost if it is not met: its host has no such node, or did not answer. `why_lost`: why it is.
+    `linked_at_s` is when it got a new link, after one that broke.
     """
 
     host_index: int
@@ -51,6 +52,7 @@ class NodeRow:
     can_ask: bool = True
     why_unmet: str = NEVER_BEGAN
     why_lost: str = ""
+    linked_at_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)

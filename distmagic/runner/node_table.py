@@ -178,6 +178,9 @@ class NodeTable:
         self, node_rank: int, what: LinkEnded, now_s: float
     ) -> list[Action]:
         row = self.rows[node_rank]
+        was_followed = what.last > row.last or now_s - row.linked_at_s > LONGEST_PAUSE_S
+        if was_followed:  # else the link has ended at once, perhaps as the one before
+            row.attempts = None
         row.last = what.last
         if row.is_final and what.error is None:
             row.state = "collecting"
@@ -213,13 +216,14 @@ class NodeTable:
             self.rows[node_rank].link = None
         return self._end(node_rank, now_s)
 
-    def _linked(self, node_rank: int, what: Linked, _: float) -> list[Action]:
+    def _linked(self, node_rank: int, what: Linked, now_s: float) -> list[Action]:
         row = self.rows[node_rank]
         was_broken = row.state == "reconnecting"
         actions: list[Action] = []
         if row.stop is not None:
             # It may have been lost with the connection.
             actions.append(Send(links=(what.link,), message=row.stop))
+        row.linked_at_s = now_s
         if was_broken:
             actions.append(Note(node_rank=node_rank, what=Mended()))
         return actions + self._listen(node_rank, what.link)
@@ -347,10 +351,11 @@ class NodeTable:
 
     def _join_failed(self, _: int, what: JoinFailed, now_s: float) -> list[Action]:
         join = self._joins.get(what.host_index)
-        if join is None:  # the run is being stopped meanwhile
+        was_asked = what.node_rank is not None
+        # The run is being stopped meanwhile, or the host is tried as another node by now.
+        if join is None or (was_asked and join.node_rank != what.node_rank):
             return self._lose_unstarted(what.node_rank, str(what.error), now_s)
         is_unanswered = isinstance(what.error, (ConnectionLost, Unreachable))
-        was_asked = what.node_rank is not None
         if is_unanswered and was_asked and join.node_rank is not None:
             # Its agent may have been started all the same.
             row = self.rows[join.node_rank]
@@ -443,16 +448,18 @@ class NodeTable:
         row = self.rows[node_rank]
         row.link = link
         row.state = "following"
-        row.attempts = None
         row.can_ask = True
         return [Listen(node_rank=node_rank, link=link, after=row.last)]
 
     def _break(self, node_rank: int, why: str, now_s: float) -> list[Action]:
         row = self.rows[node_rank]
         row.state = "reconnecting"
-        row.attempts = Attempts(
-            next_at_s=now_s + FIRST_PAUSE_S, until_s=now_s + self._lease_s
-        )
+        if row.attempts is not None:
+            row.attempts = row.attempts.again(now_s)
+        else:
+            row.attempts = Attempts(
+                next_at_s=now_s + FIRST_PAUSE_S, until_s=now_s + self._lease_s
+            )
         return [Note(node_rank=node_rank, what=Broken(why=why))]
 
     def _end(self, node_rank: int, now_s: float) -> list[Action]:

@@ -46,6 +46,7 @@ from distmagic.state import decide
 from distmagic.state.decide import (
     AskForStacks,
     Decided,
+    Leave,
     Limits,
     Lose,
     RunMemory,
@@ -59,6 +60,7 @@ from distmagic.state.events import (
     Lost,
     StacksWanted,
     StopRequested,
+    Warned,
 )
 from distmagic.state.fold import fold
 from distmagic.state.model import RunState
@@ -233,7 +235,9 @@ class RunLoop:
         actions: list[Action] = []
         for event in self.step():
             actions += self._table.receive(event)
-        actions += self._table.due(self._clock(), decide.alive_elsewhere(self.state))
+        actions += self._table.due(
+            self._clock(), decide.alive_elsewhere(self.state, limits)
+        )
         self._perform(actions)
         self._carry_out(
             decide.after_step(
@@ -256,6 +260,8 @@ class RunLoop:
                 self._send_stop(decision.node_ranks, 0.0, "too late")
             elif isinstance(decision, AskForStacks):
                 self._ask_for_stacks(decision.request_id)
+            elif isinstance(decision, Leave):
+                self.note(Warned(text=decision.why))
             else:
                 self._detach()
 

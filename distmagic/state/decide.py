@@ -41,10 +41,14 @@ STACKS_S = 6.0  # agents themselves wait 4 s for ranks that don't answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a run is ended at: its whole time since it was started, and the time in which no rank advances."""
+    """What a run is ended at: its whole time since it was started, and the time in which no rank advances.
+
+    After `away_s` in which no node of it was reached, a job that goes on without this notebook is left to itself.
+    """
 
     timeout_s: float | None = None
     hang_timeout_s: float | None = None
+    away_s: float | None = None
 
 
 # ---- decisions
@@ -86,7 +90,14 @@ class Detach:
     """Have the lead let the job live without this notebook."""
 
 
-Decision = Lose | Stop | StopLate | AskForStacks | Detach
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Follow the job no longer: it goes on alone."""
+
+    why: str
+
+
+Decision = Lose | Stop | StopLate | AskForStacks | Detach | Leave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +155,10 @@ def after_step(
     elif memory.wants_detach and can_detach(state):
         # In every step, until the lead's event says that it is so.
         decisions.append(Detach())
+    if not memory.has_left and _is_out_of_reach(state, limits):
+        memory = replace(memory, has_left=True)
+        why = f"no host could be reached for {limits.away_s:g} s; the job goes on without this notebook"
+        decisions.append(Leave(why=why))
     if memory.give_up_at_s is not None and state.at_s > memory.give_up_at_s:
         decisions += _lost(answering(state), "it did not confirm its end")
     return memory, tuple(decisions)
@@ -249,9 +264,11 @@ def reason_to_stop(
         return state.stopping
     if timeout_s is not None and state.at_s - (state.started_at_s or 0.0) > timeout_s:
         return "timeout"
-    if detach and any(node.gang == "silent" for node in state.nodes):
+    lost = state.lost_nodes
+    silent = [node.node_rank for node in state.nodes if node.gang == "silent"]
+    if detach and not lost.issuperset(silent):
         return "gang"
-    if state.is_lost:
+    if state.is_lost and not state.detached_by:
         return "lost"
     if _is_port_closed(state):
         return "rendezvous"
@@ -350,17 +367,41 @@ def missed_by_peers(state: RunState) -> tuple[int, ...]:
     return tuple(found)
 
 
-def alive_elsewhere(state: RunState) -> frozenset[int]:
+def alive_elsewhere(state: RunState, limits: Limits) -> frozenset[int]:
     """Return the nodes that run although this notebook may not reach them; while others are followed, they are not lost.
 
-    The gang hears a node that has joined it, and a detached job needs no notebook: following it must never end it.
+    The gang hears a node that has joined it, and a detached job needs no notebook: following it must never end it. So
+    where no node is reached, those of a job that goes on without this notebook are not lost either; it is left.
     """
     there = _there(state)
-    if state.stopping or not any(node.is_reached for node in there):
+    if state.stopping:
+        return frozenset()
+    if _goes_on_unseen(state, limits):
+        return frozenset(node.node_rank for node in there)
+    if not any(node.is_reached for node in there):
         return frozenset()
     return frozenset(
         node.node_rank for node in there if node.gang == "joined" or state.detached_by
     )
+
+
+def _goes_on_unseen(state: RunState, limits: Limits) -> bool:
+    """Whether the job goes on without this notebook, as far as known: no node of it has ended."""
+    is_alone = bool(state.detached_by) or state.goes_on_alone
+    has_begun_to_end = bool(state.stopping) or any(
+        node.phase == "gone" for node in state.nodes
+    )
+    return limits.away_s is not None and is_alone and not has_begun_to_end
+
+
+def _is_out_of_reach(state: RunState, limits: Limits) -> bool:
+    """Whether no node of a job that goes on without this notebook was reached for long."""
+    there = _there(state)
+    if limits.away_s is None or not there or not _goes_on_unseen(state, limits):
+        return False
+    if not all(node.broken for node in there):
+        return False
+    return state.at_s - max(node.broken_at_s for node in there) > limits.away_s
 
 
 def can_detach(state: RunState) -> bool:

@@ -164,7 +164,7 @@ def _peer_state(builder: RunStateBuilder, node: int, what: protocol.PeerState) -
         return
     if 0 not in (node, peer):
         return  # members don't hear each other
-    if builder.base.is_elastic and peer == 0:
+    if builder.base.is_elastic and peer == 0 and what.state in ("silent", "lost"):
         return  # a member that lost its own network would say so of a healthy lead
     builder.nodes[peer] = replace(builder.nodes[peer], gang=_GANG[what.state])
     if what.state == "lost":
@@ -172,6 +172,8 @@ def _peer_state(builder: RunStateBuilder, node: int, what: protocol.PeerState) -
     elif what.state == "back" or (what.state == "joined" and builder.base.is_elastic):
         # An elastic job goes on, also with a node that was out of this notebook's reach before the others knew it.
         builder.nodes[peer] = replace(builder.nodes[peer], accused_at_s=None)
+        if builder.base.is_over:
+            return  # nobody follows it any more
         builder.lost = [entry for entry in builder.lost if entry[0] != peer]
 
 

@@ -196,6 +196,7 @@ class RunState:
     held                events of nodes that are in a later round than the lead, in order
     planned_world_size  as the plan has it, 0 where no plan gives one
     detached_by         why the job needs no notebook any more: "asked", "disconnected", or "" where it does
+    goes_on_alone       whether it goes on when this notebook is away for its lease, though nobody has asked for that
     advanced_at_s       when a rank advanced last (see `hangs.is_hung`), before any stop
     reaching_since_s    when the notebook reached a node after it had reached none; 0 before the first
     stack_dumps         the answers to the last few requests for stacks
@@ -233,6 +234,7 @@ class RunState:
     rdzv_round: int = 0
     culprit: int | None = None
     detached_by: str = ""
+    goes_on_alone: bool = False
     advanced_at_s: float = 0.0
     reaching_since_s: float = 0.0
     stack_dumps: tuple[StackDump, ...] = ()

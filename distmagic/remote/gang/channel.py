@@ -130,7 +130,11 @@ class GangChannel:
             self._journal.add(
                 protocol.PeerState(node_rank=news.node_rank, state=news.kind)
             )
-            return self._lose(news.node_rank) if news.kind == "lost" else None
+            if news.kind == "back":
+                self._lost.discard(news.node_rank)
+            # One that has said itself that it has lost us was counted then.
+            is_new = news.kind == "lost" and news.node_rank not in self._lost
+            return self._lose(news.node_rank) if is_new else None
         if self._is_lead and news.reason == "lost":
             # This member has lost us, perhaps while it was frozen: it counts as lost, once.
             return None if news.node_rank in self._lost else self._lose(news.node_rank)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from distmagic.errors import HostErrors
+from distmagic.errors import HostErrors, SpecError
 from distmagic.remote.wire import protocol as p
 from distmagic.runner.launch import attach
 from distmagic.state.model import RunState
@@ -84,6 +86,27 @@ def test_an_interrupt_of_a_detached_job_only_ends_the_following():
     assert a.requests_of(p.StopNode) == b.requests_of(p.StopNode) == []
     assert screen.finished == []
     assert_left(a, b)
+
+
+def test_a_job_of_another_version_is_neither_followed_nor_ended():
+    a, b = two(runs_on)
+    job = replace(begun(a, b), protocols=(1,))
+    with pytest.raises(SpecError) as refused:
+        attach(reach(a, b), job, FakeScreen())
+    assert refused.value.message == f"{p.another_version('j', 1)}."
+    assert a.requests_of(p.StopNode) == a.requests_of(p.SweepJob) == []
+
+
+def test_what_is_lost_of_a_job_that_needs_no_notebook_is_not_ended():
+    """The agent refuses to tell of the job just now, and its host could be reached for a sweep."""
+    a, b = two(runs_on)
+    job = replace(begun(a, b), is_detached=True)
+    for host in (a, b):
+        host.answers[p.FollowJob] = lambda _: [p.Refused(what="f", error="no")]
+    followed = attach(reach(a, b), job, FakeScreen())
+    assert [node for node, _ in followed.state.lost] == [0, 1]
+    assert a.requests_of(p.SweepJob) == b.requests_of(p.SweepJob) == []
+    assert a.requests_of(p.StopNode) == b.requests_of(p.StopNode) == []
 
 
 def test_what_a_lost_node_of_a_detached_job_left_is_not_swept_by_a_notebook_that_only_leaves():

@@ -12,6 +12,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.requests import job_requests
 from distmagic.errors import ConnectionLost, PreflightError, ProtocolError
 from distmagic.remote.wire import protocol as p
+from distmagic.runner import executor
 from distmagic.runner.actions import (
     Action,
     Admitted,
@@ -242,6 +243,11 @@ def test_results_that_can_not_be_collected_wait_on_their_host(
     stage, monkeypatch, error
 ):
     monkeypatch.setattr(job_requests, "small_results", broken(error))
+    assert stage.outcomes(collect(stage)) == [Collected(results={}, is_kept_idle=False)]
+
+
+def test_results_of_a_host_that_says_no_more_are_not_waited_for(stage, monkeypatch):
+    monkeypatch.setattr(executor, "COLLECT_S", 0.2)
     assert stage.outcomes(collect(stage)) == [Collected(results={}, is_kept_idle=False)]
 
 

@@ -193,6 +193,31 @@ def test_what_can_not_be_mended_ends_the_following(error, why):
 # ---- a broken connection
 
 
+def test_a_link_that_ends_at_once_each_time_is_tried_until_the_lease_is_over():
+    table = Table()
+    table.ended(error=CUT, at_s=100.0)
+    now_s, attempts = 100.0, 0
+    while now_s < 170.0:
+        now_s += 0.1
+        for action in table.table.due(now_s):
+            if isinstance(action, Reconnect):
+                attempts += 1
+                table.after(Linked(link=a_link()), at_s=now_s)
+                table.ended(error=CUT, at_s=now_s)
+    assert table.table.rows[1].state == "lost"
+    assert attempts < 25
+
+
+def test_a_link_that_lasts_or_brings_an_event_begins_the_lease_anew():
+    for last, lasts_s in ((10, 0.0), (9, 30.0)):
+        table = Table()
+        table.ended(error=CUT, at_s=100.0)
+        table.table.due(100.3)
+        table.after(Linked(link=a_link()), at_s=130.0)
+        table.ended(error=CUT, at_s=130.0 + lasts_s, last=last)
+        assert table.table.rows[1].attempts.until_s == 190.0 + lasts_s
+
+
 @pytest.mark.parametrize("heard", ["joined", "back"])
 def test_a_node_that_was_given_up_stays_lost_whatever_the_others_hear_of_it(heard):
     """Else the run would wait for it for ever: nobody follows it to its end."""

@@ -507,17 +507,17 @@ def test_which_nodes_are_down_for_this_notebook_alone():
 def test_which_nodes_run_although_this_notebook_can_not_reach_them():
     cut, joined = at(Broken(why="cut"), 1), at(p.PeerState(node_rank=1, state="joined"))
     detached = at(p.Detached(why="asked"))
-    assert alive_elsewhere(begun(cut)) == frozenset(), "nobody else has told of it"
-    assert alive_elsewhere(begun(joined, cut)) == {1}
-    assert alive_elsewhere(begun(detached, cut)) == {0, 1}, "the job needs no notebook"
+
+    def alive(state: RunState) -> frozenset[int]:
+        return alive_elsewhere(state, Limits())
+
+    assert alive(begun(cut)) == frozenset(), "nobody else has told of it"
+    assert alive(begun(joined, cut)) == {1}
+    assert alive(begun(detached, cut)) == {0, 1}, "the job needs no notebook"
     assert (
-        alive_elsewhere(begun(joined, detached, cut, at(Broken(why="cut"), 0)))
-        == frozenset()
+        alive(begun(joined, detached, cut, at(Broken(why="cut"), 0))) == frozenset()
     ), "none is followed"
-    assert (
-        alive_elsewhere(begun(joined, cut, at(StopRequested(reason="failed"))))
-        == frozenset()
-    )
-    assert alive_elsewhere(begun(joined, cut, at(Gone(), 0))) == frozenset(), (
+    assert alive(begun(joined, cut, at(StopRequested(reason="failed")))) == frozenset()
+    assert alive(begun(joined, cut, at(Gone(), 0))) == frozenset(), (
         "the others are over"
     )

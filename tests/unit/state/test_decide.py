@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +22,7 @@ from distmagic.state.decide import (
     AskForStacks,
     Decision,
     Detach,
+    Leave,
     Limits,
     Lose,
     RunMemory,
@@ -29,6 +32,7 @@ from distmagic.state.decide import (
 from distmagic.state.events import (
     Broken,
     Event,
+    Gone,
     Lost,
     Mended,
     Planned,
@@ -200,6 +204,78 @@ def test_the_lead_of_an_elastic_job_is_lost_when_all_others_have_ended_without_i
     assert run.at(2.0 + NODE_LOST_S) == []
     (lost,) = run.at(2.1 + NODE_LOST_S)
     assert lost == Lose(node_ranks=(0,), why=AWAY)
+
+
+def test_a_healthy_elastic_job_goes_on_when_only_this_notebook_can_not_reach_its_lead():
+    run = elastic(3)
+    hears = [at(p.PeerState(node_rank=0, state="joined"), node) for node in (1, 2)]
+    run.fold(1.0, *hears, at(Broken(why="cut"), 0))
+    assert run.at(40.0) == []
+    run.fold(41.0, at(p.PeerState(node_rank=0, state="lost"), 1))
+    assert run.at(80.0) == [], "one that lost its own network would say so"
+
+
+def without_hosts(*events: Event, **fields: Any) -> Decider:
+    """A job of two nodes of which none has been reached since second 1, and which is left after a minute of that."""
+    run = Decider(*events, limits=Limits(away_s=60.0))
+    run.state = replace(run.state, **fields)
+    run.fold(1.0, at(Broken(why="cut"), 0), at(Broken(why="cut"), 1))
+    return run
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        without_hosts(at(p.Detached(why="asked"))),
+        without_hosts(goes_on_alone=True),
+    ],
+    ids=["detached", "keep"],
+)
+def test_a_job_that_needs_no_notebook_is_left_when_this_one_is_cut_off_for_long(run):
+    """Its hosts are not lost: they only can't be reached from here."""
+    assert run.at(61.0) == []
+    assert decide.alive_elsewhere(run.state, Limits(away_s=60.0)) == {0, 1}
+    why = "no host could be reached for 60 s; the job goes on without this notebook"
+    assert run.at(61.1) == [Leave(why=why)]
+    assert decide.is_left(run.state, run.memory)
+    assert run.at(61.2) == []
+    assert run.state.lost == ()
+
+
+def test_a_job_that_needs_its_notebook_or_has_begun_to_end_is_not_left():
+    assert without_hosts().at(200.0) == []
+    run = without_hosts(at(p.Detached(why="asked")))
+    run.fold(2.0, at(Gone(), 0))
+    assert run.at(200.0) == []
+    assert decide.alive_elsewhere(run.state, Limits(away_s=60.0)) == frozenset()
+    ended = Decider(at(p.Detached(why="asked")), at(Broken(why="cut"), 0))
+    assert decide.alive_elsewhere(ended.state, Limits()) == {0, 1}
+
+
+def test_a_detached_job_is_not_stopped_for_what_only_this_notebook_has_lost():
+    run = Decider(at(p.Detached(why="asked")))
+    assert run.at(2.0, at(Lost(why="it takes no connection"), 1)) == []
+    assert run.at(3.0, at(p.NodeStopping(reason="lost", culprit=1), 0)) == [
+        stop("lost", 0)
+    ]
+
+
+def test_a_node_that_is_lost_is_not_asked_whether_it_is_silent():
+    """An elastic job begins without a host that has died; the lead still says that it has never heard of it."""
+    run = elastic(3)
+    run.memory = replace(run.memory, wants_detach=True)
+    silent = at(p.PeerState(node_rank=1, state="silent"))
+    joined = at(p.PeerState(node_rank=2, state="joined"))
+    assert run.at(2.0, at(Lost(why="switched off"), 1), silent, joined) == [Detach()]
+    assert elastic(3).at(2.0, silent) == []
+
+
+def test_a_run_that_is_over_stays_so():
+    run = elastic(2)
+    run.at(2.0, at(Lost(why="cut"), 0), at(Gone(), 1))
+    assert run.state.is_over
+    run.fold(3.0, at(p.PeerState(node_rank=0, state="back"), 1))
+    assert run.state.is_over
 
 
 def test_a_node_that_is_missed_and_cut_off_is_the_only_one_to_blame():

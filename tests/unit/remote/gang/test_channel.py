@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.remote.gang.channel import GangChannel
+from distmagic.remote.gang.liveness import News
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.wire import protocol
 
@@ -59,3 +60,27 @@ def test_a_node_whose_ranks_have_returned_says_so(
             assert cause is None
     assert channels[0].has_formed
     assert channels[1 - returned].has_returned_node
+
+
+def test_one_host_that_is_lost_makes_the_others_form_anew_once(tmp_path: Path) -> None:
+    """A frozen one says itself that it has lost the others, and is silent after that; when it was back it counts again."""
+    membership = protocol.Membership(
+        secret="5e" * 32,
+        address=LOCAL,
+        lead_address=LOCAL,
+        port=free_port(),
+        nodes=3,
+        lost_after_s=10.0,
+    )
+    lead = GangChannel(0, membership, 1, Journal(tmp_path), 100.0)
+    try:
+        says_so = News(node_rank=1, kind="stops", reason="lost", culprit=0)
+        silent = News(node_rank=1, kind="lost")
+        for news in (says_so, says_so, silent):
+            assert lead._judge(news) is None
+        assert lead.formations == 1
+        for news in (News(node_rank=1, kind="back"), silent, says_so):
+            assert lead._judge(news) is None
+        assert lead.formations == 2
+    finally:
+        lead._udp.socket.close()

@@ -78,9 +78,9 @@ def test_one_host_that_is_lost_makes_the_others_form_anew_once(tmp_path: Path) -
         silent = News(node_rank=1, kind="lost")
         for news in (says_so, says_so, silent):
             assert lead._judge(news) is None
-        assert lead.formations == 1
+        assert lead._formations == 1
         for news in (News(node_rank=1, kind="back"), silent, says_so):
             assert lead._judge(news) is None
-        assert lead.formations == 2
+        assert lead._formations == 2
     finally:
         lead._udp.socket.close()

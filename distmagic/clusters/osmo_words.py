@@ -109,16 +109,14 @@ def read_state(out: str) -> WorkflowState:
     for group in groups if isinstance(groups, list) else []:
         for task in group.get("tasks", []) if isinstance(group, dict) else []:
             if isinstance(task, dict) and len(tasks) < _MOST_TASKS:
-                tasks.append(_task(task))
+                tasks.append(
+                    TaskState(
+                        name=_short(str(task.get("name", ""))),
+                        status=_short(str(task.get("status", ""))),
+                        message=_short(str(task.get("failure_message") or "")),
+                    )
+                )
     return WorkflowState(status=_short(status), tasks=tuple(tasks))
-
-
-def _task(task: dict[str, object]) -> TaskState:
-    return TaskState(
-        name=_short(str(task.get("name", ""))),
-        status=_short(str(task.get("status", ""))),
-        message=_short(str(task.get("failure_message") or "")),
-    )
 
 
 def was_cancelled(out: str) -> bool:

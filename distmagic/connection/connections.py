@@ -114,19 +114,14 @@ class Connections:
 
     def keep_idle(self, python: str, link: Link) -> None:
         """Keep a link for the next run, if its host keeps something loaded; else end it."""
-        key = self._key_of(link.transport)
-        if key is None:
-            link.close()  # its connection was dropped
-        else:
-            self._idle.give((key, python), link)
-
-    def _key_of(self, transport: Transport | None) -> _Key | None:
-        """Return the key under which a connection was opened: by now the configuration may give another one."""
+        transport = link.transport
+        # The key under which it was opened: by now the configuration may give another one.
         with self._lock:
-            for key, known in self._open.items():
-                if known is transport:
-                    return key
-        return None
+            keys = [key for key, known in self._open.items() if known is transport]
+        if keys:
+            self._idle.give((keys[0], python), link)
+        else:
+            link.close()  # its connection was dropped
 
     def _drop(self, broken: Transport) -> None:
         """Close a connection over which nothing can be started. If another one to the host is open by now, that one stays."""
@@ -149,7 +144,12 @@ class Connections:
             self._closed += 1
             transports = list(self._open.values())
             self._open = {}
-        _close_all(transports)
+        try:
+            # At the same time: each waits for the other end to hang up.
+            in_parallel(lambda transport: transport.close(), transports)
+        except RuntimeError:  # Python ends, and starts no thread any more
+            for transport in transports:
+                transport.close()
 
 
 def _opened(
@@ -164,15 +164,6 @@ def _opened(
         access.setup_line,
         access.exec_prefix,
     )
-
-
-def _close_all(transports: list[Transport]) -> None:
-    """Close connections at the same time: each waits for the other end to hang up."""
-    try:
-        in_parallel(lambda transport: transport.close(), transports)
-    except RuntimeError:  # Python ends, and starts no thread any more
-        for transport in transports:
-            transport.close()
 
 
 def _key(host: Host, access: Access) -> _Key:

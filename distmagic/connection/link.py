@@ -161,8 +161,14 @@ class Link:
         self._last = 0
         self.agent_error = ""
         if request.work is not None:
+            # The host's home may be on a slow file server, and shared.
+            patience_s = (
+                BOOT_TIMEOUT_S
+                + _S_PER_FILE * request.work.files
+                + request.work.size_bytes / _SLOWEST_BYTES_PER_S
+            )
             with self.bounded(
-                _patience_s(request.work),
+                patience_s,
                 "did not bring its files into the working directory",
             ):
                 self.send(request)
@@ -294,15 +300,6 @@ class Link:
         self.end_requests()
         self._process.wait(timeout_s)
         self.close()
-
-
-def _patience_s(work: protocol.WorkDir) -> float:
-    """Return how long a host may take for the files of a run; its home may be on a slow file server, and shared."""
-    return (
-        BOOT_TIMEOUT_S
-        + _S_PER_FILE * work.files
-        + work.size_bytes / _SLOWEST_BYTES_PER_S
-    )
 
 
 _REFUSAL_HINTS = {

@@ -53,16 +53,13 @@ class NotebookAsker:
         if threading.current_thread() is threading.main_thread():
             _answer(question)
         else:
-            self._put(question)
+            with self._lock:
+                closed = self._closed
+                if not closed:
+                    self._questions.put(question)
+            if closed:
+                question.answer.set_exception(_unanswered(question))
         return question.answer.result()
-
-    def _put(self, question: _Question) -> None:
-        with self._lock:
-            closed = self._closed
-            if not closed:
-                self._questions.put(question)
-        if closed:
-            question.answer.set_exception(_unanswered(question))
 
     def confirm(self, question: str) -> bool:
         """Return whether the user says yes; False where nobody can answer."""

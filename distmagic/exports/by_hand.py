@@ -16,7 +16,8 @@ def files(job: ExportedJob) -> tuple[File, ...]:
     """Return a script for each host, and one for all. Raises `SpecError` where it is not said where they meet."""
     scripts = []
     for rank in range(job.nodes):
-        lines = [f"# The command of node {rank} of {job.nodes}{_of_host(job, rank)}."]
+        host = f", {job.hosts[rank][0]}" if rank < len(job.hosts) else ""
+        lines = [f"# The command of node {rank} of {job.nodes}{host}."]
         scripts.append(text_file(f"node-{rank}.sh", _script(job, lines, rank)))
     lines = ["# The same command on every node: they number themselves as they come."]
     any_node = _script(job, lines, None)
@@ -35,10 +36,6 @@ def readme(job: ExportedJob) -> tuple[str, ...]:
         "Or run `bash any-node.sh` on all of them (c10d): the nodes number themselves, and ranks may be restarted.",
         f"The nodes meet at {address}, port {port}: every host must be able to dial it.",
     )
-
-
-def _of_host(job: ExportedJob, rank: int) -> str:
-    return f", {job.hosts[rank][0]}" if rank < len(job.hosts) else ""
 
 
 def _meeting(job: ExportedJob) -> tuple[str, int]:

@@ -72,11 +72,13 @@ class ExportedJob:
                 "Leave it out, or let the program change its directory.",
             )
         for name, value in self.spec.env:
-            if not _is_text(value):
+            try:
+                value.encode()
+            except UnicodeEncodeError:
                 raise SpecError(
                     f"--env {name}: the value is no text in UTF-8.",
                     "A file of a job can't hold it.",
-                )
+                ) from None
         if self.spec.rdzv_endpoint and self.request.system != "torchrun":
             raise SpecError(
                 f"--rdzv-endpoint: {self.request.system} says where the nodes meet.",
@@ -130,14 +132,6 @@ class ExportedJob:
 def is_secret(name: str) -> bool:
     """Whether a variable's name says that its value is a secret: WANDB_API_KEY, HF_TOKEN, DB_PASSWORD."""
     return _SECRET.search(name) is not None
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def text_file(path: str, text: str, **more: bool) -> File:

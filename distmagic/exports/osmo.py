@@ -57,7 +57,12 @@ def files(job: ExportedJob) -> tuple[File, ...]:
 
 def workflow(job: ExportedJob) -> str:
     """Return the workflow whose tasks start torchrun, or what the program starts in its place."""
-    _check_sizes(job)
+    for file in job.program.files:
+        if len(file.data) > _LARGEST:
+            raise SpecError(
+                f"{file.path} has {len(file.data):,} bytes, and a workflow of OSMO carries files of {_LARGEST:,} at most.",
+                "Have it in the image (--image), or load it inside the function.",
+            )
     node = text_file(_NODE, _node(job))
     return _workflow(job, [node], [("bash", f"{AT}/{_NODE}")] * job.nodes)
 
@@ -78,15 +83,6 @@ def readme(job: ExportedJob) -> tuple[str, ...]:
         "`workflow.yaml` has torchrun in each task; `workflow-ranks.yaml` starts --size ranks a task, from --offset, in a world of --world_size.",
         "Both carry `program/` and the scripts beside them as base64: change the cell and export again. Ranks begin in the task's output folder.",
     )
-
-
-def _check_sizes(job: ExportedJob) -> None:
-    for file in job.program.files:
-        if len(file.data) > _LARGEST:
-            raise SpecError(
-                f"{file.path} has {len(file.data):,} bytes, and a workflow of OSMO carries files of {_LARGEST:,} at most.",
-                "Have it in the image (--image), or load it inside the function.",
-            )
 
 
 def _credential(job: ExportedJob) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from distmagic.errors import SpecError
 from distmagic.exports import quoting
@@ -92,18 +92,13 @@ def launcher(job: ExportedJob) -> tuple[str, ...]:
 
 def torchrun_lines(job: ExportedJob, words: NodeWords) -> list[str]:
     """Return torchrun's command as lines of bash, a flag each."""
-    parts = [
+    first, *others = [
         quoting.bash_line(("exec", *launcher(job))),
         *(quoting.bash(flag) for flag in torchrun.spelled(words)),
         quoting.bash_line(job.program.words),
     ]
-    return _continued(parts)
-
-
-def _continued(parts: Sequence[str]) -> list[str]:
-    """Return the parts of one command as lines of which each but the last goes on in the next."""
-    first, *others = parts
     lines = [first, *(f"    {part}" for part in others)]
+    # Each but the last goes on in the next.
     return [f"{line} \\" for line in lines[:-1]] + [lines[-1]]
 
 

@@ -32,21 +32,16 @@ from distmagic.request.hosts import Host, parse_hosts
 
 if TYPE_CHECKING:
     from distmagic.remote.wire.protocol import KeptWorkDir
-    from distmagic.session.background import BackgroundRun
 
 
 def jobs(line: CommandLine) -> None:
     """Print the table of jobs."""
     _expect(line, 0, 0, "%distributed jobs takes nothing after it.")
     line.notebook.listed = all_jobs(line)
-    waiting = [run.state for run in _waiting(line)]
-    print(table(line.notebook.listed, time.time(), _owner(), waiting))
-
-
-def _waiting(line: CommandLine) -> list[BackgroundRun]:
-    """Return the runs of this notebook that wait for devices in the background: no host knows of them yet."""
+    # Those in the background that wait for devices: no host knows of them yet.
     running = line.notebook.session().background.running
-    return [run for run in running if run.state.phase == "waiting"]
+    waiting = [run.state for run in running if run.state.phase == "waiting"]
+    print(table(line.notebook.listed, time.time(), _owner(), waiting))
 
 
 def runs(line: CommandLine) -> None:

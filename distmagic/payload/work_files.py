@@ -62,11 +62,11 @@ def with_tree(
     contents, owned, inside = gather(folder, payload.modules, current, payload.script)
     if not owned:
         return payload
-    what = (
-        f"The folder {folder.resolve()}"
-        if folder is not None
-        else _in_words(payload.modules)
-    )
+    if folder is not None:
+        what = f"The folder {folder.resolve()}"
+    else:
+        names = ", ".join(module.name for module in payload.modules)
+        what = f"The local package{'s' if len(payload.modules) > 1 else ''} {names}"
     check_size(contents, payload.limit_bytes, what)
     tree = packed(contents, sorted(set(owned)), scratch or blobs.folder(), inside)
     notices = (_left_out(contents), _ignored_but_named(contents))
@@ -139,11 +139,6 @@ def add_module(contents: Contents, module: LocalModule) -> str:
                 file_of(file)
             )
     return module.name
-
-
-def _in_words(modules: tuple[LocalModule, ...]) -> str:
-    names = ", ".join(module.name for module in modules)
-    return f"The local package{'s' if len(modules) > 1 else ''} {names}"
 
 
 def _left_out(contents: Contents) -> str:

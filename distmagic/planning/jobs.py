@@ -97,6 +97,7 @@ def _job(name: str, found: dict[int, tuple[int, JobListing]]) -> Job:
             if one.is_running:
                 running.append(rank)
     reasons = [one.reason for one in nodes.values() if one.reason not in ("", "done")]
+    reported = [one.reported for one in nodes.values() if one.reported is not None]
     return Job(
         name=name,
         hosts=hosts,
@@ -108,16 +109,9 @@ def _job(name: str, found: dict[int, tuple[int, JobListing]]) -> Job:
         reason=reasons[0] if reasons else first.reason,
         size_bytes=sum(one.size_bytes for one in nodes.values()),
         age_s=max(one.age_s for one in nodes.values()),
-        metrics=_metrics(nodes.values()),
+        metrics=reported[0].metrics if reported else {},
         protocols=tuple(sorted({one.protocol for one in nodes.values()})),
     )
-
-
-def _metrics(nodes: Iterable[JobListing]) -> Mapping[str, float]:
-    for one in nodes:
-        if one.reported is not None:
-            return one.reported.metrics
-    return {}
 
 
 def check_orphans(

@@ -69,7 +69,8 @@ def head_and_table(state: RunState) -> tuple[str, str]:
     """Return the two upper parts of the live view."""
     view = overview(state)
     hosts = _hardware(view) if len(view.hardware) <= _FEW_HOSTS else ""
-    return _head(view), _table(view) + hosts
+    groups = [group for group in view.groups if not group.is_folded]
+    return _head(view), _table_of(groups, view.metrics) + hosts
 
 
 def all_ranks(state: RunState) -> str:
@@ -135,11 +136,6 @@ def _alert(alert: Alert) -> str:
 
 
 # ---- the table
-
-
-def _table(view: Overview) -> str:
-    groups = [group for group in view.groups if not group.is_folded]
-    return _table_of(groups, view.metrics)
 
 
 def _folded(view: Overview) -> str:

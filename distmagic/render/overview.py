@@ -85,6 +85,9 @@ def overview(state: RunState) -> Overview:
     slow = slow_ranks(workers)
     still = still_ranks(state)
     all_still = all_still_s(state, still)
+    since = ""
+    if state.began_unix_s:
+        since = f"since {q.moment(state.began_unix_s, state.began_unix_s + state.at_s)}"
     return Overview(
         job=plain(state.job),
         phase=state.phase,
@@ -95,7 +98,7 @@ def overview(state: RunState) -> Overview:
         concern=_still_words(state, still, all_still) or _slow_words(state, slow),
         alerts=tuple(_alerts(state, is_still=all_still is not None)),
         call=one_line(state.call),
-        since=_since(state),
+        since=since,
         groups=tuple(groups(state, workers, slow, still)),
         hardware=tuple(_hardware(state)),
         metrics=tuple(dict.fromkeys(name for w in workers for name in w.metrics)),
@@ -103,12 +106,6 @@ def overview(state: RunState) -> Overview:
 
 
 # ---- the head
-
-
-def _since(state: RunState) -> str:
-    if not state.began_unix_s:
-        return ""
-    return f"since {q.moment(state.began_unix_s, state.began_unix_s + state.at_s)}"
 
 
 def _share_sent(state: RunState) -> float | None:

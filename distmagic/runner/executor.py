@@ -68,7 +68,11 @@ class Executor:
         """Begin an action, and return at once. The loop calls this, on the run's own thread."""
         if isinstance(action, Send):
             for link in action.links:
-                _send(link, action.message)
+                try:
+                    begin(send_quietly, link, action.message)
+                except RuntimeError:
+                    # Python ends, and starts no thread any more: hosts are told to end all the same.
+                    send_quietly(link, action.message)
         elif isinstance(action, Close):
             self._forget(action.link)
             begin(action.link.close)
@@ -231,12 +235,3 @@ class Executor:
         Join: _join,
         StartJoined: _start_joined,
     }
-
-
-def _send(link: Link, message: protocol.Message) -> None:
-    """Send a message without waiting for a host that takes none."""
-    try:
-        begin(send_quietly, link, message)
-    except RuntimeError:
-        # Python ends, and starts no thread any more: hosts are told to end all the same.
-        send_quietly(link, message)

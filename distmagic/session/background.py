@@ -200,7 +200,8 @@ class BackgroundRun:
         """Ask every rank where it is, and return the answers; the run goes on. Raises `SpecError` where no rank runs."""
         screen = self.screen
         if self.done or screen.state.phase != "running":
-            raise SpecError(f"No rank of job {self.job} runs: it is {self._phase}.")
+            phase = self.state.phase if self._error is None else "failed"
+            raise SpecError(f"No rank of job {self.job} runs: it is {phase}.")
         with screen.has_changed:
             before = screen.state.wanted_stacks
             screen.ask("stacks")
@@ -250,10 +251,6 @@ class BackgroundRun:
         if isinstance(self._left, Run):
             return self._left
         return Run(self.state, {}, self._open_link, shown=False)
-
-    @property
-    def _phase(self) -> str:
-        return self.state.phase if self._error is None else "failed"
 
     def __repr__(self) -> str:
         from distmagic import render

@@ -67,7 +67,10 @@ class Inside:
         own_link: Callable[[Access], Link],
     ) -> None:
         self.place = place
-        self.hosts = (LOCALHOST, *_hosts(place))
+        others = [
+            Host(name=name, allocation=INSIDE + place.key) for name in place.names[1:]
+        ]
+        self.hosts = (LOCALHOST, *others)
         self._proof, self._kernel, self._own_link = proof, kernel, own_link
         self._cell = 0
         self._meeting: Meeting | None = None
@@ -278,12 +281,6 @@ def part_of(session: Any, environ: Mapping[str, str]) -> Inside | None:
         )
     found: Inside = session.inside
     return found
-
-
-def _hosts(place: JobNode) -> tuple[Host, ...]:
-    return tuple(
-        Host(name=name, allocation=INSIDE + place.key) for name in place.names[1:]
-    )
 
 
 def _patience_s(access: Access) -> float:

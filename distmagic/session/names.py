@@ -34,7 +34,12 @@ _KERNEL_FILE = "kernel-"  # how a Jupyter server, and VS Code, begin the name of
 
 def owner() -> str:
     """Return the name of this process as the owner of jobs: another kernel has the same one only for the same notebook."""
-    name = f"{_person()}:{_notebook() or _script(os.getpid())}"
+    host = socket.gethostname()
+    try:
+        person = f"{getpass.getuser()}@{host}"
+    except (KeyError, OSError):  # a container's user without a name
+        person = host
+    name = f"{person}:{_notebook() or _script(os.getpid())}"
     # As a host may list it: else it would not be known again.
     return sanitize.line(name)[:_MOST_CHARS]
 
@@ -42,14 +47,6 @@ def owner() -> str:
 def new_job() -> str:
     """Return a name for a job that this process begins: when, and what no other job has."""
     return time.strftime("%m%d-%H%M%S-") + secrets.token_hex(4)
-
-
-def _person() -> str:
-    host = socket.gethostname()
-    try:
-        return f"{getpass.getuser()}@{host}"
-    except (KeyError, OSError):  # a container's user without a name
-        return host
 
 
 def _notebook() -> str:
@@ -108,8 +105,10 @@ def work_dir(spec: JobSpec, payload: Payload | None = None) -> WorkDir:
         name, origin = payload.name, str(payload.script or Path.cwd() / payload.name)
     else:
         name, origin = _of_this_process()
+    # A directory's name that needs no quotes anywhere.
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("._-")[:_MOST_NAME_CHARS]
     return WorkDir(
-        name=_as_name(name),
+        name=plain or "run",
         origin=f"{socket.gethostname()}:{origin}",
         is_fresh=spec.fresh,
     )
@@ -133,10 +132,3 @@ def _of_this_process() -> tuple[str, str]:
         return (Path(path).parent.name if is_package else Path(path).stem), path
     folder = Path.cwd()
     return folder.name, str(folder)
-
-
-def _as_name(text: str) -> str:
-    """Return a text as the name of a directory that needs no quotes anywhere."""
-    return (
-        re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip("._-")[:_MOST_NAME_CHARS] or "run"
-    )

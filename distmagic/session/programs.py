@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import shlex
@@ -62,15 +63,13 @@ def dry_run(
 def digest(program: Program) -> str:
     """Return a name for a program with its arguments, the same on nodes that run the same one."""
     kind = "module" if program.is_module else "script"
-    text = "" if program.is_module else _text_of(program.target)
+    text = ""
+    if not program.is_module:
+        with contextlib.suppress(OSError):  # the launch says so
+            text = Path(program.target).read_text(
+                encoding="utf-8", errors="surrogateescape"
+            )
     return digest_of(kind, Path(program.target).name, *program.args, text)
-
-
-def _text_of(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return ""  # the launch says so
 
 
 def run_as_rank(program: Program, place: JobNode) -> None:

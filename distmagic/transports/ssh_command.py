@@ -202,10 +202,12 @@ def _pinning(host: Host, file: Path) -> tuple[str, ...]:
         raise troubles.unkept_host_key(host.name, str(file), why).for_host(
             host.name
         ) from error
+    # As ssh's configuration has it, in which % begins a token.
+    escaped = str(file).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return (
         f"StrictHostKeyChecking={'yes' if is_known else 'accept-new'}",
         f"HostKeyAlias={host.name}",
-        "UserKnownHostsFile=" + _config_word(str(file)),
+        f'UserKnownHostsFile="{escaped}"',
         f"GlobalKnownHostsFile={os.devnull}",
         "HashKnownHosts=no",
         "UpdateHostKeys=no",
@@ -215,12 +217,6 @@ def _pinning(host: Host, file: Path) -> tuple[str, ...]:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-def _config_word(text: str) -> str:
-    """Return a value as ssh's configuration has it, in which % begins a token."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    return f'"{escaped}"'
 
 
 def _file_for_new_keys(words: tuple[str, ...]) -> str:

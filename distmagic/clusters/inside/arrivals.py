@@ -179,7 +179,11 @@ class Arrivals:
                 del member.outcomes[before]
             outcome = member.outcomes.get(cell)
             if outcome is None and 0 < cell <= self.ended_cell:
-                outcome = {"error": as_words(_passed(self.ended_cell))}
+                passed = SpecError(
+                    f"Node 0 has run {self.ended_cell} cells or scripts already, and this node begins anew.",
+                    "Restart the notebooks of all nodes.",
+                )
+                outcome = {"error": as_words(passed)}
         if down is not None and outcome is not None:
             with contextlib.suppress(OSError, ValueError):
                 down.tell(outcome=outcome, cell=cell)
@@ -208,13 +212,6 @@ class Arrivals:
         for channel in channels:
             if channel is not None:
                 channel.close()
-
-
-def _passed(cell: int) -> SpecError:
-    return SpecError(
-        f"Node 0 has run {cell} cells or scripts already, and this node begins anew.",
-        "Restart the notebooks of all nodes.",
-    )
 
 
 def _listen(place: JobNode) -> socket.socket:

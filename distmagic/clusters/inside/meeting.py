@@ -143,10 +143,7 @@ class Meeting:
         for channel in (stdin, stdout):
             if channel is not None:
                 channel.close()
-        raise self._silent(member)
-
-    def _silent(self, member: Member) -> Unreachable:
-        return Unreachable(
+        raise Unreachable(
             member.name,
             f"node {member.node_rank} of {self._place.system} does not answer.",
             "What it printed says more.",

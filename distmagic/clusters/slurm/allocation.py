@@ -219,19 +219,17 @@ class Allocation:
         Raises `AllocationEnded`, and after `end_s` why there is no keeper.
         """
         while True:
-            trouble = self._try_to_hold(asker, lead)
+            try:
+                self._shell.connect(asker)
+            except (ConnectionLost, Unreachable) as error:
+                trouble: DistmagicError | None = error
+            else:
+                trouble = self._lease.open(self._transport(lead))
             if trouble is None:
                 return
             self._look_at_end(asker)
             if time.monotonic() > end_s or self._is_over.wait(_AGAIN_S):
                 raise trouble
-
-    def _try_to_hold(self, asker: Asker, lead: str) -> DistmagicError | None:
-        try:
-            self._shell.connect(asker)
-        except (ConnectionLost, Unreachable) as error:
-            return error
-        return self._lease.open(self._transport(lead))
 
     # ---- held
 

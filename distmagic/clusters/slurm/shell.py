@@ -57,14 +57,11 @@ class Shell:
         try:
             return transport.start(argv)
         except (ConnectionLost, Unreachable):
-            self._drop(transport)
+            with self._connecting:
+                if self._transport is transport:
+                    self._transport = None
+            transport.close()
             raise
-
-    def _drop(self, broken: Transport) -> None:
-        with self._connecting:
-            if self._transport is broken:
-                self._transport = None
-        broken.close()
 
     def run(
         self,
@@ -75,9 +72,11 @@ class Shell:
     ) -> ShellAnswer:
         """Run a command to its end. Raises `Unreachable` if it takes too long, and what `connect` and `start` raise.
 
-        One that takes too long is ended there, too: neither SSH nor an end of file ends a command that hangs.
+        One that takes too long is ended there, too, with all that it has started: neither SSH nor an end of file ends a
+        command that hangs.
         """
-        command = _limited(argv, timeout_s + _LATER_S)
+        limit_s = timeout_s + _LATER_S
+        command = ("sh", "-c", _LIMITED, "sh", f"{limit_s:g}", *argv)
         try:
             self.connect(asker)
             process = self.start(command)
@@ -110,11 +109,6 @@ class Shell:
             transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()
-
-
-def _limited(argv: tuple[str, ...], limit_s: float) -> tuple[str, ...]:
-    """Return the command that runs `argv`, and ends it and all that it has started when its time is over."""
-    return ("sh", "-c", _LIMITED, "sh", f"{limit_s:g}", *argv)
 
 
 @contextmanager

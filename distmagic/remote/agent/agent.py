@@ -169,19 +169,15 @@ class Agent:
     def turn(self, timeout_s: float) -> None:
         """Handle the descriptors that are readable, after waiting for one at most `timeout_s`, and all that is due."""
         for key, _ in self.selector.select(timeout_s):
-            self._call(key.data)
+            try:
+                key.data()  # what the descriptor is registered for
+            except OSError as error:  # of the system: it must not end the job
+                self._notice_once(
+                    f"the agent goes on after an error of the system: {error}"
+                )
+                # The descriptor may be readable still: else the loop would take a whole core.
+                time.sleep(_TICK_S)
         self._tick(self.clock())
-
-    def _call(self, callback: Callable[[], object]) -> None:
-        """Call what a readable descriptor is registered for. An error of the system must not end the job."""
-        try:
-            callback()
-        except OSError as error:
-            self._notice_once(
-                f"the agent goes on after an error of the system: {error}"
-            )
-            # The descriptor may be readable still: else the loop would take a whole core.
-            time.sleep(_TICK_S)
 
     def _notice_once(self, text: str) -> None:
         # No event of this node may follow `Final`.

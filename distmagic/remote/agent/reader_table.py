@@ -60,20 +60,19 @@ class ReaderTable:
     def send(self, now: float, final_at: float | None) -> None:
         """Send what each reader lacks; drop those to which that can't be done. A notebook that is there connects again."""
         for reader in list(self.readers):
-            self._send(reader, now)
+            try:
+                reader.send(self._journal, now)
+            except OSError as error:
+                self._notice(
+                    f"can't read the journal in {self._journal.folder}: {error}"
+                )
+                reader.is_open = False
             is_final = final_at is not None and now - final_at > _STALLED_S
             if is_final and reader.is_stalled(now, _STALLED_S):
                 # It would hold up the end of the run until TCP gives up, for 15 minutes.
                 reader.is_open = False
             if not reader.is_open:
                 self._drop(reader)
-
-    def _send(self, reader: Reader, now: float) -> None:
-        try:
-            reader.send(self._journal, now)
-        except OSError as error:
-            self._notice(f"can't read the journal in {self._journal.folder}: {error}")
-            reader.is_open = False
 
     def _accept(self, listener: socket.socket) -> None:
         conn, _ = listener.accept()

@@ -254,13 +254,9 @@ def _remember() -> None:
     """Note in a successor what the imports of its parents and its own have changed. Its connection is none of that."""
     own = set()
     for fd in _descriptors() - _Fresh.descriptors:
-        if not _is_socket(fd):
+        if not os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
             own.add(fd)
     forking.remember(_Fresh.variables, own | forking.inherited.descriptors)
-
-
-def _is_socket(fd: int) -> bool:
-    return os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
 
 
 def _descriptors() -> set[int]:

@@ -157,7 +157,7 @@ def _new_refresh(original: Any) -> Any:
         if (
             _number(self)
             and not self.disable
-            and type(self).display is not _std().display
+            and type(self).display is not sys.modules[_STD].tqdm.display
         ):
             # A subclass that draws in its own way, and may not call our `display`.
             _post(self)
@@ -202,10 +202,6 @@ _REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
 
 def _draw_nothing(_: str) -> None:
     """Stand in for the function by which tqdm draws a line."""
-
-
-def _std() -> Any:
-    return sys.modules[_STD].tqdm
 
 
 def is_standard(file: Any) -> bool:

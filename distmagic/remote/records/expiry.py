@@ -198,9 +198,10 @@ def _entry(folder: str, name: str) -> _Entry:
     for inside, folders, files in os.walk(path):
         there = set(files)
         for one in (*folders, *files):
-            look = _look(os.path.join(inside, one))
-            if look is None:
-                continue
+            try:
+                look = os.lstat(os.path.join(inside, one))
+            except FileNotFoundError:
+                continue  # gone just now, as the old pieces of a log that is written to
             changed_s = max(changed_s, look.st_mtime)
             size_bytes += look.st_size
             is_result = one.endswith(".result") and look.st_size > 0
@@ -214,20 +215,11 @@ def _entry(folder: str, name: str) -> _Entry:
     )
 
 
-def _look(path: str) -> os.stat_result | None:
-    # Gone just now, as the old pieces of a log that is written to.
-    try:
-        return os.lstat(path)
-    except FileNotFoundError:
-        return None
-
-
-def _is_folder(path: Path) -> bool:
-    return stat.S_ISDIR(path.lstat().st_mode)  # a link is not followed
-
-
 def _remove(path: Path) -> None:
     try:
-        shutil.rmtree(path) if _is_folder(path) else path.unlink()
+        if stat.S_ISDIR(path.lstat().st_mode):  # a link is not followed
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     except OSError:
         return  # gone already, or it can't be removed: it makes no run fail

@@ -118,7 +118,9 @@ def expire(now: float, kept_s: float) -> None:
 
 def remove(name: str) -> int:
     """Remove a working directory that no job uses; return its bytes. Raises OSError if one does."""
-    directory = _Directory(path=root() / _checked(name))
+    if "/" in name or "\0" in name or name.startswith(".") or not name:
+        raise ValueError(f"{name[:80]!r} is no working directory")
+    directory = _Directory(path=root() / name)
     if not directory.path.exists():
         return 0  # another host of the same home has removed it
     with _locked(directory.about):
@@ -128,12 +130,6 @@ def remove(name: str) -> int:
         shutil.rmtree(directory.path)
     shutil.rmtree(directory.about, ignore_errors=True)
     return size
-
-
-def _checked(name: str) -> str:
-    if "/" in name or "\0" in name or name.startswith(".") or not name:
-        raise ValueError(f"{name[:80]!r} is no working directory")
-    return name
 
 
 def _size_below(folder: Path) -> int:

@@ -255,19 +255,17 @@ def interface_of(address: str) -> str:
     first = ctypes.POINTER(_IfAddrs)()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
         return ""
+    wanted = address.partition("%")[0]
     try:
-        return _search_interfaces(first, address.partition("%")[0])
+        entry = first
+        while entry:
+            item = entry.contents
+            if item.addr and _address_in(item.addr.contents) == wanted:
+                return str(item.name.decode().partition(":")[0])
+            entry = item.next
+        return ""
     finally:
         libc.freeifaddrs(first)
-
-
-def _search_interfaces(entry: ctypes._Pointer[_IfAddrs], address: str) -> str:
-    while entry:
-        item = entry.contents
-        if item.addr and _address_in(item.addr.contents) == address:
-            return str(item.name.decode().partition(":")[0])
-        entry = item.next
-    return ""
 
 
 def _address_in(found: _SockAddr) -> str:

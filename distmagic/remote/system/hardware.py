@@ -65,17 +65,14 @@ def nvml_rounds(nvml: Any) -> Iterator[GpuTable]:
             room = told(nvml.nvmlDeviceGetMemoryInfo, handle)
             heat = told(nvml.nvmlDeviceGetTemperature, handle, 0)
             uuid = told(nvml.nvmlDeviceGetUUID, handle)
-            found[str(index)] = found[_text(uuid)] = protocol.Gpu(
+            name = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+            found[str(index)] = found[name] = protocol.Gpu(
                 utilization=None if use is None else use.gpu / 100,
                 used_bytes=None if room is None else room.used,
                 total_bytes=None if room is None else room.total,
                 celsius=None if heat is None else float(heat),
             )
         yield found
-
-
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def smi_rounds(lines: Iterable[str]) -> Iterator[GpuTable]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import distmagic
 from distmagic.api import session
 from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, WorkerFailed
 from distmagic.planning.jobs import Job, choose
@@ -98,6 +99,62 @@ def test_a_detached_job_outlives_its_kernel_and_is_followed_by_another(
             lambda state: len(state.workers) == 2, lambda: tell(lab, "dm1", "dm2")
         ),
     )
+    assert dict(run.results) == {0: "well", 1: "well"}
+    lab.assert_clean()
+
+
+def test_a_detached_job_goes_on_when_the_notebook_that_follows_it_is_cut_off_for_long(
+    lab: Lab,
+) -> None:
+    """Its hosts hear each other; only SSH to them is cut, for longer than the lease."""
+    left = detach(lab, "dm1:1,dm2:1", as_value(until_told), "return", lease_s=3.0)
+
+    def cut() -> None:
+        for host in lab.hosts[:2]:
+            host.drop(port=22)
+
+    screen = runner.Watch(lambda state: len(state.workers) == 2, cut)
+    reaching = reach(lab, parse_hosts("dm1,dm2"), connect_timeout_s=2.0)
+    found = session().attach(reaching, job_of(lab, left, "dm1,dm2"), screen)
+    assert isinstance(found, Detached)
+    session().close()
+    for host in lab.hosts[:2]:
+        host.undrop()
+    job = job_of(lab, left, "dm1,dm2")
+    assert job.phase == "detached"
+    assert job.running == (0, 1)
+    tell(lab, "dm1", "dm2")
+    assert dict(follow(lab, job).results) == {0: "well", 1: "well"}
+    lab.assert_clean()
+
+
+def test_a_job_that_is_to_keep_going_is_left_when_its_notebook_is_cut_off_for_long(
+    lab: Lab,
+) -> None:
+    def cut() -> None:
+        for host in lab.hosts[:2]:
+            host.drop(port=22)
+
+    screen = runner.Watch(lambda state: len(state.workers) == 2, cut)
+    left = distmagic.run(
+        as_value(until_told),
+        "return",
+        hosts="dm1:1,dm2:1",
+        access=runner.access(lab, lease_s=5.0, connect_timeout_s=2.0),
+        screen=screen,
+        on_disconnect="keep",
+    )
+    assert isinstance(left, Detached)
+    assert screen.last is not None
+    assert screen.last.notices == (
+        "no host could be reached for 5 s; the job goes on without this notebook",
+        repr(left),
+    )
+    session().close()
+    for host in lab.hosts[:2]:
+        host.undrop()
+    tell(lab, "dm1", "dm2")
+    run = follow(lab, job_of(lab, left, "dm1,dm2"))
     assert dict(run.results) == {0: "well", 1: "well"}
     lab.assert_clean()
 

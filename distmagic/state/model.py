@@ -288,7 +288,10 @@ class RunState:
         lost = self.lost_nodes
         if not lost:
             return False
-        return not self.is_elastic or 0 in lost or len(self.essential) < self.min_nodes
+        # Those that only this notebook can't follow run all the same.
+        heard = [node for node in lost if self.nodes[node].gang == "joined"]
+        there = len(self.essential) + len(heard)
+        return not self.is_elastic or 0 in lost or there < self.min_nodes
 
     @property
     def is_over(self) -> bool:

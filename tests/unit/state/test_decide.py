@@ -260,6 +260,16 @@ def test_a_detached_job_is_not_stopped_for_what_only_this_notebook_has_lost():
     ]
 
 
+def test_a_node_that_only_this_notebook_can_not_follow_counts_for_the_least_number():
+    """Another notebook has brought it, from a host that is not known here."""
+    run = elastic(3)
+    run.state = replace(run.state, min_nodes=2)
+    joined = at(p.PeerState(node_rank=2, state="joined"))
+    assert run.at(2.0, joined, at(Lost(why="not among the hosts"), 2)) == []
+    assert run.at(3.0, at(p.PeerState(node_rank=1, state="lost"))) == []
+    assert run.at(4.0, at(p.PeerState(node_rank=2, state="lost"))) == [stop("lost", 0)]
+
+
 def test_a_node_that_is_lost_is_not_asked_whether_it_is_silent():
     """An elastic job begins without a host that has died; the lead still says that it has never heard of it."""
     run = elastic(3)

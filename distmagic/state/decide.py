@@ -409,7 +409,10 @@ def can_detach(state: RunState) -> bool:
     lost = state.lost_nodes
     there = [node for node in state.nodes if node.node_rank not in lost]
     has_begun = all(node.phase not in ("connecting", "starting") for node in there)
-    has_begun = has_begun and len(state.workers) >= state.world_size
+    # What a node does that another notebook has brought, from a host that is not known here, can't be told.
+    has_unseen = any(state.nodes[node].gang == "joined" for node in lost)
+    if not has_unseen:
+        has_begun = has_begun and len(state.workers) >= state.world_size
     return has_begun and all(
         node.gang == "joined" for node in there if node.node_rank != 0
     )

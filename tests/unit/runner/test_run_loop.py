@@ -488,6 +488,16 @@ def test_a_job_is_not_left_before_all_its_ranks_have_begun():
     assert can_detach(fold(state, [worker(1, 0, local=1)]))
 
 
+def test_a_job_can_be_left_alone_though_a_node_of_it_is_not_known_here():
+    """Another notebook has brought gpu-c; how far its ranks are can't be told, but the others hear it."""
+    joined = at(p.PeerState(node_rank=1, state="joined"))
+    unknown = at(Lost(why="it is not among the hosts of this notebook"), 2)
+    state = elastic(joined, unknown, world=3)
+    assert not can_detach(state)
+    heard = at(p.PeerState(node_rank=2, state="joined"))
+    assert can_detach(fold(state, [heard, unknown]))
+
+
 def test_which_nodes_are_down_for_this_notebook_alone():
     """As long as another one is followed: else it is this notebook that is cut off."""
 

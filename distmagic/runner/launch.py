@@ -333,13 +333,17 @@ def _plan(
 def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:
     """End what is left on nodes whose agent is lost, as far as they can be reached; an interrupt gives that up.
 
-    What is lost to this notebook alone may go on: of a job that needs none, only what was stopped is ended.
+    What is lost to this notebook alone may go on: of a job that needs none, an agent that lives is ended only by a stop.
     """
     state = loop.state
     job = state.job
-    lost = [node_rank for node_rank, _ in state.lost]
-    needs_notebook = not (state.detached_by or state.goes_on_alone)
-    if not lost or not state.is_over or not (needs_notebook or state.stopping):
+    ends_agents = bool(state.stopping) or not (state.detached_by or state.goes_on_alone)
+    lost = [
+        node_rank
+        for node_rank, _ in state.lost
+        if ends_agents or table.rows[node_rank].is_agent_gone
+    ]
+    if not lost or not state.is_over:
         return
 
     def sweep(node_rank: int) -> None:

@@ -35,7 +35,7 @@ class NodeRow:
 
     `is_missed`: it ended because it, or the way to it, was lost. `stop` is the message that it was stopped with.
     `why_unmet` is why it is lost if it is not met: its host has no such node, or did not answer. `why_lost`: why it is.
-    `linked_at_s` is when it got a new link, after one that broke.
+    `linked_at_s` is when it got a new link, after one that broke. `is_agent_gone`: its host has said that the agent ended.
     """
 
     host_index: int
@@ -53,6 +53,7 @@ class NodeRow:
     why_unmet: str = NEVER_BEGAN
     why_lost: str = ""
     linked_at_s: float = 0.0
+    is_agent_gone: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

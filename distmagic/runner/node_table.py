@@ -204,6 +204,7 @@ class NodeTable:
             )
             # The agent is gone, not the connection, which other runs of this kernel share.
             row.link = None
+            row.is_agent_gone = True
             return [Close(link=what.link), *self._lose(node_rank, why, now_s)]
         if isinstance(what.error, ConnectionLost):
             return self._break(node_rank, what.error.message, now_s)

@@ -157,7 +157,7 @@ def after_step(
         decisions.append(Detach())
     if not memory.has_left and _is_out_of_reach(state, limits):
         memory = replace(memory, has_left=True)
-        why = f"no host could be reached for {limits.away_s:g} s; the job goes on without this notebook"
+        why = f"no host could be reached for {limits.away_s:g} s; if they are up, the job goes on without this notebook"
         decisions.append(Leave(why=why))
     if memory.give_up_at_s is not None and state.at_s > memory.give_up_at_s:
         decisions += _lost(answering(state), "it did not confirm its end")
@@ -268,11 +268,16 @@ def reason_to_stop(
     silent = [node.node_rank for node in state.nodes if node.gang == "silent"]
     if detach and not lost.issuperset(silent):
         return "gang"
-    if state.is_lost and not state.detached_by:
+    if state.is_lost and not (state.detached_by and _is_lost_here_alone(state)):
         return "lost"
     if _is_port_closed(state):
         return "rendezvous"
     return "failed" if _has_failed(state) else ""
+
+
+def _is_lost_here_alone(state: RunState) -> bool:
+    """Whether the gang hears all nodes that are lost to this notebook."""
+    return all(state.nodes[node].gang == "joined" for node in state.lost_nodes)
 
 
 def _has_failed(state: RunState) -> bool:
@@ -327,13 +332,10 @@ def overdue(state: RunState) -> tuple[int, ...]:
     for node in there:
         if not node.broken:
             continue
-        if _is_lead_without_members(state, node):
-            away_since_s = node.broken_at_s
-        elif reaches_some and node.gang != "joined" and not state.detached_by:
-            away_since_s = max(node.broken_at_s, state.reaching_since_s)
-        else:
-            continue
-        if state.at_s - away_since_s > NODE_LOST_S:
+        is_unheard = node.gang != "joined" and not state.detached_by
+        is_down = _is_lead_without_members(state, node) or (reaches_some and is_unheard)
+        away_since_s = max(node.broken_at_s, state.reaching_since_s)
+        if is_down and state.at_s - away_since_s > NODE_LOST_S:
             found.append(node.node_rank)
     return tuple(found)
 
@@ -349,7 +351,7 @@ def _is_lead_without_members(state: RunState, node: NodeState) -> bool:
     members = [
         one
         for one in state.nodes[1:]
-        if one.stopping == "lost" or one.node_rank not in lost
+        if one.stopping == "lost" or one.gang == "joined" or one.node_rank not in lost
     ]
     return bool(members) and all(
         one.stopping == "lost" and one.culprit == 0 for one in members
@@ -377,7 +379,7 @@ def alive_elsewhere(state: RunState, limits: Limits) -> frozenset[int]:
     if state.stopping:
         return frozenset()
     if _goes_on_unseen(state, limits):
-        return frozenset(node.node_rank for node in there)
+        return frozenset(node.node_rank for node in there if node.was_met)
     if not any(node.is_reached for node in there):
         return frozenset()
     return frozenset(
@@ -386,22 +388,28 @@ def alive_elsewhere(state: RunState, limits: Limits) -> frozenset[int]:
 
 
 def _goes_on_unseen(state: RunState, limits: Limits) -> bool:
-    """Whether the job goes on without this notebook, as far as known: no node of it has ended."""
+    """Whether the job goes on without this notebook, as far as known: no node of it has ended.
+
+    In an elastic one a member that does not hear the others ends, and they go on.
+    """
     is_alone = bool(state.detached_by) or state.goes_on_alone
-    has_begun_to_end = bool(state.stopping) or any(
-        node.phase == "gone" for node in state.nodes
-    )
-    return limits.away_s is not None and is_alone and not has_begun_to_end
+    if limits.away_s is None or not is_alone or state.stopping:
+        return False
+    for node in state.nodes:
+        has_parted = state.is_elastic and node.node_rank > 0 and node.stopping == "lost"
+        if node.phase == "gone" and not has_parted:
+            return False
+    return True
 
 
 def _is_out_of_reach(state: RunState, limits: Limits) -> bool:
     """Whether no node of a job that goes on without this notebook was reached for long."""
-    there = _there(state)
-    if limits.away_s is None or not there or not _goes_on_unseen(state, limits):
+    met = [node for node in _there(state) if node.was_met]
+    if limits.away_s is None or not met or not _goes_on_unseen(state, limits):
         return False
-    if not all(node.broken for node in there):
+    if not all(node.broken for node in met):
         return False
-    return state.at_s - max(node.broken_at_s for node in there) > limits.away_s
+    return state.at_s - max(node.broken_at_s for node in met) > limits.away_s
 
 
 def can_detach(state: RunState) -> bool:

@@ -73,6 +73,11 @@ class NodeState:
         """Whether this notebook has heard of the node's agent, and has a connection to it just now."""
         return bool(self.hostname) and not self.broken
 
+    @property
+    def was_met(self) -> bool:
+        """Whether this notebook has, or has had, a connection to the node's agent: it is not one that nobody has started."""
+        return bool(self.hostname or self.broken)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:

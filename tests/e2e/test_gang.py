@@ -147,7 +147,7 @@ def test_a_job_that_is_to_keep_going_is_left_when_its_notebook_is_cut_off_for_lo
     assert isinstance(left, Detached)
     assert screen.last is not None
     assert screen.last.notices == (
-        "no host could be reached for 5 s; the job goes on without this notebook",
+        "no host could be reached for 5 s; if they are up, the job goes on without this notebook",
         repr(left),
     )
     session().close()

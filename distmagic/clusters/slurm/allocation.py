@@ -260,7 +260,9 @@ class Allocation:
 
     def _explained(self, error: DistmagicError) -> DistmagicError:
         """Return how it ended, where srun only tells that it has."""
-        if isinstance(error, AllocationEnded):
+        if isinstance(error, Unreachable):
+            self._has_broken = True
+        if isinstance(error, (AllocationEnded, Unreachable)):
             with suppress(DistmagicError):
                 self._look_at_end(NotebookAsker(can_ask=False))
         return self.error or error

@@ -323,13 +323,24 @@ def _finish(rank: Rank, conn: socket.socket, ended: Ended) -> None:
         sys.exit(ended.code)
     if rank.notes_imports and ended.outcome == "returned":
         imported_modules.write(rank.folder, rank.paths)
-    # What ends is not cut off by the stop that its end brings about: its atexit functions save what others need.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        _outlive_the_stop()  # else torchrun may wait for this process before it starts another one
     try:
         _report_end(rank, conn, encode(ended))
     except OSError:
         sys.exit(1)  # the agent is gone
     sys.exit(ended.code)
+
+
+def _outlive_the_stop() -> None:
+    """Have this process finish: the stop that its end brings about must not cut off what its atexit functions save.
+
+    A child that it starts yet ends by SIGTERM as any other: a handler of ours, unlike SIG_IGN, is not handed on by exec.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    os.register_at_fork(
+        after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    )
 
 
 def _report_end(rank: Rank, conn: socket.socket, packet: bytes) -> None:

@@ -235,7 +235,7 @@ def test_a_job_that_needs_no_notebook_is_left_when_this_one_is_cut_off_for_long(
     """Its hosts are not lost: they only can't be reached from here."""
     assert run.at(61.0) == []
     assert decide.alive_elsewhere(run.state, Limits(away_s=60.0)) == {0, 1}
-    why = "no host could be reached for 60 s; the job goes on without this notebook"
+    why = "no host could be reached for 60 s; if they are up, the job goes on without this notebook"
     assert run.at(61.1) == [Leave(why=why)]
     assert decide.is_left(run.state, run.memory)
     assert run.at(61.2) == []
@@ -252,8 +252,37 @@ def test_a_job_that_needs_its_notebook_or_has_begun_to_end_is_not_left():
     assert decide.alive_elsewhere(ended.state, Limits()) == {0, 1}
 
 
+def test_a_node_that_nobody_has_met_keeps_no_job_from_being_left_and_may_be_given_up():
+    run = elastic(2)
+    run._limits = limits = Limits(away_s=60.0)
+    run.state = replace(run.state, goes_on_alone=True)
+    names = ("gpu-0", "gpu-1", "gpu-2")
+    run.fold(2.0, at(p.NodeAdded(request_id="a1", hosts=names)))
+    assert decide.alive_elsewhere(run.state, limits) == {0, 1}
+    run.fold(3.0, *(at(Broken(why="cut"), node) for node in (0, 1)))
+    assert [type(one) for one in run.at(63.1)] == [Leave]
+
+
+def test_an_elastic_job_goes_on_alone_without_a_member_that_has_lost_the_others():
+    run = elastic(3)
+    run._limits = Limits(away_s=60.0)
+    run.state = replace(run.state, goes_on_alone=True)
+    stopping = at(p.NodeStopping(reason="lost", culprit=0), 1)
+    assert run.at(2.0, stopping, *end_of(1, -15, "lost")) == []
+    run.fold(3.0, at(Broken(why="cut"), 0), at(Broken(why="cut"), 2))
+    assert decide.alive_elsewhere(run.state, run._limits) == {0, 2}
+    assert [type(one) for one in run.at(63.1)] == [Leave]
+
+
+def test_a_detached_job_is_stopped_for_a_node_that_nobody_hears():
+    """It has no gang: nobody else would end the others."""
+    run = Decider(at(p.Detached(why="disconnected")))
+    lost = at(Lost(why="its agent broke down"), 1)
+    assert run.at(2.0, lost) == [stop("lost", 0)]
+
+
 def test_a_detached_job_is_not_stopped_for_what_only_this_notebook_has_lost():
-    run = Decider(at(p.Detached(why="asked")))
+    run = Decider(JOINED, at(p.Detached(why="asked")))
     assert run.at(2.0, at(Lost(why="it takes no connection"), 1)) == []
     assert run.at(3.0, at(p.NodeStopping(reason="lost", culprit=1), 0)) == [
         stop("lost", 0)

@@ -86,11 +86,14 @@ def test_a_rank_that_fails_does_its_last_things_while_the_run_is_stopped(
     def fail() -> None:
         import atexit
         import os
+        import subprocess
         import time
 
         def save() -> None:
             time.sleep(1.0)
-            print("saved", flush=True)
+            child = subprocess.Popen(["sleep", "100"])
+            child.terminate()
+            print("saved, and a child ended:", child.wait(), flush=True)
 
         if os.environ["RANK"] == "1":
             atexit.register(save)
@@ -99,7 +102,7 @@ def test_a_rank_that_fails_does_its_last_things_while_the_run_is_stopped(
 
     error = runner.failure(lab, "dm1:1,dm2:1", as_value(fail), is_warm=is_warm)
     assert error.message == "rank 1 (dm2, local_rank 0) raised ValueError: enough"
-    assert "saved\n" in error.run.logs(1)
+    assert "saved, and a child ended: -15\n" in error.run.logs(1)
 
 
 def test_an_interrupt_ends_everything(lab: Lab) -> None:

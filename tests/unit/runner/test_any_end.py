@@ -77,13 +77,17 @@ class FakeAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What a run begins with. `hosts` are those of its nodes, by index; `seed` is for what takes how long."""
+    """What a run begins with. `hosts` are those of its nodes, by index; `seed` is for what takes how long.
+
+    `keeps`: it goes on when the notebook is away for the lease.
+    """
 
     hosts: tuple[int, ...] = (0, 1)
     min_nodes: int = 1
     is_elastic: bool = True
     is_awaited: bool = False
     is_detached: bool = False
+    keeps: bool = False
     restarts: int = 3
     seed: int = 0
 
@@ -115,6 +119,7 @@ class AnyRun:
         state = begin("j", self._names, scene.restarts)
         if scene.is_detached:
             state = replace(state, detached_by="asked")
+        state = replace(state, goes_on_alone=scene.keeps)
         loop = RunLoop(
             state,
             self,
@@ -131,7 +136,7 @@ class AnyRun:
             growth = Growth(host_names=HOSTS, awaited=(2,) if is_awaited else ())
         table = NodeTable(scene.hosts, LEASE_S, self._ids.__next__, growth)
         links = {node: a_link(node, index) for node, index in enumerate(scene.hosts)}
-        loop.follow(table, self, links, Limits())
+        loop.follow(table, self, links, Limits(away_s=LEASE_S))
         return loop.state
 
     # ---- the queue
@@ -390,6 +395,7 @@ SCENES = st.builds(
     is_elastic=st.just(True),
     is_awaited=st.booleans(),
     is_detached=st.booleans(),
+    keeps=st.booleans(),
     restarts=st.integers(0, 3),
     seed=st.integers(0, 999),
 ) | st.builds(
@@ -398,6 +404,7 @@ SCENES = st.builds(
     min_nodes=st.just(0),
     is_elastic=st.just(False),
     is_detached=st.booleans(),
+    keeps=st.booleans(),
     restarts=st.integers(0, 1),
     seed=st.integers(0, 999),
 )
@@ -449,5 +456,5 @@ TWICE_LOST = [
 def test_a_run_is_over_once_no_agent_is_left(scene, script):
     run = AnyRun(scene, script)
     state = run.run()
-    assert state.is_over or state.detached_by
+    assert state.is_over or state.detached_by or scene.keeps
     assert run.elapsed_s < run.ended_at_s + BOUND_S

@@ -10,7 +10,7 @@ from distmagic.errors import HostErrors, SpecError
 from distmagic.remote.wire import protocol as p
 from distmagic.runner.launch import attach
 from distmagic.state.model import RunState
-from tests.builders.hosts import RESULT, down, reach, runs_on
+from tests.builders.hosts import RESULT, FakeHost, down, reach, runs_on
 from tests.builders.jobs import PressingScreen, assert_left, begun, has_ranks, two
 from tests.builders.runs import FakeScreen
 
@@ -107,6 +107,17 @@ def test_what_is_lost_of_a_job_that_needs_no_notebook_is_not_ended():
     assert [node for node, _ in followed.state.lost] == [0, 1]
     assert a.requests_of(p.SweepJob) == b.requests_of(p.SweepJob) == []
     assert a.requests_of(p.StopNode) == b.requests_of(p.StopNode) == []
+
+
+def test_what_a_killed_agent_of_a_detached_job_left_is_ended():
+    a = FakeHost("gpu-a", runs_on)
+    job = replace(begun(a), is_detached=True)
+    screen = FakeScreen(
+        lambda state: has_ranks(state) and a.processes[0].put(p.AgentGone())
+    )
+    followed = attach(reach(a), job, screen)
+    assert [node for node, _ in followed.state.lost] == [0]
+    assert a.requests_of(p.SweepJob) == [p.SweepJob(job="j", node_rank=0)]
 
 
 def test_what_a_lost_node_of_a_detached_job_left_is_not_swept_by_a_notebook_that_only_leaves():

@@ -12,7 +12,7 @@ from distmagic.connection.idle_links import IdleLinks
 from distmagic.connection.link import Link
 from distmagic.connection.opening import open_link
 from distmagic.connection.parallel import in_parallel
-from distmagic.errors import ConnectionLost, HostError, ProtocolError
+from distmagic.errors import ConnectionLost, HostError, ProtocolError, Unreachable
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol
 from distmagic.request.hosts import Host
@@ -58,14 +58,13 @@ class Connections:
 
         One that doesn't is closed, also for the other runs. A link that breaks is no sign of that: the keep-alives of a
         transport are, which end it within seconds, and then no process can be started over it.
-        Nor is a host that takes too long to start our process.
         """
         key = _key(host, access)
         known = self._known(key)
         if known is not None:
             try:
                 return _opened(host, known, access, python, bundle)
-            except ConnectionLost:
+            except (ConnectionLost, Unreachable):
                 self._drop(known)
         transport = self._connected(key, host, access, asker)
         return _opened(host, transport, access, python, bundle)

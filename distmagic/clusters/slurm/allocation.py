@@ -260,9 +260,7 @@ class Allocation:
 
     def _explained(self, error: DistmagicError) -> DistmagicError:
         """Return how it ended, where srun only tells that it has."""
-        if isinstance(error, Unreachable):
-            self._has_broken = True
-        if isinstance(error, (AllocationEnded, Unreachable)):
+        if isinstance(error, AllocationEnded):
             with suppress(DistmagicError):
                 self._look_at_end(NotebookAsker(can_ask=False))
         return self.error or error

@@ -13,7 +13,7 @@ from distmagic.connection import connections
 from distmagic.connection.connections import Connections
 from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import ConnectionLost, Unreachable
+from distmagic.errors import ConnectionLost
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import Host, parse_hosts
@@ -30,11 +30,9 @@ class FakeHost:
     warnings = ()
 
     def __init__(self) -> None:
-        self.is_closed = self.is_cut = self.is_slow = False
+        self.is_closed = self.is_cut = False
 
     def start(self, argv: tuple[str, ...]) -> Any:
-        if self.is_slow:
-            raise Unreachable("gpu-a", "connected, but gave no answer within 30 s.")
         if self.is_cut:
             raise ConnectionLost("gpu-a: the connection is lost.")
         return FakeProcess(reply(), lines(FACTS, FACTS))
@@ -137,17 +135,6 @@ def test_a_link_whose_connection_was_dropped_does_not_rest(kernel: Kernel):
     kernel.link()
     kernel.keep_idle(link)
     assert kernel.take_idle() is not link
-
-
-def test_a_host_that_is_slow_once_costs_the_other_runs_no_connection(kernel: Kernel):
-    kernel.link()
-    kernel.logins[0].is_slow = True
-    with pytest.raises(Unreachable, match="gave no answer within 30 s"):
-        kernel.link()
-    assert not kernel.logins[0].is_closed
-    kernel.logins[0].is_slow = False
-    assert cast(Any, kernel.link().transport) is kernel.logins[0]
-    assert len(kernel.logins) == 1
 
 
 def test_of_two_runs_whose_links_broke_the_second_uses_the_first_ones_new_connection(

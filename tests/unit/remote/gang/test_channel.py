@@ -22,17 +22,21 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-@pytest.fixture
-def channels(tmp_path: Path) -> Iterator[tuple[GangChannel, GangChannel]]:
-    """The lead's and a member's."""
-    membership = protocol.Membership(
+def membership_of(nodes: int) -> protocol.Membership:
+    return protocol.Membership(
         secret="5e" * 32,
         address=LOCAL,
         lead_address=LOCAL,
         port=free_port(),
-        nodes=2,
+        nodes=nodes,
         lost_after_s=10.0,
     )
+
+
+@pytest.fixture
+def channels(tmp_path: Path) -> Iterator[tuple[GangChannel, GangChannel]]:
+    """The lead's and a member's."""
+    membership = membership_of(2)
     made = []
     for node_rank in range(2):
         folder = tmp_path / str(node_rank)
@@ -64,15 +68,7 @@ def test_a_node_whose_ranks_have_returned_says_so(
 
 def test_one_host_that_is_lost_makes_the_others_form_anew_once(tmp_path: Path) -> None:
     """A frozen one says itself that it has lost the others, and is silent after that; when it was back it counts again."""
-    membership = protocol.Membership(
-        secret="5e" * 32,
-        address=LOCAL,
-        lead_address=LOCAL,
-        port=free_port(),
-        nodes=3,
-        lost_after_s=10.0,
-    )
-    lead = GangChannel(0, membership, 1, Journal(tmp_path), 100.0)
+    lead = GangChannel(0, membership_of(3), 1, Journal(tmp_path), 100.0)
     try:
         says_so = News(node_rank=1, kind="stops", reason="lost", culprit=0)
         silent = News(node_rank=1, kind="lost")

@@ -189,7 +189,7 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
             Warned(text=f"{why} It is tried again.") for why in reaching.absent.values()
         ]
         loop.note(
-            Planned(addresses=tuple(addresses), min_nodes=job.terms.min_nodes), *missed
+            Planned(addresses=tuple(addresses), min_nodes=_needed(job.terms)), *missed
         )
         growth, joiner = None, None
         if job.grows:
@@ -249,6 +249,11 @@ def _followed(
 
 def _new_id() -> str:
     return secrets.token_hex(8)
+
+
+def _needed(terms: protocol.JobTerms) -> int:
+    """Return how many nodes an elastic job needs, 0 for any other."""
+    return terms.min_nodes if terms.is_elastic else 0
 
 
 def _names(reaching: Reaching) -> tuple[str, ...]:
@@ -317,7 +322,7 @@ def _plan(
     nproc = [node.nproc_per_node for node in plan.nodes]
     planned = Planned(
         addresses=tuple(node.address for node in plan.nodes),
-        min_nodes=plan.terms.min_nodes,
+        min_nodes=_needed(plan.terms),
         present=reaching.present,
         ranks=torchrun.ranks_of_nodes(plan.rdzv, nproc),
         world_size=torchrun.world_size(plan.rdzv, nproc),

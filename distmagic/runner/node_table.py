@@ -455,12 +455,12 @@ class NodeTable:
     def _break(self, node_rank: int, why: str, now_s: float) -> list[Action]:
         row = self.rows[node_rank]
         row.state = "reconnecting"
-        if row.attempts is not None:
+        if row.attempts is not None:  # the link has ended at once
             row.attempts = row.attempts.again(now_s)
-        else:
-            row.attempts = Attempts(
-                next_at_s=now_s + FIRST_PAUSE_S, until_s=now_s + self._lease_s
-            )
+            return [Note(node_rank=node_rank, what=Broken(why=why, again=True))]
+        row.attempts = Attempts(
+            next_at_s=now_s + FIRST_PAUSE_S, until_s=now_s + self._lease_s
+        )
         return [Note(node_rank=node_rank, what=Broken(why=why))]
 
     def _end(self, node_rank: int, now_s: float) -> list[Action]:

@@ -34,7 +34,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What the plan says of all nodes: their addresses, and how many of them the job needs.
+    """What the plan says of all nodes: their addresses, and how many of them an elastic job needs; 0 where all are needed.
 
     `present` are the places in the list of hosts of those that are nodes; None: they all are. `ranks` are those that
     each node runs, empty where the nodes decide that among themselves. `world_size` is 0 where nodes may come and go.
@@ -87,9 +87,13 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """The connection to a node broke. Its ranks go on, and the launcher connects again."""
+    """The connection to a node broke. Its ranks go on, and the launcher connects again.
+
+    `again`: it ended at once after it had been mended, so that nothing was heard of the node meanwhile.
+    """
 
     why: str
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ def begin(
 ) -> RunState:  # fmt: skip
     """Return the state of a run that has no event yet.
 
-    `min_nodes` 0: the run needs all nodes. `addresses` are those of the first hosts, as far as they are known.
+    `min_nodes` 0: the run needs all nodes, else it is elastic. `addresses` are those of the first hosts, as far as they are known.
     """
     nodes = []
     for i, host in enumerate(hosts):
@@ -47,7 +47,7 @@ def begin(
         nodes=tuple(nodes),
         max_restarts=max_restarts,
         notices=notices,
-        min_nodes=min_nodes or len(nodes),
+        min_nodes=min_nodes,
     )
 
 

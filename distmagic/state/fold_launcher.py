@@ -46,7 +46,7 @@ def _planned(builder: RunStateBuilder, _: int, what: Planned) -> None:
             replace(listed[index], node_rank=node)
             for node, index in enumerate(what.present)
         ]
-    builder.min_nodes = what.min_nodes or len(builder.nodes)
+    builder.min_nodes = what.min_nodes
     for node, address in enumerate(what.addresses[: len(builder.nodes)]):
         builder.nodes[node] = replace(builder.nodes[node], address=address)
     for node, ranks in enumerate(what.ranks[: len(builder.nodes)]):
@@ -80,7 +80,8 @@ def _abandoned(builder: RunStateBuilder, _: int, what: Abandoned) -> None:
 
 def _broken(builder: RunStateBuilder, node: int, what: Broken) -> None:
     old = builder.nodes[node]
-    since_s = old.broken_at_s if old.broken else builder.at_s
+    is_still_away = bool(old.broken) or what.again
+    since_s = old.broken_at_s if is_still_away else builder.at_s
     builder.nodes[node] = replace(old, broken=what.why, broken_at_s=since_s)
 
 

@@ -31,10 +31,10 @@ _LATER_TRACEBACK_CHARS = 4000  # of the traceback of a rank that was not the fir
 _LATER_CHARS = 2000  # of each other text of its end
 _LATER_CHARS_OF_ALL = 8_000_000  # of each text, of all ranks together: with very many ranks each keeps less
 _BAR_CHARS = 200  # of each text of a bar
-_HELD_REPORTS = 1000  # events of one node that wait for the lead, where they are reports and output, and
-_HELD_REPORTS_BYTES = 256 << 10  # the lines in which they came
-_HELD_EVENTS = 4000  # all of them
-_HELD_BYTES = 512 << 10
+# How many events of one node wait for the lead, and the bytes of the lines in which they came: while there is room for
+_HELD_REPORTS = (1000, 256 << 10)  # reports and output
+_HELD_EVENTS = (4000, 512 << 10)  # others
+_HELD_LAST_WORDS = (4100, 576 << 10)  # the end of its torchrun and of its agent
 _ECHO_S = 2.0  # a cause arrives at most this long after its echo
 
 
@@ -68,15 +68,15 @@ def must_wait(builder: RunStateBuilder, event: Event) -> bool:
 
 
 def hold(builder: RunStateBuilder, event: Event) -> None:
-    """Keep an event until the lead is as far. Of very many, reports and output are left out, then everything."""
+    """Keep an event until the lead is as far. Of very many, reports and output are left out, then all but its last words."""
     held = builder.held.get(event.node_rank, ())
-    most, most_bytes = _HELD_EVENTS, _HELD_BYTES
+    most, most_bytes = _HELD_EVENTS
     if isinstance(event.what, protocol.Progress | protocol.Output):
-        most, most_bytes = _HELD_REPORTS, _HELD_REPORTS_BYTES
-    if (
-        len(held) < most
-        and event.size_bytes + sum(one.size_bytes for one in held) <= most_bytes
-    ):
+        most, most_bytes = _HELD_REPORTS
+    elif isinstance(event.what, protocol.EngineEnded | protocol.Final):
+        most, most_bytes = _HELD_LAST_WORDS
+    held_bytes = sum(one.size_bytes for one in held)
+    if len(held) < most and held_bytes + event.size_bytes <= most_bytes:
         builder.held[event.node_rank] = (*held, event)
 
 

@@ -196,7 +196,7 @@ class RunState:
     unreached           endpoint and reason, by node that can't dial the endpoint
     endpoint_open_at_s  when the lead opened the endpoint of the rendezvous, None before
     max_restarts        of torchrun
-    min_nodes           how many nodes the run needs to go on
+    min_nodes           how many nodes an elastic run needs to go on, 0 where it needs them all
     rdzv_round          the last round of the rendezvous, as the lead counts them
     held                events of nodes that are in a later round than the lead, in order
     planned_world_size  as the plan has it, 0 where no plan gives one
@@ -258,8 +258,8 @@ class RunState:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether it goes on when a node is lost."""
-        return 0 < self.min_nodes < len(self.nodes)
+        """Whether hosts may come and go while it runs: also where just so many are there as it needs."""
+        return self.min_nodes > 0
 
     @property
     def essential(self) -> tuple[NodeState, ...]:

@@ -107,6 +107,7 @@ class AnyRun:
         self._agents: dict[int, FakeAgent] = {}
         self._down: set[int] = set()
         self._locked: set[int] = set()
+        self._cuts: set[int] = set()
         self._has_cable = True
         self._listening: list[tuple[Listen, int]] = []
         self._acts: list[tuple[int, Action]] = []
@@ -174,7 +175,8 @@ class AnyRun:
             node, link = listen.node_rank, listen.link
             agent = self._agents.get(node)
             error: Exception | None = None
-            if not self._reaches(link.host_index) or not link.is_open:
+            is_cut = link.host_index in self._cuts
+            if is_cut or not self._reaches(link.host_index) or not link.is_open:
                 error = CUT
             elif agent is None:
                 error = PreflightError(HOSTS[link.host_index], "has no such job.")
@@ -340,9 +342,10 @@ class AnyRun:
             self.screen.clicks = list(more)
         elif what == "cable":
             [self._has_cable] = more
-        elif what in ("down", "locked"):
+        elif what in ("down", "locked", "cuts"):
             [(host_index, is_so)] = more
-            places = self._down if what == "down" else self._locked
+            kinds = {"down": self._down, "locked": self._locked, "cuts": self._cuts}
+            places = kinds[what]
             (places.add if is_so else places.discard)(host_index)
         elif what == "joins":
             [(name, starts)] = more
@@ -417,6 +420,8 @@ COMMANDS = [
     *[("heard", node, "back") for node in (1, 2)],
     *[("heard", node, "lost") for node in (1, 2)],
     *[("down", (index, is_so)) for index in range(3) for is_so in (True, False)],
+    # Each new link ends at once.
+    *[("cuts", (index, is_so)) for index in range(3) for is_so in (True, False)],
     *[("joins", (name, starts)) for name in HOSTS[1:] for starts in (True, False)],
     ("joins", ("elsewhere", True)),
     ("heard", 1, "silent"),

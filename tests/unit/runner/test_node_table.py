@@ -208,6 +208,18 @@ def test_a_link_that_ends_at_once_each_time_is_tried_until_the_lease_is_over():
     assert attempts < 25
 
 
+def test_a_link_that_ends_at_once_has_mended_nothing():
+    table = Table()
+    first = table.ended(error=CUT, at_s=100.0)
+    table.table.due(100.3)
+    table.after(Linked(link=a_link()), at_s=101.0)
+    second = table.ended(error=CUT, at_s=101.1)
+    assert [*first, *second] == [
+        Note(node_rank=1, what=Broken(why=CUT.message, again=again))
+        for again in (False, True)
+    ]
+
+
 def test_a_link_that_lasts_or_brings_an_event_begins_the_lease_anew():
     for last, lasts_s in ((10, 0.0), (9, 30.0)):
         table = Table()

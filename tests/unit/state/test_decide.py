@@ -146,7 +146,7 @@ def test_when_the_notebook_itself_was_cut_off_the_second_node_has_time_after_the
 def test_breaks_of_one_node_give_a_dead_one_no_more_time_while_another_is_reached():
     run = Decider()
     third = replace(run.state.nodes[1], node_rank=2, host="c")
-    run.state = replace(run.state, nodes=(*run.state.nodes, third), min_nodes=3)
+    run.state = replace(run.state, nodes=(*run.state.nodes, third))
     run.fold(1.0, at(Broken(why="cut"), 1))
     run.fold(8.0, at(Broken(why="cut"), 0))
     run.fold(9.0, at(Mended(), 0))
@@ -242,6 +242,17 @@ def test_a_job_that_needs_no_notebook_is_left_when_this_one_is_cut_off_for_long(
     assert run.state.lost == ()
 
 
+def test_a_job_whose_hosts_can_be_reached_but_not_followed_is_left_as_well():
+    """What a host runs for this notebook dies each time, at once."""
+    run = without_hosts(at(p.Detached(why="asked")))
+    for second in range(2, 61, 2):
+        both = [at(Mended(), node) for node in (0, 1)]
+        assert run.at(float(second), *both) == []
+        broken = [at(Broken(why="cut", again=True), node) for node in (0, 1)]
+        assert run.at(second + 0.1, *broken) == []
+    assert [type(one) for one in run.at(61.1)] == [Leave]
+
+
 def test_a_job_that_needs_its_notebook_or_has_begun_to_end_is_not_left():
     assert without_hosts().at(200.0) == []
     run = without_hosts(at(p.Detached(why="asked")))
@@ -289,6 +300,26 @@ def test_a_detached_job_is_not_stopped_for_what_only_this_notebook_has_lost():
     ]
 
 
+@pytest.mark.parametrize("comes_first", [False, True])
+def test_an_elastic_job_with_the_fewest_hosts_goes_on_with_another_in_place_of_the_one_that_it_lost(
+    comes_first,
+):
+    """Which of the two is heard first decides nothing: neither the lead nor the member waits for the other's events."""
+    run = elastic(2)
+    run.state = replace(run.state, min_nodes=2)
+    names = ("gpu-0", "gpu-1", "gpu-2")
+    grown = [
+        at(p.NodeAdded(request_id="a1", hosts=names)),
+        at(p.PeerState(node_rank=2, state="joined")),
+        at(p.PeerState(node_rank=1, state="lost")),
+    ]
+    parted = [at(p.NodeStopping(reason="lost", culprit=0), 1), *end_of(1, -15, "lost")]
+    both = [grown, parted] if comes_first else [parted, grown]
+    for number, events in enumerate(both):
+        assert run.at(2.0 + number, *events) == []
+    assert (run.state.stopping, decide.answering(run.state)) == ("", (0, 2))
+
+
 def test_a_node_that_only_this_notebook_can_not_follow_counts_for_the_least_number():
     """Another notebook has brought it, from a host that is not known here."""
     run = elastic(3)
@@ -321,7 +352,7 @@ def test_a_node_that_is_missed_and_cut_off_is_the_only_one_to_blame():
     """Another one, which the others hear, is not lost because this notebook can't reach it for the same time."""
     run = Decider(JOINED)
     third = replace(run.state.nodes[1], node_rank=2, host="c", gang="")
-    run.state = replace(run.state, nodes=(*run.state.nodes, third), min_nodes=3)
+    run.state = replace(run.state, nodes=(*run.state.nodes, third))
     run.fold(1.0, at(Broken(why="cut"), 1), at(Broken(why="cut"), 2))
     missing = at(p.NodeStopping(reason="lost", culprit=2), 0)
     assert run.at(1.0 + NODE_LOST_S, missing)[0] == Lose(node_ranks=(2,), why=UNHEARD)

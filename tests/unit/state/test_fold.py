@@ -822,6 +822,19 @@ def test_what_waits_for_the_lead_is_bounded():
     )
 
 
+def test_the_last_words_of_a_node_wait_for_the_lead_whatever_waits_before_them():
+    start = begin("j", HOSTS, 3, min_nodes=1)
+    stacks = p.Stacks(rank=1, local_rank=0, request_id="s")
+    long = [dataclasses.replace(at(stacks, 1), size_bytes=100 << 10) for _ in range(9)]
+    last = [at(p.EngineEnded(code=1), 1), at(p.Final(reason="failed"), 1)]
+    last = [dataclasses.replace(event, size_bytes=1 << 10) for event in last]
+    state = fold(start, [claim(1, 1, 2, number=5), *long, *last])
+    assert len(state.held[1]) == 1 + 5 + 2
+    state = fold(state, [claim(0, 0, 2, number=5)])
+    node = state.nodes[1]
+    assert (node.code, node.phase, dict(state.held)) == (1, "clear", {})
+
+
 def test_what_a_node_tells_late_of_an_earlier_round_changes_nothing():
     """Each node's journal is in order, but that of one may be read before that of another."""
 

@@ -12,15 +12,22 @@ user. Before a run that stands still is stopped, its ranks are asked where they 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.state.events import Event, Lost
 from distmagic.state.fold import UNHEARD, fold
-from distmagic.state.hangs import dump_of, is_hung, unanswered
 from distmagic.state.model import NodeState, RunState
-from distmagic.state.standstill import is_worth_a_look
+from distmagic.state.standstill import (
+    Inquiry,
+    begun_inquiry,
+    hang_inquiry,
+    is_worth_a_look,
+    is_worth_asking,
+    reason_after_inquiry,
+    timeout_inquiry,
+)
 
 GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a first interrupt
 CONFIRM_S = 15.0  # a node that hasn't confirmed its end this long after SIGKILL is lost
@@ -34,9 +41,6 @@ OWN_WORD_S = (
 )
 # After the last sign of life, for torchrun to start a failed rank again where the other nodes seem to have ended.
 RESTART_S = 15.0
-WORTH_ASKING_S = 30.0  # a stop of a run that has stood still for this long first asks where the ranks are
-_LEAST_STILL_S = 5.0  # a run of a few seconds that reports nothing may just be at work
-STACKS_S = 6.0  # agents themselves wait 4 s for ranks that don't answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,18 +105,6 @@ Decision = Lose | Stop | StopLate | AskForStacks | Detach | Leave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inquiry:
-    """The question to all ranks where they are, before a stop for `reason`; "" while nothing was asked.
-
-    `request_id` names the question in the answers; after `until_s` the stop waits for them no longer.
-    """
-
-    reason: StopReason | Literal[""] = ""
-    request_id: str = ""
-    until_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunMemory:
     """What was decided before, and what the user wishes.
 
@@ -122,7 +114,7 @@ class RunMemory:
     a job that goes on alone is followed no longer, because the user wished so or no host of it could be reached.
     """
 
-    inquiry: Inquiry = Inquiry()
+    inquiry: Inquiry = field(default_factory=Inquiry)
     looked_at_s: float = -1.0
     give_up_at_s: float | None = None
     stopped_late: frozenset[int] = frozenset()
@@ -448,60 +440,3 @@ def _there(state: RunState) -> list[NodeState]:
         for node in state.nodes
         if node.phase != "gone" and node.node_rank not in lost
     ]
-
-
-# ---- a run that stands still
-
-
-def hang_inquiry(
-    state: RunState, inquiry: Inquiry, hang_timeout_s: float | None, new_id: Callable[[], str]
-) -> Inquiry:  # fmt: skip
-    """Return the inquiry after one more look: it begins as soon as no rank advances, and is dropped when one does again.
-
-    An inquiry because of an interrupt goes on. `new_id` makes the name of the request.
-    """
-    if inquiry.reason == "interrupted":
-        return inquiry
-    if state.stopping or state.is_over or not is_hung(state, hang_timeout_s):
-        return Inquiry()
-    return inquiry if inquiry.reason else begun_inquiry(state, "hung", new_id())
-
-
-def timeout_inquiry(
-    state: RunState, inquiry: Inquiry, timeout_s: float, new_id: Callable[[], str]
-) -> Inquiry:
-    """Return the inquiry before a stop because of --timeout; there is none where the run has not stood still for long.
-
-    One that has begun because the run hangs goes on for this reason.
-    """
-    if inquiry.reason == "hung":
-        return replace(inquiry, reason="timeout")
-    still_s = min(WORTH_ASKING_S, max(_LEAST_STILL_S, timeout_s / 2))
-    if is_worth_asking(state, inquiry, still_s):
-        return begun_inquiry(state, "timeout", new_id())
-    return inquiry
-
-
-def is_worth_asking(
-    state: RunState, inquiry: Inquiry, still_s: float = WORTH_ASKING_S
-) -> bool:
-    """Whether a stop first asks all ranks where they are: the run has stood still for `still_s`, and they were not asked yet."""
-    if inquiry.reason or state.stopping:
-        return False
-    has_stood_still = state.at_s - state.advanced_at_s > still_s
-    return has_stood_still and any(
-        worker.phase == "running" for worker in state.workers.values()
-    )
-
-
-def begun_inquiry(state: RunState, reason: StopReason, request_id: str) -> Inquiry:
-    """Return the inquiry that begins now."""
-    return Inquiry(reason=reason, request_id=request_id, until_s=state.at_s + STACKS_S)
-
-
-def reason_after_inquiry(state: RunState, inquiry: Inquiry) -> StopReason | Literal[""]:
-    """Return why the run must be stopped now that all ranks have answered, or had the time; "" before that."""
-    if not inquiry.reason or state.stopping or state.is_over:
-        return ""
-    has_answers = not unanswered(state, dump_of(state, inquiry.request_id))
-    return inquiry.reason if has_answers or state.at_s > inquiry.until_s else ""

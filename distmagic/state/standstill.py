@@ -1,20 +1,30 @@
-"""Says which ranks stand still, and whether all of them do. Pure.
+"""Says which ranks stand still, and whether all of them do; and asks where they are before a run is stopped for it. Pure.
 
 A rank stands still when it has not advanced for ten seconds and for five of its usual steps. Nothing is said of ranks
 that have never reported anything, have done all their steps, or are on a host that can't be reached just now.
+
+    RunState, Inquiry  --hang_inquiry, timeout_inquiry, begun_inquiry-->  Inquiry  --reason_after_inquiry-->  why to stop
+
+decide.py asks the ranks when an inquiry has begun, and stops the run for its reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from distmagic.state.hangs import has_shown_progress
+from distmagic.remote.wire.vocabulary import StopReason
+from distmagic.state.hangs import dump_of, has_shown_progress, is_hung, unanswered
 from distmagic.state.model import RunState, WorkerState
 
 PATIENCE_S = 10.0
 _USUAL_STEPS = 5
 _FIRST_STEP_S = 60.0  # of a rank whose usual step is not known yet: it may compile, or read its data
 LOOK_S = 60.0  # all ranks have stood still for this long: time to see where they are
+WORTH_ASKING_S = 30.0  # a stop of a run that has stood still for this long first asks where the ranks are
+_LEAST_STILL_S = 5.0  # a run of a few seconds that reports nothing may just be at work
+STACKS_S = 6.0  # agents themselves wait 4 s for ranks that don't answer
 
 
 def still_ranks(state: RunState) -> dict[int, float]:
@@ -65,3 +75,72 @@ def _can_tell(state: RunState, worker: WorkerState) -> bool:
         return False
     done, total = worker.progress
     return done is None or total is None or done < total
+
+
+# ---- where the ranks are, before a stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquiry:
+    """The question to all ranks where they are, before a stop for `reason`; "" while nothing was asked.
+
+    `request_id` names the question in the answers; after `until_s` the stop waits for them no longer.
+    """
+
+    reason: StopReason | Literal[""] = ""
+    request_id: str = ""
+    until_s: float = 0.0
+
+
+def hang_inquiry(
+    state: RunState, inquiry: Inquiry, hang_timeout_s: float | None, new_id: Callable[[], str]
+) -> Inquiry:  # fmt: skip
+    """Return the inquiry after one more look: it begins as soon as no rank advances, and is dropped when one does again.
+
+    An inquiry because of an interrupt goes on. `new_id` makes the name of the request.
+    """
+    if inquiry.reason == "interrupted":
+        return inquiry
+    if state.stopping or state.is_over or not is_hung(state, hang_timeout_s):
+        return Inquiry()
+    return inquiry if inquiry.reason else begun_inquiry(state, "hung", new_id())
+
+
+def timeout_inquiry(
+    state: RunState, inquiry: Inquiry, timeout_s: float, new_id: Callable[[], str]
+) -> Inquiry:
+    """Return the inquiry before a stop because of --timeout; there is none where the run has not stood still for long.
+
+    One that has begun because the run hangs goes on for this reason.
+    """
+    if inquiry.reason == "hung":
+        return replace(inquiry, reason="timeout")
+    still_s = min(WORTH_ASKING_S, max(_LEAST_STILL_S, timeout_s / 2))
+    if is_worth_asking(state, inquiry, still_s):
+        return begun_inquiry(state, "timeout", new_id())
+    return inquiry
+
+
+def is_worth_asking(
+    state: RunState, inquiry: Inquiry, still_s: float = WORTH_ASKING_S
+) -> bool:
+    """Whether a stop first asks all ranks where they are: the run has stood still for `still_s`, and they were not asked yet."""
+    if inquiry.reason or state.stopping:
+        return False
+    has_stood_still = state.at_s - state.advanced_at_s > still_s
+    return has_stood_still and any(
+        worker.phase == "running" for worker in state.workers.values()
+    )
+
+
+def begun_inquiry(state: RunState, reason: StopReason, request_id: str) -> Inquiry:
+    """Return the inquiry that begins now."""
+    return Inquiry(reason=reason, request_id=request_id, until_s=state.at_s + STACKS_S)
+
+
+def reason_after_inquiry(state: RunState, inquiry: Inquiry) -> StopReason | Literal[""]:
+    """Return why the run must be stopped now that all ranks have answered, or had the time; "" before that."""
+    if not inquiry.reason or state.stopping or state.is_over:
+        return ""
+    has_answers = not unanswered(state, dump_of(state, inquiry.request_id))
+    return inquiry.reason if has_answers or state.at_s > inquiry.until_s else ""

@@ -17,8 +17,6 @@ from distmagic.state.decide import (
     GRACE_S,
     NODE_LOST_S,
     OWN_WORD_S,
-    STACKS_S,
-    WORTH_ASKING_S,
     AskForStacks,
     Decision,
     Detach,
@@ -39,7 +37,7 @@ from distmagic.state.events import (
     StopRequested,
 )
 from distmagic.state.fold import UNHEARD, begin, fold
-from distmagic.state.standstill import LOOK_S
+from distmagic.state.standstill import LOOK_S, STACKS_S, WORTH_ASKING_S
 from tests.builders.any_events import EVENTS
 from tests.builders.events import (
     HOSTS,

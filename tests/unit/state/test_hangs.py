@@ -12,18 +12,19 @@ from distmagic import render
 from distmagic.errors import Cancelled, Hung, TimedOut
 from distmagic.remote.wire import protocol as p
 from distmagic.render.overview import overview
-from distmagic.state import decide, hangs
-from distmagic.state.decide import (
-    GRACE_S,
-    STACKS_S,
-    WORTH_ASKING_S,
-    Inquiry,
-    Limits,
-)
+from distmagic.state import hangs
+from distmagic.state.decide import GRACE_S, Limits
 from distmagic.state.events import Broken, Event, Lost, Mended, StopRequested
 from distmagic.state.fold import begin, fold
 from distmagic.state.hangs import Explanation, explain, is_hung
 from distmagic.state.model import RunState
+from distmagic.state.standstill import (
+    STACKS_S,
+    WORTH_ASKING_S,
+    Inquiry,
+    hang_inquiry,
+    reason_after_inquiry,
+)
 from distmagic.state.verdict import verdict
 from tests.builders.any_events import EVENTS
 from tests.builders.events import (
@@ -509,8 +510,8 @@ def test_an_inquiry_ends_whatever_comes(events):
     state = begun(*chain.from_iterable(events))
     for second in range(101, 140):
         state = fold(state, [at(None, at_s=float(second))])
-        inquiry = decide.hang_inquiry(state, inquiry, 1.0, lambda: "ask1")
-        if decide.reason_after_inquiry(state, inquiry):
+        inquiry = hang_inquiry(state, inquiry, 1.0, lambda: "ask1")
+        if reason_after_inquiry(state, inquiry):
             return
     assert not is_hung(state, 1.0)
 

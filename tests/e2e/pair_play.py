@@ -22,6 +22,7 @@ from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached, Run
 from distmagic.state.model import RunState
 from tests.e2e import faults, runner
+from tests.e2e.gpus import give_gpus
 from tests.e2e.pair_stage import Stage
 from tests.e2e.pairs import STEP_S, Pair, Strike, draw
 from tests.e2e.runner import as_value
@@ -107,6 +108,9 @@ class Played:
 def play(pair: Pair, lab: Lab) -> Played:
     """Let the job of a pair run and be struck. What `pair` has broken on the hosts stays broken."""
     session().close()  # so that the moments of connecting come in every pair
+    if pair.job.devices:
+        for host in lab.hosts:
+            give_gpus(host)
     # A small disk hides what is in the home, so it comes last.
     for strike in sorted(pair.strikes, key=lambda one: one.row.process == "disk"):
         strike.row.way.before(lab)
@@ -207,6 +211,7 @@ def launch(pair: Pair, lab: Any, token: str, screen: runner.Watch, **more: bool)
             "payload": random.Random(pair.seed).randbytes(pair.job.payload_bytes),
         },
         hosts=pair.job.hosts_line,
+        devices=pair.job.devices,
         access=runner.access(lab, warm_idle_s=900.0 if pair.job.is_warm else 0.0),
         screen=screen,
         **more,

@@ -161,7 +161,8 @@ class Job:
 
     `hosts` are as after --hosts, with their ranks: the order says who leads. `is_warm`: the hosts keep torch loaded.
     `is_killed`: of a job that is followed, the kernel that started it was killed; else the job was detached.
-    `is_background`: it runs in the background, and the notebook waits for it. Its ranks count up to `steps`, or further.
+    `is_background`: it runs in the background, and the notebook waits for it. `devices` are those that it claims of each
+    host. Its ranks count up to `steps`, or further.
     """
 
     kind: Kind
@@ -171,6 +172,7 @@ class Job:
     is_warm: bool
     is_killed: bool
     is_background: bool = False
+    devices: tuple[int, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -194,6 +196,8 @@ class Job:
         if self.is_background:
             words.append("in the background")
         words += ["on", self.hosts_line, "warm" if self.is_warm else "cold"]
+        if self.devices:
+            words.append("with --devices")
         return " ".join(words)
 
 
@@ -268,7 +272,10 @@ def draw(seed: int) -> Pair:
     # Drawn last: so a seed has kept its pair. A host that a run's own thread has switched on ends with that thread, so no
     # job grows there.
     is_background = rng.random() < 0.3 and kind != "followed" and not pair.grows
-    return replace(pair, job=replace(job, is_background=is_background))
+    # A host that was switched off has no GPUs when it is on again, so no elastic job claims any.
+    devices = (0,) if rng.random() < 0.25 and kind != "elastic" else ()
+    job = replace(job, is_background=is_background, devices=devices)
+    return replace(pair, job=job)
 
 
 def _row(rng: random.Random, kind: Kind) -> Fault:

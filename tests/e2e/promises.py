@@ -1,7 +1,8 @@
 """What holds after any pair of faults, whatever the two did to each other. Nothing here knows what a pair should lead to.
 
 1. The cell ends: with the results of all ranks, or with an error of ours that names a host or a rank, or the user's wish.
-2. No process and no temporary file of ours is left on a host that is up, nor a temporary file in the notebook.
+2. No process, no claim on a device and no temporary file of ours is left on a host that is up, nor a temporary file in
+   the notebook.
 3. What the ranks wrote was shown once and in order, and each journal counts its events without a gap.
 4. Results are those of this run, and those that could not be fetched come once the hosts are whole again.
 5. The kernel is as good as new: the next run, in the same session, is done.
@@ -22,6 +23,7 @@ from distmagic.remote.records import journal
 from distmagic.request.hosts import parse_hosts
 from tests.e2e import faults, runner
 from tests.e2e.faults import Told
+from tests.e2e.gpus import claims, give_gpus, take_gpus
 from tests.e2e.pair_play import LEASE_S, Played, train
 from tests.e2e.pairs import Pair, Strike
 from tests.e2e.runner import as_value
@@ -49,6 +51,9 @@ def check(played: Played, lab: Lab, temporary: Path) -> None:
     check_clean(played, lab)
     check_shown(played, lab)
     check_journals(played, lab)
+    for host in lab.hosts:
+        assert claims(host) == "", host.name
+        take_gpus(host)
     assert list(temporary.iterdir()) == [], "left in the notebook's TMPDIR"
 
 
@@ -151,6 +156,8 @@ def switch_on(played: Played, lab: Lab) -> None:
         lab.hosts[1].kill()
     for host in lab.hosts:
         host.start()
+        if played.pair.job.devices:
+            give_gpus(host)
 
 
 def check_clean(played: Played, lab: Lab) -> None:
@@ -259,7 +266,7 @@ def check_next_run(pair: Pair, lab: Lab) -> None:
     access = runner.access(lab, warm_idle_s=900.0 if pair.job.is_warm else 0.0)
     run = distmagic.run(
         as_value(train), 2, token, 0.01, 10, kwargs={"together": False, "misdeeds": (), "payload": b""},
-        hosts=pair.job.hosts_line, access=access, screen=runner.Watch(),
+        hosts=pair.job.hosts_line, devices=pair.job.devices, access=access, screen=runner.Watch(),
     )  # fmt: skip
     assert run.state.phase == "done"
     assert [run.results[rank]["token"] for rank in run.results] == [

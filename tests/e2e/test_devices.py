@@ -22,20 +22,12 @@ from distmagic.runner.outcome import Detached
 from distmagic.session.background import BackgroundRun
 from distmagic.session.names import owner
 from tests.e2e import faults, runner
+from tests.e2e.gpus import claims, give_gpus, take_gpus
 from tests.e2e.runner import as_value
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
-
-# What the kernel shows of two GPUs of AMD. Nothing else in /sys/class is needed on a host of the lab.
-TWO_GPUS = """
-mount -t tmpfs tmpfs /sys/class
-for number in 0 1; do
-    mkdir -p /sys/class/kfd/kfd/topology/nodes/$number
-    echo 'simd_count 64' >/sys/class/kfd/kfd/topology/nodes/$number/properties
-done
-"""
 
 
 # The claims of a second user of a host: takes device 0 or asks for it again, and gives it back.
@@ -64,11 +56,11 @@ def gpus(lab: Lab) -> Iterator[Lab]:
     """The lab, whose first two hosts have two GPUs each. Nothing is kept loaded after the test."""
     hosts = lab.hosts[:2]
     for host in hosts:
-        host.exec(["sh", "-ec", TWO_GPUS]).check_returncode()
+        give_gpus(host)
     yield lab
     session().close()
     for host in hosts:
-        host.exec(["umount", "/sys/class"]).check_returncode()
+        take_gpus(host)
     lab.assert_clean()
 
 
@@ -131,12 +123,6 @@ def at_work(run: BackgroundRun) -> None:
 
     wait_until(lambda: run.done or ranks_work(), "ranks that work", 60.0)
     assert not run.done, run
-
-
-def claims(host: LabHost) -> str:
-    return host.exec(
-        ["grep", "-E", "@distmagic-(claim|device)-", "/proc/net/unix"]
-    ).stdout
 
 
 def held_by(host: LabHost, job: str) -> str:

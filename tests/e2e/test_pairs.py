@@ -119,3 +119,5 @@ def test_every_row_and_every_phase_takes_part() -> None:
         assert drawn >= {*phases, "with the other", "noticed"}, kind
         places = {pair.job.is_background for pair in pairs if pair.job.kind == kind}
         assert places == ({False} if kind == "followed" else {False, True}), kind
+        claims = {pair.job.devices for pair in pairs if pair.job.kind == kind}
+        assert claims == ({()} if kind == "elastic" else {(), (0,)}), kind

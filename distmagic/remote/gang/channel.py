@@ -39,7 +39,9 @@ class GangChannel:
         self._min_nodes = min_nodes
         self._journal = journal
         self._is_lead = node_rank == 0
-        self._lost: set[int] = set()  # nodes that were lost at least once
+        self._lost_after_s = membership.lost_after_s
+        self._lost: set[int] = set()  # nodes whose loss is counted
+        self._back_at: dict[int, float] = {}  # those of them that were heard again
         self._formations = (
             0  # how often this node, as the lead, has asked all nodes to form anew
         )
@@ -100,7 +102,7 @@ class GangChannel:
         own = replace(own, is_detached=is_detached, has_returned=has_returned)
         self._gang.announce(own, now)
         # Each is journaled, also after the first cause.
-        causes = [self._judge(news) for news in self._gang.poll(now)]
+        causes = [self._judge(news, now) for news in self._gang.poll(now)]
         self._udp.send(self._gang.outbox)
         for found in causes:
             if found is not None:
@@ -124,20 +126,27 @@ class GangChannel:
             formations=self._formations,
         )
 
-    def _judge(self, news: News) -> Cause | None:
+    def _judge(self, news: News, now: float) -> Cause | None:
         """Journal a peer's new state. Return why this node must stop for it, None if it need not."""
+        node = news.node_rank
+        is_counted = node in self._lost and node not in self._back_at
         if news.kind != "stops":
-            self._journal.add(
-                protocol.PeerState(node_rank=news.node_rank, state=news.kind)
-            )
+            self._journal.add(protocol.PeerState(node_rank=node, state=news.kind))
             if news.kind == "back":
-                self._lost.discard(news.node_rank)
+                self._back_at[node] = now
             # One that has said itself that it has lost us was counted then.
-            is_new = news.kind == "lost" and news.node_rank not in self._lost
-            return self._lose(news.node_rank) if is_new else None
+            is_new = news.kind == "lost" and not is_counted
+            return self._lose(node) if is_new else None
         if self._is_lead and news.reason == "lost":
-            # This member has lost us, perhaps while it was frozen: it counts as lost, once.
-            return None if news.node_rank in self._lost else self._lose(news.node_rank)
+            # This member has lost us, perhaps while it was frozen: it counts as lost, once. One that was heard again speaks
+            # of the same loss until it can have noticed another one.
+            if (
+                node in self._lost
+                and now - self._back_at.get(node, now) < self._lost_after_s
+            ):
+                self._back_at.pop(node, None)
+                return None
+            return self._lose(node)
         if not news.reason:
             return None
         return Cause(news.reason, -1 if news.culprit == NOBODY else news.culprit)
@@ -145,6 +154,7 @@ class GangChannel:
     def _lose(self, node_rank: int) -> Cause | None:
         """Count a node as lost. Return a cause where the job can't go on without it; else have the others form anew."""
         self._lost.add(node_rank)
+        self._back_at.pop(node_rank, None)
         if not self._is_lead or self._gang.alive_count < self._min_nodes:
             return Cause("lost", node_rank)
         self._formations += 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.remote.gang.channel import GangChannel
+from distmagic.remote.gang.channel import Cause, GangChannel
 from distmagic.remote.gang.liveness import News
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.wire import protocol
@@ -72,11 +72,49 @@ def test_one_host_that_is_lost_makes_the_others_form_anew_once(tmp_path: Path) -
     try:
         says_so = News(node_rank=1, kind="stops", reason="lost", culprit=0)
         silent = News(node_rank=1, kind="lost")
+        back = News(node_rank=1, kind="back")
         for news in (says_so, says_so, silent):
-            assert lead._judge(news) is None
+            assert lead._judge(news, 101.0) is None
         assert lead._formations == 1
-        for news in (News(node_rank=1, kind="back"), silent, says_so):
-            assert lead._judge(news) is None
+        # It was frozen: the first that is heard of it is that it lives, the second is its word of that same loss.
+        for news in (back, says_so, silent):
+            assert lead._judge(news, 130.0) is None
+        assert lead._formations == 1
+        for news in (back, silent, says_so):
+            assert lead._judge(news, 150.0) is None
         assert lead._formations == 2
+        assert lead._judge(back, 200.0) is None
+        assert lead._judge(says_so, 210.0) is None
+        assert lead._formations == 3
     finally:
         lead._udp.socket.close()
+
+
+def test_a_member_that_was_frozen_and_thaws_makes_the_others_form_anew_no_second_time(
+    tmp_path: Path,
+) -> None:
+    membership = membership_of(3)
+    made = []
+    for node_rank in range(3):
+        folder = tmp_path / str(node_rank)
+        folder.mkdir()
+        made.append(GangChannel(node_rank, membership, 2, Journal(folder), 100.0))
+    causes: dict[int, Cause] = {}
+    try:
+        for turn in range(600):
+            is_frozen = 30 <= turn < 330
+            for node_rank, one in enumerate(made[: 2 if is_frozen else 3]):
+                cause = one.poll(
+                    100.0 + 0.1 * turn,
+                    causes.get(node_rank),
+                    is_clear=False,
+                    is_detached=False,
+                    has_returned=False,
+                )
+                if cause is not None:
+                    causes.setdefault(node_rank, cause)
+        assert causes == {2: Cause("lost", 0)}
+        assert [one.formations for one in made[:2]] == [1, 1]
+    finally:
+        for one in made:
+            one._udp.socket.close()

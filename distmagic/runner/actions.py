@@ -161,8 +161,12 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinFailed:
-    """A host could not become a node this time. `node_rank` is the node whose start it was asked for, None before that."""
+    """A host could not become a node this time.
+
+    `node_rank` is the node whose start it was asked for. Before that it is None, and `request_id` names the attempt.
+    """
 
     host_index: int
     error: Exception
+    request_id: str = ""
     node_rank: int | None = None

@@ -164,7 +164,12 @@ class Executor:
         except Exception as error:  # noqa: BLE001 - the node table decides what an error means
             if link is not None:
                 link.close()
-            self._tell(0, JoinFailed(host_index=action.host_index, error=error))
+            failed = JoinFailed(
+                host_index=action.host_index,
+                error=error,
+                request_id=action.request_id,
+            )
+            self._tell(0, failed)
             return
         admitted = Admitted(
             host_index=action.host_index,

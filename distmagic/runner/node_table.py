@@ -172,14 +172,22 @@ class NodeTable:
         peer = what.node_rank
         if not 0 <= peer < len(self.rows) or self.rows[peer].state != "lost":
             return []
-        return [Note(node_rank=peer, what=Lost(why=self.rows[peer].why_lost))]
+        return [self._note_lost(peer)]
+
+    def _hardware(
+        self, node_rank: int, _: protocol.Hardware, __: float
+    ) -> list[Action]:
+        """The agent was heard over this link, and its lease began anew, also where the job itself is quiet."""
+        if self.rows[node_rank].state == "following":
+            self.rows[node_rank].attempts = None
+        return []
 
     def _link_ended(
         self, node_rank: int, what: LinkEnded, now_s: float
     ) -> list[Action]:
         row = self.rows[node_rank]
-        was_followed = what.last > row.last or now_s - row.linked_at_s > LONGEST_PAUSE_S
-        if was_followed:  # else the link has ended at once, perhaps as the one before
+        # Else it has ended at once, perhaps as the one before.
+        if what.last > row.last or now_s - row.linked_at_s > LONGEST_PAUSE_S:
             row.attempts = None
         row.last = what.last
         if row.is_final and what.error is None:
@@ -353,8 +361,13 @@ class NodeTable:
     def _join_failed(self, _: int, what: JoinFailed, now_s: float) -> list[Action]:
         join = self._joins.get(what.host_index)
         was_asked = what.node_rank is not None
-        # The run is being stopped meanwhile, or the host is tried as another node by now.
-        if join is None or (was_asked and join.node_rank != what.node_rank):
+        is_old = join is not None and (
+            join.node_rank != what.node_rank
+            if was_asked
+            else join.request_id != what.request_id
+        )
+        # The run is being stopped meanwhile, or the host is tried anew by now.
+        if join is None or is_old:
             return self._lose_unstarted(what.node_rank, str(what.error), now_s)
         is_unanswered = isinstance(what.error, (ConnectionLost, Unreachable))
         if is_unanswered and was_asked and join.node_rank is not None:
@@ -482,10 +495,16 @@ class NodeTable:
         row.is_missed = True
         if rejoins:
             self._begin_join(row.host_index, row.link, now_s)
-        return [Note(node_rank=node_rank, what=Lost(why=why))]
+        return [self._note_lost(node_rank)]
+
+    def _note_lost(self, node_rank: int) -> Note:
+        row = self.rows[node_rank]
+        what = Lost(why=row.why_lost, is_agent_gone=row.is_agent_gone)
+        return Note(node_rank=node_rank, what=what)
 
     _HANDLERS: ClassVar[dict[type, Callable[..., list[Action]]]] = {
         protocol.Final: _final,
+        protocol.Hardware: _hardware,
         protocol.Ended: _rank_ended,
         protocol.NodeAdded: _node_added,
         protocol.PeerState: _peer_state,

@@ -182,6 +182,15 @@ class RunStateBuilder:
         self.lost.append((node, why))
         self.end_all_on(node, "lost")
 
+    def find_again(self, node: int) -> None:
+        """Count a node as lost no longer, nor its ranks."""
+        if not self.has_lost(node):
+            return
+        self.lost = [entry for entry in self.lost if entry[0] != node]
+        for rank, worker in self.workers.items():
+            if worker.node_rank == node and worker.phase == "lost":
+                self.workers[rank] = replace(worker, phase="running")
+
     def has_lost(self, node: int) -> bool:
         """Whether a node counts as lost."""
         return any(node == other for other, _ in self.lost)

@@ -269,7 +269,7 @@ def reason_to_stop(
 
 def _is_lost_here_alone(state: RunState) -> bool:
     """Whether the gang hears all nodes that are lost to this notebook."""
-    return all(state.nodes[node].gang == "joined" for node in state.lost_nodes)
+    return all(state.nodes[node].is_heard for node in state.lost_nodes)
 
 
 def _has_failed(state: RunState) -> bool:
@@ -324,7 +324,7 @@ def overdue(state: RunState) -> tuple[int, ...]:
     for node in there:
         if not node.broken:
             continue
-        is_unheard = node.gang != "joined" and not state.detached_by
+        is_unheard = not node.is_heard and not state.detached_by
         is_down = _is_lead_without_members(state, node) or (reaches_some and is_unheard)
         away_since_s = max(node.broken_at_s, state.reaching_since_s)
         if is_down and state.at_s - away_since_s > NODE_LOST_S:
@@ -343,7 +343,7 @@ def _is_lead_without_members(state: RunState, node: NodeState) -> bool:
     members = [
         one
         for one in state.nodes[1:]
-        if one.stopping == "lost" or one.gang == "joined" or one.node_rank not in lost
+        if one.stopping == "lost" or one.is_heard or one.node_rank not in lost
     ]
     return bool(members) and all(
         one.stopping == "lost" and one.culprit == 0 for one in members
@@ -371,25 +371,32 @@ def alive_elsewhere(state: RunState, limits: Limits) -> frozenset[int]:
     if state.stopping:
         return frozenset()
     if _goes_on_unseen(state, limits):
-        return frozenset(node.node_rank for node in there if node.was_met)
+        return frozenset(
+            node.node_rank for node in there if node.was_met or node.is_heard
+        )
     if not any(node.is_reached for node in there):
         return frozenset()
     return frozenset(
-        node.node_rank for node in there if node.gang == "joined" or state.detached_by
+        node.node_rank for node in there if node.is_heard or state.detached_by
     )
 
 
 def _goes_on_unseen(state: RunState, limits: Limits) -> bool:
-    """Whether the job goes on without this notebook, as far as known: no node of it has ended.
+    """Whether the job goes on without this notebook, as far as known: no node of it has failed.
 
-    In an elastic one a member that does not hear the others ends, and they go on.
+    Where all ranks of a node have returned, others may work for long. In an elastic job a member that does not hear the
+    others ends, and one that came too late for a rank fails; they go on.
     """
     is_alone = bool(state.detached_by) or state.goes_on_alone
     if limits.away_s is None or not is_alone or state.stopping:
         return False
+    at_work = state.at_work
     for node in state.nodes:
-        has_parted = state.is_elastic and node.node_rank > 0 and node.stopping == "lost"
-        if node.phase == "gone" and not has_parted:
+        is_member = state.is_elastic and node.node_rank > 0
+        may_go = is_member and (
+            node.stopping == "lost" or node.node_rank not in at_work
+        )
+        if node.phase == "gone" and node.code != 0 and not may_go:
             return False
     return True
 
@@ -410,12 +417,10 @@ def can_detach(state: RunState) -> bool:
     there = [node for node in state.nodes if node.node_rank not in lost]
     has_begun = all(node.phase not in ("connecting", "starting") for node in there)
     # What a node does that another notebook has brought, from a host that is not known here, can't be told.
-    has_unseen = any(state.nodes[node].gang == "joined" for node in lost)
+    has_unseen = any(state.nodes[node].is_heard for node in lost)
     if not has_unseen:
         has_begun = has_begun and len(state.workers) >= state.world_size
-    return has_begun and all(
-        node.gang == "joined" for node in there if node.node_rank != 0
-    )
+    return has_begun and all(node.is_heard for node in there if node.node_rank != 0)
 
 
 def too_late(state: RunState) -> tuple[int, ...]:

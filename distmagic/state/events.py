@@ -80,9 +80,13 @@ class Abandoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A node counts as lost: its host, its agent or the way there is gone for good."""
+    """A node counts as lost: its host, its agent or the way there is gone for good.
+
+    `is_agent_gone`: its host has said that its agent has ended, so no other node can hear it.
+    """
 
     why: str
+    is_agent_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,7 +174,7 @@ def _peer_state(builder: RunStateBuilder, node: int, what: protocol.PeerState) -
         builder.nodes[peer] = replace(builder.nodes[peer], accused_at_s=None)
         if builder.base.is_over:
             return  # nobody follows it any more
-        builder.lost = [entry for entry in builder.lost if entry[0] != peer]
+        builder.find_again(peer)
 
 
 def _node_added(builder: RunStateBuilder, node: int, what: protocol.NodeAdded) -> None:

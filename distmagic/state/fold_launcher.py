@@ -98,6 +98,8 @@ def _gone(builder: RunStateBuilder, node: int, _: Gone) -> None:
 
 def _lost(builder: RunStateBuilder, node: int, what: Lost) -> None:
     builder.lose(node, what.why)
+    if what.is_agent_gone:
+        builder.nodes[node] = replace(builder.nodes[node], is_agent_gone=True)
 
 
 def _swept(builder: RunStateBuilder, node: int, what: Swept) -> None:

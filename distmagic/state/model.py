@@ -35,6 +35,7 @@ class NodeState:
     survivors     processes that could not be ended
     broken        why there is no connection just now, "" with one; since `broken_at_s`
     gang          what the other nodes know of this one by the gang channel
+    is_agent_gone whether its host has said that its agent has ended without a last event
     stopping      why its agent ends its ranks, "" while it doesn't; `culprit` is the node to blame, None for nobody
     accused_at_s  since when the other nodes don't hear this one, while it says nothing itself; else None
     ranks         the ranks that the plan gives to this node, None without such a plan
@@ -67,6 +68,12 @@ class NodeState:
     hardware: protocol.Hardware | None = None
     peak_bytes: int = 0
     gpu_peaks: tuple[int, ...] = ()
+    is_agent_gone: bool = False
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether its gang hears the node, as far as known: it runs, wherever this notebook's connection is broken."""
+        return self.gang == "joined" and not self.is_agent_gone
 
     @property
     def is_reached(self) -> bool:
@@ -294,7 +301,7 @@ class RunState:
         if not lost:
             return False
         # Those that only this notebook can't follow run all the same.
-        heard = [node for node in lost if self.nodes[node].gang == "joined"]
+        heard = [node for node in lost if self.nodes[node].is_heard]
         there = len(self.essential) + len(heard)
         return not self.is_elastic or 0 in lost or there < self.min_nodes
 

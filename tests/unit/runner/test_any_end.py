@@ -108,6 +108,7 @@ class AnyRun:
         self._down: set[int] = set()
         self._locked: set[int] = set()
         self._cuts: set[int] = set()
+        self.stopped: set[int] = set()  # nodes whose agents the notebook has stopped
         self._has_cable = True
         self._listening: list[tuple[Listen, int]] = []
         self._acts: list[tuple[int, Action]] = []
@@ -232,7 +233,9 @@ class AnyRun:
         elif error is None and self._dice.random() < 0.2:
             error = CUT  # the answer of the lead got lost
         if error is not None:
-            return 0, JoinFailed(host_index=act.host_index, error=error)
+            return 0, JoinFailed(
+                host_index=act.host_index, error=error, request_id=act.request_id
+            )
         node = len(self._names) - 1
         return 0, Admitted(
             host_index=act.host_index,
@@ -308,6 +311,7 @@ class AnyRun:
         if agent is None or agent.is_mute or not agent.is_there:
             return
         if isinstance(message, p.StopNode):
+            self.stopped.add(node)
             self._stop(node, message.reason, -1)
         elif isinstance(message, p.DetachJob):
             agent.journal.append(p.Detached(why="asked"))
@@ -463,3 +467,55 @@ def test_a_run_is_over_once_no_agent_is_left(scene, script):
     state = run.run()
     assert state.is_over or state.detached_by or scene.keeps
     assert run.elapsed_s < run.ended_at_s + BOUND_S
+
+
+GOING_ON_ALONE = st.builds(
+    Scene,
+    hosts=st.just((0, 1, 2)),
+    min_nodes=st.sampled_from([0, 1, 2]),
+    is_detached=st.booleans(),
+    keeps=st.just(True),
+    seed=st.integers(0, 999),
+)
+HERE_ALONE = [
+    ("cable", False),
+    ("cable", True),
+    *[("nothing",)] * 6,
+    *[(what, (index, True)) for what in ("down", "locked", "cuts") for index in range(3)],
+    *[(what, (index, False)) for what in ("down", "locked", "cuts") for index in range(3)],
+]  # fmt: skip
+ALL_JOINED = [
+    *[("nothing",)] * 4,
+    *[("heard", node, "joined") for node in (1, 2)],
+    *[("hears the lead", node) for node in (1, 2)],
+    *[("nothing",)] * 4,
+]
+
+
+# One cable breaks some seconds before the others do, when a node has ended well: it is the first that is away for the lease.
+ONE_BY_ONE = [
+    ("ends", 1),
+    *[("nothing",)] * 6,
+    ("down", (0, True)),
+    *[("nothing",)] * 5,
+    ("cable", False),
+    *[("nothing",)] * 56,
+    ("down", (0, False)),
+    *[("nothing",)] * 6,
+    ("cable", True),
+    *[("nothing",)] * 20,
+]
+
+
+@example(Scene(hosts=(0, 1, 2), is_elastic=False, min_nodes=0, keeps=True), ONE_BY_ONE)
+@settings(max_examples=60)
+@given(
+    GOING_ON_ALONE.map(lambda scene: replace(scene, is_elastic=scene.min_nodes > 0)),
+    st.lists(st.sampled_from([*HERE_ALONE, ("ends", 1)]), max_size=40),
+)
+def test_what_only_this_notebook_can_not_reach_is_never_stopped_where_the_job_goes_on_without_it(
+    scene, script
+):
+    run = AnyRun(scene, [*ALL_JOINED, *script])
+    run.run()
+    assert run.stopped == set()

@@ -265,7 +265,7 @@ def test_a_host_joins_with_what_the_lead_says(stage):
 @any_error
 def test_a_host_that_is_not_admitted_is_hung_up_on(stage, error):
     assert stage.outcomes(JOIN, FakeJoiner(error)) == [
-        JoinFailed(host_index=0, error=error)
+        JoinFailed(host_index=0, error=error, request_id=JOIN.request_id)
     ]
     assert [process.is_closed.is_set() for process in stage.host.processes] == [
         False,
@@ -276,7 +276,9 @@ def test_a_host_that_is_not_admitted_is_hung_up_on(stage, error):
 @any_error
 def test_a_host_that_can_not_be_reached_does_not_join(stage, monkeypatch, error):
     monkeypatch.setattr(stage.reaching, "link", broken(error))
-    assert stage.outcomes(JOIN, FakeJoiner()) == [JoinFailed(host_index=0, error=error)]
+    assert stage.outcomes(JOIN, FakeJoiner()) == [
+        JoinFailed(host_index=0, error=error, request_id=JOIN.request_id)
+    ]
 
 
 def test_a_node_that_was_admitted_starts(stage):

@@ -100,7 +100,11 @@ class Table:
                 elif isinstance(action, Join):
                     began.append(now_s)
                     self.after(
-                        JoinFailed(host_index=action.host_index, error=error),
+                        JoinFailed(
+                            host_index=action.host_index,
+                            error=error,
+                            request_id=action.request_id,
+                        ),
                         at_s=now_s,
                     )
         return began
@@ -110,8 +114,8 @@ def elastic(*awaited: int) -> Growth:
     return Growth(host_names=HOSTS, awaited=awaited)
 
 
-def lost(why: str, node: int = 1) -> Note:
-    return Note(node_rank=node, what=Lost(why=why))
+def lost(why: str, node: int = 1, *, is_agent_gone: bool = False) -> Note:
+    return Note(node_rank=node, what=Lost(why=why, is_agent_gone=is_agent_gone))
 
 
 # ---- to the end
@@ -172,7 +176,7 @@ def test_an_agent_that_ends_without_a_last_event_is_lost(agent_error, why):
     table = Table()
     link = table.links[1]
     link.agent_error = agent_error
-    assert table.ended() == [Close(link=link), lost(why)]
+    assert table.ended() == [Close(link=link), lost(why, is_agent_gone=True)]
     assert table.table.links == (table.links[0],), "its connection is left alone"
 
 
@@ -221,11 +225,12 @@ def test_a_link_that_ends_at_once_has_mended_nothing():
 
 
 def test_a_link_that_lasts_or_brings_an_event_begins_the_lease_anew():
-    for last, lasts_s in ((10, 0.0), (9, 30.0)):
+    hardware = p.Hardware(used_bytes=1, total_bytes=2)
+    for heard, last, lasts_s in (([], 10, 0.0), ([], 9, 30.0), ([hardware], 9, 2.0)):
         table = Table()
         table.ended(error=CUT, at_s=100.0)
         table.table.due(100.3)
-        table.after(Linked(link=a_link()), at_s=130.0)
+        table.after(Linked(link=a_link()), *heard, at_s=130.0)
         table.ended(error=CUT, at_s=130.0 + lasts_s, last=last)
         assert table.table.rows[1].attempts.until_s == 190.0 + lasts_s
 
@@ -237,7 +242,7 @@ def test_a_node_that_was_given_up_stays_lost_whatever_the_others_hear_of_it(hear
     table.ended()
     heard_of = p.PeerState(node_rank=1, state=heard)
     why = "its agent ended without a word (was it killed?)"
-    assert table.after(heard_of, node=0) == [lost(why)]
+    assert table.after(heard_of, node=0) == [lost(why, is_agent_gone=True)]
     assert table.after(replace(heard_of, node_rank=0), node=1) == []
     assert table.after(replace(heard_of, node_rank=9), node=0) == []
 
@@ -371,7 +376,7 @@ def test_a_lost_node_s_host_is_tried_as_a_new_node():
     table = Table(elastic())
     link = table.links[1]
     why = "its agent ended without a word (was it killed?)"
-    assert table.ended() == [Close(link=link), lost(why)]
+    assert table.ended() == [Close(link=link), lost(why, is_agent_gone=True)]
     assert table.table.due(1.0) == [Join(host_index=1, request_id="id1", broken=None)]
 
 
@@ -395,11 +400,32 @@ def test_a_node_that_was_counted_and_could_not_be_started_is_lost_and_tried_agai
     table.table.due(1.0)
     table.after(admitted(link))
     table.after(ADDED, node=0)
-    assert table.after(JoinFailed(host_index=2, error=CUT), at_s=1.0) == [
-        lost(str(CUT), node=2)
-    ]
+    assert table.after(
+        JoinFailed(host_index=2, error=CUT, request_id="id1"), at_s=1.0
+    ) == [lost(str(CUT), node=2)]
     assert table.table.due(1.4) == []
     assert [type(action) for action in table.table.due(1.5)] == [Join]
+
+
+def test_an_attempt_that_fails_late_ends_no_other_one():
+    """Meanwhile another notebook had brought the host, it was lost again, and is being started as one more node."""
+    table = Table(elastic(2))
+    assert [one.request_id for one in table.table.due(1.0)] == ["id1"]
+    table.after(p.NodeAdded(request_id="another's", hosts=HOSTS), node=0, at_s=2.0)
+    (meet,) = table.table.due(3.0)
+    table.after(Linked(link=a_link()), node=meet.node_rank, at_s=3.0)
+    table.ended(node=2, at_s=4.0)
+    (again,) = table.table.due(5.0)
+    table.after(
+        p.NodeAdded(request_id=again.request_id, hosts=(*HOSTS, HOSTS[2])), node=0
+    )
+    late = JoinFailed(host_index=2, error=CUT, request_id="id1")
+    assert table.after(late, at_s=6.0) == []
+    table.after(Joined(host_index=2, link=LINK, node_rank=3), at_s=7.0)
+    assert (table.table.rows[3].state, table.table.rows[3].why_lost) == (
+        "following",
+        "",
+    )
 
 
 def with_an_unanswered_start(error: Exception) -> Table:
@@ -446,7 +472,10 @@ def test_a_node_whose_start_was_not_answered_and_whose_host_stays_away_may_run()
 def test_what_passes_by_itself_is_not_told(error):
     table = Table(elastic(2))
     table.table.due(1.0)
-    assert table.after(JoinFailed(host_index=2, error=error), at_s=1.0) == []
+    assert (
+        table.after(JoinFailed(host_index=2, error=error, request_id="id1"), at_s=1.0)
+        == []
+    )
 
 
 def test_a_host_that_refuses_is_told_of_and_tried_again_later():
@@ -457,7 +486,9 @@ def test_a_host_that_refuses_is_told_of_and_tried_again_later():
         node_rank=0,
         what=Warned(text="gpu-c: has no torch. The run goes on without this host."),
     )
-    assert table.after(JoinFailed(host_index=2, error=error), at_s=1.0) == [told]
+    assert table.after(
+        JoinFailed(host_index=2, error=error, request_id="id1"), at_s=1.0
+    ) == [told]
     assert table.table.due(REFUSED_PAUSE_S) == []
     assert [type(action) for action in table.table.due(1.0 + REFUSED_PAUSE_S)] == [Join]
 
@@ -465,7 +496,9 @@ def test_a_host_that_refuses_is_told_of_and_tried_again_later():
 def test_a_fault_of_our_own_is_told_and_that_host_is_tried_no_more():
     table = Table(elastic(2))
     table.table.due(1.0)
-    (told,) = table.after(JoinFailed(host_index=2, error=RuntimeError("oh")))
+    (told,) = table.after(
+        JoinFailed(host_index=2, error=RuntimeError("oh"), request_id="id1")
+    )
     assert (
         told.what.text
         == "a fault of distmagic: RuntimeError('oh'). The run goes on without this host."

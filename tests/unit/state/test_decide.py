@@ -318,6 +318,42 @@ def test_an_elastic_job_with_the_fewest_hosts_goes_on_with_another_in_place_of_t
     assert (run.state.stopping, decide.answering(run.state)) == ("", (0, 2))
 
 
+def test_an_agent_that_has_ended_is_heard_by_nobody_whatever_its_peers_said_before():
+    """Its own host says so; the other one, which would miss it, is out of reach."""
+    run = Decider(JOINED, at(p.Detached(why="asked")))
+    run.fold(1.0, at(Broken(why="cut"), 0))
+    killed = at(Lost(why="was it killed?", is_agent_gone=True), 1)
+    assert run.at(2.0, killed) == [stop("lost", 0)]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_node_that_has_ended_well_does_not_end_a_job_that_goes_on_alone(code):
+    run = Decider(JOINED)
+    run._limits = Limits(away_s=60.0)
+    run.state = replace(run.state, goes_on_alone=True)
+    run.fold(1.0, *end_of(1, code), at(Broken(why="cut"), 0))
+    alive = decide.alive_elsewhere(run.state, run._limits)
+    left = [type(one) for one in run.at(61.1)]
+    assert (alive, left) == (({0}, [Leave]) if code == 0 else (set(), [Stop]))
+
+
+def test_a_node_that_the_gang_hears_and_nobody_here_has_met_is_looked_for_as_long_as_the_job_goes_on():
+    run = elastic(2)
+    run.state = replace(run.state, goes_on_alone=True)
+    names = ("gpu-0", "gpu-1", "gpu-2")
+    run.fold(2.0, at(p.NodeAdded(request_id="a1", hosts=names)))
+    run.fold(2.0, at(p.PeerState(node_rank=2, state="joined")))
+    assert 2 in decide.alive_elsewhere(run.state, Limits(away_s=60.0))
+
+
+def test_a_node_that_is_found_again_has_its_ranks_again():
+    run = elastic(2)
+    run.fold(2.0, at(Lost(why="cut"), 1))
+    assert run.state.workers[1].phase == "lost"
+    run.fold(3.0, at(p.PeerState(node_rank=1, state="joined")))
+    assert (run.state.workers[1].phase, run.state.lost) == ("running", ())
+
+
 def test_a_node_that_only_this_notebook_can_not_follow_counts_for_the_least_number():
     """Another notebook has brought it, from a host that is not known here."""
     run = elastic(3)

@@ -22,15 +22,24 @@ def counted(state: RunState, rank: int) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("fault", ["contact killed", "ssh server's session killed"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "contact killed",
+        "ssh server's session killed",
+        "contact killed after a cleaner of /tmp was there",
+    ],
+)
 def test_a_connection_that_breaks_is_made_again(lab: Lab, fault: str) -> None:
     def break_it() -> None:
         contacts = [
             p for p in lab.hosts[1].processes() if p.cmdline[1:3] == ("-u", "-c")
         ]
         assert contacts
-        pids = [str(p.pid if fault == "contact killed" else p.ppid) for p in contacts]
-        lab.hosts[1].exec(["kill", "-9", *pids])
+        is_contact = fault.startswith("contact killed")
+        pids = [str(p.pid if is_contact else p.ppid) for p in contacts]
+        clean = "rm -rf /tmp/distmagic-*; " if "/tmp" in fault else ""
+        lab.hosts[1].exec(["sh", "-c", f"{clean}kill -9 {' '.join(pids)}"])
 
     screen = runner.Watch(
         lambda state: any((w.step or 0) > 5 for w in state.workers.values()), break_it

@@ -35,6 +35,7 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason, known_stop_reason
 
 _TICK_S = 0.05
+_LOOK_S = 1.0  # between two looks whether the sockets are there
 _TOUCH_S = 30.0  # well within the time after which `places` takes a file for unused
 _LEFTOVER_GRACE_S = 1.0  # for processes that ranks left running when torchrun exited
 # After the last word of a lost node: ranks that begin in this time are still to meet it. torchrun forms a round without it
@@ -94,10 +95,11 @@ class Agent:
         self.restart_wait = RestartWait()
         self.lease = Lease(clock(), start.terms.lease_s, keep=start.terms.goes_on_alone)
         self.began = self.touch_at = clock()
+        self.look_at = self.began + _LOOK_S
         # Ranks get the user's own; files of the agent are for the user alone.
         self.umask = os.umask(0o077)
         self.reader_table.listen(listener)
-        self.rank_table.listen(str(self.run_dir / "ranks"))
+        self.rank_table.listen(str(self.run_dir / places.RANKS))
 
     # ---- the beginning
 
@@ -215,6 +217,9 @@ class Agent:
         if now >= self.touch_at:
             self.touch_at = now + _TOUCH_S
             self._touch()
+        if now >= self.look_at and self.final_at is None:
+            self.look_at = now + _LOOK_S
+            self._renew_run_dir()
         self._stop_if_due(now)
         self.termination.step(now)
         # A torchrun that has just ended is no descendant any more: `_reap` has to journal its end first, in the next
@@ -238,10 +243,25 @@ class Agent:
         files += [
             self.run_dir,
             self.run_dir / places.READERS,
-            self.run_dir / "ranks",
+            self.run_dir / places.RANKS,
             self.run_dir / places.PID,
         ]
         places.touch(files)
+
+    def _renew_run_dir(self) -> None:
+        """Make anew what a cleaner of /tmp has removed: else no notebook finds this agent, and no rank that starts again."""
+        with contextlib.suppress(
+            OSError
+        ):  # somebody else has the name now, or the disk is full
+            if not self.run_dir.exists():
+                places.make_run_dir(self.start.job, self.start.node_rank)
+            places.check_run_dir(self.run_dir)
+            if not (self.run_dir / places.READERS).exists():
+                self.reader_table.listen(places.reader_listener(self.run_dir))
+            if not (self.run_dir / places.RANKS).exists():
+                self.rank_table.listen(str(self.run_dir / places.RANKS))
+            if not (self.run_dir / places.PID).exists():
+                processes.note(os.getpid(), self.run_dir / places.PID)
         environments.touch_own()
         if self.start.work is not None:
             work_dirs.touch(

@@ -59,6 +59,7 @@ class RankTable:
         self.journal = journal
         self.selector = selector
         self.clock = clock
+        self._listener: socket.socket | None = None
         self.ranks: list[RankProcess] = []
         # The exit code of the latest process of each local rank; None while it is not known.
         self.codes: dict[int, int | None] = {}
@@ -77,12 +78,16 @@ class RankTable:
     # ---- connections
 
     def listen(self, path: str) -> None:
-        """Listen at this unix socket for ranks, and for torchrun's report."""
+        """Listen at this unix socket for ranks, and for torchrun's report, and at none of before."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(path)
         os.chmod(path, 0o600)
         listener.listen(128)
         listener.setblocking(False)
+        if self._listener is not None:
+            self.selector.unregister(self._listener)
+            self._listener.close()
+        self._listener = listener
         self.selector.register(
             listener, selectors.EVENT_READ, lambda: self._accept(listener)
         )

@@ -34,6 +34,7 @@ class ReaderTable:
         notice: Callable[[str], None],
     ) -> None:
         self.readers: list[Reader] = []
+        self._listener: socket.socket | None = None
         self._journal = journal
         self._selector = selector
         self._clock = clock
@@ -41,7 +42,11 @@ class ReaderTable:
         self._notice = notice
 
     def listen(self, listener: socket.socket) -> None:
-        """Accept readers from now on."""
+        """Accept readers from now on, at this socket alone."""
+        if self._listener is not None:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+        self._listener = listener
         listener.setblocking(False)
         self._selector.register(
             listener, selectors.EVENT_READ, lambda: self._accept(listener)

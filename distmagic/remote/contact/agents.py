@@ -76,10 +76,7 @@ class Agents:
         listing.remember(folder, request)
         run_dir = places.make_run_dir(request.job, request.node_rank)
         try:
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(str(run_dir / places.READERS))
-            (run_dir / places.READERS).chmod(0o600)
-            listener.listen(places.BACKLOG)
+            listener = places.reader_listener(run_dir)
             # Before there is an agent: its first connection is this one, however many others come while it starts.
             conn = relay.connect(run_dir / places.READERS)
             wait = self._spawn(request, listener, folder, prefix)
@@ -130,6 +127,9 @@ class Agents:
         except (FileNotFoundError, ConnectionError):
             has_spoken = False
         if not has_spoken:
+            # A cleaner of /tmp has removed its socket, and it is about to make another one: the notebook connects again.
+            if listing.is_running(request.job, request.node_rank):
+                sys.exit(0)
             # The agent has ended meanwhile; its journal says how.
             relay.replay(self._notebook, request)
         folder = places.job_dir(request.job, request.node_rank)

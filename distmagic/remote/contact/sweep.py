@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import shutil
 
-from distmagic.remote.records import places
+from distmagic.remote.records import listing, places
 from distmagic.remote.system import processes
 
 
 def sweep_node(job: str, node_rank: int | None) -> tuple[str, ...]:
     """End what is left of a node of a job, and what dead agents left of its other nodes; return what could not be ended.
 
-    An agent of another node goes on: one host may be several nodes of a job, under several names.
+    An agent of another node goes on, also one that has just been started and has said nothing yet: one host may be several
+    nodes of a job, under several names.
     """
-    own = None
+    own, own_dir = None, None
     if node_rank is not None:
-        own = places.run_dir(job, node_rank)
-    spared = []
-    deserted = []
+        own = listing.agent_of(job, node_rank)
+        own_dir = places.run_dir(job, node_rank)
+    spared, deserted = [], []
     for folder in places.run_dirs(job):
         agent = processes.noted(folder / places.PID)
-        if agent is not None and folder != own:
-            spared.append(agent)
-        else:
+        if folder == own_dir or (agent is None and places.is_deserted(folder)):
             deserted.append(folder)
+        elif agent is not None:
+            spared.append(agent)
+    for process in processes.marked(job):
+        is_own = own is not None and process.pid == own.pid
+        if processes.has_role(process, "agent") and not is_own:
+            spared.append(process)
     left = processes.sweep(job, spared=spared)
     for folder in deserted:
         shutil.rmtree(folder, ignore_errors=True)

@@ -86,6 +86,9 @@ class TemplateServer:
             if self._clock() >= self._touch_at:
                 self._touch_at = self._clock() + _TOUCH_S
                 folder = self._folder
+                is_found = (folder / places.TEMPLATE).exists()
+                if not is_found and not self._agents and self._successor is None:
+                    return  # a cleaner of /tmp was there: no contact asks this template any more
                 # What is forked from here still needs the first; the others are how a contact finds this template.
                 places.touch(
                     (sys.path[0], folder, folder / places.TEMPLATE, folder / places.PID)

@@ -167,6 +167,16 @@ def read(
             yield number, line
 
 
+def hello(folder: Path) -> protocol.Hello | None:
+    """Return the first event of a journal, which says whose it is; None where that is not there, or torn."""
+    try:
+        with (folder / FILE).open("rb") as file:
+            _, first = protocol.decode(file.readline(protocol.MAX_LINE_BYTES))
+    except (OSError, ValueError):
+        return None
+    return first if isinstance(first, protocol.Hello) else None
+
+
 def replay(folder: Path, after: int) -> Iterator[bytes]:
     """Yield what `Journal.after` gives, of a job that is over: every line after number `after`, with its text."""
     for _, line in _without_gaps(read(folder, after), after):

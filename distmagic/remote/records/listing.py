@@ -19,6 +19,7 @@ from pathlib import Path
 
 from distmagic.remote.records import journal, logs, places
 from distmagic.remote.records.atomic_file import atomic_write
+from distmagic.remote.system import processes
 from distmagic.remote.wire import codec, protocol
 
 FILE = "job.json"
@@ -148,8 +149,7 @@ def _listed(folder: Path) -> protocol.JobListing:
     begun = _read(folder)
     runs = is_running(begun.job, begun.node_rank)
     until_s = time.time() if runs else _written_s(folder)
-    path = folder / journal.FILE
-    tail = list(logs.lines(path, max(0, logs.end(path) - _TAIL_BYTES)))
+    tail = _tail(folder)
     return replace(
         begun,
         is_running=runs,
@@ -159,6 +159,12 @@ def _listed(folder: Path) -> protocol.JobListing:
         size_bytes=places.size_of(folder),
         age_s=max(0.0, until_s - begun.began_s),
     )
+
+
+def _tail(folder: Path) -> list[bytes]:
+    """Return the last lines of a node's journal."""
+    path = folder / journal.FILE
+    return list(logs.lines(path, max(0, logs.end(path) - _TAIL_BYTES)))
 
 
 def _written_s(folder: Path) -> float:
@@ -181,13 +187,34 @@ def running() -> tuple[protocol.JobListing, ...]:
 
 
 def is_running(job: str, node_rank: int) -> bool:
-    """Whether the agent of this node is there; one that is stopped, or has no time, is."""
+    """Whether the agent of this node is there; one that is stopped, or has no time, is.
+
+    So is one whose socket a cleaner of /tmp has removed, until it has ended: then it removes its socket itself.
+    """
     run_dir = places.run_dir(job, node_rank)
+    readers = run_dir / places.READERS
     try:
         places.check_run_dir(run_dir)
+        if os.path.lexists(readers):
+            return places.listens(readers)
+    except FileNotFoundError:
+        pass
     except OSError:
         return False
-    return places.listens(run_dir / places.READERS)
+    folder = places.job_dir(job, node_rank)
+    return agent_of(job, node_rank) is not None and not _reason(_tail(folder))
+
+
+def agent_of(job: str, node_rank: int) -> processes.ProcessInfo | None:
+    """Return the agent of a node, as it or its journal says which process it is; None where that is gone."""
+    noted = processes.noted(places.run_dir(job, node_rank) / places.PID)
+    if noted is not None:
+        return noted
+    hello = journal.hello(places.job_dir(job, node_rank))
+    process = processes.read(hello.pid) if hello is not None else None
+    if process is None or not processes.is_marked(process, job):
+        return None
+    return process if processes.has_role(process, "agent") else None
 
 
 def _reported(lines: Sequence[bytes]) -> protocol.MetricRow | None:

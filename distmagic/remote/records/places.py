@@ -177,6 +177,7 @@ def make_run_dir(job: str, node_rank: int) -> Path:
 
 TEMPLATE = "template"  # the socket in a template's directory
 READERS = "readers"  # the socket in a run directory to which contacts connect
+RANKS = "ranks"  # that to which ranks connect
 # How many connections may wait at either socket while its process loads torch. Each look whether it listens is one too.
 BACKLOG = 1024
 PID = (
@@ -201,7 +202,7 @@ def make_warm_dir(owner: str, key: str) -> Path:
 
 def dead_templates() -> list[Path]:
     """Return the directories of templates of this user that were killed."""
-    return [path for path in warm_dirs() if _is_deserted(path, TEMPLATE)]
+    return [path for path in warm_dirs() if is_deserted(path, TEMPLATE)]
 
 
 def check_run_dir(path: Path) -> None:
@@ -230,7 +231,7 @@ def dead_runs() -> dict[str, list[Path]]:
         if not _is_ours(path):
             continue
         job = path.name.removeprefix(_prefix()).rpartition("-")[0]
-        jobs.setdefault(job, []).append((path, _is_deserted(path)))
+        jobs.setdefault(job, []).append((path, is_deserted(path)))
     return {
         job: [path for path, _ in found]
         for job, found in jobs.items()
@@ -261,9 +262,22 @@ def forgotten() -> list[Path]:
         if path.name.startswith(_prefix()) or not _is_ours(path):
             continue
         listener = TEMPLATE if "-warm." in path.name else READERS
-        if _is_deserted(path, listener, after_s=_FORGOTTEN_S):
+        if is_deserted(path, listener, after_s=_FORGOTTEN_S):
             found.append(path)
     return found
+
+
+def reader_listener(run_dir: Path) -> socket.socket:
+    """Return a new socket that listens for contacts in a run directory. Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(run_dir / READERS))
+        (run_dir / READERS).chmod(0o600)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def listens(path: Path) -> bool:
@@ -277,9 +291,10 @@ def listens(path: Path) -> bool:
         )
 
 
-def _is_deserted(
+def is_deserted(
     path: Path, listener: str = READERS, *, after_s: float = _SETTLED_S
 ) -> bool:
+    """Whether nobody listens in a directory of sockets, and nobody has just made it or is about to go."""
     try:
         if time.time() - path.lstat().st_mtime < after_s:
             return False  # its agent may be about to listen, or about to go

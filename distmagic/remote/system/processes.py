@@ -11,6 +11,7 @@ import ctypes
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -207,12 +208,23 @@ def noted(path: Path) -> ProcessInfo | None:
 
 
 def has_role(process: ProcessInfo, role: str) -> bool:
-    """Whether a process was started as this role of the bundle, or shows it (see process_title.py)."""
+    """Whether a process was started as this role of a bundle, or shows it (see process_title.py)."""
     try:
         with open(f"/proc/{process.pid}/cmdline", "rb") as file:
-            return role.encode() in file.read().split(b"\0")
+            words = file.read().split(b"\0")
     except OSError:
         return False  # gone meanwhile
+    # python -u BUNDLE ROLE: a program of a rank may have such a word among its own arguments.
+    for option, bundle, word in zip(words, words[1:], words[2:], strict=False):
+        is_bundle = b"/blobs/" in bundle or bundle == os.fsencode(sys.path[0])
+        if option == b"-u" and is_bundle and word == role.encode():
+            return True
+    return False
+
+
+def is_marked(process: ProcessInfo, job: str) -> bool:
+    """Whether a process has the job's mark."""
+    return f"{MARK}={job}\0".encode() in _environ(process.pid)
 
 
 def _ancestors() -> set[int]:

@@ -611,6 +611,45 @@ def test_the_sockets_look_used_to_a_cleaner_of_tmp(node: Node) -> None:
     assert all(time.time() - path.stat().st_mtime < 1000 for path in paths)
 
 
+@pytest.mark.parametrize("removed", ["", "readers", "ranks", "pid"])
+def test_what_a_cleaner_of_tmp_has_removed_is_made_anew(
+    node: Node, removed: str
+) -> None:
+    run_dir = node.agent.run_dir
+    shutil.rmtree(run_dir) if not removed else (run_dir / removed).unlink()
+    node.step(1.1)
+    places.check_run_dir(run_dir)
+    assert processes.noted(run_dir / "pid") == processes.read(os.getpid())
+    with (
+        node.follow() as conn,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank,
+    ):
+        assert (
+            protocol.decode(conn.recv(65536).splitlines()[0])[1]
+            == node.events(protocol.Hello)[0]
+        )
+        rank.connect(str(run_dir / "ranks"))
+    listeners = [
+        key
+        for key in node.agent.selector.get_map().values()
+        if is_listening(key.fileobj)
+    ]
+    assert len(listeners) == 2
+
+
+def is_listening(file: object) -> bool:
+    return isinstance(file, socket.socket) and bool(
+        file.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    )
+
+
+def test_an_agent_whose_job_is_over_makes_no_socket_anew(node: Node) -> None:
+    node.end()
+    assert not node.agent.run_dir.exists()
+    node.step(2.0)
+    assert not node.agent.run_dir.exists()
+
+
 def test_the_agent_may_open_more_files_than_its_ranks(
     start: protocol.StartNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,12 +255,14 @@ def test_a_full_disk_without_the_bundle(
 
 @pytest.mark.parametrize(("role", "lives"), [("agent", True), ("worker", False)])
 def test_an_agent_whose_socket_somebody_has_removed_is_not_killed(
-    link: Link, role: str, lives: bool
+    link: Link, tmp_path: Path, role: str, lives: bool
 ) -> None:
     """A cleaner of /tmp takes what is old; what an agent left that is dead is ended."""
     job = f"1121-000000-{secrets.token_hex(4)}"
     run_dir = places.make_run_dir(job, 0)
-    waits = [sys.executable, "-c", "print(flush=True); input()", role]
+    code = tmp_path / "blobs" / "waiting"
+    code.write_text("print(flush=True); input()")
+    waits = [sys.executable, "-u", str(code), role]
     process = subprocess.Popen(
         waits,
         stdin=subprocess.PIPE,
@@ -284,6 +286,77 @@ def test_an_agent_whose_socket_somebody_has_removed_is_not_killed(
         process.wait()
         process.stdout.close()
         shutil.rmtree(run_dir, ignore_errors=True)
+
+
+@pytest.fixture
+def hidden(link: Link, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The process of the agent of job `hidden.args[-1]`, whose directory in /tmp somebody has removed."""
+    job = f"1121-000000-{secrets.token_hex(4)}"
+    code = tmp_path / "blobs" / "waiting"
+    code.write_text("print(flush=True); input()")
+    process = subprocess.Popen(
+        [sys.executable, "-u", str(code), "agent", job],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, processes.MARK: job},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.readline()
+    folder = places.job_dir(job, 0)
+    folder.mkdir(parents=True)
+    hello = replace(HELLO, job=job, pid=process.pid)
+    (folder / journal.FILE).write_bytes(p.encode(hello, 1))
+    listing.remember(folder, replace(START, job=job, node_rank=0))
+    yield process
+    process.stdin.close()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_job_whose_socket_somebody_has_removed_is_running(
+    link: Link, hidden: subprocess.Popen[bytes]
+) -> None:
+    job = str(list(hidden.args)[-1])  # type: ignore[arg-type]
+    (listed,) = host_requests.list_jobs(link, job)
+    assert listed.is_running
+    with pytest.raises(PreflightError, match="still runs here; stop it first"):
+        host_requests.remove_job(link, job)
+    # Its agent is about to make another one: whoever follows it connects again.
+    link.attach(p.FollowJob(job=job, node_rank=0))
+    with pytest.raises(ConnectionLost):
+        list(link.events())
+
+
+def test_an_agent_that_has_said_its_last_word_is_not_running(
+    hidden: subprocess.Popen[bytes],
+) -> None:
+    """It removes its directory itself, and waits for the other nodes' end."""
+    job = str(list(hidden.args)[-1])  # type: ignore[arg-type]
+    assert listing.is_running(job, 0)
+    with (places.job_dir(job, 0) / journal.FILE).open("ab") as file:
+        file.write(p.encode(FINAL, 2))
+    assert not listing.is_running(job, 0)
+
+
+def test_an_agent_that_is_just_being_started_is_swept_by_nobody(
+    link: Link, hidden: subprocess.Popen[bytes]
+) -> None:
+    """Two hosts on one machine join an elastic job at the same time; it has not noted its number yet."""
+    job = str(list(hidden.args)[-1])  # type: ignore[arg-type]
+    run_dir = places.make_run_dir(job, 1)
+    try:
+        with places.reader_listener(run_dir):
+            for node_rank in (None, 2):
+                assert job_requests.sweep(link, job, node_rank) == p.Final(
+                    reason="swept"
+                )
+        assert hidden.poll() is None
+        assert run_dir.exists()
+        assert job_requests.sweep(link, job, 0) == p.Final(reason="swept")
+        assert hidden.wait() == -signal.SIGKILL
+    finally:
+        shutil.rmtree(run_dir)
 
 
 @pytest.mark.parametrize(("node_rank", "left"), [(0, [1]), (1, [0]), (None, [0, 1])])

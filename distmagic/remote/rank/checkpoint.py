@@ -16,13 +16,15 @@ Sharded states are for `torch.distributed.checkpoint`.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _STEP = "distmagic_step"
 _JOB = "distmagic_job"
@@ -49,32 +51,58 @@ def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
 
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Homes may be shared, so the host is in the name; two nodes may be on one host, so the pid is.
+    # Homes may be shared, so the host is in the name; two nodes may be on one host, so the pid is. Containers may have both
+    # in common.
     prefix = f".{target.name}.{os.uname().nodename}."
     _remove_abandoned(target.parent, prefix)
-    aside = target.with_name(f"{prefix}{os.getpid()}")
+    aside = target.with_name(f"{prefix}{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with aside.open("wb") as file:
+        with _opened(aside) as file:
             torch.save({_STEP: step, _JOB: _own_job(), _STATE: state}, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, target)
+            os.replace(aside, target)
     finally:
         aside.unlink(missing_ok=True)
 
 
 def _remove_abandoned(folder: Path, prefix: str) -> None:
-    """Remove the unfinished files of ranks that were killed while they wrote: each is as large as the model."""
+    """Remove the unfinished files of ranks that were killed while they wrote: each is as large as the model.
+
+    The rank of another container has no such process here, but it holds the lock of what it writes.
+    """
     for name in os.listdir(folder):
-        pid = name.removeprefix(prefix)
+        pid = name.removeprefix(prefix).partition("-")[0]
         if (
             name.startswith(prefix)
             and pid.isdecimal()
             and not os.path.exists(f"/proc/{pid}")
         ):
-            # Another node on this host has just removed it.
-            with contextlib.suppress(OSError):
+            # It is being written, or another node on this host has just removed it.
+            with contextlib.suppress(OSError), (folder / name).open("r+b") as file:
+                _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 (folder / name).unlink()
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a new file and lock it: whoever looks for abandoned files just now may have removed it between the two."""
+    while True:
+        file = path.open("wb")
+        _lock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
+        file.close()
+
+
+def _lock(file: IO[bytes], how: int) -> None:
+    """Lock a file, where its file system has locks. Raises BlockingIOError where another process has it locked."""
+    try:
+        fcntl.flock(file, how)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return  # the process alone says then whether it is being written
 
 
 def load(path: str | os.PathLike[str]) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -87,10 +90,48 @@ def test_what_killed_ranks_of_this_host_were_writing_is_removed(tmp_path: Path) 
         f".snapshot.pt.other.{ended.pid}",
         f".snapshot.pt.{HOST}.mine",
     ]
-    for name in (*kept, f".snapshot.pt.{HOST}.{ended.pid}"):
+    for name in (*kept, f".snapshot.pt.{HOST}.{ended.pid}-5eed"):
         (tmp_path / name).write_bytes(b"half of it")
     checkpoint.save({}, tmp_path / "snapshot.pt", step=1)
     assert {path.name for path in tmp_path.iterdir()} == {*kept, "snapshot.pt"}
+
+
+def test_what_a_rank_of_another_container_is_writing_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the same home and the same hostname, and its process can't be seen from here."""
+    import torch
+
+    target = tmp_path / "snapshot.pt"
+    seen: list[bytes] = []
+
+    def save_there(content: object, file: IO[bytes]) -> None:
+        file.write(b"theirs")
+        file.flush()
+        monkeypatch.setattr(torch, "save", lambda _, file: file.write(b"ours"))
+        checkpoint.save({}, target, step=2)
+        seen.append(target.read_bytes())
+
+    exists = os.path.exists
+    monkeypatch.setattr(
+        os.path,
+        "exists",
+        lambda path: not str(path).startswith("/proc/") and exists(path),
+    )
+    monkeypatch.setattr(torch, "save", save_there)
+    checkpoint.save({}, target, step=1)
+    assert (seen, target.read_bytes()) == ([b"ours"], b"theirs")
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_where_files_have_no_locks_the_process_says_who_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    test_what_killed_ranks_of_this_host_were_writing_is_removed(tmp_path)
 
 
 RANK = """

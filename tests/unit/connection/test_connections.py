@@ -151,6 +151,29 @@ def test_of_two_runs_whose_links_broke_the_second_uses_the_first_ones_new_connec
     assert len(kernel.logins) == 2
 
 
+def test_a_connection_that_another_run_opens_just_before_a_broken_one_is_dropped_stays(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+):
+    kernel.link()
+    broken = kernel.logins[0]
+    begin = broken.start
+    others: list[Link] = []
+
+    def connect_elsewhere_and_break(argv: tuple[str, ...]) -> Any:
+        broken.is_cut = True
+        monkeypatch.setattr(broken, "start", begin)
+        other = threading.Thread(target=lambda: others.append(kernel.link()))
+        other.start()
+        other.join(10.0)
+        return begin(argv)
+
+    monkeypatch.setattr(broken, "start", connect_elsewhere_and_break)
+    own = kernel.link()
+    assert [link.transport for link in others] == [own.transport]
+    assert len(kernel.logins) == 2
+    assert (broken.is_closed, kernel.logins[1].is_closed) == (True, False)
+
+
 def test_of_two_runs_that_want_a_host_at_once_one_connects(kernel: Kernel, monkeypatch):
     both_want = threading.Barrier(2)
     connected = kernel.connections._connected

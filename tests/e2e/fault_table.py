@@ -123,7 +123,7 @@ def close_everything() -> None:
 def set_clock_ahead(lab: Lab) -> None:
     """Have every Python on dm2, ours and the ranks, be an hour ahead of the other hosts."""
     folder = lab.hosts[1].home / "ahead"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)  # of two such rows
     script = "import time\nfor name, ahead in (('time', 3600), ('time_ns', 3600 * 10**9)):\n    real = getattr(time, name)\n"
     script += "    setattr(time, name, lambda real=real, ahead=ahead: real() + ahead)\n"
     (folder / "sitecustomize.py").write_text(script)

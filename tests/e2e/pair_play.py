@@ -111,8 +111,8 @@ def play(pair: Pair, lab: Lab) -> Played:
     if pair.job.devices:
         for host in lab.hosts:
             give_gpus(host)
-    # A small disk hides what is in the home, so it comes last.
-    for strike in sorted(pair.strikes, key=lambda one: one.row.process == "disk"):
+    # A small disk hides what is in the home, so it comes first.
+    for strike in sorted(pair.strikes, key=lambda one: one.row.process != "disk"):
         strike.row.way.before(lab)
     if pair.grows:
         faults.host_of(lab, pair.job.names[-1]).kill()

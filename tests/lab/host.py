@@ -152,6 +152,7 @@ class LabHost:
                 pipe.close()
         self._process.wait()
         self._process, self._first_pid = None, 0
+        self.home = self._wiring.home
         if self._setup.logind is not None:
             wait_until(
                 lambda: cgroups.remove(self._cgroup),
@@ -246,16 +247,21 @@ class LabHost:
         processes.signal_all(self._pid(), signal.SIGCONT)
 
     def limit_home(self, size_bytes: int) -> None:
-        """Put a small, empty disk in place of its home, until it is switched off; `home` doesn't show that one."""
+        """Put a small, empty disk in place of its home, until it is switched off; `home` shows that one."""
         self._is_broken = True
         self.exec(
             ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", HOME]
         ).check_returncode()
+        self.home = self._root() / HOME.lstrip("/")
 
     def make_home_read_only(self) -> None:
-        """Have its home refuse every write, until it is switched off."""
+        """Have its home refuse every write, until it is made writable or switched off."""
         self._is_broken = True
         self.exec(["mount", "-o", "remount,bind,ro", HOME]).check_returncode()
+
+    def make_home_writable(self) -> None:
+        """Have its home take what is written again."""
+        self.exec(["mount", "-o", "remount,bind,rw", HOME]).check_returncode()
 
     def mend(self) -> None:
         """Make it as it was when it started for the first time: no fault, no process of a test, an empty home."""

@@ -217,8 +217,12 @@ def test_full_and_read_only_homes(lab):
     dm1, dm2, _ = lab.hosts
     dm1.limit_home(65536)
     assert "No space left" in lab.ssh(dm1, "head -c 100000 /dev/zero >~/big").stderr
+    assert (dm1.home / "big").stat().st_size == 65536
     dm2.make_home_read_only()
     assert "Read-only" in lab.ssh(dm2, "touch ~/x").stderr
+    dm2.make_home_writable()
+    assert lab.ssh(dm2, "touch ~/x").returncode == 0
+    dm2.make_home_read_only()
     lab.mend()
     assert [
         lab.ssh(host, "head -c 100000 /dev/zero >~/big").returncode

@@ -15,8 +15,10 @@ done by a rank at a step that was drawn; or `before`. A row that has only a `pla
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal, get_args
 
 from distmagic.state.model import RunState
@@ -34,11 +36,11 @@ Phase = Literal[
     "with the other", "noticed",
 ]  # fmt: skip
 _COMMON: tuple[Phase, ...] = (
+    "beginning",
     "connecting",
     "delivering",
     "starting",
     "meeting",
-    "running",
     "running",
     "ending",
     "fetching",
@@ -46,18 +48,8 @@ _COMMON: tuple[Phase, ...] = (
 PHASES: dict[Kind, tuple[Phase, ...]] = {
     "plain": _COMMON,
     "together": _COMMON,
-    "elastic": (
-        "connecting",
-        "delivering",
-        "starting",
-        "meeting",
-        "running",
-        "growing",
-        "growing",
-        "ending",
-        "fetching",
-    ),
-    "followed": ("connecting", "running", "running", "ending", "fetching"),
+    "elastic": (*_COMMON[:-2], "growing", *_COMMON[-2:]),
+    "followed": ("beginning", "connecting", "running", "ending", "fetching"),
 }
 # Where what is struck is not there in each phase: by the first word of the row.
 _THERE: dict[str, tuple[Phase, ...]] = {
@@ -244,10 +236,26 @@ class Pair:
 
 
 def draw(seed: int) -> Pair:
-    """Return the pair of a seed, always the same one."""
+    """Return the pair of a seed, always the same one.
+
+    First two phases are drawn, then a row of those that can strike in each. A phase weighs as the square root of the number
+    of its rows: so neither those phases in which little can strike are rare, nor the few rows that can strike there frequent.
+    """
     rng = random.Random(seed)
     kind = rng.choice((*KINDS, "plain", "followed"))  # twice: these take the least time
-    rows = (_row(rng, kind), _row(rng, kind))
+    phases = PHASES[kind]
+    weights = [math.sqrt(len(_there(kind, phase))) for phase in phases]
+    phase, later = rng.choices(phases, weights, k=2)
+    relative: Phase | None = rng.choice((None, None, "with the other", "noticed"))
+    if phase == "beginning":
+        relative = None
+    if relative is None:
+        phase, later = sorted((phase, later), key=phases.index)
+        rows = rng.choice(_there(kind, phase)), rng.choice(_there(kind, later))
+    else:
+        there = _there(kind, phase)
+        with_steps = [row for row in there if row.way.steps]
+        rows = rng.choice(there), rng.choice(with_steps)
     needs_time = kind == "elastic" or any(row.way.numbers > FEW_STEPS for row in rows)
     job = Job(
         kind=kind,
@@ -257,19 +265,14 @@ def draw(seed: int) -> Pair:
         is_warm=rng.random() < 0.4,
         is_killed=rng.random() < 0.5,
     )
-    first = _moment(rng, rows[0], job, PHASES[kind])
-    second = None
-    if first.phase != "beginning" and rows[1].way.steps:
-        relative: Phase | None = rng.choice((None, None, "with the other", "noticed"))
-        second = Moment(phase=relative) if relative is not None else None
-    if second is None:
-        second = _moment(rng, rows[1], job, _from(first, PHASES[kind]))
+    first = _moment(rng, rows[0], job, phase)
+    second = _moment(rng, rows[1], job, relative or later)
     strikes = (
         Strike(fault=rows[0].name, moment=first),
         Strike(fault=rows[1].name, moment=second),
     )
     pair = Pair(seed=seed, job=job, strikes=strikes)
-    # Drawn last: so a seed has kept its pair. A host that a run's own thread has switched on ends with that thread, so no
+    # A host that a run's own thread has switched on ends with that thread, so no
     # job grows there.
     is_background = rng.random() < 0.3 and kind != "followed" and not pair.grows
     # A host that was switched off has no GPUs when it is on again, so no elastic job claims any.
@@ -278,14 +281,21 @@ def draw(seed: int) -> Pair:
     return replace(pair, job=job)
 
 
-def _row(rng: random.Random, kind: Kind) -> Fault:
-    """Return a row: first what is struck is drawn, so that what has many rows is not struck more often."""
-    groups: dict[str, list[Fault]] = {}
-    for row in ROWS.values():
-        # A job whose hosts never hear each other can't be detached, so nobody follows it.
-        if kind != "followed" or row.moment != "from the beginning":
-            groups.setdefault(row.process.split()[0], []).append(row)
-    return rng.choice(groups[rng.choice(sorted(groups))])
+@cache
+def _there(kind: Kind, phase: Phase) -> tuple[Fault, ...]:
+    """Return the rows that can strike a job in a phase."""
+    return tuple(row for row in ROWS.values() if phase in _phases(row, kind))
+
+
+def _phases(row: Fault, kind: Kind) -> tuple[Phase, ...]:
+    # A job whose hosts never hear each other can't be detached, so nobody follows it.
+    if kind == "followed" and row.moment == "from the beginning":
+        return ()
+    if row.way.misdeed is not None:
+        return _THERE["rank"]
+    if not row.way.steps:
+        return ("beginning",)
+    return _THERE.get(row.process.split()[0], PHASES[kind][1:])
 
 
 def _hosts(rng: random.Random, kind: Kind) -> tuple[tuple[str, int], ...]:
@@ -299,29 +309,45 @@ def _hosts(rng: random.Random, kind: Kind) -> tuple[tuple[str, int], ...]:
     return (names[0], 1), (names[1], rng.choice((1, 2)))
 
 
-def _from(other: Moment, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """Return the phases that don't come before another moment."""
-    return phases[phases.index(other.phase) :] if other.phase in phases else phases
-
-
-def _moment(
-    rng: random.Random, row: Fault, job: Job, phases: tuple[Phase, ...]
-) -> Moment:
-    """Return when a row strikes: in one of these phases, if what it strikes is there then."""
+def _moment(rng: random.Random, row: Fault, job: Job, phase: Phase) -> Moment:
+    """Return the moment of a phase at which a row strikes."""
     host, rank, step = (
         rng.choice(job.names),
         rng.randrange(job.ranks),
         rng.randint(2, job.steps - 10),
     )
-    if not row.way.steps and row.way.misdeed is None:
-        return Moment(phase="beginning")
-    there = _THERE.get(row.process.split()[0], phases)
-    phase = rng.choice([phase for phase in phases if phase in there] or there[-1:])
     if row.way.misdeed is not None:
         return Moment(
             phase="running", rank=rank, step=job.steps if phase == "ending" else step
         )
+    if phase in ("beginning", "with the other", "noticed"):
+        return Moment(phase=phase)
     return Moment(phase=phase, host=host, rank=rank, step=step)
+
+
+def varied(count: int) -> list[int]:
+    """Return seeds whose pairs differ: each brings the most rows, phases and jobs that those before it have not."""
+    pool = [draw(seed) for seed in range(1, 1001)]
+    seeds: list[int] = []
+    seen: set[str] = set()
+    while len(seeds) < count:
+        pair = max(pool, key=lambda pair: len(_traits(pair) - seen))
+        pool.remove(pair)
+        seeds.append(pair.seed)
+        seen |= _traits(pair)
+    return seeds
+
+
+def _traits(pair: Pair) -> set[str]:
+    job = pair.job
+    return {
+        *(strike.fault for strike in pair.strikes),
+        *pair.phases,
+        f"{job.kind}, killed: {job.kind == 'followed' and job.is_killed}",
+        f"warm: {job.is_warm}",
+        f"background: {job.is_background}",
+        f"devices: {bool(job.devices)}",
+    }
 
 
 # ---- moments that the state of the run shows

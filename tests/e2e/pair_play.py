@@ -23,7 +23,7 @@ from distmagic.runner.outcome import Detached, Run
 from distmagic.state.model import RunState
 from tests.e2e import faults, runner
 from tests.e2e.gpus import give_gpus
-from tests.e2e.pair_stage import Stage
+from tests.e2e.pair_stage import DoomedStage, Stage, open_gate
 from tests.e2e.pairs import STEP_S, Pair, Strike, draw
 from tests.e2e.runner import as_value
 from tests.lab import Lab
@@ -98,8 +98,15 @@ class Played:
     results: Mapping[int, Any] = field(default_factory=dict)
 
     @property
+    def is_void(self) -> bool:
+        """Whether the kernel that started the job was killed before any host had something of it."""
+        return self.run is None and self.error is None
+
+    @property
     def outcome(self) -> str:
         """How it ended, in a line."""
+        if self.is_void:
+            return "there was nothing to follow"
         if self.error is None:
             return "done"
         return f"{type(self.error).__name__}: {str(getattr(self.error, 'message', self.error))[:300]}"
@@ -121,7 +128,8 @@ def play(pair: Pair, lab: Lab) -> Played:
     try:
         with _started(pair, lab, token) as follow, stage:
             run = follow(stage)
-            results = {rank: run.results[rank] for rank in run.results}
+            if run is not None:
+                results = {rank: run.results[rank] for rank in run.results}
     except RunError as caught:
         run, error = caught.run if isinstance(caught.run, Run) else None, caught
     except (Exception, KeyboardInterrupt) as caught:  # noqa: BLE001 - promises.py judges it
@@ -138,7 +146,9 @@ def play(pair: Pair, lab: Lab) -> Played:
 
 
 @contextmanager
-def _started(pair: Pair, lab: Lab, token: str) -> Iterator[Callable[[Stage], Run]]:
+def _started(
+    pair: Pair, lab: Lab, token: str
+) -> Iterator[Callable[[Stage], Run | None]]:
     """Yield what brings the job to its end, shown on a stage. A job that is followed runs by then."""
     if pair.job.is_background:
         yield lambda stage: _wait_for(pair, lab, token, stage)
@@ -146,31 +156,35 @@ def _started(pair: Pair, lab: Lab, token: str) -> Iterator[Callable[[Stage], Run
     if pair.job.kind != "followed":
         yield lambda stage: launch(pair, lab, token, stage)
         return
-    if not pair.job.is_killed:
+    if pair.job.killed is None:
         launch(pair, lab, token, runner.Watch(), detach=True)
         session().close()
         yield lambda stage: _follow(pair, lab, stage)
         return
     script = "from tests.e2e import pair_play; pair_play.be_killed()"
+    homes = [f"{host.name}={host.home}" for host in lab.hosts]
     argv = [sys.executable, "-c", script, str(lab.ssh_config), str(pair.seed), token]
-    kernel = subprocess.Popen(
-        argv, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
+    kernel = subprocess.run(
+        [*argv, *homes], cwd=Path(__file__).parents[2], check=False, timeout=60.0
     )
-    assert kernel.stdout is not None
-    try:
-        assert kernel.stdout.readline() == "up\n"
-        kernel.kill()
-        yield lambda stage: _follow(pair, lab, stage)
-    finally:
-        kernel.kill()
-        kernel.communicate()
+    may_end = any(strike.row.way.misdeed for strike in pair.strikes)
+    assert kernel.returncode == -signal.SIGKILL or may_end, "the moment did not come"
+    for host in lab.hosts:
+        open_gate(host)
+    yield lambda stage: _follow(pair, lab, stage)
 
 
 def be_killed() -> None:
-    """Be the kernel that starts a job, says "up" when it works, and is killed."""
-    config, seed, token = sys.argv[1:]
-    screen = runner.Watch(runner.at_work(1), lambda: print("up", flush=True))
-    launch(draw(int(seed)), SimpleNamespace(ssh_config=config), token, screen)
+    """Be the kernel that starts a job, and is killed."""
+    config, seed, token, *homes = sys.argv[1:]
+    pair = draw(int(seed))
+    hosts = [
+        SimpleNamespace(name=name, home=Path(home))
+        for name, _, home in (text.partition("=") for text in homes)
+    ]
+    lab = SimpleNamespace(ssh_config=config, hosts=hosts)
+    with DoomedStage(lab, pair) as stage:
+        launch(pair, lab, token, stage)
 
 
 def launch(pair: Pair, lab: Any, token: str, screen: runner.Watch, **more: bool) -> Any:
@@ -237,10 +251,13 @@ def _wait_for(pair: Pair, lab: Lab, token: str, stage: Stage) -> Run:
     return left
 
 
-def _follow(pair: Pair, lab: Lab, stage: Stage) -> Run:
-    """Find the job and follow it to its end, as another kernel does."""
+def _follow(pair: Pair, lab: Lab, stage: Stage) -> Run | None:
+    """Find the job and follow it to its end, as another kernel does; None if no host has anything of it."""
     hosts = parse_hosts(pair.job.hosts_line)
-    (job,) = session().jobs(runner.reach(lab, hosts, connect_timeout_s=CONNECT_S))
+    jobs = session().jobs(runner.reach(lab, hosts, connect_timeout_s=CONNECT_S))
+    if not jobs:
+        return None
+    (job,) = jobs
     reaching = runner.reach(lab, whereabouts(job, hosts), connect_timeout_s=CONNECT_S)
     found = session().attach(reaching, job, stage)
     # An interrupt ended the following, and not the job.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -18,9 +21,14 @@ from distmagic.state.model import RunState
 from tests.e2e import fault_plays, faults, runner
 from tests.e2e.faults import Act, When
 from tests.e2e.pairs import Pair, Phase, Strike, has_come, is_noticed
-from tests.lab import Lab
+from tests.lab import Lab, LabHost
 
 GATE = ": > ~/is-in; while [ -e ~/is-in ]; do sleep 0.1; done\n"
+
+
+def open_gate(host: LabHost) -> None:
+    """Let in whoever waits at a host's gate."""
+    (host.home / "is-in").unlink(missing_ok=True)
 
 
 class Stage(runner.Watch):
@@ -105,7 +113,7 @@ class Stage(runner.Watch):
             continue
         start_up.write_text(before)
         self._reach("connecting", name)
-        is_in.unlink(missing_ok=True)
+        open_gate(host)
 
     def _pour(self, pour: Callable[..., Iterator[int]]) -> Callable[..., Iterator[int]]:
         def poured(link: Link, local: LocalBlob, offset: int = 0) -> Iterator[int]:
@@ -170,6 +178,7 @@ class Stage(runner.Watch):
     # ---- striking
 
     def _strike(self, strike: Strike) -> None:
+        """Bring a strike about, unless somebody else does, or the run is over."""
         with self._lock:
             if strike not in self._pending or self._over.is_set():
                 return
@@ -213,3 +222,32 @@ class Stage(runner.Watch):
         thread = threading.Thread(target=do, args=args, name="pair-stage")
         self._threads.append(thread)
         thread.start()
+
+
+class DoomedStage(Stage):
+    """The screen of a kernel that is killed at the moment that its pair says, and that nothing else strikes."""
+
+    def __init__(self, lab: Any, pair: Pair) -> None:
+        super().__init__(lab, pair)
+        assert pair.job.killed is not None
+        self._misdeeds = []  # a rank does them by itself
+        self._pending = [replace(pair.strikes[0], moment=pair.job.killed)]
+        self._other_began = threading.Event()
+
+    def _start(self, start: Callable[..., None]) -> Callable[..., None]:
+        """Have the other host begin before the one is told to: what is left is half of a job."""
+
+        def started(link: Link, request: protocol.StartNode) -> None:
+            if any(
+                one.moment.phase == "starting" and one.moment.host == link.host.name
+                for one in self._pending
+            ):
+                self._other_began.wait(20.0)
+                self._reach("starting", link.host.name)
+            start(link, request)
+            self._other_began.set()
+
+        return started
+
+    def _strike(self, _: Strike) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)

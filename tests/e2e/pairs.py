@@ -51,6 +51,14 @@ PHASES: dict[Kind, tuple[Phase, ...]] = {
     "elastic": (*_COMMON[:-2], "growing", *_COMMON[-2:]),
     "followed": ("beginning", "connecting", "running", "ending", "fetching"),
 }
+# In which a kernel that starts a job may be killed.
+STARTED_IN: tuple[Phase, ...] = (
+    "connecting",
+    "delivering",
+    "starting",
+    "meeting",
+    "running",
+)
 # Where what is struck is not there in each phase: by the first word of the row.
 _THERE: dict[str, tuple[Phase, ...]] = {
     "rank": ("running", "ending"),
@@ -152,7 +160,7 @@ class Job:
     """What is struck.
 
     `hosts` are as after --hosts, with their ranks: the order says who leads. `is_warm`: the hosts keep torch loaded.
-    `is_killed`: of a job that is followed, the kernel that started it was killed; else the job was detached.
+    `killed`: the moment at which the kernel that started it was killed, of a job that is followed; else it was detached.
     `is_background`: it runs in the background, and the notebook waits for it. `devices` are those that it claims of each
     host. Its ranks count up to `steps`, or further.
     """
@@ -162,7 +170,7 @@ class Job:
     steps: int
     payload_bytes: int
     is_warm: bool
-    is_killed: bool
+    killed: Moment | None = None
     is_background: bool = False
     devices: tuple[int, ...] = ()
 
@@ -181,10 +189,20 @@ class Job:
         """How many there are when all hosts have come."""
         return sum(slots for _, slots in self.hosts)
 
+    @property
+    def may_not_begin(self) -> bool:
+        """Whether the kernel that starts it may be killed before any host has something of it: nothing is left to strike."""
+        early = ("connecting", "delivering")
+        return self.killed is not None and self.killed.phase in early
+
     def __str__(self) -> str:
         words = [self.kind]
         if self.kind == "followed":
-            words.append("(its kernel was killed)" if self.is_killed else "(detached)")
+            words.append(
+                f"(its kernel was killed {self.killed})"
+                if self.killed
+                else "(detached)"
+            )
         if self.is_background:
             words.append("in the background")
         words += ["on", self.hosts_line, "warm" if self.is_warm else "cold"]
@@ -253,9 +271,10 @@ def draw(seed: int) -> Pair:
         phase, later = sorted((phase, later), key=phases.index)
         rows = rng.choice(_there(kind, phase)), rng.choice(_there(kind, later))
     else:
-        there = _there(kind, phase)
-        with_steps = [row for row in there if row.way.steps]
-        rows = rng.choice(there), rng.choice(with_steps)
+        # What is noticed is mostly noticed when the job runs.
+        then = _there(kind, phase if relative == "with the other" else "running")
+        with_steps = [row for row in then if row.way.steps]
+        rows = rng.choice(_there(kind, phase)), rng.choice(with_steps)
     needs_time = kind == "elastic" or any(row.way.numbers > FEW_STEPS for row in rows)
     job = Job(
         kind=kind,
@@ -263,8 +282,9 @@ def draw(seed: int) -> Pair:
         steps=MANY_STEPS if needs_time else FEW_STEPS,
         payload_bytes=rng.choice((SMALL_PAYLOAD, SMALL_PAYLOAD, LARGE_PAYLOAD)),
         is_warm=rng.random() < 0.4,
-        is_killed=rng.random() < 0.5,
     )
+    if kind == "followed" and rng.random() < 0.5:
+        job = replace(job, killed=_of_kernel(rng, job))
     first = _moment(rng, rows[0], job, phase)
     second = _moment(rng, rows[1], job, relative or later)
     strikes = (
@@ -325,29 +345,47 @@ def _moment(rng: random.Random, row: Fault, job: Job, phase: Phase) -> Moment:
     return Moment(phase=phase, host=host, rank=rank, step=step)
 
 
+def _of_kernel(rng: random.Random, job: Job) -> Moment:
+    """Return when the kernel that starts a job is killed: mostly when it works, as nobody follows what has not begun."""
+    phase = rng.choice((*STARTED_IN, "running", "running"))
+    host, rank = rng.choice(job.names), rng.randrange(job.ranks)
+    return Moment(phase=phase, host=host, rank=rank, step=rng.randint(1, 10))
+
+
 def varied(count: int) -> list[int]:
-    """Return seeds whose pairs differ: each brings the most rows, phases and jobs that those before it have not."""
+    """Return seeds whose pairs differ: each brings the most jobs, rows and phases that those before it have not."""
     pool = [draw(seed) for seed in range(1, 1001)]
     seeds: list[int] = []
-    seen: set[str] = set()
+    jobs: set[str] = set()
+    strikes: set[str] = set()
     while len(seeds) < count:
-        pair = max(pool, key=lambda pair: len(_traits(pair) - seen))
+        pair = max(
+            pool,
+            key=lambda pair: (
+                len(_job_traits(pair.job) - jobs),
+                len(_strike_traits(pair) - strikes),
+            ),
+        )
         pool.remove(pair)
         seeds.append(pair.seed)
-        seen |= _traits(pair)
+        jobs |= _job_traits(pair.job)
+        strikes |= _strike_traits(pair)
     return seeds
 
 
-def _traits(pair: Pair) -> set[str]:
-    job = pair.job
+def _job_traits(job: Job) -> set[str]:
     return {
-        *(strike.fault for strike in pair.strikes),
-        *pair.phases,
-        f"{job.kind}, killed: {job.kind == 'followed' and job.is_killed}",
+        f"{job.kind}, killed: {job.killed.phase if job.killed else ''}",
         f"warm: {job.is_warm}",
         f"background: {job.is_background}",
         f"devices: {bool(job.devices)}",
     }
+
+
+def _strike_traits(pair: Pair) -> set[str]:
+    if pair.job.may_not_begin:
+        return set()
+    return {strike.fault for strike in pair.strikes} | pair.phases
 
 
 # ---- moments that the state of the run shows

@@ -65,6 +65,9 @@ def check(played: Played, lab: Lab, temporary: Path) -> None:
 
 def check_outcome(played: Played) -> None:
     """Assert that the cell ended well, or with an error that a user can act upon."""
+    if played.is_void:
+        assert played.pair.job.may_not_begin, "a job that had begun is not listed"
+        return
     if played.error is None:
         check_results(played)
         return
@@ -103,6 +106,8 @@ def is_survived(played: Played) -> bool:
     pair = played.pair
     if not pair.options.keys() <= {"node_lost_after_s"}:
         return False  # a row may ask for a limit of time, which counts whether it strikes or not
+    if pair.job.killed and pair.job.killed.phase == "starting":
+        return False  # it lacks a host from the beginning
     if pair.job.kind == "together":
         return (
             False  # ranks that talk to each other may fail of what others don't notice

@@ -18,6 +18,7 @@ from distmagic.state.events import Broken
 from tests.builders.events import at, begun, progress
 from tests.e2e import pair_play, promises
 from tests.e2e.faults import Fault, Way
+from tests.e2e.pair_play import Played
 from tests.e2e.pair_stage import Stage
 from tests.e2e.pairs import (
     KINDS,
@@ -25,6 +26,7 @@ from tests.e2e.pairs import (
     ROWS,
     STARTED_IN,
     Moment,
+    Phase,
     Strike,
     draw,
     varied,
@@ -97,6 +99,40 @@ def test_a_strike_waits_for_its_moment_and_is_cured_when_the_run_is_over(
         assert done == ["first", "second"]
         assert stage.hits == [first, second]
     assert sorted(done[2:]) == ["first is over", "second is over"]
+
+
+REMOVED, FULL = (
+    "home, training: all of ours is removed",
+    "disk, training: full for ever",
+)
+OFF = "host, training: power off"
+
+
+@pytest.mark.parametrize(
+    ("fault", "phase", "is_whole"),
+    [
+        (REMOVED, "running", False),
+        (REMOVED, "connecting", True),
+        (FULL, "connecting", False),
+        (OFF, "running", True),
+    ],
+)
+def test_only_a_host_whose_home_was_hit_may_lack_something(
+    fault: str, phase: Phase, is_whole: bool
+) -> None:
+    strike = Strike(fault=fault, moment=Moment(phase=phase, host="dm1"))
+    other = Strike(fault=OFF, moment=Moment(phase="noticed"))
+    pair = draw(2)
+    pair = replace(pair, job=replace(pair.job, kind="plain"), strikes=(strike, other))
+    missed = Played(pair=pair, token="", hits=(), seen=None)
+    hit = replace(missed, hits=(strike,))
+    assert promises.has_whole_records(missed, "dm2")
+    assert promises.has_whole_records(hit, "dm1")
+    assert promises.has_whole_records(hit, "dm2") == is_whole
+    gone = replace(missed, hits=(other,))
+    assert promises.has_whole_records(gone, "dm2") == (fault != FULL), (
+        "a small disk goes with the power"
+    )
 
 
 def test_a_seed_is_the_same_pair_in_each_process() -> None:

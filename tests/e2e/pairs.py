@@ -191,8 +191,8 @@ class Job:
 
     @property
     def may_not_begin(self) -> bool:
-        """Whether the kernel that starts it may be killed before any host has something of it: nothing is left to strike."""
-        early = ("connecting", "delivering")
+        """Whether the kernel that starts it is killed before all hosts have begun: not much is left to strike."""
+        early = ("connecting", "delivering", "starting")
         return self.killed is not None and self.killed.phase in early
 
     def __str__(self) -> str:

@@ -106,7 +106,7 @@ def is_survived(played: Played) -> bool:
     pair = played.pair
     if not pair.options.keys() <= {"node_lost_after_s"}:
         return False  # a row may ask for a limit of time, which counts whether it strikes or not
-    if pair.job.killed and pair.job.killed.phase == "starting":
+    if pair.job.may_not_begin:
         return False  # it lacks a host from the beginning
     if pair.job.kind == "together":
         return (

@@ -308,8 +308,10 @@ def _there(kind: Kind, phase: Phase) -> tuple[Fault, ...]:
 
 
 def _phases(row: Fault, kind: Kind) -> tuple[Phase, ...]:
-    # A job whose hosts never hear each other can't be detached, so nobody follows it.
-    if kind == "followed" and row.moment == "from the beginning":
+    # A job whose hosts never hear each other can't be detached, and one that runs keeps files open on its home's mount.
+    if kind == "followed" and (
+        row.moment == "from the beginning" or row.process.startswith("mount")
+    ):
         return ()
     if row.way.misdeed is not None:
         return _THERE["rank"]

@@ -118,7 +118,7 @@ class Run:
                 f"Rank {rank} has not begun yet: the run is {self.state.phase}.",
                 "Ask again when the view shows that rank.",
             )
-        raise SpecError(
+        raise _unseen_rank(self.state, rank) or SpecError(
             f"There is no rank {rank} in this run.",
             f"Its ranks: {sorted(self.state.workers)}.",
         )
@@ -154,6 +154,21 @@ def _is_to_begin(state: RunState, rank: int) -> bool:
         return False
     world_size = max(state.world_size, state.planned_world_size)
     return world_size == 0 or rank < world_size
+
+
+def _unseen_rank(state: RunState, rank: int) -> NoResult | None:
+    """Return the error for a rank whose host was lost before it was seen here, while an elastic job went well without it."""
+    if not state.is_elastic or not 0 <= rank < state.world_size:
+        return None
+    at_work = state.at_work
+    unseen = [state.nodes[node].host for node, _ in state.lost if node not in at_work]
+    if not unseen:
+        return None
+    hosts = " and ".join(dict.fromkeys(unseen))
+    return NoResult(
+        f"Nothing is known here of rank {rank}: {hosts} could not be followed.",
+        f"If it ran there, %distributed attach {state.job} shows it, and has its result, as soon as they can be reached.",
+    )
 
 
 def metrics_of(state: RunState) -> list[dict[str, float | int | None]]:
@@ -330,7 +345,9 @@ class Results(Mapping[int, Any]):
         hint = f"Ranks with a result: {list(self)}."
         worker = self._state.workers.get(rank)
         if worker is None:
-            return NoResult(f"There is no rank {rank} in this run.", hint)
+            return _unseen_rank(self._state, rank) or NoResult(
+                f"There is no rank {rank} in this run.", hint
+            )
         why = (
             f": {worker.ended.meaning}"
             if worker.ended and worker.ended.outcome == "returned"

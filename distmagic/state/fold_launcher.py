@@ -97,7 +97,9 @@ def _gone(builder: RunStateBuilder, node: int, _: Gone) -> None:
 
 
 def _lost(builder: RunStateBuilder, node: int, what: Lost) -> None:
-    builder.lose(node, what.why)
+    # Whoever tells it names the host.
+    why = what.why.removeprefix(f"{builder.nodes[node].host}: ")
+    builder.lose(node, why)
     if what.is_agent_gone:
         builder.nodes[node] = replace(builder.nodes[node], is_agent_gone=True)
 

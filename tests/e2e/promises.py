@@ -19,11 +19,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 import distmagic
 from distmagic.api import session
 from distmagic.errors import Cancelled, DistmagicError, Hung, NoResult, TimedOut
+from distmagic.planning.jobs import whereabouts
 from distmagic.remote.records import journal
 from distmagic.request.hosts import parse_hosts
+from distmagic.runner.outcome import Run
 from tests.e2e import faults, runner
 from tests.e2e.faults import Told
 from tests.e2e.gpus import claims, give_gpus, take_gpus
@@ -48,7 +52,7 @@ def check(played: Played, lab: Lab, temporary: Path) -> None:
     if not played.pair.job.is_warm:
         check_clean(played, lab)
     switch_on(played, lab)
-    check_late_results(played)
+    check_late_results(played, lab)
     check_next_run(played.pair, lab)
     session().down()
     check_clean(played, lab)
@@ -249,6 +253,8 @@ def check_results(played: Played) -> None:
         if rank in played.results:
             _check_result(played, rank, played.results[rank])
             continue
+        if _is_unseen(played, rank):
+            continue
         assert not _must_have_result(played, rank), f"there is no result of rank {rank}"
         with contextlib.suppress(NoResult):
             raise AssertionError(
@@ -264,7 +270,7 @@ def _check_result(played: Played, rank: int, result: dict[str, object]) -> None:
         assert result["total"] == played.pair.steps, "each step is made once"
 
 
-def check_late_results(played: Played) -> None:
+def check_late_results(played: Played, lab: Lab) -> None:
     """Assert that results which ranks left come now, if they did not come while the hosts were disturbed."""
     if played.run is None:
         return
@@ -276,6 +282,32 @@ def check_late_results(played: Played) -> None:
                 raise
         else:
             _check_result(played, rank, result)
+
+    if any(_is_unseen(played, rank) for rank in range(_ranks_at_end(played))):
+        _check_whole_job(played, lab)
+
+
+def _is_unseen(played: Played, rank: int) -> bool:
+    """Whether an elastic job ended well while a host could not be followed, so that a rank of it was never seen."""
+    assert played.run is not None
+    if played.error is not None or rank in played.run.state.workers:
+        return False
+    with pytest.raises(NoResult, match=rf"^Nothing is known here of rank {rank}: dm"):
+        played.run.results[rank]
+    return True
+
+
+def _check_whole_job(played: Played, lab: Lab) -> None:
+    """Assert that whoever attaches to the job, as the error advises, gets the results of all ranks."""
+    assert played.run is not None
+    hosts = parse_hosts(played.pair.job.hosts_line)
+    found = session().jobs(runner.reach(lab, hosts))
+    (job,) = [one for one in found if one.name == played.run.state.job]
+    reaching = runner.reach(lab, whereabouts(job, hosts))
+    whole = session().attach(reaching, job, runner.Watch())
+    assert isinstance(whole, Run)
+    for rank in range(_ranks_at_end(played)):
+        _check_result(played, rank, whole.results[rank])
 
 
 def _must_have_result(played: Played, rank: int) -> bool:

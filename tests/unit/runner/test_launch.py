@@ -495,7 +495,7 @@ def test_an_elastic_job_begins_without_a_host_that_is_lost_in_its_start(tmp_path
     a, b = two()
     b.answers[p.StartNode] = lambda _: HANG_UP
     followed = launched(tmp_path, a, b, spec=ELASTIC)
-    assert followed.state.lost == ((1, "gpu-b: the connection ended."),)
+    assert followed.state.lost == ((1, "the connection ended."),)
     assert followed.state.workers[0].phase == "done"
     assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j", node_rank=1)]
 

@@ -19,7 +19,7 @@ from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol as p
 from distmagic.render.overview import overview
 from distmagic.runner.outcome import Detached, Run
-from distmagic.state.events import Event
+from distmagic.state.events import Event, Gone, Lost
 from distmagic.state.fold import begin, fold
 from tests.builders.later import Later
 from tests.lab.waiting import wait_until
@@ -213,6 +213,33 @@ def test_a_result_that_is_not_there(rank, message):
         f"NoResult: {message}",
         "Ranks with a result: [0].",
     ]
+
+
+def test_a_rank_of_a_host_that_was_lost_before_it_was_seen_is_not_said_never_to_have_been():
+    """The job was elastic, and went well; its lead alone could be followed to the end."""
+    lead = p.Worker(rank=1, local_rank=0, world_size=2, restart=0, pid=1)
+    left = p.Ended(rank=1, restart=0, outcome="returned", result_bytes=0)
+    events = [
+        (0, lead),
+        (0, left),
+        (1, Lost(why="no connection for 60 s")),
+        (0, Gone()),
+    ]
+    state = fold(
+        begin("j", ["gpu-a", "gpu-b"], 3, min_nodes=1),
+        [Event(node_rank=node, at_s=0.0, what=what) for node, what in events],
+    )
+    run = Run(state, {}, FakeHost(b"").open, shown=False)
+    for look in (run.results.__getitem__, run.logs):
+        with pytest.raises(SpecError) as caught:
+            look(0)
+        assert str(caught.value) == (
+            "Nothing is known here of rank 0: gpu-b could not be followed.\n"
+            "If it ran there, %distributed attach j shows it, and has its result, as soon as they can be reached."
+        )
+    assert run.results.get(0, "none") == "none"
+    with pytest.raises(NoResult, match=r"There is no rank 2 in this run\."):
+        run.results[2]
 
 
 def test_a_lost_result_is_told_while_the_run_is_shown():

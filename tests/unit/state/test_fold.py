@@ -822,6 +822,13 @@ def test_what_waits_for_the_lead_is_bounded():
     )
 
 
+def test_a_host_that_is_lost_is_named_once():
+    state = fold(
+        begin("j", HOSTS), [at(Lost(why=f"{HOSTS[1]}: it has no such job."), 1)]
+    )
+    assert state.lost == ((1, "it has no such job."),)
+
+
 def test_the_last_words_of_a_node_wait_for_the_lead_whatever_waits_before_them():
     start = begin("j", HOSTS, 3, min_nodes=1)
     stacks = p.Stacks(rank=1, local_rank=0, request_id="s")

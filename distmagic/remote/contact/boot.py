@@ -18,13 +18,26 @@ MARK = b"distmagic-boot "
 _PROGRAM = r"""
 import hashlib, json, os, stat, sys
 def distmagic_others(gid):
+    if not gid:
+        return ""  # root's own group
     try:
         import grp, pwd
-        me = pwd.getpwuid(os.geteuid()).pw_name
-        others = sorted(set(grp.getgrgid(gid).gr_mem) - set([me, "root"]))
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except (ImportError, KeyError):
         return ""  # no names, as in containers
-    return "%s (of group %d)" % (others[0], gid) if others else ""
+    # A group does not list those whose primary group it is, and a network's directory takes minutes or doesn't tell.
+    try:
+        with open("/etc/passwd", "rb") as file:
+            entries = [line.decode("latin-1").split(":") for line in file if line.count(b":") > 2]
+    except (IOError, OSError):
+        entries = []
+    me = str(user.pw_uid)
+    others = set(group.gr_mem) - set([user.pw_name, "root"])
+    others.update(each[0] for each in entries if each[3] == str(gid) and each[2] not in ("0", me))
+    if others:
+        return "%s (of group %d)" % (sorted(others)[0], gid)
+    is_known_here = gid == user.pw_gid and me in [each[2] for each in entries]
+    return "" if group.gr_name == user.pw_name or is_known_here else "whoever is of group %d" % gid
 def distmagic_trust(home):
     for path in sorted(set([home, os.path.realpath(home)])):
         at = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import grp
 import hashlib
+import io
 import json
 import os
 import pwd
@@ -719,33 +720,82 @@ def test_no_home_no_directory_of_that_name(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def of_the_first_program() -> dict[str, Any]:
+    """Return the functions of the first program, and what they use."""
+    functions: dict[str, Any] = {}
+    exec(boot._PROGRAM.rpartition("distmagic_boot(")[0], functions)
+    return functions
+
+
 @pytest.mark.parametrize(
-    ("mode", "members", "is_refused"),
+    ("mode", "others", "is_refused"),
     [
-        (0o770, ["eve"], True),
-        (0o770, ["me", "root"], False),
-        (0o1770, ["eve"], False),
-        (0o750, ["eve"], False),
+        (0o770, "eve (of group 7)", True),
+        (0o770, "", False),
+        (0o1770, "eve (of group 7)", False),
+        (0o750, "eve (of group 7)", False),
     ],
 )
 def test_a_folder_that_others_of_a_group_can_change(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    mode: int,
-    members: list[str],
-    is_refused: bool,
+    tmp_path: Path, mode: int, others: str, is_refused: bool
 ) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(mode)
-    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="me"))
-    monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_mem=members))
-    program: dict[str, Any] = {}
-    exec(boot._PROGRAM.rpartition("distmagic_boot(")[0], program)
+    functions = of_the_first_program()
+    functions["distmagic_others"] = lambda gid: others
     if not is_refused:
-        program["distmagic_trust"](str(shared / "home"))
+        functions["distmagic_trust"](str(shared / "home"))
         return
     with pytest.raises(
-        OSError, match=r"^eve \(of group \d+\) can replace what is in .*/shared$"
+        OSError, match=r"^eve \(of group 7\) can replace what is in .*/shared$"
     ):
-        program["distmagic_trust"](str(shared / "home"))
+        functions["distmagic_trust"](str(shared / "home"))
+
+
+ROOT, ME = "root:x:0:0:r:/:/bin/sh", "me:x:1000:7:M\xfc:/home/me:/bin/sh"
+EVE, ALIAS = "eve:x:1001:7::/:/bin/sh", "again:x:1000:7::/:/bin/sh"
+NOT_LISTED = "whoever is of group 7"
+
+
+@pytest.mark.parametrize(
+    ("group", "members", "primary", "passwd", "expected"),
+    [
+        ("me", [], 7, [ROOT, ME], ""),
+        ("me", ["me", "root"], 7, [ROOT, ME, ALIAS, "+::::::"], ""),
+        ("me", [], 7, [ROOT], ""),  # both of a directory, as are homes with umask 002
+        ("users", [], 7, [ROOT, ME], ""),  # as in containers with one user
+        ("users", [], 7, [ROOT, ME, EVE], "eve (of group 7)"),
+        ("me", [], 7, [ROOT, ME, EVE], "eve (of group 7)"),
+        ("me", ["eve"], 7, [ROOT, ME], "eve (of group 7)"),
+        ("lab", ["eve", "me"], 1000, [ROOT, ME], "eve (of group 7)"),
+        ("users", [], 7, [ROOT], NOT_LISTED),  # of a directory that lists nobody
+        ("users", [], 7, [], NOT_LISTED),
+        ("lab", [], 1000, [ROOT, ME.replace(":7:", ":1000:")], NOT_LISTED),
+    ],
+)
+def test_who_else_is_of_a_group(
+    monkeypatch: pytest.MonkeyPatch,
+    group: str,
+    members: list[str],
+    primary: int,
+    passwd: list[str],
+    expected: str,
+) -> None:
+    user = SimpleNamespace(pw_name="me", pw_uid=1000, pw_gid=primary)
+    found = SimpleNamespace(gr_name=group, gr_mem=members)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: found)
+    functions = of_the_first_program()
+    lines = "".join(f"{line}\n" for line in passwd).encode("latin-1")
+    functions["open"] = lambda path, mode: io.BytesIO(lines)
+    assert functions["distmagic_others"](7) == expected
+
+
+def test_the_group_of_root_and_one_without_a_name_are_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    functions = of_the_first_program()
+    assert functions["distmagic_others"](0) == ""
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: {}[gid])
+    assert functions["distmagic_others"](7) == ""

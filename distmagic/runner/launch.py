@@ -326,6 +326,7 @@ def _plan(
         present=reaching.present,
         ranks=torchrun.ranks_of_nodes(plan.rdzv, nproc),
         world_size=torchrun.world_size(plan.rdzv, nproc),
+        chose_port=plan.chose_port,
     )
     loop.note(planned)
     for why in reaching.absent.values():

@@ -74,6 +74,7 @@ class RunStateBuilder:
     stack_dumps: list[StackDump]
     held: dict[int, tuple[Event, ...]]
     planned_world_size: int
+    chose_port: bool
     wanted_stacks: str
 
     def __init__(self, state: RunState) -> None:

@@ -38,6 +38,7 @@ class Planned:
 
     `present` are the places in the list of hosts of those that are nodes; None: they all are. `ranks` are those that
     each node runs, empty where the nodes decide that among themselves. `world_size` is 0 where nodes may come and go.
+    `chose_port`: that of the rendezvous was a free one, which the user has not named.
     """
 
     addresses: tuple[str, ...]
@@ -45,6 +46,7 @@ class Planned:
     present: tuple[int, ...] | None = None
     ranks: tuple[range, ...] = ()
     world_size: int = 0
+    chose_port: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

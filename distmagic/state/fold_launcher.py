@@ -52,6 +52,7 @@ def _planned(builder: RunStateBuilder, _: int, what: Planned) -> None:
     for node, ranks in enumerate(what.ranks[: len(builder.nodes)]):
         builder.nodes[node] = replace(builder.nodes[node], ranks=ranks)
     builder.planned_world_size = what.world_size
+    builder.chose_port = what.chose_port
 
 
 def _waiting(builder: RunStateBuilder, node: int, what: Waiting) -> None:

@@ -207,6 +207,7 @@ class RunState:
     rdzv_round          the last round of the rendezvous, as the lead counts them
     held                events of nodes that are in a later round than the lead, in order
     planned_world_size  as the plan has it, 0 where no plan gives one
+    chose_port          whether the plan has chosen the port of the rendezvous; not known of a run that is only followed
     detached_by         why the job needs no notebook any more: "asked", "disconnected", or "" where it does
     goes_on_alone       whether it goes on when this notebook is away for its lease, though nobody has asked for that
     advanced_at_s       when a rank advanced last (see `hangs.is_hung`), before any stop
@@ -253,6 +254,7 @@ class RunState:
     before_s: float = 0.0
     held: Mapping[int, tuple[Event, ...]] = field(default_factory=dict)
     planned_world_size: int = 0
+    chose_port: bool = False
     wanted_stacks: str = ""
     call: str = ""
     name: str = ""

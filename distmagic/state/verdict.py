@@ -390,7 +390,9 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
     if any(word in line for line in lines for word in _TAKEN):
         return RendezvousFailed(
             f"{node.host}: the port of the rendezvous is taken there.",
-            "Run it again without --master-port: then a free one is chosen each time. Or name another with --master-port.",
+            "It was free when it was chosen, and another process has taken it since. Run it again: then another one is chosen."
+            if state.chose_port
+            else "Name another one with --master-port or --rdzv-endpoint, or none: then a free one is chosen for each run.",
         )
     for worker in state.workers.values():
         if worker.node_rank == node.node_rank and failure_kind.has_failed_afterwards(

@@ -377,6 +377,23 @@ def test_the_nodes_meet_at_a_port_that_is_free_when_they_start(tmp_path):
     assert a.requests_of(p.GetFreePort) == [p.GetFreePort(address="10.0.0.1")]
 
 
+@pytest.mark.parametrize(
+    ("spec", "chose_port"),
+    [
+        (JobSpec(), True),
+        (JobSpec(rdzv_endpoint="10.0.0.1"), True),
+        (JobSpec(master_port=29600), False),
+        (JobSpec(rdzv_endpoint="10.0.0.1:29600"), False),
+    ],
+    ids=["nothing", "an address", "a port", "both"],
+)
+def test_the_state_knows_whether_the_user_has_named_the_port(
+    tmp_path, spec, chose_port
+):
+    followed = launched(tmp_path, *two(), spec=spec)
+    assert followed.state.chose_port == chose_port
+
+
 def test_a_port_that_the_user_names_is_the_port(tmp_path):
     a, b = two()
     launched(tmp_path, a, b, spec=JobSpec(master_port=29600))

@@ -26,6 +26,7 @@ from distmagic.state.events import (
     Event,
     Gone,
     Lost,
+    Planned,
     StopRequested,
     Swept,
 )
@@ -437,12 +438,26 @@ def test_a_rank_that_failed_because_a_host_was_lost():
     "word",
     ["EADDRINUSE", "The server socket has failed to listen: Address already in use"],
 )
-def test_a_port_that_is_taken(word):
-    state = over(output(f"[E] {word}\n", -1, 0, "stderr"), code=1)
+@pytest.mark.parametrize(
+    ("chose_port", "hint"),
+    [
+        (
+            True,
+            "It was free when it was chosen, and another process has taken it since. Run it again: then another one is chosen.",
+        ),
+        (
+            False,
+            "Name another one with --master-port or --rdzv-endpoint, or none: then a free one is chosen for each run.",
+        ),
+    ],
+)
+def test_a_port_that_is_taken(word, chose_port, hint):
+    plan = at(Planned(addresses=(), min_nodes=0, chose_port=chose_port))
+    state = over(plan, output(f"[E] {word}\n", -1, 0, "stderr"), code=1)
     assert said(state) == (
         RendezvousFailed,
         "gpu-a: the port of the rendezvous is taken there.",
-        "Run it again without --master-port: then a free one is chosen each time. Or name another with --master-port.",
+        hint,
     )
 
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from urllib.parse import unquote_to_bytes
 
 from distmagic import sanitize
 from distmagic.errors import ProtocolError
@@ -27,7 +28,7 @@ from distmagic.state.fold_ranks import KEPT_RANKS
 MOST_JOBS = 10_000  # of one host
 MOST_FILES = 10_000  # of one answer
 _LARGEST = 1 << 63
-PATH_CHARS = 3 * 4096  # of a path that is percent-encoded
+PATH_BYTES = 4096  # no file system opens a longer path
 _PERCENT_ENCODED = re.compile(r"[\w.~/%-]*", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tabs and line breaks
 
@@ -113,10 +114,11 @@ def exact(most: int) -> Limit:
 
 
 def percent_encoded(most: int) -> Limit:
-    """Return a limit that refuses a text that is longer, or is not percent-encoded."""
+    """Return a limit that refuses what is not percent-encoded, or means more bytes."""
 
     def limit(value: str) -> str:
-        if len(value) > most or not _PERCENT_ENCODED.fullmatch(value):
+        is_long = len(value) > 3 * most or len(unquote_to_bytes(value)) > most
+        if is_long or not _PERCENT_ENCODED.fullmatch(value):
             raise Wrong("no percent-encoded text, or a very long one")
         return value
 
@@ -248,7 +250,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
         "call": WORD, "ranks": COUNT, "devices": items(1000, WORD),
     },
     protocol.FoundFiles: {"files": items(1000)},
-    protocol.FoundFile: {"path": percent_encoded(PATH_CHARS), "size_bytes": SIZE, "changed_s": DATE},
+    protocol.FoundFile: {"path": percent_encoded(PATH_BYTES), "size_bytes": SIZE, "changed_s": DATE},
     protocol.FileBegins: {"size_bytes": exact_whole(0, _LARGEST), "offset": exact_whole(0, _LARGEST)},
     protocol.FileEnds: {},
     protocol.WorkDirReady: {"path": PATH, "notice": line(2000)},

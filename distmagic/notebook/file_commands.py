@@ -39,7 +39,7 @@ def get(line: CommandLine) -> None:
     above, pattern = split_pattern(line.words[1])
     to = Path(*line.words[2:]).expanduser()
     for path in _folder(line, above).fetch(pattern, to):
-        print(sanitize.lines(str(path)))  # the host has chosen its name
+        print(sanitize.line(str(path)))  # the host has chosen its name
 
 
 def put(line: CommandLine) -> None:
@@ -52,7 +52,7 @@ def put(line: CommandLine) -> None:
     host, source, *folder = line.words
     to = folder[0] if folder else "~"
     for name in _folder(line, to).send(Path(source).expanduser()):
-        print(sanitize.lines(f"{host}:{PurePosixPath(to) / name}"))
+        print(sanitize.line(f"{host}:{PurePosixPath(to) / name}"))
 
 
 def _folder(line: CommandLine, path: str) -> RemoteFolder:

@@ -89,8 +89,8 @@ class Run:
     def files(self, rank: int = 0, pattern: str = "**") -> tuple[FoundFile, ...]:
         """Return the files in the working directory of a rank's host: each with path, size_bytes and changed_s.
 
-        `*` in `pattern` stays in one folder, `**` goes through all. Raises `SpecError` for an unknown rank, and
-        `PreflightError` for more than 10,000 files.
+        `*` in `pattern` stays in one folder, `**` goes through all. A path is as the host names it, line breaks and all:
+        show it by `repr`. Raises `SpecError` for an unknown rank, and `PreflightError` for more than 10,000 files.
         """
         return self._work_dir(rank).find(pattern)
 

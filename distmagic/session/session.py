@@ -393,5 +393,5 @@ def fetch(run: Run, patterns: Sequence[str]) -> None:
         except DistmagicError as error:
             print(f"--fetch {pattern}: {error}", file=sys.stderr)  # noqa: T201 - a line for people
         else:
-            names = sanitize.lines(", ".join(map(str, paths)))  # a host has chosen them
+            names = sanitize.line(", ".join(map(str, paths)))  # a host has chosen them
             print(f"fetched {names}", file=sys.stderr)  # noqa: T201

@@ -18,12 +18,15 @@ from distmagic.remote.wire.protocol import Folder, FoundFile
 
 T = TypeVar("T")
 
+_SHOWN_CHARS = 200  # of a path that is refused
+
 
 def find_files(link: Link, folder: Folder, pattern: str) -> tuple[FoundFile, ...]:
     """Return the files below a folder that fit a pattern, in the order of their paths.
 
     Raises `PreflightError` for too many, and `ProtocolError` for a path that leads out of the folder, that does not fit,
-    or that comes twice: the host must not choose what is written on this machine.
+    or that comes twice: the host must not choose what is written on this machine. A path is as the file is named there, else
+    it could not be asked for: with any character but a NUL, so that `repr` or `sanitize` has to show it.
     """
     found: list[FoundFile] = []
     with link.bounded(BOOT_TIMEOUT_S):
@@ -35,11 +38,11 @@ def find_files(link: Link, folder: Folder, pattern: str) -> tuple[FoundFile, ...
     for file in found:
         if not is_inside(file.path):
             raise ProtocolError(
-                f"{link.host.name} named a file that is not in its folder: {file.path!r}."
+                f"{link.host.name} named a file that is not in its folder: {file.path[:_SHOWN_CHARS]!r}."
             )
         if file.path in paths or not is_wanted(file.path, pattern):
             raise ProtocolError(
-                f"{link.host.name} named a file that was not asked for: {file.path!r}."
+                f"{link.host.name} named a file that was not asked for: {file.path[:_SHOWN_CHARS]!r}."
             )
         paths.add(file.path)
     return tuple(found)

@@ -40,5 +40,5 @@ class ProgressLine:
         past_s = max(self._told_s - self._began_s, 1e-9)
         rate = f"{self._moved_bytes / past_s / 1e6:,.0f} MB/s"
         done = f"{self._done_bytes / 1e6:,.0f} of {self._total_bytes / 1e6:,.0f} MB"
-        text = sanitize.lines(f"{self._what}: {done} ({rate})")
+        text = sanitize.line(f"{self._what}: {done} ({rate})")
         print(f"\r{text}", end=end, file=sys.stderr, flush=True)  # noqa: T201  # a line for people

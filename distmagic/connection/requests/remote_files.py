@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from distmagic import sanitize
 from distmagic.connection.link import Link
 from distmagic.connection.requests.file_requests import (
     Reopening,
@@ -74,11 +75,13 @@ class RemoteFolder:
                     return target
         except OSError as error:
             raise NoResult(
-                f"{file.path} can't be written to {to}: {error.strerror or error}.",
+                sanitize.line(
+                    f"{file.path} can't be written to {to}: {error.strerror or error}."
+                ),
                 "It is still on its host. Make room, or name another folder, and fetch it again.",
             ) from error
         raise NoResult(
-            f"{file.path} changed each time while it was fetched.",
+            f"{sanitize.line(file.path)} changed each time while it was fetched.",
             "Fetch it when the rank has written it; a rank that writes a new file and renames it is never in the way.",
         )
 
@@ -114,7 +117,7 @@ class RemoteFolder:
         def begin(begins: protocol.FileBegins) -> None:
             if begins.offset not in (0, done):
                 raise ProtocolError(
-                    f"{file.path} is sent from byte {begins.offset:,} on, which nobody asked for."
+                    f"{sanitize.line(file.path)} is sent from byte {begins.offset:,} on, which nobody asked for."
                 )
             left = begins.size_bytes - begins.offset
             if left > shutil.disk_usage(out.fileno()).free:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import types
 import typing
@@ -21,14 +22,15 @@ from hypothesis import strategies as st
 from distmagic.connection.limits import (
     DECODER,
     LIMITS,
-    PATH_CHARS,
+    PATH_BYTES,
     FirstReply,
     first_reply,
 )
 from distmagic.errors import ProtocolError
-from distmagic.remote.wire import answers, codec, events, requests
+from distmagic.remote.wire import answers, codec, events, file_names, requests
 from distmagic.remote.wire import protocol as p
 from tests import REPOSITORY
+from tests.builders.harmless import is_harmless
 
 OF_HOSTS = [
     kind
@@ -39,8 +41,6 @@ OF_NOTEBOOKS = [kind for kind in codec._NAMES if kind.__module__ == requests.__n
 GOLDEN = (REPOSITORY / "tests" / "golden" / "wire.jsonl").read_bytes().splitlines()
 NASTY = "\x1b]0;owned\x07\x1b]52;c;ZXZpbA==\x07\x1b[2J\x1b[8mhidden\x9b31m\u202etxt\x00\x7f\x85\x1bP1$r\x1b\\\r\n\t\u2028"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-# The direction of what follows.
-TURNING = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 # Fields that may have line breaks and tabs; and so may the lead's start message.
 MAY_BREAK = {
     "detail",
@@ -186,15 +186,6 @@ def comes_in(kind: type, raw: dict[str, object]) -> p.Message | None:
         return None
 
 
-def is_harmless(text: str, *, may_break: bool) -> bool:
-    controls = [
-        char for char in text if unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp")
-    ]
-    return not TURNING.search(text) and all(
-        may_break and char in "\n\t" for char in controls
-    )
-
-
 def check(value: object, owner: type, name: str) -> None:
     """Assert that a value is harmless and bounded, and all that is in it; it came in as field `name` of an `owner`."""
     if isinstance(value, str):
@@ -215,7 +206,8 @@ def check(value: object, owner: type, name: str) -> None:
 def check_text(value: str, owner: type, name: str) -> None:
     most = 1 << 17 if owner in OF_A_START else MOST_CHARS.get(name, 4096)
     if owner is p.FoundFile:
-        most = PATH_CHARS
+        most = 3 * PATH_BYTES
+        assert len(os.fsencode(file_names.unquoted(value))) <= PATH_BYTES
     assert len(value) <= most
     if (owner, name) == (p.Output, "text"):
         assert is_harmless(COLOURS.sub("", value).replace("\r", ""), may_break=True)
@@ -401,3 +393,19 @@ def test_a_first_reply_without_its_fields():
         str(caught.value)
         == """gpu-a sent b'{"have":"\\x1b[2J"}' in place of its first answer."""
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "is_let_in"),
+    [
+        ("a" * 4096, True),
+        ("%0A" * 4096, True),
+        ("a" * 4097, False),
+        ("%0A" * 4097, False),
+        ("a\n", False),
+        ("ä", False),
+    ],
+)
+def test_a_path_has_its_limit_as_it_is_meant_not_only_as_it_travels(path, is_let_in):
+    file = {"path": path, "size_bytes": 1, "changed_s": 1.0}
+    assert (comes_in(p.FoundFiles, {"files": [file]}) is not None) == is_let_in

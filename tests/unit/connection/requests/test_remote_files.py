@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import ConnectionLost, NoResult, ProtocolError, SpecError
 from distmagic.remote.contact.file_exchange import FileExchange
 from distmagic.remote.records import found_files
+from distmagic.remote.wire import file_names
 from distmagic.remote.wire import protocol as p
 from distmagic.remote.wire.protocol import Folder, FoundFile
+from tests.builders.harmless import is_harmless
 from tests.builders.hosts import HANG_UP, FakeHost, reach
 
 
@@ -304,3 +310,39 @@ def test_a_pattern_that_fits_nothing_and_one_that_leads_out_are_told(there, tmp_
                 match="this is no pattern of files in a run's working directory",
             ):
                 files.fetch(pattern, tmp_path)
+
+
+NASTY = b"\x1b]0;owned\x07\x1b[2J\r\n\t\x7f\x9b31m\xff\xe2\x80\xae\xe2\x80\xa8 ok"
+NAMES = st.binary(min_size=1, max_size=200) | st.lists(
+    st.sampled_from([bytes([byte]) for byte in NASTY]), min_size=1, max_size=200
+).map(b"".join)
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map(b"/".join).map(os.fsdecode)
+
+
+@settings(max_examples=settings.default.max_examples // 2)
+@given(PATHS, st.sampled_from(["whole", "torn", "too large"]))
+def test_a_file_of_any_name_is_fetched_and_its_name_is_harmless_wherever_it_is_shown(
+    path, how
+):
+    host = telling(file_names.quoted(path))
+    whole = [p.FileBegins(size_bytes=3), p.Data(size_bytes=3), b"abc", p.FileEnds()]
+    torn = [p.FileBegins(size_bytes=3, offset=2)]
+    large = [p.FileBegins(size_bytes=1 << 60)]
+    host.answers[p.ReadFile] = lambda _: {"whole": whole, "torn": torn}.get(how, large)
+    told, shown = io.StringIO(), []
+    with (
+        tempfile.TemporaryDirectory() as to,
+        files_of(host) as files,
+        redirect_stderr(told),
+    ):
+        try:
+            shown.append(repr(files.find("**")))
+            (target,) = files.fetch("**", Path(to))
+            came = (str(target), target.read_bytes())
+        except (NoResult, ProtocolError) as error:
+            came = None
+            shown.append(error.message)
+        is_fetched = how == "whole" and found_files.is_inside(path)
+        assert came == ((f"{to}/{path}", b"abc") if is_fetched else None)
+    for text in (*shown, told.getvalue().removeprefix("\r").removesuffix("\n")):
+        assert is_harmless(text)

@@ -23,7 +23,7 @@ _PARTIAL_S = 3600.0
 _TIDY_S = 60.0
 _TOUCHED_S = 120.0  # agents and templates touch what they need four times in that time
 _YOUNG_S = 300.0  # what changed this recently may be in use
-_LOOK_S = 5.0  # at jobs, and again at blobs: a notebook waits for its answer meanwhile
+_LOOK_S = 5.0  # at jobs, and again at blobs and at working directories: a notebook waits for its answer meanwhile
 _FETCHED = ".fetched"  # beside a result
 
 
@@ -50,7 +50,7 @@ def expire(now: float | None = None) -> None:
     now = time.time() if now is None else now
     _expire_jobs(now)
     _expire_blobs(now)
-    work_dirs.expire(now, KEPT_DAYS * 86400)
+    work_dirs.expire(now, KEPT_DAYS * 86400, _LOOK_S)
     remove(path for path, _ in environments.unused(KEPT_DAYS * 86400, now))
     _expire_lists(places.home() / "imports", now)
     _expire_lists(places.home() / "setup", now)

@@ -19,6 +19,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import random
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -100,20 +101,26 @@ def kept() -> tuple[KeptWorkDir, ...]:
     return tuple(found)
 
 
-def expire(now: float, kept_s: float) -> None:
-    """Remove working directories that no job has used for so long."""
-    for path in root().glob("[!.]*"):
-        directory = _Directory(path=path)
+def expire(now: float, kept_s: float, look_s: float) -> None:
+    """Remove working directories that no job has used for so long, as many as there is time for in `look_s`."""
+    until = time.monotonic() + look_s
+    paths = [path for pattern in ("[!.]*", ".*") for path in root().glob(pattern)]
+    random.shuffle(paths)  # where there is no time for all, each has its turn
+    for path in paths:
+        if time.monotonic() > until:
+            break
         with contextlib.suppress(OSError):
-            if now - directory.used_s() > kept_s:
+            if path.name.startswith("."):
+                _expire_what_is_known(path, now, kept_s)
+            elif now - _Directory(path=path).used_s() > kept_s:
                 remove(path.name)
-    for about in root().glob(".*"):
-        with contextlib.suppress(OSError):
-            if (
-                not about.with_name(about.name[1:]).exists()
-                and now - about.stat().st_mtime > kept_s
-            ):
-                shutil.rmtree(about)
+
+
+def _expire_what_is_known(about: Path, now: float, kept_s: float) -> None:
+    """Remove what is known of a working directory that is gone. Raises OSError."""
+    is_there = about.with_name(about.name[1:]).exists()
+    if not is_there and now - about.stat().st_mtime > kept_s:
+        shutil.rmtree(about)
 
 
 def remove(name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -616,3 +617,24 @@ def test_a_directory_that_nobody_has_used_for_a_week_goes(project, home):
     assert not path.exists()
     assert not path.with_name(".train").exists()
     assert used.exists(), "a job uses it"
+
+
+def test_on_a_slow_disk_the_expiry_of_directories_comes_to_an_end(
+    project, home, monkeypatch
+):
+    """A look takes a minute: one directory goes each time, and in the end all have gone."""
+    for name in "abc":
+        path = prepared(work_of(project, home, name=name))
+        os.utime(path.with_name(f".{name}"), (1, 1))
+    shutil.rmtree(home / "work" / "c")  # what is known of it is left
+    minutes = iter(range(1000))
+    now = time.time()
+    monkeypatch.setattr(work_dirs.time, "monotonic", lambda: next(minutes) * 60.0)
+    expiry.expire(now)
+    assert len(os.listdir(home / "work")) == 5
+    left = [5]
+    while left[-1] and len(left) < 500:
+        work_dirs.expire(now, expiry.KEPT_DAYS * 86400, 90.0)
+        left.append(len(os.listdir(home / "work")))
+    assert left[-1] == 0
+    assert {a - b for a, b in itertools.pairwise(left)} <= {0, 1, 2}

@@ -16,6 +16,7 @@ import distmagic
 from distmagic.connection.link import Link
 from distmagic.errors import Cancelled, NodeLost, RunError, WorkerFailed
 from distmagic.runner.outcome import Run
+from tests import REPOSITORY
 from tests.e2e import runner
 from tests.e2e.programs import STUBBORN_KERNEL, stubborn
 from tests.e2e.runner import as_value, at_work
@@ -232,17 +233,72 @@ def test_ranks_that_are_killed_again_and_again(lab: Lab) -> None:
     }
 
 
-def test_no_process_of_a_run_and_no_temporary_file_stays_on_a_host(lab: Lab) -> None:
-    def where() -> str:
-        import os
+@pytest.mark.parametrize("end", ["well", "failure", "interrupt", "killed kernel"])
+def test_no_process_of_a_run_and_no_temporary_file_stays_on_a_host_however_it_ends(
+    lab: Lab, end: str
+) -> None:
+    """Each rank leaves a child that ignores SIGTERM, and torchrun has made a directory for its errors."""
 
-        return os.environ["TORCHELASTIC_ERROR_FILE"]  # torchrun made a directory for it
+    def temporary() -> list[tuple[str, ...]]:
+        return [names for host in lab.hosts[:2] for names in (host.files("/tmp"), host.listdir("/tmp"))]  # fmt: skip
 
-    before = lab.hosts[0].files("/tmp"), lab.hosts[0].listdir("/tmp")
-    run = runner.run(lab, "dm1:1", where)
-    assert run.results[0]
-    assert (lab.hosts[0].files("/tmp"), lab.hosts[0].listdir("/tmp")) == before
-    lab.assert_clean()
+    def sleeps() -> list[int]:
+        return [
+            sum("sleep" in p.cmdline for p in host.processes())
+            for host in lab.hosts[:2]
+        ]
+
+    before = temporary()
+    if end == "killed kernel":
+        script = textwrap.dedent(STUBBORN_KERNEL.format(config=str(lab.ssh_config)))
+        kernel = subprocess.Popen(
+            [sys.executable, "-c", script], cwd=REPOSITORY, stderr=subprocess.DEVNULL
+        )
+        try:
+            wait_until(lambda: sleeps() >= [4, 2], "ranks and their children", 60)
+            assert temporary() != before
+        finally:
+            kernel.kill()
+            kernel.wait()
+    else:
+        struck: list[bool] = []
+
+        def strike() -> None:
+            struck.append(temporary() != before and min(sleeps()) > 0)
+            if end == "interrupt":
+                signal.raise_signal(signal.SIGINT)
+
+        kinds = {"well": (), "failure": WorkerFailed, "interrupt": Cancelled}
+        try:
+            run = runner.run(
+                lab, "dm1:2,dm2:1", as_value(leave_a_child), end,
+                screen=runner.Watch(at_work(3), strike),
+            )  # fmt: skip
+            assert end == "well"
+            assert all(run.results[rank] for rank in range(3))
+        except kinds[end]:
+            pass
+        assert struck == [True], "there was something to leave"
+    lab.assert_clean(within_s=45.0)
+    assert (sleeps(), temporary()) == ([0, 0], before)
+
+
+def leave_a_child(end: str) -> str:
+    """Leave a child that ignores SIGTERM, and end well, fail, or go on for ever; rank 2 is the one that fails."""
+    import os
+    import subprocess
+    import time
+
+    import distmagic
+
+    subprocess.Popen(
+        ["/bin/sh", "-c", "trap '' TERM; sleep 1000"], start_new_session=True
+    )
+    distmagic.report(step=1)
+    time.sleep(1000 if end == "interrupt" else 1.0)
+    if end == "failure" and os.environ["RANK"] == "2":
+        raise ValueError("enough")
+    return os.environ["TORCHELASTIC_ERROR_FILE"]
 
 
 def test_a_cache_that_was_cut_short_is_sent_again(lab: Lab) -> None:

@@ -113,7 +113,7 @@ class Fault(runner.Watch):
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_lost_host_shrinks_the_world_and_grows_it_when_it_comes_back(
+def test_a_lost_host_shrinks_the_world_of_an_elastic_job_and_grows_it_when_it_comes_back(
     lab: Lab, kind: str
 ) -> None:
     seen = Fault(lab, kind, comes_back=True)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 import distmagic
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import NoResult
 from distmagic.payload.pack import pack_whole
+from distmagic.render.curves import curve_of
 from distmagic.render.overview import overview
+from distmagic.render.rows import Row
 from distmagic.request.spec import Access, JobSpec
 from distmagic.session.session import Session
+from distmagic.state.model import RunState, WorkerState
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import HostSetup, Lab
+from tests.lab.pythons import required
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
 
@@ -166,17 +172,38 @@ def test_hosts_need_python_and_torch_and_nothing_else(lab: Lab) -> None:
     def installed() -> set[str]:
         from importlib.metadata import distributions
 
-        return {one.name.lower() for one in distributions()}
+        return {one.name for one in distributions()}
 
+    of_torch = {canonicalize_name(name) for name in required(("torch", "numpy"))}
     for names in runner.run(lab, "dm1:1,dm2:1", installed).results.values():
         assert "torch" in names
-        assert not names & {
-            "distmagic",
-            "cloudpickle",
-            "paramiko",
-            "ipython",
-            "ipywidgets",
-        }
+        assert {canonicalize_name(name) for name in names} <= of_torch
+    for host in lab.hosts[:2]:
+        looked = host.exec(["python3", "-c", "import distmagic"])
+        assert "No module named 'distmagic'" in looked.stderr, "nor afterwards"
+
+
+def test_they_need_no_shared_file_system(lab: Lab) -> None:
+    """What a rank writes is on its own host, and the run goes well."""
+
+    def write(folder: str) -> list[str]:
+        import os
+        from pathlib import Path
+
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        places = [Path.cwd(), Path(folder).expanduser(), Path("/var/tmp")]
+        for place in places:
+            (place / f"mark-{os.environ['RANK']}").touch()
+        dist.all_reduce(torch.ones(1))  # all have written
+        dist.destroy_process_group()
+        return [mark.name for place in places for mark in place.glob("mark-*")]
+
+    run = runner.run(lab, "dm1:1,dm2:1", write, "~")
+    assert [set(run.results[rank]) for rank in (0, 1)] == [{"mark-0"}, {"mark-1"}]
+    assert [len(run.results[rank]) for rank in (0, 1)] == [3, 3]
 
 
 def test_nothing_listens_where_the_notebook_is(lab: Lab) -> None:
@@ -290,25 +317,95 @@ def test_a_flood_of_output_is_whole_on_the_host(lab: Lab) -> None:
     )
 
 
-def test_every_rank_shows_its_steps_metrics_and_bars(lab: Lab) -> None:
+def look_when(
+    lab: Lab, holds: Callable[[WorkerState], bool], seen: list[RunState]
+) -> runner.Watch:
+    """Return a screen that keeps the state in which this holds for two ranks, and then lets the ranks go on."""
+
+    def keep() -> None:
+        assert screen.last is not None
+        seen.append(screen.last)
+        for host in lab.hosts[:2]:
+            (host.home / "seen").touch()
+
+    screen = runner.Watch(
+        lambda state: sum(map(holds, state.workers.values())) == 2, keep
+    )
+    return screen
+
+
+def rows_of(state: RunState) -> list[Row]:
+    return [row for group in overview(state).groups for row in group.rows]
+
+
+def test_every_rank_shows_its_steps_metrics_curves_and_bars(lab: Lab) -> None:
     def work() -> int:
+        import time
+        from pathlib import Path
+
         from tqdm.auto import tqdm
 
         import distmagic
 
         for step in range(50):
-            distmagic.report(step=step + 1, total=50, loss=1 / (step + 1))
-        for _ in tqdm(range(30), desc="evaluating"):
-            pass
+            distmagic.report(step=step + 1, total=60, loss=1 / (step + 1))
+        with tqdm(total=30, desc="evaluating") as bar:
+            bar.update(12)
+            while not Path("~/seen").expanduser().exists():
+                time.sleep(0.02)
+                bar.refresh()
         return sum(distmagic.track(range(10)))
 
-    run = runner.run(lab, "dm1:2", work)
+    def is_there(worker: WorkerState) -> bool:
+        return worker.step == 50 and [bar.n for bar in worker.bars] == [12]
+
+    seen: list[RunState] = []
+    run = runner.run(lab, "dm1:1,dm2:1", work, screen=look_when(lab, is_there, seen))
+    (state,) = seen
+    for rank, row in enumerate(rows_of(state)):
+        assert (row.rank, row.host, row.count) == (rank, f"dm{rank + 1}", "50/60")
+        assert row.metrics == {"loss": pytest.approx(0.02)}
+        assert row.inner == "evaluating 12/30"
+        assert row.fraction == pytest.approx(50 / 60)
+    curve = curve_of(state, "loss")
+    assert (set(curve.lines), curve.by_step) == ({0, 1}, True)
+    assert list(curve.lasts) == [pytest.approx(0.02)] * 2
+    for line in curve.lines.values():
+        assert line[0].x < 10
+        assert line[-1].x == 50
+
     assert dict(run.results) == {0: 45, 1: 45}
-    worker = run.state.workers[1]
-    assert (worker.step, worker.total) == (50, 50)
-    assert worker.metrics == {"loss": pytest.approx(0.02)}
     assert [row["step"] for row in run.metrics if row["rank"] == 1][-1] == 50
     assert {"rank", "at_s", "step", "loss"} == set(run.metrics[0])
+
+
+def test_bars_of_tqdm_are_shown_as_they_are_with_rate_and_time_left(lab: Lab) -> None:
+    """The package is on dm1. On dm2 it is not, and a cell that imports it works nevertheless."""
+    lab.hosts[0].set_python("full")
+
+    def work() -> bool:
+        import importlib.metadata
+        import time
+        from pathlib import Path
+
+        from tqdm.auto import tqdm
+
+        with tqdm(total=1000, desc="epoch", unit="batch") as bar:
+            while not Path("~/seen").expanduser().exists():
+                time.sleep(0.05)
+                bar.update()
+                bar.set_postfix(acc=0.5)
+        return any(d.name == "tqdm" for d in importlib.metadata.distributions())
+
+    seen: list[RunState] = []
+    screen = look_when(lab, lambda worker: worker.eta_s is not None, seen)
+    run = runner.run(lab, "dm1:1,dm2:1", work, screen=screen)
+    for row in rows_of(seen[0]):
+        assert re.fullmatch(r"epoch \d+/1,?000", row.count)
+        assert "acc=0.5" in row.inner
+        assert re.fullmatch(r"[\d.]+ batch/s", row.rate)
+        assert row.left
+    assert dict(run.results) == {0: True, 1: False}
 
 
 def test_a_large_result_waits_on_its_host(

@@ -22,6 +22,7 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, WorkerFailed
 from distmagic.remote.wire.protocol import Template
 from distmagic.request.hosts import parse_hosts
+from distmagic.request.spec import Access
 from distmagic.runner.outcome import Run
 from tests.builders.wheels import unpacked
 from tests.e2e import runner
@@ -368,7 +369,9 @@ def test_the_end_of_the_kernel_ends_what_is_kept(lab: Lab, end: str) -> None:
     lab.assert_clean(within_s=0 if end == "exit" else 45)
 
 
-def test_idle_time_ends_it(lab: Lab) -> None:
+def test_15_idle_minutes_end_what_is_kept(lab: Lab) -> None:
+    """They are what is asked for where nothing is said; here a second is."""
+    assert Access().warm_idle_s == 15 * 60
     run(lab, "dm1:2", who, warm_idle_s=1.0)
     lab.assert_clean(within_s=45)
     session().close()

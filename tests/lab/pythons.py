@@ -54,7 +54,7 @@ def _without_python(folder: Path) -> Path:
 
 def _link_packages(root: Path, names: tuple[str, ...]) -> None:
     site = next(root.glob("lib/python*/site-packages"))
-    for name in _closure(names):
+    for name in required(names):
         distribution = importlib.metadata.distribution(name)
         tops = {
             file.parts[0]
@@ -67,7 +67,7 @@ def _link_packages(root: Path, names: tuple[str, ...]) -> None:
                 link.symlink_to(Path(str(distribution.locate_file(top))))
 
 
-def _closure(names: tuple[str, ...]) -> set[str]:
+def required(names: tuple[str, ...]) -> set[str]:
     """Return these distributions and all that they require here."""
     found: set[str] = set()
     queue = list(names)

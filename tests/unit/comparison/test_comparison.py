@@ -12,7 +12,7 @@ import pytest
 import distmagic
 from distmagic.comparison.compare import Comparison, RunHistory
 from distmagic.comparison.summary import more_is_better, summary
-from distmagic.errors import SpecError
+from distmagic.errors import SpecError, WorkerFailed
 from distmagic.runner.outcome import Run
 from distmagic.state.model import RunState
 from tests.scenes import curve, done, failed, over, run, running, worker
@@ -142,6 +142,22 @@ def test_a_kernel_keeps_the_last_fifty_runs_each_once():
     assert [run.job for run in history.runs] == [
         *(f"j{n}" for n in range(10, 20)), *(f"j{n}" for n in range(21, 60)), "j20",
     ]  # fmt: skip
+
+
+def test_compare_puts_any_runs_side_by_side():
+    """One that is over, one that failed, as its error has it, and one that goes on, each of other metrics."""
+    went_well = Run(FAST, {}, None, shown=False)  # type: ignore[arg-type]
+    error = WorkerFailed("rank 3 failed.")
+    error.run = Run(failed(), {}, None, shown=False)  # type: ignore[arg-type]
+    runs = (went_well, error.run, SimpleNamespace(state=running()))
+    compared = distmagic.compare(*runs)
+    titles, *rows = (re.split(r" {2,}", row) for row in repr(compared).splitlines())
+    assert [row[1] for row in rows] == ["done", "failed", "running"]
+    assert {"loss", "val/acc"} <= set(titles)
+    html = compared._repr_html_()
+    (loss,) = re.findall(r"<figure.*?<b>loss</b>.*?</figure>", html, re.DOTALL)[:1]
+    lines = set(re.findall(r'<path class="(dm-c\d)', loss))
+    assert lines == {"dm-c0", "dm-c1", "dm-c2"}, "their curves over each other"
 
 
 def test_runs_that_failed_or_go_on_are_compared_as_far_as_they_are():

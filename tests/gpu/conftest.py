@@ -16,9 +16,14 @@ from distmagic.playground.playground import Playground
 from distmagic.request.spec import Access
 from distmagic.runner.outcome import Run
 from tests.e2e.runner import Watch, as_value
+from tests.gpu import devices
 
 _COUNT = (
     "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+)
+_HOLD = (
+    "import torch; kept = torch.ones(1 << 20, device='cuda'); print(kept.nbytes, flush=True);"
+    "import sys; sys.stdin.read()"
 )
 
 
@@ -32,6 +37,20 @@ def gpus() -> int:
     if not count:
         pytest.skip("no GPU that torch can use (torch.cuda.is_available() is False)")
     return count
+
+
+@pytest.fixture(scope="session")
+def context_mib(gpus: int) -> int | None:
+    """The memory of a GPU that a process takes which does what ranks of `programs.hold` do; None where nothing tells."""
+    before = devices.used_mib()
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"4194304\n"
+        during = devices.used_mib()
+        holder.communicate()  # end of file on its stdin ends it
+    return None if before is None or during is None else during - before
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,22 @@ def processes_with_contexts() -> frozenset[int]:
     return compute_pids(ask_smi("--query-compute-apps=pid", "--format=csv,noheader"))
 
 
+def total_mib(listed: str) -> int | None:
+    """Return the sum of what `nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits` prints; None for no sum.
+
+    A GPU that MIG has divided does not tell.
+    """
+    lines = [line.strip() for line in listed.splitlines()]
+    return sum(map(int, lines)) if lines and all(map(str.isdecimal, lines)) else None
+
+
+def used_mib() -> int | None:
+    """Return how much memory of all GPUs is in use, by whomever, also in other containers; None where nothing tells."""
+    return total_mib(
+        ask_smi("--query-gpu=memory.used", "--format=csv,noheader,nounits")
+    )
+
+
 def open_devices(pid: int, proc: Path = Path("/proc")) -> frozenset[str]:
     """Return the device files of NVIDIA that a process has open, or mapped; none for a process that has ended."""
     found: set[str] = set()
@@ -60,7 +76,10 @@ def open_devices(pid: int, proc: Path = Path("/proc")) -> frozenset[str]:
 
 
 def processes_with_devices(proc: Path = Path("/proc")) -> frozenset[int]:
-    """Return the pids of all processes that have a GPU's device file open. `/dev/nvidiactl` alone is no GPU."""
+    """Return the pids of all processes that have a GPU's device file open. `/dev/nvidiactl` alone is no GPU.
+
+    It need not be a context: cuInit, with which CUDA counts GPUs, opens the same files, /dev/nvidia-uvm among them.
+    """
     found = set()
     for folder in proc.iterdir():
         if folder.name.isdecimal():

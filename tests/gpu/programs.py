@@ -47,6 +47,31 @@ def hold(device: str) -> None:
         time.sleep(0.1)
 
 
+def compute(device: str, until: str) -> dict[str, int]:
+    """Keep this rank's device at work until there is a file of this name; return what it holds there, and how much there is."""
+    import time
+    from pathlib import Path
+
+    import torch
+
+    import distmagic
+
+    is_gpu = device == "cuda"
+    kept = torch.ones(1 << (28 if is_gpu else 10), device=device)
+    factor = torch.ones((4096, 4096) if is_gpu else (64, 64), device=device)
+    give_up_s = time.monotonic() + 60
+    step = 0
+    while not Path(until).exists() and time.monotonic() < give_up_s:
+        for _ in range(20):
+            (factor @ factor).sum()
+        if is_gpu:
+            torch.cuda.synchronize()
+        step += 1
+        distmagic.report(step=step)
+    total = torch.cuda.get_device_properties(0).total_memory if is_gpu else 0
+    return {"kept_bytes": kept.nbytes, "total_bytes": total}
+
+
 def reduce(backend: str, device: str, is_shared: bool) -> dict[str, float]:
     """Sum 1 + rank over all ranks, and have rank 0 send a number to all; `is_shared`: all use the first device."""
     import os

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu import devices
+from tests.gpu import checks, devices
 
 LISTED = """\
 GPU 0: NVIDIA H200 (UUID: GPU-3b2a7d50-8ee5-9b0c-5f0f-4b8c1d8e7a11)
@@ -30,6 +30,62 @@ GPU 1: NVIDIA H200 (UUID: GPU-91f0e6d2-0c35-7e5b-2a41-6c2f5a9d0b22)
 )
 def test_the_list_of_processes(listed, pids):
     assert devices.compute_pids(listed) == pids
+
+
+@pytest.mark.parametrize(
+    ("listed", "mib"),
+    [
+        ("521\n", 521),
+        (" 521\n4 \n", 525),
+        ("0\n", 0),
+        ("", None),
+        ("[N/A]\n", None),
+        ("521\n[Insufficient Permissions]\n", None),
+        ("No devices were found\n", None),
+    ],
+)
+def test_the_memory_in_use(listed, mib):
+    assert devices.total_mib(listed) == mib
+
+
+RANKS = {
+    "ranks": frozenset({7, 8}),
+    "torchruns": frozenset({5}),
+    "with_contexts": frozenset(),
+    "with_devices": frozenset({5, 7, 8}),
+    "used_mib": 1060,
+}
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_fine"),
+    [
+        ({}, True),
+        ({"used_mib": 1590}, False),  # one more context: torchrun's
+        ({"used_mib": 530}, False),  # what is seen is not these ranks' memory
+        ({"with_devices": frozenset({5, 6, 7, 8})}, False),
+        ({"with_devices": frozenset({7, 8}), "used_mib": None}, True),
+        ({"with_devices": frozenset({7})}, False),
+        ({"with_contexts": frozenset({7, 8}), "used_mib": None}, True),
+        ({"with_contexts": frozenset({5, 7, 8})}, False),
+        ({"with_contexts": frozenset({7})}, False),
+        ({"with_contexts": frozenset({70, 80})}, True),  # other pids than here
+    ],
+)
+def test_who_has_a_context(seen, is_fine):
+    found = checks.Seen(**RANKS | seen)
+    if is_fine:
+        checks.assert_only_ranks_have_contexts(found, 530)
+        return
+    with pytest.raises(AssertionError):
+        checks.assert_only_ranks_have_contexts(found, 530)
+
+
+def test_what_can_not_be_told_of_torchrun_is_no_success():
+    with pytest.raises(pytest.skip.Exception, match="can't be told here"):
+        checks.assert_only_ranks_have_contexts(
+            checks.Seen(**RANKS | {"used_mib": None}), 530
+        )
 
 
 def test_the_names_of_devices():

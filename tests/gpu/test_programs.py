@@ -28,6 +28,16 @@ def test_ranks_reduce(run, is_shared):
     ] * 3
 
 
+def test_a_host_tells_how_busy_it_is_and_of_no_gpu_where_a_job_has_none(run, tmp_path):
+    def without_gpus(*args, **spec):
+        return run(*args, env={"CUDA_VISIBLE_DEVICES": ""}, **spec)
+
+    done, told = checks.hardware_during(without_gpus, "cpu", tmp_path)
+    assert done.results[0] == {"kept_bytes": 4096, "total_bytes": 0}
+    checks.assert_host_figures(told)
+    assert told.gpus == ()
+
+
 def test_shared_storages_travel_once(run):
     checks.assert_shared_once(run(programs.shared_storages, "cpu", hosts="node1:1"))
 

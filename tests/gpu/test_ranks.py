@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
@@ -36,14 +37,22 @@ def test_each_rank_sees_its_own_device(run, gpus, is_cold):
 
 
 @warm_and_cold
-def test_only_ranks_have_a_context(run, gpus, is_cold):
-    checks.assert_only_ranks_have_contexts(
-        checks.processes_during(run, "cuda", hosts=f"node1:{gpus}", is_cold=is_cold)
-    )
+def test_only_ranks_have_a_context(run, gpus, context_mib, is_cold):
+    seen = checks.processes_during(run, "cuda", hosts=f"node1:{gpus}", is_cold=is_cold)
+    checks.assert_only_ranks_have_contexts(seen, context_mib)
 
 
 @warm_and_cold
-def test_nccl_with_one_rank_a_gpu(run, gpus, is_cold):
+def test_nccl_in_a_world_of_one_rank(run, is_cold):
+    """It begins, reduces and ends. That two ranks meet over it, only two GPUs show."""
+    done = run(programs.reduce, "nccl", "cuda", False, hosts="node1:1", is_cold=is_cold)
+    assert done.results[0] == {"first": 1.0, "last": 1.0, "sent": 42.0, "world": 1}
+
+
+@warm_and_cold
+def test_nccl_between_ranks_with_a_gpu_each(run, gpus, is_cold):
+    if gpus < 2:
+        pytest.skip("one GPU here, and NCCL wants one for each rank: no two can meet")
     done = run(
         programs.reduce, "nccl", "cuda", False, hosts=f"node1:{gpus}", is_cold=is_cold
     )
@@ -85,6 +94,21 @@ def test_a_failed_assertion_on_a_gpu_is_told_as_such(run):
         "A kernel on a GPU of node1 found a value that is not allowed"
     )
     assert "--env CUDA_LAUNCH_BLOCKING=1" in caught.value.hint
+
+
+def test_a_host_tells_how_busy_its_gpus_are(run, gpus, tmp_path):
+    listed = devices.ask_smi("-L")
+    if not listed and importlib.util.find_spec("pynvml") is None:
+        pytest.skip("neither nvidia-smi nor the package pynvml here: nothing tells")
+    if devices.uuids(listed)[1]:
+        pytest.skip("MIG has divided a GPU here: NVML tells no utilization of a part")
+    done, told = checks.hardware_during(run, "cuda", tmp_path)
+    checks.assert_host_figures(told)
+    assert len(told.gpus) == gpus
+    checks.assert_gpu_figures(told.gpus[0], **done.results[0])
+    node = done.state.nodes[0]
+    assert node.gpu_peaks[0] >= done.results[0]["kept_bytes"], "in the table at the end"
+    assert done.state.workers[0].gpu == 0, "in the row of its rank"
 
 
 # ---- how many

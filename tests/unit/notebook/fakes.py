@@ -173,7 +173,7 @@ class FakeFolder:
 
     def fetch(self, pattern, to):
         self.log.append(f"fetch {pattern} to {to}")
-        return [to / "a\x1b[31m.pt"]
+        return [to / "a\x1b[31m\n.pt"]
 
     def send(self, source):
         self.log.append(f"send {source}")

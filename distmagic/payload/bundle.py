@@ -58,6 +58,7 @@ CO_HAS_DOCSTRING = 0x4000000  # of Python 3.13; `inspect` has it from there on
 _BUILDING = threading.Lock()
 # No start waits for these.
 _WITHOUT_BYTE_CODE = (
+    "distmagic/remote/contact/boot.py",  # it has come before, as text
     "distmagic/remote/contact/environment_sync.py",
     "distmagic/remote/engine/preloading.py",
     "distmagic/remote/engine/successor.py",

@@ -59,7 +59,9 @@ _BUILDING = threading.Lock()
 # No start waits for these.
 _WITHOUT_BYTE_CODE = (
     "distmagic/remote/contact/boot.py",  # it has come before, as text
+    "distmagic/remote/contact/blob_server.py",
     "distmagic/remote/contact/environment_sync.py",
+    "distmagic/remote/contact/mutual_tls.py",
     "distmagic/remote/engine/preloading.py",
     "distmagic/remote/engine/successor.py",
     "distmagic/remote/rank/checkpoint.py",

@@ -21,9 +21,9 @@ PACKAGE = REPOSITORY / "distmagic"
 PACKAGES = (
     "remote",
     "remote.wire",
+    "remote.system",
     "remote.records",
     "remote.values",
-    "remote.system",
     "remote.gang",
     "remote.rank",
     "remote.engine",

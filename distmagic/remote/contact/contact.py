@@ -164,7 +164,7 @@ class Contact:
     # ---- this host
 
     def _send_facts(self) -> None:
-        found = facts.gather()
+        found = facts.gather(places.home(), places.host_id())
         self.say(
             replace(found, running=listing.running(), write_error=places.write_error())
         )

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from distmagic.remote.records import places
 from distmagic.remote.system import logout
 from distmagic.remote.wire import protocol
 
@@ -23,10 +22,9 @@ _LOOPBACK = "lo"
 _UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 
 
-def gather() -> protocol.Facts:
-    """Return the facts of this host."""
+def gather(home: Path, host_id: str) -> protocol.Facts:
+    """Return the facts of this host; `home` and `host_id` are as `places` tells them."""
     address, interface = route("")
-    home = places.home()
     return protocol.Facts(
         executable=sys.executable,
         torch=torch_version(),
@@ -37,7 +35,7 @@ def gather() -> protocol.Facts:
         free_port=free_port(address),
         free_bytes=shutil.disk_usage(home).free,
         state_dir=str(home),
-        host_id=places.host_id(),
+        host_id=host_id,
         logout=logout.warning(),
     )
 

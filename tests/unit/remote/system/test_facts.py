@@ -205,7 +205,8 @@ def test_no_torch(monkeypatch, spec):
 
 def test_facts_are_gathered_without_importing_torch(tmp_path):
     code = (
-        "import sys; from distmagic.remote.system import facts; from distmagic.remote.wire import protocol; found = facts.gather();"
+        "import sys; from pathlib import Path; from distmagic.remote.system import facts; "
+        f"from distmagic.remote.wire import protocol; found = facts.gather(Path({str(tmp_path)!r}), 'seven');"
         "assert not {'torch', 'numpy', 'tqdm'} & set(sys.modules); sys.stdout.buffer.write(protocol.encode(found))"
     )
     root = REPOSITORY

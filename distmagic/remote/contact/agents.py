@@ -115,6 +115,7 @@ class Agents:
     def follow(self, request: protocol.FollowJob) -> None:
         """Carry bytes to and from an agent that runs, and speaks our protocol."""
         listing.check_protocol(request.job, request.node_rank)
+        folder = places.job_dir(request.job, request.node_rank)
         run_dir = places.run_dir(request.job, request.node_rank)
         try:
             places.check_run_dir(run_dir)
@@ -130,9 +131,11 @@ class Agents:
             # A cleaner of /tmp has removed its socket, and it is about to make another one: the notebook connects again.
             if listing.is_running(request.job, request.node_rank):
                 sys.exit(0)
+            if not folder.exists():
+                text = f"it has nothing of job {request.job}: its part never began, or what it kept of it was removed"
+                raise FileNotFoundError(text)
             # The agent has ended meanwhile; its journal says how.
             relay.replay(self._notebook, request)
-        folder = places.job_dir(request.job, request.node_rank)
         self._notebook.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
 
 

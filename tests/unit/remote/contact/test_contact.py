@@ -329,6 +329,16 @@ def test_a_job_whose_socket_somebody_has_removed_is_running(
         list(link.events())
 
 
+def test_a_node_that_never_began_on_this_host_has_nothing_to_tell(link: Link) -> None:
+    """The kernel that started the job was killed before it came to this host."""
+    link.attach(p.FollowJob(job="never-begun", node_rank=1))
+    with pytest.raises(PreflightError) as caught:
+        list(link.events())
+    assert caught.value.message == (
+        "localhost: it has nothing of job never-begun: its part never began, or what it kept of it was removed."
+    )
+
+
 def test_an_agent_that_has_said_its_last_word_is_not_running(
     hidden: subprocess.Popen[bytes],
 ) -> None:

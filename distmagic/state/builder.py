@@ -184,13 +184,15 @@ class RunStateBuilder:
         self.end_all_on(node, "lost")
 
     def find_again(self, node: int) -> None:
-        """Count a node as lost no longer, nor its ranks."""
+        """Count a node as lost no longer, nor its ranks; where all of it has ended meanwhile, its agent has stopped them."""
         if not self.has_lost(node):
             return
         self.lost = [entry for entry in self.lost if entry[0] != node]
+        has_ended = self.nodes[node].phase in ("clear", "gone")
         for rank, worker in self.workers.items():
             if worker.node_rank == node and worker.phase == "lost":
-                self.workers[rank] = replace(worker, phase="running")
+                phase: RankPhase = "stopped" if has_ended else "running"
+                self.workers[rank] = replace(worker, phase=phase)
 
     def has_lost(self, node: int) -> bool:
         """Whether a node counts as lost."""

@@ -390,6 +390,8 @@ def _goes_on_unseen(state: RunState, limits: Limits) -> bool:
     is_alone = bool(state.detached_by) or state.goes_on_alone
     if limits.away_s is None or not is_alone or state.stopping:
         return False
+    if state.is_elastic and state.nodes[0].phase == "gone":
+        return False  # it ends with its lead
     at_work = state.at_work
     for node in state.nodes:
         is_member = state.is_elastic and node.node_rank > 0
@@ -424,12 +426,19 @@ def can_detach(state: RunState) -> bool:
 
 
 def too_late(state: RunState) -> tuple[int, ...]:
-    """Return the nodes that came to an elastic job when it was over: they would wait for it for long."""
+    """Return the nodes that came to an elastic job when it was over: they would wait for it for long.
+
+    Of one that can't be reached it is not known whether it has ranks.
+    """
     lead = state.nodes[0]
     if not state.is_elastic or lead.phase != "gone" or lead.code != 0:
         return ()
     at_work = state.at_work
-    return tuple(node for node in answering(state) if node not in at_work)
+    return tuple(
+        node
+        for node in answering(state)
+        if node not in at_work and state.nodes[node].is_reached
+    )
 
 
 def answering(state: RunState) -> tuple[int, ...]:

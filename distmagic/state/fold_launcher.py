@@ -81,7 +81,7 @@ def _abandoned(builder: RunStateBuilder, _: int, what: Abandoned) -> None:
 
 def _broken(builder: RunStateBuilder, node: int, what: Broken) -> None:
     old = builder.nodes[node]
-    is_still_away = bool(old.broken) or what.again
+    is_still_away = bool(old.broken) or (what.again and old.broken_at_s > 0.0)
     since_s = old.broken_at_s if is_still_away else builder.at_s
     builder.nodes[node] = replace(old, broken=what.why, broken_at_s=since_s)
 

@@ -106,10 +106,8 @@ def _may_have(builder: RunStateBuilder, node: int, what: protocol.Worker) -> boo
     if owner is None or owner.node_rank == node or owner.round != what.round:
         return True
     # Some versions of torch don't tell the round.
-    return owner.phase not in (
-        "running",
-        "done",
-    )
+    has_parted = builder.nodes[owner.node_rank].stopping == "lost"
+    return owner.phase != "done" and (owner.phase != "running" or has_parted)
 
 
 def _worker(builder: RunStateBuilder, node: int, what: protocol.Worker) -> None:

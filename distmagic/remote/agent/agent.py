@@ -247,12 +247,16 @@ class Agent:
             self.run_dir / places.PID,
         ]
         places.touch(files)
+        environments.touch_own()
+        if self.start.work is not None:
+            work_dirs.touch(
+                Path(self.start.work.path), self.start.job, self.start.node_rank
+            )
 
     def _renew_run_dir(self) -> None:
         """Make anew what a cleaner of /tmp has removed: else no notebook finds this agent, and no rank that starts again."""
-        with contextlib.suppress(
-            OSError
-        ):  # somebody else has the name now, or the disk is full
+        # Somebody else has the name now, or the disk is full.
+        with contextlib.suppress(OSError):
             if not self.run_dir.exists():
                 places.make_run_dir(self.start.job, self.start.node_rank)
             places.check_run_dir(self.run_dir)
@@ -260,13 +264,8 @@ class Agent:
                 self.reader_table.listen(places.reader_listener(self.run_dir))
             if not (self.run_dir / places.RANKS).exists():
                 self.rank_table.listen(str(self.run_dir / places.RANKS))
-            if not (self.run_dir / places.PID).exists():
+            if processes.noted(self.run_dir / places.PID) is None:
                 processes.note(os.getpid(), self.run_dir / places.PID)
-        environments.touch_own()
-        if self.start.work is not None:
-            work_dirs.touch(
-                Path(self.start.work.path), self.start.job, self.start.node_rank
-            )
 
     def _stop_if_due(self, now: float) -> None:
         """Begin the end for any of five causes. The first one counts, so their order matters within a turn."""
@@ -425,6 +424,9 @@ class Agent:
         self.lease.renew(now)
         if isinstance(request, protocol.StopNode):
             reason = known_stop_reason(request.reason)
+            # Whoever says so has not heard yet that there are ranks here.
+            if reason == "too late" and self.rank_table.ranks:
+                return
             self.stop(now, request.grace_s, Cause(reason))
             self.stopped_by_notebook = True
         elif isinstance(request, protocol.DetachJob):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -109,6 +110,7 @@ class Agents:
                     request, listener, log.fileno(), devices, self._umask, prefix
                 )
                 if agent is not None:
+                    _note(agent.pid, request)
                     return partial(processes.wait_gone, agent, _GONE_S)
             return _exec(request, listener, log, devices, prefix, self._umask)
 
@@ -164,10 +166,18 @@ def _exec(
         start_new_session=True,
         umask=umask,
     )
+    _note(child.pid, request)
     assert child.stdin is not None
     child.stdin.write(protocol.encode(request))
     child.stdin.close()
     return child.wait
+
+
+def _note(pid: int, request: protocol.StartNode) -> None:
+    """Write down which process the agent is, before it can: one that never comes to that has to be found as well."""
+    with contextlib.suppress(OSError):
+        run_dir = places.run_dir(request.job, request.node_rank)
+        processes.note(pid, run_dir / places.PID)
 
 
 def _last_line(path: Path) -> str:

@@ -14,27 +14,39 @@ def sweep_node(job: str, node_rank: int | None) -> tuple[str, ...]:
     An agent of another node goes on, also one that has just been started and has said nothing yet: one host may be several
     nodes of a job, under several names.
     """
-    own, own_dir = None, None
-    if node_rank is not None:
-        own = listing.agent_of(job, node_rank)
-        own_dir = places.run_dir(job, node_rank)
-    spared, deserted = [], []
-    for folder in places.run_dirs(job):
-        agent = processes.noted(folder / places.PID)
-        if folder == own_dir or (agent is None and places.is_deserted(folder)):
-            deserted.append(folder)
-        elif agent is not None:
-            spared.append(agent)
-    for process in processes.marked(job):
-        is_own = own is not None and process.pid == own.pid
-        if processes.has_role(process, "agent") and not is_own:
-            spared.append(process)
+    own_dir = places.run_dir(job, node_rank) if node_rank is not None else None
+    noted = {
+        folder: processes.noted(folder / places.PID) for folder in places.run_dirs(job)
+    }
+    deserted = [
+        folder
+        for folder, agent in noted.items()
+        if folder == own_dir or (agent is None and places.is_deserted(folder))
+    ]
+    spared = [agent for folder, agent in noted.items() if agent and folder != own_dir]
+    spared += _others_on_record(job, node_rank)
     left = processes.sweep(job, spared=spared)
     for folder in deserted:
         shutil.rmtree(folder, ignore_errors=True)
     return tuple(
         f"{process.name} (pid {process.pid}, state {process.state})" for process in left
     )
+
+
+def _others_on_record(job: str, node_rank: int | None) -> list[processes.ProcessInfo]:
+    """Return the agents of other nodes, also without a directory, and those that are just being started.
+
+    Where the node's own agent is not known, one of which nothing is known is taken for it.
+    """
+    own = listing.agent_of(job, node_rank) if node_rank is not None else None
+    found = listing.agents_of(job)
+    if node_rank is None or own is not None:
+        found = tuple(
+            process
+            for process in processes.marked(job)
+            if processes.has_role(process, "agent")
+        )
+    return [agent for agent in found if own is None or agent.pid != own.pid]
 
 
 def sweep_dead() -> None:

@@ -29,6 +29,7 @@ from typing import IO, Any
 _STEP = "distmagic_step"
 _JOB = "distmagic_job"
 _STATE = "state"
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +56,23 @@ def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
     # in common.
     prefix = f".{target.name}.{os.uname().nodename}."
     _remove_abandoned(target.parent, prefix)
-    aside = target.with_name(f"{prefix}{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        with _opened(aside) as file:
-            torch.save({_STEP: step, _JOB: _own_job(), _STATE: state}, file)
-            file.flush()
-            os.fsync(file.fileno())
+    content = {_STEP: step, _JOB: _own_job(), _STATE: state}
+    for tries_left in reversed(range(_TRIES)):
+        aside = target.with_name(f"{prefix}{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            with _opened(aside) as file:
+                torch.save(content, file)
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(aside, target)
-    finally:
-        aside.unlink(missing_ok=True)
+        except FileNotFoundError:
+            # It was taken for abandoned before it was locked, or after that.
+            if not tries_left or not target.parent.exists():
+                raise
+        else:
+            return
+        finally:
+            aside.unlink(missing_ok=True)
 
 
 def _remove_abandoned(folder: Path, prefix: str) -> None:
@@ -85,14 +94,10 @@ def _remove_abandoned(folder: Path, prefix: str) -> None:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open a new file and lock it: whoever looks for abandoned files just now may have removed it between the two."""
-    while True:
-        file = path.open("wb")
-        _lock(file, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                return file
-        file.close()
+    """Open a new file and lock it."""
+    file = path.open("wb")
+    _lock(file, fcntl.LOCK_EX)
+    return file
 
 
 def _lock(file: IO[bytes], how: int) -> None:

@@ -217,6 +217,13 @@ def agent_of(job: str, node_rank: int) -> processes.ProcessInfo | None:
     return process if processes.has_role(process, "agent") else None
 
 
+def agents_of(job: str) -> tuple[processes.ProcessInfo, ...]:
+    """Return the agents of all nodes that a job has on this host, as far as they or their journals say which they are."""
+    kept = places.matching(places.job_dir(job, 0).parent, f"*-{socket.gethostname()}")
+    found = [agent_of(job, int(one.name.partition("-")[0])) for one in kept]
+    return tuple(agent for agent in found if agent is not None)
+
+
 def _reported(lines: Sequence[bytes]) -> protocol.MetricRow | None:
     """Return what a rank has reported last, a few of its metrics; None where the journal says nothing of it lately."""
     for line in reversed(lines):

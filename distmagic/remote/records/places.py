@@ -270,10 +270,13 @@ def forgotten() -> list[Path]:
 def reader_listener(run_dir: Path) -> socket.socket:
     """Return a new socket that listens for contacts in a run directory. Raises OSError."""
     listener = socket.socket(socket.AF_UNIX)
+    # A socket that is there and refuses is that of an agent which has ended.
+    unready = run_dir / f"{READERS}.new"
     try:
-        listener.bind(str(run_dir / READERS))
-        (run_dir / READERS).chmod(0o600)
+        listener.bind(str(unready))
+        unready.chmod(0o600)
         listener.listen(BACKLOG)
+        unready.rename(run_dir / READERS)
     except BaseException:
         listener.close()
         raise

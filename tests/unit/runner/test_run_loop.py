@@ -220,7 +220,8 @@ def test_a_host_that_comes_and_can_not_dial_the_others_stops_no_elastic_job():
 def test_a_host_that_comes_when_an_elastic_job_is_over_changes_nothing():
     lead, other = ([ended(node, node), *end_of(node)] for node in (0, 1))
     assert too_late(elastic(*other)) == ()
-    assert too_late(elastic(*lead, *other)) == (2,)
+    assert too_late(elastic(*lead, *other)) == (), "it has not been met"
+    assert too_late(elastic(*lead, *other, hello(2))) == (2,)
     state = elastic(*lead, *other, *end_of(2, 1, "too late"))
     assert (state.phase, reason_to_stop(state, None), too_late(state)) == (
         "done",
@@ -240,6 +241,7 @@ def test_who_comes_too_late_is_stopped():
         added,
         [ended(r, r // 2) for r in range(4)],
         gone,
+        [hello(2)],
         [],
         end_of(2, -9),
     )

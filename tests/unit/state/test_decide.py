@@ -346,6 +346,46 @@ def test_a_node_that_the_gang_hears_and_nobody_here_has_met_is_looked_for_as_lon
     assert 2 in decide.alive_elsewhere(run.state, Limits(away_s=60.0))
 
 
+def test_a_node_that_nobody_here_has_met_is_looked_for_no_longer_when_the_lead_has_ended():
+    """What the lead has heard of it is no longer so."""
+    run = elastic(2)
+    run._limits = limits = Limits(away_s=60.0)
+    run.state = replace(run.state, goes_on_alone=True)
+    names = ("gpu-0", "gpu-1", "gpu-2")
+    run.fold(2.0, at(p.NodeAdded(request_id="a1", hosts=names)))
+    run.fold(2.0, at(p.PeerState(node_rank=2, state="joined")))
+    run.fold(3.0, *end_of(0), *end_of(1))
+    assert decide.alive_elsewhere(run.state, limits) == frozenset()
+
+
+def test_a_new_link_that_ends_at_once_is_the_first_break_of_a_node_that_was_just_met():
+    run = elastic(2)
+    run.fold(100.0, at(Broken(why="cut", again=True), 1))
+    assert run.state.nodes[1].broken_at_s == 100.0
+
+
+@pytest.mark.parametrize("comes_first", [False, True])
+def test_a_node_that_ends_when_it_is_found_again_has_stopped_ranks_in_any_order(
+    comes_first,
+):
+    run = elastic(2)
+    run.fold(2.0, at(p.PeerState(node_rank=1, state="lost")))
+    back = [at(p.PeerState(node_rank=1, state="back"))]
+    ends = [at(p.NodeStopping(reason="lost", culprit=0), 1), *end_of(1, -15, "lost")]
+    run.fold(3.0, *(back + ends if comes_first else ends + back))
+    assert run.state.workers[1].phase == "stopped"
+
+
+def test_a_rank_of_a_node_that_has_left_the_others_may_be_anothers_in_the_same_round():
+    """Some versions of torch don't tell the round."""
+    run = elastic(3)
+    run.fold(2.0, at(p.PeerState(node_rank=1, state="lost")))
+    run.fold(3.0, at(p.PeerState(node_rank=1, state="back")))
+    run.fold(4.0, at(p.NodeStopping(reason="lost", culprit=0), 1))
+    run.fold(5.0, worker(0, 0, world=2), worker(1, 2, world=2))
+    assert run.state.workers[1].node_rank == 2
+
+
 def test_a_node_that_is_found_again_has_its_ranks_again():
     run = elastic(2)
     run.fold(2.0, at(Lost(why="cut"), 1))
@@ -496,8 +536,9 @@ def test_nodes_that_come_too_late_are_stopped_once():
     added = at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c")))
     run = Decider(planned, added)
     ends = [*(ended(rank, rank // 2) for rank in range(4)), *end_of(0), *end_of(1)]
-    assert run.at(2.0, *ends) == [StopLate(node_ranks=(2,))]
-    assert run.at(3.0) == []
+    assert run.at(2.0, *ends) == [], "nothing is known of its ranks"
+    assert run.at(3.0, hello(2)) == [StopLate(node_ranks=(2,))]
+    assert run.at(4.0) == []
 
 
 def test_a_run_that_an_agent_has_stopped_is_stopped_everywhere():

@@ -643,6 +643,31 @@ def is_listening(file: object) -> bool:
     )
 
 
+def test_only_what_has_to_be_looked_at_each_second_is(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home may be on a slow file server, and the gang waits for this loop."""
+    node.step()
+    touched: list[object] = []
+    monkeypatch.setattr(places, "touch", touched.append)
+    node.step(2.0)
+    assert touched == []
+    node.step(30.0)
+    assert touched != []
+
+
+def test_a_node_that_has_ranks_did_not_come_too_late(node: Node) -> None:
+    """A notebook that could not follow it says so all the same."""
+    late = protocol.StopNode(grace_s=0.0, reason="too late")
+    nobody: Any = None
+    node.agent.rank_table.ranks = [nobody]
+    node.agent._handle(nobody, late, node.now)
+    assert node.events(protocol.NodeStopping) == []
+    node.agent.rank_table.ranks = []
+    node.agent._handle(nobody, late, node.now)
+    assert [one.reason for one in node.events(protocol.NodeStopping)] == ["too late"]
+
+
 def test_an_agent_whose_job_is_over_makes_no_socket_anew(node: Node) -> None:
     node.end()
     assert not node.agent.run_dir.exists()

@@ -350,6 +350,16 @@ def test_an_agent_that_has_said_its_last_word_is_not_running(
     assert not listing.is_running(job, 0)
 
 
+def test_an_agent_that_never_came_to_say_who_it_is_is_swept_with_its_node(
+    link: Link, hidden: subprocess.Popen[bytes]
+) -> None:
+    """Its process was stopped, or waits for a disk, since it was started."""
+    job = str(list(hidden.args)[-1])  # type: ignore[arg-type]
+    (places.job_dir(job, 0) / journal.FILE).unlink()
+    assert job_requests.sweep(link, job, 0) == p.Final(reason="swept")
+    assert hidden.wait() == -signal.SIGKILL
+
+
 def test_an_agent_that_is_just_being_started_is_swept_by_nobody(
     link: Link, hidden: subprocess.Popen[bytes]
 ) -> None:
@@ -609,13 +619,14 @@ from distmagic.remote.records import places
 from distmagic.remote.wire import protocol as p
 
 def start_agent(request, listener, *_):
+    path = str(places.run_dir(request.job, 0) / places.READERS)
     looks = []  # of other notebooks, while this agent is still loading torch
-    while not looks or looks[-1].connect_ex(listener.getsockname()) != errno.EAGAIN:
+    while not looks or looks[-1].connect_ex(path) != errno.EAGAIN:
         looks.append(socket.socket(socket.AF_UNIX))
         looks[-1].setblocking(False)
     conn, _ = listener.accept()
     conn.sendall(p.encode(p.Hello(protocol=p.PROTOCOL, job=request.job, node_rank=0, hostname="a", pid=7), 1))
-    os.remove(listener.getsockname())
+    os.remove(path)
     conn.close()
     return lambda: None
 

@@ -50,8 +50,11 @@ class Fleet:
 
     def let_go(self) -> None:
         """Have no host wait for others any more."""
+        held = [barrier for host in self.hosts for barrier in host.barriers.values()]
         for host in self.hosts:
             host.barriers.clear()
+        for barrier in held:
+            barrier.abort()
 
     @property
     def unmet(self) -> list[object]:

@@ -214,6 +214,11 @@ def agent_of(job: str, node_rank: int) -> processes.ProcessInfo | None:
     process = processes.read(hello.pid) if hello is not None else None
     if process is None or not processes.is_marked(process, job):
         return None
+    # Containers with one home and one hostname may number their processes alike: then it is this one's own agent.
+    for folder in places.run_dirs(job):
+        other = processes.noted(folder / places.PID)
+        if other is not None and other.pid == process.pid:
+            return None
     return process if processes.has_role(process, "agent") else None
 
 

@@ -344,8 +344,10 @@ class NodeTable:
         self._joins.pop(what.host_index, None)
         actions = self._listen(what.node_rank, what.link)
         if self.is_stopping:
+            # "too late" ends a node that has no ranks yet; what stops the run ends one that has.
             late = protocol.StopNode(grace_s=0.0, reason="too late")
-            actions.append(Send(links=(what.link,), message=late))
+            message = self.rows[what.node_rank].stop or late
+            actions.append(Send(links=(what.link,), message=message))
         return actions
 
     def _lose_unstarted(

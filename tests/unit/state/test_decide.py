@@ -151,6 +151,11 @@ def test_breaks_of_one_node_give_a_dead_one_no_more_time_while_another_is_reache
     assert run.at(1.1 + NODE_LOST_S)[0] == Lose(node_ranks=(1,), why=AWAY)
 
 
+# The lead counts a third host into a job of two.
+THIRD = at(p.NodeAdded(request_id="a1", hosts=("gpu-0", "gpu-1", "gpu-2")))
+THIRD_JOINED = at(p.PeerState(node_rank=2, state="joined"))
+
+
 def elastic(size: int) -> Decider:
     """An elastic job of so many nodes with a rank each, which goes on as long as one is left."""
     run = Decider()
@@ -161,11 +166,19 @@ def elastic(size: int) -> Decider:
     return run
 
 
+def growing_alone() -> Decider:
+    """An elastic job of two nodes that goes on without the notebook and counts a third host in."""
+    run = elastic(2)
+    run._limits = Limits(away_s=60.0)
+    run.state = replace(run.state, goes_on_alone=True)
+    run.fold(2.0, THIRD)
+    return run
+
+
 def test_a_host_that_is_only_joining_does_not_tell_that_the_notebook_has_its_cable():
     """Nobody has heard of it yet. The lead, which nothing else protects, would end the run."""
     run = elastic(2)
-    names = ("gpu-0", "gpu-1", "gpu-2")
-    run.fold(2.0, at(p.NodeAdded(request_id="a1", hosts=names)))
+    run.fold(2.0, THIRD)
     cuts = [at(Broken(why="cut"), node) for node in (0, 1)]
     assert run.at(3.0, *cuts) == run.at(40.0) == []
     assert run.at(41.0, hello(2)) == []
@@ -262,12 +275,8 @@ def test_a_job_that_needs_its_notebook_or_has_begun_to_end_is_not_left():
 
 
 def test_a_node_that_nobody_has_met_keeps_no_job_from_being_left_and_may_be_given_up():
-    run = elastic(2)
-    run._limits = limits = Limits(away_s=60.0)
-    run.state = replace(run.state, goes_on_alone=True)
-    names = ("gpu-0", "gpu-1", "gpu-2")
-    run.fold(2.0, at(p.NodeAdded(request_id="a1", hosts=names)))
-    assert decide.alive_elsewhere(run.state, limits) == {0, 1}
+    run = growing_alone()
+    assert decide.alive_elsewhere(run.state, run._limits) == {0, 1}
     run.fold(3.0, *(at(Broken(why="cut"), node) for node in (0, 1)))
     assert [type(one) for one in run.at(63.1)] == [Leave]
 
@@ -305,10 +314,9 @@ def test_an_elastic_job_with_the_fewest_hosts_goes_on_with_another_in_place_of_t
     """Which of the two is heard first decides nothing: neither the lead nor the member waits for the other's events."""
     run = elastic(2)
     run.state = replace(run.state, min_nodes=2)
-    names = ("gpu-0", "gpu-1", "gpu-2")
     grown = [
-        at(p.NodeAdded(request_id="a1", hosts=names)),
-        at(p.PeerState(node_rank=2, state="joined")),
+        THIRD,
+        THIRD_JOINED,
         at(p.PeerState(node_rank=1, state="lost")),
     ]
     parted = [at(p.NodeStopping(reason="lost", culprit=0), 1), *end_of(1, -15, "lost")]
@@ -338,24 +346,17 @@ def test_a_node_that_has_ended_well_does_not_end_a_job_that_goes_on_alone(code):
 
 
 def test_a_node_that_the_gang_hears_and_nobody_here_has_met_is_looked_for_as_long_as_the_job_goes_on():
-    run = elastic(2)
-    run.state = replace(run.state, goes_on_alone=True)
-    names = ("gpu-0", "gpu-1", "gpu-2")
-    run.fold(2.0, at(p.NodeAdded(request_id="a1", hosts=names)))
-    run.fold(2.0, at(p.PeerState(node_rank=2, state="joined")))
+    run = growing_alone()
+    run.fold(2.0, THIRD_JOINED)
     assert 2 in decide.alive_elsewhere(run.state, Limits(away_s=60.0))
 
 
 def test_a_node_that_nobody_here_has_met_is_looked_for_no_longer_when_the_lead_has_ended():
     """What the lead has heard of it is no longer so."""
-    run = elastic(2)
-    run._limits = limits = Limits(away_s=60.0)
-    run.state = replace(run.state, goes_on_alone=True)
-    names = ("gpu-0", "gpu-1", "gpu-2")
-    run.fold(2.0, at(p.NodeAdded(request_id="a1", hosts=names)))
-    run.fold(2.0, at(p.PeerState(node_rank=2, state="joined")))
+    run = growing_alone()
+    run.fold(2.0, THIRD_JOINED)
     run.fold(3.0, *end_of(0), *end_of(1))
-    assert decide.alive_elsewhere(run.state, limits) == frozenset()
+    assert decide.alive_elsewhere(run.state, run._limits) == frozenset()
 
 
 def test_a_new_link_that_ends_at_once_is_the_first_break_of_a_node_that_was_just_met():

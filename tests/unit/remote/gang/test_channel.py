@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,23 +34,30 @@ def membership_of(nodes: int) -> protocol.Membership:
     )
 
 
+@contextmanager
+def open_channels(folder: Path, nodes: int) -> Iterator[list[GangChannel]]:
+    """Open the channels of all nodes of a job that needs two of them, the lead's first."""
+    membership = membership_of(nodes)
+    with ExitStack() as stack:
+        made = []
+        for node_rank in range(nodes):
+            own = folder / str(node_rank)
+            own.mkdir()
+            made.append(GangChannel(node_rank, membership, 2, Journal(own), 100.0))
+            stack.callback(made[-1]._udp.socket.close)
+        yield made
+
+
 @pytest.fixture
-def channels(tmp_path: Path) -> Iterator[tuple[GangChannel, GangChannel]]:
+def channels(tmp_path: Path) -> Iterator[list[GangChannel]]:
     """The lead's and a member's."""
-    membership = membership_of(2)
-    made = []
-    for node_rank in range(2):
-        folder = tmp_path / str(node_rank)
-        folder.mkdir()
-        made.append(GangChannel(node_rank, membership, 2, Journal(folder), 100.0))
-    yield made[0], made[1]
-    for one in made:
-        one._udp.socket.close()
+    with open_channels(tmp_path, 2) as made:
+        yield made
 
 
 @pytest.mark.parametrize("returned", [0, 1])
 def test_a_node_whose_ranks_have_returned_says_so(
-    channels: tuple[GangChannel, GangChannel], returned: int
+    channels: list[GangChannel], returned: int
 ) -> None:
     """No datagram gets lost between two sockets of one machine, so a second by the clock is enough."""
     for turn in range(10):
@@ -93,14 +101,8 @@ def test_one_host_that_is_lost_makes_the_others_form_anew_once(tmp_path: Path) -
 def test_a_member_that_was_frozen_and_thaws_makes_the_others_form_anew_no_second_time(
     tmp_path: Path,
 ) -> None:
-    membership = membership_of(3)
-    made = []
-    for node_rank in range(3):
-        folder = tmp_path / str(node_rank)
-        folder.mkdir()
-        made.append(GangChannel(node_rank, membership, 2, Journal(folder), 100.0))
     causes: dict[int, Cause] = {}
-    try:
+    with open_channels(tmp_path, 3) as made:
         for turn in range(600):
             is_frozen = 30 <= turn < 330
             for node_rank, one in enumerate(made[: 2 if is_frozen else 3]):
@@ -115,6 +117,3 @@ def test_a_member_that_was_frozen_and_thaws_makes_the_others_form_anew_no_second
                     causes.setdefault(node_rank, cause)
         assert causes == {2: Cause("lost", 0)}
         assert [one.formations for one in made[:2]] == [1, 1]
-    finally:
-        for one in made:
-            one._udp.socket.close()

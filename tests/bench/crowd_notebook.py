@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import socket
@@ -56,7 +57,9 @@ class SocketProcess:
         """Do nothing."""
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up. Whoever reads meanwhile reads the end; closing alone would not wake that thread."""
+        with contextlib.suppress(OSError):  # the other end was first
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 

@@ -34,13 +34,15 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
     """Launch on many hosts: first those whose log-in takes a second, then those that take one for each answer."""
     rows: list[MetricRow] = []
     with scratch("many") as folder:
-        with _hosts(folder / "log-in", log_in_s=_WAIT_S, answer_s=0.0) as path:
+        with simulated_hosts(folder / "log-in", log_in_s=_WAIT_S, answer_s=0.0) as path:
             for count in _COUNTS:
-                rows += _slow_log_ins(count, _launches(bench, path, count))
-        with _hosts(folder / "answer", log_in_s=_WAIT_S, answer_s=_WAIT_S) as path:
-            two = _launches(bench, path, 2)
+                rows += _slow_log_ins(count, launches(bench, path, count))
+        with simulated_hosts(
+            folder / "answer", log_in_s=_WAIT_S, answer_s=_WAIT_S
+        ) as path:
+            two = launches(bench, path, 2)
             for count in _COUNTS:
-                rows += _slow_answers(count, _launches(bench, path, count), two)
+                rows += _slow_answers(count, launches(bench, path, count), two)
     return tuple(rows)
 
 
@@ -103,7 +105,7 @@ def _each(found: list[Took], figure: Callable[[Took], float]) -> tuple[float, ..
     return tuple(map(figure, found))
 
 
-def _launches(bench: Bench, path: Path, hosts: int) -> list[Took]:
+def launches(bench: Bench, path: Path, hosts: int) -> list[Took]:
     """Launch once a round, each in a notebook's process of its own."""
     found = []
     argv = [sys.executable, "-m", "tests.bench.many_notebook", str(path), str(hosts)]
@@ -128,7 +130,7 @@ def _launches(bench: Bench, path: Path, hosts: int) -> list[Took]:
 
 
 @contextlib.contextmanager
-def _hosts(path: Path, *, log_in_s: float, answer_s: float) -> Iterator[Path]:
+def simulated_hosts(path: Path, *, log_in_s: float, answer_s: float) -> Iterator[Path]:
     """Have a process play hosts at the socket `path`."""
     argv = [
         sys.executable,

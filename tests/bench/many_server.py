@@ -64,7 +64,8 @@ class Hosts:
         while line := await reader.readline():
             request = protocol.decode(line)[1]
             events = _events(request, number)
-            answers = [
+            answers = [protocol.encode(first) for first in _before_agent(request)]
+            answers += [
                 protocol.encode(event, agent + i) for i, event in enumerate(events, 1)
             ]
             agent += len(events)
@@ -76,6 +77,13 @@ class Hosts:
         await asyncio.sleep(self._answer_s)
         writer.write(data)
         await writer.drain()
+
+
+def _before_agent(request: object) -> Sequence[protocol.Message]:
+    """Return what the host answers before its agent says anything."""
+    if isinstance(request, protocol.StartNode) and request.work is not None:
+        return (protocol.WorkDirReady(path="/home/node/.distmagic/work/notebook"),)
+    return ()
 
 
 def _events(request: object, number: int) -> Sequence[protocol.Message]:
@@ -106,6 +114,8 @@ def _answers(request: object, number: int) -> Sequence[protocol.Message]:
     """Return what the host answers beside that."""
     if isinstance(request, protocol.GetRoute):
         return (protocol.Route(address=_address(number), interface="eth0"),)
+    if isinstance(request, protocol.GetFreePort):
+        return (protocol.FreePort(port=_FACTS.free_port),)
     if isinstance(request, (protocol.OfferBlobs, protocol.CheckBlobs)):
         return (protocol.MissingBlobs(),)
     if isinstance(request, protocol.StopNode):

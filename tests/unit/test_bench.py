@@ -1,4 +1,4 @@
-"""The bench's pure parts: figures, tables, the README. What it measures is no test's business."""
+"""The bench: figures, tables, the README, and that its sections can be run at all. What they measure is no test's business."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests import REPOSITORY
-from tests.bench import table
+from tests.bench import many, table
 from tests.bench.__main__ import SECTIONS
+from tests.bench.bench import Bench
 from tests.bench.figures import (
     MetricRow,
     Section,
@@ -20,6 +21,7 @@ from tests.bench.figures import (
     spread,
     verdict,
 )
+from tests.bench.peers import Peers
 
 ROW = MetricRow(
     what="start",
@@ -59,6 +61,14 @@ def test_every_section_can_be_begun(name):
     module = importlib.import_module(f"tests.bench.{name}")
     assert callable(module.measure)
     assert module.TITLE
+
+
+def test_the_many_hosts_that_are_played_answer_all_that_a_launch_asks(tmp_path):
+    bench = Bench(peers=Peers(python=tmp_path, missing={}), rounds=1, rounds_dear=1)
+    with many.simulated_hosts(tmp_path / "hosts", log_in_s=0.0, answer_s=0.0) as path:
+        [took] = many.launches(bench, path, 3)
+    assert took.threads > 0
+    assert took.stopped_s > 0
 
 
 def test_spread_is_median_least_and_most():

@@ -48,7 +48,9 @@ class Connections:
 
     def check_room(self, hosts: Sequence[Host], access: Access) -> None:
         """Raise `SpecError` if this machine's limits are too low to be connected to all these hosts at once."""
-        new = [host for host in hosts if self._known(_key(host, access)) is None]
+        versions = config.file_versions(access.ssh_config)
+        keys = [_key_of(host, access, versions) for host in hosts]
+        new = [key for key in keys if self._known(key) is None]
         capacity.check(len(new), by_ssh_program=access.ssh_command is not None)
 
     def link(
@@ -59,7 +61,17 @@ class Connections:
         One that doesn't is closed, also for the other runs. A link that breaks is no sign of that: the keep-alives of a
         transport are, which end it within seconds, and then no process can be started over it.
         """
-        key = _key(host, access)
+        return self._link(_key(host, access), host, access, asker, python, bundle)
+
+    def _link(
+        self,
+        key: _Key,
+        host: Host,
+        access: Access,
+        asker: Asker,
+        python: str,
+        bundle: LocalBlob,
+    ) -> Link:
         known = self._known(key)
         if known is not None:
             try:
@@ -100,7 +112,8 @@ class Connections:
         self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob
     ) -> Link:
         """Return the idle link of a host, if there is one that still works, else a new link."""
-        link = self._idle.take((_key(host, access), python))
+        key = _key(host, access)
+        link = self._idle.take((key, python))
         if link is not None:
             try:
                 link.host = host  # it may have other slots now
@@ -109,7 +122,7 @@ class Connections:
                 link.close()
             else:
                 return link
-        return self.link(host, access, asker, python, bundle)
+        return self._link(key, host, access, asker, python, bundle)
 
     def keep_idle(self, python: str, link: Link) -> None:
         """Keep a link for the next run, if its host keeps something loaded; else end it."""
@@ -167,12 +180,18 @@ def _opened(
 
 def _key(host: Host, access: Access) -> _Key:
     """Return what two runs must have in common to share a connection."""
-    versions = () if host.is_local else config.file_versions(access.ssh_config)
+    return _key_of(host, access, config.file_versions(access.ssh_config))
+
+
+def _key_of(
+    host: Host, access: Access, versions: tuple[config.FileVersion, ...]
+) -> _Key:
+    """Return the same with the SSH configuration's `versions`, which many hosts share."""
     return _Key(
         host=replace(host, slots=None),
         ssh_config=access.ssh_config,
         ssh_command=access.ssh_command,
-        config_versions=versions,
+        config_versions=() if host.is_local else versions,
         before_python=access.before_python,
     )
 

@@ -14,14 +14,31 @@ from distmagic.remote.wire.protocol import WorkDir
 from distmagic.request.hosts import parse_slots
 
 
-def start_message(
+def start_messages(
+    plan: Plan,
+    payload: Payload,
+    secret: str,
+    warm: Sequence[protocol.TemplateRequest | None],
+) -> list[protocol.StartNode]:
+    """Return the messages that start a plan's nodes, in their order.
+
+    `secret` is the gang channel's, one for the whole job, in hex; `warm` is what each node may be forked from.
+    """
+    hosts = tuple(node.host.name for node in plan.nodes)
+    return [
+        _start_message(plan, node, hosts, payload, secret, request)
+        for node, request in zip(plan.nodes, warm, strict=True)
+    ]
+
+
+def _start_message(
     plan: Plan,
     node: NodePlan,
+    hosts: tuple[str, ...],
     payload: Payload,
     secret: str,
     warm: protocol.TemplateRequest | None,
 ) -> protocol.StartNode:
-    """Return the message that starts one node of a plan. `secret` is the gang channel's, one for the whole job, in hex."""
     is_lead = node.node_rank == 0
     membership = None
     if plan.rdzv.max_nodes > 1:
@@ -51,7 +68,7 @@ def start_message(
             local.blob.sha256 for local in payload.blobs[2:]
         ),  # files of the tree among them
         endpoint=plan.endpoint,
-        hosts=tuple(one.host.name for one in plan.nodes),
+        hosts=hosts,
         lead=is_lead,
         terms=plan.terms,
         membership=membership,

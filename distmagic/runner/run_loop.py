@@ -99,8 +99,13 @@ class RunLoop:
 
     def note(self, *what: Launched, node_rank: int = 0) -> None:
         """Fold what happened to the run as a whole, or to one node."""
+        self.note_all((one, node_rank) for one in what)
+
+    def note_all(self, pairs: Iterable[tuple[Launched, int]]) -> None:
+        """Fold what happened to nodes, each with its rank. To fold one thing costs as much as to fold many."""
         events = [
-            Event(node_rank=node_rank, at_s=self._clock(), what=one) for one in what
+            Event(node_rank=node_rank, at_s=self._clock(), what=one)
+            for one, node_rank in pairs
         ]
         self.state = fold(self.state, events)
 
@@ -300,11 +305,17 @@ class RunLoop:
     def _perform(self, actions: Iterable[Action]) -> None:
         assert self._table is not None
         assert self._executor is not None
+        notes: list[tuple[Launched, int]] = []
         for action in actions:
             if isinstance(action, Note):
-                self.note(action.what, node_rank=action.node_rank)
-            else:
-                self._executor.perform(action)
+                notes.append((action.what, action.node_rank))
+                continue
+            if notes:
+                self.note_all(notes)
+                notes = []
+            self._executor.perform(action)
+        if notes:
+            self.note_all(notes)
         self._executor.keep_lease_over(self._table.links)
 
     def _abandon(self) -> None:

@@ -25,7 +25,7 @@ from distmagic.errors import (
 )
 from distmagic.payload.pack import Payload
 from distmagic.planning.plan import Plan, at_port
-from distmagic.planning.start_messages import start_message
+from distmagic.planning.start_messages import start_messages
 from distmagic.remote.wire import protocol
 from distmagic.runner import interrupts
 from distmagic.runner.delivery import Delivery
@@ -58,8 +58,8 @@ class Start:
         try:
             self.loop.result(pool.submit(self._deliver))
             requests = self._requests(self.loop.result(pool.submit(self._at_free_port)))
+            self.loop.note_all((Starting(), node) for node in range(len(requests)))
             for node_rank, request in enumerate(requests):
-                self.loop.note(Starting(), node_rank=node_rank)
                 started.append(
                     pool.submit(self._start_node, node_rank, request, lease_keeper)
                 )
@@ -101,10 +101,8 @@ class Start:
 
     def _requests(self, plan: Plan) -> list[protocol.StartNode]:
         secret = secrets.token_hex(32)  # of the gang channel
-        requests = []
-        for node, link in zip(plan.nodes, self.links, strict=True):
-            requests.append(start_message(plan, node, self.payload, secret, link.warm))
-        return requests
+        warm = [link.warm for link in self.links]
+        return start_messages(plan, self.payload, secret, warm)
 
     def _start_node(
         self, node_rank: int, request: protocol.StartNode, lease_keeper: LeaseKeeper

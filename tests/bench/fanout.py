@@ -21,7 +21,7 @@ from distmagic.connection.parallel import in_parallel, threads_for
 from distmagic.connection.prompts import asker_of
 from distmagic.payload.pack import pack_call
 from distmagic.planning import plan
-from distmagic.planning.start_messages import start_message
+from distmagic.planning.start_messages import start_messages
 from distmagic.remote.wire.protocol import Final, Route, StopNode, WorkDir
 from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import Access, JobSpec
@@ -196,10 +196,7 @@ def _start(crowd: Crowd, count: int) -> Took:
         )
         Delivery(links, crowd.addresses[:count], payload.blobs, _ignore, _ignore).run()
         secret = secrets.token_hex(32)
-        requests = [
-            start_message(made, node, payload, secret, link.warm)
-            for node, link in zip(made.nodes, links, strict=True)
-        ]
+        requests = start_messages(made, payload, secret, [link.warm for link in links])
         in_parallel(Link.start, links, requests)
         took = clock.took()
         in_parallel(_stop, links)

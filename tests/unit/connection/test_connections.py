@@ -111,6 +111,25 @@ def test_an_idle_link_to_the_machine_of_before_an_edit_is_not_taken(kernel: Kern
     assert cast(Any, kernel.take_idle().transport) is kernel.logins[1]
 
 
+def test_the_configuration_is_looked_at_once_for_many_hosts_and_once_for_a_link(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+):
+    """It may have hundreds of lines, and name other files."""
+    looks: list[str | None] = []
+    look = connections.config.file_versions
+
+    def counted(path: str | None) -> Any:
+        looks.append(path)
+        return look(path)
+
+    monkeypatch.setattr(connections.config, "file_versions", counted)
+    hosts = parse_hosts("gpu-a,gpu-b,gpu-c")
+    kernel.connections.check_room(hosts, Access(ssh_config=str(kernel.config)))
+    assert len(looks) == 1
+    kernel.take_idle()
+    assert len(looks) == 2
+
+
 def test_an_idle_link_is_taken(kernel: Kernel):
     link = kernel.link()
     kernel.keep_idle(link)

@@ -11,9 +11,8 @@ import pytest
 from distmagic.errors import PreflightError, ProtocolError, SpecError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import Payload
-from distmagic.planning import start_messages
 from distmagic.planning.plan import Reached, make_plan
-from distmagic.planning.start_messages import start_message
+from distmagic.planning.start_messages import join_message, start_messages
 from distmagic.remote.records import places
 from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol as p
@@ -55,7 +54,7 @@ def begun(
         work=WORK,
         awaited=awaited,
     )
-    return [start_message(plan, node, payload, SECRET, None) for node in plan.nodes]
+    return start_messages(plan, payload, SECRET, [None] * len(plan.nodes))
 
 
 # ---- what it is told
@@ -78,9 +77,7 @@ def test_a_host_that_comes_later_is_told_what_it_would_have_been_told_at_the_beg
 ):
     lead, _ = begun(payload, A, B, **spec)
     at_once = begun(payload, A, B, late, **spec)[2]
-    joined = start_messages.join_message(
-        lead, (*lead.hosts, late.host.name), late, local_cwd="/nb"
-    )
+    joined = join_message(lead, (*lead.hosts, late.host.name), late, local_cwd="/nb")
     assert joined.membership.nodes == 2, "with so many it began"
     assert replace(joined, membership=replace(joined.membership, nodes=3)) == at_once
 
@@ -196,7 +193,7 @@ def test_the_notebook_that_began_the_job_has_all_that_is_needed_itself(payload):
     lead = Lead(begun(payload, A, B)[0])
     link = FakeLink(C, {"call": DATA["call"]})
     start = NodeJoiner("j-1", lead.open, lead.start, payload.blobs).admit(link, "a1")
-    assert start == start_messages.join_message(
+    assert start == join_message(
         lead.start,
         ("gpu-a", "gpu-b", "gpu-c"),
         replace(C, facts=link.facts),

@@ -18,7 +18,7 @@ from distmagic.errors import (
 )
 from distmagic.planning.jobs import Job
 from distmagic.planning.plan import make_plan
-from distmagic.planning.start_messages import start_message
+from distmagic.planning.start_messages import start_messages
 from distmagic.remote.wire import protocol as p
 from distmagic.request.spec import JobSpec
 from distmagic.session.housekeeping import Stopped
@@ -81,9 +81,7 @@ class ElasticJob:
         plan = make_plan(
             spec, (A, B), job="j", lease_s=60.0, owner="nb", local_cwd="/nb", work=WORK
         )
-        self.start = start_message(
-            plan, plan.nodes[0], payload_in(tmp_path), "00ff", None
-        )
+        self.start, _ = start_messages(plan, payload_in(tmp_path), "00ff", [None, None])
         self.hosts = list(self.start.hosts)
         self.found: Job = begun(self.lead, terms=plan.terms)
         self.lead.answers[p.GetStart] = lambda _: [p.LeadStart(start=self.start)]

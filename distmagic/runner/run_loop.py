@@ -302,20 +302,15 @@ class RunLoop:
         message = protocol.StopNode(grace_s=grace_s, reason=reason)
         self._perform(self._table.stop(node_ranks, message))
 
-    def _perform(self, actions: Iterable[Action]) -> None:
+    def _perform(self, actions: Sequence[Action]) -> None:
         assert self._table is not None
         assert self._executor is not None
-        notes: list[tuple[Launched, int]] = []
-        for action in actions:
-            if isinstance(action, Note):
-                notes.append((action.what, action.node_rank))
-                continue
-            if notes:
-                self.note_all(notes)
-                notes = []
-            self._executor.perform(action)
+        notes = [one for one in actions if isinstance(one, Note)]
         if notes:
-            self.note_all(notes)
+            self.note_all((note.what, note.node_rank) for note in notes)
+        for action in actions:
+            if not isinstance(action, Note):
+                self._executor.perform(action)
         self._executor.keep_lease_over(self._table.links)
 
     def _abandon(self) -> None:

@@ -82,7 +82,7 @@ class Hosts:
 def _before_agent(request: object) -> Sequence[protocol.Message]:
     """Return what the host answers before its agent says anything."""
     if isinstance(request, protocol.StartNode) and request.work is not None:
-        return (protocol.WorkDirReady(path="/home/node/.distmagic/work/notebook"),)
+        return (protocol.WorkDirReady(path="/home/node/notebook"),)
     return ()
 
 

@@ -50,14 +50,16 @@ def encode(message: Message, n: int = 0) -> bytes:
 
 def plain(value: typing.Any) -> typing.Any:
     """Return a message, or a part of one, as dicts and lists. Fields that are at their default are left out."""
+    # As most of what is encoded: the start of a node names all hosts.
+    if isinstance(value, str):
+        return value
     if is_dataclass(value):
         pairs = ((f, getattr(value, f.name)) for f in fields(value))
         return {
             f.name: plain(v) for f, v in pairs if f.default is MISSING or v != f.default
         }
     if isinstance(value, tuple):
-        # Most of what is encoded are texts: the start of a node names all hosts.
-        return [item if isinstance(item, str) else plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 

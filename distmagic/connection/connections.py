@@ -48,7 +48,9 @@ class Connections:
 
     def check_room(self, hosts: Sequence[Host], access: Access) -> None:
         """Raise `SpecError` if this machine's limits are too low to be connected to all these hosts at once."""
-        versions = config.file_versions(access.ssh_config)
+        versions: tuple[config.FileVersion, ...] = ()
+        if not all(host.is_local for host in hosts):
+            versions = config.file_versions(access.ssh_config)
         keys = [_key_of(host, access, versions) for host in hosts]
         new = [key for key in keys if self._known(key) is None]
         capacity.check(len(new), by_ssh_program=access.ssh_command is not None)
@@ -120,6 +122,8 @@ class Connections:
                 link.facts = link.query(protocol.GetFacts(), protocol.Facts)
             except (ConnectionLost, HostError, ProtocolError):
                 link.close()
+                # Meanwhile the user may have changed the configuration.
+                return self.link(host, access, asker, python, bundle)
             else:
                 return link
         return self._link(key, host, access, asker, python, bundle)
@@ -180,7 +184,8 @@ def _opened(
 
 def _key(host: Host, access: Access) -> _Key:
     """Return what two runs must have in common to share a connection."""
-    return _key_of(host, access, config.file_versions(access.ssh_config))
+    versions = () if host.is_local else config.file_versions(access.ssh_config)
+    return _key_of(host, access, versions)
 
 
 def _key_of(

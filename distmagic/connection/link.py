@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TypeVar, cast
 
 from distmagic.connection import limits
+from distmagic.connection.time_limits import time_limits
 from distmagic.errors import (
     ConnectionLost,
     PayloadError,
@@ -73,9 +74,8 @@ class Link:
             late.set()
             self.close()
 
-        timer = threading.Timer(timeout_s, hang_up)
-        timer.daemon = True
-        timer.start()
+        limits_of_all = time_limits()
+        limit = limits_of_all.after(timeout_s, hang_up)
         try:
             yield
         except ConnectionLost:
@@ -88,7 +88,7 @@ class Link:
                 ) from None
             raise
         finally:
-            timer.cancel()
+            limits_of_all.call_off(limit)
 
     # ---- requests and answers
 

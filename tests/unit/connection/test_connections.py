@@ -13,10 +13,10 @@ from distmagic.connection import connections
 from distmagic.connection.connections import Connections
 from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import ConnectionLost
+from distmagic.errors import ConnectionLost, Unreachable
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol as p
-from distmagic.request.hosts import Host, parse_hosts
+from distmagic.request.hosts import LOCALHOST, Host, parse_hosts
 from distmagic.request.spec import Access
 from tests.builders.links import FakeProcess, lines, reply
 from tests.builders.plans import FACTS
@@ -128,6 +128,38 @@ def test_the_configuration_is_looked_at_once_for_many_hosts_and_once_for_a_link(
     assert len(looks) == 1
     kernel.take_idle()
     assert len(looks) == 2
+
+
+def test_this_machine_is_reached_without_a_look_at_the_ssh_configuration(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+):
+    """It may lie on a file server that does not answer."""
+
+    def refuse(path: str | None) -> Any:
+        raise AssertionError("looked at")
+
+    monkeypatch.setattr(connections.config, "file_versions", refuse)
+    access = Access(ssh_config=str(kernel.config))
+    kernel.connections.check_room((LOCALHOST,), access)
+    asker = NotebookAsker(can_ask=False)
+    kernel.connections.link(LOCALHOST, access, asker, "python3", NO_BUNDLE)
+    kernel.connections.take_idle(LOCALHOST, access, asker, "python3", NO_BUNDLE)
+    assert len(kernel.logins) == 1
+
+
+def test_what_is_edited_while_a_dead_idle_link_is_asked_counts(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+):
+    link = kernel.link()
+    kernel.keep_idle(link)
+
+    def break_late(*_: object) -> None:
+        move(kernel)
+        raise Unreachable("gpu-a", "connected, but gave no answer within 30 s.")
+
+    monkeypatch.setattr(link, "query", break_late)
+    assert cast(Any, kernel.take_idle().transport) is kernel.logins[1]
+    assert link.is_closed
 
 
 def test_an_idle_link_is_taken(kernel: Kernel):

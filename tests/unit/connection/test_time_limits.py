@@ -1,0 +1,217 @@
+"""What happens when a time is up: once, in time, whatever else hangs; and from one thread for all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from distmagic.connection import time_limits as time_limits_module
+from distmagic.connection.time_limits import TimeLimits, time_limits
+from tests.lab.waiting import wait_until
+
+LONG_S = 3600.0
+
+
+@pytest.fixture
+def begun_here():
+    """Return what lists the threads that were begun since, and run yet."""
+    older = set(threading.enumerate())  # of other tests, which may end now
+
+    def begun():
+        return [one for one in set(threading.enumerate()) - older if one.is_alive()]
+
+    return begun
+
+
+def test_an_act_happens_when_its_time_is_up_and_not_before():
+    happened = threading.Event()
+    began_s = time.monotonic()
+    TimeLimits().after(0.05, happened.set)
+    assert happened.wait(10)
+    assert time.monotonic() - began_s >= 0.05
+
+
+def test_an_act_that_is_due_earlier_does_not_wait_for_one_that_is_due_later():
+    limits, wrong, happened = TimeLimits(), threading.Event(), threading.Event()
+    limits.after(LONG_S, wrong.set)
+    waits(limits)
+    limits.after(0.05, happened.set)
+    assert happened.wait(10)
+    assert not wrong.is_set()
+
+
+def waits(limits: TimeLimits) -> None:
+    """Return when its thread waits for the first act that is due."""
+    wait_until(lambda: limits._changed._waiters, "its thread to wait")
+
+
+def test_what_is_called_off_does_not_happen():
+    limits, wrong, last = TimeLimits(), threading.Event(), threading.Event()
+    with limits._lock:  # so that none is too late, on a busy machine too
+        numbers = [limits.after(0.01, wrong.set) for _ in range(3)]
+        for number in numbers:
+            limits.call_off(number)
+        limits.after(0.02, last.set)
+    assert last.wait(10)
+    assert not wrong.is_set()
+
+
+def test_an_act_is_called_off_until_its_thread_has_it(monkeypatch):
+    """That thread may wait for its turn while the answer comes."""
+    limits, wrong = TimeLimits(), threading.Event()
+    begun: list[Callable[[], object]] = []
+    begin = time_limits_module._begin
+
+    def begin_late(act: Callable[[], object]) -> None:
+        if act == limits._watch:
+            begin(act)
+        else:
+            begun.append(act)
+
+    monkeypatch.setattr(time_limits_module, "_begin", begin_late)
+    number = limits.after(0.0, wrong.set)
+    wait_until(lambda: begun, "the act's thread")
+    limits.call_off(number)
+    (act,) = begun
+    act()
+    assert not wrong.is_set()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError])
+def test_where_no_thread_can_be_started_acts_happen_all_the_same(
+    monkeypatch, begun_here, error
+):
+    limits, happened = TimeLimits(), threading.Event()
+    begin = time_limits_module._begin
+
+    def refuse(act: Callable[[], object]) -> None:
+        if act != limits._watch:
+            raise error("can't start new thread")
+        begin(act)
+
+    monkeypatch.setattr(time_limits_module, "_begin", refuse)
+    limits.after(0.0, lambda: 1 / 0)  # it takes none of the others along
+    limits.after(0.05, happened.set)
+    assert happened.wait(10)
+    wait_until(lambda: not begun_here(), "the end of its thread")
+    happened.clear()
+    limits.after(0.0, happened.set)
+    assert happened.wait(10)
+
+
+def test_where_not_even_its_own_thread_can_be_started_the_next_one_is_tried_anew(
+    monkeypatch,
+):
+    def refuse(act: Callable[[], object]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    limits, happened = TimeLimits(), threading.Event()
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(time_limits_module, "_begin", refuse)
+        with pytest.raises(RuntimeError):
+            limits.after(0.0, list)
+    limits.after(0.0, happened.set)
+    assert happened.wait(10)
+
+
+def test_it_may_be_called_off_when_it_has_happened():
+    limits, happened = TimeLimits(), threading.Event()
+    number = limits.after(0.0, happened.set)
+    assert happened.wait(10)
+    limits.call_off(number)
+    limits.call_off(number)
+    again = threading.Event()
+    limits.after(0.0, again.set)
+    assert again.wait(10)
+
+
+def test_one_thread_is_enough_for_all_limits_and_ends_with_the_last(begun_here):
+    limits = TimeLimits()
+    numbers = [limits.after(LONG_S, list) for _ in range(1000)]
+    assert len(begun_here()) == 1
+    for number in numbers:
+        limits.call_off(number)
+    wait_until(lambda: not begun_here(), "the end of its thread")
+    happened = threading.Event()
+    limits.after(0.0, happened.set)  # it begins anew
+    assert happened.wait(10)
+    wait_until(lambda: not begun_here(), "the end of its thread")
+
+
+def test_an_act_that_hangs_holds_up_no_other():
+    limits, let_go, happened = TimeLimits(), threading.Event(), threading.Event()
+    limits.after(0.0, lambda: let_go.wait(60))
+    limits.after(0.05, happened.set)
+    try:
+        assert happened.wait(10)
+    finally:
+        let_go.set()
+
+
+def test_an_act_that_fails_takes_no_other_along(monkeypatch):
+    failures = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    limits, happened = TimeLimits(), threading.Event()
+    limits.after(0.0, lambda: 1 / 0)
+    limits.after(0.05, happened.set)
+    assert happened.wait(10)
+    wait_until(lambda: failures, "what is said of the act that failed")
+    assert [failure.exc_type for failure in failures] == [ZeroDivisionError]
+
+
+def test_limits_of_many_threads_at_once(begun_here):
+    limits, happened = TimeLimits(), threading.Semaphore(0)
+
+    def several():
+        for _ in range(50):
+            limits.call_off(limits.after(LONG_S, list))
+            limits.after(0.0, happened.release)
+
+    threads = [threading.Thread(target=several) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20 * 50):
+        assert happened.acquire(timeout=10)
+    wait_until(lambda: not begun_here(), "the end of all threads")
+
+
+def test_a_process_has_its_own():
+    assert time_limits() is time_limits()
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "happened in the child\n"), done.stderr
+
+
+# The parent's thread waits for a limit, whose lock another thread holds while the process is forked.
+FORKED = """
+import os, threading
+from distmagic.connection.time_limits import time_limits
+limits = time_limits()
+limits.after(3600, list)
+held, let_go = threading.Event(), threading.Event()
+def hold():
+    with limits._lock:
+        held.set()
+        let_go.wait()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+child = os.fork()
+if not child:
+    happened = threading.Event()
+    time_limits().after(0.0, happened.set)
+    if happened.wait(10):
+        os.write(1, b"happened in the child\\n")
+    os._exit(0)
+os.waitpid(child, 0)
+let_go.set()
+"""

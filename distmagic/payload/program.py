@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import shlex
 from pathlib import Path
@@ -36,7 +37,7 @@ def pack_program(
         script = _file_of(program.target, current)
         name, folder = script.stem, script.parent
         call = _script(
-            program, script, Path(sync).expanduser() if sync else folder, current
+            program, script, Path(os.path.expanduser(sync)) if sync else folder, current
         )
     return Payload(
         call=dumped(call, scratch, Seen(), None),
@@ -55,7 +56,7 @@ def placed(program: Program, *, sync: str | None, current: Path) -> str:
         return program.target
     current = current.resolve()
     script = _file_of(program.target, current)
-    folder = Path(sync).expanduser() if sync else script.parent
+    folder = Path(os.path.expanduser(sync)) if sync else script.parent
     call = _script(program, script, folder, current)
     _, inside = place_of(folder.resolve(), current)
     return call.shown or posixpath.relpath(call.path, inside or ".")
@@ -63,7 +64,7 @@ def placed(program: Program, *, sync: str | None, current: Path) -> str:
 
 def _file_of(target: str, current: Path) -> Path:
     """Return where a script lies, its folder without links. Raises `SpecError`."""
-    path = current / Path(target).expanduser()
+    path = current / os.path.expanduser(target)
     if not path.exists():
         raise SpecError(
             f"There is no script {target} in {current}.",

@@ -12,6 +12,7 @@ stands for the current directory, so that relative paths mean there what they me
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -99,7 +100,7 @@ def gather(
 
 def named_folder(sync: str) -> Path:
     """Return the folder after `--sync`. Raises `SpecError` if it is none."""
-    folder = Path(sync).expanduser()
+    folder = Path(os.path.expanduser(sync))
     if not folder.is_dir():
         raise SpecError(
             f"--sync {sync}: there is no such folder here.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -172,7 +173,7 @@ def check_not_of_cluster(gpus: str | None, file: str | None) -> None:
 def sky_task(path: str) -> str:
     """Return the path of a task of SkyPilot that only sets hosts up. Raises `SpecError`."""
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text file"
         raise SpecError(f"--sky {path}: {why}.", "Check the path.") from None
@@ -181,7 +182,7 @@ def sky_task(path: str) -> str:
             f"--sky {path} has a run: block, which SkyPilot would run beside the cell.",
             "Take it out; resources, setup and file_mounts are what is used.",
         )
-    return str(Path(path).expanduser().absolute())
+    return str(Path(os.path.expanduser(path)).absolute())
 
 
 def parse_place(text: str) -> tuple[str, str]:

@@ -176,7 +176,7 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
     if not path:
         raise SpecError("--hostfile names no file.", "Write --hostfile FILE.")
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = (
             os.strerror(error.errno)

@@ -170,7 +170,13 @@ def write(
         hosts=tuple((host.name, host.slots) for host in hosts if not host.is_local),
         python=request.access.python_of("") or "",
     )
-    where = Path(request.export.folder).expanduser()
+    try:
+        where = Path(request.export.folder).expanduser()
+    except RuntimeError:
+        raise SpecError(
+            f"--export: no user here has the home of {request.export.folder}.",
+            "Name another folder.",
+        ) from None
     folder.write(where, systems.files(job))
     form = (
         f"the call as it was pickled ({program.why})"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import glob
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -155,7 +156,8 @@ def included_files(line: ConfigLine, base: str, depth: int) -> list[str]:
         return []
     files: list[str] = []
     for word in line.words:
-        pattern = Path(base) / Path(word).expanduser()
+        # Of a user who is not there this leaves the word as it is, which names nothing then.
+        pattern = Path(base) / os.path.expanduser(word)
         files += sorted(glob.glob(str(pattern)))  # noqa: PTH207 - may be absolute
     return files
 

@@ -200,6 +200,7 @@ def test_a_script_comes_with_its_folder_and_without_earlier_exports(
         ("--export slurm d --on slurm", "--on is for a run"),
         ("--export slurm d --hosts a,b", "--export slurm has hosts that slurm chooses"),
         ("--export torchrun d --partition x", "--partition is Slurm's, and --export torchrun has no place for it."),
+        ("--export slurm ~no-such-user/d", "--export: no user here has the home of ~no-such-user/d.\nName another folder."),
         ("--export slurm d --python a=/x", "--python HOST=PATH: an exported job has one interpreter"),
         ("--export slurm d --image 'a b'", "--image 'a b' is not the name of a container image."),
         ("--image x", "--image is for OSMO, and for files that are exported."),

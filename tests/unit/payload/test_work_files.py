@@ -115,12 +115,13 @@ def test_a_local_package_comes_with_its_data_and_with_python_files_that_git_igno
     assert listed(made).owned == ("mod.py", "pkg")
 
 
-def test_a_folder_that_is_not_there_is_named(scratch, project):
+@pytest.mark.parametrize("name", ["nowhere", "~no-such-user/nowhere"])
+def test_a_folder_that_is_not_there_is_named(scratch, project, name):
     with pytest.raises(SpecError) as refused:
-        with_tree(payload(scratch), "nowhere", project, scratch)
+        with_tree(payload(scratch), name, project, scratch)
     assert (
         str(refused.value)
-        == "--sync nowhere: there is no such folder here.\nName a folder of this machine."
+        == f"--sync {name}: there is no such folder here.\nName a folder of this machine."
     )
 
 
@@ -292,8 +293,11 @@ def test_a_script_must_be_there_and_in_the_folder_that_travels(
     project, scratch, tmp_path
 ):
     write(project, "train.py", "data/x")
-    with pytest.raises(SpecError, match=f"There is no script nothing.py in {project}"):
-        script_of(project, scratch, "nothing.py")
+    for target in ("nothing.py", "~no-such-user/train.py"):
+        with pytest.raises(
+            SpecError, match=f"There is no script {target} in {project}"
+        ):
+            script_of(project, scratch, target)
     with pytest.raises(SpecError, match="data is not a script"):
         script_of(project, scratch, "data")
     with pytest.raises(

@@ -249,6 +249,7 @@ def test_a_job_that_is_there():
         ("--on slurm --gpus L4:4", "--gpus is for --on sky.\nSlurm and exported files take --gpus-per-node; the number of ranks on each host is --nproc-per-node."),
         ("--sky x.yaml", "--sky is for --on sky.\nAdd --on sky, or leave it out."),
         ("--on sky --sky /no/x.yaml", "--sky /no/x.yaml: No such file or directory.\nCheck the path."),
+        ("--on sky --sky ~no-such-user/x.yaml", "--sky ~no-such-user/x.yaml: No such file or directory.\nCheck the path."),
 
         ("--on sky:mine --nodes 2", "sky:mine has its hosts already.\nLeave out --nodes, --gpus, --sky and --idle; --on sky launches another cluster."),
         ("--on sky:mine --exclusive", "--exclusive is for Slurm, and --on sky:mine asks SkyPilot.\nWrite what a node has to have into a task of SkyPilot: --sky FILE.yaml."),
@@ -306,6 +307,11 @@ def test_hostfile_troubles_name_the_file(tmp_path):
         match=r"nowhere: the hostfile can't be read: no such file or directory\.",
     ):
         read_hostfile(str(tmp_path / "nowhere"))
+    with pytest.raises(
+        SpecError,
+        match=r"^~no-such-user/nodes: the hostfile can't be read: no such file or directory\.",
+    ):
+        read_hostfile("~no-such-user/nodes")
     bad = tmp_path / "bad"
     bad.write_bytes(b"\xff\xfe")
     with pytest.raises(

@@ -135,6 +135,11 @@ def test_include_is_relative_nested_and_ends_with_its_block(dot_ssh: Path) -> No
     assert (found.port, found.user, found.host_key_alias) == (1, "jo", None)
 
 
+def test_include_from_the_home_of_a_user_who_is_not_there(dot_ssh: Path) -> None:
+    assert look_up(dot_ssh, "Include ~no-such-user/config\nPort 7\n").port == 7
+    assert file_versions(None)
+
+
 def test_include_of_itself_ends(dot_ssh: Path) -> None:
     assert look_up(dot_ssh, "Include config\nPort 7\n").port == 7
 

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -331,7 +332,13 @@ def test_what_was_removed_from_a_host_meanwhile_is_sent_again(warm: Lab) -> None
             1: len(value),
         }
         for host in warm.hosts[:2]:
-            shutil.rmtree(host.home / ".distmagic")
+            wait_until(partial(is_removed, host.home / ".distmagic"), "its removal")
+
+
+def is_removed(folder: Path) -> bool:
+    """Remove a folder in which others may write meanwhile, and say whether it is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 @pytest.mark.parametrize("end", ["exit", "SIGKILL"])

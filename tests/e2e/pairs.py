@@ -126,7 +126,7 @@ class Moment:
         words = {
             "beginning": "before the run",
             "connecting": f"when {self.host} has let the notebook in",
-            "delivering": f"when {self.host} has got half of the payload",
+            "delivering": f"when {self.host} has got half of the payload or more",
             "starting": f"when {self.host} is about to be told to start",
             "meeting": "when all agents run",
             "running": f"when rank {self.rank} has reported step {self.step}",
@@ -228,6 +228,20 @@ class Pair:
     def grows(self) -> bool:
         """Whether its last host is switched on only when the others work."""
         return "growing" in self.phases
+
+    @property
+    def must_hit(self) -> bool:
+        """Whether the first strike finds what it strikes, however slow the machine is.
+
+        A job that is followed may have ended by then, and so may a rank, or a process that is struck when ranks are about to
+        end. What a rank does to itself may come before the notebook hears of the step.
+        """
+        first = self.strikes[0].moment
+        is_early = first.phase not in ("growing", "ending", "fetching")
+        if first.phase == "running":
+            is_early = first.step <= self.job.steps / 2
+        does_itself = any(strike.row.way.misdeed for strike in self.strikes)
+        return self.job.kind != "followed" and is_early and not does_itself
 
     @property
     def steps(self) -> int:

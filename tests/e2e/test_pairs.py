@@ -10,10 +10,13 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from distmagic.connection.link import Link
+from distmagic.remote.wire.protocol import MissingBlobs, ReceivedBytes
 from distmagic.state.events import Broken
 from tests.builders.events import at, begun, progress
 from tests.e2e import pair_play, promises
@@ -60,6 +63,7 @@ def test_whatever_two_faults_do_the_promises_hold(
         played = pair_play.play(pair, lab)
         outcome = f"{len(played.hits)} of 2 struck: {played.outcome}"
         promises.check(played, lab, temporary)
+        assert played.hits or not pair.must_hit, "nothing was struck"
     except BaseException as error:
         promised = f"NOT KEPT: {type(error).__name__}: {error}"
         raise
@@ -99,6 +103,33 @@ def test_a_strike_waits_for_its_moment_and_is_cured_when_the_run_is_over(
         assert done == ["first", "second"]
         assert stage.hits == [first, second]
     assert sorted(done[2:]) == ["first is over", "second is over"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_half"),
+    [
+        (MissingBlobs(sha256=("0" * 64,)), False),
+        (ReceivedBytes(size_bytes=4_999), False),
+        (ReceivedBytes(size_bytes=5_000), True),
+        (MissingBlobs(), True),
+    ],
+)
+def test_a_host_that_never_tells_how_far_it_is_has_half_when_it_has_all(
+    monkeypatch: pytest.MonkeyPatch, answer: object, *, is_half: bool
+) -> None:
+    done: list[str] = []
+    strike = strike_at(
+        Moment(phase="delivering", host="dm2"), "strike", done, monkeypatch
+    )
+    pair = draw(1)
+    job = replace(pair.job, payload_bytes=10_000)
+    other = Strike(fault=OFF, moment=Moment(phase="noticed"))
+    pair = replace(pair, job=job, strikes=(strike, other))
+    monkeypatch.setattr(Link, "answer", lambda *_: answer)
+    link = SimpleNamespace(host=SimpleNamespace(name="dm2"))
+    with Stage(cast(Lab, None), pair):
+        Link.answer(cast(Link, link), type(answer))
+        assert done == (["strike"] if is_half else [])
 
 
 REMOVED, FULL = (
@@ -179,6 +210,7 @@ def test_the_pairs_of_make_test_have_all_phases_all_jobs_and_most_rows() -> None
         for strike in pair.strikes
     ]
     assert len({pair.seed for pair in pairs}) == 20
+    assert sum(pair.must_hit for pair in pairs) >= 9
     assert len({strike.fault for strike in strikes}) >= 30
     phases = {phase for of_kind in PHASES.values() for phase in of_kind}
     assert {strike.moment.phase for strike in strikes} == {

@@ -5,7 +5,8 @@
   come along in a table;
 - a DistributedDataParallel module becomes the module in it;
 - objects that a cell defines and that pickle knows by name only travel as what made them (see cell_objects.py);
-- for a Python of another minor version code becomes source (see source_form.py);
+- for a Python of another minor version code becomes source (see source_form.py); all other code keeps the name of its
+  file, which is what a traceback, or `inspect`, finds its lines by;
 - notes are taken of the code and the modules that the pickle refers to.
 """
 
@@ -81,8 +82,8 @@ class Packer:
         if self._refuse is not None:
             self._refuse(obj)
         if isinstance(obj, types.CodeType):
-            self._seen.codes.append(obj)
-        elif isinstance(obj, types.ModuleType):
+            return self._reduce_code(obj)
+        if isinstance(obj, types.ModuleType):
             self._seen.modules.add(obj.__name__)
             if _stays_behind(obj.__name__):
                 return __import__, ("distmagic",)
@@ -93,6 +94,15 @@ class Packer:
         elif "torch" in sys.modules:
             return self._reduce_torch(obj)
         return NotImplemented
+
+    def _reduce_code(self, code: types.CodeType) -> Any:
+        """Have code keep the name of its file. cloudpickle 3.1.3 gives all code the same name."""
+        if code.co_filename == _NAMELESS:
+            return NotImplemented
+        self._seen.codes.append(code)
+        if self.source is not None:
+            return NotImplemented
+        return code_of_file, (code.replace(co_filename=_NAMELESS), code.co_filename)
 
     def _note_global(self, obj: Any) -> None:
         module, name = (
@@ -173,6 +183,12 @@ def _pickler_class() -> Any:
 # What the pickle calls to build things. `Loader.find_class` puts its own in their place.
 
 _ONLY = "a parcel is opened by parcel.load only"
+_NAMELESS = "<the name of its file follows>"
+
+
+def code_of_file(code: types.CodeType, filename: str) -> types.CodeType:
+    """Return code that belongs to a file, or to a cell, of this name."""
+    return code.replace(co_filename=filename)
 
 
 def _tensor(*_: object) -> Any:

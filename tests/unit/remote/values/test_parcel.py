@@ -345,6 +345,22 @@ def test_code_and_modules_are_noted(tmp_path):
     assert "string" not in seen.modules
 
 
+def test_code_keeps_the_name_of_its_file_and_is_noted_once(tmp_path):
+    """Lines of a traceback are found by it, and the text of a cell."""
+    text = "def make():\n    def inner():\n        return 1\n    return inner\nclass Model:\n    size = lambda self: 2"
+    names = {"__name__": "__main__"}
+    exec(compile(text, "<cell 7>", "exec"), names)
+    seen = Seen()
+    value = [names["make"], names["make"](), names["Model"], names["make"]]
+    parcel.dump(value, tmp_path / "value", seen=seen)
+    make, inner, model, again = parcel.load(tmp_path / "value")
+    assert (inner(), model().size()) == (1, 2)
+    assert again is make
+    codes = [make.__code__, make().__code__, inner.__code__, model.size.__code__]
+    assert {code.co_filename for code in codes} == {"<cell 7>"}
+    assert sorted(code.co_name for code in seen.codes) == ["<lambda>", "inner", "make"]
+
+
 def test_submodules_that_stay_behind_are_not_asked_for(tmp_path):
     import distmagic
     import distmagic.state.model

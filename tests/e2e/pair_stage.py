@@ -50,11 +50,14 @@ class Stage(runner.Watch):
         self._threads: list[threading.Thread] = []
         self._patches = ExitStack()
         self._must_grow = pair.grows
+        # What a host is taking from another one.
+        self._taken_bytes: dict[Link, int] = {}
         self.hits = [one for one in pair.strikes if one.moment.phase == "beginning"]
 
     def __enter__(self) -> Stage:  # noqa: PYI034 - typing.Self is of Python 3.11
         wrappers: tuple[tuple[Any, str, Callable[..., object]], ...] = (
             (Link, "pour", self._pour),
+            (Link, "send", self._send),
             (Link, "answer", self._answer),
             (Link, "start", self._start),
             (job_requests, "fetch", self._fetch),
@@ -132,7 +135,7 @@ class Stage(runner.Watch):
                 self._has_got(link, found.size_bytes)
             # A host that takes less than a moment for all of it says only that it has it.
             if isinstance(found, protocol.MissingBlobs) and not found.sha256:
-                self._has_got(link, self._pair.job.payload_bytes)
+                self._has_got(link, self._taken_bytes.pop(link, 0))
             return found
 
         return answered
@@ -140,6 +143,15 @@ class Stage(runner.Watch):
     def _has_got(self, link: Link, size_bytes: int) -> None:
         if 2 * size_bytes >= self._pair.job.payload_bytes:
             self._reach("delivering", link.host.name)
+
+    def _send(self, send: Callable[..., None]) -> Callable[..., None]:
+        def sent(link: Link, message: protocol.Message) -> None:
+            if isinstance(message, protocol.ReceiveBlobs):  # from another host
+                size_bytes = sum(blob.size_bytes for blob in message.blobs)
+                self._taken_bytes[link] = size_bytes
+            send(link, message)
+
+        return sent
 
     def _start(self, start: Callable[..., None]) -> Callable[..., None]:
         def started(link: Link, request: protocol.StartNode) -> None:

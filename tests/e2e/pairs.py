@@ -233,15 +233,11 @@ class Pair:
     def must_hit(self) -> bool:
         """Whether the first strike finds what it strikes, however slow the machine is.
 
-        A job that is followed may have ended by then, and so may a rank, or a process that is struck when ranks are about to
-        end. What a rank does to itself may come before the notebook hears of the step.
+        A job that is followed may have ended by then, and so may a rank, where the notebook hears late of its steps. A host
+        that grows a job is there late.
         """
-        first = self.strikes[0].moment
-        is_early = first.phase not in ("growing", "ending", "fetching")
-        if first.phase == "running":
-            is_early = first.step <= self.job.steps / 2
-        does_itself = any(strike.row.way.misdeed for strike in self.strikes)
-        return self.job.kind != "followed" and is_early and not does_itself
+        is_early = self.strikes[0].moment.phase not in ("running", "ending", "fetching")
+        return self.job.kind != "followed" and is_early and not self.grows
 
     @property
     def steps(self) -> int:

@@ -39,46 +39,19 @@ def test_an_act_happens_when_its_time_is_up_and_not_before():
 def test_an_act_that_is_due_earlier_does_not_wait_for_one_that_is_due_later():
     limits, wrong, happened = TimeLimits(), threading.Event(), threading.Event()
     limits.after(LONG_S, wrong.set)
-    waits(limits)
     limits.after(0.05, happened.set)
     assert happened.wait(10)
     assert not wrong.is_set()
 
 
-def waits(limits: TimeLimits) -> None:
-    """Return when its thread waits for the first act that is due."""
-    wait_until(lambda: limits._changed._waiters, "its thread to wait")
-
-
 def test_what_is_called_off_does_not_happen():
     limits, wrong, last = TimeLimits(), threading.Event(), threading.Event()
-    with limits._lock:  # so that none is too late, on a busy machine too
-        numbers = [limits.after(0.01, wrong.set) for _ in range(3)]
-        for number in numbers:
-            limits.call_off(number)
-        limits.after(0.02, last.set)
+    numbers = [limits.after(5.0, wrong.set) for _ in range(3)]
+    for number in numbers:
+        limits.call_off(number)
+    assert not limits._acts
+    limits.after(0.02, last.set)
     assert last.wait(10)
-    assert not wrong.is_set()
-
-
-def test_an_act_is_called_off_until_its_thread_has_it(monkeypatch):
-    """That thread may wait for its turn while the answer comes."""
-    limits, wrong = TimeLimits(), threading.Event()
-    begun: list[Callable[[], object]] = []
-    begin = time_limits_module._begin
-
-    def begin_late(act: Callable[[], object]) -> None:
-        if act == limits._watch:
-            begin(act)
-        else:
-            begun.append(act)
-
-    monkeypatch.setattr(time_limits_module, "_begin", begin_late)
-    number = limits.after(0.0, wrong.set)
-    wait_until(lambda: begun, "the act's thread")
-    limits.call_off(number)
-    (act,) = begun
-    act()
     assert not wrong.is_set()
 
 
@@ -110,13 +83,30 @@ def test_where_not_even_its_own_thread_can_be_started_the_next_one_is_tried_anew
     def refuse(act: Callable[[], object]) -> None:
         raise RuntimeError("can't start new thread")
 
-    limits, happened = TimeLimits(), threading.Event()
+    limits, wrong, happened = TimeLimits(), threading.Event(), threading.Event()
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr(time_limits_module, "_begin", refuse)
         with pytest.raises(RuntimeError):
-            limits.after(0.0, list)
+            limits.after(0.0, wrong.set)
     limits.after(0.0, happened.set)
     assert happened.wait(10)
+    assert not wrong.is_set()
+
+
+def test_a_look_that_fails_ends_no_limit(monkeypatch):
+    limits, happened, failures = TimeLimits(), threading.Event(), []
+    look = limits._look
+
+    def fail_once() -> None:
+        if not failures:
+            failures.append("no memory")
+            raise MemoryError
+        look()
+
+    monkeypatch.setattr(limits, "_look", fail_once)
+    limits.after(0.0, happened.set)
+    assert happened.wait(10)
+    assert failures
 
 
 def test_it_may_be_called_off_when_it_has_happened():
@@ -192,15 +182,16 @@ def test_a_process_has_its_own():
     assert (done.returncode, done.stdout) == (0, "happened in the child\n"), done.stderr
 
 
-# The parent's thread waits for a limit, whose lock another thread holds while the process is forked.
+# The parent has a limit, and another thread of it holds their lock while the process is forked. The child calls the
+# parent's limit off, too.
 FORKED = """
 import os, threading
 from distmagic.connection.time_limits import time_limits
 limits = time_limits()
-limits.after(3600, list)
+number = limits.after(3600, list)
 held, let_go = threading.Event(), threading.Event()
 def hold():
-    with limits._lock:
+    with limits._watching:
         held.set()
         let_go.wait()
 threading.Thread(target=hold, daemon=True).start()
@@ -208,6 +199,7 @@ held.wait()
 child = os.fork()
 if not child:
     happened = threading.Event()
+    limits.call_off(number)
     time_limits().after(0.0, happened.set)
     if happened.wait(10):
         os.write(1, b"happened in the child\\n")

@@ -37,7 +37,7 @@ def get(line: CommandLine) -> None:
             "Write %distributed get gpu-a runs/model.pt, and a folder of this machine behind it for another place.",
         )
     above, pattern = split_pattern(line.words[1])
-    to = Path(*line.words[2:]).expanduser()
+    to = _local_path(line.words[2] if line.words[2:] else ".")
     for path in _folder(line, above).fetch(pattern, to):
         print(sanitize.line(str(path)))  # the host has chosen its name
 
@@ -51,8 +51,13 @@ def put(line: CommandLine) -> None:
         )
     host, source, *folder = line.words
     to = folder[0] if folder else "~"
-    for name in _folder(line, to).send(Path(source).expanduser()):
+    for name in _folder(line, to).send(_local_path(source)):
         print(sanitize.line(f"{host}:{PurePosixPath(to) / name}"))
+
+
+def _local_path(text: str) -> Path:
+    """Return a path of this machine; of a ~user who is not here it is that name itself."""
+    return Path(os.path.expanduser(text))
 
 
 def _folder(line: CommandLine, path: str) -> RemoteFolder:
@@ -149,11 +154,9 @@ def _packages(asked: EnvLine) -> Packages:
     from distmagic.session import packages
 
     if asked.requirements is not None:
-        return packages.of_requirements(
-            Path(asked.requirements).expanduser(), asked.name
-        )
+        return packages.of_requirements(_local_path(asked.requirements), asked.name)
     if asked.lock is not None:
-        return packages.of_lock(Path(asked.lock).expanduser(), asked.name)
+        return packages.of_lock(_local_path(asked.lock), asked.name)
     return packages.of_kernel(asked.name or _USUAL_NAME)
 
 

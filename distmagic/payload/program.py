@@ -93,7 +93,8 @@ def _script(program: Program, script: Path, folder: Path, current: Path) -> Scri
         )
     at, _ = place_of(folder, current)
     has_same_place = folder.is_relative_to(current) or current.is_relative_to(folder)
-    is_as_named = has_same_place and not Path(program.target).expanduser().is_absolute()
+    names_absolute = Path(os.path.expanduser(program.target)).is_absolute()
+    is_as_named = has_same_place and not names_absolute
     inner = script.relative_to(folder).as_posix()
     return Script(
         f"{at}/{inner}" if at else inner,

@@ -32,7 +32,7 @@ _KEPT_S = 30 * 86400.0  # of a node 0 that was killed; jobs are shorter
 
 def is_there(mounts: Path = _MOUNTS) -> bool:
     """Whether the home lies on a file system that other nodes see as well, and is this user's to write in."""
-    home = Path("~").expanduser()
+    home = Path(os.path.expanduser("~"))
     try:
         return os.access(home, os.W_OK) and _type_of(home, mounts) in NETWORK_TYPES
     except OSError:

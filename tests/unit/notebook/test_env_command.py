@@ -88,6 +88,10 @@ def test_an_environment_that_is_there_is_told_as_such(lab, capsys, requirements)
             "nowhere.txt can't be read: [Errno 2] No such file or directory: 'nowhere.txt'.",
         ),
         (
+            "sync --lock ~no-such-user/uv.lock",
+            "~no-such-user/uv.lock can't be read: [Errno 2] No such file or directory: '~no-such-user/uv.lock'.",
+        ),
+        (
             "sync --requirements train.txt --name a/b",
             "'a/b' can't be the name of an environment.",
         ),

@@ -289,6 +289,12 @@ def test_a_script_elsewhere_is_called_by_its_whole_path(project, scratch, tmp_pa
     assert below.shown == "", "it was named by its whole path"
 
 
+def test_a_folder_may_have_the_name_of_a_home_that_is_not_there(project, scratch):
+    write(project, "~no-such-user/train.py")
+    _, script = script_of(project, scratch, "~no-such-user/train.py")
+    assert script.shown == "~no-such-user/train.py"
+
+
 def test_a_script_must_be_there_and_in_the_folder_that_travels(
     project, scratch, tmp_path
 ):

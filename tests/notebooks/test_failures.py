@@ -131,7 +131,9 @@ SyntaxError: invalid syntax
 def test_a_wrong_cell_says_what_to_write(notebook: LiveNotebook, cell: str, text: str):
     shown = notebook.fail(f"%%distributed --payload-limit 1M\n{cell}")
     number = notebook.node.cells[-1].execution_count
-    assert shown == text.replace("{number}", str(number))
+    # On a busy machine its lines take so long that they are announced.
+    announced = "nothing was started: the cell's own lines did not come to their end\n"
+    assert shown.removeprefix(announced) == text.replace("{number}", str(number))
 
 
 def test_a_statement_that_fails_here_looks_as_in_any_cell(notebook: LiveNotebook):

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distmagic.remote.records import environments, places
@@ -207,7 +208,7 @@ class EnvironmentSync:
             stderr=subprocess.STDOUT,
             env={**_variables(), processes.MARK: mark},
             start_new_session=True,
-            preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - there is one thread
+            preexec_fn=partial(processes.die_with_parent, os.getpid()),  # noqa: PLW1509 - there is one thread
         )
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)

@@ -48,7 +48,7 @@ def environment(
 ) -> dict[str, str]:
     """Return torchrun's environment: the host's own without variables that would mislead torchrun, and the job's.
 
-    `folder` is the node's directory of logs and results, `run_dir` that of its sockets.
+    Its parent is the process that calls this. `folder` is the node's directory of logs and results, `run_dir` that of its sockets.
     """
     own = {}
     for name, value in host.items():
@@ -65,6 +65,7 @@ def environment(
             "paths": import_paths.of_work_dir(start.work),
             "endpoint": "" if start.lead else start.endpoint,
             "is_warm": forking.inherited.is_warm,
+            "agent_pid": os.getpid(),
         }
     )
     return env
@@ -76,7 +77,8 @@ def main(argv: list[str]) -> None:
     In a process that was forked from a template, ranks are forked too, unless this version of torch starts them in a way
     that is unknown here.
     """
-    processes.die_with_parent()
+    # The agent may have been killed while this process began.
+    processes.die_with_parent(int(_from_agent("agent_pid")))
     # Before torch is imported: the fork server must have no threads and no descriptors of torchrun.
     fork_server = (
         rank_fork_server.RankForkServer() if forking.inherited.is_warm else None

@@ -43,7 +43,7 @@ class RankForkServer:
         self._conn, far = socket.socketpair()
         # A socket object would close it when the child unwinds its stack.
         number = far.detach()
-        forking.fork(partial(_serve, number))
+        forking.fork(partial(_serve, number, os.getpid()))
         os.close(number)
 
     def fork_rank(self, env: dict[str, str], out: int, err: int) -> int:
@@ -128,8 +128,8 @@ class ForkedProcess:
 # ---- in the fork server
 
 
-def _serve(number: int) -> None:
-    processes.die_with_parent()
+def _serve(number: int, engine_pid: int) -> None:
+    processes.die_with_parent(engine_pid)
     forking.close_descriptors({number, *forking.inherited.descriptors})
     conn = socket.socket(fileno=number)
     while True:

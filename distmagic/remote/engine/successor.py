@@ -83,7 +83,8 @@ def succeed(
 
     Never returns where a package is refused, or the template is gone.
     """
-    processes.die_with_parent()
+    # Where the template has ended by now, the connection says so.
+    processes.die_with_parent(os.getppid())
     conn = socket.socket(fileno=number)
 
     begun: list[str] = []
@@ -103,7 +104,7 @@ def succeed(
         for process in processes.descendants(os.getpid()):
             processes.send(process, signal.SIGKILL)
         os._exit(1)
-    processes.die_with_parent(yes=False)
+    processes.outlive_parent()
     say("ready")
     word = conn.recv(4096)
     if not word:

@@ -82,7 +82,8 @@ class Rank:
 
 def main(_: list[str]) -> None:
     """Be one rank, from the connection to the agent to the exit. Never returns."""
-    processes.die_with_parent()
+    # Where torchrun has ended by now, its agent ends this process, or is gone, and can't be greeted.
+    processes.die_with_parent(os.getppid())
     rank = _read_rank()
     stacks.answer(Path(rank.socket).parent)
     conn = _say_hello(rank)

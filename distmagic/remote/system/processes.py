@@ -46,13 +46,20 @@ def become_subreaper(*, yes: bool = True) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
 
 
-def die_with_parent(*, yes: bool = True) -> None:
-    """Have the kernel end this process when its parent ends, or stop that."""
-    parent = os.getppid()
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if yes else 0)
-    if yes and os.getppid() != parent:
+def die_with_parent(parent: int) -> None:
+    """Have the kernel end this process when its parent ends. `parent` is the pid that the parent has, by its own word.
+
+    A process that has just begun can't find it out: whoever started it may have ended by then.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
         # The parent ended before the call: the kernel sends nothing any more.
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def outlive_parent() -> None:
+    """Take `die_with_parent` back."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def _prctl(option: int, value: int) -> None:

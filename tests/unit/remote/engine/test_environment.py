@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 from distmagic.remote.contact import template_client
 from distmagic.remote.engine import engine
 from distmagic.remote.wire import protocol
+from tests import REPOSITORY
 from tests.builders.messages import START
 
 
@@ -33,3 +37,28 @@ def test_a_template_fits_whichever_step_asks_for_it(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_ID", "5")
     monkeypatch.setenv("SLURM_TASK_PID", "77")
     assert template_client.variables(warm) == first
+
+
+BEGINS_LATE = """
+import os
+from pathlib import Path
+from distmagic.remote.engine import engine
+from tests.builders.messages import START
+
+os.environ.update(engine.environment(START, dict(os.environ), Path("/f"), Path("/r")))
+is_over, agent_lives = os.pipe()
+if os.fork() == 0:
+    os.close(agent_lives)
+    os.read(is_over, 1)
+    engine.simplify_logs = lambda: print("goes on", flush=True)
+    engine.main([])
+"""
+
+
+def test_torchrun_does_not_begin_when_its_agent_was_killed_meanwhile(marks):
+    """Its ranks would reach no agent; it would start them again, and in the end close the others' rendezvous."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEGINS_LATE], cwd=REPOSITORY, env={**os.environ, **marks}, capture_output=True,
+        text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)

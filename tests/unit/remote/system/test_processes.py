@@ -149,12 +149,32 @@ def test_die_with_parent(start):
         HEAD
         + """
 ready, there = os.pipe()
+parent = os.getpid()
 if os.fork() == 0:
-    processes.die_with_parent()
+    processes.die_with_parent(parent)
     os.write(there, b"x")
     signal.pause()
 os.read(ready, 1)
 sys.stdin.read()
+os._exit(0)
+"""
+    )
+    out, _ = child.communicate(timeout=30)
+    assert (out, child.returncode) == ("", 0)
+
+
+def test_a_process_that_asks_when_its_parent_has_ended_ends_at_once(start):
+    child = start(
+        HEAD
+        + """
+is_over, parent_lives = os.pipe()
+parent = os.getpid()
+if os.fork() == 0:
+    os.close(parent_lives)
+    os.read(is_over, 1)
+    processes.die_with_parent(parent)
+    print("lives", flush=True)
+    signal.pause()
 os._exit(0)
 """
     )

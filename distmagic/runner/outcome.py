@@ -348,6 +348,12 @@ class Results(Mapping[int, Any]):
             return _unseen_rank(self._state, rank) or NoResult(
                 f"There is no rank {rank} in this run.", hint
             )
+        if worker.ended is None and worker.node_rank in self._state.lost_nodes:
+            return NoResult(
+                f"How {worker.label} ended is not known here: {worker.host} was lost before it told.",
+                f"If it returned, %distributed attach {self._state.job} has its result as soon as {worker.host} can be "
+                f"reached. {hint}",
+            )
         why = (
             f": {worker.ended.meaning}"
             if worker.ended and worker.ended.outcome == "returned"

@@ -242,6 +242,30 @@ def test_a_rank_of_a_host_that_was_lost_before_it_was_seen_is_not_said_never_to_
         run.results[2]
 
 
+def test_a_rank_whose_host_was_lost_before_its_end_is_not_said_to_have_left_no_result():
+    """The others had returned, so that the job went well without it."""
+    events = [
+        *(
+            (node, p.Worker(rank=node, local_rank=0, world_size=2, restart=0, pid=1))
+            for node in (0, 1)
+        ),
+        (0, p.Ended(rank=0, restart=0, outcome="returned", result_bytes=0)),
+        (1, Lost(why="no connection for 60 s")),
+        (0, Gone()),
+    ]
+    state = fold(
+        begin("j", ["gpu-a", "gpu-b"], 3, min_nodes=1),
+        [Event(node_rank=node, at_s=0.0, what=what) for node, what in events],
+    )
+    run = Run(state, {}, FakeHost(b"").open, shown=False)
+    with pytest.raises(NoResult) as caught:
+        run.results[1]
+    assert str(caught.value) == (
+        "How rank 1 (gpu-b, local_rank 0) ended is not known here: gpu-b was lost before it told.\n"
+        "If it returned, %distributed attach j has its result as soon as gpu-b can be reached. Ranks with a result: [0]."
+    )
+
+
 def test_a_lost_result_is_told_while_the_run_is_shown():
     run = run_of(FakeHost(b""), {"meaning": LOST})
     assert told(run) == [f"rank 0 (gpu-a, local_rank 0) has returned, but {LOST}"]

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
+from distmagic import sanitize
 from distmagic.clusters import sky_words
 from distmagic.clusters.sky_words import ClusterState
 from distmagic.connection.prompts import NotebookAsker
@@ -244,7 +245,9 @@ def hold_in_background(request: SkyRequest, cluster: str) -> None:
             said = error.message
         if said:
             print(  # noqa: T201 - a line for people
-                f"SkyPilot may stop the cluster {cluster} while a job runs there; sky exec says: {said}",
+                sanitize.lines(
+                    f"SkyPilot may stop the cluster {cluster} while a job runs there; sky exec says: {said}"
+                ),
                 file=sys.stderr,
             )
 

@@ -28,18 +28,21 @@ class LeaseKeeper:
     def keep_over(self, links: tuple[Link, ...]) -> None:
         """Renew over these links from now on, and over no others."""
         with self._lock:
-            self._links = links
-            if self._thread is None and links:
-                self._thread = threading.Thread(
-                    target=self._renew, name="distmagic-lease", daemon=True
-                )
-                self._thread.start()
+            self._set(links)
 
     def keep_over_one_more(self, link: Link) -> None:
         """Renew over this link too."""
+        # Many hosts start at once, each in a thread of its own.
         with self._lock:
-            links = (*self._links, link)
-        self.keep_over(links)
+            self._set((*self._links, link))
+
+    def _set(self, links: tuple[Link, ...]) -> None:
+        self._links = links
+        if self._thread is None and links:
+            self._thread = threading.Thread(
+                target=self._renew, name="distmagic-lease", daemon=True
+            )
+            self._thread.start()
 
     def close(self) -> None:
         """Renew no longer. The job ends when its lease runs out, unless somebody else renews it."""

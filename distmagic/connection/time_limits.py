@@ -28,7 +28,8 @@ class TimeLimits:
         self._numbers = itertools.count()
         # When each is due, and the act. Read, written and copied in single steps, which need no lock.
         self._acts: dict[int, tuple[float, Callable[[], object]]] = {}
-        self._watching = threading.Lock()
+        # Again in the same thread: where a thread is begun, memory may be collected, and a finalizer may ask for a limit.
+        self._watching = threading.RLock()
         self._is_watched = False
 
     def after(self, seconds: float, act: Callable[[], object]) -> int:
@@ -50,11 +51,13 @@ class TimeLimits:
         self._acts.pop(number, None)
 
     def _watch(self) -> None:
-        while self._has_acts():
+        while True:
             time.sleep(_LOOK_S)
             # All other limits depend on this thread.
             with suppress(Exception):
                 self._look()
+                if not self._has_acts():
+                    return
 
     def _has_acts(self) -> bool:
         """Whether there are any; if not, the next one begins a thread anew."""
@@ -83,6 +86,8 @@ def _begin(act: Callable[[], object]) -> None:
 
 
 _of_processes: dict[int, TimeLimits] = {}
+# A later child may be given the pid of an ancestor.
+os.register_at_fork(after_in_child=_of_processes.clear)
 
 
 def time_limits() -> TimeLimits:

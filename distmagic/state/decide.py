@@ -260,7 +260,8 @@ def reason_to_stop(
     silent = [node.node_rank for node in state.nodes if node.gang == "silent"]
     if detach and not lost.issuperset(silent):
         return "gang"
-    if state.is_lost and not (state.detached_by and _is_lost_here_alone(state)):
+    needs_no_notebook = bool(state.detached_by) or state.goes_on_alone
+    if state.is_lost and not (needs_no_notebook and _is_lost_here_alone(state)):
         return "lost"
     if _is_port_closed(state):
         return "rendezvous"

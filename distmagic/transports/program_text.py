@@ -43,7 +43,8 @@ def command(python: str, role: str, request: Mapping[str, object]) -> tuple[str,
 @functools.cache
 def _one_line(role: str) -> str:
     packed = base64.b64encode(zlib.compress(_program(role).encode(), 9)).decode()
-    return f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
+    # The first words take the working directory out of the path: a json.py in the user's home is not Python's own.
+    return f"import sys;sys.path[:]=[p for p in sys.path if p];import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
 
 
 def _program(role: str) -> str:

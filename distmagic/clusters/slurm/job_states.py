@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from distmagic import sanitize
 from distmagic.clusters.slurm import nodelist
 from distmagic.errors import AllocationEnded
 
 # job, state, reason, nodes, start (an estimate while it is pending), time left, CPUs; the comment last: it is the user's
 FORMAT = "%i|%T|%r|%N|%S|%L|%C|%k"
 _COLUMNS = 8
+_MOST_CHARACTERS = 1000  # of a word of squeue, but for the list of nodes
+_NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,253}[A-Za-z0-9])?")
 _PENDING = (
     "PENDING",
     "CONFIGURING",
@@ -66,14 +69,17 @@ def rows(text: str) -> dict[str, JobState]:
 
 
 def _row(words: list[str]) -> JobState:
-    job, state, reason, nodes, starts, left, cpus, comment = (
-        _known(word) for word in words
+    nodes = words[3]
+    job, state, reason, _, starts, left, cpus, comment = (
+        _known(sanitize.line(word)[:_MOST_CHARACTERS]) for word in words
     )
     try:
-        names = nodelist.expand(nodes)
+        names = nodelist.expand(_known(nodes))
     except ValueError:
         names = ()
-    count = int(cpus) if cpus.isdigit() else 0
+    if not all(_NODE_NAME.fullmatch(name) for name in names):
+        names = ()  # no names of hosts, so nothing could be reached by them
+    count = int(cpus) if cpus.isdecimal() and len(cpus) < 10 else 0
     return JobState(
         job=job,
         state=state,

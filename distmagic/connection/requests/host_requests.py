@@ -8,6 +8,9 @@ from distmagic.remote.wire import protocol
 
 # Of a host's list of jobs; 10,000 jobs of 64 hosts each are smaller.
 _LISTING_BYTES = 16 << 20
+_LISTING_S = (
+    600.0  # for all of it; a slow file server takes half a minute for a thousand jobs
+)
 
 
 def route_to(link: Link, peer: str) -> protocol.Route:
@@ -43,13 +46,18 @@ def list_jobs(link: Link, job: str = "") -> tuple[protocol.JobListing, ...]:
     """Return what the host has of jobs, or of one `job`; the oldest first, and of very many only these."""
     found: list[protocol.JobListing] = []
     size_bytes = 0
-    with link.bounded(BOOT_TIMEOUT_S):
+    with link.bounded(_LISTING_S, "had no end of its list of jobs"):
         link.send(protocol.ListJobs(job=job))
-        while some := link.answer(protocol.Jobs).jobs:
+        while some := _more_jobs(link):
             size_bytes += link.line_bytes
             if size_bytes <= _LISTING_BYTES:
                 found += some[: limits.MOST_JOBS - len(found)]
     return tuple(found)
+
+
+def _more_jobs(link: Link) -> tuple[protocol.JobListing, ...]:
+    with link.bounded(BOOT_TIMEOUT_S):
+        return link.answer(protocol.Jobs).jobs
 
 
 def remove_job(link: Link, job: str) -> int:

@@ -116,6 +116,17 @@ class Agents:
 
     def follow(self, request: protocol.FollowJob) -> None:
         """Carry bytes to and from an agent that runs, and speaks our protocol."""
+        try:
+            self._follow(request)
+        except OSError as error:
+            is_of_system = error.errno is not None
+            if not request.after or not is_of_system:
+                raise
+            # The job was followed before. A server of the home that does not answer, for example, may do so again: a refusal
+            # would end a healthy run, and so the notebook connects again.
+            sys.exit(str(error))
+
+    def _follow(self, request: protocol.FollowJob) -> None:
         listing.check_protocol(request.job, request.node_rank)
         folder = places.job_dir(request.job, request.node_rank)
         run_dir = places.run_dir(request.job, request.node_rank)

@@ -207,6 +207,8 @@ class EnvironmentSync:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**_variables(), processes.MARK: mark},
+            # `python -m` takes modules of the working directory, and uv its configuration: the home may have a token.py.
+            cwd="/",
             start_new_session=True,
             preexec_fn=partial(processes.die_with_parent, os.getpid()),  # noqa: PLW1509 - there is one thread
         )

@@ -13,7 +13,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,8 +123,11 @@ def mark_detached(folder: Path) -> None:
         (folder / _DETACHED).touch(mode=0o600)
 
 
-def jobs(job: str = "") -> tuple[protocol.JobListing, ...]:
-    """Return this host's jobs, the oldest first, or its nodes of one job. What can't be read is left out."""
+def jobs(job: str = "") -> Iterator[protocol.JobListing]:
+    """Yield this host's jobs, the oldest first, or its nodes of one job. What can't be read is left out.
+
+    Each is looked at when its turn comes: a slow disk takes long for all of a thousand jobs.
+    """
     folders = (
         [places.job_dir(job, 0).parent]
         if job
@@ -135,18 +138,23 @@ def jobs(job: str = "") -> tuple[protocol.JobListing, ...]:
         for folder in folders
         for file in places.matching(folder, f"*-{socket.gethostname()}/{FILE}")
     ]
-    found = []
+    begun = []
     for file in files:
-        try:
-            found.append(_listed(file.parent))
-        except (OSError, ValueError):
-            continue  # another contact removes it, or it was torn by a full disk
-    return tuple(sorted(found, key=lambda one: one.began_s))
+        # Another contact removes it, or it was torn by a full disk.
+        with contextlib.suppress(OSError, ValueError):
+            begun.append((_read(file.parent), file.parent))
+    for one, folder in sorted(begun, key=lambda pair: pair[0].began_s):
+        with contextlib.suppress(OSError, ValueError):
+            yield _now(one, folder)
 
 
 def _listed(folder: Path) -> protocol.JobListing:
     """Return what the job file says, and how the job is now. Raises OSError and ValueError."""
-    begun = _read(folder)
+    return _now(_read(folder), folder)
+
+
+def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
+    """Return how a job is now, of which `begun` is what its file says. Raises OSError and ValueError."""
     runs = is_running(begun.job, begun.node_rank)
     until_s = time.time() if runs else _written_s(folder)
     tail = _tail(folder)

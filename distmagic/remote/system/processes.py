@@ -47,12 +47,13 @@ def become_subreaper(*, yes: bool = True) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel end this process when its parent ends. `parent` is the pid that the parent has, by its own word.
+    """Have the kernel end this process when its parent ends. `parent` is the pid of whoever started it, by its own word.
 
     A process that has just begun can't find it out: whoever started it may have ended by then.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    # A launcher, which `sys.executable` may be, can stand in between.
+    if os.getppid() != parent and parent not in _ancestors():
         # The parent ended before the call: the kernel sends nothing any more.
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -12,6 +12,7 @@ from distmagic.connection import opening
 from distmagic.connection.link import Link
 from distmagic.connection.opening import open_link
 from distmagic.connection.requests import blob_requests, host_requests, job_requests
+from distmagic.connection.time_limits import TimeLimits
 from distmagic.errors import (
     ConnectionLost,
     DistmagicError,
@@ -532,6 +533,25 @@ def test_of_a_list_of_jobs_without_end_the_first_are_kept(monkeypatch):
     monkeypatch.setattr(host_requests, "_LISTING_BYTES", 2 * len(line))
     link, _ = talking(line * 50, lines(p.Jobs()))
     assert host_requests.list_jobs(link) == (one,) * 6
+
+
+def test_a_host_has_its_time_for_each_line_of_its_list_of_jobs(monkeypatch):
+    """A slow file server takes longer for a thousand jobs than a host may take for an answer."""
+    began: list[float] = []
+    after = TimeLimits.after
+
+    def noted(limits, seconds, act):
+        began.append(seconds)
+        return after(limits, seconds, act)
+
+    monkeypatch.setattr(TimeLimits, "after", noted)
+    one = p.JobListing(
+        protocol=2, job="j", node_rank=0, hosts=("gpu-a",), began_s=1.0, terms=p.JobTerms(lease_s=60.0),
+    )  # fmt: skip
+    link, _ = talking(lines(p.Jobs(jobs=(one,))) * 3, lines(p.Jobs()))
+    began.clear()
+    assert len(host_requests.list_jobs(link)) == 3
+    assert began == [600.0, 30.0, 30.0, 30.0, 30.0]
 
 
 def test_of_stacks_without_end_the_first_are_kept(monkeypatch):

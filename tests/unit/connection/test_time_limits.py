@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -207,3 +208,57 @@ if not child:
 os.waitpid(child, 0)
 let_go.set()
 """
+
+
+def test_a_limit_that_a_finalizer_asks_for_while_one_is_begun_waits_for_nothing(
+    monkeypatch, begun_here
+):
+    """Memory is collected wherever a thread is begun."""
+    limits, happened = TimeLimits(), threading.Event()
+    begin = time_limits_module._begin
+    asked = [lambda: limits.after(0.0, happened.set)]
+
+    def collect_and_begin(act: Callable[[], object]) -> None:
+        if asked:
+            asked.pop()()
+        begin(act)
+
+    monkeypatch.setattr(time_limits_module, "_begin", collect_and_begin)
+    asking = threading.Thread(target=limits.after, args=(LONG_S, int), daemon=True)
+    asking.start()
+    assert happened.wait(10)
+    asking.join(10)
+    assert not asking.is_alive()
+    limits._acts.clear()
+    wait_until(lambda: not begun_here(), "the end of its threads")
+
+
+def test_no_error_ends_the_thread_that_looks(monkeypatch):
+    limits, happened = TimeLimits(), threading.Event()
+    errors = [MemoryError()]
+    has_acts = limits._has_acts
+
+    def fail_once() -> bool:
+        if errors:
+            raise errors.pop()
+        return has_acts()
+
+    monkeypatch.setattr(limits, "_has_acts", fail_once)
+    limits.after(0.0, lambda: None)
+    wait_until(lambda: not errors, "the error")
+    limits.after(0.0, happened.set)
+    assert happened.wait(10)
+
+
+def test_a_child_with_the_pid_of_an_ancestor_has_limits_of_its_own(monkeypatch):
+    older = time_limits()
+    reading, writing = os.pipe()
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    monkeypatch.setitem(time_limits_module._of_processes, 7, older)
+    if os.fork() == 0:
+        os.write(writing, b"own" if time_limits() is not older else b"old")
+        os._exit(0)
+    os.wait()
+    assert os.read(reading, 3) == b"own"
+    os.close(reading)
+    os.close(writing)

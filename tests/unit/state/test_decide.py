@@ -307,6 +307,15 @@ def test_a_detached_job_is_not_stopped_for_what_only_this_notebook_has_lost():
     ]
 
 
+def test_a_job_that_is_kept_is_not_stopped_for_what_only_this_notebook_has_lost():
+    run = Decider(JOINED)
+    run.state = replace(run.state, goes_on_alone=True)
+    assert run.at(2.0, at(Lost(why="Stale file handle"), 1)) == []
+    assert run.at(3.0, at(p.NodeStopping(reason="lost", culprit=1), 0)) == [
+        stop("lost", 0)
+    ]
+
+
 @pytest.mark.parametrize("comes_first", [False, True])
 def test_an_elastic_job_with_the_fewest_hosts_goes_on_with_another_in_place_of_the_one_that_it_lost(
     comes_first,

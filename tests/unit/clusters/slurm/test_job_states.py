@@ -47,8 +47,19 @@ def test_what_is_no_row(text):
     assert rows(text) == {}
 
 
-def test_broken_names_of_nodes_are_no_nodes():
-    assert rows("18|RUNNING|None|a[1-|x|y|1|")["18"].nodes == ()
+@pytest.mark.parametrize(
+    "nodes", ["a[1-", "a\x1b]52;c;ZQ==\x07", "-a", "a b", "n" * 256, "a[1-2],\u202eb"]
+)
+def test_broken_names_of_nodes_are_no_nodes(nodes):
+    assert rows(f"18|RUNNING|None|{nodes}|x|y|1|")["18"].nodes == ()
+
+
+def test_what_squeue_prints_is_no_escape_sequence_in_a_terminal():
+    """A comment is what any user of the cluster has written; a site has its own reasons."""
+    long = "y" * 100_000
+    found = rows(f"18|RUN\x1b[2JNING|a\x9b2J\x07b|a1|\x1b]0;x\x07{long}|1\u202e|1|\x1bc{long}")["18"]  # fmt: skip
+    assert (found.state, found.reason, found.left) == ("RUNNING", "a2Jb", "1")
+    assert (len(found.starts), len(found.comment)) == (1000, 1000)
 
 
 @pytest.mark.parametrize(

@@ -489,6 +489,23 @@ def test_an_agent_that_is_stopped_is_there_and_nobody_waits_for_it(
     )
 
 
+def test_a_job_that_was_followed_is_not_refused_for_an_error_of_the_system(
+    link: Link, agent: PlayedAgent
+) -> None:
+    """A refusal would end a healthy run, and the error may pass: the notebook connects again."""
+    folder = places.job_dir(agent.job, 0)
+    shutil.rmtree(agent.run_dir)
+    listing.remember(folder, replace(START, job=agent.job, node_rank=0))
+    (folder / journal.FILE).unlink()
+    (folder / journal.FILE).mkdir()
+    link.attach(p.FollowJob(job=agent.job, node_rank=0, after=7))
+    with pytest.raises(ConnectionLost) as caught:
+        next(link.events())
+    assert str(caught.value) == (
+        f"localhost: the connection ended. [Errno 21] Is a directory: '{folder / journal.FILE}'"
+    )
+
+
 @pytest.fixture
 def process(agent: PlayedAgent) -> Iterator[subprocess.Popen[bytes]]:
     """The process of the agent, which says nothing."""

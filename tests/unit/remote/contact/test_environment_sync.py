@@ -279,6 +279,14 @@ def test_an_installer_is_over_when_it_has_ended_whoever_holds_its_output(tmp_pat
     assert sleeping(holder) == []
 
 
+def test_modules_of_the_user_are_not_those_of_an_installer(tmp_path, monkeypatch):
+    """`python -m pip` looks into the working directory first, and a contact's is the user's home."""
+    (tmp_path / "token.py").write_text("raise SystemExit('the user's own')")
+    monkeypatch.chdir(tmp_path)
+    code = f"{sys.executable} -m tokenize /dev/null; exit $?"
+    assert PlayedContact().ran(tmp_path, code)[0] == 0
+
+
 def sleeping(mark: str) -> list[int]:
     found = []
     for process in processes.everything():

@@ -92,7 +92,7 @@ def test_a_job_of_another_version_is_listed_and_its_agent_is_not_spoken_to(
 )
 def test_a_job_file_that_is_none_is_left_out(home, text):
     (noted(START) / listing.FILE).write_text(text)
-    assert listing.jobs() == ()
+    assert list(listing.jobs()) == []
     listing.check_protocol("j-1", START.node_rank)
 
 
@@ -135,7 +135,7 @@ def test_a_job_that_another_host_of_the_home_removes_just_now_stops_neither_list
             shutil.rmtree(path)
         return scandir(path)
 
-    for look in (listing.jobs, partial(listing.remove, START.job)):
+    for look in (lambda: list(listing.jobs()), partial(listing.remove, START.job)):
         noted(START)
         gone.clear()
         monkeypatch.setattr(os, "scandir", removed_first)

@@ -163,6 +163,26 @@ os._exit(0)
     assert (out, child.returncode) == ("", 0)
 
 
+def test_a_launcher_may_stand_between_a_process_and_whoever_started_it(start):
+    child = start(
+        HEAD
+        + """
+parent = os.getpid()
+if os.fork() == 0:
+    if os.fork() == 0:
+        processes.die_with_parent(parent)
+        print("lives", flush=True)
+        os._exit(0)
+    os.wait()
+    os._exit(0)
+os.wait()
+os._exit(0)
+"""
+    )
+    out, _ = child.communicate(timeout=30)
+    assert (out, child.returncode) == ("lives\n", 0)
+
+
 def test_a_process_that_asks_when_its_parent_has_ended_ends_at_once(start):
     child = start(
         HEAD

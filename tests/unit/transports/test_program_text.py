@@ -1,0 +1,29 @@
+"""Programs that travel as one argument of `python3 -c`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distmagic.transports import program_text
+
+
+@pytest.mark.parametrize("role", ["keeper", "usher", "hold"])
+def test_modules_in_the_working_directory_are_not_pythons_own(
+    role: str, tmp_path: Path
+) -> None:
+    """A batch script begins in the user's home, or wherever the job was submitted from."""
+    for name in ("base64", "zlib", "json", "os", "signal", "types", "socket"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the user's own')")
+    python, *words = program_text.command(sys.executable, role, {})
+    # Up to the program itself, and what it imports.
+    text = words[2].replace("exec(", "print(*sys.path, sep='\\n');import json,signal,types,socket;(", 1)  # fmt: skip
+    done = subprocess.run(
+        [python, *words[:2], text], cwd=tmp_path, capture_output=True, text=True, timeout=50,
+        check=False,
+    )  # fmt: skip
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert str(tmp_path) not in done.stdout.splitlines()

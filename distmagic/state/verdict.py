@@ -126,8 +126,10 @@ def _hung(state: RunState) -> Hung:
     what = f"The run was stopped: no rank had advanced for {stood_s:.0f} s (--hang-timeout)."
     if explanation is None:
         return Hung(f"{what} No host told where its ranks were.", _lost_hint(state))
-    logs = "All that a rank wrote: run.logs(rank). Allow more time with a longer --hang-timeout."
-    hint = _joined(explanation.advice, logs, _lost_hint(state))
+    more = "Allow more time with a longer --hang-timeout."
+    hint = _joined(
+        explanation.advice, f"{_all_written(state)} {more}", _lost_hint(state)
+    )
     return Hung(
         f"{what} Where they were: {explanation.sentence}.",
         hint,
@@ -143,10 +145,12 @@ def _timed_out(state: RunState) -> TimedOut:
         return TimedOut(what, "Allow more time, or none: leave --timeout out.")
     stood_s = state.stack_dumps[-1].at_s - state.advanced_at_s
     what += f" No rank had advanced for {stood_s:.0f} s before that. Where they were: {explanation.sentence}."
-    hint = _joined(
-        explanation.advice, "All that a rank wrote: run.logs(rank).", _lost_hint(state)
-    )
+    hint = _joined(explanation.advice, _all_written(state), _lost_hint(state))
     return TimedOut(what, hint, stacks_text(explanation))
+
+
+def _all_written(state: RunState) -> str:
+    return f"All that a rank wrote: {state.variable}.logs(rank)."
 
 
 def _where_they_were(state: RunState) -> str:
@@ -158,6 +162,8 @@ def _where_they_were(state: RunState) -> str:
 
 
 def _broken(state: RunState) -> RunError | None:
+    if state.stopping == "failed" and state.culprit in state.lost_nodes:
+        return _failed_unseen(state, state.nodes[state.culprit])
     if state.failed_node is not None:
         failed = state.nodes[state.failed_node]
         has_any_begun = bool(state.at_work)  # before that no node has come too late
@@ -187,10 +193,23 @@ def _broken(state: RunState) -> RunError | None:
     )
 
 
+def _failed_unseen(state: RunState, node: NodeState) -> RunError:
+    """Return the error of a node that stopped the others because it failed, and that this notebook had lost before."""
+    for worker in state.workers.values():
+        is_there = worker.node_rank == node.node_rank
+        if is_there and worker.ended is not None and worker.ended.failure is not None:
+            return _worker_failed(state, worker)
+    why = dict(state.lost)[node.node_rank].rstrip(".")
+    return RunError(
+        f"{node.host} failed, and the others were stopped; what failed there is not known here. It was lost before: {why}.",
+        f"%distributed attach {state.job} shows it as soon as {node.host} can be reached, if it still has it.",
+    )
+
+
 def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     ended = worker.ended
     assert ended is not None
-    where = f"Its whole output: run.logs({worker.rank}), on {worker.host} under ~/.distmagic/jobs/{state.job}."
+    where = f"Its whole output: {state.variable}.logs({worker.rank}), on {worker.host} under ~/.distmagic/jobs/{state.job}."
     for node_rank, why in state.lost:
         where = f"{state.nodes[node_rank].host} was lost too, which may be the cause: {why}\n{where}"
     where = _joined(_connection(state, worker), _device(state, worker), where)
@@ -290,7 +309,8 @@ def _failed_afterwards(state: RunState, worker: WorkerState) -> WorkerFailed:
     """Return the error of a rank whose function returned, but whose process then failed: atexit, native libraries."""
     assert worker.exit is not None
     how = _how(worker.exit.code, exit_codes.meaning_of(worker.exit.code))
-    hint = f"Its result is kept: run.results[{worker.rank}]. Its whole output: run.logs({worker.rank})."
+    run = state.variable
+    hint = f"Its result is kept: {run}.results[{worker.rank}]. Its whole output: {run}.logs({worker.rank})."
     return WorkerFailed(
         f"{worker.label} returned, but its process {how} while it shut down.",
         _with_last_lines(state, worker.rank, hint),
@@ -410,7 +430,9 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
         )
         hint = f"Before that {lost} was lost; each loss of a host uses up one of --max-restarts {state.max_restarts}.\n"
     if lines:
-        hint += f"It said last:\n{_indented(lines)}\nAll of it: run.logs(-1)."
+        hint += (
+            f"It said last:\n{_indented(lines)}\nAll of it: {state.variable}.logs(-1)."
+        )
     code = node.code or 0
     how = _how(code, exit_codes.meaning_of(code))
     return RunError(f"torchrun on {node.host} {how} before any rank told why.", hint)

@@ -501,6 +501,29 @@ def test_in_an_elastic_job_the_torchrun_that_failed_before_any_rank_began_speaks
     )
 
 
+def test_a_lost_host_that_failed_and_stopped_the_others_is_blamed_and_not_their_torchrun():
+    """They are told by the gang channel whose failure it is; this notebook can't follow that host any more."""
+    stopping = p.NodeStopping(reason="failed", culprit=1)
+    ends = [at(stopping, 0), at(p.EngineEnded(code=143), 0), at(p.Final(reason="failed"), 0), at(Gone(), 0)]  # fmt: skip
+    two = begin("j", ("gpu-a", "gpu-b"), 1, min_nodes=1)
+    lost = at(Lost(why="gpu-b: it has nothing of job j."), 1)
+    assert said(fold(two, [lost, *ends])) == (
+        RunError,
+        "gpu-b failed, and the others were stopped; what failed there is not known here. It was lost before: "
+        "it has nothing of job j.",
+        "%distributed attach j shows it as soon as gpu-b can be reached, if it still has it.",
+    )
+    raised = p.Ended(
+        rank=1, restart=0, outcome="raised", code=1, failure=p.Failure(type="OSError", message="gone", traceback=""),
+    )  # fmt: skip
+    began = p.Worker(rank=1, local_rank=0, world_size=2, restart=0, pid=1)
+    seen = [at(began, 1), at(raised, 1), lost]
+    assert said(fold(replace(two, max_restarts=1), [*seen, *ends]))[:2] == (
+        WorkerFailed,
+        "rank 1 (gpu-b, local_rank 0) raised OSError: gone",
+    )
+
+
 def test_the_lease():
     failed = at(p.EngineEnded(code=-15), 1)
     state = begun(failed, at(p.Final(reason="lease"), 1), at(Gone(), 1), *GONE)

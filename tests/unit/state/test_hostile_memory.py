@@ -7,7 +7,7 @@ import json
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 
 import pytest
@@ -192,3 +192,32 @@ def test_what_waits_for_the_lead_is_bounded_in_bytes():
     assert all(
         sum(one.size_bytes for one in held) <= 576 << 10 for held in state.held.values()
     )
+
+
+@pytest.mark.parametrize(
+    ("world_size", "metrics", "points", "bars"),
+    # Of all ranks together 100,000 metrics, 128,000 points of each and 40,000 bars.
+    [(64, 50, 2000, 20), (1024, 50, 125, 20), (4096, 24, 50, 9), (16_384, 6, 50, 2)],
+)
+def test_the_more_ranks_a_world_has_the_less_is_kept_of_each(
+    world_size, metrics, points, bars
+):
+    """What two ranks say of very many: the others need not speak."""
+    state = replace(begin("j", ["h0"]), planned_world_size=world_size)
+    for rank in (0, world_size - 1):
+        content = {**flood(p.Worker, rank, 0), "world_size": world_size}
+        said = [event(0, p.Worker, content)]
+        for number in range(60):
+            rows = [
+                {"at_s": at, "metrics": {"loss": at}}
+                for at in range(40 * number, 40 * number + 40)
+            ]
+            said.append(event(0, p.Progress, {**progress(rank, number), "rows": rows}))
+        said.append(event(0, p.Progress, progress(rank, 3000)))
+        state = fold(state, said)
+    assert state.world_size == world_size
+    for rank in (0, world_size - 1):
+        assert len(state.series[rank]) == metrics
+        # A series that is full is thinned to less than its half.
+        assert points / 4 < len(state.series[rank]["loss"]) <= points
+        assert len(state.workers[rank].bars) == bars

@@ -509,8 +509,7 @@ def test_a_lost_host_that_failed_and_stopped_the_others_is_blamed_and_not_their_
     lost = at(Lost(why="gpu-b: it has nothing of job j."), 1)
     assert said(fold(two, [lost, *ends])) == (
         RunError,
-        "gpu-b failed, and the others were stopped; what failed there is not known here. It was lost before: "
-        "it has nothing of job j.",
+        "gpu-b failed, and the others were stopped; what failed there is not known here. It was lost before: it has nothing of job j.",
         "%distributed attach j shows it as soon as gpu-b can be reached, if it still has it.",
     )
     raised = p.Ended(

@@ -31,8 +31,11 @@ FAREWELL_S = 0.5  # how long the other end has to hang up first
 _BROKEN = (paramiko.SSHException, EOFError, OSError)
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 _FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-# One for all connections: a logger keeps every handler that it is given.
-_NO_LOG = logging.NullHandler()
+# paramiko logs tracebacks of connections that are refused or end. Errors are ours to tell, also where the notebook logs
+# whatever comes. One logger for all connections: it is kept for ever.
+_LOG = logging.getLogger("distmagic.ssh")
+_LOG.addHandler(logging.NullHandler())
+_LOG.propagate = False
 Handler = Callable[[str, str, list[tuple[str, bool]]], list[str]]
 
 
@@ -115,11 +118,10 @@ class SshSession:
     """One SSH connection. `where` names the machine in errors, `seconds` is the time connecting may take."""
 
     def __init__(self, stream: Stream, where: str, seconds: float) -> None:
-        # Errors are ours to tell, not stderr's.
-        logging.getLogger("paramiko").addHandler(_NO_LOG)
         self.where = where
         self._user = ""
         self._transport = _Transport(stream)
+        self._transport.set_log_channel(_LOG.name)
         self._transport.banner_timeout = self._transport.handshake_timeout = seconds + 1
         self._transport.auth_timeout = (
             None  # a person may be typing: the deadline of the connection ends it

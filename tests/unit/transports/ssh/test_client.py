@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from distmagic.transports.ssh import client as ssh_client
+from distmagic.transports.ssh.known_hosts import Dialled
 from distmagic.transports.ssh.process import SshProcess
+from distmagic.transports.troubles import Trouble
 
 
 class _EndsWhileReading:
@@ -68,15 +70,29 @@ def test_the_thread_of_a_connection_never_waits_for_new_keys(
         session.close()
 
 
-def test_a_connection_leaves_nothing_with_the_log() -> None:
-    from distmagic.transports.ssh.client import SshSession
-
+def test_a_connection_leaves_nothing_with_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel connects thousands of times, and may log whatever comes; a handler of each would stay for ever."""
+    server = Dialled(
+        where="gpu-a", hostname="gpu-a", port=22, names=("gpu-a",), file=""
+    )
+    handlers = logging.getLogger("distmagic.ssh").handlers
+    before = len(handlers)
+    kept: list[logging.LogRecord] = []
+    notebooks_own = logging.Handler()
+    monkeypatch.setattr(notebooks_own, "emit", kept.append)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [notebooks_own])
     for _ in range(3):
         ours, theirs = socket.socketpair()
+        session = ssh_client.SshSession(ours, "gpu-a", 1.0)
         with theirs:
-            SshSession(ours, "gpu-a", 1.0).close()
-    handlers = logging.getLogger("paramiko").handlers
-    assert len([one for one in handlers if isinstance(one, logging.NullHandler)]) == 1
+            theirs.sendall(b"SSH-1.5-old\r\n")
+            with pytest.raises(Trouble):
+                session.handshake(server, ())
+            session.close()
+    assert len(handlers) == before
+    assert kept == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import inspect
 import os
+import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -13,7 +14,7 @@ from functools import cache, partial
 from typing import Any, NoReturn
 
 from distmagic.connection.prompts import asker_of
-from distmagic.errors import SpecError
+from distmagic.errors import RunError, SpecError
 from distmagic.payload.pack import Payload, pack_call
 from distmagic.render.screen import Screen
 from distmagic.request import notebook_place
@@ -133,7 +134,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         screen               where the run is shown; None: what fits here: widgets, a terminal, or plain lines
 
     Raises what the magic raises: `SpecError`, `PayloadError`, a `HostError` (or `HostErrors`), a `RunError`, which
-    carries the `Run`.
+    carries the `Run`: `error.run`.
     """
     arguments = locals()
     check_system()
@@ -146,7 +147,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         access = access or usual_access
     spec, access = from_options(_options(arguments), access or Access())
     if isinstance(hosts, str):
-        hosts = parse_hosts(hosts) if hosts else ()
+        hosts = parse_hosts(hosts)
     hosts = tuple(hosts or ())
     if background and detach:
         raise SpecError("background and detach are both given.", "Keep one of them.")
@@ -216,8 +217,15 @@ def _launch(
         except BaseException:
             place.cancel()
             raise
-        return session().launch(reaching, spec, payload, screen)
+        try:
+            return session().launch(reaching, spec, payload, screen)
+        except RunError as error:
+            # No variable gets a run that fails: `run = distmagic.run(...)` has not come to its end.
+            error.hint = _OF_A_RUN.sub("error.run", error.hint)
+            raise
 
+
+_OF_A_RUN = re.compile(r"\brun(?=\.logs\(|\.results\[)")
 
 # Arguments of `run` that are options neither of the job nor of the way to its hosts.
 _OF_THE_CALL = (

@@ -36,13 +36,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _command(words[0], words[1:])
     except SpecError as error:
-        print(error, file=sys.stderr)
+        print(_for_terminal(error), file=sys.stderr)
         return MISUSED
     except DistmagicError as error:
         print(_without_run(error, _not_shown_yet(error)), file=sys.stderr)
         return INTERRUPTED if isinstance(error, Cancelled) else FAILED
     except KeyboardInterrupt:  # before anything was begun
         return INTERRUPTED
+
+
+def _for_terminal(error: SpecError) -> str:
+    """Return the text of an error about flags for somebody who has typed them in a terminal."""
+    text = str(error).replace("a flag of %%distributed", "a flag of distmagic run")
+    return text.replace("%distributed --help", "distmagic run --help")
 
 
 def _not_shown_yet(error: DistmagicError) -> str:

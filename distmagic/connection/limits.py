@@ -255,7 +255,9 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.FileEnds: {},
     protocol.WorkDirReady: {"path": PATH, "notice": line(2000)},
     protocol.WorkDirs: {"dirs": items(1000)},
-    protocol.KeptWorkDir: {"name": NAME, "origin": NAME, "size_bytes": SIZE, "age_s": SECONDS},
+    protocol.KeptWorkDir: {
+        "name": NAME, "origin": NAME, "size_bytes": SIZE, "age_s": SECONDS, "owners": items(100, NAME),
+    },
     protocol.EnvironmentProgress: {
         "stage": WORD, "package": WORD, "done": COUNT, "total": COUNT, "elapsed_s": SECONDS,
     },

@@ -243,9 +243,7 @@ SUBCOMMANDS = (
     ),
     Subcommand(
         name="logs",
-        usages=(
-            UsageLine(arguments="ID RANK", text="show all that a rank has written"),
-        ),
+        usages=(UsageLine(arguments="ID RANK", text="show what a rank has written"),),
         handler=job_commands.logs,
         complete=_complete_logs,
     ),
@@ -362,7 +360,7 @@ def usage_text() -> str:
     for command in SUBCOMMANDS:
         for usage in command.usages:
             written = f"%distributed {command.name} {usage.arguments}"
-            lines.append(f"{written:<{_TEXT_COLUMN}}{usage.text}")
+            lines.append(f"{written:<{_TEXT_COLUMN - 2}}  {usage.text}")
     lines.append(
         f"{'%distributed --help':<{_TEXT_COLUMN}}the flags of a %%distributed cell, too"
     )

@@ -37,7 +37,7 @@ def get(line: CommandLine) -> None:
             "Write %distributed get gpu-a runs/model.pt, and a folder of this machine behind it for another place.",
         )
     above, pattern = split_pattern(line.words[1])
-    to = _local_path(line.words[2] if line.words[2:] else ".")
+    to = _local_folder(line.words[2] if line.words[2:] else ".")
     for path in _folder(line, above).fetch(pattern, to):
         print(sanitize.line(str(path)))  # the host has chosen its name
 
@@ -58,6 +58,18 @@ def put(line: CommandLine) -> None:
 def _local_path(text: str) -> Path:
     """Return a path of this machine; of a ~user who is not here it is that name itself."""
     return Path(os.path.expanduser(text))
+
+
+def _local_folder(text: str) -> Path:
+    """Return a folder of this machine that may have to be made. Raises `SpecError` for the home of nobody here."""
+    path = os.path.expanduser(text)
+    # Python leaves it as it is; a folder of that name invites `rm -rf ~`.
+    if path.startswith("~"):
+        raise SpecError(
+            f"%distributed get: no user here has the home of {text}.",
+            "Name another folder.",
+        )
+    return Path(path)
 
 
 def _folder(line: CommandLine, path: str) -> RemoteFolder:
@@ -144,7 +156,10 @@ def read_line(words: tuple[str, ...]) -> EnvLine:
             if not rest:
                 raise SpecError(f"{flag} needs a value.", _ENV_HINT)
             value = rest.pop(0)
-        given[flag.removeprefix("--")] = value
+        name = flag.removeprefix("--")
+        if name in given:
+            raise SpecError(f"{flag} is given twice.", _ENV_HINT)
+        given[name] = value
     if "requirements" in given and "lock" in given:
         raise SpecError("--requirements and --lock can't go together.", _ENV_HINT)
     return EnvLine(**given)

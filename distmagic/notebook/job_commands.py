@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from distmagic import sanitize
 from distmagic.errors import Cancelled, RunError, SpecError
+from distmagic.notebook import run_names
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.job_hosts import (
     all_jobs,
@@ -68,12 +69,15 @@ def attach(line: CommandLine) -> object:
     try:
         reaching = reach(line, hosts, spare, job.name)
         run = notebook.session().attach(
-            reaching, job, notebook.backend.screen_for(notebook.shell)
+            reaching,
+            job,
+            notebook.backend.screen_for(notebook.shell),
+            run_names.variable_of(variables),
         )
     except RunError as error:
-        notebook.shell.push(dict.fromkeys(variables, error.run))
+        run_names.bind_failed(notebook.shell, variables, error)
         raise
-    notebook.shell.push(dict.fromkeys(variables, run))
+    run_names.bind(notebook.shell, variables, run)
     # As for a cell: Out would keep a run whose name is gone.
     return None if variables else run
 
@@ -165,7 +169,7 @@ def _what_ends(job: Job) -> str:
 
 
 def logs(line: CommandLine) -> None:
-    """Print all that a rank has written."""
+    """Print what a rank has written; of very much the newest part, and where all of it is."""
     _expect(line, 2, 2, "%distributed logs needs the name of a job and a rank.")
     name, rank = line.words
     if not re.fullmatch(r"-1|\d{1,9}", rank):
@@ -176,7 +180,8 @@ def logs(line: CommandLine) -> None:
     if text is None:
         raise _no_rank(job, rank)
     text = text or f"rank {rank} of {job.name} has written nothing"
-    print(sanitize.log(text), end="" if text.endswith("\n") else "\n")
+    # What follows in a terminal has its own colours.
+    print(sanitize.closed(sanitize.log(text).removesuffix("\n")))
 
 
 def _no_rank(job: Job, rank: str) -> SpecError:
@@ -233,7 +238,7 @@ def _the_running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
 def clean(line: CommandLine) -> None:
     """Show what ended jobs keep on the hosts, or remove it.
 
-    `all` takes the jobs that this notebook began: others on the same account may still want theirs.
+    `all` takes the jobs that this notebook began, and what it alone uses: others on the same account may still want theirs.
     """
     _expect(line, 0, 2, "%distributed clean takes the name of one job, or all.")
     everybody = line.words == ("all", "--everybody")
@@ -258,63 +263,85 @@ def clean(line: CommandLine) -> None:
             )
     print(table(chosen, time.time(), _owner()))
     session, hosts = line.notebook.session(), known_hosts(line)
-    others = len(ended) - len(own)
-    of_others = f"{others} ended job{'s' if others > 1 else ''} of other notebooks"
+    if line.words and line.words[0] != "all":
+        # As what it was shown: a host that knows it as another one's keeps it.
+        freed = session.remove(reach(line, hosts), chosen, chosen[0].terms.owner)
+        print(f"removed: {freed / 1e6:,.1f} MB")
+        return
+    owner = "" if everybody else _owner()
+    idle = _idle_work_dirs(line)
+    own_idle = {host: list(filter(_is_own, dirs)) for host, dirs in idle.items()}
+    others = _of_others(
+        len(ended) - len(own),
+        sum(map(len, idle.values())) - sum(map(len, own_idle.values())),
+    )
     if not line.words:
-        kept = sum(session.cached(reach(line, hosts)))
+        kept = sum(session.cached(reach(line, hosts), owner=owner))
         print(
-            f"kept of sent files, environments and setups that nobody uses: {kept / 1e6:,.1f} MB"
+            f"kept of sent files and this notebook's environments that nobody uses: {kept / 1e6:,.1f} MB"
         )
-        _print_work_dirs(
-            "working directory that no job uses", _idle_work_dirs(line, everybody=True)
-        )
+        _print_work_dirs("working directory that no job uses", idle)
         print(
             "Remove all of it with %distributed clean all, or one job with %distributed clean ID."
         )
         if others:
             print(
-                f"That leaves {of_others}; %distributed clean all --everybody removes these too."
+                f"That leaves {others}; %distributed clean all --everybody removes these too."
             )
         return
-    freed = session.remove(reach(line, hosts), chosen)
-    if line.words[0] == "all":
-        freed += sum(session.cached(reach(line, hosts), removes=True))
-        idle = _idle_work_dirs(line, everybody=everybody)
-        names = {host: [one.name for one in dirs] for host, dirs in idle.items()}
-        freed += session.remove_work_dirs(reach(line, hosts), names)
-        _print_work_dirs("removed with all files in it", idle)
+    freed = session.remove(reach(line, hosts), chosen, owner)
+    freed += sum(session.cached(reach(line, hosts), removes=True, owner=owner))
+    goes = idle if everybody else own_idle
+    names = {host: [one.name for one in dirs] for host, dirs in goes.items()}
+    freed += session.remove_work_dirs(reach(line, hosts), names)
+    _print_work_dirs("removed with all files in it", goes)
     print(f"removed: {freed / 1e6:,.1f} MB")
-    if line.words == ("all",) and others:
-        print(
-            f"{of_others} left; %distributed clean all --everybody removes these too."
-        )
+    if others and not everybody:
+        print(f"{others} left; %distributed clean all --everybody removes these too.")
 
 
-def _idle_work_dirs(
-    line: CommandLine, *, everybody: bool
-) -> dict[str, list[KeptWorkDir]]:
-    """Return the working directories that no job uses, by host: those of this notebook, or of everybody."""
+def _of_others(jobs: int, work_dirs: int) -> str:
+    """Name what `clean all` leaves; "" for nothing."""
+    texts = []
+    if jobs:
+        texts.append(f"{jobs} ended job{'s' if jobs > 1 else ''} of other notebooks")
+    if work_dirs:
+        which = "directories" if work_dirs > 1 else "directory"
+        texts.append(f"{work_dirs} working {which} not of this notebook alone")
+    return " and ".join(texts)
+
+
+def _idle_work_dirs(line: CommandLine) -> dict[str, list[KeptWorkDir]]:
+    """Return the working directories that no job uses, by host."""
+    found = line.notebook.session().work_dirs(reach(line, known_hosts(line)))
+    return {
+        host: [one for one in dirs if not one.is_used] for host, dirs in found.items()
+    }
+
+
+def _is_own(one: KeptWorkDir) -> bool:
+    """Whether a working directory is this notebook's alone: not named by its user, and used by no other owner's jobs."""
     from distmagic.session.names import own_origin
 
-    origin = own_origin()
-    found = line.notebook.session().work_dirs(reach(line, known_hosts(line)))
-    idle = {}
-    for host, dirs in found.items():
-        idle[host] = [
-            one
-            for one in dirs
-            if not one.is_used and (everybody or one.origin == origin)
-        ]
-    return idle
+    return one.origin == own_origin() and one.owners == (_owner(),)
 
 
 def _print_work_dirs(what: str, idle: Mapping[str, Sequence[KeptWorkDir]]) -> None:
     for host, dirs in idle.items():
         for one in dirs:
             size = f"{one.size_bytes / 1e6:,.1f} MB"
+            whose = "" if _is_own(one) else f", {_whose(one)}"
             say(
-                f"{what}: ~/.distmagic/work/{one.name} on {host} ({size}, last used {ago(one.age_s)})"
+                f"{what}: ~/.distmagic/work/{one.name} on {host} ({size}, last used {ago(one.age_s)}{whose})"
             )
+
+
+def _whose(one: KeptWorkDir) -> str:
+    """Return what is known of the owners of a working directory that is not this notebook's alone."""
+    own = _owner()
+    owners = ["this notebook" if name == own else name for name in one.owners]
+    by = f"used by {', '.join(owners or ['somebody'])}"
+    return by if one.origin else f"named by --name, {by}"
 
 
 def status(line: CommandLine) -> None:

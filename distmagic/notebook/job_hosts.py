@@ -69,13 +69,20 @@ def jobs_of(line: CommandLine, job_name: str = "") -> tuple[Job, ...]:
     found = line.notebook.session().jobs(reaching)
     for why in reaching.absent.values():
         say(f"{why} What it has of jobs is not known.")
-    return found
+    return tuple(job for job in found if _may_be(line, job))
+
+
+def _may_be(line: CommandLine, job: Job) -> bool:
+    """Whether a job can be as hosts tell: the first host of one that this kernel has begun is among those it named."""
+    begun = line.notebook.session().begun_at(job.name)
+    return begun is None or job.hosts[0] in [host.name for host in begun[0]]
 
 
 def all_jobs(line: CommandLine) -> tuple[Job, ...]:
     """Return the jobs on the hosts of the notebook, and on those on which this kernel has begun any; as `jobs_of` else."""
     session = line.notebook.session()
-    found = {job.name: job for job in jobs_of(line)}
+    # By the first host, too: hosts that disagree about it tell of several jobs.
+    found = {(job.name, job.hosts[0]): job for job in jobs_of(line)}
     named = {replace(host, slots=None) for host in known_hosts(line)}
     others: dict[Access, dict[Host, None]] = {}
     for name in session.begun:
@@ -90,7 +97,8 @@ def all_jobs(line: CommandLine) -> tuple[Job, ...]:
         reaching = session.reach(tuple(more), access, line.asker)
         try:
             for job in session.jobs(reaching):
-                found.setdefault(job.name, job)
+                if _may_be(line, job):
+                    found.setdefault((job.name, job.hosts[0]), job)
         except DistmagicError as error:  # they may be gone for good
             say(f"{error.message} What these hosts have of jobs is not known.")
         for why in reaching.absent.values():

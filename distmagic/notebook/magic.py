@@ -100,9 +100,10 @@ class Magics:
             print(sanitize.lines(self._export(plan, filename, request)))
             return None
         names[:0] = plan.targets
+        variable = run_names.variable_of(names)
         if request.workflow is not None:
             return self._bound(
-                lambda: self._run_workflow(plan, filename, request), names
+                lambda: self._run_workflow(plan, filename, request, variable), names
             )
         session = self.notebook.session()
         if request.dry_run and request.allocation is not None:
@@ -114,7 +115,7 @@ class Magics:
             return None
 
         def launch(hosts: tuple[Host, ...], access: Access) -> Any:
-            return self._run_on(hosts, access, request, plan, filename)
+            return self._run_on(hosts, access, request, plan, filename, variable)
 
         part = self.notebook.part(request, os.environ)
 
@@ -144,7 +145,11 @@ class Magics:
         return None if names else run
 
     def _run_workflow(
-        self, plan: cells.CellPlan, filename: str, request: flags.Request
+        self,
+        plan: cells.CellPlan,
+        filename: str,
+        request: flags.Request,
+        variable: str,
     ) -> Run:
         """Run the cell as a workflow of OSMO."""
         from distmagic.session import osmo
@@ -153,7 +158,7 @@ class Magics:
         with closing(asker_of(self.shell)) as asker:
             payload = self._payload(plan, filename, request, asker)
         screen = self.notebook.backend.screen_for(self.shell)
-        return osmo.run(request, payload, screen)
+        return osmo.run(request, payload, screen, variable)
 
     def _run_on(
         self,
@@ -162,6 +167,7 @@ class Magics:
         request: flags.Request,
         plan: cells.CellPlan,
         filename: str,
+        variable: str,
     ) -> Run | Detached | BackgroundRun | None:
         """Run the cell on these hosts, or on those of its allocation; None for a dry run."""
         from distmagic.screens.announcing import announcing
@@ -185,7 +191,7 @@ class Magics:
                     payload = self._payload(plan, filename, request, asker)
                 if request.background:
                     return begin_in_background(
-                        session, place, request.spec, payload, screen
+                        session, place, request.spec, payload, screen, variable
                     )
                 reaching = place.reach(screen, payload)
             except KeyboardInterrupt as interrupt:
@@ -194,7 +200,9 @@ class Magics:
             except BaseException:
                 place.cancel()
                 raise
-            return session.launch(reaching, request.spec, payload, screen)
+            return session.launch(
+                reaching, request.spec, payload, screen, variable=variable
+            )
 
     def _export(
         self, plan: cells.CellPlan, filename: str, request: flags.Request

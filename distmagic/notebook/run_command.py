@@ -41,6 +41,7 @@ def _run_program(line: CommandLine, names: list[str]) -> object:
     notebook = line.notebook
     request = flags.parse_words(words, notebook.config.defaults(os.environ))
     names += [request.output] if request.output else []
+    variable = run_names.variable_of(names)
     programs.check_request(request)
     if request.export is not None:
         hosts = notebook.choose(request, os.environ).hosts
@@ -49,7 +50,9 @@ def _run_program(line: CommandLine, names: list[str]) -> object:
     if request.workflow is not None:
         screen = notebook.backend.screen_for(notebook.shell)
         return _bound(
-            lambda: programs.run_workflow(request, program, screen), line, names
+            lambda: programs.run_workflow(request, program, screen, variable),
+            line,
+            names,
         )
     session = notebook.session()
 
@@ -64,7 +67,7 @@ def _run_program(line: CommandLine, names: list[str]) -> object:
             notebook.shell, in_background=request.background
         )
         return programs.run_program(
-            session, request, program, hosts, access, line.asker, screen
+            session, request, program, hosts, access, line.asker, screen, variable
         )
 
     part = notebook.part(request, os.environ)

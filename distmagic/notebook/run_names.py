@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 LAST_RUN = "_run"  # the last run, if it got no other name
 
 
+def variable_of(names: Sequence[str]) -> str:
+    """Return the variable that messages name of a run with these names."""
+    return names[-1] if names else LAST_RUN
+
+
 def bind(shell: InteractiveShell, names: Sequence[str], run: object) -> None:
     """Give the run its names. Only one that has none is `_run`: else that would keep it after `del run`."""
     shell.user_ns.pop(LAST_RUN, None)
@@ -24,12 +29,9 @@ def bind(shell: InteractiveShell, names: Sequence[str], run: object) -> None:
 
 
 def bind_failed(shell: InteractiveShell, names: Sequence[str], error: RunError) -> None:
-    """Give the run that failed its names, and have the error's hint say one of them."""
-    if error.run is None:
-        return
-    bind(shell, names, error.run)
-    variable = names[-1] if names else LAST_RUN
-    error.hint = error.hint.replace("run.logs(", f"{variable}.logs(")
+    """Give the run that failed its names."""
+    if error.run is not None:
+        bind(shell, names, error.run)
 
 
 def say_not_started(

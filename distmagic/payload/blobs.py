@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from distmagic.errors import PayloadError
 from distmagic.remote.records import places
 from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.wire.protocol import Blob
@@ -28,8 +30,17 @@ class LocalBlob:
 
 
 def folder() -> Path:
-    """Return this machine's own folder of blobs, which `expiry.expire` keeps bounded. Raises OSError."""
-    return places.make_private(places.home() / "blobs")
+    """Return this machine's own folder of blobs, which `expiry.expire` keeps bounded. Raises `PayloadError`."""
+    try:
+        found = places.make_private(places.home() / "blobs")
+        if not os.access(found, os.W_OK):
+            raise PermissionError(f"{found} is not writable")
+    except OSError as error:
+        raise PayloadError(
+            f"The payload can't be written here: {error}.",
+            "Set DISTMAGIC_HOME to a directory of yours that can be written.",
+        ) from None
+    return found
 
 
 def keep(data: bytes, where: Path) -> LocalBlob:

@@ -1,4 +1,6 @@
-"""What of a folder travels: its files, those that ignore files name left out, and no link that leads out of it."""
+"""What of a folder travels: its files, but no keys or passwords of the user's, nothing that ignore files name, and no link
+that leads out of it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,20 @@ from pathlib import Path
 from distmagic.errors import PayloadError, PayloadTooLarge
 from distmagic.payload.ignored import rules_above
 from distmagic.payload.sizes import allowance_gib, size_text
+from distmagic.remote.records import places
 
 MAX_FILES = 100_000
+# At the top of a folder: keys and passwords of the user's, and what distmagic keeps. No host is to have them.
+_PRIVATE = {
+    ".ssh",
+    ".aws",
+    ".gnupg",
+    ".kube",
+    ".docker",
+    ".netrc",
+    ".config/gcloud",
+    ".distmagic",
+}
 _NAMED_AT_MOST = 3
 
 
@@ -29,7 +43,7 @@ class Contents:
     """Files, links (each with its target) and empty folders, by their path below a working directory.
 
     `left_out` are links that lead out of their folder, `ignored` files that a .gitignore keeps here, without those of
-    folders that it keeps here whole.
+    folders that it keeps here whole. `private` is what may hold keys or passwords of the user's.
     """
 
     files: dict[str, LocalFile] = field(default_factory=dict)
@@ -37,6 +51,7 @@ class Contents:
     folders: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
+    private: list[str] = field(default_factory=list)
 
     def add(self, other: Contents, at: str = "") -> None:
         """Add what another folder has, at a place below the working directory. What is there already is replaced."""
@@ -46,6 +61,7 @@ class Contents:
         self.folders += [prefix + path for path in other.folders]
         self.left_out += [prefix + path for path in other.left_out]
         self.ignored += [prefix + path for path in other.ignored]
+        self.private += [prefix + path for path in other.private]
 
     @property
     def size_bytes(self) -> int:
@@ -66,6 +82,7 @@ def contents_of(folder: Path) -> Contents:
 
 def _look(root: Path) -> Contents:
     found = Contents()
+    kept_by_us = os.path.realpath(places.home())
     waiting = [("", rules_above(root))]
     while waiting:
         inner, rules = waiting.pop()
@@ -80,7 +97,9 @@ def _look(root: Path) -> Contents:
         for entry in there:
             path = f"{inner}/{entry.name}" if inner else entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
-            if by := rules.ignored_by(f"{root}/{path}", is_folder=is_folder):
+            if path in _PRIVATE or f"{root}/{path}" == kept_by_us:
+                found.private.append(path)
+            elif by := rules.ignored_by(f"{root}/{path}", is_folder=is_folder):
                 if by.endswith("/.gitignore") and entry.is_file(follow_symlinks=False):
                     found.ignored.append(path)
             elif is_folder:

@@ -169,13 +169,7 @@ def pack_whole(
 
 def payload_folder(scratch: Path | None) -> Path:
     """Return where a payload is written: among this machine's blobs, unless `scratch` is named. Raises `PayloadError`."""
-    try:
-        return blobs.folder() if scratch is None else scratch
-    except OSError as error:
-        raise PayloadError(
-            f"The payload can't be written here: {error}.",
-            "Set DISTMAGIC_HOME to a directory of yours that can be written.",
-        ) from None
+    return blobs.folder() if scratch is None else scratch
 
 
 def dumped(

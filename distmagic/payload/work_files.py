@@ -56,8 +56,8 @@ def with_tree(
 ) -> Payload:
     """Return a payload with all files that hosts need.
 
-    `sync` is the folder that the user has named, instead of a script's own. Raises `SpecError` for one that is none, and
-    `PayloadError`, or `PayloadTooLarge` where there is more to send than the payload's limit.
+    `sync` is the folder that the user has named, instead of a script's own. Raises `SpecError` for one that is none or
+    that is the user's home, and `PayloadError`, or `PayloadTooLarge` where there is more to send than the payload's limit.
     """
     folder = named_folder(sync) if sync is not None else payload.folder
     contents, owned, inside = gather(folder, payload.modules, current, payload.script)
@@ -70,7 +70,11 @@ def with_tree(
         what = f"The local package{'s' if len(payload.modules) > 1 else ''} {names}"
     check_size(contents, payload.limit_bytes, what)
     tree = packed(contents, sorted(set(owned)), scratch or blobs.folder(), inside)
-    notices = (_left_out(contents), _ignored_but_named(contents))
+    notices = (
+        _private(contents),
+        _left_out(contents),
+        _ignored_but_named(contents),
+    )
     notice = "; ".join(text for text in notices if text)
     return replace(payload, tree=tree, notice=notice)
 
@@ -90,6 +94,7 @@ def gather(
     inside = ""
     if folder is not None:
         folder, current = folder.resolve(), current.resolve()
+        _check_not_home(folder, script)
         at, inside = place_of(folder, current)
         contents.add(contents_of(folder), at)
         owned.append(at)
@@ -107,6 +112,21 @@ def named_folder(sync: str) -> Path:
             "Name a folder of this machine.",
         )
     return folder
+
+
+def _check_not_home(folder: Path, script: Path | None) -> None:
+    """Raise `SpecError` for the user's home: no host is to have keys, passwords and all that lies there."""
+    home = Path(os.path.realpath(os.path.expanduser("~")))
+    if not home.is_relative_to(folder):
+        return
+    what = "is" if folder == home else "has in it"
+    raise SpecError(
+        f"The folder {folder} {what} your home directory, with all that is yours; it is not sent to hosts.",
+        "Name a folder that has only what hosts need: --sync DIR."
+        if script is None
+        else f"Put {script.name} into a folder of its own, with what it needs, or name another folder that has it: "
+        "--sync DIR.",
+    )
 
 
 def _check_script(script: Path | None, contents: Contents, folder: Path) -> None:
@@ -140,6 +160,12 @@ def add_module(contents: Contents, module: LocalModule) -> str:
                 file_of(file)
             )
     return module.name
+
+
+def _private(contents: Contents) -> str:
+    if not contents.private:
+        return ""
+    return f"not sent: {_first_of(contents.private)} (keys, and what is distmagic's own, stay here)"
 
 
 def _left_out(contents: Contents) -> str:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from distmagic.request.hosts import Host
 
 
+_MOST_OF_A_NAME = 5  # jobs: two are enough to see that hosts disagree
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One job, running or ended, as far as the hosts that were asked know of it.
@@ -70,36 +73,92 @@ class Job:
         return self.reason or "died"
 
 
-def found_jobs(answers: Iterable[Sequence[JobListing]]) -> tuple[Job, ...]:
-    """Return the jobs that hosts list, the oldest first. `answers` is what each of the asked hosts lists, in order."""
-    nodes: dict[str, dict[int, tuple[int, JobListing]]] = {}
-    for index, listed in enumerate(answers):
+def found_jobs(
+    asked: Sequence[str], answers: Iterable[Sequence[JobListing]]
+) -> tuple[Job, ...]:
+    """Return the jobs that hosts list, the oldest first. `asked` are their names here, `answers` what each of them lists.
+
+    No host can pass for another one that was asked:
+
+    - Of a node tells the host that was asked under the node's own name, and nobody else, even where it is down or knows
+      nothing of the node.
+    - Where no host was asked under this name (it may have another one here), any may tell: first one whose name is that of
+      no other node, then one that says that the node runs there, then the one that was asked first.
+    - Which hosts a job has is told by the host of its first node, which takes in all others. A host whose list does not
+      begin as that one is left out.
+    - Hosts that differ in who the first host is, or, while the first one says nothing, in who the others are, tell of
+      several jobs of one name: `choose` takes none of them.
+
+    Not promised: that a host tells the truth of its own node, or of one whose host was asked under another name than the
+    job has for it; and, while the first host says nothing, that one which says it has come to the job later belongs to it.
+    """
+    told: dict[tuple[str, str], list[_Told]] = {}
+    names = set(asked)
+    for index, (name, listed) in enumerate(zip(asked, answers, strict=True)):
         for one in listed:
-            table = nodes.setdefault(one.job, {})
-            known = table.get(one.node_rank)
-            # Hosts with one name and one home list each other's nodes, and each sees only its own run.
-            if known is None or (one.is_running and not known[1].is_running):
-                table[one.node_rank] = (index, one)
-    jobs = [_job(name, table) for name, table in nodes.items()]
+            if not 0 <= one.node_rank < len(one.hosts):
+                continue
+            of_host = one.hosts[one.node_rank]
+            if of_host == name or of_host not in names:
+                key = (one.job, one.hosts[0])
+                told.setdefault(key, []).append(_Told(index, name, one))
+    jobs = [job for each in told.values() for job in _jobs(each)]
     return tuple(sorted(jobs, key=lambda job: (job.began_s, job.name)))
 
 
-def _job(name: str, found: dict[int, tuple[int, JobListing]]) -> Job:
-    nodes = {node_rank: one for node_rank, (_, one) in found.items()}
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a host, by its index and the name under which it was asked, lists of a node of which it may tell."""
+
+    index: int
+    asked_as: str
+    listing: JobListing
+
+
+def _jobs(told: Sequence[_Told]) -> list[Job]:
+    """Return the job of which hosts tell that agree on its name and its first host; several where they can't be one."""
+    jobs: list[Job] = []
+    of_first = [one for one in told if one.listing.node_rank == 0]
+    rest = list(told)
+    while rest and len(jobs) < _MOST_OF_A_NAME:
+        # A node that came later knows of more hosts than those before it.
+        fullest = max(rest, key=lambda one: len(one.listing.hosts))
+        hosts = (_believed(of_first) if of_first else fullest).listing.hosts
+        nodes: dict[int, list[_Told]] = {}
+        others = []
+        for one in rest:
+            if one.listing.hosts == hosts[: len(one.listing.hosts)]:
+                nodes.setdefault(one.listing.node_rank, []).append(one)
+            else:
+                others.append(one)
+        jobs.append(_job(hosts, {rank: _believed(nodes[rank]) for rank in nodes}))
+        rest = [] if of_first else others
+    return jobs
+
+
+def _believed(told: Sequence[_Told]) -> _Told:
+    """Return what is believed of all that hosts tell of one node."""
+
+    def rank(one: _Told) -> tuple[bool, bool]:
+        # Hosts with one name and one home list each other's nodes, and each sees only its own run.
+        return one.asked_as not in one.listing.hosts, one.listing.is_running
+
+    return max(told, key=rank)  # of several alike the first
+
+
+def _job(hosts: tuple[str, ...], found: Mapping[int, _Told]) -> Job:
+    nodes = {node_rank: found[node_rank].listing for node_rank in sorted(found)}
     first = nodes[min(nodes)]
-    # A node that came back later knows of one more.
-    hosts = max((one.hosts for one in nodes.values()), key=len)
     host_indices = [-1] * len(hosts)
     running = []
-    for rank, (index, one) in sorted(found.items()):
-        if 0 <= rank < len(hosts):
-            host_indices[rank] = index
-            if one.is_running:
-                running.append(rank)
+    for rank, one in sorted(found.items()):
+        host_indices[rank] = one.index
+        if one.listing.is_running:
+            running.append(rank)
     reasons = [one.reason for one in nodes.values() if one.reason not in ("", "done")]
     reported = [one.reported for one in nodes.values() if one.reported is not None]
     return Job(
-        name=name,
+        name=first.job,
         hosts=hosts,
         host_indices=tuple(host_indices),
         running=tuple(running),
@@ -138,6 +197,12 @@ def choose(jobs: Sequence[Job], name: str) -> Job:
         fits = [job for job in jobs if job.name.startswith(name)]
     if len(fits) == 1:
         return fits[0]
+    if len({job.name for job in fits}) == 1:
+        firsts = " and ".join(dict.fromkeys(", ".join(job.hosts) for job in fits))
+        raise SpecError(
+            f"Hosts disagree about job {fits[0].name}: it is said to have the hosts {firsts}.",
+            "Name only the hosts that it has, with %distributed hosts.",
+        )
     latest = (fits or jobs)[-5:]
     known = ", ".join(job.name for job in latest) or "none"
     what = (

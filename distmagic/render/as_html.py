@@ -70,21 +70,21 @@ def head_and_table(state: RunState) -> tuple[str, str]:
     view = overview(state)
     hosts = _hardware(view) if len(view.hardware) <= _FEW_HOSTS else ""
     groups = [group for group in view.groups if not group.is_folded]
-    return _head(view), _table_of(groups, view.metrics) + hosts
+    return _head(view), _table_of(groups, view.metrics, state.variable) + hosts
 
 
 def all_ranks(state: RunState) -> str:
     """Return every rank and the hardware of a large run, to be unfolded; "" where the table has a row a rank."""
     view = overview(state)
     if len(view.hardware) <= _FEW_HOSTS:
-        return _folded(view)
+        return _folded(view, state.variable)
     shown = min(MAX_HOSTS, len(view.hardware))
     some = "" if shown == len(view.hardware) else f"{shown} of "
     title = f"hardware of {some}{len(view.hardware)} hosts"
     hosts = (
         f'<details class="dm-all"><summary>{title}</summary>{_hardware(view)}</details>'
     )
-    return _folded(view) + hosts
+    return _folded(view, state.variable) + hosts
 
 
 def about_and_output(state: RunState, lines: int) -> tuple[str, str]:
@@ -138,12 +138,12 @@ def _alert(alert: Alert) -> str:
 # ---- the table
 
 
-def _folded(view: Overview) -> str:
+def _folded(view: Overview, variable: str) -> str:
     """Return the rows that a click unfolds, "" for none."""
     html = ""
     for group in view.groups:
         if group.is_folded:
-            inner = _table_of([replace(group, title="")], view.metrics)
+            inner = _table_of([replace(group, title="")], view.metrics, variable)
             html += f'<details class="dm-all"><summary>{escape(group.title)}</summary>{inner}</details>'
     return html
 
@@ -162,7 +162,9 @@ def _hardware(view: Overview) -> str:
     )
 
 
-def _table_of(groups: Sequence[Group], metric_names: Sequence[str]) -> str:
+def _table_of(
+    groups: Sequence[Group], metric_names: Sequence[str], variable: str
+) -> str:
     rows = [row for group in groups for row in group.rows]
     if not rows:
         return ""
@@ -187,7 +189,7 @@ def _table_of(groups: Sequence[Group], metric_names: Sequence[str]) -> str:
     more = len(metrics) - _MAX_METRICS
     note = ""
     if more > 0:
-        note = f'<div class="dm-faint">{_MAX_METRICS} of {len(metrics)} metrics shown; all of them: run.metrics</div>'
+        note = f'<div class="dm-faint">{_MAX_METRICS} of {len(metrics)} metrics shown; all of them: {variable}.metrics</div>'
     return f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>{note}'
 
 

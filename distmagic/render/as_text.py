@@ -49,7 +49,7 @@ def text(state: RunState, *, width: int = 100, lines: int = 10) -> str:
     if shown:
         seen = count_of_lines(state)
         parts.append(
-            f"last {len(shown)} of {seen:,} lines of output; all of a rank's: run.logs(rank)"
+            f"last {len(shown)} of {seen:,} lines of output; all of a rank's: {state.variable}.logs(rank)"
         )
     for line in shown:
         words = cut(plain(line.text), _MAX_LINE)

@@ -88,7 +88,7 @@ def curves(state: RunState) -> str:
         )
     more = len(names) - len(shown)
     if more:
-        legend += f'<span class="dm-faint">and {more} more metrics: run.metrics</span>'
+        legend += f'<span class="dm-faint">and {more} more metrics: {state.variable}.metrics</span>'
     return (
         f'<div class="dm-curves">{figures}</div><div class="dm-legend">{legend}</div>'
     )

@@ -29,7 +29,7 @@ def about_output(state: RunState, lines: int = OUTPUT_LINES) -> str:
     shown = min(lines, len(shown_lines(state)))
     seen = count_of_lines(state)
     some = f"last {shown} of {seen:,} lines" if seen > shown else "output"
-    where = f"run.logs(rank), %distributed logs {plain(state.job)} RANK"
+    where = f"{state.variable}.logs(rank), %distributed logs {plain(state.job)} RANK"
     return f'<div class="dm-about dm-faint">{some} · all: {escape(where)}</div>'
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from distmagic.errors import SpecError
 from distmagic.request.flag_table import FLAGS
@@ -15,9 +16,10 @@ from distmagic.request.flag_table import FLAGS
 
 def parse(words: list[str]) -> argparse.Namespace:
     """Return the values of all flags. Raises `SpecError` that names the flag, with the closest known one."""
-    args, unknown = _parser().parse_known_args([_hyphened(word) for word in words])
+    hyphened = [_hyphened(word) for word in words]
+    args, unknown = _parser().parse_known_args(hyphened)
     if unknown:
-        raise _unknown(unknown[0])
+        raise _unknown(unknown[0], hyphened)
     return args
 
 
@@ -65,11 +67,13 @@ _FOREIGN = dict.fromkeys(
 )
 
 
-def _unknown(word: str) -> SpecError:
+def _unknown(word: str, words: Sequence[str]) -> SpecError:
+    """Return the error for a word of the line that is no flag and no flag's value."""
     if not word.startswith("-"):
+        hosts = ",".join(_hosts_with(word, words))
         return SpecError(
             f"{word!r} is not a flag.",
-            f"Hosts are named with --hosts {word}; %distributed --help lists all flags.",
+            f"Hosts are named with --hosts {hosts}; %distributed --help lists all flags.",
         )
     name = word.partition("=")[0]
     if name in _FOREIGN:
@@ -87,6 +91,36 @@ def _unknown(word: str) -> SpecError:
         f"{name} is not a flag of %%distributed.",
         f"{guess}%distributed --help lists all flags.",
     )
+
+
+def _hosts_with(word: str, words: Sequence[str]) -> list[str]:
+    """Return a word as one of the hosts: after those of --hosts, blanks between them or not."""
+    split = [part for one in words for part in one.split("=", 1)]
+    names: list[str] = []
+    if "--hosts" in split:
+        for one in split[split.index("--hosts") + 1 :]:
+            if one.startswith("-"):
+                break
+            names.append(one.strip(","))
+    return names if word.strip(",") in names else [*names, word]
+
+
+class _Once(argparse.Action):
+    """Keeps a value; of two, one would be lost without a word."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002  # argparse gives it
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            hint = "Keep one of them."
+            if self.metavar == "LIST":
+                hint = f"Write one list: {option_string} A,B."
+            raise SpecError(f"{option_string} is given twice.", hint)
+        setattr(namespace, self.dest, values)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -116,7 +150,11 @@ def _parser() -> _Parser:
             parser.add_argument(*names, action="store_true", help=flag.help)
         elif flag.name == "export":
             parser.add_argument(
-                *names, nargs=2, metavar=tuple(flag.metavar.split()), help=flag.help
+                *names,
+                action=_Once,
+                nargs=2,
+                metavar=tuple(flag.metavar.split()),
+                help=flag.help,
             )
         elif flag.repeats:
             parser.add_argument(
@@ -129,6 +167,10 @@ def _parser() -> _Parser:
             )
         else:
             parser.add_argument(
-                *names, metavar=flag.metavar, type=flag.read, help=flag.help
+                *names,
+                action=_Once,
+                metavar=flag.metavar,
+                type=flag.read,
+                help=flag.help,
             )
     return parser

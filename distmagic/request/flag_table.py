@@ -248,7 +248,7 @@ FLAGS = (
     Flag("dry-run", "print what every host would run; the cell is not executed"),
     Flag(
         "output",
-        "variable that gets the run, also when it fails; _run has the last one",
+        "variable that gets the run, also when it fails; without one it is _run until the next",
         "NAME",
         variable_name,
     ),

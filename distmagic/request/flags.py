@@ -158,6 +158,7 @@ def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
     given = _fields_of(JobSpec, args)
     given.setdefault("nproc_per_node", defaults.nproc_per_node)
     given["env"] = tuple(_variable(text, defaults.environ) for text in args.env)
+    _check_once("--env", [name for name, _ in given["env"]])
     return JobSpec(**given)
 
 
@@ -170,6 +171,14 @@ def _fields_of(record: type, args: argparse.Namespace) -> dict[str, Any]:
         if is_there:
             given[one.name] = tuple(value) if isinstance(value, list) else value
     return given
+
+
+def _check_once(flag: str, names: Sequence[str]) -> None:
+    """Raise `SpecError` where a flag that may be repeated says two things of one name, "" being no name."""
+    for name in names:
+        if names.count(name) > 1:
+            of_name = f" for {name}" if name else ""
+            raise SpecError(f"{flag} is given twice{of_name}.", "Keep one of them.")
 
 
 def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -189,6 +198,7 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
     is_for_hosts = args.on in (None, NO_SYSTEM) or is_cluster(args.on)
     if not is_for_hosts:
         given.pop("setup", None)  # the scheduler's job runs it
+    _check_once("--python", [host for host, _ in args.python])
     pythons = dict(base.pythons)
     pythons.update(args.python)
     return replace(base, pythons=tuple(pythons.items()), **given)

@@ -105,7 +105,12 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
             )
             with given_back(reaching, links):
                 check_orphans(
-                    found_jobs([link.facts.running for link in links]), owner, followed
+                    found_jobs(
+                        [link.host.name for link in links],
+                        [link.facts.running for link in links],
+                    ),
+                    owner,
+                    followed,
                 )
                 other = other_python(links)
                 if other is not None and payload.in_source is not None:

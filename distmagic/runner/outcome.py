@@ -15,7 +15,7 @@ from distmagic import sanitize
 from distmagic.connection.link import Link
 from distmagic.connection.requests import job_requests
 from distmagic.connection.requests.progress_line import ProgressLine
-from distmagic.connection.requests.remote_files import RemoteFolder
+from distmagic.connection.requests.remote_files import RemoteFolder, has_room
 from distmagic.errors import ConnectionLost, NoResult, SpecError
 from distmagic.remote.records import journal
 from distmagic.remote.values import parcel
@@ -386,6 +386,8 @@ class Results(Mapping[int, Any]):
             return parcel.load(path)
 
     def _download(self, rank: int, file: io.BufferedWriter) -> None:
+        if not has_room(file, self._size(rank)):
+            raise OSError("there is less room")
         line = ProgressLine(f"result of rank {rank}", self._size(rank))
 
         def write(data: bytes) -> None:

@@ -192,6 +192,7 @@ def _head_and_table(state: RunState) -> dict[str, object]:
     head, table = render.head_and_table(state)
     run = {
         "job": state.job,
+        "variable": state.variable,
         "what": render.size(state),
         "is_running": state.phase == "running",
         "is_stopping": state.phase == "stopping",

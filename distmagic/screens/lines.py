@@ -21,7 +21,8 @@ def new_lines(state: RunState, seen: int) -> tuple[list[OutputLine | str], int]:
     missed = fresh - len(kept)
     if missed:
         lines.insert(
-            0, f"... {missed:,} lines not shown; the whole log: run.logs(rank)"
+            0,
+            f"... {missed:,} lines not shown; the whole log: {state.variable}.logs(rank)",
         )
     return lines, state.lines_seen
 

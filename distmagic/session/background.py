@@ -124,6 +124,7 @@ class BackgroundRun:
         """Begin it. `launch` is called on a thread; `give_up` ends what it waits for before there are hosts."""
         self.job = job
         self.screen = screen
+        self._variable = screen.state.variable
         self._give_up = give_up
         self._open_link = open_link
         self._is_over = threading.Event()
@@ -170,7 +171,7 @@ class BackgroundRun:
         if not self.done:
             raise SpecError(
                 f"Job {self.job} still goes on.",
-                "run.wait() waits for its end, run.stop() ends it.",
+                f"{self._variable}.wait() waits for its end, {self._variable}.stop() ends it.",
             )
         if self._error is not None:
             raise self._error

@@ -31,10 +31,15 @@ from distmagic.remote.wire.protocol import (
     Templates,
 )
 from distmagic.runner.node_joiner import NodeJoiner
+from distmagic.session.names import owner as own_name
 from distmagic.session.packages import Packages
 from distmagic.state.hangs import Explanation
 
 _LOOK_S = 0.2
+# Of the logs of a rank on all hosts together, and of each stream of a host at least: Jupyter's server passes on no more
+# than 3 MB at once.
+_SHOWN_LOG_BYTES = 2 << 20
+_LEAST_LOG_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +87,8 @@ class Housekeeping:
                 )
             )
         return found_jobs(
-            [listings.get(host_index, ()) for host_index in range(len(reaching.hosts))]
+            [host.name for host in reaching.hosts],
+            [listings.get(host_index, ()) for host_index in range(len(reaching.hosts))],
         )
 
     def add(
@@ -162,18 +168,34 @@ class Housekeeping:
         )
 
     def logs(self, reaching: Reaching, job: Job, rank: int) -> str | None:
-        """Return what a rank of a job has written so far, wherever it ran; None if it ran on none of these hosts.
+        """Return what a rank of a job has written last, wherever it ran; None if it ran on none of these hosts.
 
-        `reaching` as for `stop`.
+        It is as much as a page shows at once, and says where more is left out. `reaching` as for `stop`.
         """
 
-        def of_host(link: Link, node_rank: int) -> str | None:
-            return job_requests.logs(link, job.name, node_rank, rank)
+        def has_run(link: Link, node_rank: int) -> bool:
+            return job_requests.has_logs(link, job.name, node_rank, rank)
 
-        with reaching.opened() as links:
-            texts = in_parallel(of_host, list(links.values()), job.known)
-        found = [text for text in texts if text is not None]
-        return "".join(found) if found else None
+        with reaching.opened() as opened:
+            links = list(opened.values())
+            have_it = in_parallel(has_run, links, job.known)
+            nodes = [
+                (link, node_rank)
+                for link, node_rank, has_it in zip(
+                    links, job.known, have_it, strict=True
+                )
+                if has_it
+            ]
+            if not nodes:
+                return None
+            # A host has two streams.
+            most = max(_LEAST_LOG_BYTES, _SHOWN_LOG_BYTES // (2 * len(nodes)))
+
+            def of_node(node: tuple[Link, int]) -> str:
+                link, node_rank = node
+                return job_requests.newest_logs(link, job.name, node_rank, rank, most)
+
+            return "".join(in_parallel(of_node, nodes))
 
     def stacks(self, reaching: Reaching, job: Job) -> Explanation:
         """Ask all ranks of a running job where they are; nothing else is changed. `reaching` as for `attach`."""
@@ -185,22 +207,30 @@ class Housekeeping:
             # They follow the job: nothing else can be asked over them.
             in_parallel(Link.close, there)
 
-    def remove(self, reaching: Reaching, jobs: Sequence[Job]) -> int:
-        """Remove logs and results of jobs that have ended from their hosts, as far as these are up; return the bytes."""
+    def remove(self, reaching: Reaching, jobs: Sequence[Job], owner: str = "") -> int:
+        """Remove logs and results of jobs that have ended from their hosts, as far as these are up; return the bytes.
+
+        With an `owner` each host removes only what it knows itself to be this one's, whatever another host said.
+        """
         names = sorted({job.name for job in jobs})
 
         def from_host(link: Link) -> int:
-            return sum(host_requests.remove_job(link, name) for name in names)
+            return sum(host_requests.remove_job(link, name, owner) for name in names)
 
         with reaching.opened(enough=1) as links:
             return sum(in_parallel(from_host, list(links.values())))
 
-    def cached(self, reaching: Reaching, *, removes: bool = False) -> tuple[int, ...]:
-        """Return the bytes that each host that is up keeps of what was sent; with `removes` they are gone."""
+    def cached(
+        self, reaching: Reaching, *, removes: bool = False, owner: str = ""
+    ) -> tuple[int, ...]:
+        """Return the bytes that each host that is up keeps of what was sent and made; with `removes` they are gone.
+
+        With an `owner` without what others have made.
+        """
         with reaching.opened(enough=1) as links:
             return tuple(
                 in_parallel(
-                    partial(host_requests.prune_blobs, removes=removes),
+                    partial(host_requests.prune_blobs, removes=removes, owner=owner),
                     list(links.values()),
                 )
             )
@@ -255,6 +285,7 @@ class Housekeeping:
             name=packages.name,
             requirements=packages.requirements,
             lock=dict(packages.lock),
+            owner=own_name(),
         )
         latest: dict[str, EnvironmentProgress] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 from distmagic import sanitize
@@ -82,7 +83,7 @@ def _of_module(failure: Failure, host: str) -> str:
         or lies_at in ("built-in", "frozen")
         or local_modules.is_installed(lies_at)
     ):
-        return ""
+        return _of_package(failure, found["name"], host, is_here=spec is not None)
     compiled = origin if _is_compiled(origin) else _compiled_in(places, rest)
     if compiled:
         return (
@@ -92,6 +93,18 @@ def _of_module(failure: Failure, host: str) -> str:
     return (
         f"{top} is a module of yours, {lies_at}. It travels where code imports it by its name: write `import {top}` in the "
         "cell, or in a module that travels; or bring its folder (%distributed help files)."
+    )
+
+
+def _of_package(failure: Failure, name: str, host: str, *, is_here: bool) -> str:
+    """Return what to do about a module of an installed package, "" for one of Python's own."""
+    top = name.partition(".")[0]
+    if failure.type != "ModuleNotFoundError" or top in sys.stdlib_module_names:
+        return ""
+    sync = ", or write %distributed env sync: it brings this kernel's packages"
+    return (
+        f"The Python on {host} has no module {name}: install its package there, or name a Python that has it "
+        f"(--python){sync if is_here else ''}."
     )
 
 

@@ -8,6 +8,14 @@ Who begins a job is a person, with the notebook or the script:
 
 What is in the last brackets tells kernels apart that have no name of their own; a host that counts what it keeps of
 somebody leaves it away (`listing.kept_for`).
+
+The origin of a working directory has the person and the whole path, so that the next kernel finds it again:
+
+    ann@laptop:/home/ann/train.ipynb             a notebook whose path is known
+    ann@laptop:/home/ann/train.py                a script
+    ann@laptop:/home/ann                         any other kernel or process in this folder
+
+Several owners may so use one directory. It remembers who they are, and `clean all` takes it from none of them.
 """
 
 from __future__ import annotations
@@ -34,14 +42,18 @@ _KERNEL_FILE = "kernel-"  # how a Jupyter server, and VS Code, begin the name of
 
 def owner() -> str:
     """Return the name of this process as the owner of jobs: another kernel has the same one only for the same notebook."""
+    return _of_this_person(_notebook() or _script(os.getpid()))
+
+
+def _of_this_person(what: str) -> str:
+    """Return who has begun something here: the user, the machine, and what it is."""
     host = socket.gethostname()
     try:
         person = f"{getpass.getuser()}@{host}"
     except (KeyError, OSError):  # a container's user without a name
         person = host
-    name = f"{person}:{_notebook() or _script(os.getpid())}"
     # As a host may list it: else it would not be known again.
-    return sanitize.line(name)[:_MOST_CHARS]
+    return sanitize.line(f"{person}:{what}")[:_MOST_CHARS]
 
 
 def new_job() -> str:
@@ -97,7 +109,7 @@ def _script(pid: int) -> str:
 def work_dir(spec: JobSpec, payload: Payload | None = None) -> WorkDir:
     """Return the working directory of a run, before it is known which files it gets.
 
-    One that the user has named is for all runs of that name; any other is for the runs of one notebook or script.
+    One that the user has named is for all runs of that name; any other is for one person's runs of one notebook or script.
     """
     if spec.name is not None:
         return WorkDir(name=spec.name, is_fresh=spec.fresh)
@@ -109,7 +121,7 @@ def work_dir(spec: JobSpec, payload: Payload | None = None) -> WorkDir:
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("._-")[:_MOST_NAME_CHARS]
     return WorkDir(
         name=plain or "run",
-        origin=f"{socket.gethostname()}:{origin}",
+        origin=_of_this_person(origin),
         is_fresh=spec.fresh,
     )
 
@@ -117,7 +129,7 @@ def work_dir(spec: JobSpec, payload: Payload | None = None) -> WorkDir:
 def own_origin() -> str:
     """Return the name of this notebook, or script, as hosts know the one that a working directory belongs to."""
     _, path = _of_this_process()
-    return f"{socket.gethostname()}:{path}"
+    return _of_this_person(path)
 
 
 def _of_this_process() -> tuple[str, str]:

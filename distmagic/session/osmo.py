@@ -72,8 +72,10 @@ def check(request: Request) -> None:
         )
 
 
-def run(request: Request, payload: Payload, screen: Screen) -> Run:
-    """Run a payload as a workflow, and return what is left of it.
+def run(
+    request: Request, payload: Payload, screen: Screen, variable: str = "run"
+) -> Run:
+    """Run a payload as a workflow, and return what is left of it. `variable` as for `Session.launch`.
 
     Raises `SpecError` and `Unreachable` where it can't be submitted; else what any run raises, with its `Run`.
     """
@@ -81,7 +83,9 @@ def run(request: Request, payload: Payload, screen: Screen) -> Run:
     job = _job(request, payload)
     text, tasks = workflows.workflow(job), workflows.names(job.nodes)
     restarts = job.spec.max_restarts
-    workflow = WorkflowRun(text, tasks, _planned(job), payload.title, restarts, screen)
+    workflow = WorkflowRun(
+        text, tasks, _planned(job), payload.title, restarts, screen, variable
+    )
     left = workflow.run()
     url = job.request.results
     if url:

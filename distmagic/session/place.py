@@ -128,12 +128,20 @@ def begin_in_background(
     spec: JobSpec,
     payload: Payload,
     screen: Screen,
+    variable: str = "run",
 ) -> BackgroundRun:
-    """Begin a run and return it at once. `screen` is shown the first state now: that makes the output of this cell."""
+    """Begin a run and return it at once. `screen` is shown the first state now: that makes the output of this cell.
+
+    `variable` as for `Session.launch`.
+    """
     job = new_job()
     state = begin(job, place.names, spec.max_restarts)
     state = replace(
-        state, call=payload.title, name=spec.name or "", began_unix_s=time.time()
+        state,
+        call=payload.title,
+        name=spec.name or "",
+        began_unix_s=time.time(),
+        variable=variable,
     )
     shown = BackgroundScreen(state, screen)
     reached: list[Reaching] = []
@@ -152,7 +160,7 @@ def begin_in_background(
         reached.append(reaching)
         for future in reaching.futures:
             future.add_done_callback(session.background.end_before_connections)
-        return session.launch(reaching, spec, payload, shown, job)
+        return session.launch(reaching, spec, payload, shown, job, variable)
 
     def give_up() -> None:
         if not reached:

@@ -99,8 +99,10 @@ def run_as_rank(program: Program, place: JobNode) -> None:
         runpy.run_path(program.target, run_name="__main__")
 
 
-def run_workflow(request: Request, program: Program, screen: Screen) -> Run:
-    """Run a program as a workflow of OSMO. Raises what `osmo.check` and `osmo.run` raise."""
+def run_workflow(
+    request: Request, program: Program, screen: Screen, variable: str = "run"
+) -> Run:
+    """Run a program as a workflow of OSMO; `variable` as for `Session.launch`. Raises what `osmo.check` and `osmo.run` raise."""
     osmo.check(request)
     payload = pack_program(
         program,
@@ -108,16 +110,16 @@ def run_workflow(request: Request, program: Program, screen: Screen) -> Run:
         current=Path.cwd(),
         limit_bytes=request.payload_limit_bytes,
     )
-    return osmo.run(request, payload, screen)
+    return osmo.run(request, payload, screen, variable)
 
 
-def run_program(
+def run_program(  # noqa: PLR0913, PLR0917  # all that a run is made of
     session: Session, request: Request, program: Program, hosts: tuple[Host, ...], access: Access,
-    asker: NotebookAsker, screen: Screen,
+    asker: NotebookAsker, screen: Screen, variable: str = "run",
 ) -> Run | Detached | BackgroundRun:  # fmt: skip
     """Run a program on every rank of `hosts`, or of the nodes that the request asks a scheduler for.
 
-    Raises what `Session.allocation` and `Session.launch` raise, and `SpecError`.
+    `variable` as for `Session.launch`. Raises what `Session.allocation` and `Session.launch` raise, and `SpecError`.
     """
     if request.background:
         asker.can_ask = False  # nobody is there for the whole run
@@ -130,7 +132,9 @@ def run_program(
             limit_bytes=request.payload_limit_bytes,
         )
         if request.background:
-            return begin_in_background(session, place, request.spec, payload, screen)
+            return begin_in_background(
+                session, place, request.spec, payload, screen, variable
+            )
         reaching = place.reach(screen, payload)
     except KeyboardInterrupt:
         place.cancel()
@@ -138,4 +142,4 @@ def run_program(
     except BaseException:
         place.cancel()
         raise
-    return session.launch(reaching, request.spec, payload, screen)
+    return session.launch(reaching, request.spec, payload, screen, variable=variable)

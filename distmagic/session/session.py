@@ -21,6 +21,7 @@ from distmagic.connection.parallel import in_parallel
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.connection.reach import UNKNOWN_HOST, Reaching
 from distmagic.errors import Cancelled, DistmagicError, PayloadTooLarge, WorkerFailed
+from distmagic.payload import blobs
 from distmagic.payload.bundle import build
 from distmagic.payload.pack import Payload
 from distmagic.payload.work_files import begins_in, with_tree
@@ -35,6 +36,7 @@ from distmagic.runner.launch import Followed, attach, enough_hosts, launch
 from distmagic.runner.outcome import Detached, Run
 from distmagic.runner.prepare import prepare
 from distmagic.screens.choose import screen_for
+from distmagic.screens.named import NamedScreen
 from distmagic.session.allocations import Allocations, preview
 from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Housekeeping
@@ -131,8 +133,9 @@ class Session(Housekeeping):
         """Begin to reach hosts, in the background; no host means this machine. `spec` is the run that is to come.
 
         Of `spare` hosts only the names are needed for now: they may come to a job that is followed. Raises `SpecError`
-        where this machine's limits are too low for so many hosts.
+        where this machine's limits are too low for so many hosts, and `PayloadError` where it can't keep what is sent.
         """
+        blobs.folder()  # once here, in place of once for each host
         hosts = hosts or (LOCALHOST,)
         self._connections.check_room(hosts, access)
         pythons = tuple(python_of(host, access) for host in (*hosts, *spare))
@@ -192,10 +195,11 @@ class Session(Housekeeping):
 
     def launch(
         self, reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen,
-        job: str = "",
+        job: str = "", variable: str = "run",
     ) -> Run | Detached:  # fmt: skip
         """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.
 
+        `variable` is the one that gets the run, as messages name it.
         Raises a `PayloadError` or a `HostError` before anything is started, or a `RunError` that carries the `Run`; for
         an interrupt at any time, `Cancelled`.
         """
@@ -210,6 +214,7 @@ class Session(Housekeeping):
             reaching.cancel()
             raise
         work = work_dir(spec, payload)
+        screen = NamedScreen(screen, variable)
         job = job or new_job()
         self._begun[job] = reaching.hosts, reaching.access
         if len(self._begun) > _BEGUN:
@@ -218,7 +223,7 @@ class Session(Housekeeping):
             followed = launch(
                 reaching, spec, payload, screen, job, owner(), work, self._followed
             )
-        left = self._finish(followed, reaching, screen)
+        left = self._finish(followed, reaching, screen, variable)
         if isinstance(left, Run):
             fetch(left, spec.fetch)
         return left
@@ -238,17 +243,20 @@ class Session(Housekeeping):
             replace(payload, limit_bytes=sys.maxsize), spec.sync, Path.cwd()
         )
 
-    def attach(self, reaching: Reaching, job: Job, screen: Screen) -> Run | Detached:
+    def attach(
+        self, reaching: Reaching, job: Job, screen: Screen, variable: str = "run"
+    ) -> Run | Detached:
         """Follow a job from its first event to its end, as if this kernel had started it.
 
         An interrupt ends it; of a detached job it only ends the following.
 
         `reaching` are the job's own hosts in the order of its nodes; those that are down are tried again and again, as
-        when a connection breaks. Raises what `launch` raises for a run.
+        when a connection breaks. `variable` as for `launch`, and so is what it raises for a run.
         """
+        screen = NamedScreen(screen, variable)
         with self._following(job.name):
             followed = attach(reaching, job, screen)
-        return self._finish(followed, reaching, screen)
+        return self._finish(followed, reaching, screen, variable)
 
     @contextmanager
     def _following(self, job: str) -> Iterator[None]:
@@ -262,10 +270,14 @@ class Session(Housekeeping):
     # ---- the end of a run
 
     def _finish(
-        self, followed: Followed, reaching: Reaching, screen: Screen
+        self,
+        followed: Followed,
+        reaching: Reaching,
+        screen: Screen,
+        variable: str,
     ) -> Run | Detached:
         """Return what is left of a run. Raises the error that its end means, which carries the `Run`."""
-        state = followed.state
+        state = replace(followed.state, variable=variable)
         if not state.is_over:
             return self._leave(followed, reaching, screen)
 

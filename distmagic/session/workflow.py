@@ -43,7 +43,7 @@ _SOON = 30
 class WorkflowRun:
     """One workflow from its submission to its end, with these tasks, of which each is a node. `workflow_id` is "" before.
 
-    `text` is the workflow; `title` what it runs, as the user wrote it.
+    `text` is the workflow; `title` what it runs, as the user wrote it; `variable` the one that gets the run.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class WorkflowRun:
         title: str,
         max_restarts: int,
         screen: Screen,
+        variable: str = "run",
     ) -> None:
         self.workflow_id = ""
         self._text, self._tasks = text, tasks
@@ -62,7 +63,10 @@ class WorkflowRun:
         self._reader = LogReader(self._tasks, self._queue.put)
         self._noted = interrupts.Interrupts()
         state = replace(
-            begin("", tasks, max_restarts), call=title, began_unix_s=time.time()
+            begin("", tasks, max_restarts),
+            call=title,
+            began_unix_s=time.time(),
+            variable=variable,
         )
         self._loop = RunLoop(
             state, self._queue, screen, time.sleep, self._noted, clock, str

@@ -93,7 +93,7 @@ def has_failed_afterwards(end: Ended | None, exit_: Exit | None) -> bool:
 
 
 def cure_in_words(text: str, host: str) -> str:
-    """Return what to do about an error of torch that says too little, or about a name of an earlier run; "" for nothing."""
+    """Return what to do about an error of torch that says too little, or about a name that is not there; "" for nothing."""
     text = text[:20_000]
     for pattern, words in _CURES:
         if pattern.search(text):
@@ -102,8 +102,8 @@ def cure_in_words(text: str, host: str) -> str:
     if found is None:
         return ""
     return (
-        f"Ranks are new processes in each cell: what an earlier run has set there is gone, and the notebook has no "
-        f"{found['name']} either. Return it from that run and pass it on, or make it in this cell."
+        f"The usual cause is a missing import, or a misspelled name. If an earlier run has made {found['name']}: ranks are "
+        "new processes in each cell, so return it from that run and pass it on, or make it in this cell."
     )
 
 

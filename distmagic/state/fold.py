@@ -26,7 +26,7 @@ _GANG: dict[str, GangState] = {
     "silent": "silent",
     "lost": "lost",
 }
-SKIPPED = "some older reports and lines of output are left out: its journal no longer has them (run.logs may)"
+SKIPPED = "some older reports and lines of output are left out: its journal no longer has them (its logs may)"
 UNHEARD = "the other hosts have not heard of it any more"
 
 

@@ -271,7 +271,9 @@ def _output(builder: RunStateBuilder, node: int, what: protocol.Output) -> None:
     if what.stream not in STREAMS:
         return
     if what.skipped_bytes:
-        note = f"... {what.skipped_bytes:,} bytes not shown; the whole log: run.logs({what.rank})"
+        note = (
+            f"... {what.skipped_bytes:,} bytes not shown; the run's log has all of them"
+        )
         builder.close_lines(what.rank, node, (what.stream,))
         builder.add_line(what.rank, node, what.stream, note)
     builder.write(what.rank, node, what.stream, what.text)

@@ -218,6 +218,7 @@ class RunState:
     name                what the user calls the run (--name), "" where it has no such name
     began_unix_s        when this notebook began the run, in seconds since 1970; 0 for a run that it only follows
     before_s            how long the job had run when this kernel began to follow it
+    variable            the variable that has the run, as messages name it
 
     Times are seconds since the run began, or since this kernel began to follow it, by the notebook's clock.
     """
@@ -259,6 +260,7 @@ class RunState:
     call: str = ""
     name: str = ""
     began_unix_s: float = 0.0
+    variable: str = "run"
 
     @property
     def lost_nodes(self) -> frozenset[int]:

@@ -67,7 +67,10 @@ class Channel:
                 self._tls.settimeout(None)
             except ssl.SSLEOFError:
                 return None
-        found = json.loads(line)
+        try:
+            found = json.loads(line)
+        except RecursionError:
+            raise ValueError("a message is nested too deeply") from None
         return found if isinstance(found, dict) else {}
 
     def send(self, kind: bytes, data: bytes | memoryview = b"") -> None:

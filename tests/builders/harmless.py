@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 
-# The direction of what follows.
-_TURNING = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_SEEN = ("ARABIC ", "SYRIAC ", "KAITHI ", "EGYPTIAN ")  # signs of these scripts
+_JOINERS = ("ZERO WIDTH JOINER", "ZERO WIDTH NON-JOINER")
+
+
+def is_hidden(char: str) -> bool:
+    """Whether nobody sees a character that may turn or hide others: all of category Cf but for signs and joiners."""
+    if unicodedata.category(char) != "Cf":
+        return False
+    name = unicodedata.name(char)
+    return name == "ARABIC LETTER MARK" or not (
+        name.startswith(_SEEN) or name in _JOINERS
+    )
 
 
 def is_harmless(text: str, *, may_break: bool = False) -> bool:
@@ -14,6 +23,6 @@ def is_harmless(text: str, *, may_break: bool = False) -> bool:
     controls = [
         char for char in text if unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp")
     ]
-    return not _TURNING.search(text) and all(
+    return not any(map(is_hidden, text)) and all(
         may_break and char in "\n\t" for char in controls
     )

@@ -173,6 +173,7 @@ class FakeHost:
             if data is None:
                 process.put(p.Refused(what="get_file", error="it is not there"))
             else:
+                data = data[request.offset :]
                 process.put(p.Data(size_bytes=len(data)), data)
         else:
             process.put(*self._usual_answers().get(type(request), ()))

@@ -95,7 +95,9 @@ def begun(*hosts: FakeHost, **more: object) -> Job:
             pid=9,
         )
         host.agent_sends(hello, *host.begins(start))
-    (job,) = found_jobs([host.listings for host in hosts])
+    (job,) = found_jobs(
+        [host.host.name for host in hosts], [host.listings for host in hosts]
+    )
     return job
 
 

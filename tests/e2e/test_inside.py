@@ -156,7 +156,7 @@ sys.exit(cli.main())
 def test_nodes_of_an_ordinary_user_prove_themselves_by_a_shared_home(
     slurm: SlurmLab, folder: Path
 ) -> None:
-    home = folder / "a home"
+    home = folder.with_name("a home")  # a script's folder may not have it in it
     home.mkdir()
     os.chown(home, UID, UID)
     (folder / "shared.py").write_text(SHARED)
@@ -169,6 +169,7 @@ def test_nodes_of_an_ordinary_user_prove_themselves_by_a_shared_home(
     assert seen(lead) == [f"rank {rank} of 2, sum 1, args []" for rank in range(2)]
     assert "follows node 0" in lines_of(1, done.stdout)
     assert list((home / ".distmagic" / "inside").iterdir()) == []
+    shutil.rmtree(home)
 
 
 def test_without_any_proof_each_node_runs_ranks_of_its_own(

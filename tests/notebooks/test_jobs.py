@@ -66,7 +66,7 @@ def test_the_commands_about_jobs(lab: Lab, tmp_path: Path):
             os.utime(path, times=(1e9, 1e9))  # nobody has used it for long
         said = notebook.run("%distributed clean")
         assert re.search(
-            r"kept of sent files, environments and setups that nobody uses: \d+\.\d MB\n+"
+            r"kept of sent files and this notebook's environments that nobody uses: \d+\.\d MB\n+"
             r"working directory that no job uses: ~/\.distmagic/work/test_the_commands_about_jobs0 on dm1 .*\n+"
             r"working directory that no job uses: ~/\.distmagic/work/test_the_commands_about_jobs0 on dm2 .*\n+"
             r"Remove all of it with",
@@ -124,8 +124,8 @@ def test_notebooks_on_one_account_see_each_other_s_jobs_with_their_owners_and_re
         assert own in said
         assert other not in said
         assert (
-            "1 ended job of other notebooks left; %distributed clean all --everybody removes these too."
-            in said
+            "1 ended job of other notebooks and 1 working directory not of this notebook alone left; "
+            "%distributed clean all --everybody removes these too." in said
         )
         assert theirs.run("_run.results[0]") == "7"
         assert other in theirs.run("%distributed jobs")

@@ -10,7 +10,7 @@ import pytest
 
 import distmagic
 from distmagic import api
-from distmagic.errors import SpecError
+from distmagic.errors import SpecError, WorkerFailed
 from distmagic.request import flag_table, notebook_place
 from distmagic.request.flag_table import FLAGS
 from distmagic.request.hosts import parse_hosts
@@ -55,11 +55,15 @@ READ_APART = {
 class FakeSession:
     """Notes what a run asks for, and starts nothing."""
 
+    failure = None
+
     def reach(self, hosts, access, asker, spec=None, spare=()):
         self.hosts, self.access, self.spec = hosts, access, spec
         return self
 
-    def launch(self, reaching, spec, payload, screen, job=""):
+    def launch(self, reaching, spec, payload, screen, job="", variable="run"):
+        if self.failure is not None:
+            raise self.failure
         return "the run"
 
 
@@ -73,6 +77,24 @@ def session(monkeypatch, tmp_path):
     fake = FakeSession()
     monkeypatch.setattr(api, "session", lambda: fake)
     return fake
+
+
+@pytest.mark.parametrize("hosts", ["", " ", ","])
+def test_an_empty_list_of_hosts_is_refused_as_on_the_line(session, hosts):
+    with pytest.raises(SpecError, match=r"^The list of hosts is empty\."):
+        api.run(len, [], hosts=hosts)
+
+
+def test_of_a_run_that_fails_the_error_is_named_as_what_has_it(session):
+    session.failure = WorkerFailed(
+        "rank 1 (gpu-a, local_rank 1) returned, but its process failed",
+        "Its result is kept: run.results[1]. Its whole output: run.logs(1).",
+    )
+    with pytest.raises(WorkerFailed) as caught:
+        api.run(len, [])
+    assert caught.value.hint == (
+        "Its result is kept: error.run.results[1]. Its whole output: error.run.logs(1)."
+    )
 
 
 def test_in_a_notebook_it_runs_where_its_cells_do(session, monkeypatch):

@@ -166,8 +166,12 @@ def test_a_job_that_goes_on_alone_is_named(ran, capsys):
         (["runn", "x"], "distmagic runn is not known.\n"),
         (["run"], "No script is named.\n"),
         (
+            ["run", "--hosts", "a", "--hosts", "b", "x.py"],
+            "--hosts is given twice.\nWrite one list: --hosts A,B.\n",
+        ),
+        (
             ["run", "--hots", "a", "x.py"],
-            "--hots is not a flag of %%distributed.\nDid you mean --hosts?",
+            "--hots is not a flag of distmagic run.\nDid you mean --hosts? distmagic run --help lists all flags.\n",
         ),
         (
             ["run", "--whole", "x.py"],

@@ -203,6 +203,21 @@ def test_the_cell_of_the_readme_has_eight_lines():
 
 
 @each_page
+def test_functions_of_a_page_take_the_arguments_of_its_runs(page):
+    """In the order of the page: a later function of the same name replaces the one before."""
+    parameters: dict[str, int] = {}
+    for snippet in blocks(page, "python"):
+        cell = re.sub(r"^%.*", "", snippet, flags=re.MULTILINE)
+        for node in ast.walk(ast.parse(cell)):
+            if isinstance(node, ast.FunctionDef):
+                parameters[node.name] = len(node.args.args)
+        for node in ast.walk(ast.parse(cell)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "distmagic.run":
+                function, *args = map(ast.unparse, node.args)
+                assert parameters.get(function, len(args)) == len(args), function
+
+
+@each_page
 def test_hosts_of_the_pages_are_hosts(page):
     text = page.read_text()
     for hosts in re.findall(

@@ -8,7 +8,8 @@
     {"node": 1, "for": "stdout", "process": 7}
 
 A node whose connections break dials again: both lasting ones, with the next number. It says its cell again, and is told
-again how that ended.
+again how that ended. One that says anything else than these is hung up on, and has left: with another distmagic it would
+say the same again.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Member:
         self.cell, self.digest = 0, ""  # the last cell that it has come to
         self.outcomes: dict[int, dict[str, Any]] = {}  # of cells, from that one on
         self.has_left = False
+        self.has_misspoken = False  # it said what no node says
         self.lost_at_s: float | None = None
         # Connections of processes: None while they are waited for.
         self.pieces: dict[tuple[int, str], Channel | None] = {}
@@ -100,16 +102,21 @@ class Arrivals:
         channel = Channel(tls)
         try:
             hello = channel.hear(_HELLO_S) or {}
-            member = self._member(hello)
-            kind = str(hello.get("for"))
-            if member is None or kind not in ("up", "down", "stdin", "stdout"):
-                channel.close()
-            elif kind in ("stdin", "stdout"):
-                self._take(member, (int(hello["process"]), kind), channel)
+        except (OSError, ValueError):
+            hello = {}
+        member = self._member(hello)
+        if member is None:
+            channel.close()
+            return
+        try:
+            kind = _text(hello, "for")
+            if kind in ("stdin", "stdout"):
+                self._take(member, (_number(hello, "process"), kind), channel)
             else:
                 self._meet(member, kind, channel, hello)
-        except (OSError, ValueError, KeyError, TypeError):
+        except _Misspoken:
             channel.close()
+            self._turn_away(member)
 
     def _member(self, hello: dict[str, Any]) -> Member | None:
         for member in self.members:
@@ -129,7 +136,15 @@ class Arrivals:
     def _meet(
         self, member: Member, kind: str, channel: Channel, hello: dict[str, Any]
     ) -> None:
-        dial = int(hello["dial"])
+        if kind not in ("up", "down"):
+            raise _Misspoken
+        dial = _number(hello, "dial")
+        python = _text(hello, "python") if kind == "up" else ""
+        if member.has_misspoken:
+            if kind == "down":
+                _say_bye(channel)
+            channel.close()
+            return
         with self.changed:
             if self._is_over.is_set():
                 channel.close()
@@ -138,7 +153,7 @@ class Arrivals:
             if kind == "down":
                 member.down, member.down_dial = channel, dial
             else:
-                member.up, member.python = channel, str(hello["python"])
+                member.up, member.python = channel, python
             member.has_left, member.lost_at_s = False, None
             self.changed.notify_all()
         self.tell_outcome(member)
@@ -148,17 +163,21 @@ class Arrivals:
             self._listen_to(member, channel, dial)
 
     def _listen_to(self, member: Member, up: Channel, dial: int) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        try:
             while (said := up.hear()) is not None:
+                has_left = said.get("bye") is True
+                if not has_left:
+                    cell, digest = _number(said, "cell"), _text(said, "digest")
                 with self.changed:
-                    if "cell" in said:
-                        member.cell, member.digest = (
-                            int(said["cell"]),
-                            str(said["digest"]),
-                        )
-                    member.has_left = bool(said.get("bye"))
+                    if not has_left:
+                        member.cell, member.digest = cell, digest
+                    member.has_left = has_left
                     self.changed.notify_all()
                 self.tell_outcome(member)
+        except OSError:
+            pass
+        except (ValueError, _Misspoken):
+            self._turn_away(member)
         up.close()
         down = None
         with self.changed:
@@ -170,6 +189,19 @@ class Arrivals:
             self.changed.notify_all()
         if down is not None:
             down.close()
+
+    def _turn_away(self, member: Member) -> None:
+        """Take a node for one that has left, because it has said what no node says."""
+        with self.changed:
+            member.has_misspoken = member.has_left = True
+            up, down = member.up, member.down
+            member.up = member.down = None
+            self.changed.notify_all()
+        if down is not None:
+            _say_bye(down)  # else it would dial again
+            down.close()
+        if up is not None:
+            up.close()
 
     def tell_outcome(self, member: Member) -> None:
         """Tell a node how the cell has ended that it has come to, if that is so."""
@@ -207,11 +239,33 @@ class Arrivals:
                 channels += [member.down, member.up, *member.pieces.values()]
         for member in self.members:
             if member.down is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    member.down.tell(bye=True)
+                _say_bye(member.down)
         for channel in channels:
             if channel is not None:
                 channel.close()
+
+
+def _say_bye(down: Channel) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        down.tell(bye=True)
+
+
+class _Misspoken(Exception):
+    """A message is none that a node sends."""
+
+
+def _number(said: dict[str, Any], name: str) -> int:
+    found = said.get(name)
+    if type(found) is not int or found < 0:  # True is no number
+        raise _Misspoken
+    return found
+
+
+def _text(said: dict[str, Any], name: str) -> str:
+    found = said.get(name)
+    if not isinstance(found, str):
+        raise _Misspoken
+    return found
 
 
 def _listen(place: JobNode) -> socket.socket:

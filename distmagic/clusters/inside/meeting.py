@@ -61,6 +61,8 @@ class Meeting:
                 if now > tell_s:
                     tell_s = math.inf
                     tell(f"waits for node {member.node_rank}, {member.name}.")
+                if member.has_misspoken:
+                    raise self._misspoken(member)
                 if member.has_left:
                     raise Unreachable(
                         member.name,
@@ -88,6 +90,13 @@ class Meeting:
                 self._arrivals.changed.wait(TICK_S)
             return member.is_there and member.cell >= cell
 
+    def _misspoken(self, member: Member) -> Unreachable:
+        return Unreachable(
+            member.name,
+            f"node {member.node_rank} of {self._place.system} said what no node says with the distmagic of node 0.",
+            "Install the same version on all nodes, and start the job again.",
+        )
+
     def _absent(
         self, member: Member, waited_s: float, *, is_refused: bool
     ) -> Unreachable:
@@ -107,6 +116,8 @@ class Meeting:
             self._arrivals.changed.wait_for(
                 lambda: member.is_there or member.has_left, _AGAIN_S
             )
+            if member.has_misspoken:
+                raise self._misspoken(member)
             if not member.is_there:
                 raise Unreachable(
                     name,

@@ -60,14 +60,22 @@ def _more_jobs(link: Link) -> tuple[protocol.JobListing, ...]:
         return link.answer(protocol.Jobs).jobs
 
 
-def remove_job(link: Link, job: str) -> int:
-    """Remove what a job that has ended left on the host; return the bytes. Raises `PreflightError` if it runs."""
-    return link.query(protocol.RemoveJob(job=job), protocol.Removed).size_bytes
+def remove_job(link: Link, job: str, owner: str = "") -> int:
+    """Remove what a job that has ended left on the host; return the bytes. Raises `PreflightError` if it runs.
+
+    With an `owner` the host removes nothing of a job that it knows to be another one's.
+    """
+    request = protocol.RemoveJob(job=job, owner=owner)
+    return link.query(request, protocol.Removed).size_bytes
 
 
-def prune_blobs(link: Link, *, removes: bool) -> int:
-    """Return how many bytes of unused blobs the host keeps; with `removes` it has removed them."""
-    return link.query(protocol.PruneBlobs(removes=removes), protocol.Removed).size_bytes
+def prune_blobs(link: Link, *, removes: bool, owner: str = "") -> int:
+    """Return how many bytes of blobs and more the host keeps that nobody uses; with `removes` it has removed them.
+
+    With an `owner` without what others have made.
+    """
+    request = protocol.PruneBlobs(removes=removes, owner=owner)
+    return link.query(request, protocol.Removed).size_bytes
 
 
 def list_work_dirs(link: Link) -> tuple[protocol.KeptWorkDir, ...]:

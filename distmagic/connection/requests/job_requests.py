@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import TypeVar
@@ -20,6 +21,8 @@ STOP_GRACE_S = 3.0
 # An agent takes the grace and 10 s more at the longest; the rest is for the job's events, which all come first.
 STOP_TIMEOUT_S = 60.0
 LOG_LIMIT_BYTES = 1 << 30  # a longer log is no text to have in memory
+_BEYOND_ANY_LOG = 1 << 62
+_STREAMS = ("stdout", "stderr")
 # Results of one rank, and of one node, that come at once.
 _SMALL_BYTES, _SMALL_TOGETHER_BYTES = (
     1 << 20,
@@ -71,18 +74,50 @@ def fetch(
     return size
 
 
-def logs(link: Link, job: str, node_rank: int, rank: int) -> str | None:
-    """Return what a rank has written on this node so far, stdout before stderr; None if it never ran here."""
-    texts, has_run = bytearray(), False
-    for stream in ("stdout", "stderr"):
+def has_logs(link: Link, job: str, node_rank: int, rank: int) -> bool:
+    """Whether a rank has run on this node. None of what it wrote is sent."""
+    for stream in _STREAMS:
+        request = protocol.GetFile(
+            job=job,
+            node_rank=node_rank,
+            name=journal.log_name(rank, stream),
+            offset=_BEYOND_ANY_LOG,
+        )
+        with contextlib.suppress(PreflightError):
+            fetch(link, request, lambda _: None, limit_bytes=0)
+            return True
+    return False
+
+
+def newest_logs(
+    link: Link, job: str, node_rank: int, rank: int, most_bytes: int
+) -> str:
+    """Return what a rank has written on this node, stdout before stderr, of each the newest `most_bytes` at most.
+
+    Where lines are left out, one says how much that is and where all of it is. No more is ever in memory.
+    """
+    texts = []
+    for stream in _STREAMS:
+        newest = bytearray()
+
+        def take(data: bytes, newest: bytearray = newest) -> None:
+            newest += data
+            del newest[:-most_bytes]
+
         name = journal.log_name(rank, stream)
+        request = protocol.GetFile(job=job, node_rank=node_rank, name=name)
         try:
-            request = protocol.GetFile(job=job, node_rank=node_rank, name=name)
-            fetch(link, request, texts.extend, limit_bytes=LOG_LIMIT_BYTES)
-            has_run = True
+            size = fetch(link, request, take, limit_bytes=LOG_LIMIT_BYTES)
         except PreflightError:
             continue
-    return texts.decode(errors="replace") if has_run else None
+        if size > most_bytes:
+            del newest[: newest.find(b"\n", 0, -1) + 1]  # the line that was cut
+            texts.append(
+                f"... {size - len(newest):,} bytes of {stream} not shown; the whole log: run.logs({rank}) after "
+                f"%distributed attach {job} run, or on {link.host.name} under ~/.distmagic/jobs/{job}\n"
+            )
+        texts.append(newest.decode(errors="replace"))
+    return "".join(texts)
 
 
 def is_small(size_bytes: int | None) -> bool:

@@ -120,7 +120,7 @@ class RemoteFolder:
                     f"{sanitize.line(file.path)} is sent from byte {begins.offset:,} on, which nobody asked for."
                 )
             left = begins.size_bytes - begins.offset
-            if left > shutil.disk_usage(out.fileno()).free:
+            if not has_room(out, left):
                 raise OSError(
                     f"it is {begins.size_bytes:,} bytes long, and there is less room"
                 )
@@ -182,6 +182,11 @@ class RemoteFolder:
         kept.call(transfer, lambda: sent)
         line.end()
         return name
+
+
+def has_room(file: BinaryIO, size_bytes: int) -> bool:
+    """Whether the disk on which an open file lies has room for so many bytes more."""
+    return size_bytes <= shutil.disk_usage(file.fileno()).free
 
 
 def _place(to: Path, path: str) -> Path:

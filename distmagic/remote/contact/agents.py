@@ -48,7 +48,9 @@ class Agents:
         if request.work is None:
             self._start_agent(replace(request, cwd=cwd))
             return
-        ready = work_dirs.prepare(request.work, request.job, request.node_rank)
+        ready = work_dirs.prepare(
+            request.work, request.job, request.node_rank, request.terms.owner
+        )
         work = replace(request.work, path=str(ready.path))
         try:
             self._notebook.say(

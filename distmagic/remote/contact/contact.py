@@ -231,11 +231,12 @@ class Contact:
 
     def _remove_job(self, request: protocol.RemoveJob) -> None:
         """Remove what a job that has ended left here."""
-        self.say(protocol.Removed(size_bytes=listing.remove(request.job)))
+        freed = listing.remove(request.job, request.owner)
+        self.say(protocol.Removed(size_bytes=freed))
 
     def _prune_blobs(self, request: protocol.PruneBlobs) -> None:
         """Send how many bytes of unused blobs and environments are kept; remove these if the request asks for it."""
-        found = expiry.unused(Path(sys.path[0]).name)
+        found = expiry.unused(Path(sys.path[0]).name, owner=request.owner)
         if request.removes:
             expiry.remove(path for path, _ in found)
         self.say(protocol.Removed(size_bytes=sum(size for _, size in found)))

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from distmagic.remote.records import environments, places
+from distmagic.remote.records import environments, owners, places
 from distmagic.remote.records.environments import Environment
 from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol
@@ -77,6 +77,7 @@ class EnvironmentSync:
                 self._say("waiting for another notebook that makes it")
                 self._pause()
         places.touch([environment.path])
+        owners.note(environment.path, request.owner)
         environment.name_it(request.name)
         self._notebook.say(
             protocol.EnvironmentReady(

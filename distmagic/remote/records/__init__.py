@@ -9,6 +9,7 @@ Read in this order:
     logs          a file that grows within a limit: its beginning and its newest part are kept
     journal       every event of one node, numbered, on disk before it is sent
     listing       the jobs of which this host has something
+    owners        for whom a folder is kept that several may use
     manifest      the list of the files that a run brings
     found_files   files that ranks left there, found and read
     work_sync     how files come into a working directory

@@ -3,6 +3,7 @@
     ~/.distmagic/envs/NAME            a link to the environment that was synced last under this name
     ~/.distmagic/envs/.DIGEST/        an environment: the digest is that of the packages and of the Python it is made with
         ready                         written when all packages are there; without it the environment is never used
+        owners                        who has asked for it, a line each
     ~/.distmagic/envs/.DIGEST.lock    held while it is made
 
 It is made where it stays, because the programs in its `bin` name their own path. What appears last and at once is the
@@ -27,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.remote.records import places
+from distmagic.remote.records import owners, places
 from distmagic.remote.records.atomic_file import atomic_write
 
 # Writes a uv.lock as requirements into the file that is named next; the project itself is left out: its modules travel with each run.
@@ -141,13 +142,18 @@ def touch_own() -> None:
             places.touch([_OWN])
 
 
-def unused(older_s: float, now: float) -> list[tuple[Path, int]]:
-    """Return the environments that nobody has used for so long, but at least two minutes, and their bytes."""
+def unused(older_s: float, now: float, owner: str = "") -> list[tuple[Path, int]]:
+    """Return the environments that nobody has used for so long, but at least two minutes, and their bytes.
+
+    With an `owner` only those that nobody else has asked for.
+    """
     found = []
     for path in root().glob(".*"):
         with contextlib.suppress(OSError):
             age_s = now - path.lstat().st_mtime
             is_ours = _DIGEST.fullmatch(path.name) and not path.is_symlink()
+            if owner and owners.of(path) != (owner,):
+                continue
             if is_ours and path.is_dir() and age_s > max(older_s, _IN_USE_S):
                 found.append((path, Environment(path=path).size_bytes()))
     return found

@@ -122,10 +122,13 @@ def mark_fetched(result: Path) -> None:
         result.with_name(result.name + _FETCHED).touch(mode=0o600)
 
 
-def unused(bundle: str, now: float | None = None) -> list[tuple[Path, int]]:
+def unused(
+    bundle: str, now: float | None = None, owner: str = ""
+) -> list[tuple[Path, int]]:
     """Return the blobs and environments that nobody uses, and the variables of setups; and their bytes.
 
-    They are neither this bundle, nor what a living process touches.
+    They are neither this bundle, nor what a living process touches. With an `owner` of environments only those that nobody
+    else has asked for, and no variables, of which nobody knows whose they are. Blobs are sent again where they are missing.
 
     None while a payload is arriving here, whoever sends it: what has come of it is not touched by anybody yet.
     """
@@ -141,10 +144,11 @@ def unused(bundle: str, now: float | None = None) -> list[tuple[Path, int]]:
         if now - entry.changed_s > _TOUCHED_S
     ]
     setups = []
-    for path in (places.home() / "setup").glob("[!.]*"):
-        with contextlib.suppress(FileNotFoundError):
-            setups.append((path, path.lstat().st_size))
-    return [*blobs, *environments.unused(_TOUCHED_S, now), *setups]
+    if not owner:
+        for path in (places.home() / "setup").glob("[!.]*"):
+            with contextlib.suppress(FileNotFoundError):
+                setups.append((path, path.lstat().st_size))
+    return [*blobs, *environments.unused(_TOUCHED_S, now, owner), *setups]
 
 
 def remove(paths: Iterable[Path]) -> None:

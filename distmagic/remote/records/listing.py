@@ -260,11 +260,16 @@ def _reason(lines: Sequence[bytes]) -> str:
     return "failed" if events[-1].reason == "done" and any(codes) else events[-1].reason
 
 
-def remove(job: str) -> int:
-    """Remove what is left of a job that has ended; return the bytes. Raises OSError if it runs."""
+def remove(job: str, owner: str = "") -> int:
+    """Remove what is left of a job that has ended, or nothing if another `owner` began it; return the bytes.
+
+    Raises OSError if it runs.
+    """
     freed = 0
     kept = places.job_dir(job, 0).parent
     for folder in places.matching(kept, f"*-{socket.gethostname()}"):
+        if owner and _owner(folder) != owner:
+            continue
         node_rank = int(folder.name.partition("-")[0])
         if is_running(job, node_rank):
             raise OSError(f"job {job} still runs here; stop it first")
@@ -275,6 +280,14 @@ def remove(job: str) -> int:
         with contextlib.suppress(OSError):
             folder.parent.rmdir()  # the last folder of the job was in it
     return freed
+
+
+def _owner(folder: Path) -> str:
+    """Return who began the job of a node, "" where that can't be read."""
+    try:
+        return _read(folder).terms.owner
+    except (OSError, ValueError):
+        return ""
 
 
 def _ignore_gone(

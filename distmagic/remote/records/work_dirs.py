@@ -2,7 +2,8 @@
 
     ~/.distmagic/work/NAME/           what ranks find when they begin: files that were brought, and those they wrote
     ~/.distmagic/work/.NAME/          what is known of it
-        origin                        the notebook or script that uses it
+        origin                        the person and the notebook or script that use it; empty for one that a user has named
+        owners                        who began the jobs that have used it, a line each
         files.json                    what was brought last, by path, and how each file looked when it was written
         users/JOB.NODE.HOST           a job that uses it, and since when; its agent touches this file, and removes it
         lock
@@ -10,7 +11,8 @@
 Homes are often shared between hosts, and a host may run several nodes: all of them may come here at once. So a directory
 is looked at and changed under its lock; every file gets its name when it is whole; and the second node of a job finds
 that all is there. A directory never changes under a job that runs: another job with other files gets the next one,
-NAME-2, NAME-3 and so on. So does a run of another notebook or script.
+NAME-2, NAME-3 and so on. So does a run of another notebook or script, and one that names its directory where this is a
+notebook's or a script's own: a directory never becomes another one's.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.remote.records import listing, places
+from distmagic.remote.records import listing, owners, places
+from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.records.work_sync import BESIDE, FileSync, RunsFiles, last_brought
 from distmagic.remote.wire.protocol import KeptWorkDir, WorkDir
 
@@ -51,21 +54,24 @@ def root() -> Path:
     return places.home() / "work"
 
 
-def prepare(work: WorkDir, job: str, node_rank: int) -> Prepared:
-    """Make the working directory of a job's node ready, and note that the job uses it. Raises OSError and ValueError."""
+def prepare(work: WorkDir, job: str, node_rank: int, owner: str = "") -> Prepared:
+    """Make the working directory of a job's node ready, and note that the job uses it, and who began that.
+
+    Raises OSError and ValueError.
+    """
     places.make_private(root())
     notice = ""
     with _locked(root() / f".{work.name}"):
         directory = _directory_of(job)
         if directory is None:
             directory, notice = _free_directory(work, job)
+            directory.belongs_to(work.origin, owner)
             # Else all is there, and nothing may change under the job that runs.
             if not directory.users(job):
                 changed = directory.bring(work)
                 notice = "; ".join(
                     text for text in (notice, _in_words(changed)) if text
                 )
-                (directory.about / "origin").write_text(work.origin or directory.origin)
         directory.mark(job, node_rank).write_text(str(time.time()))
     if work.inside:
         (directory.path / work.inside).mkdir(parents=True, exist_ok=True)
@@ -92,7 +98,8 @@ def kept() -> tuple[KeptWorkDir, ...]:
         with contextlib.suppress(OSError):
             one = KeptWorkDir(
                 name=path.name,
-                origin=directory.origin,
+                origin=directory.origin or "",
+                owners=owners.of(directory.about),
                 size_bytes=_size_below(path),
                 age_s=max(0.0, time.time() - directory.used_s()),
                 is_used=bool(directory.users()),
@@ -172,11 +179,21 @@ class _Directory:
         return self.path.with_name(f".{self.path.name}")
 
     @property
-    def origin(self) -> str:
+    def origin(self) -> str | None:
+        """The notebook or script that uses it, "" where it is anybody's who names it so; None before anybody has used it."""
         try:
             return (self.about / "origin").read_text()
-        except OSError:
-            return ""
+        except FileNotFoundError:
+            return None
+
+    def belongs_to(self, origin: str, owner: str) -> None:
+        """Note whose it is, before anything is brought into it. Raises OSError."""
+        self.about.mkdir(mode=0o700, exist_ok=True)
+        if self.origin is None:
+            # Whole, or not at all: half of it would be another one's.
+            with atomic_write(self.about / "origin") as file:
+                file.write(origin.encode())
+        owners.note(self.about, owner)
 
     def mark(self, job: str, node_rank: int) -> Path:
         """Return the file that says that a node of a job uses this; its folder is there."""
@@ -263,7 +280,13 @@ def _free_directory(work: WorkDir, job: str) -> tuple[_Directory, str]:
         name = work.name if number == 1 else f"{work.name}-{number}"
         directory = _Directory(path=root() / name)
         number += 1
-        if work.origin and directory.origin not in ("", work.origin):
+        if directory.origin not in (None, work.origin):
+            if not work.origin:
+                # Its user has written down where it is.
+                notice = (
+                    notice
+                    or f"{directory.path} is the working directory of {directory.origin}"
+                )
             continue
         users = directory.users(job)
         if users and (

@@ -118,8 +118,8 @@ class Membership:
 class WorkDir:
     """The working directory of a run on a host, which is kept for the next run of this name.
 
-    `origin` is the notebook or script that uses it: another one of the same name gets another directory. `manifest` is
-    the blob that lists the files to be brought, "" for none: `files` of them, `size_bytes` long. Ranks begin in the
+    `origin` is the person and the notebook or script that use it: another one of the same name gets another directory. It
+    is "" where the user has named the directory, for all runs that name it so. `manifest` is the blob that lists the files to be brought, "" for none: `files` of them, `size_bytes` long. Ranks begin in the
     folder `inside` of it, "" being the directory itself. `is_fresh`: it is emptied before. `path` is where it is, ""
     before the host has made it.
     """
@@ -212,13 +212,17 @@ class JobListing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptWorkDir:
-    """A working directory that a host keeps. `age_s`: how long it has not been used. `is_used`: by a job that runs."""
+    """A working directory that a host keeps. `age_s`: how long it has not been used. `is_used`: by a job that runs.
+
+    `owners` are those who began the jobs that have used it.
+    """
 
     name: str
     origin: str
     size_bytes: int
     age_s: float
     is_used: bool
+    owners: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -239,17 +239,25 @@ class ListJobs:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveJob:
-    """Remove logs, results and journal of a job that has ended; `Removed` or `Refused` follows."""
+    """Remove logs, results and journal of a job that has ended; `Removed` or `Refused` follows.
+
+    With an `owner` only if this host knows that it was this one who began the job.
+    """
 
     job: str
+    owner: str = ""
 
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneBlobs:
-    """Count the bytes of blobs, environments and setups that nobody uses; remove these if `removes`. `Removed` follows."""
+    """Count the bytes of blobs, environments and setups that nobody uses; remove these if `removes`. `Removed` follows.
+
+    With an `owner` of environments only those that nobody else has asked for, and no setups.
+    """
 
     removes: bool = False
+    owner: str = ""
 
 
 @message
@@ -314,12 +322,14 @@ class SyncEnvironment:
     """Have a virtual environment with these packages, under this name.
 
     `requirements` are lines as pip reads them; in place of them `lock` may have the text of a lock file, by file name.
+    `owner` is who asks for it.
     Any number of `EnvironmentProgress` follow, at least one a second, and then `EnvironmentReady` or `Refused`.
     """
 
     name: str
     requirements: tuple[str, ...] = field(default=(), repr=False)  # may hold secrets
     lock: dict[str, str] = field(default_factory=dict, repr=False)
+    owner: str = ""
 
 
 @message

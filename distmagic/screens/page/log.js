@@ -48,9 +48,9 @@ export class Log {
     return made;
   }
 
-  // Of this job the lines are.
-  update({ job }) {
-    this.lines.rest = `run.logs(rank), %distributed logs ${job} RANK`;
+  // Of this job the lines are; `variable` has its run.
+  update({ job, variable }) {
+    this.lines.rest = `${variable}.logs(rank), %distributed logs ${job} RANK`;
   }
 
   // Add the lines that are new. Lines are numbered from the beginning of the run; these are those from `first` on. With

@@ -225,20 +225,46 @@ def test_a_connection_that_another_run_opens_just_before_a_broken_one_is_dropped
     assert (broken.is_closed, kernel.logins[1].is_closed) == (True, False)
 
 
-def test_of_two_runs_that_want_a_host_at_once_one_connects(kernel: Kernel, monkeypatch):
-    both_want = threading.Barrier(2)
-    connected = kernel.connections._connected
+class NotedLock:
+    """A lock that notes when somebody has to wait for it."""
 
-    def want(*args: Any) -> Any:
-        both_want.wait(10.0)  # each has seen that there is no connection
-        return connected(*args)
+    def __init__(self) -> None:
+        self.is_waited_for = threading.Event()
+        self._lock = threading.Lock()
 
-    monkeypatch.setattr(kernel.connections, "_connected", want)
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.is_waited_for.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_of_two_runs_that_want_a_host_at_once_one_connects(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+):
+    """The first connects until the second waits for it, or connects as well."""
+    lock = NotedLock()
+    key = connections._key(kernel._host, kernel._access)
+    monkeypatch.setitem(cast(Any, kernel.connections._connecting), key, lock)
+    first_connects = threading.Event()
+    connect = kernel._connect
+
+    def connect_slowly(*arguments: Any) -> Any:
+        made = connect(*arguments)
+        if first_connects.is_set():
+            lock.is_waited_for.set()  # the second is here as well
+        first_connects.set()
+        assert lock.is_waited_for.wait(10.0)
+        return made
+
+    monkeypatch.setattr(kernel.connections, "_connect", connect_slowly)
     links: list[Link] = []
-    runs = []
-    for _ in range(2):
-        runs.append(threading.Thread(target=lambda: links.append(kernel.link())))
-        runs[-1].start()
+    runs = [threading.Thread(target=lambda: links.append(kernel.link())) for _ in "ab"]
+    runs[0].start()
+    assert first_connects.wait(10.0)
+    runs[1].start()
     for run in runs:
         run.join(10.0)
     assert len(links) == 2

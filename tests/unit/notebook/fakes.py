@@ -73,6 +73,7 @@ class FakeSession:
     begun_places: dict = field(default_factory=dict)
     found: tuple[Job, ...] = ()
     dirs: tuple[KeptWorkDir, ...] = ()
+    cleaned_for: list[str] = field(default_factory=list)  # owners, "" for everybody
     stopped: Stopped | None = None
     synced: Synced = field(default_factory=lambda: Synced(ready={}))
     reachings: list[FakeReaching] = field(default_factory=list)
@@ -103,9 +104,10 @@ class FakeSession:
     def preview(self, request, access, spec):
         return f"would submit {request.nodes} nodes"
 
-    def launch(self, reaching, spec, payload, screen, job=""):
+    def launch(self, reaching, spec, payload, screen, job="", variable="run"):
         assert not reaching.cancelled
         self.spec, self.payload, self.screen = spec, payload, screen
+        self.variable = variable
         self.screens += getattr(screen, "_screens", [screen])
         self.log.append("launch")
         if self.goes_on is not None:
@@ -121,7 +123,8 @@ class FakeSession:
     def jobs(self, reaching):
         return self.found
 
-    def attach(self, reaching, job, screen):
+    def attach(self, reaching, job, screen, variable="run"):
+        self.variable = variable
         self.log.append(f"attach {job.name}")
         return f"the run of {job.name}"
 
@@ -132,12 +135,14 @@ class FakeSession:
         self.log.append(f"stop {job.name}")
         return self.stopped or Stopped(ended=job.hosts, unknown={})
 
-    def remove(self, reaching, jobs):
+    def remove(self, reaching, jobs, owner=""):
         self.log.append(" ".join(["remove", *(job.name for job in jobs)]))
+        self.cleaned_for.append(owner)
         return 10**6 * len(jobs)
 
-    def cached(self, reaching, *, removes=False):
+    def cached(self, reaching, *, removes=False, owner=""):
         self.log.append("clear" if removes else "measure")
+        self.cleaned_for.append(owner)
         return (5 * 10**5,)
 
     def sync_environment(self, reaching, packages, show):

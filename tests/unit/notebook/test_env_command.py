@@ -79,6 +79,7 @@ def test_an_environment_that_is_there_is_told_as_such(lab, capsys, requirements)
         ("make", "%distributed env is followed by sync."),
         ("sync --fast", "%distributed env sync takes no --fast."),
         ("sync --name", "--name needs a value."),
+        ("sync --name a --name b", "--name is given twice."),
         (
             "sync --lock a --requirements b",
             "--requirements and --lock can't go together.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,23 @@ def test_get_fetches_to_the_current_directory_or_to_the_one_that_is_named(lab, c
         f"fetch x to {Path.home() / 'here'}",
     ]
     assert capsys.readouterr().out == f"a.pt\n{Path.home() / 'here'}/a.pt\n"
+
+
+@pytest.mark.parametrize("to", ["~nobody-of-this-name/models", "~", "~/models"])
+def test_get_makes_no_folder_that_is_called_as_a_home_is_written(lab, monkeypatch, to):
+    if to.partition("/")[0] == "~":
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # KeyError: no entry
+    error = lab.error(f"%distributed get gpu-a runs/model.pt {to}")
+    assert str(error) == (
+        f"%distributed get: no user here has the home of {to}.\nName another folder."
+    )
+    assert lab.session.log == []
+
+
+def test_get_takes_a_folder_that_begins_with_a_tilde_if_it_is_meant(lab):
+    lab.value("%distributed get gpu-a runs/model.pt ./~here")
+    assert "fetch model.pt to ~here" in lab.session.log
 
 
 def test_put_sends_to_the_home_or_to_the_folder_that_is_named(lab, capsys):

@@ -115,11 +115,55 @@ def test_a_job_of_this_kernel_is_reached_where_and_as_it_was_begun(jobs):
     assert jobs.session.access == access
 
 
+@pytest.mark.parametrize(
+    ("log", "shown"),
+    [
+        ("one\ntwo\n", "one\ntwo\n"),
+        ("no end of a line", "no end of a line\n"),
+        ("\x1b[31mred\n", "\x1b[31mred\x1b[0m\n"),
+        ("\x1b[31mred\x1b[0m\n", "\x1b[31mred\x1b[0m\n"),
+        ("\x1b[1;8mbold\x1b[2J", "\x1b[1mbold\x1b[0m\n"),
+        ("", "rank 0 of busy has written nothing\n"),
+    ],
+)
+def test_a_log_that_is_shown_leaves_the_terminal_as_it_was(
+    jobs, monkeypatch, capsys, log, shown
+):
+    monkeypatch.setattr(jobs.session, "logs", lambda *_: log, raising=False)
+    capsys.readouterr()
+    jobs.value("%distributed logs busy 0")
+    assert capsys.readouterr().out == shown
+
+
+def test_no_other_first_host_is_believed_of_a_job_of_this_kernel(jobs):
+    jobs.session.begun_places = {"busy": (parse_hosts("gpu-a gpu-b"), Access())}
+    own = replace(RUNNING, hosts=("gpu-a", "gpu-b"))
+    false = replace(RUNNING, hosts=("evil", "gpu-b"), running=(0,))
+    jobs.session.found = (false, own)
+    jobs.value("%distributed stop busy")
+    assert "stop busy" in jobs.session.log
+    jobs.session.found = (false,)
+    assert (
+        jobs.error("%distributed stop busy").message
+        == "There is no job 'busy' on these hosts."
+    )
+
+
+def test_jobs_of_one_name_are_all_listed_and_none_is_taken(jobs, capsys):
+    jobs.session.found = (RUNNING, replace(RUNNING, hosts=("evil", "gpu-b")))
+    capsys.readouterr()
+    jobs.value("%distributed jobs")
+    assert capsys.readouterr().out.count("busy") == 2
+    message = "Hosts disagree about job busy: it is said to have the hosts gpu-a, gpu-b and evil, gpu-b."
+    assert jobs.error("%distributed attach busy").message == message
+
+
 def test_clean_all_takes_what_this_notebook_began(jobs, capsys):
     capsys.readouterr()
     jobs.value("%distributed clean all")
     shown = capsys.readouterr().out
     assert "remove mine" in jobs.session.log
+    assert set(jobs.session.cleaned_for) == {MINE}
     assert "theirs" not in shown
     assert shown.endswith(
         "removed: 1.5 MB\n1 ended job of other notebooks left; %distributed clean all --everybody removes these too.\n"
@@ -130,6 +174,7 @@ def test_clean_all_of_everybody(jobs, capsys):
     capsys.readouterr()
     jobs.value("%distributed clean all --everybody")
     assert "remove mine theirs" in jobs.session.log
+    assert set(jobs.session.cleaned_for) == {""}
     assert capsys.readouterr().out.endswith("removed: 2.5 MB\n")
 
 
@@ -137,6 +182,7 @@ def test_a_job_of_somebody_else_can_be_named(jobs):
     jobs.value("%distributed clean theirs")
     assert "remove theirs" in jobs.session.log
     assert "clear" not in jobs.session.log
+    assert jobs.session.cleaned_for == ["laptop:/you.ipynb"], "as what it was shown"
 
 
 def test_clean_alone_removes_nothing_and_tells_what_all_would_leave(jobs, capsys):
@@ -144,7 +190,7 @@ def test_clean_alone_removes_nothing_and_tells_what_all_would_leave(jobs, capsys
     jobs.value("%distributed clean")
     assert [entry for entry in jobs.session.log if entry != "reach"] == ["measure"]
     assert capsys.readouterr().out.endswith(
-        "kept of sent files, environments and setups that nobody uses: 0.5 MB\n"
+        "kept of sent files and this notebook's environments that nobody uses: 0.5 MB\n"
         "Remove all of it with %distributed clean all, or one job with %distributed clean ID.\n"
         "That leaves 1 ended job of other notebooks; %distributed clean all --everybody removes these too.\n"
     )
@@ -294,7 +340,10 @@ def test_jobs_of_cells_that_named_hosts_of_their_own_are_listed_too(jobs, capsys
 
 def test_an_attached_run_that_gets_a_name_is_no_value(jobs):
     assert jobs.value("%distributed attach mine") == "the run of mine"
+    assert jobs.session.variable == "_run"
+    assert jobs.shell.user_ns["_run"] == "the run of mine"
     assert jobs.value("%distributed attach mine seen") is None
+    assert jobs.session.variable == "seen"
     assert jobs.shell.user_ns["seen"] == "the run of mine"
 
 
@@ -317,20 +366,27 @@ def test_what_hosts_told_is_no_escape_sequence_in_a_terminal(jobs, capsys):
 def test_clean_tells_of_working_directories_and_all_takes_this_notebooks_own(
     jobs, capsys
 ):
-    def kept(name: str, origin: str, *, is_used: bool = False) -> KeptWorkDir:
+    def kept(
+        name: str, origin: str, *owners: str, is_used: bool = False
+    ) -> KeptWorkDir:
         return KeptWorkDir(
             name=name,
             origin=origin,
             size_bytes=12_345_678,
             age_s=600.0,
             is_used=is_used,
+            owners=owners,
         )
 
     own = own_origin()
     jobs.session.dirs = (
-        kept("me", own),
-        kept("busy", own, is_used=True),
-        kept("x", "there:/x"),
+        kept("me", own, MINE),
+        kept("busy", own, MINE, is_used=True),
+        kept("x", "you@there:/x", f"you@there:/x{ESCAPE}"),
+        # A kernel without a name of its own, in the same folder.
+        kept("folder", own, MINE, "me@here:notebook (kernel 2)"),
+        kept("named", "", MINE),
+        kept("old", own),
     )
     jobs.value("%distributed clean")
     lines = [
@@ -340,17 +396,25 @@ def test_clean_tells_of_working_directories_and_all_takes_this_notebooks_own(
     ]
     assert lines == [
         "working directory that no job uses: ~/.distmagic/work/me on gpu-a (12.3 MB, last used 10 min ago)",
-        "working directory that no job uses: ~/.distmagic/work/x on gpu-a (12.3 MB, last used 10 min ago)",
+        "working directory that no job uses: ~/.distmagic/work/x on gpu-a (12.3 MB, last used 10 min ago, used by you@there:/x)",
+        "working directory that no job uses: ~/.distmagic/work/folder on gpu-a (12.3 MB, last used 10 min ago, used by this notebook, me@here:notebook (kernel 2))",
+        "working directory that no job uses: ~/.distmagic/work/named on gpu-a (12.3 MB, last used 10 min ago, named by --name, used by this notebook)",
+        "working directory that no job uses: ~/.distmagic/work/old on gpu-a (12.3 MB, last used 10 min ago, used by somebody)",
     ]
     jobs.value("%distributed clean all")
+    shown = capsys.readouterr().out
     assert (
         "removed with all files in it: ~/.distmagic/work/me on gpu-a (12.3 MB, "
-        in capsys.readouterr().out
+        in shown
+    )
+    assert shown.endswith(
+        "1 ended job of other notebooks and 4 working directories not of this notebook alone left; "
+        "%distributed clean all --everybody removes these too.\n"
     )
     jobs.value("%distributed clean all --everybody")
     assert [line for line in jobs.session.log if line.startswith("rmdir")] == [
         "rmdir me",
-        "rmdir me x",
+        "rmdir me x folder named old",
     ]
 
 

@@ -30,7 +30,7 @@ from distmagic.errors import (
     SpecError,
     WorkerFailed,
 )
-from distmagic.notebook import help_pages, local_run, magic
+from distmagic.notebook import commands, help_pages, local_run, magic
 from distmagic.notebook.backend import Backend
 from distmagic.playground.playground import Playground
 from distmagic.request import flag_parser, notebook_place
@@ -408,15 +408,12 @@ def test_the_older_run_can_be_used_until_the_new_one_has_its_name(lab):
 
 
 @pytest.mark.parametrize(("flags", "name"), [("", "_run"), ("-o mine", "mine")])
-def test_the_hint_of_a_failed_run_names_the_variable_that_has_it(lab, flags, name):
-    lab.session.failure = WorkerFailed(
-        "rank 1 raised", "Its whole output: run.logs(1)."
-    )
+def test_messages_about_a_run_name_the_variable_that_has_it(lab, flags, name):
+    lab.value("%%distributed -o older\nlen([])")
+    lab.session.failure = WorkerFailed("rank 1 raised")
     lab.session.failure.run = "the run so far"
-    assert (
-        lab.error(f"%%distributed {flags}\nlen([])").hint
-        == f"Its whole output: {name}.logs(1)."
-    )
+    lab.error(f"%%distributed {flags}\nlen([])")
+    assert lab.session.variable == name
     assert lab.shell.user_ns[name] == "the run so far"
 
 
@@ -547,6 +544,17 @@ def test_down_names_the_hosts_that_could_not_be_told(lab, capsys):
     assert capsys.readouterr().out == (
         "gpu-a, gpu-b could not be told; what is loaded there ends when its lease runs out\n"
     )
+
+
+def test_what_is_written_and_what_it_does_stand_apart():
+    for line, usage in zip(
+        commands.usage_text().splitlines(),
+        [usage for command in commands.SUBCOMMANDS for usage in command.usages],
+        strict=False,  # the last line is of no command
+    ):
+        written, gap, text = line.partition("  ")
+        assert (written.endswith(usage.arguments), gap) == (True, "  "), line
+        assert text.lstrip() == usage.text
 
 
 FOR_ALL = (
@@ -857,7 +865,7 @@ from distmagic.screens.choose import screen_for
 class Session:
     def reach(self, hosts, access, asker, spec=None, spare=()): return self
     def cancel(self): print("cancelled")
-    def launch(self, reaching, spec, payload, screen): return payload()
+    def launch(self, reaching, spec, payload, screen, variable): return payload()
 
 magic.load_ipython_extension(get_ipython(), Backend(
     session=Session, pack_call=lambda thunk, **given: thunk, pack_whole=None, screen_for=screen_for, playground=None))

@@ -41,13 +41,13 @@ def test_the_run_gets_a_name_also_when_it_fails(lab, project):
     assert "_run" not in {**lab.shell.user_ns, **lab.shell.user_ns_hidden}, (
         "as after a cell"
     )
-    failure = WorkerFailed("rank 0 raised ValueError.", "See run.logs(0).")
+    failure = WorkerFailed("rank 0 raised ValueError.")
     failure.run = "a failed run"
     lab.session.failure = failure
     assert lab.error("%distributed run -o other train.py") is failure
-    assert (lab.shell.user_ns["other"], failure.hint) == (
+    assert (lab.shell.user_ns["other"], lab.session.variable) == (
         "a failed run",
-        "See other.logs(0).",
+        "other",
     )
 
 

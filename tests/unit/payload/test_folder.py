@@ -63,6 +63,45 @@ def test_what_is_of_no_use_on_a_host_never_travels(folder):
     assert not any("__pycache__" in path for path in files_of(folder))
 
 
+def test_keys_and_passwords_at_the_top_of_a_folder_never_travel(folder, monkeypatch):
+    monkeypatch.setenv("DISTMAGIC_HOME", str(folder / "kept" / "here"))
+    for name in (
+        ".ssh/id_ed25519",
+        ".aws/credentials",
+        ".gnupg/key",
+        ".kube/config",
+        ".docker/config.json",
+        ".netrc",
+        ".config/gcloud/token",
+        ".config/tool",
+        ".distmagic/blobs/x",
+        "kept/here/blobs/x",
+        "below/.netrc",
+        "train.py",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    (folder / ".distmagicignore").write_text("!.ssh/\n!.netrc\n")
+    found = contents_of(folder)
+    assert sorted(found.files) == [
+        ".config/tool",
+        ".distmagicignore",
+        "below/.netrc",
+        "train.py",
+    ]
+    assert sorted(found.private) == [
+        ".aws",
+        ".config/gcloud",
+        ".distmagic",
+        ".docker",
+        ".gnupg",
+        ".kube",
+        ".netrc",
+        ".ssh",
+        "kept/here",
+    ]
+
+
 def test_the_ignore_files_count_as_in_git(folder):
     write(
         folder,

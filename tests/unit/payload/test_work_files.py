@@ -147,6 +147,48 @@ def test_links_that_lead_out_are_told(project, scratch):
     assert made.notice == "not sent: one/a (a link that leads out of the folder)"
 
 
+def test_keys_that_stay_here_are_told(project, scratch):
+    write(project, "train.py", ".ssh/id_ed25519", ".netrc")
+    made = with_tree(payload(scratch), str(project), project, scratch)
+    assert paths(made) == ["train.py"]
+    assert (
+        made.notice
+        == "not sent: .netrc, .ssh (keys, and what is distmagic's own, stay here)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("home", "what"), [(".", "is"), ("users/ada", "has in it")], ids=["it", "above it"]
+)
+def test_a_home_directory_is_not_sent(project, scratch, monkeypatch, home, what):
+    write(project, "train.py", "users/ada/.ssh/id_ed25519")
+    monkeypatch.setenv("HOME", str(project / home))
+    refused = (
+        f"The folder {project} {what} your home directory, with all that is yours; "
+        "it is not sent to hosts.\n"
+    )
+    with pytest.raises(SpecError) as of_sync:
+        with_tree(payload(scratch), str(project), project, scratch)
+    assert str(of_sync.value) == (
+        f"{refused}Name a folder that has only what hosts need: --sync DIR."
+    )
+    made, _ = script_of(project, scratch, "train.py")
+    with pytest.raises(SpecError) as of_script:
+        with_tree(made, None, project, scratch)
+    assert str(of_script.value) == (
+        f"{refused}Put train.py into a folder of its own, with what it needs, or name another folder that has it: "
+        "--sync DIR."
+    )
+
+
+def test_a_folder_below_the_home_directory_is_sent(project, scratch, monkeypatch):
+    write(project, "train.py")
+    monkeypatch.setenv("HOME", str(project.parent))
+    assert paths(with_tree(payload(scratch), str(project), project, scratch)) == [
+        "train.py"
+    ]
+
+
 def test_files_that_git_ignores_and_the_code_names_are_said(project, scratch):
     text = "open('data/train.bin'); open(f'{folder}/meta.pkl')"
     write(project, "train.py", text=text)

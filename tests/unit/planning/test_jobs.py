@@ -34,7 +34,7 @@ def listed(
     )  # fmt: skip
 
 
-JOBS = found_jobs([
+JOBS = found_jobs(["one", "two"], [
     [listed("x1", 1), listed("xyz", 1, running=True)],
     [listed("x1", 0, reason="failed"), listed("xyz", 0, running=True), listed("yyyy", 2, hosts="a b c", reason="")],
 ])  # fmt: skip
@@ -49,13 +49,14 @@ def test_nodes_of_one_job_are_put_together_whatever_the_order_of_the_hosts():
 
 def test_a_node_beyond_the_job_s_hosts_does_not_run():
     (job,) = found_jobs(
+        ["one"],
         [
             [
                 listed("x1", 7, running=True),
                 listed("x1", -1, running=True),
                 listed("x1", 1, running=True),
             ]
-        ]
+        ],
     )
     assert job.running == (1,)
 
@@ -64,16 +65,75 @@ def test_a_node_that_two_hosts_list_is_where_it_runs():
     """Hosts with one name and one home see each other's files, and each sees only its own processes."""
     here, there = listed("x1", 0, running=True), listed("x1", 1, running=True)
     gone = [replace(one, is_running=False) for one in (here, there)]
-    (job,) = found_jobs([[here, gone[1]], [gone[0], there]])
+    (job,) = found_jobs(["one", "two"], [[here, gone[1]], [gone[0], there]])
     assert (job.host_indices, job.running) == ((0, 1), (0, 1))
-    (job,) = found_jobs([[gone[0], there], [here, gone[1]]])
+    (job,) = found_jobs(["one", "two"], [[gone[0], there], [here, gone[1]]])
     assert (job.host_indices, job.running) == ((1, 0), (0, 1))
+
+
+def places(asked: str, *answers: list[JobListing]) -> list[tuple[int, ...]]:
+    """Return for each job that is found where its nodes are, as indices into the hosts that were asked."""
+    return [job.host_indices for job in found_jobs(asked.split(), answers)]
+
+
+EVIL = listed("x1", hosts="gpu-a evil", running=True)
+
+
+@pytest.mark.parametrize(("asked", "answers", "found"), [
+    ("gpu-a evil", [[listed("x1", hosts="gpu-a evil")], [EVIL, listed("x1", 1, hosts="gpu-a evil")]], (0, 1)),
+    ("evil gpu-a", [[EVIL], [listed("x1", hosts="gpu-a evil")]], (1, -1)),
+    # No host is asked under the name of the first node: one that is another node's is the last to tell.
+    ("evil one", [[EVIL], [listed("x1", hosts="gpu-a evil")]], (1, -1)),
+    # The first host says which hosts the job has.
+    ("gpu-a evil", [[listed("x1", hosts="gpu-a")], [listed("x1", 1, hosts="gpu-a evil")]], (0,)),
+    ("evil gpu-a", [[listed("x1", 1, hosts="gpu-a evil gpu-b")], [listed("x1", hosts="gpu-a gpu-b")]], (1, -1)),
+])  # fmt: skip
+def test_no_host_passes_for_another_one(asked, answers, found):
+    assert places(asked, *answers) == [found]
+
+
+@pytest.mark.parametrize("of_gpu_a", [[], [listed("other", hosts="gpu-a")]])
+def test_a_host_that_says_nothing_of_a_node_has_nobody_who_does(of_gpu_a):
+    jobs = found_jobs(["gpu-a", "evil"], [of_gpu_a, [EVIL]])
+    assert [job.name for job in jobs] == [one.job for one in of_gpu_a]
+
+
+def test_one_host_under_two_names_is_two_nodes_and_under_one_of_them_both():
+    nodes = [listed("x1", rank, hosts="dm1 dm1b") for rank in (0, 1)]
+    assert places("dm1b dm1", nodes, nodes) == [(1, 0)]
+    assert places("dm1", nodes) == [(0, 0)]
+    assert places("dm1c", nodes) == [(0, 0)]
+
+
+def test_hosts_of_one_home_tell_each_of_its_own_node():
+    nodes = [listed("x1", rank, hosts="dm1 dm2") for rank in (0, 1)]
+    assert places("dm2 dm1", nodes, nodes) == [(1, 0)]
+    assert places("dm2 other", nodes, nodes) == [(1, 0)]
+
+
+def test_hosts_that_disagree_about_the_first_host_tell_of_two_jobs_and_none_is_taken():
+    jobs = found_jobs(["gpu-a", "evil"], [[listed("x1", hosts="gpu-a")], [listed("x1", hosts="evil", running=True)]])  # fmt: skip
+    assert [job.hosts for job in jobs] == [("gpu-a",), ("evil",)]
+    with pytest.raises(SpecError) as caught:
+        choose(jobs, "x1")
+    assert str(caught.value) == (
+        "Hosts disagree about job x1: it is said to have the hosts gpu-a and evil.\n"
+        "Name only the hosts that it has, with %distributed hosts."
+    )
+    # While the first host is down, in who the second one is.
+    answers = [[], [listed("x1", 1, hosts="gpu-a gpu-b")], [listed("x1", 1, hosts="gpu-a evil")]]  # fmt: skip
+    assert places("gpu-a gpu-b evil", *answers) == [(-1, 1), (-1, 2)]
+
+
+def test_a_host_that_tells_of_a_thousand_jobs_of_one_name_makes_few():
+    lists = [listed("x1", 1, hosts=f"gpu-a evil{number}") for number in range(1000)]
+    assert len(places("evil", lists)) == 5
 
 
 def test_only_a_job_of_this_notebook_that_nobody_here_follows_is_an_orphan():
     def jobs(owner: str) -> tuple[Job, ...]:
         terms = JobTerms(lease_s=60.0, owner=owner)
-        return found_jobs([[replace(listed("x1", running=True), terms=terms)]])
+        return found_jobs(["a"], [[replace(listed("x1", running=True), terms=terms)]])
 
     with pytest.raises(
         SpecError, match="Job x1, which this notebook began, still runs on a, b"
@@ -134,7 +194,7 @@ def test_the_table():
     terms = JobTerms(lease_s=60.0, call="train(3)", ranks=8)
     reported = MetricRow(at_s=1.0, metrics={"loss": 0.5})
     run = replace(listed("xyz", 0, running=True), terms=terms, reported=reported)
-    jobs = found_jobs([[run], [listed("xyz", 1), listed("x1", reason="failed"), listed("x1", 1), listed("yyyy", 2, hosts="a b c", reason="")]])  # fmt: skip
+    jobs = found_jobs(["one", "two"], [[run], [listed("xyz", 1), listed("x1", reason="failed"), listed("x1", 1), listed("yyyy", 2, hosts="a b c", reason="")]])  # fmt: skip
     assert table(jobs, 7300.0).splitlines() == [
         "job   state    hosts    began    took  ranks  call      last values  on disk  owner",
         "yyyy  died     a, b, c  2 h ago  0 s                                 0.5 MB",

@@ -87,6 +87,17 @@ def test_no_torch():
     )
 
 
+@pytest.mark.parametrize("why", ["No space left on device", "Read-only file system"])
+def test_a_home_in_which_nothing_can_be_written(why):
+    """The disk may have room: a quota is full, or all inodes are taken."""
+    with pytest.raises(PreflightError) as caught:
+        check("gpu-a", replace(FACTS, write_error=why), None)
+    assert str(caught.value) == (
+        f"gpu-a: can't write to /home/me/.distmagic: {why}.\n"
+        "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere."
+    )
+
+
 def test_a_full_disk():
     with pytest.raises(PreflightError) as caught:
         check("gpu-a", replace(FACTS, free_bytes=5 << 20), None)

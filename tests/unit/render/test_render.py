@@ -467,6 +467,24 @@ def test_metrics_that_have_no_column_are_told():
     assert "6 of 9 metrics shown; all of them: run.metrics" in html
 
 
+def test_all_words_name_the_variable_that_has_the_run():
+    metrics = {f"m{i}": float(i) for i in range(9)}
+    points = curve([(0.0, 1.0), (1.0, 2.0)])
+    state = replace(
+        run([worker(0, metrics=metrics)]),
+        lines=lines(400),
+        lines_seen=400,
+        series={0: dict.fromkeys(metrics, points)},
+        variable="b",
+    )
+    html, text = render.html(state), render.text(state)
+    assert "all: b.logs(rank), %distributed logs" in html
+    assert "metrics shown; all of them: b.metrics" in html
+    assert "more metrics: b.metrics" in html
+    assert "lines of output; all of a rank's: b.logs(rank)\n" in text
+    assert "run." not in html.partition("</style>")[2] + text
+
+
 def test_a_thousand_hosts_are_counted():
     state = run([worker(r, per_host=1) for r in range(1024)], per_host=1)
     page = Page(render.html(state))

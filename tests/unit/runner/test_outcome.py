@@ -46,6 +46,23 @@ def test_a_result_for_which_there_is_no_room_here(monkeypatch):
     )
 
 
+def test_a_result_that_is_larger_than_the_room_here_is_not_begun(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    host = FakeHost(b"")
+    run = run_of(host, {"result_bytes": 1 << 60})
+    with pytest.raises(NoResult) as caught:
+        run.results[0]
+    assert re.fullmatch(
+        r"The result of rank 0, 1,152,921,504,606,846,976 bytes, can't be written here, to \S+: there is less room\.",
+        caught.value.message,
+    )
+    assert caught.value.hint == (
+        "It is still on its host. Make room, or set TMPDIR to a directory on another disk, and look again."
+    )
+    assert host.asked == []
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_result_whose_temporary_file_can_not_be_removed(
     value, monkeypatch, tmp_path, capsys
 ):

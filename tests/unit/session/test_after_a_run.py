@@ -119,7 +119,7 @@ def finished(
     )
     asker.close()
     followed = Followed(state=state, small_results=small, host_indices=(0,))
-    run = Session()._finish(followed, reaching, FakeScreen())
+    run = Session()._finish(followed, reaching, FakeScreen(), "run")
     assert isinstance(run, Run)
     return run
 

@@ -67,7 +67,7 @@ class Kernel:
         asker = NotebookAsker(can_ask=False)
         place = Place(self.session, COLD, asker, JobSpec(), hosts=self.hosts)
         return begin_in_background(
-            self.session, place, JobSpec(), self.payload, screen or FakeScreen()
+            self.session, place, JobSpec(), self.payload, screen or FakeScreen(), "b"
         )
 
     def running(self, screen: Screen | None = None) -> BackgroundRun:
@@ -240,6 +240,8 @@ def test_its_failure_is_shown_and_raised_by_wait_and_by_its_results(kernel):
     (last,) = screen.finished
     assert last.phase == "failed"
     assert last.notices[-1] in caught.value.hint.splitlines()
+    assert "Its whole output: b.logs(1), on gpu-b under" in caught.value.hint
+    assert (last.variable, run.state.variable) == ("b", "b")
     b.results["rank1.stderr.log"] = b"oh\n"
     assert run.logs(1, "stderr") == "oh\n", "what was written is still there"
 

@@ -22,6 +22,7 @@ from distmagic.planning.start_messages import start_messages
 from distmagic.remote.wire import protocol as p
 from distmagic.request.spec import JobSpec
 from distmagic.session.housekeeping import Stopped
+from distmagic.session.names import owner
 from distmagic.session.packages import Packages
 from distmagic.session.session import Session
 from tests.builders.hosts import HANG_UP, FakeHost, down, reach, runs_on
@@ -264,6 +265,37 @@ def test_the_log_of_a_rank_is_what_all_hosts_have_of_it(session):
     assert_left(a, b)
 
 
+def test_of_a_long_log_the_newest_lines_are_shown_and_where_all_of_it_is(session):
+    a, b = two()
+    job = begun(a, b)
+    line = b"0123456789abcde\n"
+    a.results["rank1.stdout.log"] = b"begins\n" + 200_000 * line
+    a.results["rank1.stderr.log"] = b"one line\n"
+    shown = session.logs(reach(a, b), job, 1)
+    first, *rest = shown.splitlines(keepends=True)
+    # Of 2 MiB each stream has a half, and its first line may be a part of one.
+    assert first == (
+        f"... {7 + 16 * (200_000 - 65_535):,} bytes of stdout not shown; the whole log: run.logs(1) after "
+        f"%distributed attach {job.name} run, or on gpu-a under ~/.distmagic/jobs/{job.name}\n"
+    )
+    assert rest == [*65_535 * [line.decode()], "one line\n"]
+
+
+def test_what_is_shown_of_logs_is_shared_by_all_hosts_that_have_one(session):
+    """Of a line without an end, as of a bar, the newest part is shown."""
+    a, b = two()
+    job = begun(a, b)
+    for host in (a, b):
+        host.results["torchrun.stdout.log"] = 3 * (1 << 20) * b"."
+        host.results["torchrun.stderr.log"] = 3 * (1 << 20) * b"," + b"\n"
+    shown = session.logs(reach(a, b), job, -1)
+    assert [shown.count(char) for char in ".,"] == [
+        2 * (1 << 19) + 4 * 5,  # and those of the lines that say what is left out
+        2 * ((1 << 19) - 1) + 4 * 3,
+    ]
+    assert shown.count(" bytes of stdout not shown; ") == 2
+
+
 def test_a_rank_that_ran_nowhere_has_no_log(session):
     a, b = two()
     job = begun(a, b)
@@ -352,6 +384,18 @@ def test_jobs_are_removed_by_name_from_all_hosts(session):
     assert_left(a, b)
 
 
+def test_what_is_removed_for_an_owner_each_host_decides_by_what_it_knows(session):
+    a, b = two()
+    mine = p.JobTerms(lease_s=60.0, owner="nb")
+    a.listings = (listing("j", 0, [a, b], terms=mine, is_running=False),)
+    b.listings = (listing("j", 1, [a, b], is_running=False),)
+    (job,) = session.jobs(reach(a, b))
+    assert job.terms.owner == "nb", "as gpu-a says"
+    session.remove(reach(a, b), [job], "nb")
+    assert b.requests_of(p.RemoveJob) == [p.RemoveJob(job="j", owner="nb")]
+    assert_left(a, b)
+
+
 def test_jobs_are_removed_from_the_hosts_that_are_up(session):
     reaching, a = reaching_with_one_down()
     job = begun(a)
@@ -375,8 +419,8 @@ def test_what_hosts_keep_of_what_was_sent_is_counted_and_removed_only_if_wanted(
     session, removes
 ):
     reaching, a = reaching_with_one_down()
-    assert session.cached(reaching, removes=removes) == (20,)
-    assert a.requests == [p.PruneBlobs(removes=removes)]
+    assert session.cached(reaching, removes=removes, owner="nb") == (20,)
+    assert a.requests == [p.PruneBlobs(removes=removes, owner="nb")]
     assert_left(a)
 
 
@@ -437,7 +481,9 @@ def test_environments_of_all_hosts_are_made_and_a_host_that_cant_is_named(sessio
     assert synced.ready == {"gpu-a": READY}
     assert str(synced.error).startswith("gpu-b: apex could not be built.\nLeave the")
     (request,) = a.requests_of(p.SyncEnvironment)
-    assert request == p.SyncEnvironment(name="train", requirements=("torch==2.9.0",))
+    assert request == p.SyncEnvironment(
+        name="train", requirements=("torch==2.9.0",), owner=owner()
+    )
     assert_left(a, b)
 
 

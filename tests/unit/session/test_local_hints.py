@@ -85,15 +85,33 @@ def test_a_file_in_the_home_is_found(tmp_path, monkeypatch):
         ("FileNotFoundError", "no"),
         ("RuntimeError", missing("here.csv")),
         ("ModuleNotFoundError", "No module named 'json'"),
-        ("ModuleNotFoundError", "No module named 'pytest'"),
-        ("ModuleNotFoundError", "No module named 'not_a_module_anywhere'"),
         ("ModuleNotFoundError", "No module named 'sys'"),
+        ("ParcelError", "The value needs the module 'pytest', which this Python lacks"),
         ("ModuleNotFoundError", "No module named '.x'"),
     ],
 )
-def test_nothing_is_said_of_what_is_not_here_or_is_installed(kind, message, tmp_path):
+def test_nothing_is_said_of_files_that_are_not_here_and_of_pythons_own_modules(
+    kind, message, tmp_path
+):
     (tmp_path / "here.csv").write_text("1")
     assert hint(kind, message, tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        (
+            "pytest",
+            ", or write %distributed env sync: it brings this kernel's packages",
+        ),
+        ("not_a_module_anywhere.inner", ""),
+    ],
+)
+def test_of_a_package_that_a_host_lacks_the_cure_is_told(name, more, tmp_path):
+    assert hint("ModuleNotFoundError", f"No module named '{name}'", tmp_path) == (
+        f"The Python on gpu-b has no module {name}: install its package there, or name a Python that has it "
+        f"(--python){more}."
+    )
 
 
 def test_nothing_is_said_of_a_run_without_such_a_failure(tmp_path):

@@ -11,7 +11,14 @@ import pytest
 
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.reach import Reaching
-from distmagic.errors import Cancelled, NodeLost, SpecError, Unreachable, WorkerFailed
+from distmagic.errors import (
+    Cancelled,
+    NodeLost,
+    PayloadError,
+    SpecError,
+    Unreachable,
+    WorkerFailed,
+)
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
@@ -95,6 +102,21 @@ def test_a_dry_run_gives_the_command_of_each_host_and_starts_nothing(kernel):
     assert_left(a, b)
 
 
+def test_a_home_that_can_not_be_written_is_told_once_whoever_asks(
+    kernel, tmp_path, monkeypatch
+):
+    """A command as `%distributed jobs`, too, which packs nothing."""
+    kernel.over(*two())
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "file"))
+    with pytest.raises(PayloadError) as caught:
+        kernel.reach()
+    assert str(caught.value) == (
+        f"The payload can't be written here: [Errno 17] File exists: '{tmp_path}/file'.\n"
+        "Set DISTMAGIC_HOME to a directory of yours that can be written."
+    )
+
+
 def test_a_dry_run_of_an_elastic_job_does_without_a_host_that_is_down(kernel):
     a, b = two()
     b.error = down("gpu-b")
@@ -149,6 +171,18 @@ def test_a_run_that_failed_is_kept_for_comparison_too(kernel):
         kernel.over(FakeHost("gpu-a", fails)).launch()
     (kept,) = kernel.session.history.runs
     assert kept.phase == "failed"
+
+
+def test_messages_name_the_variable_that_gets_the_run(kernel):
+    screen = FakeScreen()
+    kernel.over(FakeHost("gpu-a", fails))
+    with pytest.raises(WorkerFailed) as caught:
+        kernel.session.launch(
+            kernel.reach(), JobSpec(), kernel.payload, screen, variable="b"
+        )
+    assert "Its whole output: b.logs(0), on gpu-a under" in caught.value.hint
+    assert {state.variable for state in [*screen.shown, *screen.finished]} == {"b"}
+    assert caught.value.run.state.variable == "b", "it is shown again later"
 
 
 def test_each_run_has_a_job_name_of_its_own(kernel):

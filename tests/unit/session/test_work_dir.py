@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import socket
 import sys
 import types
@@ -9,17 +10,19 @@ from dataclasses import replace
 
 import pytest
 
+from distmagic.connection import limits
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
 from distmagic.remote.wire.protocol import WorkDir
 from distmagic.request.spec import JobSpec
 from distmagic.session.names import own_origin, work_dir
 
-HERE = socket.gethostname()
+HERE = f"ann@{socket.gethostname()}"
 
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch):
+    monkeypatch.setattr(getpass, "getuser", lambda: "ann")
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
 
@@ -36,6 +39,22 @@ def test_it_is_called_after_the_notebook(kernel):
         name="My_first_try_2_", origin=f"{HERE}:/nb/My first try (2).ipynb"
     )
     assert own_origin() == f"{HERE}:/nb/My first try (2).ipynb"
+
+
+def test_one_notebook_of_two_people_is_two(kernel, monkeypatch):
+    kernel("/tmp/kernel-77.json", "/srv/shared/train.ipynb")
+    of_ann = work_dir(JobSpec()).origin, own_origin()
+    monkeypatch.setattr(getpass, "getuser", lambda: "bob")
+    of_bob = work_dir(JobSpec()).origin, own_origin()
+    assert of_ann == (f"{HERE}:/srv/shared/train.ipynb",) * 2
+    assert of_bob == tuple(text.replace("ann@", "bob@") for text in of_ann)
+
+
+def test_its_origin_is_told_as_hosts_list_it(kernel):
+    kernel("/tmp/kernel-77.json", "/nb/\x1b[2J" + "long/" * 300 + "try.ipynb")
+    origin = own_origin()
+    assert limits.NAME(origin) == origin
+    assert work_dir(JobSpec()).origin == origin
 
 
 def test_a_notebook_of_vs_code_is_known_too(kernel):

@@ -377,7 +377,7 @@ def test_skipped_output_is_told():
     )
     assert texts(state) == [
         "begun",
-        "... 123,456 bytes not shown; the whole log: run.logs(0)",
+        "... 123,456 bytes not shown; the run's log has all of them",
         "end",
     ]
     assert dict(state.open_lines) == {(0, 0, "stderr"): "cry"}
@@ -642,7 +642,7 @@ def test_what_the_journal_no_longer_has_is_told_once_and_glues_no_lines():
     )
     assert [line.text for line in state.lines] == ["half a li", "after the gap"]
     assert state.notices == (
-        "gpu-a: some older reports and lines of output are left out: its journal no longer has them (run.logs may)",
+        "gpu-a: some older reports and lines of output are left out: its journal no longer has them (its logs may)",
     )
 
 

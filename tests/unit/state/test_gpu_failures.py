@@ -117,7 +117,9 @@ def test_the_error_of_the_run_says_it_too(kind, message, words):
         ("DistBackendError: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)", "A rank waited too long"),
         ("RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation",
          "A rank waited too long"),
-        ("NameError: name 'model' is not defined", "Ranks are new processes in each cell"),
+        ("NameError: name 'dist' is not defined",
+         ("The usual cause is a missing import, or a misspelled name. If an earlier run has made dist: ranks are new "
+          "processes in each cell, so return it from that run and pass it on, or make it in this cell.")),
         ("ValueError: name 'model' is not defined", ""),
         ("TimeoutError: my own timed out", ""),
     ],

@@ -23,6 +23,7 @@ from distmagic.clusters.inside.meeting import Meeting
 from distmagic.clusters.inside.proof import SharedSecret
 from distmagic.connection.certificate import one_time_secret
 from distmagic.errors import SpecError, Unreachable
+from distmagic.transports.channel import Channel
 from tests.builders.dialling import HERE, dialled, places
 from tests.lab.waiting import wait_until
 
@@ -281,6 +282,84 @@ def test_connections_that_break_are_made_again_and_the_cell_is_said_again():
         process.close()
         meeting.end_cell(1, lambda _: {"of": 1})
         assert following.outcome() == {"of": 1}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"cell": 1}',
+        b'{"cell": "1", "digest": "same"}',
+        b'{"cell": Infinity, "digest": "same"}',
+        b'{"cell": true, "digest": "same"}',
+        b'{"cell": -1, "digest": "same"}',
+        b'{"cell": 2, "digest": null}',
+        b"[]",
+        b"no JSON",
+        b"\xff",
+        100_000 * b"[",
+    ],
+    ids=lambda line: line[:40].decode(errors="replace"),
+)
+def test_a_node_that_says_what_none_says_is_hung_up_on_and_named_and_the_others_stay(
+    line,
+):
+    first, second, third = places(3)
+    with (
+        contextlib.closing(Meeting(first, SECRET)) as meeting,
+        contextlib.closing(Following(second, SECRET, HERE)) as bad,
+        contextlib.closing(Following(third, SECRET, HERE)) as good,
+    ):
+        for following in (bad, good):
+            following.come(1, "same", SOON_S)
+        meeting.gather(1, "same", SOON_S)
+        one, other = meeting.members
+        bad._up._tls.sendall(line + b"\n")
+        wait_until(lambda: one.has_misspoken, "the line to be read")
+        for ask in (
+            lambda: meeting.gather(2, "next", SOON_S),
+            lambda: meeting.transport("n1"),
+        ):
+            with pytest.raises(Unreachable) as caught:
+                ask()
+            assert str(caught.value) == (
+                "n1: node 1 of Slurm job 7 said what no node says with the distmagic of node 0.\n"
+                "Install the same version on all nodes, and start the job again."
+            )
+        assert (one.up, one.down, other.is_there) == (None, None, True)
+        with pytest.raises(Unreachable, match="node 0 of Slurm job 7 has ended before"):
+            bad.outcome()  # it does not dial again and again
+        process = meeting.transport("n2").start(("cat",))
+        process.write(b"still here\n")
+        assert process.read() == b"still here\n"
+        process.close()
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {"for": "up"},
+        {"for": "up", "dial": "1", "python": "python3"},
+        {"for": "up", "dial": 1},
+        {"for": "up", "dial": 1, "python": None},
+        {"for": "down", "dial": [1]},
+        {"for": "stdin", "process": None},
+        {"for": "sideways", "dial": 1},
+        {},
+    ],
+    ids=str,
+)
+def test_a_node_that_begins_as_none_begins_is_named(hello):
+    first, second = places()
+    with (
+        contextlib.closing(Meeting(first, SECRET)) as meeting,
+        contextlib.closing(Following(second, SECRET, HERE)) as following,
+    ):
+        channel = Channel(following._connect(meeting.port))
+        channel.tell(node=1, **hello)
+        assert channel.hear(SOON_S) is None, "it is hung up on"
+        channel.close()
+        with pytest.raises(Unreachable, match="node 1 of Slurm job 7 said what no"):
+            meeting.gather(1, "same", SOON_S)
 
 
 def test_nothing_is_left_open():

@@ -33,8 +33,10 @@ from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.payload import bundle
 from distmagic.planning import preflight
 from distmagic.remote.contact import boot, contact, relay, template_client
+from distmagic.remote.contact.agents import Agents
 from distmagic.remote.records import journal, listing, places, work_dirs
 from distmagic.remote.system import processes
+from distmagic.remote.system.device_claims import DeviceClaims
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import LOCALHOST
 from distmagic.transports.local import LocalTransport
@@ -590,6 +592,17 @@ def test_a_result_counts_as_fetched_once_it_was_sent_whole(link: Link) -> None:
     ]
 
 
+def test_whether_a_rank_has_a_log_is_asked_without_its_bytes(link: Link) -> None:
+    folder = places.job_dir("job-1", 0)
+    folder.mkdir(parents=True)
+    (folder / "rank0.stderr.log").write_bytes(b"first\nsecond\n")
+    assert job_requests.has_logs(link, "job-1", 0, 0)
+    assert not job_requests.has_logs(link, "job-1", 0, 1)
+    assert job_requests.newest_logs(link, "job-1", 0, 0, 100) == "first\nsecond\n"
+    _, newest = job_requests.newest_logs(link, "job-1", 0, 0, 9).splitlines()
+    assert newest == "second"
+
+
 TOUCHES_OFTEN = """
 from distmagic.remote.contact import contact
 contact._TOUCH_S = 0.02
@@ -715,6 +728,37 @@ def test_working_directories_are_told_and_removed(link: Link) -> None:
     work_dirs.leave(path, "job-1", 0)
     assert host_requests.remove_work_dir(link, "train") == 5
     assert host_requests.list_work_dirs(link) == ()
+
+
+def test_what_is_removed_for_an_owner_is_nobody_else_s(
+    link: Link, tmp_path: Path
+) -> None:
+    start = replace(START, terms=replace(START.terms, owner="me"))
+    folder = places.job_dir(start.job, start.node_rank)
+    folder.mkdir(parents=True)
+    listing.remember(folder, start)
+    kept = tmp_path / "setup" / "one"  # of whom, nobody knows
+    kept.parent.mkdir()
+    kept.write_bytes(b"12345")
+    assert host_requests.remove_job(link, start.job, "you") == 0
+    assert host_requests.prune_blobs(link, removes=True, owner="me") == 0
+    assert (folder.exists(), kept.exists()) == (True, True)
+    assert host_requests.remove_job(link, start.job, "me") > 0
+    assert host_requests.prune_blobs(link, removes=True) == 5
+    assert (folder.exists(), kept.exists()) == (False, False)
+
+
+def test_a_working_directory_remembers_who_began_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
+    monkeypatch.setattr(Agents, "_start_agent", lambda *_: None)
+    notebook: Any = SimpleNamespace(say=lambda _: None)
+    agents = Agents(notebook, 0o77, DeviceClaims())
+    terms = replace(START.terms, owner="me@here:/nb")
+    work = p.WorkDir(name="train", origin="nb")
+    agents.start(replace(START, cwd="", work=work, terms=terms))
+    assert [one.owners for one in work_dirs.kept()] == [("me@here:/nb",)]
 
 
 # ---- the first program

@@ -25,7 +25,7 @@ from distmagic.remote.contact.environment_sync import (
     _why,
     _without_local_version,
 )
-from distmagic.remote.records import environments
+from distmagic.remote.records import environments, owners
 from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol as p
 from distmagic.request.command_prefix import interpreter_words
@@ -69,10 +69,10 @@ def opened(index: Path) -> Iterator[Open]:
 
 
 def sync(
-    link: Link, *lines: str, name: str = "train"
+    link: Link, *lines: str, name: str = "train", owner: str = ""
 ) -> tuple[list[p.EnvironmentProgress], p.EnvironmentReady]:
     """Have an environment with these packages; return how it went, and what came of it."""
-    link.send(p.SyncEnvironment(name=name, requirements=lines))
+    link.send(p.SyncEnvironment(name=name, requirements=lines, owner=owner))
     return heard(link)
 
 
@@ -92,6 +92,14 @@ def asked(python: str, code: str) -> str:
     return subprocess.run(
         [python, "-c", code], capture_output=True, text=True, check=True
     ).stdout.strip()
+
+
+def test_an_environment_remembers_all_who_asked_for_it(index, opened):
+    wheel(index, "alpha")
+    link = opened()
+    for owner in ("me", "you", "me"):
+        _, made = sync(link, "alpha==1.0", owner=owner)
+    assert owners.of(Path(made.python).parents[1]) == ("me", "you")
 
 
 def test_an_environment_is_made_once_and_has_the_packages_and_a_name(index, opened):

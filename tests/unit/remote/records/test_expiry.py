@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from distmagic.remote.records import expiry, listing, places
+from distmagic.remote.records import expiry, listing, owners, places
 from tests.builders.messages import START
 
 SHA = "0123456789abcdef" * 4
@@ -328,6 +328,22 @@ def test_lists_of_packages_and_variables_of_setups_are_kept_for_a_week_and_the_l
 
 
 NEW, OLD = f".{'a' * 16}", f".{'b' * 16}"
+
+
+def test_for_one_owner_only_what_nobody_else_has_made_or_asked_for(home):
+    now = time.time()
+    sent = make(home / "blobs" / SHA, 0.0, 100)
+    os.utime(sent, (now - 600.0, now - 600.0))
+    make(home / "setup" / "one", 0.0, 5)
+    own, shared, unknown = [home / "envs" / f".{char * 16}" for char in "abc"]
+    for folder, asking in ((own, ["me"]), (shared, ["me", "you"]), (unknown, [])):
+        folder.mkdir(parents=True)
+        for owner in asking:
+            owners.note(folder, owner)
+        os.utime(folder, (now - 600.0, now - 600.0))
+    assert [path for path, _ in expiry.unused("bundle", now, "me")] == [sent, own]
+    everybody = [path for path, _ in expiry.unused("bundle", now)]
+    assert sorted(everybody) == sorted([sent, own, shared, unknown, home / "setup" / "one"])  # fmt: skip
 
 
 def test_an_environment_that_nobody_has_used_for_a_week_goes(home):

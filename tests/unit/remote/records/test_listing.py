@@ -122,6 +122,18 @@ def test_of_many_metrics_a_few_are_listed(home):
     assert list(listed.reported.metrics) == ["m0", "m1", "m2", "m3"]
 
 
+def test_what_is_removed_for_an_owner_is_that_owner_s(home):
+    folder = noted(replace(START, terms=replace(TERMS, owner="bob@x:/b.ipynb")))
+    assert listing.remove(START.job, "ann@x:/b.ipynb") == 0
+    assert folder.exists()
+    assert listing.remove(START.job, "bob@x:/b.ipynb") > 0
+    assert not folder.exists()
+    unknown = noted(START)
+    (unknown / listing.FILE).write_text("torn")
+    assert listing.remove(START.job, "ann@x:/b.ipynb") == 0
+    assert listing.remove(START.job) > 0
+
+
 def test_a_job_that_another_host_of_the_home_removes_just_now_stops_neither_list_nor_removal(
     home, monkeypatch
 ):

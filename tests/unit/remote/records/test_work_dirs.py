@@ -478,9 +478,38 @@ def test_another_notebook_of_the_same_name_gets_another_directory(project, home)
         prepared(work_of(project, home, origin="here:/b.ipynb"), "k").name == "train-2"
     )
     assert prepared(work_of(project, home, origin="here:/a.ipynb"), "l").name == "train"
-    assert prepared(work_of(project, home, origin=""), "m").name == "train", (
-        "a name that the user has given"
+    named = work_of(project, home, origin="")  # a name that the user has given
+    found = work_dirs.prepare(named, "m", 0)
+    assert found.path.name == "train-3"
+    assert found.notice == (
+        f"{home / 'work' / 'train'} is the working directory of here:/a.ipynb; this run's files are in {found.path}"
     )
+
+
+def test_a_directory_that_a_user_has_named_is_for_those_who_name_it_alone(
+    project, home
+):
+    write(project, a="1")
+    named = prepared(work_of(project, home, origin=""))
+    write(named, weights="5")
+    assert prepared(work_of(project, home, origin=""), "k") == named
+    other = prepared(work_of(project, home, origin="here:/b.ipynb", is_fresh=True), "l")
+    assert other.name == "train-2"
+    assert there(named)["weights"] == "5"
+    origins = {one.name: one.origin for one in work_dirs.kept()}
+    assert origins == {"train": "", "train-2": "here:/b.ipynb"}
+
+
+def test_a_directory_remembers_who_began_the_jobs_that_used_it(project, home):
+    work = work_of(project, home)
+    for job, owner in (("j", "a@x:/nb"), ("k", "b@x:/nb"), ("l", "a@x:/nb"), ("m", "")):
+        work_dirs.leave(work_dirs.prepare(work, job, 0, owner).path, job, 0)
+    (kept,) = work_dirs.kept()
+    assert kept.owners == ("a@x:/nb", "b@x:/nb")
+    for number in range(50):
+        name = f"script (process {number})"
+        work_dirs.prepare(work, f"p{number}", 0, name)
+    assert len(work_dirs.kept()[0].owners) == 20
 
 
 def test_files_do_not_change_under_a_job_that_runs(project, home, monkeypatch):

@@ -32,8 +32,9 @@ WORK = p.WorkDir(
 )  # fmt: skip
 FOLDER = p.Folder(job="j-1", node_rank=1, path="in")
 KEPT = p.KeptWorkDir(
-    name="train", origin="here:/nb/train.ipynb", size_bytes=7, age_s=90.0, is_used=True
-)
+    name="train", origin="here:/nb/train.ipynb", size_bytes=7, age_s=90.0, is_used=True,
+    owners=("me@here:/nb/train.ipynb",),
+)  # fmt: skip
 WARM = p.TemplateRequest(
     owner="ab12",
     idle_s=900.0,
@@ -239,9 +240,9 @@ MESSAGES = (
     (0, p.SweepJob(job="j-1", node_rank=1)),
     (0, p.ListJobs(job="j-1")),
     (0, p.Jobs(jobs=(LISTED,))),
-    (0, p.RemoveJob(job="j-1")),
+    (0, p.RemoveJob(job="j-1", owner="me@here:/nb/train.ipynb")),
     (0, p.Removed(size_bytes=7)),
-    (0, p.PruneBlobs(removes=True)),
+    (0, p.PruneBlobs(removes=True, owner="me@here:/nb/train.ipynb")),
     (11, p.PeerState(node_rank=1, state="joined")),
     (12, p.NodeStopping(reason="lost", culprit=1)),
     (13, p.Detached(why="asked")),
@@ -288,7 +289,10 @@ MESSAGES = (
     (
         0,
         p.SyncEnvironment(
-            name="train", requirements=("torch==2.9.0",), lock={"pylock.toml": "x"}
+            name="train",
+            requirements=("torch==2.9.0",),
+            lock={"pylock.toml": "x"},
+            owner="me@here:/nb/train.ipynb",
         ),
     ),
     (

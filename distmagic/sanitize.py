@@ -61,7 +61,7 @@ def _revealing(sequence: str) -> str:
     at = 0
     while at < len(codes):
         size = 1
-        if numbers[at] in ("38", "48"):
+        if numbers[at] in ("38", "48", "58"):
             # A colour has numbers of its own: 38;5;8 is one of 256, 38;2;8;8;8 a true one.
             form = numbers[at + 1] if at + 1 < len(numbers) else ""
             size = {"5": 3, "2": 5}.get(form, 1)

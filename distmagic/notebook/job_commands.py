@@ -34,6 +34,8 @@ from distmagic.request.hosts import Host, parse_hosts
 if TYPE_CHECKING:
     from distmagic.remote.wire.protocol import KeptWorkDir
 
+_WORTH_A_WORD = 50_000  # bytes: less is shown as 0.0 MB
+
 
 def jobs(line: CommandLine) -> None:
     """Print the table of jobs."""
@@ -271,12 +273,14 @@ def clean(line: CommandLine) -> None:
     owner = "" if everybody else _owner()
     idle = _idle_work_dirs(line)
     own_idle = {host: list(filter(_is_own, dirs)) for host, dirs in idle.items()}
-    others = _of_others(
+    counts = (
         len(ended) - len(own),
         sum(map(len, idle.values())) - sum(map(len, own_idle.values())),
     )
     if not line.words:
-        kept = sum(session.cached(reach(line, hosts), owner=owner))
+        kept = sum(session.cached(reach(line, hosts), owner=_owner()))
+        of_all = sum(session.cached(reach(line, hosts)))
+        others = _of_others(*counts, of_all - kept)
         print(
             f"kept of sent files and this notebook's environments that nobody uses: {kept / 1e6:,.1f} MB"
         )
@@ -296,11 +300,14 @@ def clean(line: CommandLine) -> None:
     freed += session.remove_work_dirs(reach(line, hosts), names)
     _print_work_dirs("removed with all files in it", goes)
     print(f"removed: {freed / 1e6:,.1f} MB")
-    if others and not everybody:
+    if everybody:
+        return
+    others = _of_others(*counts, sum(session.cached(reach(line, hosts))))
+    if others:
         print(f"{others} left; %distributed clean all --everybody removes these too.")
 
 
-def _of_others(jobs: int, work_dirs: int) -> str:
+def _of_others(jobs: int, work_dirs: int, made_bytes: int) -> str:
     """Name what `clean all` leaves; "" for nothing."""
     texts = []
     if jobs:
@@ -308,6 +315,9 @@ def _of_others(jobs: int, work_dirs: int) -> str:
     if work_dirs:
         which = "directories" if work_dirs > 1 else "directory"
         texts.append(f"{work_dirs} working {which} not of this notebook alone")
+    if made_bytes >= _WORTH_A_WORD:
+        made = f"{made_bytes / 1e6:,.1f} MB of environments and setups"
+        texts.append(f"{made} not of this notebook alone")
     return " and ".join(texts)
 
 

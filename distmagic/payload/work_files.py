@@ -25,6 +25,7 @@ from distmagic.payload.local_modules import LocalModule, python_files
 from distmagic.payload.pack import Payload
 from distmagic.payload.tree import packed
 
+_IGNORE_FILE = ".distmagicignore"
 # The last part of a path, or all of a name, at the end of a string in Python's text.
 _END_OF_STRING = re.compile(r"""([^'"/\\\n]+)['"]""")
 
@@ -114,18 +115,31 @@ def named_folder(sync: str) -> Path:
     return folder
 
 
+def check_folder(payload: Payload, sync: str | None) -> None:
+    """Raise `SpecError` if `with_tree` would refuse the folder, whatever is in it: before anybody waits for hosts."""
+    folder = named_folder(sync) if sync is not None else payload.folder
+    if folder is not None:
+        _check_not_home(folder.resolve(), payload.script)
+
+
 def _check_not_home(folder: Path, script: Path | None) -> None:
-    """Raise `SpecError` for the user's home: no host is to have keys, passwords and all that lies there."""
-    home = Path(os.path.realpath(os.path.expanduser("~")))
-    if not home.is_relative_to(folder):
+    """Raise `SpecError` for the user's home: no host is to have keys, passwords and all that lies there.
+
+    Not where an ignore file there says what stays here.
+    """
+    home = os.path.expanduser("~")  # as it is where nobody knows this user
+    if not Path(home).is_absolute() or (folder / _IGNORE_FILE).exists():
         return
-    what = "is" if folder == home else "has in it"
+    home = os.path.realpath(home)
+    if not Path(home).is_relative_to(folder):
+        return
+    what = "is" if str(folder) == home else "has in it"
     raise SpecError(
         f"The folder {folder} {what} your home directory, with all that is yours; it is not sent to hosts.",
-        "Name a folder that has only what hosts need: --sync DIR."
+        f"Name a folder that has only what hosts need: --sync DIR. Or list in {_IGNORE_FILE} there what stays here."
         if script is None
         else f"Put {script.name} into a folder of its own, with what it needs, or name another folder that has it: "
-        "--sync DIR.",
+        f"--sync DIR. Or list in {_IGNORE_FILE} there what stays here.",
     )
 
 

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 
 _MOST_OF_A_NAME = 5  # jobs: two are enough to see that hosts disagree
+_EACH_ONE_S_OWN = (
+    "localhost",
+    "127.0.0.1",
+    "::1",
+)  # names that every machine has for itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +86,12 @@ def found_jobs(
     No host can pass for another one that was asked:
 
     - Of a node tells the host that was asked under the node's own name, and nobody else, even where it is down or knows
-      nothing of the node.
+      nothing of the node. Of one that is called localhost another host may tell too, whose own it may be; the one that is
+      so called here is believed first.
     - Where no host was asked under this name (it may have another one here), any may tell: first one whose name is that of
       no other node, then one that says that the node runs there, then the one that was asked first.
-    - Which hosts a job has is told by the host of its first node, which takes in all others. A host whose list does not
-      begin as that one is left out.
+    - Which hosts a job has is told by the host of its first node, which takes in all others. A host whose list is not the
+      beginning of that one is left out; so is one that came to the job while the first host's disk was full.
     - Hosts that differ in who the first host is, or, while the first one says nothing, in who the others are, tell of
       several jobs of one name: `choose` takes none of them.
 
@@ -99,7 +105,8 @@ def found_jobs(
             if not 0 <= one.node_rank < len(one.hosts):
                 continue
             of_host = one.hosts[one.node_rank]
-            if of_host == name or of_host not in names:
+            may_be_another = of_host not in names or of_host in _EACH_ONE_S_OWN
+            if of_host == name or may_be_another:
                 key = (one.job, one.hosts[0])
                 told.setdefault(key, []).append(_Told(index, name, one))
     jobs = [job for each in told.values() for job in _jobs(each)]
@@ -139,9 +146,10 @@ def _jobs(told: Sequence[_Told]) -> list[Job]:
 def _believed(told: Sequence[_Told]) -> _Told:
     """Return what is believed of all that hosts tell of one node."""
 
-    def rank(one: _Told) -> tuple[bool, bool]:
+    def rank(one: _Told) -> tuple[bool, bool, bool]:
+        is_own = one.asked_as == one.listing.hosts[one.listing.node_rank]
         # Hosts with one name and one home list each other's nodes, and each sees only its own run.
-        return one.asked_as not in one.listing.hosts, one.listing.is_running
+        return is_own, one.asked_as not in one.listing.hosts, one.listing.is_running
 
     return max(told, key=rank)  # of several alike the first
 

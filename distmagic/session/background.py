@@ -171,7 +171,7 @@ class BackgroundRun:
         if not self.done:
             raise SpecError(
                 f"Job {self.job} still goes on.",
-                f"{self._variable}.wait() waits for its end, {self._variable}.stop() ends it.",
+                f"{self._variable}.wait() waits for its end, %distributed stop {self.job} ends it.",
             )
         if self._error is not None:
             raise self._error

@@ -16,6 +16,7 @@ from distmagic.connection.reach import Reaching
 from distmagic.errors import Cancelled, SpecError
 from distmagic.payload.blobs import in_use
 from distmagic.payload.pack import Payload
+from distmagic.payload.work_files import check_folder
 from distmagic.render.screen import Screen
 from distmagic.request.flags import Request
 from distmagic.request.hosts import Host
@@ -71,7 +72,8 @@ class Place:
     ) -> Reaching:
         """Return the links that are being opened; `screen` shows meanwhile what a pending allocation waits for.
 
-        That may take hours, in which nobody on this machine removes the files of `payload`.
+        That may take hours, in which nobody on this machine removes the files of `payload`. Raises `SpecError` before that
+        if its folder can't be sent.
         """
         if self._reaching is not None:
             return self._reaching
@@ -83,6 +85,8 @@ class Place:
             if screen is not None:
                 screen.show(begin("", names, notices=(text,)))
 
+        if payload is not None and self._spec is not None:
+            check_folder(payload, self._spec.sync)
         with in_use(payload.blobs if payload is not None else ()):
             hosts = allocation.wait(self._asker, tell)
         allocation.awaited_by.discard(self._asker)

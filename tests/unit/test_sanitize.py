@@ -69,6 +69,7 @@ def test_no_character_is_left_that_nobody_sees(shown):
         ("\x1b[8;31;8mred", "\x1b[31mred"),
         ("\x1b[;8mreset", "\x1b[mreset"),
         ("\x1b[38;5;8mgrey", "\x1b[38;5;8mgrey"),
+        ("\x1b[4;58;5;8munderlined", "\x1b[4;58;5;8munderlined"),
         ("\x1b[48;5;8;8mgrey", "\x1b[48;5;8mgrey"),
         ("\x1b[38;2;8;8;8;8mgrey", "\x1b[38;2;8;8;8mgrey"),
         ("\x1b[38;8mno colour", "no colour"),

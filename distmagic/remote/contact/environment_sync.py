@@ -77,7 +77,9 @@ class EnvironmentSync:
                 self._say("waiting for another notebook that makes it")
                 self._pause()
         places.touch([environment.path])
-        owners.note(environment.path, request.owner)
+        # On a full disk it is noted for nobody, and `clean all` leaves it.
+        with contextlib.suppress(OSError):
+            owners.note(environment.path, request.owner)
         environment.name_it(request.name)
         self._notebook.say(
             protocol.EnvironmentReady(

@@ -182,7 +182,7 @@ class _Directory:
     def origin(self) -> str | None:
         """The notebook or script that uses it, "" where it is anybody's who names it so; None before anybody has used it."""
         try:
-            return (self.about / "origin").read_text()
+            return (self.about / "origin").read_text("utf-8", "replace")
         except FileNotFoundError:
             return None
 

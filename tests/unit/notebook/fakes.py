@@ -74,6 +74,8 @@ class FakeSession:
     found: tuple[Job, ...] = ()
     dirs: tuple[KeptWorkDir, ...] = ()
     cleaned_for: list[str] = field(default_factory=list)  # owners, "" for everybody
+    unused_bytes: int = 5 * 10**5  # of sent files, and of what this notebook has made
+    made_by_others_bytes: int = 0
     stopped: Stopped | None = None
     synced: Synced = field(default_factory=lambda: Synced(ready={}))
     reachings: list[FakeReaching] = field(default_factory=list)
@@ -141,9 +143,12 @@ class FakeSession:
         return 10**6 * len(jobs)
 
     def cached(self, reaching, *, removes=False, owner=""):
+        found = self.unused_bytes + (0 if owner else self.made_by_others_bytes)
         self.log.append("clear" if removes else "measure")
-        self.cleaned_for.append(owner)
-        return (5 * 10**5,)
+        if removes:
+            self.cleaned_for.append(owner)
+            self.unused_bytes = 0
+        return (found,)
 
     def sync_environment(self, reaching, packages, show):
         self.log.append(f"sync {packages.name}: {', '.join(packages.requirements)}")

@@ -178,6 +178,18 @@ def test_clean_all_of_everybody(jobs, capsys):
     assert capsys.readouterr().out.endswith("removed: 2.5 MB\n")
 
 
+def test_clean_tells_of_environments_that_it_leaves(jobs, capsys):
+    jobs.session.made_by_others_bytes = 3 * 10**9
+    jobs.session.found = ()
+    for line, told in (("clean", "That leaves"), ("clean all", "removed: 0.5 MB")):
+        capsys.readouterr()
+        jobs.value(f"%distributed {line}")
+        shown = capsys.readouterr().out.partition(told)[2].split()
+        assert " ".join(shown).startswith(
+            "3,000.0 MB of environments and setups not of this notebook alone"
+        )
+
+
 def test_a_job_of_somebody_else_can_be_named(jobs):
     jobs.value("%distributed clean theirs")
     assert "remove theirs" in jobs.session.log
@@ -188,7 +200,7 @@ def test_a_job_of_somebody_else_can_be_named(jobs):
 def test_clean_alone_removes_nothing_and_tells_what_all_would_leave(jobs, capsys):
     capsys.readouterr()
     jobs.value("%distributed clean")
-    assert [entry for entry in jobs.session.log if entry != "reach"] == ["measure"]
+    assert {entry for entry in jobs.session.log if entry != "reach"} == {"measure"}
     assert capsys.readouterr().out.endswith(
         "kept of sent files and this notebook's environments that nobody uses: 0.5 MB\n"
         "Remove all of it with %distributed clean all, or one job with %distributed clean ID.\n"

@@ -71,6 +71,7 @@ def test_keys_and_passwords_at_the_top_of_a_folder_never_travel(folder, monkeypa
         ".gnupg/key",
         ".kube/config",
         ".docker/config.json",
+        ".docker/Dockerfile",
         ".netrc",
         ".config/gcloud/token",
         ".config/tool",
@@ -86,6 +87,7 @@ def test_keys_and_passwords_at_the_top_of_a_folder_never_travel(folder, monkeypa
     assert sorted(found.files) == [
         ".config/tool",
         ".distmagicignore",
+        ".docker/Dockerfile",
         "below/.netrc",
         "train.py",
     ]
@@ -93,9 +95,9 @@ def test_keys_and_passwords_at_the_top_of_a_folder_never_travel(folder, monkeypa
         ".aws",
         ".config/gcloud",
         ".distmagic",
-        ".docker",
+        ".docker/config.json",
         ".gnupg",
-        ".kube",
+        ".kube/config",
         ".netrc",
         ".ssh",
         "kept/here",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from distmagic.payload.local_modules import LocalModule
 from distmagic.payload.pack import Payload
 from distmagic.payload.program import pack_program
 from distmagic.payload.tree import packed
-from distmagic.payload.work_files import place_of, with_tree
+from distmagic.payload.work_files import check_folder, place_of, with_tree
 from distmagic.remote.records import manifest
 from distmagic.remote.records.manifest import Manifest
 from distmagic.remote.values import call
@@ -170,15 +171,32 @@ def test_a_home_directory_is_not_sent(project, scratch, monkeypatch, home, what)
     with pytest.raises(SpecError) as of_sync:
         with_tree(payload(scratch), str(project), project, scratch)
     assert str(of_sync.value) == (
-        f"{refused}Name a folder that has only what hosts need: --sync DIR."
+        f"{refused}Name a folder that has only what hosts need: --sync DIR. Or list in .distmagicignore there what stays here."
     )
     made, _ = script_of(project, scratch, "train.py")
     with pytest.raises(SpecError) as of_script:
         with_tree(made, None, project, scratch)
     assert str(of_script.value) == (
         f"{refused}Put train.py into a folder of its own, with what it needs, or name another folder that has it: "
-        "--sync DIR."
+        "--sync DIR. Or list in .distmagicignore there what stays here."
     )
+    # Before anybody waits for hosts, too.
+    with pytest.raises(SpecError):
+        check_folder(payload(scratch), str(project))
+    with pytest.raises(SpecError):
+        check_folder(made, None)
+    write(project, ".distmagicignore", text="*\n!train.py\n")
+    assert paths(with_tree(made, None, project, scratch)) == ["train.py"]
+
+
+def test_a_user_without_a_home_may_send_any_folder(project, scratch, monkeypatch):
+    """In a container whose user nobody knows `~` stands for nothing."""
+    write(project, "train.py")
+    monkeypatch.setenv("DISTMAGIC_HOME", str(scratch))
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert paths(with_tree(payload(scratch), str(project), project, scratch)) == [
+        "train.py"
+    ]
 
 
 def test_a_folder_below_the_home_directory_is_sent(project, scratch, monkeypatch):

@@ -92,6 +92,16 @@ def test_no_host_passes_for_another_one(asked, answers, found):
     assert places(asked, *answers) == [found]
 
 
+def test_localhost_is_each_machine_s_own():
+    """A notebook on gpu-a began the job on its own machine; this one, on another, asks its own machine too."""
+    nodes = [listed("x1", rank, hosts="localhost gpu-b") for rank in (0, 1)]
+    assert places("localhost gpu-a", [], [listed("x1", hosts="localhost")]) == [(1,)]
+    assert places("gpu-a localhost", nodes[:1], nodes[1:]) == [(0, 1)]
+    # A job of this machine is told by this machine.
+    running = listed("x1", hosts="localhost", running=True)
+    assert places("evil localhost", [running], [listed("x1", hosts="localhost")]) == [(1,)]  # fmt: skip
+
+
 @pytest.mark.parametrize("of_gpu_a", [[], [listed("other", hosts="gpu-a")]])
 def test_a_host_that_says_nothing_of_a_node_has_nobody_who_does(of_gpu_a):
     jobs = found_jobs(["gpu-a", "evil"], [of_gpu_a, [EVIL]])

@@ -667,3 +667,16 @@ def test_on_a_slow_disk_the_expiry_of_directories_comes_to_an_end(
         left.append(len(os.listdir(home / "work")))
     assert left[-1] == 0
     assert {a - b for a, b in itertools.pairwise(left)} <= {0, 1, 2}
+
+
+def test_an_origin_is_read_as_it_was_written_whatever_the_host_s_locale(monkeypatch):
+    """Else each run of a notebook with such a name would get a new directory."""
+    read = Path.read_text
+
+    def in_its_locale(path, encoding="ascii", errors=None):
+        return read(path, encoding, errors)
+
+    monkeypatch.setattr(Path, "read_text", in_its_locale)
+    named = WorkDir(name=NAME, origin="ann@laptop:/home/ann/übung.ipynb")
+    assert prepared(named, "j") == prepared(named, "k")
+    assert [one.origin for one in work_dirs.kept()] == [named.origin]

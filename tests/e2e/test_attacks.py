@@ -268,7 +268,12 @@ def test_no_process_of_a_run_and_no_temporary_file_stays_on_a_host_however_it_en
         struck: list[bool] = []
 
         def strike() -> None:
-            struck.append(temporary() != before and sum(sleeps()) > 0)
+            # The child is a shell, which has yet to start its sleep.
+            wait_until(
+                lambda: temporary() != before and sum(sleeps()) > 0,
+                "something to leave",
+            )
+            struck.append(True)
             if end == "interrupt":
                 signal.raise_signal(signal.SIGINT)
 

@@ -239,10 +239,14 @@ class Link:
             self._process.write(data)
 
     def line(self) -> bytes:
-        """Return the next line. Raises `ConnectionLost` and `ProtocolError`."""
+        """Return the next line that is not empty. Raises `ConnectionLost` and `ProtocolError`.
+
+        A host that keeps devices for this notebook sends empty ones, by which it learns whether anybody is there.
+        """
         try:
-            while (line := self._lines.line()) is None:
-                self._lines.feed(self._read())
+            while not (line := self._lines.line()):
+                if line is None:
+                    self._lines.feed(self._read())
         except protocol.BadLine as error:
             raise ProtocolError(f"{self.host.name} sent {error}.") from None
         return line

@@ -554,6 +554,11 @@ def test_a_host_has_its_time_for_each_line_of_its_list_of_jobs(monkeypatch):
     assert began == [600.0, 30.0, 30.0, 30.0, 30.0]
 
 
+def test_empty_lines_of_a_host_that_keeps_devices_are_passed_over():
+    link, _ = talking(b"\n\n", lines(p.Jobs()), b"\n", lines(p.Jobs()))
+    assert host_requests.list_jobs(link) == host_requests.list_jobs(link) == ()
+
+
 def test_of_stacks_without_end_the_first_are_kept(monkeypatch):
     one = p.Stacks(request_id="a", rank=0, local_rank=0, silence="x" * 1000)
     monkeypatch.setattr(job_requests, "_STACK_BYTES", 3 * len(lines(one)))

@@ -434,6 +434,7 @@ def test_a_notebook_that_sleeps_keeps_nobody_from_devices(
 ) -> None:
     """Its laptop was shut while it waited for them: the connection is there for hours."""
     lapsed: list[float] = []
+    knocked: list[float] = []
     silence = iter([[], [], [], [0]])
     waited: list[float] = []
 
@@ -446,11 +447,16 @@ def test_a_notebook_that_sleeps_keeps_nobody_from_devices(
     played: Any = SimpleNamespace(
         _lines=SimpleNamespace(line=lambda: None),
         _receiver=SimpleNamespace(awaited=()),
-        _devices=SimpleNamespace(lease_s=lease_s, lapse=lapsed.append),
+        _devices=SimpleNamespace(
+            lease_s=lease_s, lapse=lapsed.append, descriptors=(7,)
+        ),
+        _knock=lambda: knocked.append(lapsed[-1]),
     )
     assert contact.Contact._line(played) is None
     assert lapsed == silent_s
     assert sum(waited[:3]) == lapsed[-1]
+    # A server learns only so that a firewall has cut the connection.
+    assert knocked == silent_s
 
 
 def test_more_jobs_than_fit_into_a_line(link: Link, tmp_path: Path) -> None:

@@ -244,6 +244,7 @@ class Lab:
         self.packed = given
         if callable(what):
             what.blobs = ()
+            what.folder = None
         return what
 
     def playground(self, count: int) -> FakePlayground:

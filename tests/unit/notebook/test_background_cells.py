@@ -24,6 +24,7 @@ class Packed:
     """A packed call, which is called here."""
 
     blobs = ()
+    folder = None
 
     def __init__(self, call, *, title, **_) -> None:
         self.call, self.title = call, title

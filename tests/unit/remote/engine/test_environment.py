@@ -47,9 +47,12 @@ from tests.builders.messages import START
 
 os.environ.update(engine.environment(START, dict(os.environ), Path("/f"), Path("/r")))
 is_over, agent_lives = os.pipe()
+agent = os.getpid()
 if os.fork() == 0:
     os.close(agent_lives)
     os.read(is_over, 1)
+    while os.getppid() == agent:
+        continue  # its files are closed, and it is about to end
     engine.simplify_logs = lambda: print("goes on", flush=True)
     engine.main([])
 """

@@ -192,6 +192,8 @@ parent = os.getpid()
 if os.fork() == 0:
     os.close(parent_lives)
     os.read(is_over, 1)
+    while os.getppid() == parent:
+        continue  # its files are closed, and it is about to end
     processes.die_with_parent(parent)
     print("lives", flush=True)
     signal.pause()

@@ -44,8 +44,11 @@ def _is_own(folder: str) -> bool:
 
 def _remove_dead(folder: str) -> None:
     """Remove the directory of a keeper of this user that was killed: nothing answers at its socket."""
-    if not _is_own(folder):
-        return
+    try:
+        if not _is_own(folder):
+            return
+    except FileNotFoundError:
+        return  # its keeper has ended since
     client = socket.socket(socket.AF_UNIX)
     try:
         client.connect(folder + "/keeper")

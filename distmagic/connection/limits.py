@@ -238,7 +238,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.Serving: {"port": PORT, "why": TEXT},
     protocol.ReceivedBytes: {"size_bytes": SIZE},
     protocol.NeedBlob: {"sha256": WORD, "offset": exact_whole(0, _LARGEST), "why": TEXT},
-    protocol.Data: {"size_bytes": exact_whole(0, _LARGEST)},
+    protocol.Data: {"size_bytes": exact_whole(0, _LARGEST), "skipped_bytes": exact_whole(0, _LARGEST)},
     protocol.Jobs: {"jobs": items(MOST_JOBS)},
     protocol.JobListing: {
         "protocol": COUNT, "job": NAME, "node_rank": NODE, "hosts": HOSTS, "began_s": DATE, "reason": TEXT,

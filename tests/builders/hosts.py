@@ -173,8 +173,11 @@ class FakeHost:
             if data is None:
                 process.put(p.Refused(what="get_file", error="it is not there"))
             else:
-                data = data[request.offset :]
-                process.put(p.Data(size_bytes=len(data)), data)
+                skip = request.offset
+                if request.most_bytes is not None:
+                    skip = max(skip, len(data) - request.most_bytes)
+                sent = p.Data(size_bytes=len(data) - skip, skipped_bytes=skip)
+                process.put(sent, data[skip:])
         else:
             process.put(*self._usual_answers().get(type(request), ()))
 

@@ -160,13 +160,15 @@ class Stage(runner.Watch):
 
         return started
 
-    def _fetch(self, fetch: Callable[..., int]) -> Callable[..., int]:
+    def _fetch(
+        self, fetch: Callable[..., protocol.Data]
+    ) -> Callable[..., protocol.Data]:
         def fetched(
             link: Link,
             request: protocol.GetFile,
             write: Callable[[bytes], object],
             **more: Any,
-        ) -> int:
+        ) -> protocol.Data:
             done = request.offset
 
             def take(data: bytes) -> None:

@@ -21,7 +21,6 @@ STOP_GRACE_S = 3.0
 # An agent takes the grace and 10 s more at the longest; the rest is for the job's events, which all come first.
 STOP_TIMEOUT_S = 60.0
 LOG_LIMIT_BYTES = 1 << 30  # a longer log is no text to have in memory
-_BEYOND_ANY_LOG = 1 << 62
 _STREAMS = ("stdout", "stderr")
 # Results of one rank, and of one node, that come at once.
 _SMALL_BYTES, _SMALL_TOGETHER_BYTES = (
@@ -56,14 +55,15 @@ def fetch(
     write: Callable[[bytes], object],
     *,
     limit_bytes: int,
-) -> int:
-    """Hand a file of a job to `write`, piece by piece; return its size.
+) -> protocol.Data:
+    """Hand a file of a job to `write`, piece by piece; return how long it is.
 
     Raises `PreflightError` if it isn't there, and `ProtocolError`, having taken nothing, if it is larger than
     `limit_bytes`; the conversation is at its end then.
     """
     link.send(request)
-    size = link.answer(protocol.Data).size_bytes
+    data = link.answer(protocol.Data)
+    size = data.size_bytes
     if not 0 <= size <= limit_bytes:
         link.close()
         raise ProtocolError(
@@ -71,7 +71,7 @@ def fetch(
             f"It is on that host, under ~/.distmagic/jobs/{request.job}.",
         )
     link.take(size, write)
-    return size
+    return data
 
 
 def has_logs(link: Link, job: str, node_rank: int, rank: int) -> bool:
@@ -81,7 +81,7 @@ def has_logs(link: Link, job: str, node_rank: int, rank: int) -> bool:
             job=job,
             node_rank=node_rank,
             name=journal.log_name(rank, stream),
-            offset=_BEYOND_ANY_LOG,
+            most_bytes=0,
         )
         with contextlib.suppress(PreflightError):
             fetch(link, request, lambda _: None, limit_bytes=0)
@@ -94,26 +94,26 @@ def newest_logs(
 ) -> str:
     """Return what a rank has written on this node, stdout before stderr, of each the newest `most_bytes` at most.
 
-    Where lines are left out, one says how much that is and where all of it is. No more is ever in memory.
+    Where lines are left out, one says how much that is and where all of it is. No more is sent.
     """
     texts = []
     for stream in _STREAMS:
         newest = bytearray()
-
-        def take(data: bytes, newest: bytearray = newest) -> None:
-            newest += data
-            del newest[:-most_bytes]
-
-        name = journal.log_name(rank, stream)
-        request = protocol.GetFile(job=job, node_rank=node_rank, name=name)
+        request = protocol.GetFile(
+            job=job,
+            node_rank=node_rank,
+            name=journal.log_name(rank, stream),
+            most_bytes=most_bytes,
+        )
         try:
-            size = fetch(link, request, take, limit_bytes=LOG_LIMIT_BYTES)
+            sent = fetch(link, request, newest.extend, limit_bytes=most_bytes)
         except PreflightError:
             continue
-        if size > most_bytes:
-            del newest[: newest.find(b"\n", 0, -1) + 1]  # the line that was cut
+        if sent.skipped_bytes > 0:
+            cut = newest.find(b"\n", 0, -1) + 1  # the line that was cut
+            del newest[:cut]
             texts.append(
-                f"... {size - len(newest):,} bytes of {stream} not shown; the whole log: run.logs({rank}) after "
+                f"... {sent.skipped_bytes + cut:,} bytes of {stream} not shown; the whole log: run.logs({rank}) after "
                 f"%distributed attach {job} run, or on {link.host.name} under ~/.distmagic/jobs/{job}\n"
             )
         texts.append(newest.decode(errors="replace"))

@@ -33,9 +33,13 @@ class FileSender:
                 raise FileNotFoundError(
                     f"{request.name} of job {request.job} is not on this host (any more)"
                 )
-            skip = request.offset
             total = sum(size for _, size in parts)
-            self._notebook.say(protocol.Data(size_bytes=max(0, total - skip)))
+            skip = min(request.offset, total)
+            if request.most_bytes is not None:
+                skip = max(skip, total - request.most_bytes)
+            self._notebook.say(
+                protocol.Data(size_bytes=total - skip, skipped_bytes=skip)
+            )
             for file, size in parts:
                 begin = min(skip, size)
                 self._send_part(file, begin, size)

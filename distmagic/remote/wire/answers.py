@@ -109,9 +109,10 @@ class NeedBlob:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """`size_bytes` raw bytes follow this line."""
+    """`size_bytes` raw bytes follow this line; `skipped_bytes` of the same file come before them and are not sent."""
 
     size_bytes: int
+    skipped_bytes: int = 0
 
 
 @message

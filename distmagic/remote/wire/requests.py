@@ -208,12 +208,16 @@ class GetBlob:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetFile:
-    """Ask for a file of a job (a log, a result) from byte `offset` on; `Data` and the bytes, or `Refused`, follow."""
+    """Ask for a file of a job (a log, a result) from byte `offset` on; `Data` and the bytes, or `Refused`, follow.
+
+    With `most_bytes` for so many of them at most, which are the last ones of the file.
+    """
 
     job: str
     node_rank: int
     name: str
     offset: int = 0
+    most_bytes: int | None = None
 
 
 @message

@@ -482,9 +482,8 @@ def test_a_file_comes_in_pieces():
     )
     got: list[bytes] = []
     fetch = p.GetFile(job="j", node_rank=0, name="rank0.result")
-    assert job_requests.fetch(link, fetch, got.append, limit_bytes=len(data)) == len(
-        data
-    )
+    sent = job_requests.fetch(link, fetch, got.append, limit_bytes=len(data))
+    assert sent.size_bytes == len(data)
     assert b"".join(got) == data
     assert max(map(len, got)) <= 1 << 18
     assert process.requests == [fetch]
@@ -493,12 +492,9 @@ def test_a_file_comes_in_pieces():
 
 def test_an_empty_file():
     link, _ = talking(lines(p.Data(size_bytes=0)))
-    assert (
-        job_requests.fetch(
-            link, p.GetFile(job="j", node_rank=0, name="x"), pytest.fail, limit_bytes=0
-        )
-        == 0
-    )
+    request = p.GetFile(job="j", node_rank=0, name="x")
+    sent = job_requests.fetch(link, request, pytest.fail, limit_bytes=0)
+    assert sent.size_bytes == 0
 
 
 def test_a_file_that_is_cut():

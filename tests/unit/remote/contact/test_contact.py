@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -607,6 +607,29 @@ def test_whether_a_rank_has_a_log_is_asked_without_its_bytes(link: Link) -> None
     assert job_requests.newest_logs(link, "job-1", 0, 0, 100) == "first\nsecond\n"
     _, newest = job_requests.newest_logs(link, "job-1", 0, 0, 9).splitlines()
     assert newest == "second"
+
+
+def test_of_a_long_log_no_more_is_sent_than_is_shown(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = places.job_dir("job-1", 0)
+    folder.mkdir(parents=True)
+    with (folder / "rank0.stdout.log").open("wb") as file:
+        file.truncate(3 << 30)  # no whole file of this size is taken
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nlast\n")
+    taken = []
+    take = link.take
+
+    def counting(size: int, write: Callable[[bytes], object]) -> None:
+        taken.append(size)
+        take(size, write)
+
+    monkeypatch.setattr(link, "take", counting)
+    about, newest = job_requests.newest_logs(link, "job-1", 0, 0, 1000).splitlines()
+    assert newest == "last"
+    assert about.startswith("... 3,221,225,473 bytes of stdout not shown; ")
+    assert taken == [1000]
 
 
 TOUCHES_OFTEN = """

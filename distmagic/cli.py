@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING
 
 from distmagic.errors import Cancelled, DistmagicError, SpecError
@@ -19,7 +20,7 @@ from distmagic.request.spec import check_system
 
 if TYPE_CHECKING:
     from distmagic.request.hosts import Host
-    from distmagic.request.spec import Access
+    from distmagic.request.spec import Access, JobSpec
     from distmagic.session.inside import Outcome
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130  # exit codes, as shells and torchrun have them
@@ -111,7 +112,7 @@ def _command(name: str, words: Sequence[str]) -> int:
     if part is not None and part.place.task is not None:
         programs.run_as_rank(program, part.place)
         return 0
-    with closing(asker_of()) as asker:
+    with _sigterm_interrupts(request.spec), closing(asker_of()) as asker:
 
         def launch(hosts: tuple[Host, ...], access: Access) -> Outcome:
             if not request.dry_run:
@@ -130,6 +131,15 @@ def _command(name: str, words: Sequence[str]) -> int:
             )
     _tell(left)
     return 0
+
+
+def _sigterm_interrupts(spec: JobSpec) -> AbstractContextManager[None]:
+    """Have whoever ends this command end its ranks too, but not those of a job that goes on without it."""
+    from distmagic.runner import interrupts
+
+    if spec.on_disconnect == "keep":
+        return nullcontext()
+    return interrupts.from_signal(signal.SIGTERM)
 
 
 def _without_hosts(

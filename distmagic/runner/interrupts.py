@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 class Interrupts:
@@ -64,3 +65,21 @@ def sent_to(handler: Callable[..., object]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def from_signal(number: int) -> Iterator[None]:
+    """Have another signal be an interrupt inside the block. In the main thread only."""
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        # A shell has interrupts ignored by what it starts in the background.
+        if not callable(handler):
+            raise KeyboardInterrupt
+        handler(signal.SIGINT, frame)
+
+    before = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)

@@ -381,6 +381,10 @@ def test_the_command_shows_the_run_and_ends_with_its_exit_code(ended, project):
     assert bad.returncode == 1
     assert "exit code 2" in err or "exited with code 2" in err, err
 
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_and_sigterm_end_the_command_and_its_ranks(ended, project, number):
+    config = ["--ssh-config", str(ended.ssh_config), "--cold"]
     (project / "endless.py").write_text(
         "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
     )
@@ -391,6 +395,6 @@ def test_the_command_shows_the_run_and_ends_with_its_exit_code(ended, project):
         "the program to begin",
         timeout_s=60,
     )
-    endless.send_signal(signal.SIGINT)
+    endless.send_signal(number)
     _, err = endless.communicate(timeout=120)
     assert (endless.returncode, "Traceback" in err) == (130, False), err

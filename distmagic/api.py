@@ -19,7 +19,7 @@ from distmagic.payload.pack import Payload, pack_call
 from distmagic.render.screen import Screen
 from distmagic.request import notebook_place
 from distmagic.request.allocation import HostsRequest
-from distmagic.request.hosts import Host, Slots, parse_hosts
+from distmagic.request.hosts import Host, Slots, hosts_of, parse_hosts
 from distmagic.request.spec import (
     PAYLOAD_LIMIT_BYTES,
     Access,
@@ -48,7 +48,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     fn: Callable[..., Any],
     *args: Any,
     kwargs: Mapping[str, Any] | None = None,
-    hosts: str | Sequence[Host] | None = None,
+    hosts: str | Sequence[Host | str] | None = None,
     allocation: HostsRequest | None = None,
     nproc_per_node: Slots | None = None,
     nnodes: int | tuple[int, int] | None = None,
@@ -93,9 +93,9 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     The options are the flags of `%%distributed`, with underscores; times are in seconds, sizes in bytes:
 
         kwargs               keyword arguments of fn
-        hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; None: those of the
-                             notebook, else DISTMAGIC_HOSTS, else the nodes of the job in which a system has started
-                             this program on each, else here
+        hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2", or a list of such texts; None:
+                             those of the notebook, else DISTMAGIC_HOSTS, else the nodes of the job in which a system has
+                             started this program on each, else here
         allocation           nodes of a scheduler in place of hosts: of `distmagic.request.allocation` an `SlurmRequest`
                              for Slurm, or a `SkyRequest` for SkyPilot
         nproc_per_node       ranks a host: a number, "gpu", "cpu" or "auto"; None: one for each GPU, else 1
@@ -142,13 +142,8 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         names = inspect.signature(run).parameters
         known = [name for name in names if name not in ("fn", "args", "unknown")]
         raise unknown_option(option, known)
-    if hosts is None and allocation is None:
-        hosts, usual_access = _usual_place()
-        access = access or usual_access
-    spec, access = from_options(_options(arguments), access or Access())
-    if isinstance(hosts, str):
-        hosts = parse_hosts(hosts)
-    hosts = tuple(hosts or ())
+    chosen, usual_access = _place(hosts, allocation)
+    spec, access = from_options(_options(arguments), access or usual_access)
     if background and detach:
         raise SpecError("background and detach are both given.", "Keep one of them.")
     call = _Call(
@@ -161,10 +156,10 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     )
     launch = partial(_launch, call, spec, allocation)
     part = None
-    if not hosts and allocation is None:
+    if not chosen and allocation is None:
         part = part_of(session(), os.environ)
     if part is None:
-        return launch(hosts, access)
+        return launch(chosen, access)
     if background:
         raise part.refusal("background")
     name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', '')}"
@@ -259,13 +254,23 @@ def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _usual_place() -> tuple[Sequence[Host], Access]:
-    """Return where a call without hosts runs, and the way there: as the notebook's cells, else DISTMAGIC_HOSTS; () is here."""
-    place = notebook_place.current()
+def _place(
+    hosts: str | Sequence[Host | str] | None, allocation: HostsRequest | None
+) -> tuple[tuple[Host, ...], Access]:
+    """Return where a call runs, and the usual way there; () is here, or on the nodes of the allocation.
+
+    A call that says nothing runs as the notebook's cells, else on DISTMAGIC_HOSTS.
+    """
+    if hosts is not None and allocation is not None:
+        raise SpecError("hosts and allocation are both given.", "Keep one of them.")
+    if hosts is not None:
+        named = parse_hosts(hosts) if isinstance(hosts, str) else hosts_of(hosts)
+        return named, Access()
+    place = notebook_place.current() if allocation is None else None
     if place is not None:
         return place
-    hosts = os.environ.get("DISTMAGIC_HOSTS", "")
-    return parse_hosts(hosts) if hosts else (), Access()
+    usual = os.environ.get("DISTMAGIC_HOSTS", "") if allocation is None else ""
+    return parse_hosts(usual) if usual else (), Access()
 
 
 def _title(

@@ -148,10 +148,19 @@ def is_port(text: str) -> bool:
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
     """Parse a list of hosts separated by commas or blanks. Raises `SpecError`."""
+    return hosts_of(part for part in re.split(r"[,\s]+", text) if part)
+
+
+def hosts_of(named: Iterable[Host | str]) -> tuple[Host, ...]:
+    """Return hosts that are named one by one, as texts that `parse_host` reads or as they are. Raises `SpecError`."""
+    if not isinstance(named, Iterable):
+        raise SpecError(f"{named!r} is not a list of hosts.", _HOSTS_HINT)
     hosts: list[Host] = []
-    for part in re.split(r"[,\s]+", text.strip()):
-        if part:
-            hosts.append(_no_twin(parse_host(part), hosts))
+    for one in named:
+        if not isinstance(one, (Host, str)):
+            raise SpecError(f"{one!r} is not a host.", _HOSTS_HINT)
+        host = parse_host(one) if isinstance(one, str) else one
+        hosts.append(_no_twin(host, hosts))
     if not hosts:
         raise SpecError("The list of hosts is empty.", _HOSTS_HINT)
     return tuple(hosts)

@@ -12,6 +12,7 @@ import distmagic
 from distmagic import api
 from distmagic.errors import SpecError, WorkerFailed
 from distmagic.request import flag_table, notebook_place
+from distmagic.request.allocation import SlurmRequest
 from distmagic.request.flag_table import FLAGS
 from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import Access, JobSpec
@@ -79,7 +80,31 @@ def session(monkeypatch, tmp_path):
     return fake
 
 
-@pytest.mark.parametrize("hosts", ["", " ", ","])
+def test_hosts_may_be_named_one_by_one(session):
+    api.run(len, [], hosts=["gpu-a:4", parse_hosts("gpu-b:2")[0]])
+    assert session.hosts == parse_hosts("gpu-a:4,gpu-b:2")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        (7, "7 is not a list of hosts."),
+        (["gpu-a", 7], "7 is not a host."),
+        (["gpu-a:2", "gpu-a:4"], "gpu-a is listed twice."),
+        (["gpu-a,gpu-b"], "'gpu-a,gpu-b' is not a host."),
+    ],
+)
+def test_what_is_no_list_of_hosts_is_said(session, hosts, said):
+    with pytest.raises(SpecError, match=f"^{re.escape(said)}"):
+        api.run(len, [], hosts=hosts)
+
+
+def test_hosts_and_an_allocation_are_not_both_taken(session):
+    with pytest.raises(SpecError, match=r"^hosts and allocation are both given\."):
+        api.run(len, [], hosts="gpu-a", allocation=SlurmRequest(nodes=2))
+
+
+@pytest.mark.parametrize("hosts", ["", " ", ",", [], ()])
 def test_an_empty_list_of_hosts_is_refused_as_on_the_line(session, hosts):
     with pytest.raises(SpecError, match=r"^The list of hosts is empty\."):
         api.run(len, [], hosts=hosts)

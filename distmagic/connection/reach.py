@@ -41,6 +41,7 @@ class Reaching:
         self._connections = connections
         # Hosts that a job begins without, by index, and what is wrong with them.
         self.absent: dict[int, str] = {}
+        self.is_settled = False  # `settle` has returned links
         self._pool = threads_for(len(hosts) + 1, "reach")
         self.futures = []
         # Of `spare` hosts there are interpreters, too.
@@ -100,6 +101,7 @@ class Reaching:
         for host_index, error in errors.items():
             first_line, _, _ = str(error).partition("\n")
             self.absent[host_index] = first_line
+        self.is_settled = True
         return tuple(self.futures[host_index].result() for host_index in self.present)
 
     @property

@@ -219,10 +219,15 @@ class Session(Housekeeping):
         self._begun[job] = reaching.hosts, reaching.access
         if len(self._begun) > _BEGUN:
             del self._begun[next(iter(self._begun))]
-        with self._following(job):
-            followed = launch(
-                reaching, spec, payload, screen, job, owner(), work, self._followed
-            )
+        try:
+            with self._following(job):
+                followed = launch(
+                    reaching, spec, payload, screen, job, owner(), work, self._followed
+                )
+        except BaseException:
+            if not reaching.is_settled:  # there is nothing of it on any host
+                self._begun.pop(job, None)
+            raise
         left = self._finish(followed, reaching, screen, variable)
         if isinstance(left, Run):
             fetch(left, spec.fetch)

@@ -203,6 +203,15 @@ def test_it_is_remembered_where_a_job_was_begun(kernel):
     assert kernel.session.begun[0] == job
 
 
+def test_a_host_that_could_not_be_reached_is_not_asked_for_its_jobs(kernel):
+    """A name that was mistyped would make each list of jobs wait for it."""
+    _, b = two()
+    b.error = down("gpu-b")
+    with pytest.raises(Unreachable):
+        kernel.over(b).launch()
+    assert kernel.session.begun == ()
+
+
 def test_a_run_that_fails_raises_an_error_that_carries_it(kernel):
     a, b = FakeHost("gpu-a", runs_on), FakeHost("gpu-b", fails)
     with pytest.raises(WorkerFailed) as caught:

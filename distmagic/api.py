@@ -93,9 +93,9 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     The options are the flags of `%%distributed`, with underscores; times are in seconds, sizes in bytes:
 
         kwargs               keyword arguments of fn
-        hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2", or a list of such texts; None:
-                             those of the notebook, else DISTMAGIC_HOSTS, else the nodes of the job in which a system has
-                             started this program on each, else here
+        hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; or one by one:
+                             ["gpu-a:4", "gpu-b:2"]; None: those of the notebook, else DISTMAGIC_HOSTS, else the nodes of
+                             the job in which a system has started this program on each, else here
         allocation           nodes of a scheduler in place of hosts: of `distmagic.request.allocation` an `SlurmRequest`
                              for Slurm, or a `SkyRequest` for SkyPilot
         nproc_per_node       ranks a host: a number, "gpu", "cpu" or "auto"; None: one for each GPU, else 1

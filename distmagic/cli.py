@@ -151,7 +151,8 @@ def _without_hosts(
 
     if request.export is not None:
         print(exporting.export_program(program, request, hosts))
-    else:
+        return
+    with _sigterm_interrupts(request.spec):
         programs.run_workflow(request, program, screen_for())
 
 

@@ -87,7 +87,8 @@ def all_jobs(line: CommandLine) -> tuple[Job, ...]:
     others: dict[Access, dict[Host, None]] = {}
     for name in session.begun:
         begun = session.begun_at(name)
-        assert begun is not None
+        if begun is None:  # a run in the background has just failed to reach its hosts
+            continue
         hosts, access = begun
         for host in hosts:
             one = replace(host, slots=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from distmagic.errors import SpecError
@@ -148,12 +148,15 @@ def is_port(text: str) -> bool:
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
     """Parse a list of hosts separated by commas or blanks. Raises `SpecError`."""
-    return hosts_of(part for part in re.split(r"[,\s]+", text) if part)
+    return hosts_of([part for part in re.split(r"[,\s]+", text) if part])
 
 
-def hosts_of(named: Iterable[Host | str]) -> tuple[Host, ...]:
-    """Return hosts that are named one by one, as texts that `parse_host` reads or as they are. Raises `SpecError`."""
-    if not isinstance(named, Iterable):
+def hosts_of(named: Sequence[Host | str]) -> tuple[Host, ...]:
+    """Return hosts that are named one by one, as texts that `parse_host` reads or as they are. Raises `SpecError`.
+
+    Neither a set, which has no first one, nor a dict, whose values would be lost.
+    """
+    if not isinstance(named, Sequence):
         raise SpecError(f"{named!r} is not a list of hosts.", _HOSTS_HINT)
     hosts: list[Host] = []
     for one in named:

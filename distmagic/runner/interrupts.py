@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+# Signals that follow each other so soon are one: timeout(1) sends its own to a process, and again to its process group.
+_ONCE_S = 1.0
 
 
 class Interrupts:
@@ -69,16 +74,25 @@ def sent_to(handler: Callable[..., object]) -> Iterator[None]:
 
 @contextmanager
 def from_signal(number: int) -> Iterator[None]:
-    """Have another signal be an interrupt inside the block. In the main thread only."""
+    """Have another signal be an interrupt inside the block, unless it is ignored. In the main thread only."""
+    last_s = -math.inf
 
     def interrupt(_: int, frame: FrameType | None) -> None:
+        nonlocal last_s
+        before_s, last_s = last_s, time.monotonic()
+        if last_s - before_s < _ONCE_S:
+            return
         handler = signal.getsignal(signal.SIGINT)
         # A shell has interrupts ignored by what it starts in the background.
         if not callable(handler):
             raise KeyboardInterrupt
         handler(signal.SIGINT, frame)
 
-    before = signal.signal(number, interrupt)
+    before = signal.getsignal(number)
+    if before is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(number, interrupt)
     try:
         yield
     finally:

@@ -173,7 +173,7 @@ class FakeHost:
             if data is None:
                 process.put(p.Refused(what="get_file", error="it is not there"))
             else:
-                skip = request.offset
+                skip = min(request.offset, len(data))
                 if request.most_bytes is not None:
                     skip = max(skip, len(data) - request.most_bytes)
                 sent = p.Data(size_bytes=len(data) - skip, skipped_bytes=skip)

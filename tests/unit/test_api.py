@@ -89,6 +89,7 @@ def test_hosts_may_be_named_one_by_one(session):
     ("hosts", "said"),
     [
         (7, "7 is not a list of hosts."),
+        ({"gpu-a": 4}, "{'gpu-a': 4} is not a list of hosts."),
         (["gpu-a", 7], "7 is not a host."),
         (["gpu-a:2", "gpu-a:4"], "gpu-a is listed twice."),
         (["gpu-a,gpu-b"], "'gpu-a,gpu-b' is not a host."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -109,6 +110,38 @@ def test_the_exit_code_says_how_it_ended(ran, capsys, outcome, code, said):
     ran.outcome = outcome
     assert cli.main(["run", "train.py"]) == code
     assert capsys.readouterr().err == said
+
+
+@pytest.fixture
+def sigterm():
+    """SIGTERM as this process has it, in place of its end."""
+    arrived = []
+    before = signal.signal(signal.SIGTERM, lambda *_: arrived.append("as before"))
+    yield arrived
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "arrives"),
+    [
+        ([], 130, []),
+        (["--detach"], 130, []),
+        (["--on", "osmo"], 130, []),
+        (["--on-disconnect", "keep"], 0, ["as before"]),
+    ],
+)
+def test_sigterm_is_an_interrupt_unless_the_job_goes_on_alone(
+    ran, monkeypatch, sigterm, flags, code, arrives
+):
+    def ended(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(programs, "run_program", ended)
+    monkeypatch.setattr(programs, "run_workflow", ended)
+    assert cli.main(["run", *flags, "train.py"]) == code
+    assert sigterm == arrives
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert sigterm == [*arrives, "as before"], "only as long as the command runs"
 
 
 def test_an_error_names_no_variable_that_a_terminal_does_not_have(ran, capsys):

@@ -112,9 +112,13 @@ def newest_logs(
         if sent.skipped_bytes > 0:
             cut = newest.find(b"\n", 0, -1) + 1  # the line that was cut
             del newest[:cut]
+            where = f"on {link.host.name} under ~/.distmagic/jobs/{job}"
+            if sent.skipped_bytes + sent.size_bytes <= LOG_LIMIT_BYTES:
+                where = (
+                    f"run.logs({rank}) after %distributed attach {job} run, or {where}"
+                )
             texts.append(
-                f"... {sent.skipped_bytes + cut:,} bytes of {stream} not shown; the whole log: run.logs({rank}) after "
-                f"%distributed attach {job} run, or on {link.host.name} under ~/.distmagic/jobs/{job}\n"
+                f"... {sent.skipped_bytes + cut:,} bytes of {stream} not shown; the whole log: {where}\n"
             )
         texts.append(newest.decode(errors="replace"))
     return "".join(texts)

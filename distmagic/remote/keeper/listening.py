@@ -15,9 +15,9 @@ def listen(folder: str, node: str) -> socket.socket:
     """
     for name in os.listdir("/tmp"):
         is_ours = name.startswith(f"distmagic-{os.getuid()}-slurm.")
-        if is_ours and name.endswith(node):
+        if is_ours and name.endswith(node) and _whose("/tmp/" + name) == "ours":
             _remove_dead("/tmp/" + name)
-    if os.path.lexists(folder) and not _is_own(folder):
+    if _whose(folder) == "another's":
         raise OSError(f"{folder} is not this user's alone")
     new = f"{folder}.{os.getpid()}"
     os.mkdir(new, 0o700)
@@ -32,23 +32,18 @@ def listen(folder: str, node: str) -> socket.socket:
     return listener
 
 
-def _is_own(folder: str) -> bool:
-    """Whether a directory is this user's alone, and no link."""
-    about = os.lstat(folder)
-    return (
-        about.st_uid == os.getuid()
-        and stat.S_ISDIR(about.st_mode)
-        and not about.st_mode & 0o077
-    )
+def _whose(folder: str) -> str:
+    """Return "ours" for a directory that is this user's alone, and no link, "nobody's" for none, else "another's"."""
+    try:
+        about = os.lstat(folder)
+    except FileNotFoundError:
+        return "nobody's"  # its keeper may have ended since it was seen
+    is_ours = about.st_uid == os.getuid() and not about.st_mode & 0o077
+    return "ours" if is_ours and stat.S_ISDIR(about.st_mode) else "another's"
 
 
 def _remove_dead(folder: str) -> None:
     """Remove the directory of a keeper of this user that was killed: nothing answers at its socket."""
-    try:
-        if not _is_own(folder):
-            return
-    except FileNotFoundError:
-        return  # its keeper has ended since
     client = socket.socket(socket.AF_UNIX)
     try:
         client.connect(folder + "/keeper")

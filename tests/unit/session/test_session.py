@@ -15,6 +15,7 @@ from distmagic.errors import (
     Cancelled,
     NodeLost,
     PayloadError,
+    PreflightError,
     SpecError,
     Unreachable,
     WorkerFailed,
@@ -210,6 +211,14 @@ def test_a_host_that_could_not_be_reached_is_not_asked_for_its_jobs(kernel):
     with pytest.raises(Unreachable):
         kernel.over(b).launch()
     assert kernel.session.begun == ()
+
+
+def test_hosts_on_which_a_start_may_have_come_about_are_remembered(kernel):
+    a, b = two()
+    b.answers[p.StartNode] = lambda _: [p.Refused(what="start_node", error="full")]
+    with pytest.raises(PreflightError):
+        kernel.over(a, b).launch()
+    assert len(kernel.session.begun) == 1
 
 
 def test_a_run_that_fails_raises_an_error_that_carries_it(kernel):

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pwd
+import re
 import secrets
 import select
 import shutil
@@ -609,6 +610,35 @@ def test_whether_a_rank_has_a_log_is_asked_without_its_bytes(link: Link) -> None
     assert newest == "second"
 
 
+def test_the_end_of_a_log_in_pieces_is_asked_for_by_its_size(link: Link) -> None:
+    folder = places.job_dir("job-1", 0)
+    folder.mkdir(parents=True)
+    (folder / "rank0.stdout.log").write_bytes(b"01234")
+    (folder / "rank0.stdout.log.5").write_bytes(b"56789")
+    for offset, most_bytes, sent in [
+        (0, None, b"0123456789"),
+        (0, 3, b"789"),
+        (0, 7, b"3456789"),
+        (0, 10, b"0123456789"),
+        (0, 99, b"0123456789"),
+        (4, 7, b"456789"),
+        (8, 7, b"89"),
+        (99, 7, b""),
+    ]:
+        got = bytearray()
+        about = job_requests.fetch(
+            link,
+            p.GetFile(
+                job="job-1", node_rank=0, name="rank0.stdout.log", offset=offset,
+                most_bytes=most_bytes,
+            ),
+            got.extend,
+            limit_bytes=10,
+        )  # fmt: skip
+        assert bytes(got) == sent
+        assert about == p.Data(size_bytes=len(sent), skipped_bytes=10 - len(sent))
+
+
 def test_of_a_long_log_no_more_is_sent_than_is_shown(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -628,7 +658,10 @@ def test_of_a_long_log_no_more_is_sent_than_is_shown(
     monkeypatch.setattr(link, "take", counting)
     about, newest = job_requests.newest_logs(link, "job-1", 0, 0, 1000).splitlines()
     assert newest == "last"
-    assert about.startswith("... 3,221,225,473 bytes of stdout not shown; ")
+    assert re.fullmatch(
+        r"... 3,221,225,473 bytes of stdout not shown; the whole log: on \S+ under ~/.distmagic/jobs/job-1",
+        about,
+    )
     assert taken == [1000]
 
 

@@ -27,6 +27,7 @@ from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.delivery import Delivery
 from distmagic.session.session import Session
+from distmagic.transports.ssh import client
 from tests.bench.bench import Bench
 from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import kept_in, scratch
@@ -69,9 +70,12 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
     # One machine is all of these hosts.
     boot_patience = mock.patch.object(opening, "BOOT_TIMEOUT_S", 120.0)
     start_patience = mock.patch.object(links_of_hosts, "BOOT_TIMEOUT_S", 120.0)
+    # A server that starts 128 agents on two cores is silent for longer than one of a host's own.
+    silence_patience = mock.patch.object(client, "SILENT_TICKS", 60)
     with (
         boot_patience,
         start_patience,
+        silence_patience,
         scratch("fanout") as folder,
         kept_in(folder / "home"),
         Lab(1, setups=(_bare(),)) as lab,

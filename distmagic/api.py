@@ -266,10 +266,12 @@ def _place(
     if hosts is not None:
         named = parse_hosts(hosts) if isinstance(hosts, str) else hosts_of(hosts)
         return named, Access()
-    place = notebook_place.current() if allocation is None else None
+    if allocation is not None:
+        return (), Access()
+    place = notebook_place.current()
     if place is not None:
         return place
-    usual = os.environ.get("DISTMAGIC_HOSTS", "") if allocation is None else ""
+    usual = os.environ.get("DISTMAGIC_HOSTS", "")
     return parse_hosts(usual) if usual else (), Access()
 
 

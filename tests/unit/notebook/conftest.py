@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import gc
+import sys
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from distmagic.request import notebook_place
 from tests.unit.notebook.fakes import Lab
 
 
@@ -16,6 +18,9 @@ from tests.unit.notebook.fakes import Lab
 def shell(monkeypatch, tmp_path):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.delenv("DISTMAGIC_HOSTS", raising=False)
+    # Or later tests of this process that name no hosts would run on this shell's.
+    monkeypatch.setattr(notebook_place, "_registered", [])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance(
         config=Config(HistoryManager={"hist_file": ":memory:"})

@@ -11,9 +11,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
+from typing import IO
 
 _GRACE_S = 10.0  # between SIGTERM and SIGKILL
+_LAST_OUTPUT_S = 5.0  # for what ranks that have ended wrote last
+_LINE_BYTES = 65_536  # a longer line comes in pieces
+_writing = threading.Lock()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,12 +36,22 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
     ranks: list[subprocess.Popen[bytes]] = []
+    outputs: list[threading.Thread] = []
     try:
         for local_rank in range(args.size):
             ranks.append(_start(args, local_rank))
+            output = threading.Thread(
+                target=_pass_on, args=(ranks[-1].stdout,), daemon=True
+            )
+            output.start()
+            outputs.append(output)
         return _wait(ranks)
     finally:
         _end(ranks)
+        # A process that a rank has left behind may hold its output open.
+        ends_s = time.monotonic() + _LAST_OUTPUT_S
+        for output in outputs:
+            output.join(max(ends_s - time.monotonic(), 0.0))
 
 
 def _stop(number: int, _frame: object) -> None:
@@ -51,7 +67,18 @@ def _start(args: argparse.Namespace, local_rank: int) -> "subprocess.Popen[bytes
     }
     variables = {name: str(value) for name, value in own.items()}
     environ = {"OMP_NUM_THREADS": "1", **os.environ, **variables}
-    return subprocess.Popen([sys.executable, "-u", *args.program], env=environ)
+    command = [sys.executable, "-u", *args.program]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE)
+
+
+def _pass_on(output: "IO[bytes]") -> None:
+    """Write what a rank prints a line at a time: unbuffered, Python's print writes a line and its end apart."""
+    with output:
+        for piece in iter(lambda: output.readline(_LINE_BYTES), b""):
+            unwritten = piece
+            with _writing:
+                while unwritten:
+                    unwritten = unwritten[os.write(1, unwritten) :]
 
 
 def _wait(ranks: "Sequence[subprocess.Popen[bytes]]") -> int:

@@ -71,8 +71,10 @@ def test_one_of_64_ranks_that_failed_is_on_top_and_all_are_folded(page: PlainPag
 def test_the_bench_sees_the_frames_of_a_page_that_shows_1024_ranks(page: PlainPage):
     page.open("light")
     assert crowd_page.frames_ms(page, seconds=0.3) > 0
-    hosts = page.page.locator(".dm-part-table td", has_text="300-304/500")
-    assert hosts.count() > 50, "it showed them"
+    # All ranks move meanwhile: which step it shows depends on how long a slow machine took.
+    steps = re.compile(r"^30\d-30\d/500$")
+    hosts = page.page.locator(".dm-part-table td", has_text=steps)
+    hosts.nth(50).wait_for(state="attached")
 
 
 def test_standing_still_is_said_and_where_the_ranks_are_comes_by_itself(

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -147,8 +148,7 @@ def start(*words: str) -> subprocess.CompletedProcess[str]:
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 PRINT = f"""
 import os, sys
-words = [os.environ[name] for name in {NAMES}] + sys.argv[1:]
-os.write(1, (" ".join(words) + "\\n").encode())  # at once: two ranks have one stdout
+print(*[os.environ[name] for name in {NAMES}], *sys.argv[1:])
 """
 
 
@@ -167,6 +167,28 @@ def test_ranks_have_their_numbers_and_arguments():
     )
     assert sorted(done.stdout.splitlines()) == ["3 0 5 2 --lr 0.1", "4 1 5 2 --lr 0.1"]
     assert done.returncode == 0
+
+
+PRINT_OFTEN = """
+import os
+for _ in range(2000):
+    print(os.environ["RANK"], "a line")
+print("its last", end="")
+print(" words")
+"""
+
+
+def test_lines_of_ranks_that_print_at_once_stay_whole():
+    done = start("--size=3", "--offset=0", "--world_size=3", "--", "-c", PRINT_OFTEN)
+    counts = Counter(done.stdout.splitlines())
+    lines = {f"{rank} a line": 2000 for rank in range(3)}
+    assert counts == {**lines, "its last words": 3}
+
+
+def test_what_a_rank_wrote_last_comes_without_the_end_of_its_line():
+    code = "import sys; sys.stdout.write('almost'); sys.exit(3)"
+    done = start("--size=1", "--offset=0", "--world_size=1", "--", "-c", code)
+    assert (done.stdout, done.returncode) == ("almost", 3)
 
 
 def test_a_rank_that_fails_ends_the_others():

@@ -83,7 +83,8 @@ def runs_a_loop(page: NotebookPage, seen: Path) -> None:
     assert page.cell(LOOP).locator(".dm-live").count() == 1, "no stack of views"
 
 
-def test_its_view_lives_on_while_other_cells_run(tmp_path):
+@pytest.mark.promise("its view lives on while other cells run")
+def test_the_view_of_a_run_in_the_background(tmp_path):
     sources = [
         f"%load_ext distmagic\nEND, SEEN = {str(tmp_path / 'end')!r}, {str(tmp_path / 'seen')!r}",
         WORK,

@@ -233,10 +233,11 @@ def test_ranks_that_are_killed_again_and_again(lab: Lab) -> None:
     }
 
 
+@pytest.mark.promise(
+    "no process of a run and no temporary file stays on a host however it ends"
+)
 @pytest.mark.parametrize("end", ["well", "failure", "interrupt", "killed kernel"])
-def test_no_process_of_a_run_and_no_temporary_file_stays_on_a_host_however_it_ends(
-    lab: Lab, end: str
-) -> None:
+def test_nothing_stays_on_hosts(lab: Lab, end: str) -> None:
     """Each rank leaves a child that ignores SIGTERM, and torchrun has made a directory for its errors."""
 
     def temporary() -> list[tuple[str, ...]]:

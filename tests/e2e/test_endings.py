@@ -29,7 +29,8 @@ from tests.lab.waiting import wait_until
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
 
 
-def test_the_first_rank_that_fails_stops_all_hosts(lab: Lab) -> None:
+@pytest.mark.promise("the first rank that fails stops all hosts")
+def test_first_failure_stops_all_hosts(lab: Lab) -> None:
     error = runner.failure(lab, "dm1:2,dm2:1", as_value(stubborn), env={"FAILS": "2"})
     assert isinstance(error, WorkerFailed)
     assert error.message == "rank 2 (dm2, local_rank 0) raised ValueError: enough"

@@ -72,7 +72,8 @@ def follow(lab: Lab, job: Job, screen: runner.Watch | None = None) -> Run:
     return run
 
 
-def test_a_detached_job_outlives_its_kernel_and_is_followed_by_another(
+@pytest.mark.promise("a detached job outlives its kernel and is followed by another")
+def test_detached_job_outlives_its_kernel(
     lab: Lab,
 ) -> None:
     script = (

@@ -92,12 +92,18 @@ def all_report(state: RunState) -> bool:
 
 @pytest.mark.parametrize(
     ("warm_idle_s", "hang_timeout_s"),
-    [(0.0, 30.0), (900.0, 6.0)],  # a cold rank does not advance while it imports torch
-    ids=["cold", "forked from a template"],
+    [
+        # A cold rank does not advance while it imports torch.
+        pytest.param(0.0, 30.0, id="cold"),
+        pytest.param(
+            900.0,
+            6.0,
+            id="forked from a template",
+            marks=pytest.mark.promise("a hang ends the run and says who stands out"),
+        ),
+    ],
 )
-def test_a_hang_ends_the_run_and_says_who_stands_out(
-    lab: Lab, warm_idle_s: float, hang_timeout_s: float
-) -> None:
+def test_hang_ends_the_run(lab: Lab, warm_idle_s: float, hang_timeout_s: float) -> None:
     way = runner.access(lab, warm_idle_s=warm_idle_s)
     with pytest.raises(Hung) as caught:
         distmagic.run(

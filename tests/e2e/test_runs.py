@@ -147,7 +147,8 @@ def test_the_system_s_ssh_client(lab: Lab) -> None:
     assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
 
 
-def test_hosts_behind_bastions_are_reached(lab: Lab, tmp_path: Path) -> None:
+@pytest.mark.promise("hosts behind bastions are reached")
+def test_hosts_behind_two_bastions(lab: Lab, tmp_path: Path) -> None:
     config = tmp_path / "config"
     far = lab.hosts[1].address
     config.write_text(
@@ -168,7 +169,8 @@ def test_hosts_behind_bastions_are_reached(lab: Lab, tmp_path: Path) -> None:
     }
 
 
-def test_hosts_need_python_and_torch_and_nothing_else(lab: Lab) -> None:
+@pytest.mark.promise("hosts need Python and torch and nothing else")
+def test_nothing_of_ours_is_installed_on_hosts(lab: Lab) -> None:
     def installed() -> set[str]:
         from importlib.metadata import distributions
 
@@ -183,7 +185,8 @@ def test_hosts_need_python_and_torch_and_nothing_else(lab: Lab) -> None:
         assert "No module named 'distmagic'" in looked.stderr, "nor afterwards"
 
 
-def test_they_need_no_shared_file_system(lab: Lab) -> None:
+@pytest.mark.promise("they need no shared file system")
+def test_each_host_has_its_own_files(lab: Lab) -> None:
     """What a rank writes is on its own host, and the run goes well."""
 
     def write(folder: str) -> list[str]:
@@ -206,7 +209,8 @@ def test_they_need_no_shared_file_system(lab: Lab) -> None:
     assert [len(run.results[rank]) for rank in (0, 1)] == [3, 3]
 
 
-def test_nothing_listens_where_the_notebook_is(lab: Lab) -> None:
+@pytest.mark.promise("nothing listens where the notebook is")
+def test_the_notebook_opens_no_port(lab: Lab) -> None:
     sockets: list[set[str]] = [listening()]
     # Not the phase, which a notebook that is busy for a moment may not show.
     screen = runner.Watch(
@@ -338,7 +342,8 @@ def rows_of(state: RunState) -> list[Row]:
     return [row for group in overview(state).groups for row in group.rows]
 
 
-def test_every_rank_shows_its_steps_metrics_curves_and_bars(lab: Lab) -> None:
+@pytest.mark.promise("every rank shows its steps, metrics, curves and bars")
+def test_rows_of_all_ranks(lab: Lab) -> None:
     def work() -> int:
         import time
         from pathlib import Path
@@ -379,7 +384,8 @@ def test_every_rank_shows_its_steps_metrics_curves_and_bars(lab: Lab) -> None:
     assert {"rank", "at_s", "step", "loss"} == set(run.metrics[0])
 
 
-def test_bars_of_tqdm_are_shown_as_they_are_with_rate_and_time_left(lab: Lab) -> None:
+@pytest.mark.promise("bars of tqdm are shown as they are with rate and time left")
+def test_bars_of_tqdm(lab: Lab) -> None:
     """The package is on dm1. On dm2 it is not, and a cell that imports it works nevertheless."""
     lab.hosts[0].set_python("full")
 

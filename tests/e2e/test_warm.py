@@ -108,7 +108,8 @@ def test_ranks_keep_the_limit_of_open_files_that_a_log_in_has_and_the_agent_has_
     assert agent[0] == agent[1]
 
 
-def test_hosts_keep_torch_loaded_for_the_next_run(warm: Lab) -> None:
+@pytest.mark.promise("hosts keep torch loaded for the next run")
+def test_torch_stays_loaded(warm: Lab) -> None:
     for _ in range(2):
         found = run(warm, "dm1:2,dm2:2", runner.all_reduce).results
         assert [float(found[rank]["total"]) for rank in found] == [6.0] * 4
@@ -341,8 +342,9 @@ def is_removed(folder: Path) -> bool:
     return not folder.exists()
 
 
+@pytest.mark.promise("the end of the kernel ends what is kept")
 @pytest.mark.parametrize("end", ["exit", "SIGKILL"])
-def test_the_end_of_the_kernel_ends_what_is_kept(lab: Lab, end: str) -> None:
+def test_end_of_the_kernel_releases_hosts(lab: Lab, end: str) -> None:
     program = textwrap.dedent(f"""
         import sys, os, signal
         sys.path.insert(0, {str(Path.cwd())!r})
@@ -376,7 +378,8 @@ def test_the_end_of_the_kernel_ends_what_is_kept(lab: Lab, end: str) -> None:
     lab.assert_clean(within_s=0 if end == "exit" else 45)
 
 
-def test_15_idle_minutes_end_what_is_kept(lab: Lab) -> None:
+@pytest.mark.promise("15 idle minutes end what is kept")
+def test_idle_hosts_are_released(lab: Lab) -> None:
     """They are what is asked for where nothing is said; here a second is."""
     assert Access().warm_idle_s == 15 * 60
     run(lab, "dm1:2", who, warm_idle_s=1.0)

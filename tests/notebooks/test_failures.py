@@ -31,7 +31,8 @@ def work(x):
 work(4)"""
 
 
-def test_its_traceback_fails_the_cell(session_lab: Lab, tmp_path: Path):
+@pytest.mark.promise("its traceback fails the cell")
+def test_traceback_under_nbconvert(session_lab: Lab, tmp_path: Path):
     """For nbconvert, too: it ends with the lines of the cells, in which the first rank failed."""
     session_lab.mend()
     config = f'%load_ext distmagic\n%config Distmagic.ssh_config = "{session_lab.ssh_config}"'

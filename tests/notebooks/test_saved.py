@@ -109,9 +109,8 @@ def test_bars_and_reports_without_tqdm_on_the_hosts(executed: LiveNotebook):
     )
 
 
-def test_the_saved_notebook_keeps_the_table_as_text_and_html(
-    executed: LiveNotebook, tmp_path: Path
-):
+@pytest.mark.promise("the saved notebook keeps the table as text and HTML")
+def test_the_table_of_a_saved_notebook(executed: LiveNotebook, tmp_path: Path):
     nbformat.write(executed.node, tmp_path / "saved.ipynb")
     saved = nbformat.read(tmp_path / "saved.ipynb", 4)
     (output,) = training_cell(saved).outputs

@@ -144,7 +144,8 @@ def test_a_kernel_keeps_the_last_fifty_runs_each_once():
     ]  # fmt: skip
 
 
-def test_compare_puts_any_runs_side_by_side():
+@pytest.mark.promise("`compare` puts any runs side by side")
+def test_runs_side_by_side():
     """One that is over, one that failed, as its error has it, and one that goes on, each of other metrics."""
     went_well = Run(FAST, {}, None, shown=False)  # type: ignore[arg-type]
     error = WorkerFailed("rank 3 failed.")

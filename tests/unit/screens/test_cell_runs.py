@@ -70,7 +70,8 @@ def cell(monkeypatch) -> Cell:
     return cell
 
 
-def test_a_loop_has_one_output_with_a_row_a_run_and_the_view_of_the_last(cell):
+@pytest.mark.promise("a loop has one output with a row a run and the view of the last")
+def test_output_of_a_loop(cell):
     for number in range(3):
         screen = cell.begin(f"f({number})")
         (output,) = cell.outputs.values()

@@ -26,6 +26,8 @@ _WAITS = (
     ("ssl.py", "for the network"),
     ("selectors.py", "for the network"),
 )
+_STORE = "torch/distributed/rendezvous.py"
+_JOINS = ("torch/multiprocessing/spawn.py", "multiprocessing/process.py")
 _WRAPPERS = ("wrapper", "inner", "decorator")  # of torch, around each collective
 
 
@@ -70,6 +72,17 @@ class Explanation:
         if not self.groups or self.unanswered:
             return ""
         first, *others = self.groups
+        if all(_is_in(group, _STORE) for group in self.groups):
+            return (
+                "They reach no store at MASTER_ADDR and MASTER_PORT. Leave both as torchrun has set them, and let "
+                "init_process_group take rank and world_size from RANK and WORLD_SIZE."
+            )
+        if all(_is_in(group, *_JOINS) for group in self.groups):
+            return (
+                "They wait for processes that the program has started itself, as by mp.spawn. torchrun has started all "
+                "ranks already, and process groups of other processes don't come about. Have each rank call the function "
+                'itself, in place of mp.spawn: train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])).'
+            )
         others_wait = bool(others) and all(group.in_collective for group in others)
         if others_wait and not first.in_collective:
             them = "it" if len(first.ranks) == 1 else "them"
@@ -82,6 +95,12 @@ class Explanation:
                 "and whether each rank calls it with the same shapes and as often as the others."
             )
         return ""
+
+
+def _is_in(group: StackGroup, *files: str) -> bool:
+    """Whether these ranks are in a function of such a file."""
+    frames = group.threads[0].frames if group.threads else ()
+    return any(frame.file in files for frame in frames)
 
 
 def is_hung(state: RunState, hang_timeout_s: float | None) -> bool:

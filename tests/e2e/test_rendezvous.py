@@ -116,3 +116,39 @@ def test_restarts_do_not_use_up_the_agents_descriptors(lab: Lab) -> None:
     )
     # The other rank is there or not yet; 8 ranks of before would be 56.
     assert many <= few + 14
+
+
+def tutorial(init: str) -> float:
+    """Sum over gloo, with an address for the process group that was written for one machine."""
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    def setup(rank: int, world_size: int) -> None:
+        if init == "variables":
+            os.environ["MASTER_ADDR"] = "localhost"
+            os.environ["MASTER_PORT"] = "12355"
+            dist.init_process_group("gloo", rank=rank, world_size=world_size)
+        else:
+            dist.init_process_group(
+                "gloo", init_method=init, rank=rank, world_size=world_size
+            )
+
+    setup(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    total = torch.tensor([float(dist.get_rank() + 1)])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return float(total)
+
+
+@pytest.mark.parametrize("init", ["variables", "tcp://localhost:23456"])
+def test_an_address_for_one_machine_does_not_keep_ranks_from_meeting(
+    lab: Lab, init: str
+) -> None:
+    run = runner.run(
+        lab, "dm1:1,dm2:2", as_value(tutorial), init, is_warm=True, timeout_s=100
+    )
+    assert set(run.results.values()) == {6.0}
+    assert "leave both as they are" in run.logs(0, "stderr")
+    assert "leave both" not in run.logs(1, "stderr")

@@ -1,4 +1,4 @@
-"""Notes whether this rank was in a process group, and used it; keeps a group while a model may use it.
+"""Notes whether this rank was in a process group, and used it; keeps a group while a model may use it; has ranks meet.
 
 Ranks that were in no group have each worked alone. A process group counts its operations: gloo all of them, NCCL its
 collectives. That count is gone with the group. So the functions of torch that end groups are replaced by ones that look
@@ -17,9 +17,10 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 from distmagic.remote.rank import import_hooks
 from distmagic.remote.wire.vocabulary import GroupUse
@@ -30,9 +31,10 @@ _PARALLEL = "torch.nn.parallel.distributed"
 
 
 class _Notes:
-    """What is known so far, and the groups that are kept."""
+    """What is known so far, the groups that are kept, and torchrun's variables; none of these in a forked child."""
 
     use: GroupUse = "none"
+    given: Mapping[str, str] = {}
     kept: tuple[Any, ...] = ()
     watches_forks = False
 
@@ -41,7 +43,8 @@ _notes = _Notes()
 
 
 def install() -> None:
-    """Begin to take notes in this process."""
+    """Begin to take notes in this process, whose variables are still those of torchrun."""
+    _notes.given = dict(os.environ)
     import_hooks.when_imported(_C10D, _patch)
     if not _notes.watches_forks:
         _notes.watches_forks = True
@@ -59,8 +62,10 @@ def let_go() -> None:
     _notes.kept = _with_a_model(_notes.kept)
 
 
-def _patch(c10d: ModuleType) -> None:
+def _patch(c10d: Any) -> None:
     # It has the functions under the same names.
+    if hasattr(c10d, "rendezvous"):
+        c10d.rendezvous = _at_the_runs_store(c10d.rendezvous)
     package = sys.modules.get("torch.distributed")
     for name in _ENDING:
         original = getattr(c10d, name, None)
@@ -82,6 +87,39 @@ def _looking_first(
         return original(*args, **kwargs)
 
     return ending
+
+
+def _at_the_runs_store(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's `rendezvous`, which goes to the store of the run where another one is named for all its ranks."""
+
+    @functools.wraps(original)
+    def rendezvous(url: Any, rank: int = -1, world_size: int = -1, **more: Any) -> Any:
+        given, now = _notes.given, os.environ
+        place = [given.get("MASTER_ADDR"), given.get("MASTER_PORT")]
+        parts = urlsplit(str(url))
+        asked = (
+            [*parts.netloc.rsplit(":", 1)]
+            if parts.scheme == "tcp"
+            else [now.get("MASTER_ADDR"), now.get("MASTER_PORT")]
+        )
+        is_of_all_ranks = [
+            now.get("RANK") if rank == -1 else str(rank),
+            now.get("WORLD_SIZE") if world_size == -1 else str(world_size),
+        ] == [given.get("RANK"), given.get("WORLD_SIZE")]
+        uses_store = now.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        has_own_ranks = parts.scheme not in ("env", "tcp") or "rank=" in parts.query
+        if has_own_ranks or asked == place or not is_of_all_ranks or not uses_store:
+            return original(url, rank, world_size, **more)
+        if given["RANK"] == "0":
+            sys.stderr.write(
+                f"distmagic: the program names {':'.join(map(str, asked))} for its process group. Under torchrun no rank "
+                f"listens there. The ranks meet at {':'.join(map(str, place))}, as torchrun has set MASTER_ADDR and "
+                "MASTER_PORT: leave both as they are.\n"
+            )
+        now.update(MASTER_ADDR=given["MASTER_ADDR"], MASTER_PORT=given["MASTER_PORT"])
+        return original("env://", rank, world_size, **more)
+
+    return rendezvous
 
 
 def _look(c10d: Any) -> None:
@@ -130,6 +168,7 @@ def _with_a_model(groups: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _leave_to_parent() -> None:
     """Never let go of the groups in a forked child: that would wait for threads which only the parent has."""
+    _notes.given = {}  # the child is no rank
     if not _notes.kept:
         return
     import ctypes  # as torch has done

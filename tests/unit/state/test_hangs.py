@@ -105,6 +105,28 @@ def test_all_in_the_same_call():
     )
 
 
+MEETS = (MAIN, frame(CELL, 14, "setup", mine=True), frame("torch/distributed/c10d_logger.py", 81, "wrapper"),
+         frame(C10D, 1889, "init_process_group"), frame("torch/distributed/rendezvous.py", 200, "_create_c10d_store"))  # fmt: skip
+SPAWNS = (MAIN, frame("torch/multiprocessing/spawn.py", 340, "spawn"), frame("torch/multiprocessing/spawn.py", 120, "join"),
+          frame("multiprocessing/connection.py", 948, "wait"))  # fmt: skip
+JOINS = (MAIN, frame("multiprocessing/process.py", 149, "join"), frame("multiprocessing/popen_fork.py", 43, "wait"))  # fmt: skip
+POOLS = (MAIN, frame("multiprocessing/pool.py", 771, "get"), frame("threading.py", 629, "wait"))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("frames", "words"),
+    [(MEETS, "MASTER_ADDR"), (SPAWNS, "mp.spawn"), (JOINS, "mp.spawn"), (POOLS, "")],
+)
+def test_what_waits_for_ranks_that_torchrun_has_not_started_is_no_fault_of_the_network(
+    frames, words
+):
+    for ranks in (1, 2):
+        advice = explained(*(stack(rank, *frames) for rank in range(ranks))).advice
+        assert words in advice
+        assert "network" not in advice
+        assert bool(advice) is bool(words)
+
+
 def test_different_collectives():
     barrier = (MAIN, frame(CELL, 30, "train", mine=True), frame(C10D, 4800, "barrier"))
     found = explained(stack(0, *REDUCES), stack(1, *REDUCES), stack(2, *barrier))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
+from distmagic.remote.rank import process_groups
 from tests import REPOSITORY
 from tests.builders.later import Later
 
@@ -262,3 +264,49 @@ def test_only_groups_that_a_model_holds_are_kept_and_as_long_as_it_lives():
         "whose model is there: 1",
         "at last: 0",
     ]
+
+
+GIVEN = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "gpu-a",
+    "MASTER_PORT": "29400",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+TUTORIAL = {"MASTER_ADDR": "localhost", "MASTER_PORT": "12355"}
+HERE, THERE = "gpu-a:29400", "localhost:12355"
+# What the program sets, the arguments of `rendezvous`, the URL that torch is given, and where the ranks meet.
+MEETINGS = {
+    "as it is given": ({}, ("env://",), "env://", HERE),
+    "the tutorial's setup": (TUTORIAL, ("env://", 0, 2), "env://", HERE),
+    "only a port": ({"MASTER_PORT": "1"}, ("env://",), "env://", HERE),
+    "rank and size as variables": ({**TUTORIAL, "RANK": "0", "WORLD_SIZE": "2"}, ("env://",), "env://", HERE),
+    "a URL": ({}, ("tcp://127.0.0.1:23456", 0, 2), "env://", HERE),
+    "a URL of the run": ({}, ("tcp://gpu-a:29400", 0, 2), "tcp://gpu-a:29400", HERE),
+    "a smaller group": (TUTORIAL, ("env://", 0, 1), "env://", THERE),
+    "another rank": (TUTORIAL, ("env://", 1, 2), "env://", THERE),
+    "another rank as a variable": ({**TUTORIAL, "RANK": "1"}, ("env://",), "env://", THERE),
+    "a rank in the URL": (TUTORIAL, ("env://?rank=0&world_size=2",), "env://?rank=0&world_size=2", THERE),
+    "a file": (TUTORIAL, ("file:///tmp/x", 0, 2), "file:///tmp/x", THERE),
+    "a store of its own": ({**TUTORIAL, "TORCHELASTIC_USE_AGENT_STORE": "False"}, ("env://", 0, 2), "env://", THERE),
+}  # fmt: skip
+MENDED = {"the tutorial's setup", "only a port", "rank and size as variables", "a URL"}
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_all_ranks_meet_at_the_store_of_their_run(name, monkeypatch, capsys):
+    sets, asked, url, place = MEETINGS[name]
+    c10d = types.ModuleType(process_groups._C10D)
+    c10d.rendezvous = lambda url, *_: (
+        url,
+        f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
+    )
+    for variable, value in GIVEN.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(process_groups._notes, "given", dict(os.environ))
+    process_groups._patch(c10d)
+    for variable, value in sets.items():
+        monkeypatch.setenv(variable, value)
+    assert c10d.rendezvous(*asked) == (url, place)
+    said = capsys.readouterr().err
+    assert ("meet at gpu-a:29400" in said) is (name in MENDED)

@@ -192,12 +192,30 @@ def certified_host_key(where: str, key: str, file: str, line: int) -> Trouble:
     return Trouble(HostKeyError, text, hint)
 
 
+def silent_agent(agent: str, asked_for: str, seconds: float) -> Trouble:
+    """The ssh agent behind the socket `agent` has taken all the time."""
+    return Trouble(
+        AuthenticationError,
+        f"no answer from the ssh agent {agent} within {seconds:g} s: it was asked for {asked_for}.",
+        _see_agent(agent),
+    )
+
+
+def _see_agent(agent: str) -> str:
+    return (
+        "Start your ssh agent anew, or leave it out: IdentityAgent none in your ssh configuration. "
+        f"See what it answers: SSH_AUTH_SOCK={tilde(agent)} ssh-add -l"
+    )
+
+
 def not_accepted(
-    where: str, user: str, login: str, tried: tuple[str, ...], accepts: tuple[str, ...]
-) -> Trouble:
-    """The server refused whatever we had. `login` are ssh's arguments for this host."""
+    where: str, user: str, login: str, tried: tuple[str, ...], accepts: tuple[str, ...], agent: str = ""
+) -> Trouble:  # fmt: skip
+    """The server refused whatever we had. `login` are ssh's arguments for this host, `agent` is one that is out of order."""
     had = "; ".join(tried) or "nothing, because there was no key to try"
     hint = f"Check the user name, and put your public key there: ssh-copy-id {login}"
+    if agent:
+        hint = _see_agent(agent)
     if "gssapi-with-mic" in accepts and "publickey" not in accepts:
         hint = "It wants a Kerberos ticket: use kinit and --ssh-command ssh."
     accepted = f" It accepts: {', '.join(accepts)}." if accepts else ""

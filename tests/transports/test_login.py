@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import re
@@ -15,6 +16,8 @@ import pytest
 from distmagic.errors import AuthenticationError
 from distmagic.request.hosts import Host
 from distmagic.transports import asking
+from tests.builders.agents import scripted_agent, strings
+from tests.lab.waiting import wait_until
 from tests.transports.asking_server import Rules, asking_server
 from tests.transports.conftest import Answers, Home
 from tests.transports.contract import read_all
@@ -239,6 +242,54 @@ def test_a_dead_agent_is_no_obstacle(
 ) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", str(home.folder / "nobody"))
     ssh.connect(home.host(server), home.access, asking.NoAsker()).close()
+
+
+@pytest.mark.needs("sshd")
+def test_a_silent_agent_is_no_obstacle_for_a_key_in_a_file(
+    home: Home, server: Sshd, tmp_path: Path
+) -> None:
+    with scripted_agent(tmp_path / "agent") as path:
+        home.configure(f"IdentityAgent {path}\nConnectTimeout 4\n")
+        ssh.connect(home.host(server), home.access, asking.NoAsker()).close()
+
+
+@pytest.mark.needs("sshd")
+@pytest.mark.parametrize("is_there", [True, False], ids=["silent", "gone"])
+def test_an_agent_that_is_out_of_order_is_named(
+    is_there: bool, home: Home, server: Sshd, tmp_path: Path
+) -> None:
+    silence = (
+        scripted_agent(tmp_path / "agent") if is_there else contextlib.nullcontext()
+    )
+    with silence:
+        path = tmp_path / "agent"
+        home.config.write_text(
+            f"UserKnownHostsFile {home.known_hosts}\nIdentityAgent {path}\nConnectTimeout 4\n"
+        )
+        error = refused(home.host(server), home, asking.NoAsker())
+    why = "no answer within" if is_there else "No such file or directory"
+    assert f"Tried: ssh agent {path} ({why}" in error.message
+    assert f"SSH_AUTH_SOCK={path} ssh-add -l" in error.hint
+    assert "ssh-copy-id" not in error.hint
+
+
+@pytest.mark.needs("sshd")
+def test_an_agent_that_never_signs_ends_with_the_time_to_connect(
+    home: Home, server: Sshd, tmp_path: Path, user_key: Path
+) -> None:
+    blob = base64.b64decode(Path(f"{user_key}.pub").read_text().split()[1])
+    listed = strings(b"\x0c\0\0\0\1" + strings(blob, b"work"))
+    before = threading.active_count()
+    with scripted_agent(tmp_path / "agent", listed) as path:
+        home.configure(f"IdentityAgent {path}\nConnectTimeout 3\n")
+        error = refused(home.host(server), home, asking.NoAsker())
+    assert (
+        f"no answer from the ssh agent {path} within 3 s: it was asked for a signature."
+        in error.message
+    )
+    wait_until(
+        lambda: threading.active_count() <= before, "no thread waits for the agent"
+    )
 
 
 @pytest.mark.needs("sshd")

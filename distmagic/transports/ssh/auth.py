@@ -16,13 +16,14 @@ from pathlib import Path
 
 from distmagic.errors import AuthenticationError
 from distmagic.transports import asking, troubles
+from distmagic.transports.ssh.agent import KeyAgent
 from distmagic.transports.ssh.client import (
     AuthAnswer,
-    KeyAgent,
     SshKey,
     SshSession,
     UnusableKey,
     WrongPassphrase,
+    agent_key,
     load_key,
 )
 from distmagic.transports.ssh.config import Resolved
@@ -41,6 +42,7 @@ class LogIn:
     resolved: Resolved
     name: str
     asker: asking.Asker
+    agent: KeyAgent
     deadline: Deadline
     tried: list[str] = field(default_factory=list)
     offered: set[bytes] = field(default_factory=set)
@@ -65,7 +67,12 @@ class LogIn:
         port = f"-p {resolved.port} " if resolved.port != 22 else ""
         login = f"{port}{resolved.user}@{resolved.name}"
         return troubles.not_accepted(
-            self.session.where, resolved.user, login, tuple(self.tried), accepts
+            self.session.where,
+            resolved.user,
+            login,
+            tuple(self.tried),
+            accepts,
+            str(self.agent.path) if self.agent.trouble else "",
         )
 
     def _step(self, accepts: tuple[str, ...]) -> AuthAnswer:
@@ -82,9 +89,15 @@ class LogIn:
 
     def try_keys(self) -> AuthAnswer:
         """Offer keys until one is taken."""
-        agent = KeyAgent(self.resolved.identity_agent)
+        agent = self.agent
         try:
-            for key in self._keys(agent.keys()):
+            # Where it is silent, the other half is left for keys in files.
+            listed = agent.keys(self.deadline.remaining() / 2)
+            if agent.trouble:
+                self.tried.append(f"ssh agent {agent.path} ({agent.trouble})")
+            for key in self._keys(
+                tuple(agent_key(agent, blob, comment) for blob, comment in listed)
+            ):
                 self.offered.add(key.blob)
                 answer = self.session.offer_key(key)
                 if answer.accepted or answer.partial:

@@ -21,6 +21,7 @@ from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.transports import troubles
 from distmagic.transports.ssh import known_hosts, pins
+from distmagic.transports.ssh.agent import KeyAgent
 from distmagic.transports.ssh.process import SshProcess
 from distmagic.transports.ssh.streams import Stream
 
@@ -353,39 +354,26 @@ def load_key(path: str, passphrase: str | None) -> SshKey:
     return SshKey(label=f"key {path}", blob=inner.asbytes(), inner=inner)
 
 
-class _AgentKey(paramiko.AgentKey):  # type: ignore[misc]
-    """A key whose refusal to sign (locked, or the user said no) is a refused key, not a broken connection."""
+class _AgentKey(paramiko.PKey):  # type: ignore[misc]
+    """A key of the user's agent; one that it refuses to sign with is a refused key, not a broken connection."""
+
+    def __init__(self, agent: KeyAgent, blob: bytes) -> None:
+        self.public_blob = None
+        self._agent = agent
+        self._blob = blob
+
+    def get_name(self) -> str:
+        return str(paramiko.Message(self._blob).get_binary(), errors="replace")
+
+    def asbytes(self) -> bytes:
+        return self._blob
 
     def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> bytes:
-        try:
-            return bytes(super().sign_ssh_data(data, algorithm))
-        except _BROKEN:
-            return b""
+        flags = paramiko.agent.ALGORITHM_FLAG_MAP.get(algorithm, 0)
+        return self._agent.sign(self._blob, data, flags)
 
 
-class KeyAgent(paramiko.agent.AgentSSH):  # type: ignore[misc]
-    """The user's ssh agent at `path`; without keys when nobody answers there."""
-
-    def __init__(self, path: str | None) -> None:
-        super().__init__()
-        if path is None:
-            return
-        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            stream.connect(path)
-            self._connect(stream)
-        except _BROKEN:
-            stream.close()
-
-    def keys(self) -> tuple[SshKey, ...]:
-        """Return its keys, in its order."""
-        keys = []
-        for key in self.get_keys():
-            inner = _AgentKey(self, key.blob, key.comment)
-            name = key.comment or known_hosts.fingerprint(key.blob)
-            keys.append(SshKey(label=f"agent's key {name}", blob=key.blob, inner=inner))
-        return tuple(keys)
-
-    def close(self) -> None:
-        """Let go of the agent's socket."""
-        self._close()
+def agent_key(agent: KeyAgent, blob: bytes, comment: str) -> SshKey:
+    """Return a key of the agent's, by its public half."""
+    name = comment or known_hosts.fingerprint(blob)
+    return SshKey(label=f"agent's key {name}", blob=blob, inner=_AgentKey(agent, blob))

@@ -18,6 +18,7 @@ from distmagic.transports import quoting, troubles
 from distmagic.transports.asking import Asker
 from distmagic.transports.local import connecting_program
 from distmagic.transports.ssh import known_hosts
+from distmagic.transports.ssh.agent import KeyAgent
 from distmagic.transports.ssh.auth import LogIn
 from distmagic.transports.ssh.client import SshSession
 from distmagic.transports.ssh.config import Resolved, resolve
@@ -125,6 +126,7 @@ class _Attempt:
     is_jump: bool = False
     is_pinned: bool = False
     opened: list[_Closable] = field(default_factory=list)
+    agent: KeyAgent | None = None
 
     @property
     def resolved(self) -> Resolved:
@@ -149,13 +151,19 @@ class _Attempt:
             except BaseException:
                 self._abort()
                 if deadline.expired:
-                    raise troubles.no_answer(self._where(), seconds) from None
+                    raise self._too_late(seconds) from None
                 raise
         if deadline.expired:
-            raise troubles.no_answer(self._where(), seconds)
+            raise self._too_late(seconds)
         session.watch()
         self.opened.remove(session)
         return session, self.opened
+
+    def _too_late(self, seconds: float) -> troubles.Trouble:
+        agent = self.agent
+        if agent is not None and agent.waits_for:
+            return troubles.silent_agent(str(agent.path), agent.waits_for, seconds)
+        return troubles.no_answer(self._where(), seconds)
 
     def _session(self, deadline: Deadline) -> SshSession:
         resolved, where = self.resolved, self._where()
@@ -177,13 +185,17 @@ class _Attempt:
             is_pinned=self.is_pinned,
         )
         self._handshake(session, server, keys)
+        self.agent = KeyAgent(resolved.identity_agent)
+        self._keep(self.agent, deadline)
         LogIn(
             session=session,
             resolved=resolved,
             name=resolved.name,
             asker=self.asker,
+            agent=self.agent,
             deadline=deadline,
         ).run()
+        self.opened.remove(self.agent)
         return session
 
     def _handshake(

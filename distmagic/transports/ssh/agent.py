@@ -1,0 +1,112 @@
+"""The user's ssh agent: which keys it has, and what it signs with them. Knows nothing of paramiko.
+
+An agent may be gone, hang, or be another program: what is wrong is in `trouble`, and it has no keys then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+
+_LIST, _LISTED, _SIGN, _SIGNED = b"\x0b", b"\x0c", b"\x0d", b"\x0e"
+_MOST_BYTES = 1 << 18  # of an answer, as OpenSSH has it
+
+
+class KeyAgent:
+    """The agent behind the socket `path`, None for none.
+
+    `waits_for` is what it was asked for and has not answered yet, "" for nothing; `trouble` is what is wrong with it.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path
+        self.waits_for = ""
+        self.trouble = ""
+        self._stream: socket.socket | None = None
+
+    def keys(self, timeout_s: float) -> tuple[tuple[bytes, str], ...]:
+        """Return the public half and the comment of each of its keys, in its order."""
+        if self.path is None:
+            return ()
+        self.close()
+        self._stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._stream.settimeout(max(timeout_s, 0.01))
+        self.trouble = ""
+        try:
+            self._stream.connect(self.path)
+            answer = self._ask("its keys", _LIST, _LISTED)
+            (count,) = struct.unpack(">I", answer[:4])
+            strings = take_strings(answer[4:], 2 * count)
+        except TimeoutError:
+            self.trouble = f"no answer within {timeout_s:.3g} s"
+        except OSError as error:
+            self.trouble = error.strerror or str(error)
+        except (ValueError, struct.error):
+            self.trouble = "it gives no list of its keys"
+        else:
+            self._stream.settimeout(None)  # it may ask the user before it signs
+            return tuple(
+                (blob, comment.decode(errors="replace"))
+                for blob, comment in zip(strings[::2], strings[1::2], strict=True)
+            )
+        self.close()
+        return ()
+
+    def sign(self, blob: bytes, data: bytes, flags: int) -> bytes:
+        """Return its signature, b"" where it refuses (it is locked, or the user declined) or is closed meanwhile."""
+        request = b"".join(struct.pack(">I", len(part)) + part for part in (blob, data))
+        try:
+            answer = self._ask(
+                "a signature", _SIGN + request + struct.pack(">I", flags), _SIGNED
+            )
+            return take_strings(answer, 1)[0]
+        except (OSError, ValueError):
+            return b""
+
+    def _ask(self, what: str, request: bytes, expected: bytes) -> bytes:
+        """Return its answer without the first byte. Raises `ValueError` for another answer, and OSError."""
+        stream = self._stream
+        if stream is None:
+            raise ConnectionResetError
+        self.waits_for = what
+        stream.sendall(struct.pack(">I", len(request)) + request)
+        (size,) = struct.unpack(">I", _read(stream, 4))
+        if not 0 < size <= _MOST_BYTES:
+            raise ValueError
+        answer = _read(stream, size)
+        self.waits_for = ""
+        if answer[:1] != expected:
+            raise ValueError
+        return answer[1:]
+
+    def close(self) -> None:
+        """Let go of it; what waits for its answer ends. Safe to call twice."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)  # `close` alone would wake nobody
+            stream.close()
+
+
+def _read(stream: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = stream.recv(size - len(data))
+        if not more:
+            raise ConnectionResetError(0, "it hung up")
+        data += more
+    return data
+
+
+def take_strings(data: bytes, count: int) -> list[bytes]:
+    """Return the first `count` strings of SSH's form, each behind its length. Raises `ValueError` where data ends."""
+    strings = []
+    at = 0
+    for _ in range(count):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        if end > len(data) or at + 4 > len(data):
+            raise ValueError
+        strings.append(data[at + 4 : end])
+        at = end
+    return strings

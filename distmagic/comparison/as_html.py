@@ -84,12 +84,14 @@ def _figure(
     curve = Curve(
         name=name,
         lines={row: metric.bins for row, metric in drawn.items()},
-        lasts=[metric.last for metric in drawn.values()],
+        lasts={row: metric.last for row, metric in drawn.items()},
         by_step=by_step,
-        holes=sorted(x for metric in drawn.values() for x in metric.holes),
+        holes={row: metric.holes for row, metric in drawn.items()},
     )
     caption = f"<b>{escape(cut_middle(plain(name), 40))}</b>"
     sparks = []
     for row, metric in drawn.items():
-        sparks.append(f"{escape(runs[row].label)} {sparkline(metric.bins)}")
+        sparks.append(
+            f"{escape(runs[row].label)} {sparkline(metric.bins, metric.last)}"
+        )
     return figure(curve, caption, "<br>".join(sparks), most_lines=len(runs))

@@ -26,15 +26,15 @@ class MetricSummary:
     """One metric of one run: the mean of what its ranks reported last, and the best that any of them has reported.
 
     Of more than 64 ranks the best value and the curve are those of 64. `best` is None where no value was a number.
-    `bins` are the curve, of several ranks their means, x in steps, or in seconds where not `by_step`; `holes` are the x
-    of values that can't be drawn.
+    `bins` are the curve, of several ranks their means, x in steps, or in seconds where not `by_step`; `holes` are the
+    first and the last x of values that can't be drawn.
     """
 
     name: str
     last: float
     best: float | None
     bins: tuple[Bin, ...]
-    holes: tuple[float, ...]
+    holes: tuple[tuple[float, float], ...]
     by_step: bool
 
 
@@ -74,16 +74,14 @@ def summary(state: RunState) -> RunSummary:
 
 def _metric(state: RunState, name: str, last: float) -> MetricSummary:
     curve = curve_of(state, name, _POINTS)
-    lines = [line for line in curve.lines.values() if line]
-    bins = joined(curve) if len(lines) > 1 else next(iter(lines), [])
     pick = max if more_is_better(name) else min
-    extremes = [one.high if pick is max else one.low for line in lines for one in line]
+    extremes = [one.high if pick is max else one.low for line in curve.lines.values() for one in line]  # fmt: skip
     return MetricSummary(
         name=name,
         last=last,
         best=pick(extremes, default=None),
-        bins=tuple(bins),
-        holes=tuple(curve.holes),
+        bins=tuple(joined(curve)),
+        holes=tuple(curve.all_holes),
         by_step=curve.by_step,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distmagic.render import quantities as q
 from distmagic.render.curves import MAX_LINES, curve_of, joined, names_of_curves
 from distmagic.render.text_width import cut_middle, plain
 from distmagic.state.model import RunState
@@ -13,16 +14,15 @@ _MAX_CHARTS = 30
 # Bins of all curves together; a line has at least and at most so many.
 _POINTS_OF_ALL = 4000
 _FEWEST_POINTS, _MOST_POINTS = 16, 100
-_MAX_HOLES = 20
 _NAME = 60  # columns
 
 
 def chart_data(state: RunState) -> list[dict[str, object]]:
-    """Return name, lines and holes of each metric that was reported more than once.
+    """Return name and lines of each metric that was reported more than once.
 
     The names of any two charts differ: a page knows a chart by its name. A line is the rank (-1: all ranks together,
-    where they are many), and the x, the least, the mean and the greatest value of each bin. Where a metric
-    `counts_steps`, x is in steps, else in seconds.
+    where they are many), the x, the min, the mean and the max of each bin, the first and the last x of each hole, and
+    the last value in words. Where a metric `counts_steps`, x is in steps, else in seconds.
     """
     names = names_of_curves(state)[:_MAX_CHARTS]
     lines_in_all = len(names) * min(MAX_LINES, max(1, len(state.series)))
@@ -53,23 +53,32 @@ def _chart(
 ) -> dict[str, object]:
     curve = curve_of(state, name, points)
     if len(curve.lines) > MAX_LINES:
-        lines = [_line(-1, joined(curve))]
+        lines = [_line(-1, joined(curve), curve.all_holes, curve.last_words)]
     else:
-        lines = [_line(rank, line) for rank, line in curve.lines.items()]
+        lines = [
+            _line(rank, line, curve.holes[rank], q.number(curve.lasts[rank]))
+            for rank, line in curve.lines.items()
+        ]
     return {
         "name": shown_name,
         "counts_steps": curve.by_step,
+        "is_log": curve.is_log,
         "ranks": len(curve.lines),
         "lines": lines,
-        "holes": [_rounded(x) for x in curve.holes[:_MAX_HOLES]],
+        "last": curve.last_words,
+        "warning": curve.warning,
     }
 
 
-def _line(rank: int, bins: Sequence[Bin]) -> dict[str, object]:
+def _line(
+    rank: int, bins: Sequence[Bin], holes: Sequence[tuple[float, float]], last: str
+) -> dict[str, object]:
     line: dict[str, object] = {
         "rank": rank,
         "x": [_rounded(one.x) for one in bins],
         "mean": [_rounded(one.mean) for one in bins],
+        "holes": [[_rounded(x) for x in hole] for hole in holes],
+        "last": last,
     }
     if any(one.low != one.high for one in bins):
         line["low"] = [_rounded(one.low) for one in bins]

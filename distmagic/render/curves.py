@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import bisect
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from html import escape
 
 from distmagic.render import quantities as q
 from distmagic.render.rows import mean
 from distmagic.render.text_width import cut_middle, plain
 from distmagic.state.model import RunState
-from distmagic.state.series import Bin
+from distmagic.state.phases import ALIVE
+from distmagic.state.series import Bin, places
 
 MAX_LINES = 8  # ranks with a line of their own
 _MAX_CURVES = 8
@@ -21,19 +22,75 @@ _BINS = 60  # of the band of many ranks
 _BAND_BINS = 20_000  # of all ranks together, that a band is made of
 _SPARK = 24  # signs of a curve in text
 _SIGNS = "▁▂▃▄▅▆▇█"
-_MAX_MARKS = 20  # of places with NaN
+# An axis is logarithmic where the max is so many times the min, and half of the curve lies in this part at the bottom.
+_LOG_FROM, _FLOOR = 100, 0.05
 _WIDE, _HIGH = 800, 200  # of the drawing's own units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One metric: the bins of each rank, x in steps or seconds. `holes` are the x of values that can't be drawn."""
+    """One metric: the bins of each rank, x in steps or seconds, at places that all ranks share.
+
+    lasts  the value that each rank has reported last
+    holes  (first x, last x) of the values of each rank that can't be drawn
+    reach  the x up to which each rank has come, whatever it reported there; its last number, where NaN came after that
+    end    the x up to which all ranks have come that are at work, or were when the run was stopped
+    """
 
     name: str
     lines: Mapping[int, Sequence[Bin]]
-    lasts: Sequence[float]
+    lasts: Mapping[int, float]
     by_step: bool
-    holes: Sequence[float]
+    holes: Mapping[int, Sequence[tuple[float, float]]]
+    reach: Mapping[int, float] = field(default_factory=dict)
+    end: float = math.inf
+
+    @property
+    def is_log(self) -> bool:
+        """Whether the axis is logarithmic: on a plain one most of the curve would lie on the floor."""
+        bins = [one for line in self.lines.values() for one in line]
+        low = min((one.low for one in bins), default=0.0)
+        high = max((one.high for one in bins), default=0.0)
+        if low <= 0 or high / low <= _LOG_FROM:
+            return False
+        middle = statistics.median(one.mean for one in bins)
+        return _part(middle, low, high) < _FLOOR
+
+    @property
+    def all_holes(self) -> list[tuple[float, float]]:
+        """The holes of all ranks together, those that overlap as one."""
+        found: list[tuple[float, float]] = []
+        for first, last in sorted(
+            hole for holes in self.holes.values() for hole in holes
+        ):
+            if found and first <= found[-1][1]:
+                before, end = found.pop()
+                found.append((before, max(end, last)))
+            else:
+                found.append((first, last))
+        return found
+
+    @property
+    def last_words(self) -> str:
+        """The value that was reported last, of several ranks their mean."""
+        word = "mean " if len(self.lasts) > 1 else ""
+        return f"{word}{q.number(mean(self.lasts.values()) or 0.0)}"
+
+    @property
+    def warning(self) -> str:
+        """Which rank has values that can't be drawn, and where; "" for none."""
+        bad = [rank for rank, holes in self.holes.items() if holes]
+        if not bad:
+            return ""
+        rank = min(bad, key=lambda rank: self.holes[rank][0])
+        (first, last), *more = self.holes[rank]
+        where = f"at {x_words(first, self)}"
+        if last > first:
+            where = f"from {x_words(first, self)} to {x_words(last, self)}"
+        if more:
+            where += f", and at {q.plural(len(more), 'more place')}"
+        others = f", and on {q.plural(len(bad) - 1, 'more rank')}" if bad[1:] else ""
+        return f"NaN or inf on rank {rank} {where}{others}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +101,7 @@ class _Frame:
     right: float
     low: float
     high: float
+    is_log: bool
 
     def x(self, value: float) -> int:
         """Return where `value` lies, in the drawing's units."""
@@ -51,7 +109,10 @@ class _Frame:
 
     def y(self, value: float) -> int:
         """Return where `value` lies, in the drawing's units; up is less."""
-        return round(_HIGH * (1 - _part(value, self.low, self.high)))
+        low, high = self.low, self.high
+        if self.is_log:
+            value, low, high = math.log10(value), math.log10(low), math.log10(high)
+        return round(_HIGH * (1 - _part(value, low, high)))
 
 
 def palette(rank: int) -> str:
@@ -95,7 +156,7 @@ def curves(state: RunState) -> str:
 
 
 def curve_of(state: RunState, name: str, points: int = _POINTS) -> Curve:
-    """Return the curve of one metric, with at most about `points` bins a rank."""
+    """Return the curve of one metric, with at most `points` bins a rank."""
     tables = {}
     for rank in sorted(state.series):
         series = state.series[rank].get(name)
@@ -108,13 +169,26 @@ def curve_of(state: RunState, name: str, points: int = _POINTS) -> Curve:
         line[-1].step is not None and line[0].step is not None
         for line in tables.values()
     )
-    lines, holes = {}, []
+    where = places((line.xs(by_step=by_step) for line in tables.values()), limit)
+    lines, holes, reach = {}, {}, {}
+    at_work = []
     for rank, series in tables.items():
-        lines[rank], more_holes = series.bins(limit, by_step=by_step)
-        holes += more_holes
-    lasts = [series[-1].value for series in tables.values()]
+        lines[rank], holes[rank] = series.bins(where, by_step=by_step)
+        ends = [other.last_x(by_step=by_step) for other in state.series[rank].values() if other]  # fmt: skip
+        reach[rank] = max(filter(math.isfinite, ends), default=0.0)
+        worker = state.workers.get(rank)
+        if worker is not None and worker.phase in (*ALIVE, "stopped"):
+            at_work.append(reach[rank])
+        if lines[rank] and not math.isfinite(series[-1].value):
+            reach[rank] = lines[rank][-1].x
     return Curve(
-        name=name, by_step=by_step, lines=lines, lasts=lasts, holes=sorted(holes)
+        name=name,
+        by_step=by_step,
+        lines=lines,
+        lasts={rank: series[-1].value for rank, series in tables.items()},
+        holes=holes,
+        reach=reach,
+        end=min(at_work, default=math.inf),
     )
 
 
@@ -138,25 +212,28 @@ def figure(
     """
     bins = [one for line in curve.lines.values() for one in line]
     xs = [one.x for one in bins]
-    xs += curve.holes
+    xs += [x for hole in curve.all_holes for x in hole]
     frame = _Frame(
         left=min(xs, default=0.0),
         right=max(xs, default=0.0),
         low=min((one.low for one in bins), default=0.0),
         high=max((one.high for one in bins), default=0.0),
+        is_log=curve.is_log,
     )
+    paths: list[str] = []
     if len(curve.lines) > most_lines:
-        paths = _line_and_band(joined(curve), (), frame, "dm-c0")
+        paths += _line_and_band(joined(curve), (), frame, "dm-c0")
     else:
-        paths = _lines(curve, frame)
+        for rank, line in curve.lines.items():
+            holes = curve.holes.get(rank, ())
+            paths += _line_and_band(line, holes, frame, palette(rank))
     inner = "".join(paths) + _marks(curve, frame)
     name = escape(cut_middle(plain(curve.name), 40), quote=True)
-    last = q.number(mean(curve.lasts) or 0.0)
-    label = f"{name}: {q.number(frame.low)} to {q.number(frame.high)}, last {last}"
+    label = f"{name}: {q.number(frame.low)} to {q.number(frame.high)}, last {curve.last_words}"
     drawing = f'<svg viewBox="0 0 {_WIDE} {_HIGH}" preserveAspectRatio="none" role="img" aria-label="{label}">{inner}</svg>'
     top = q.number(frame.high) if bins else ""
     bottom = q.number(frame.low) if bins else ""
-    left, right = _x_words(frame.left, curve), _x_words(frame.right, curve)
+    left, right = x_words(frame.left, curve), x_words(frame.right, curve)
     y_axis = f'<div class="dm-axis dm-y"><span>{top} </span><span>{bottom}</span></div>'
     x_axis = f'<div class="dm-axis dm-x"><span>{left} </span><span>{right}</span></div>'
     spark = f'<span class="dm-spark">{spark}</span>'
@@ -165,14 +242,11 @@ def figure(
 
 def _spark(curve: Curve) -> str:
     """Return the curve in text, for pages from which drawings are taken away; the style sheet hides it."""
-    line = next(iter(curve.lines.values()), ())
-    if len(curve.lines) > 1:
-        line = _means(curve, line)
-    return sparkline(line)
+    return sparkline(joined(curve), mean(curve.lasts.values()) or 0.0)
 
 
-def sparkline(line: Sequence[Bin]) -> str:
-    """Return a line as signs of text, with its first and its last value; "" for none."""
+def sparkline(line: Sequence[Bin], last: float) -> str:
+    """Return a line as signs of text, with its first value and the `last` one; "" for none."""
     if not line:
         return ""
     stride = -(-len(line) // _SPARK)
@@ -181,73 +255,70 @@ def sparkline(line: Sequence[Bin]) -> str:
     signs = [
         _SIGNS[round(_part(value, low, high) * (len(_SIGNS) - 1))] for value in means
     ]
-    return f"{''.join(signs)} {q.number(line[0].mean)} to {q.number(line[-1].mean)}"
-
-
-def _means(curve: Curve, like: Sequence[Bin]) -> list[Bin]:
-    """Return the bins of the first rank with the means of all ranks at the same places."""
-    found = []
-    for index, one in enumerate(like):
-        values = [
-            line[index].mean for line in curve.lines.values() if index < len(line)
-        ]
-        found.append(replace(one, mean=sum(values) / len(values)))
-    return found
+    return f"{''.join(signs)} {q.number(line[0].mean)} to {q.number(last)}"
 
 
 def _caption(curve: Curve) -> str:
-    word = "mean " if len(curve.lasts) > 1 else ""
-    warning = ""
-    if curve.holes:
-        first = _x_words(curve.holes[0], curve)
-        warning = f' <b class="dm-bad">NaN or inf from {first}</b>'
+    warning = f' <b class="dm-bad">{curve.warning}</b>' if curve.warning else ""
     name = escape(cut_middle(plain(curve.name), 40))
-    value = q.number(mean(curve.lasts) or 0.0)
-    return f"<span><b>{name}</b>{warning}</span> <span>{word}{value}</span>"
+    return f"<span><b>{name}</b>{warning}</span> <span>{curve.last_words}</span>"
 
 
-def _x_words(value: float, curve: Curve) -> str:
+def x_words(value: float, curve: Curve) -> str:
+    """Return an x of a curve in words."""
     if curve.by_step:
-        return f"step {q.count(round(value))}"  # a bin stands at the mean of its steps
+        return f"step {q.count(round(value))}"  # a bin may stand between two
     return q.duration(value)
 
 
-def _lines(curve: Curve, frame: _Frame) -> Iterable[str]:
-    """Yield of each rank the line of its means and, where a bin has several values, the band around it."""
-    for rank, line in curve.lines.items():
-        yield from _line_and_band(line, curve.holes, frame, palette(rank))
-
-
 def joined(curve: Curve) -> list[Bin]:
-    """Return the means, the least and the greatest values of all ranks together, in `_BINS` steps."""
-    xs = [one.x for line in curve.lines.values() for one in line]
-    left, right = min(xs, default=0.0), max(xs, default=0.0)
-    table: dict[int, list[Bin]] = {}
-    place_of: dict[float, int] = {}  # ranks share most of their steps
+    """Return the mean, the min and the max of all ranks together at each place, up to the curve's end.
+
+    A rank that has reported nothing there counts with what lies between its neighbouring values, after its last one
+    with that, as far as the rank has come; not where its value is no number.
+    """
+    members: dict[float, list[Bin]] = {}
     for line in curve.lines.values():
         for one in line:
-            if one.x not in place_of:
-                part = _part(one.x, left, right)
-                place_of[one.x] = min(_BINS - 1, int(part * _BINS))
-            table.setdefault(place_of[one.x], []).append(one)
+            members.setdefault(one.x, []).append(one)
+    xs = sorted(x for x in members if x <= curve.end) or sorted(members)[:1]
+    for rank, line in curve.lines.items():
+        for x, value in _between(line, xs, curve.reach.get(rank, math.inf)):
+            if not _has_hole(curve.holes.get(rank, ()), x, x):
+                members[x].append(Bin(x=x, low=value, mean=value, high=value))
     found = []
-    for place, members in sorted(table.items()):
-        x = left + (place + 0.5) / _BINS * (right - left)
-        low = min(one.low for one in members)
-        high = max(one.high for one in members)
+    for x in xs:
+        total = sum(one.mean for one in members[x])
         found.append(
             Bin(
                 x=x,
-                low=low,
-                mean=sum(one.mean for one in members) / len(members),
-                high=high,
+                low=min(one.low for one in members[x]),
+                mean=total / len(members[x]),
+                high=max(one.high for one in members[x]),
             )
         )
     return found
 
 
+def _between(
+    line: Sequence[Bin], xs: Sequence[float], reach: float
+) -> Iterable[tuple[float, float]]:
+    """Yield those of `xs` at which a line has no bin, though it has begun and has not ended, and its value there."""
+    index = -1  # of the last bin up to x
+    for x in xs:
+        while index + 1 < len(line) and line[index + 1].x <= x:
+            index += 1
+        if index < 0 or line[index].x == x or x > reach:
+            continue
+        value = line[index].mean
+        if index + 1 < len(line):
+            before, after = line[index], line[index + 1]
+            value += (after.mean - value) * _part(x, before.x, after.x)
+        yield x, value
+
+
 def _line_and_band(
-    line: Sequence[Bin], holes: Sequence[float], frame: _Frame, color: str
+    line: Sequence[Bin], holes: Sequence[tuple[float, float]], frame: _Frame, color: str
 ) -> Iterable[str]:
     """Yield a band where it is any wider than the line, then the line, with gaps at the holes."""
     if any(frame.y(one.low) != frame.y(one.high) for one in line):
@@ -259,21 +330,29 @@ def _line_and_band(
         yield f'<path class="{color}" d="{path}"/>'
 
 
-def _path(line: Sequence[Bin], holes: Sequence[float], frame: _Frame) -> str:
+def _path(
+    line: Sequence[Bin], holes: Sequence[tuple[float, float]], frame: _Frame
+) -> str:
     """Return a path with gaps where a value is no number; a lone point becomes a dot."""
     parts: list[str] = []
     before_x = math.inf
     for one in line:
         point = f"{frame.x(one.x)},{frame.y(one.mean)}"
-        first_hole = bisect.bisect(holes, before_x)
-        has_gap = first_hole < len(holes) and holes[first_hole] < one.x
+        has_gap = before_x == math.inf or _has_hole(holes, before_x, one.x)
         # h0, a line of no length, shows where no other point follows.
-        parts.append(f"L{point}" if before_x < one.x and not has_gap else f"M{point}h0")
+        parts.append(f"M{point}h0" if has_gap else f"L{point}")
         before_x = one.x
     return "".join(parts)
 
 
+def _has_hole(holes: Sequence[tuple[float, float]], left: float, right: float) -> bool:
+    """Whether a value between two x is no number."""
+    return any(first <= right and last >= left for first, last in holes)
+
+
 def _marks(curve: Curve, frame: _Frame) -> str:
-    places = sorted({frame.x(x) for x in curve.holes})
-    path = "".join(f"M{x},0v24" for x in places[:_MAX_MARKS])
+    """Return a bracket at the top for each hole."""
+    path = ""
+    for first, last in curve.all_holes:
+        path += f"M{frame.x(first)},24V0H{frame.x(last)}v24"
     return f'<path class="dm-nan" d="{path}"/>' if path else ""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import overload
 
 _COLUMNS = 4  # at_s, step, along, value; the next point's at_s, ...
@@ -28,12 +30,46 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bin:
-    """Neighbouring points in one: the least, the mean and the greatest value. `x` is in steps or in seconds."""
+    """Neighbouring points in one: the min, the mean and the max of their values. `x` is in steps or in seconds."""
 
     x: float
     low: float
     mean: float
     high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the bins of a curve lie, which all its lines share: a bin begins at its edge, and is drawn at its x."""
+
+    edges: Sequence[float]
+    xs: Sequence[float]
+
+
+def places(columns: Iterable[Sequence[float]], limit: int) -> Places:
+    """Return a place for each x in `columns`; of more than `limit` of them, `limit` places of the same width.
+
+    Of these the first and the last are drawn at the first and the last x.
+    """
+    distinct: set[float] = set()
+    ends: list[float] = []
+    for column in columns:
+        total = sum(column)
+        finite = column if total - total == 0 else [_bound(x) for x in column if math.isfinite(x)]  # fmt: skip
+        if not finite:
+            continue
+        ends += (min(finite), max(finite))
+        if len(distinct) <= limit:
+            distinct.update(finite)
+    if len(distinct) <= limit:
+        alone = sorted(distinct)
+        return Places(alone, alone)
+    left, right = min(ends), max(ends)
+    width = (right - left) / limit
+    edges = [left + width * index for index in range(limit)]
+    xs = [edge + width / 2 for edge in edges]
+    xs[0], xs[-1] = left, right
+    return Places(edges, xs)
 
 
 class Series(Sequence[Point]):
@@ -91,41 +127,60 @@ class Series(Sequence[Point]):
             raise IndexError(index)
         return self._point(index % self._size)
 
-    def bins(self, limit: int, *, by_step: bool) -> tuple[list[Bin], list[float]]:
-        """Return at most `limit` + 1 bins in their order, and the x of all values that are no numbers or infinite.
+    def xs(self, *, by_step: bool) -> array[float]:
+        """Return where the points lie: at their steps, going on from epoch to epoch where a rank counts each anew.
 
-        `x` is the step, going on from epoch to epoch where a rank counts each epoch from the beginning; without
-        `by_step` the seconds since the rank started. The first and the last bin lie at the first and the last point.
+        Without `by_step` at the seconds since the rank started.
         """
-        end = _COLUMNS * self._size
-        xs = self._table[2 if by_step else 0 : end : _COLUMNS]
-        values = self._table[3:end:_COLUMNS]
-        stride = -(-self._size // limit)
-        found = []
-        holes: list[float] = []
-        for start in range(0, self._size, stride):
-            part = values[start : start + stride]
-            x_part = xs[start : start + stride]
-            x = (x_part[0] + x_part[-1]) / 2
-            total = sum(part)
-            low, high = min(part), max(part)
+        return self._table[2 if by_step else 0 : _COLUMNS * self._size : _COLUMNS]
+
+    def last_x(self, *, by_step: bool) -> float:
+        """Return the last of them."""
+        return self._table[_COLUMNS * (self._size - 1) + (2 if by_step else 0)]
+
+    def bins(
+        self, places: Places, *, by_step: bool
+    ) -> tuple[list[Bin], list[tuple[float, float]]]:
+        """Return a bin for each place that has a finite value, and the holes.
+
+        A hole is the first and the last x of neighbouring values that are no numbers or infinite; a place has one at most.
+        """
+        xs, values = self._in_order(by_step=by_step)
+        found: list[Bin] = []
+        holes: list[tuple[float, float]] = []
+        after_hole = -1  # the index of the point after the last hole
+        starts = [bisect_left(xs, edge) for edge in places.edges]
+        ends = [*starts[1:], len(xs)]
+        for x, start, end in zip(places.xs, starts, ends, strict=True):
+            part = values[start:end]
+            if not part:
+                continue
+            total, low, high = sum(part), min(part), max(part)
             # NaN or infinite, or too great to add up.
             if total - total != 0 or low < -_HUGE or high > _HUGE:
-                holes += [
-                    x_of
-                    for x_of, value in zip(x_part, part, strict=True)
-                    if not math.isfinite(value)
-                ]
+                bad = [i for i in range(start, end) if not math.isfinite(values[i])]
+                if bad:
+                    first_x = holes.pop()[0] if bad[0] == after_hole else xs[bad[0]]
+                    holes.append((first_x, xs[bad[-1]]))
+                    after_hole = bad[-1] + 1
                 finite = [_bound(value) for value in part if math.isfinite(value)]
                 if not finite:
                     continue
                 low, high, total = min(finite), max(finite), sum(finite)
                 part = array("d", finite)
-            if math.isfinite(x):
-                found.append(Bin(x=x, low=low, mean=total / len(part), high=high))
-        if stride > 1 and self._size:
-            found = _stretched(found, xs[0], xs[-1])
-        return found, [_bound(x) for x in holes if math.isfinite(x)]
+            found.append(Bin(x=x, low=low, mean=total / len(part), high=high))
+        return found, holes
+
+    def _in_order(self, *, by_step: bool) -> tuple[array[float], array[float]]:
+        """Return all x that are numbers, in order, and their values. A step may come late."""
+        xs = self.xs(by_step=by_step)
+        values = self._table[3 : _COLUMNS * self._size : _COLUMNS]
+        total = sum(xs)
+        if total - total == 0 and sorted(xs) == xs.tolist():
+            return xs, values
+        pairs = [(_bound(x), value) for x, value in zip(xs, values, strict=True) if math.isfinite(x)]  # fmt: skip
+        pairs.sort(key=itemgetter(0))
+        return array("d", (x for x, _ in pairs)), array("d", (value for _, value in pairs))  # fmt: skip
 
     def _point(self, index: int) -> Point:
         start = _COLUMNS * index
@@ -156,16 +211,6 @@ def _begins_again(step: float, last_step: float) -> bool:
 
 def _bound(value: float) -> float:
     return max(-_HUGE, min(_HUGE, value))
-
-
-def _stretched(bins: list[Bin], first_x: float, last_x: float) -> list[Bin]:
-    """Return the bins with the outermost at the outermost points, so that a curve begins where its data begin."""
-    if len(bins) < 2 or not (math.isfinite(first_x) and math.isfinite(last_x)):
-        return bins
-    first, last = bins[0], bins[-1]
-    bins[0] = Bin(x=first_x, low=first.low, mean=first.mean, high=first.high)
-    bins[-1] = Bin(x=last_x, low=last.low, mean=last.mean, high=last.high)
-    return bins
 
 
 def _thinned(table: array[float]) -> array[float]:

@@ -156,6 +156,43 @@ def test_more_metrics_than_six_are_said_and_can_be_chosen(page: PlainPage):
     assert tops[0] == tops[1] == tops[2], "three a row"
 
 
+def test_a_pointer_reads_every_rank_beside_one_that_is_no_number(page: PlainPage):
+    """Rank 0 is NaN from step 8 on, rank 3 was slower than the others."""
+    series = {}
+    for rank, steps in enumerate((20, 20, 20, 12)):
+        points = [(float(i), 1 / (i + 1) + rank) for i in range(steps)]
+        if rank == 0:
+            points = [(i, float("nan") if i >= 8 else value) for i, value in points]
+        series[rank] = {"loss": scenes.curve(points)}
+    state = replace(scenes.running(), series=series)
+    page.page.set_viewport_size({"width": 1400, "height": 900})
+    page.open("light")
+    page.show(state)
+    chart = page.page.locator("figure.dm-curve")
+    words = "NaN or inf on rank 0 from step 8 to step 19"
+    assert words in chart.locator("figcaption").inner_text()
+    lines = chart.locator("path:is(.dm-c0, .dm-c1, .dm-c2, .dm-c3):not(.dm-band)")
+    breaks = lines.evaluate_all("all => all.map(one => one.getAttribute('d').split('M').length - 1)")  # fmt: skip
+    assert breaks == [1, 1, 1, 1]
+    bracket = "M337,24V0H800v24"
+    assert chart.locator("path.dm-nan").get_attribute("d") == bracket
+    box = chart.locator(".dm-plot").bounding_box()
+    chart.locator(".dm-plot").hover(position={"x": box["width"] - 1, "y": 40})
+    tip = chart.locator(".dm-tip").inner_text().split("\n")
+    assert tip == ["step 19", "rank 0: NaN or inf", "rank 1: 1.05", "rank 2: 2.05", "rank 3: -"]  # fmt: skip
+    value = chart.locator(".dm-value").inner_text()
+    assert value == "mean NaN"
+    page.page.locator(".dm-legend").get_by_role("button", name="rank 3").click()
+    assert chart.locator(".dm-value").inner_text() == "3.083", (
+        "the last value of its own"
+    )
+    page.open_saved(render.html(state), "light")
+    saved = page.page.locator("figure.dm-curve")
+    assert words in saved.locator("figcaption").inner_text()
+    assert saved.locator("figcaption > span").last.inner_text() == value
+    assert saved.locator("path.dm-nan").get_attribute("d") == bracket
+
+
 # ---- what is saved
 
 

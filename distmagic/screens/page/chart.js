@@ -1,7 +1,7 @@
 // One metric: a line a rank with its band, an axis that may be logarithmic, and the values under the pointer.
 
 import { element } from './patch.js';
-import { nearest, scale, shortNumber, smoothed, ticks, wantsLog } from './scales.js';
+import { nearest, scale, shortNumber, smoothed, ticks } from './scales.js';
 
 const WIDE = 800; // of the drawing's own units
 const HIGH = 200;
@@ -15,6 +15,8 @@ function shape(name, attributes) {
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   return made;
 }
+
+const hasHole = ({ holes }, left, right) => holes.some(([first, last]) => first <= right && last >= left);
 
 export class Chart {
   constructor() {
@@ -49,16 +51,17 @@ export class Chart {
   }
 
   usesLog() {
-    return this.low > 0 && (this.isLog ?? wantsLog(this.low, this.high));
+    return this.low > 0 && (this.isLog ?? this.data.is_log);
   }
 
   draw() {
     const { data, look } = this;
-    const chosen = data.lines.filter(line => look.rank === null || line.rank < 0 || line.rank === look.rank);
+    const chosen = data.lines.filter(line => line.rank === look.rank);
     this.lines = chosen.length ? chosen : data.lines;
-    const xs = [...this.lines.flatMap(line => line.x), ...data.holes];
-    this.left = Math.min(...xs);
-    this.right = Math.max(...xs);
+    const xs = this.lines.flatMap(line => [...line.x, ...line.holes.flat()]);
+    this.xs = [...new Set(xs)].sort((a, b) => a - b); // where there is something to point at
+    this.left = this.xs[0];
+    this.right = this.xs.at(-1);
     this.low = Math.min(...this.lines.flatMap(line => line.low ?? line.mean));
     this.high = Math.max(...this.lines.flatMap(line => line.high ?? line.mean));
     const isLog = this.usesLog();
@@ -89,23 +92,24 @@ export class Chart {
     return found;
   }
 
-  // A line has a gap where a value is no number.
+  // A rank's line has a gap where a value of its is no number; that of all ranks goes on.
   startsAt(line, index) {
-    const hasGap = index && this.data.holes.some(hole => hole > line.x[index - 1] && hole < line.x[index]);
+    const hasGap = index && line.rank >= 0 && hasHole(line, line.x[index - 1], line.x[index]);
     return !index || hasGap ? 'M' : 'L';
   }
 
   holes() {
-    return shape('path', { class: 'dm-nan', d: this.data.holes.map(x => `M${this.xOf(x)},0v24`).join('') });
+    const all = this.lines.flatMap(line => line.holes);
+    const d = all.map(([first, last]) => `M${this.xOf(first)},24V0H${this.xOf(last)}v24`).join('');
+    return shape('path', { class: 'dm-nan', d });
   }
 
   tell(isLog) {
     const { data } = this;
-    const lasts = this.lines.map(line => line.mean.at(-1));
-    const last = lasts.reduce((sum, value) => sum + value, 0) / lasts.length;
+    const last = this.lines === data.lines ? data.last : this.lines[0].last;
     this.title.textContent = data.name;
-    this.warning.textContent = data.holes.length ? ` NaN or inf from ${this.xWords(data.holes[0])}` : '';
-    this.value.textContent = `${data.ranks > 1 && this.look.rank === null ? 'mean ' : ''}${shortNumber(last)}`;
+    this.warning.textContent = data.warning && ` ${data.warning}`;
+    this.value.textContent = last;
     this.log.hidden = !(this.low > 0) || this.low === this.high;
     this.log.setAttribute('aria-pressed', isLog);
     this.log.setAttribute('aria-label', `logarithmic axis of ${data.name}`);
@@ -114,7 +118,7 @@ export class Chart {
     const ends = [this.left, this.right].map(value => element('span', '', this.xWords(value)));
     this.xAxis.replaceChildren(...ends);
     const range = `${shortNumber(this.low)} to ${shortNumber(this.high)}`;
-    this.drawing.setAttribute('aria-label', `${data.name}: ${range}, last ${shortNumber(last)}`);
+    this.drawing.setAttribute('aria-label', `${data.name}: ${range}, last ${last}`);
   }
 
   xWords(value) {
@@ -131,8 +135,7 @@ export class Chart {
     const box = this.drawing.getBoundingClientRect();
     const part = Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
     const wanted = this.left + part * (this.right - this.left);
-    const [first] = this.lines;
-    const at = first.x[nearest(first.x, wanted)];
+    const at = this.xs[nearest(this.xs, wanted)];
     this.marker.setAttribute('d', `M${this.xOf(at)},0V${HIGH}`);
     this.tip.replaceChildren(element('div', '', this.xWords(at)), ...this.lines.map(line => this.valueAt(line, at)));
     this.tip.classList.toggle('dm-left', part > 0.5);
@@ -140,12 +143,20 @@ export class Chart {
   }
 
   valueAt(line, at) {
-    const index = nearest(line.x, at);
     const words = element('div', colourOf(line.rank));
     const name = line.rank < 0 ? `mean of ${this.data.ranks} ranks` : `rank ${line.rank}`;
+    words.textContent = `${name}: ${this.valueWords(line, at)}`;
+    return words;
+  }
+
+  // The value next to a place; none where the rank has not been, or its value is no number.
+  valueWords(line, at) {
+    if (line.rank >= 0 && hasHole(line, at, at)) return 'NaN or inf';
+    const index = nearest(line.x, at);
+    const isAway = at < line.x[0] || at > line.x.at(-1);
+    if (!line.x.length || (isAway && Math.abs(at - line.x[index]) > (this.right - this.left) / 50)) return '-';
     const spread = line.low && line.low[index] !== line.high[index]
       ? ` (${shortNumber(line.low[index])} to ${shortNumber(line.high[index])})` : '';
-    words.textContent = `${name}: ${shortNumber(line.mean[index])}${spread}`;
-    return words;
+    return `${shortNumber(line.mean[index])}${spread}`;
   }
 }

@@ -1,16 +1,13 @@
 // Numbers of a chart: its axes, its ticks, its smoothing, and how a number is written. Pure.
 
-const LOG_FROM = 100; // an axis is logarithmic by itself where the greatest value is so many times the least
-
+// Four significant digits, as Python writes them in the table: quantities.number.
 export function shortNumber(value) {
-  if (!Number.isFinite(value)) return String(value);
+  if (!Number.isFinite(value)) return String(value).replace('Infinity', 'inf');
   const size = Math.abs(value);
-  if (size !== 0 && (size >= 1e6 || size < 1e-3)) return value.toExponential(2).replace('e+', 'e');
+  if (size >= 1e6) return value.toExponential(3).replace('e+', 'e');
+  if (size >= 1000 || Number.isInteger(value)) return value.toFixed(0);
+  if (size < 1e-4) return Number(value.toPrecision(4)).toExponential().replace(/e-(\d)$/, 'e-0$1');
   return String(Number(value.toPrecision(4)));
-}
-
-export function wantsLog(low, high) {
-  return low > 0 && high / low > LOG_FROM;
 }
 
 // Return what maps a value to its part of the axis, 0 to 1.

@@ -113,7 +113,7 @@ def test_the_html_has_a_line_a_run_in_each_figure_and_needs_nothing_else():
 
 def test_an_axis_of_steps_has_whole_numbers():
     html = distmagic.compare(SimpleNamespace(state=done()))._repr_html_()
-    assert re.findall(r">step ([^< ]+)", html) == ["3", "305"] * 2
+    assert re.findall(r">step ([^< ]+)", html) == ["0", "308"] * 2
 
 
 def test_labels_are_escaped():

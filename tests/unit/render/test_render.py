@@ -359,9 +359,56 @@ def test_a_spike_is_drawn():
 
 def test_nan_is_told_and_leaves_a_gap():
     html = render.curves(unicode_names())
-    assert "NaN or inf from step 18" in html
+    assert "NaN or inf on rank 0 from step 182 to step 308" in html
     assert "dm-nan" in html
     assert "nan" not in html.replace("dm-nan", "")
+
+
+def test_holes_are_of_their_rank_and_leave_the_others_whole():
+    """Rank 1 is no number twice, rank 3 once: their lines have gaps, the lines of ranks 0 and 2 none."""
+
+    def value(rank: int, step: int) -> float:
+        is_bad = (rank == 1 and step in (4, 5, 9)) or (rank == 3 and step == 8)
+        return math.nan if is_bad else 1.0 / (step + rank + 1)
+
+    series = {
+        rank: {"loss": curve([(float(i), value(rank, i)) for i in range(12)])}
+        for rank in range(4)
+    }
+    state = run([worker(rank) for rank in range(4)], series=series)
+    html = render.curves(state)
+    paths = re.findall(r'<path class="dm-c\d" d="([^"]+)"', html)
+    assert [path.count("M") for path in paths] == [1, 3, 1, 2]
+    (chart,) = render.chart_data(state)
+    assert [line["holes"] for line in chart["lines"]] == [[], [[4, 5], [9, 9]], [], [[8, 8]]]  # fmt: skip
+    words = "NaN or inf on rank 1 from step 4 to step 5, and at 1 more place, and on 1 more rank"
+    assert chart["warning"] == words
+    assert words in html
+
+
+@pytest.mark.parametrize(
+    ("of", "is_log"),
+    [
+        (lambda i: 10.0 ** (-i / 50), True),  # else nearly all of it lies on the floor
+        (lambda i: 1e-3 * (1.001 - i / 400), False),  # a plain schedule
+        (lambda i: 1000.0 if i == 133 else 1.0 + i % 3, True),  # a spike
+        (lambda i: 1.0 / (i + 1) - 0.5, False),  # values below 0
+        (lambda i: 2.0 + math.exp(-i / 20), False),
+    ],
+)
+def test_an_axis_is_the_same_in_the_page_and_in_what_is_saved(of, is_log):
+    points = [(float(i), of(i)) for i in range(400)]
+    state = run([worker(0)], series={0: {"x": curve(points)}})
+    (chart,) = render.chart_data(state)
+    assert chart["is_log"] is is_log
+    (line,) = chart["lines"]
+    low, high = min(line.get("low", line["mean"])), max(line.get("high", line["mean"]))
+    scaled = math.log10 if is_log else float
+    middle = line["mean"][50]
+    part = (scaled(middle) - scaled(low)) / (scaled(high) - scaled(low))
+    path = re.findall(r'<path class="dm-c0" d="([^"]+)"', render.curves(state))[0]
+    drawn = [int(y) for y in re.findall(r",(\d+)", path)]
+    assert abs(drawn[50] - 200 * (1 - part)) <= 1
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmagic.state.series import Point, Series
+from distmagic.state.series import Places, Point, Series, places
 
 
 def series(*values: float, limit: int = 100) -> Series:
@@ -100,6 +101,10 @@ def test_a_full_series_keeps_what_stands_out():
     assert any(math.isnan(value) for value in kept)
 
 
+def binned(seen: Series, limit: int, *, by_step: bool = True):
+    return seen.bins(places([seen.xs(by_step=by_step)], limit), by_step=by_step)
+
+
 NUMBERS = st.one_of(
     st.floats(-1e6, 1e6),
     st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1e308]),
@@ -135,8 +140,8 @@ def test_the_picture_agrees_with_all_that_was_reported(reported, limit, batch, b
         min(finite, default=None), max(finite, default=None),
     )  # fmt: skip
 
-    found, holes = seen.bins(bins, by_step=True)
-    assert len(found) <= bins + 1
+    found, holes = binned(seen, bins)
+    assert len(found) <= bins
     assert bool(holes) == (len(finite) < len(reported))
     assert bool(found) == bool(finite)
     if found:
@@ -154,7 +159,7 @@ def test_steps_of_each_epoch_go_on_where_the_last_one_ended():
             numbers += (float(epoch * 40 + step), float(step), 1.0)
     seen = Series().extended(numbers, limit=2000)
     assert [point.step for point in seen] == [*range(1, 41)] * 3
-    found, _ = seen.bins(200, by_step=True)
+    found, _ = binned(seen, 200)
     assert [one.x for one in found] == list(range(1, 121))
 
 
@@ -162,16 +167,25 @@ def test_a_step_that_comes_late_is_no_epoch():
     seen = Series().extended(
         (0.0, 100.0, 1.0, 1.0, 98.0, 2.0, 2.0, 101.0, 3.0), limit=100
     )
-    assert [one.x for one in seen.bins(10, by_step=True)[0]] == [100.0, 98.0, 101.0]
+    assert [one.x for one in binned(seen, 10)[0]] == [98.0, 100.0, 101.0]
 
 
 def test_a_bin_holds_its_neighbours():
-    found, holes = series(1.0, 3.0, math.nan, 8.0).bins(2, by_step=True)
+    found, holes = binned(series(1.0, 3.0, math.nan, math.inf, 8.0), 2)
     assert [(one.low, one.mean, one.high) for one in found] == [
         (1.0, 2.0, 3.0),
         (8.0, 8.0, 8.0),
     ]
-    assert [one.x for one in found] == [0.0, 3.0]  # the first and the last point
-    assert holes == [2.0]
-    by_time, _ = series(1.0, 3.0).bins(2, by_step=False)
+    assert [one.x for one in found] == [0.0, 4.0]  # the first and the last point
+    assert holes == [(2.0, 3.0)]
+    by_time, _ = binned(series(1.0, 3.0), 2, by_step=False)
     assert [one.x for one in by_time] == [0.0, 0.1]
+
+
+def test_places_are_those_of_all_lines():
+    """A line that has come further than another shares its places, and one that began later."""
+    few = places([array("d", (1.0, 2.0)), array("d", (2.0, 4.0, math.nan))], 3)
+    assert few == Places([1.0, 2.0, 4.0], [1.0, 2.0, 4.0])
+    many = places([array("d", range(10)), array("d", range(5, 101))], 4)
+    assert many == Places([0.0, 25.0, 50.0, 75.0], [0.0, 37.5, 62.5, 100.0])
+    assert places([array("d")], 4) == Places([], [])

@@ -1,5 +1,6 @@
-# make check | test | chaos | sky | demo | bench | picture | screenshots | lint | clean: each does all of its own set-up in .venv.
+# make check | golden | test | chaos | sky | demo | bench | picture | screenshots | lint | clean: each does all of its own set-up in .venv.
 #   check    lint, types and the tests that need no host, in less than 90 seconds: before each commit
+#   golden   renew tests/golden/messages from the tests that need no host; ARGS=... of others; read it in the diff
 #   test     all tests
 #   chaos    pairs of faults, ROUNDS of them from SEED on: a line a round, and those that failed in the end
 #   sky      SkyPilot's own program launches clusters on the lab's Slurm: exported tasks, and cells that say --on sky
@@ -34,7 +35,7 @@ export PATH := $(bin):$(PATH)
 # Tests start hundreds of Pythons. Where byte code is not kept, each of them compiles the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help check test chaos sky demo bench picture screenshots lint clean setup
+.PHONY: help check golden test chaos sky demo bench picture screenshots lint clean setup
 .DELETE_ON_ERROR:
 
 help:
@@ -58,6 +59,10 @@ test: $(venv)/.ready
 check: JOBS := 6
 check: lint
 	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal --hypothesis-profile=quick -p no:logging -m 'not needs' tests/unit tests/transports $(ARGS)
+
+golden: JOBS := 6
+golden: $(venv)/.ready
+	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal -p no:logging --renew-golden $(or $(ARGS),-m 'not needs' tests/unit tests/transports)
 
 chaos: $(venv)/.ready
 	@$(bin)/python -m tests.system

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -15,8 +16,11 @@ from hypothesis import settings
 # worker of pytest-xdist, for a check that no notebook needs. With None its import fails, which jsonschema allows for.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
+pytest.register_assert_rewrite("tests.builders.golden")
+
 from tests import REPOSITORY  # noqa: E402
 from tests.builders.forks import Forks  # noqa: E402
+from tests.builders.golden import COLLECTED, Golden  # noqa: E402
 from tests.lab import HostSetup, Lab, isolate  # noqa: E402
 from tests.lab.slurm import SlurmLab  # noqa: E402
 from tests.system.components import in_ci, reason_without  # noqa: E402
@@ -28,6 +32,15 @@ settings.register_profile("quick", deadline=None, max_examples=30)
 settings.load_profile("distmagic")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Golden messages (see tests/builders/golden.py) can be renewed."""
+    parser.addoption(
+        "--renew-golden",
+        action="store_true",
+        help="write the golden messages of the tests that run, instead of comparing them",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Leave the machine's network before there are threads; each worker of pytest-xdist does so for itself."""
     if (
@@ -36,6 +49,37 @@ def pytest_configure(config: pytest.Config) -> None:
         and not reason_without("ip")
     ):
         isolate()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Keep which tests there are before any is deselected: an entry of golden messages must be of one of them."""
+    config.stash[COLLECTED] = {
+        item.nodeid: "golden" in getattr(item, "fixturenames", ()) for item in items
+    }
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """End the comparing of a test that has passed."""
+    outcome = yield
+    if golden := getattr(item, "funcargs", {}).get("golden"):
+        golden.finish()
+    return outcome
+
+
+@pytest.fixture
+def golden(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Golden:
+    """Compare what users read with tests/golden/messages: `golden(error)`, `golden(text)`."""
+    return Golden(
+        request.node.nodeid.removeprefix("tests/"),
+        tmp_path_factory.getbasetemp(),
+        is_renewed=request.config.getoption("renew_golden"),
+    )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,0 +1,76 @@
+"""Golden messages: no entry is of a test that is gone, and what is compared is compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distmagic.errors import SpecError
+from tests import REPOSITORY
+from tests.builders import golden as builder
+from tests.builders.golden import COLLECTED, MESSAGES, Golden, page_of, read, renew
+
+
+def test_no_entry_is_stale(pytestconfig: pytest.Config):
+    """Of the modules that were collected whole; of others only that they are there."""
+    collected = pytestconfig.stash[COLLECTED]
+    modules = {test.partition("::")[0] for test in collected}
+    modules -= {argument.partition("::")[0] for argument in pytestconfig.args if "::" in argument}  # fmt: skip
+    stale = []
+    for page in MESSAGES.glob("*.txt"):
+        for entry in read(page):
+            test = f"tests/{entry}"
+            module = test.partition("::")[0]
+            is_there = collected.get(test, module not in modules)
+            if (
+                not is_there
+                or page_of(entry) != page
+                or not (REPOSITORY / module).exists()
+            ):
+                stale.append(entry)
+                if pytestconfig.getoption("renew_golden"):
+                    renew(page, entry, "")
+    assert stale == [] or pytestconfig.getoption("renew_golden")
+
+
+@pytest.fixture
+def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of an entry of two texts."""
+    monkeypatch.setattr(builder, "MESSAGES", tmp_path)
+    made = "unit/request/test_x.py::test_y[a\\nb]"
+    new = Golden(made, tmp_path.parent, is_renewed=True)
+    new(SpecError(f"{tmp_path}/x is red.", "Look.\n\nAgain."))
+    new("\x1b one", 2)
+    new.finish()
+    return made
+
+
+def test_an_entry_is_read_as_it_was_written(entry: str, tmp_path: Path):
+    renew(page_of(entry), "unit/request/test_a.py::test_b", "b")
+    assert page_of(entry).read_text() == (
+        "unit/request/test_a.py::test_b\n    b\n"
+        f"{entry}\n    SpecError: TMP/x is red.\n    Look.\n\n    Again.\n    ---\n    \\x1b one\n    2\n"
+    )
+    same = Golden(entry, tmp_path.parent, is_renewed=False)
+    same(SpecError("TMP/x is red.", "Look.\n\nAgain."))
+    same("\x1b one\n2")
+    same.finish()
+    renew(page_of(entry), entry, "")
+    assert list(read(page_of(entry))) == ["unit/request/test_a.py::test_b"]
+
+
+@pytest.mark.parametrize("texts", [["other"], ["SpecError: TMP/x is"], ["\x1b one\n2"]])
+def test_another_text_fails(entry: str, tmp_path: Path, texts: list[str]):
+    found = Golden(entry, tmp_path, is_renewed=False)
+    with pytest.raises(AssertionError, match="make golden"):
+        found(*texts)
+
+
+def test_more_texts_and_fewer_fail(entry: str, tmp_path: Path):
+    found = Golden(entry, tmp_path, is_renewed=False)
+    with pytest.raises(AssertionError, match="stale"):
+        found.finish()
+    other = Golden("unit/request/test_x.py::test_z", tmp_path, is_renewed=False)
+    with pytest.raises(AssertionError, match="make golden"):
+        other("")

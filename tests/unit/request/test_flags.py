@@ -19,9 +19,6 @@ from distmagic.request.flags import Defaults, Request, parse_line
 from distmagic.request.hosts import LOCALHOST, parse_hosts
 from distmagic.request.spec import Access, JobSpec
 
-RANKS = "The number of ranks on each host is --nproc-per-node."
-SEE = "%distributed --help lists all flags."
-
 
 def parse(line: str, **defaults: object) -> Request:
     return parse_line(line, Defaults(**defaults))
@@ -125,57 +122,57 @@ def test_defaults_are_used_where_the_line_says_nothing():
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line",
     [
-        ("--host a", f"--host is not a flag of %%distributed.\nDid you mean --hosts? {SEE}"),
-        ("--nproc_per_nod 2", f"--nproc-per-nod is not a flag of %%distributed.\nDid you mean --nproc-per-node? {SEE}"),
-        ("--zzz=1", f"--zzz is not a flag of %%distributed.\n{SEE}"),
-        ("-x 2", f"-x is not a flag of %%distributed.\n{SEE}"),
-        ("-n 2", f"-n is not a flag of %%distributed.\n{RANKS}"),
-        ("--nprocs 2", f"--nprocs is not a flag of %%distributed.\n{RANKS}"),
-        ("--gpus=2", "--gpus is for --on sky.\nSlurm and exported files take --gpus-per-node; the number of ranks on each host is --nproc-per-node."),
-        ("--num_processes 2", f"--num-processes is not a flag of %%distributed.\n{RANKS}"),
-        ("gpu-a:4", "'gpu-a:4' is not a flag.\nHosts are named with --hosts gpu-a:4; %distributed --help lists all flags."),
-        ("--hosts node1:2 node2:2", f"'node2:2' is not a flag.\nHosts are named with --hosts node1:2,node2:2; {SEE}"),
-        ("--hosts=a, b, c --fresh", f"'b,' is not a flag.\nHosts are named with --hosts a,b,c; {SEE}"),
-        ("--hosts a --fresh b", f"'b' is not a flag.\nHosts are named with --hosts a,b; {SEE}"),
-        ("--hosts a --hosts b", "--hosts is given twice.\nWrite one list: --hosts A,B."),
-        ("--nproc-per-node 2 --nproc_per_node=4", "--nproc-per-node is given twice.\nKeep one of them."),
-        ("-o a -o b", "-o is given twice.\nKeep one of them."),
-        ("--export torchrun a --export torchrun b", "--export is given twice.\nKeep one of them."),
-        ("--env A=1 --env B=1 --env A=2", "--env is given twice for A.\nKeep one of them."),
-        ("--python gpu-a=/p --python /q --python gpu-a=/r", "--python is given twice for gpu-a.\nKeep one of them."),
-        ("--python /p --python /q", "--python is given twice.\nKeep one of them."),
-        ("--hosts", f"--hosts: expected one argument.\n{SEE}"),
-        ("--whole=1", f"--whole: ignored explicit argument '1'.\n{SEE}"),
-        ("--background --detach", "--background and --detach are both given.\nKeep --background for a run that is this notebook's, --detach for one that needs no notebook."),
-        ("--hosts a --hostfile f", "--hosts and --hostfile are both given.\nKeep one of them."),
-        ("--cwd 'x", "The line can't be split into words: no closing quotation.\nIt is: --cwd 'x"),
-        ("--nproc-per-node 0", "--nproc-per-node: 0 ranks were asked for; a host runs at least 1.\nUse 1 or more."),
-        ("--nproc-per-node -2", "--nproc-per-node: -2 ranks were asked for; a host runs at least 1.\nUse 1 or more."),
-        ("--nproc-per-node two", "--nproc-per-node: 'two' is not a number of ranks.\nUse a number, or gpu, cpu or auto."),
-        ("--nnodes 0", "--nnodes 0:0 is not a range.\nWrite --nnodes MIN:MAX."),
-        ("--nnodes 3:1", "--nnodes 3:1 is not a range.\nWrite --nnodes MIN:MAX."),
-        ("--nnodes a", "--nnodes: 'a' is not a number of nodes.\nWrite --nnodes 2 or --nnodes 1:4."),
-        ("--max-restarts -1", "--max-restarts -1 is negative.\nUse 0 or more."),
-        ("--max-restarts 99999999999", "--max-restarts: 999999999... is too large."),
-        ("--max-restarts 2000000", "--max-restarts is too large.\nUse at most 1,000,000."),
-        ("--max-restarts x", "--max-restarts: 'x' is not a whole number."),
-        ("--rdzv-backend etcd", "--rdzv-backend 'etcd' is not known.\nUse static or c10d."),
-        ("--master-port 0", "--master-port 0 is not a port.\nUse 1 to 65535."),
-        ("--timeout 0", "--timeout: '0' is not a time.\nWrite seconds, or a number with a unit: 90s, 10m, 2h."),
-        ("--warm-idle long", "--warm-idle: 'long' is not a time.\nWrite seconds, or a number with a unit: 90s, 10m, 2h."),
-        ("--lease 1d", "--lease: '1d' is not a time.\nWrite seconds, or a number with a unit: 90s, 10m, 2h."),
-        ("--payload-limit 0", "--payload-limit: '0' is not a size.\nWrite bytes, or a number with a unit: 512K, 256M, 2G."),
-        ("--env TOKEN", "--env TOKEN: the notebook has no such variable.\nWrite --env TOKEN=VALUE."),
-        ("--env 1A=2", "--env '1A' is not a variable's name.\nWrite --env NAME=VALUE."),
-        ("--python gpu-a=", "--python 'gpu-a=' names no interpreter.\nWrite --python PATH or --python HOST=PATH."),
-        ("-o 1x", "-o '1x' is not a variable's name.\nWrite -o run."),
-        ("-o class", "-o 'class' is not a variable's name.\nWrite -o run."),
+        "--host a",
+        "--nproc_per_nod 2",
+        "--zzz=1",
+        "-x 2",
+        "-n 2",
+        "--nprocs 2",
+        "--gpus=2",
+        "--num_processes 2",
+        "gpu-a:4",
+        "--hosts node1:2 node2:2",
+        "--hosts=a, b, c --fresh",
+        "--hosts a --fresh b",
+        "--hosts a --hosts b",
+        "--nproc-per-node 2 --nproc_per_node=4",
+        "-o a -o b",
+        "--export torchrun a --export torchrun b",
+        "--env A=1 --env B=1 --env A=2",
+        "--python gpu-a=/p --python /q --python gpu-a=/r",
+        "--python /p --python /q",
+        "--hosts",
+        "--whole=1",
+        "--background --detach",
+        "--hosts a --hostfile f",
+        "--cwd 'x",
+        "--nproc-per-node 0",
+        "--nproc-per-node -2",
+        "--nproc-per-node two",
+        "--nnodes 0",
+        "--nnodes 3:1",
+        "--nnodes a",
+        "--max-restarts -1",
+        "--max-restarts 99999999999",
+        "--max-restarts 2000000",
+        "--max-restarts x",
+        "--rdzv-backend etcd",
+        "--master-port 0",
+        "--timeout 0",
+        "--warm-idle long",
+        "--lease 1d",
+        "--payload-limit 0",
+        "--env TOKEN",
+        "--env 1A=2",
+        "--python gpu-a=",
+        "-o 1x",
+        "-o class",
     ],
 )  # fmt: skip
-def test_a_wrong_line_says_what_is_wrong(line, message):
-    assert refusal(line) == message
+def test_a_wrong_line_says_what_is_wrong(line, golden):
+    golden(refusal(line))
 
 
 @pytest.mark.parametrize(
@@ -242,34 +239,34 @@ def test_a_job_that_is_there():
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line",
     [
-        ("--nodes 2", "--nodes is for hosts of a scheduler.\nAdd --on slurm, or leave it out."),
-        ("--exclusive", "--exclusive is for hosts of a scheduler.\nAdd --on slurm, or leave it out."),
-        ("--slurm hint=x", "--hint is for hosts of a scheduler.\nAdd --on slurm, or leave it out."),
-        ("--on slurm --hosts a", "--on asks a scheduler for hosts, and --hosts or --hostfile names some.\nKeep one of them."),
-        ("--on slurm:17 --nodes 2", "Slurm job 17 has its nodes already.\nLeave out --nodes, --setup and what sbatch would be told."),
-        ("--on slurm --nodes 0", "--nodes 0 is no number of nodes.\nUse 1 to 10,000."),
-        ("--on slurm --slurm gpus=8", "--gpus counts GPUs of the whole job, and a step on one node can't have any then.\nWrite --gpus-per-node N."),
-        ("--on sing", "--on sing: SING Cloud has no public program that a notebook could use.\n--export sing DIR writes the image of such a job; inside one no --on is needed."),
-        ("--on pbs", "--on 'pbs' is not known.\nWrite --on slurm, --on slurm:LOGIN with the name of a log-in node, --on sky, --on sky:NAME, --on osmo or --on none."),
-        ("--on sky:", "--on sky: names no cluster.\nWrite --on sky:NAME, or --on sky for a new one."),
-        ("--on sky --nodes -1", "--nodes -1 is no number of nodes.\nUse 1 to 10,000."),
-        ("--on sky --gpus 4", "--gpus '4' is no kind of GPU.\nWrite the kind and number of each node: --gpus L4:4; sky gpus list shows them."),
-        ("--on slurm --gpus L4:4", "--gpus is for --on sky.\nSlurm and exported files take --gpus-per-node; the number of ranks on each host is --nproc-per-node."),
-        ("--sky x.yaml", "--sky is for --on sky.\nAdd --on sky, or leave it out."),
-        ("--on sky --sky /no/x.yaml", "--sky /no/x.yaml: No such file or directory.\nCheck the path."),
-        ("--on sky --sky ~no-such-user/x.yaml", "--sky ~no-such-user/x.yaml: No such file or directory.\nCheck the path."),
+        "--nodes 2",
+        "--exclusive",
+        "--slurm hint=x",
+        "--on slurm --hosts a",
+        "--on slurm:17 --nodes 2",
+        "--on slurm --nodes 0",
+        "--on slurm --slurm gpus=8",
+        "--on sing",
+        "--on pbs",
+        "--on sky:",
+        "--on sky --nodes -1",
+        "--on sky --gpus 4",
+        "--on slurm --gpus L4:4",
+        "--sky x.yaml",
+        "--on sky --sky /no/x.yaml",
+        "--on sky --sky ~no-such-user/x.yaml",
 
-        ("--on sky:mine --nodes 2", "sky:mine has its hosts already.\nLeave out --nodes, --gpus, --sky and --idle; --on sky launches another cluster."),
-        ("--on sky:mine --exclusive", "--exclusive is for Slurm, and --on sky:mine asks SkyPilot.\nWrite what a node has to have into a task of SkyPilot: --sky FILE.yaml."),
-        ("--on sky --gpus-per-node 4", "--gpus-per-node is for Slurm, and --on sky asks SkyPilot.\nWrite --gpus KIND:N, such as --gpus L4:4."),
-        ("--on sky:-x", "'-x' is no name of a cluster.\nWrite --on sky:NAME, with a name that sky status shows."),
-        ("--on sky:mine --hosts a", "--on asks a scheduler for hosts, and --hosts or --hostfile names some.\nKeep one of them."),
+        "--on sky:mine --nodes 2",
+        "--on sky:mine --exclusive",
+        "--on sky --gpus-per-node 4",
+        "--on sky:-x",
+        "--on sky:mine --hosts a",
     ],
 )  # fmt: skip
-def test_what_can_not_be_asked_of_slurm(line, message):
-    assert refusal(line) == message
+def test_what_can_not_be_asked_of_slurm(line, golden):
+    golden(refusal(line))
 
 
 def test_precedence_of_hosts(tmp_path):
@@ -302,35 +299,29 @@ def test_precedence_of_hosts(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["DISTMAGIC_HOSTS", "Distmagic.hosts"])
-def test_a_malformed_setting_is_named(where):
+def test_a_malformed_setting_is_named(where, golden):
     config = Distmagic(hosts="a:0" if where == "Distmagic.hosts" else "")
-    with pytest.raises(
-        SpecError,
-        match=f"^{where}: host 'a:0': 0 ranks were asked for; a host runs at least 1.",
-    ):
+    with pytest.raises(SpecError) as caught:
         choose_hosts(Request(), None, config, {"DISTMAGIC_HOSTS": "a:0"})
+    golden(caught.value)
 
 
-def test_hostfile_troubles_name_the_file(tmp_path):
-    with pytest.raises(
-        SpecError,
-        match=r"nowhere: the hostfile can't be read: no such file or directory\.",
-    ):
+def test_hostfile_troubles_name_the_file(tmp_path, golden):
+    with pytest.raises(SpecError) as caught:
         read_hostfile(str(tmp_path / "nowhere"))
-    with pytest.raises(
-        SpecError,
-        match=r"^~no-such-user/nodes: the hostfile can't be read: no such file or directory\.",
-    ):
+    golden(caught.value)
+    with pytest.raises(SpecError) as caught:
         read_hostfile("~no-such-user/nodes")
+    golden(caught.value)
     bad = tmp_path / "bad"
     bad.write_bytes(b"\xff\xfe")
-    with pytest.raises(
-        SpecError, match=r"bad: the hostfile can't be read: not a text file\."
-    ):
+    with pytest.raises(SpecError) as caught:
         read_hostfile(str(bad))
+    golden(caught.value)
     bad.write_text("a slots=2\nb slots=0\n")
-    with pytest.raises(SpecError, match="bad, line 2: slots of b: 0 ranks"):
+    with pytest.raises(SpecError) as caught:
         read_hostfile(str(bad))
+    golden(caught.value)
 
 
 def test_settings_become_defaults():
@@ -351,21 +342,19 @@ def test_settings_become_defaults():
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    "setting",
     [
-        ({"lease_s": 0}, "Distmagic.lease_s: 0 is not a lease."),
-        ({"connect_timeout_s": -1}, "Distmagic.connect_timeout_s: -1 is not a time."),
-        (
-            {"nproc_per_node": "0"},
-            "Distmagic.nproc_per_node: 0 ranks were asked for; a host runs at least 1.",
-        ),
-        ({"payload_limit": "big"}, "Distmagic.payload_limit: 'big' is not a size."),
+        {"lease_s": 0},
+        {"connect_timeout_s": -1},
+        {"nproc_per_node": "0"},
+        {"payload_limit": "big"},
     ],
+    ids=str,
 )
-def test_a_wrong_setting_is_named(setting, message):
+def test_a_wrong_setting_is_named(setting, golden):
     with pytest.raises(SpecError) as caught:
         Distmagic(**setting).defaults({})
-    assert caught.value.message == message
+    golden(caught.value)
 
 
 # ---- completion
@@ -448,7 +437,7 @@ def test_a_comment_ends_the_line(line, words):
     assert flags.split(line) == words
 
 
-def test_the_system_that_has_started_this_can_be_ignored():
+def test_the_system_that_has_started_this_can_be_ignored(golden):
     launched = parse("--on sky --nodes 4 --gpus L4:4 --idle 1h").allocation
     assert launched == SkyRequest(nodes=4, gpus="L4:4", idle_s=3600.0)
     assert parse("--on sky:my.one").allocation == SkyRequest(name="my.one")
@@ -459,12 +448,10 @@ def test_the_system_that_has_started_this_can_be_ignored():
     assert parse("--on none").allocation is None
     assert not parse("--on slurm").ignores_system
     assert not parse("").ignores_system
-    assert refusal("--on none --nodes 2") == (
-        "--nodes is for hosts of a scheduler.\nAdd --on slurm, or leave it out."
-    )
+    golden(refusal("--on none --nodes 2"))
 
 
-def test_a_task_of_skypilot_only_sets_hosts_up(tmp_path: Path, monkeypatch):
+def test_a_task_of_skypilot_only_sets_hosts_up(tmp_path: Path, monkeypatch, golden):
     task = tmp_path / "my task.yaml"
     task.write_text("resources:\n  cloud: aws\nsetup: |\n  run: this\n")
     monkeypatch.chdir(tmp_path)
@@ -472,7 +459,4 @@ def test_a_task_of_skypilot_only_sets_hosts_up(tmp_path: Path, monkeypatch):
     assert found == SkyRequest(file=str(task))
     for line in ("run: python a.py", "'run' : |"):
         task.write_text(f"num_nodes: 2\n{line}\n")
-        assert refusal("--on sky --sky 'my task.yaml'") == (
-            "--sky my task.yaml has a run: block, which SkyPilot would run beside the cell.\n"
-            "Take it out; resources, setup and file_mounts are what is used."
-        )
+        golden(refusal("--on sky --sky 'my task.yaml'"))

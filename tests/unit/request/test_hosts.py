@@ -17,8 +17,6 @@ from distmagic.request.hosts import (
     parse_slots,
 )
 
-HINT = "Write hosts as name, name:ranks, user@name:port or user@name:port:ranks, separated by commas."
-
 
 @pytest.mark.parametrize(
     ("text", "host"),
@@ -53,80 +51,40 @@ def test_a_host(text, host):
 
 
 @pytest.mark.parametrize(
-    ("text", "message", "hint"),
+    "text",
     [
-        ("", "'' is not a host.", HINT),
-        ("@gpu-a", "'@gpu-a' is not a host.", HINT),
-        ("gpu a", "'gpu a' is not a host.", HINT),
-        ("gpu-a;rm", "'gpu-a;rm' is not a host.", HINT),
-        ("-oProxyCommand", "'-oProxyCommand' is not a host.", HINT),
-        ("-l@gpu-a", "'-l@gpu-a' is not a host.", HINT),
-        ("gpu-a:1:2:3", "'gpu-a:1:2:3' is not a host.", HINT),
-        (
-            "gpu-a:0",
-            "host 'gpu-a:0': 0 ranks were asked for; a host runs at least 1.",
-            "Use 1 or more.",
-        ),
-        (
-            "gpu-a:-2",
-            "host 'gpu-a:-2': -2 ranks were asked for; a host runs at least 1.",
-            "Use 1 or more.",
-        ),
-        (
-            "gpu-a:2.5",
-            "host 'gpu-a:2.5': '2.5' is not a number of ranks.",
-            "Use a number, or gpu, cpu or auto.",
-        ),
-        (
-            "gpu-a:",
-            "host 'gpu-a:': '' is not a number of ranks.",
-            "Use a number, or gpu, cpu or auto.",
-        ),
-        (
-            "gpu-a:²",
-            "host 'gpu-a:²': '²' is not a number of ranks.",
-            "Use a number, or gpu, cpu or auto.",
-        ),
-        (
-            "gpu-a:70000",
-            "host 'gpu-a:70000': '70000' is not a port (1 to 65535).",
-            HINT,
-        ),
-        ("gpu-a:0:4", "host 'gpu-a:0:4': '0' is not a port (1 to 65535).", HINT),
-        ("gpu-a:ssh:4", "host 'gpu-a:ssh:4': 'ssh' is not a port (1 to 65535).", HINT),
-        (
-            "[fd00::1",
-            "'[fd00::1': the part in brackets is not an IPv6 address.",
-            "Write [fe80::1]:22.",
-        ),
-        ("$(id)@gpu-a", "'$(id)@gpu-a' is not a host.", HINT),
-        ("me;id@gpu-a", "'me;id@gpu-a' is not a host.", HINT),
-        ("`id`@gpu-a", "'`id`@gpu-a' is not a host.", HINT),
-        ("me|id@gpu-a", "'me|id@gpu-a' is not a host.", HINT),
-        ("me\\@gpu-a", r"'me\\@gpu-a' is not a host.", HINT),
-        ("fe80::1%;id", "'fe80::1%;id' is not a host.", HINT),
-        ("fe80::1%", "'fe80::1%' is not a host.", HINT),
-        (
-            "[fe80::1%$(id)]:22",
-            "'[fe80::1%$(id)]:22': the part in brackets is not an IPv6 address.",
-            "Write [fe80::1]:22.",
-        ),
-        (
-            "[gpu-a]:22",
-            "'[gpu-a]:22': the part in brackets is not an IPv6 address.",
-            "Write [fe80::1]:22.",
-        ),
-        (
-            "[fd00::1]22",
-            "'[fd00::1]22': the part in brackets is not an IPv6 address.",
-            "Write [fe80::1]:22.",
-        ),
+        "",
+        "@gpu-a",
+        "gpu a",
+        "gpu-a;rm",
+        "-oProxyCommand",
+        "-l@gpu-a",
+        "gpu-a:1:2:3",
+        "gpu-a:0",
+        "gpu-a:-2",
+        "gpu-a:2.5",
+        "gpu-a:",
+        "gpu-a:²",
+        "gpu-a:70000",
+        "gpu-a:0:4",
+        "gpu-a:ssh:4",
+        "[fd00::1",
+        "$(id)@gpu-a",
+        "me;id@gpu-a",
+        "`id`@gpu-a",
+        "me|id@gpu-a",
+        "me\\@gpu-a",
+        "fe80::1%;id",
+        "fe80::1%",
+        "[fe80::1%$(id)]:22",
+        "[gpu-a]:22",
+        "[fd00::1]22",
     ],
 )
-def test_what_is_no_host(text, message, hint):
+def test_what_is_no_host(text, golden):
     with pytest.raises(SpecError) as caught:
         parse_host(text)
-    assert (caught.value.message, caught.value.hint) == (message, hint)
+    golden(caught.value)
 
 
 def test_a_list_is_separated_by_commas_or_blanks():
@@ -135,20 +93,17 @@ def test_a_list_is_separated_by_commas_or_blanks():
 
 
 @pytest.mark.parametrize("text", ["", " ", ",", " , \n"])
-def test_an_empty_list(text):
+def test_an_empty_list(text, golden):
     with pytest.raises(SpecError) as caught:
         parse_hosts(text)
-    assert (caught.value.message, caught.value.hint) == (
-        "The list of hosts is empty.",
-        HINT,
-    )
+    golden(caught.value)
 
 
 @pytest.mark.parametrize("text", ["a,b,a", "a:2,a:4", "me@a:2222,me@a:2222:4"])
-def test_a_host_that_is_listed_twice(text):
+def test_a_host_that_is_listed_twice(text, golden):
     with pytest.raises(SpecError) as caught:
         parse_hosts(text)
-    assert str(caught.value) == "a is listed twice.\nWrite it once, with all its ranks."
+    golden(caught.value)
 
 
 def test_one_name_with_two_ports_is_two_hosts():
@@ -166,28 +121,22 @@ def test_a_hostfile_of_openmpi_horovod_and_deepspeed():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        (
-            "a slots=2\nb slots=x",
-            "hosts.txt, line 2: slots of b: 'x' is not a number of ranks.",
-        ),
-        (
-            "a slots=0",
-            "hosts.txt, line 1: slots of a: 0 ranks were asked for; a host runs at least 1.",
-        ),
-        ("a slots=", "hosts.txt, line 1: slots of a: '' is not a number of ranks."),
-        ("# one\n\na 4", "hosts.txt, line 3: '4' is not understood."),
-        ("a slot=4", "hosts.txt, line 1: 'slot=4' is not understood."),
-        ("a\nb!", "hosts.txt, line 2: 'b!' is not a host."),
-        ("a\nb\na slots=3", "hosts.txt, line 3: a is listed twice."),
-        ("# nothing\n", "hosts.txt: no host in this hostfile."),
+        "a slots=2\nb slots=x",
+        "a slots=0",
+        "a slots=",
+        "# one\n\na 4",
+        "a slot=4",
+        "a\nb!",
+        "a\nb\na slots=3",
+        "# nothing\n",
     ],
 )
-def test_a_hostfile_names_the_line(text, message):
+def test_a_hostfile_names_the_line(text, golden):
     with pytest.raises(SpecError) as caught:
         parse_hostfile(text, "hosts.txt")
-    assert caught.value.message == message
+    golden(caught.value)
     assert caught.value.hint
 
 

@@ -11,103 +11,36 @@ from distmagic.request.spec import Access, JobSpec, from_options, split_endpoint
 
 
 @pytest.mark.parametrize(
-    ("asked", "message", "hint"),
+    "asked",
     [
-        (
-            {"nproc_per_node": 0},
-            "--nproc-per-node 0: a host runs at least 1 rank.",
-            "Use 1 or more.",
-        ),
-        (
-            {"nproc_per_node": -1},
-            "--nproc-per-node -1: a host runs at least 1 rank.",
-            "Use 1 or more.",
-        ),
-        (
-            {"nproc_per_node": "all"},
-            "--nproc-per-node 'all' is not a number of ranks.",
-            "Use a number, or gpu, cpu or auto.",
-        ),
-        ({"nnodes": (0, 2)}, "--nnodes 0:2 is not a range.", "Write --nnodes MIN:MAX."),
-        (
-            {"nnodes": (-1, -1)},
-            "--nnodes -1:-1 is not a range.",
-            "Write --nnodes MIN:MAX.",
-        ),
-        ({"nnodes": (3, 2)}, "--nnodes 3:2 is not a range.", "Write --nnodes MIN:MAX."),
-        ({"max_restarts": -1}, "--max-restarts -1 is negative.", "Use 0 or more."),
-        (
-            {"rdzv_backend": "etcd"},
-            "--rdzv-backend 'etcd' is not known.",
-            "Use static or c10d.",
-        ),
-        (
-            {"nnodes": (1, 2), "rdzv_backend": "static"},
-            "--rdzv-backend static can't change the number of nodes.",
-            "Use --rdzv-backend c10d.",
-        ),
-        ({"master_port": 0}, "--master-port 0 is not a port.", "Use 1 to 65535."),
-        (
-            {"master_port": 65536},
-            "--master-port 65536 is not a port.",
-            "Use 1 to 65535.",
-        ),
-        (
-            {"rdzv_endpoint": "a:b"},
-            "--rdzv-endpoint 'a:b' is not address:port.",
-            "Write 10.0.0.1:29500.",
-        ),
-        (
-            {"timeout_s": 0.0},
-            "--timeout 0 is not a time.",
-            "Use a number of seconds above 0.",
-        ),
-        (
-            {"timeout_s": -2.5},
-            "--timeout -2.5 is not a time.",
-            "Use a number of seconds above 0.",
-        ),
-        (
-            {"timeout_s": math.nan},
-            "--timeout nan is not a time.",
-            "Use a number of seconds above 0.",
-        ),
-        (
-            {"hang_timeout_s": 0.0},
-            "--hang-timeout 0 is not a time.",
-            "Use a number of seconds above 0.",
-        ),
-        (
-            {"hang_timeout_s": 9.0, "detach": True},
-            "--hang-timeout needs a notebook that follows the job, and --detach lets go of it.",
-            "Leave one of them out; %distributed stacks says at any time where the ranks are.",
-        ),
-        (
-            {"env": (("2X", "1"),)},
-            "--env '2X' is not a variable's name.",
-            "Write --env NAME=VALUE.",
-        ),
-        (
-            {"env": (("A", "1"), ("", "1"))},
-            "--env '' is not a variable's name.",
-            "Write --env NAME=VALUE.",
-        ),
-        (
-            {"env": (("A\n", "1"),)},
-            "--env 'A\\n' is not a variable's name.",
-            "Write --env NAME=VALUE.",
-        ),
-        (
-            {"env": (("A", "1\0"),)},
-            "--env A: the value has a zero byte in it.",
-            "Variables can't hold one.",
-        ),
+        {"nproc_per_node": 0},
+        {"nproc_per_node": -1},
+        {"nproc_per_node": "all"},
+        {"nnodes": (0, 2)},
+        {"nnodes": (-1, -1)},
+        {"nnodes": (3, 2)},
+        {"max_restarts": -1},
+        {"rdzv_backend": "etcd"},
+        {"nnodes": (1, 2), "rdzv_backend": "static"},
+        {"master_port": 0},
+        {"master_port": 65536},
+        {"rdzv_endpoint": "a:b"},
+        {"timeout_s": 0.0},
+        {"timeout_s": -2.5},
+        {"timeout_s": math.nan},
+        {"hang_timeout_s": 0.0},
+        {"hang_timeout_s": 9.0, "detach": True},
+        {"env": (("2X", "1"),)},
+        {"env": (("A", "1"), ("", "1"))},
+        {"env": (("A\n", "1"),)},
+        {"env": (("A", "1\0"),)},
     ],
+    ids=str,
 )
-def test_what_can_not_be_asked_for(asked, message, hint):
+def test_what_can_not_be_asked_for(asked, golden):
     with pytest.raises(SpecError) as caught:
         JobSpec(**asked)
-    assert (caught.value.message, caught.value.hint) == (message, hint)
+    golden(caught.value)
 
 
 def test_elastic_is_a_range_of_two_ends():
@@ -168,25 +101,20 @@ def test_a_python_for_one_host_and_for_all_others():
 
 
 @pytest.mark.parametrize(
-    ("asked", "text"),
+    "asked",
     [
-        (
-            {"connect_timeout_s": 0.0},
-            "--connect-timeout 0 is not a time.\nUse seconds, up to a day.",
-        ),
-        (
-            {"connect_timeout_s": math.inf},
-            "--connect-timeout inf is not a time.\nUse seconds, up to a day.",
-        ),
-        ({"lease_s": 0.5}, "--lease 0.5 is not a lease.\nUse 1 second to a day."),
-        ({"warm_idle_s": -1}, "--warm-idle -1 is not a time.\nUse 0 (never) to a day."),
-        ({"lease_s": math.nan}, "--lease nan is not a lease.\nUse 1 second to a day."),
+        {"connect_timeout_s": 0.0},
+        {"connect_timeout_s": math.inf},
+        {"lease_s": 0.5},
+        {"warm_idle_s": -1},
+        {"lease_s": math.nan},
     ],
+    ids=str,
 )
-def test_times_that_are_none(asked, text):
+def test_times_that_are_none(asked, golden):
     with pytest.raises(SpecError) as caught:
         Access(**asked)
-    assert str(caught.value) == text
+    golden(caught.value)
 
 
 def test_options_become_a_job_and_a_way_to_the_hosts():
@@ -209,28 +137,25 @@ def test_options_become_a_job_and_a_way_to_the_hosts():
     assert from_options({}, way) == (JobSpec(), way)
 
 
-def test_a_variable_that_torchrun_sets_itself():
+def test_a_variable_that_torchrun_sets_itself(golden):
     with pytest.raises(SpecError) as caught:
         JobSpec(env=(("RANK", "7"),))
-    assert (
-        str(caught.value)
-        == "--env RANK: torchrun sets this variable itself.\nLeave it out."
-    )
+    golden(caught.value)
 
 
-@pytest.mark.parametrize(("options", "text"), [
-    ({"max_restarts": "9" * 5000}, "max_restarts='999999999999...9999999999999' is not a whole number."),
-    ({"max_restarts": True}, "max_restarts=True is not a whole number."),
-    ({"timeout_s": "2m"}, "timeout_s='2m' is not a number."),
-    ({"detach": 1}, "detach=1 is not True or False."),
-    ({"cwd": 3}, "cwd=3 is not a text."),
-    ({"nproc_per_node": 2.5}, "nproc_per_node=2.5 is not a whole number or a text."),
-    ({"lease_s": None}, "lease_s=None is not a number."),
-])  # fmt: skip
-def test_an_option_of_a_wrong_kind(options, text):
+@pytest.mark.parametrize("options", [
+    pytest.param({"max_restarts": "9" * 5000}, id="5,000 digits"),
+    {"max_restarts": True},
+    {"timeout_s": "2m"},
+    {"detach": 1},
+    {"cwd": 3},
+    {"nproc_per_node": 2.5},
+    {"lease_s": None},
+], ids=str)  # fmt: skip
+def test_an_option_of_a_wrong_kind(options, golden):
     with pytest.raises(SpecError) as caught:
         from_options(options, Access())
-    assert caught.value.message == text
+    golden(caught.value)
 
 
 def test_options_of_the_right_kinds_are_taken():
@@ -245,15 +170,12 @@ def test_options_of_the_right_kinds_are_taken():
     assert from_options(options, Access())[0].timeout_s == 5
 
 
-@pytest.mark.parametrize(("name", "hint"), [
-    ("nproc", "Did you mean nproc_per_node?"),
-    ("pythons", "Did you mean python?"),
-    ("xyzzy", ""),
+@pytest.mark.parametrize("name", [
+    "nproc",
+    "pythons",
+    "xyzzy",
 ])  # fmt: skip
-def test_an_option_that_does_not_exist(name, hint):
+def test_an_option_that_does_not_exist(name, golden):
     with pytest.raises(SpecError) as caught:
         from_options({name: 1}, Access())
-    assert (caught.value.message, caught.value.hint) == (
-        f"There is no option {name!r}.",
-        hint,
-    )
+    golden(caught.value)

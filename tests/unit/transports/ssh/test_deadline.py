@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 from distmagic.transports.ssh.deadline import Deadline
-from tests.builders.since import Since
 from tests.lab.waiting import wait_until
 
 
@@ -19,10 +18,16 @@ def test_a_deadline_expires_once() -> None:
 
 def test_a_deadline_that_is_kept_never_fires() -> None:
     expired = threading.Event()
-    since = Since()
+    older = set(threading.enumerate())  # of other tests, which may end now
     with Deadline(60, expired.set) as deadline:
         pass
-    wait_until(lambda: not since.threads("distmagic-deadline"), "the end of its thread")
+    wait_until(
+        lambda: all(
+            one.name != "distmagic-deadline"
+            for one in set(threading.enumerate()) - older
+        ),
+        "the end of its thread",
+    )
     assert not expired.is_set()
     assert not deadline.expired
 

@@ -70,9 +70,11 @@ class Log:
         except OSError as error:
             self.error = os.strerror(error.errno or 0)
         if whole and 0 < done < len(data):
-            self._size -= done
+            # Where that fails the half stays in the file, and counts.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size - done)
+                self._size -= done
             done = 0
-            os.ftruncate(self._file, self._size)
         return done
 
     def _turn(self) -> None:
@@ -80,11 +82,10 @@ class Log:
         offset = self.end
         while len(self._offsets) >= PIECES:
             _piece(self._path, self._offsets.pop(1)).unlink(missing_ok=True)
-        file = self._open(offset)
-        os.close(self._file)
-        self._file = file
-        self._size = os.fstat(file).st_size
+        old, self._file = self._file, self._open(offset)
+        self._size = 0
         self._offsets.append(offset)
+        _close(old)
 
     def _open(self, offset: int) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -93,7 +94,14 @@ class Log:
     def close(self) -> None:
         """Let go of the file."""
         if self._file >= 0:
-            os.close(self._file)
+            _close(self._file)
+            self._file = -1
+
+
+def _close(file: int) -> None:
+    """Close a file. Its server may report here what it did not keep; the descriptor is gone all the same."""
+    with contextlib.suppress(OSError):
+        os.close(file)
 
 
 def _piece(path: Path, offset: int) -> Path:

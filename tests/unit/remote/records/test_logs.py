@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 from pathlib import Path
@@ -260,3 +261,29 @@ def test_a_log_that_can_not_be_opened_raises_nothing_and_goes_on_when_it_can(tmp
     assert log.append(b"kept") == 4
     assert (log.error, log.end, path.read_bytes()) == ("", 4, b"kept")
     log.close()
+
+
+def test_a_piece_whose_close_fails_is_let_go_of_all_the_same(path, monkeypatch):
+    """A file server may report a full quota only there; by then the descriptor's number is free for somebody else."""
+    log = Log(path, LIMIT)
+    assert log.append(content(0, 100)) == 100
+    real = os.close
+
+    def over_quota(descriptor: int) -> None:
+        real(descriptor)
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", over_quota)
+        assert log.append(content(100, 50)) == 50
+    reading, writing = os.pipe()  # they get the lowest free number
+    for at in range(150, 350, 50):
+        assert log.append(content(at, 50)) == 50
+    os.write(writing, b"still open")
+    assert os.read(reading, 100) == b"still open"
+    assert logs.read(path, 0, 350) == content(0, 350)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", over_quota)
+        log.close()
+    for descriptor in (reading, writing):
+        os.close(descriptor)

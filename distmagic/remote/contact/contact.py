@@ -83,7 +83,8 @@ class Contact:
         self._send_facts()
         environments.touch_own()
         # After the facts, which the notebook waits for: on a slow disk it takes its time.
-        sweep.sweep_dead()
+        with contextlib.suppress(OSError):
+            sweep.sweep_dead()
         with contextlib.suppress(OSError):
             expiry.tidy()
         line = self._line()
@@ -178,9 +179,8 @@ class Contact:
 
     def _send_facts(self) -> None:
         found = facts.gather(places.home(), places.host_id())
-        self.say(
-            replace(found, running=listing.running(), write_error=places.write_error())
-        )
+        write_error = found.write_error or places.write_error()
+        self.say(replace(found, running=listing.running(), write_error=write_error))
 
     def _send_facts_again(self, _: protocol.GetFacts) -> None:
         """Send the facts once more: a port that was free need not be so any more. Refused where the bundle is gone."""

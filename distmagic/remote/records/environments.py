@@ -22,7 +22,6 @@ import re
 import secrets
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -163,7 +162,8 @@ def remove(path: Path) -> None:
     """Remove an environment, unless somebody is making it, or uses it by now; and the names that lead to it."""
     with contextlib.suppress(OSError), Environment(path=path).locked() as is_free:
         # Those before it may have taken long to remove, and a job have begun in it since they were found.
-        if not is_free or time.time() - path.lstat().st_mtime < _IN_USE_S:
+        age_s = places.now_at(root()) - path.lstat().st_mtime
+        if not is_free or age_s < _IN_USE_S:
             return
         (path / "ready").unlink(missing_ok=True)  # first: half of it is not used
         shutil.rmtree(path)

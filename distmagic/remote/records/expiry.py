@@ -31,7 +31,7 @@ def tidy() -> None:
     """Do `expire`, but at most once a minute: it looks at every file, which takes long where there are many."""
     stamp = places.home() / "tidied"
     with contextlib.suppress(OSError):
-        if 0 <= time.time() - stamp.stat().st_mtime < _TIDY_S:
+        if 0 <= places.now_at(stamp.parent) - stamp.stat().st_mtime < _TIDY_S:
             return
     with contextlib.suppress(OSError):  # no folder yet, or no room
         stamp.touch(mode=0o600)
@@ -47,7 +47,7 @@ def expire(now: float | None = None) -> None:
     all is looked at each time. A working directory is kept as long as a job uses it, and `KEPT_DAYS` longer; so is an
     environment.
     """
-    now = time.time() if now is None else now
+    now = places.now_at(places.home()) if now is None else now
     _expire_jobs(now)
     _expire_blobs(now)
     work_dirs.expire(now, KEPT_DAYS * 86400, _LOOK_S)
@@ -132,7 +132,7 @@ def unused(
 
     None while a payload is arriving here, whoever sends it: what has come of it is not touched by anybody yet.
     """
-    now = time.time() if now is None else now
+    now = places.now_at(places.home()) if now is None else now
     folder = places.home() / "blobs"
     entries = _entries(folder)
     if _is_receiving(entries, now):

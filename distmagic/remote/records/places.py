@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fnmatch
 import functools
 import hashlib
 import os
@@ -42,7 +43,6 @@ _FORGOTTEN_S = 86400.0  # agents and templates touch their directories twice a m
 _VIEWS = ("/proc/self/ns/pid", "/proc/self/ns/net", "/")
 # Of this kernel since it was started.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_VANISHING_AT_MOST = 100  # folders that others remove while one pattern is looked for
 
 
 def home() -> Path:
@@ -76,13 +76,25 @@ def log_limit_bytes(env: Mapping[str, str] | None = None) -> int:
 def matching(folder: Path, pattern: str) -> list[Path]:
     """Return the paths below a folder that match a shell pattern, in order; none of a folder that is gone.
 
-    Before Python 3.13 `Path.glob` raises FileNotFoundError for a folder that vanishes while it is read: then it is read
-    again. Raises OSError for what can't be read just now: it may be in use.
+    Raises OSError for what can't be read just now: it may be in use. `Path.glob` of Python 3.13 passes over it.
     """
-    for _ in range(_VANISHING_AT_MOST):
-        with contextlib.suppress(FileNotFoundError):
-            return sorted(folder.glob(pattern))
-    return sorted(folder.glob(pattern))
+    found = [folder]
+    for part in pattern.split("/"):
+        inner = []
+        for path in found:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                inner += [path / name for name in os.listdir(path)]
+        found = [path for path in inner if fnmatch.fnmatchcase(path.name, part)]
+    return sorted(found)
+
+
+def now_at(folder: Path) -> float:
+    """Return the time by the clock that dates a folder's files: of a home on a file server that of the server.
+
+    An age of a file is counted from it: the clocks of the hosts that share a home differ. Raises OSError.
+    """
+    os.utime(folder)
+    return folder.stat().st_mtime
 
 
 def size_of(folder: Path) -> int:

@@ -5,6 +5,7 @@
         origin                        the person and the notebook or script that use it; empty for one that a user has named
         owners                        who began the jobs that have used it, a line each
         files.json                    what was brought last, by path, and how each file looked when it was written
+        fresh                         the job for which it was emptied last
         users/JOB.NODE.HOST           a job that uses it, and since when; its agent touches this file, and removes it
         lock
 
@@ -13,6 +14,8 @@ is looked at and changed under its lock; every file gets its name when it is who
 that all is there. A directory never changes under a job that runs: another job with other files gets the next one,
 NAME-2, NAME-3 and so on. So does a run of another notebook or script, and one that names its directory where this is a
 notebook's or a script's own: a directory never becomes another one's.
+
+All times are those of the clock that dates the files, which for a shared home is its server's.
 """
 
 from __future__ import annotations
@@ -68,20 +71,22 @@ def prepare(work: WorkDir, job: str, node_rank: int, owner: str = "") -> Prepare
             directory.belongs_to(work.origin, owner)
             # Else all is there, and nothing may change under the job that runs.
             if not directory.users(job):
-                changed = directory.bring(work)
+                changed = directory.bring(work, job)
                 notice = "; ".join(
                     text for text in (notice, _in_words(changed)) if text
                 )
-        directory.mark(job, node_rank).write_text(str(time.time()))
+        directory.mark(job, node_rank).write_text(str(places.now_at(root())))
     if work.inside:
         (directory.path / work.inside).mkdir(parents=True, exist_ok=True)
     return Prepared(path=directory.path, notice=notice)
 
 
 def touch(path: Path, job: str, node_rank: int) -> None:
-    """Note that a job still uses its working directory."""
-    directory = _Directory(path=path)
-    places.touch([directory.about, directory.mark(job, node_rank)])
+    """Note that a job still uses its working directory. Errors of the disk are ignored."""
+    with contextlib.suppress(OSError):
+        directory = _Directory(path=path)
+        places.touch([directory.about])
+        directory.mark(job, node_rank).touch()  # it may be gone with all the rest
 
 
 def leave(path: Path, job: str, node_rank: int) -> None:
@@ -93,7 +98,7 @@ def leave(path: Path, job: str, node_rank: int) -> None:
 def kept() -> tuple[KeptWorkDir, ...]:
     """Return the working directories of this home, in the order of their names. What can't be read is left out."""
     found = []
-    for path in sorted(root().glob("[!.]*")):
+    for path in places.matching(root(), "[!.]*"):
         directory = _Directory(path=path)
         with contextlib.suppress(OSError):
             one = KeptWorkDir(
@@ -101,7 +106,7 @@ def kept() -> tuple[KeptWorkDir, ...]:
                 origin=directory.origin or "",
                 owners=owners.of(directory.about),
                 size_bytes=_size_below(path),
-                age_s=max(0.0, time.time() - directory.used_s()),
+                age_s=max(0.0, places.now_at(root()) - directory.used_s()),
                 is_used=bool(directory.users()),
             )
             found.append(one)
@@ -111,7 +116,7 @@ def kept() -> tuple[KeptWorkDir, ...]:
 def expire(now: float, kept_s: float, look_s: float) -> None:
     """Remove working directories that no job has used for so long, as many as there is time for in `look_s`."""
     until = time.monotonic() + look_s
-    paths = [path for pattern in ("[!.]*", ".*") for path in root().glob(pattern)]
+    paths = places.matching(root(), "*")
     random.shuffle(paths)  # where there is no time for all, each has its turn
     for path in paths:
         if time.monotonic() > until:
@@ -181,8 +186,11 @@ class _Directory:
     @property
     def origin(self) -> str | None:
         """The notebook or script that uses it, "" where it is anybody's who names it so; None before anybody has used it."""
+        return self._read("origin")
+
+    def _read(self, name: str) -> str | None:
         try:
-            return (self.about / "origin").read_text("utf-8", "replace")
+            return (self.about / name).read_text("utf-8", "replace")
         except FileNotFoundError:
             return None
 
@@ -201,12 +209,14 @@ class _Directory:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder / f"{job}.{node_rank}.{places.host_id()}"
 
-    def bring(self, work: WorkDir) -> RunsFiles:
+    def bring(self, work: WorkDir, job: str) -> RunsFiles:
         """Make the directory, and bring the files of a run into it. Raises OSError and ValueError."""
         self.about.mkdir(mode=0o700, exist_ok=True)
         sync = FileSync(self.path, self.about)
-        if work.is_fresh:
+        # A host that comes back to its job finds there what its ranks wrote.
+        if work.is_fresh and self._read("fresh") != job:
             sync.empty()
+            (self.about / "fresh").write_text(job)
         self.path.mkdir(mode=0o700, exist_ok=True)
         places.touch([self.about])
         if not work.manifest:
@@ -250,19 +260,18 @@ def _first_of(paths: Sequence[str]) -> str:
 
 
 def _is_alive(mark: Path, job: str, node: str, host: str) -> bool:
-    """Whether the node of a job that has made this mark is still there."""
+    """Whether the node of a job that has made this mark is still there. Raises OSError for what can't be read just now."""
+    now = places.now_at(root())
     try:
-        if host == places.host_id():
-            age_s = time.time() - float(mark.read_text())
-            is_alive = age_s < _SETTLING_S or listing.is_running(job, int(node))
-        else:
-            is_alive = time.time() - mark.stat().st_mtime < _TOUCHED_S
-    except (OSError, ValueError):
-        return False  # gone just now, or no mark
-    if not is_alive:
-        with contextlib.suppress(OSError):
-            mark.unlink()
-    return is_alive
+        if host != places.host_id():
+            return now - mark.stat().st_mtime < _TOUCHED_S
+        age_s = now - float(mark.read_text() or 0)
+        if age_s < _SETTLING_S or listing.is_running(job, int(node)):
+            return True
+        mark.unlink()
+    except (FileNotFoundError, ValueError):
+        pass  # gone just now, or no mark
+    return False
 
 
 def _directory_of(job: str) -> _Directory | None:

@@ -25,6 +25,11 @@ _UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 def gather(home: Path, host_id: str) -> protocol.Facts:
     """Return the facts of this host; `home` and `host_id` are as `places` tells them."""
     address, interface = route("")
+    free_bytes, write_error = 0, ""
+    try:
+        free_bytes = shutil.disk_usage(home).free
+    except OSError as error:  # of the server of the home
+        write_error = str(error)
     return protocol.Facts(
         executable=sys.executable,
         torch=torch_version(),
@@ -33,7 +38,8 @@ def gather(home: Path, host_id: str) -> protocol.Facts:
         address=address,
         interface=interface,
         free_port=free_port(address),
-        free_bytes=shutil.disk_usage(home).free,
+        free_bytes=free_bytes,
+        write_error=write_error,
         state_dir=str(home),
         host_id=host_id,
         logout=logout.warning(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,15 @@ def marks() -> Iterator[dict[str, str]]:
     yield mark
     while _kill_all(f"{_NAME}={mark[_NAME]}\0".encode()):
         continue  # one of them may have started another one meanwhile
+
+
+@pytest.fixture
+def home_in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home for tests that write it anew some hundred times."""
+    there = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=there) as folder:
+        monkeypatch.setenv("DISTMAGIC_HOME", f"{folder}/home")
+        yield Path(folder, "home")
 
 
 def _kill_all(mark: bytes) -> bool:

@@ -138,22 +138,22 @@ def test_a_job_that_another_host_of_the_home_removes_just_now_stops_neither_list
     home, monkeypatch
 ):
     """Its folder goes between the moment in which it was there and the moment in which it is read."""
-    scandir = os.scandir
+    listdir = os.listdir
     gone = []
 
     def removed_first(path="."):
         if not gone and str(path).endswith(f"jobs/{START.job}"):
             gone.append(path)
             shutil.rmtree(path)
-        return scandir(path)
+        return listdir(path)
 
     for look in (lambda: list(listing.jobs()), partial(listing.remove, START.job)):
         noted(START)
         gone.clear()
-        monkeypatch.setattr(os, "scandir", removed_first)
+        monkeypatch.setattr(os, "listdir", removed_first)
         assert not look()
         assert gone, "it was there when it was looked for"
-        monkeypatch.setattr(os, "scandir", scandir)
+        monkeypatch.setattr(os, "listdir", listdir)
 
 
 def test_what_can_not_be_read_just_now_is_not_taken_for_nothing(home, monkeypatch):
@@ -163,6 +163,6 @@ def test_what_can_not_be_read_just_now_is_not_taken_for_nothing(home, monkeypatc
     def stale(path="."):
         raise OSError(errno.ESTALE, "Stale file handle", str(path))
 
-    monkeypatch.setattr(os, "scandir", stale)
+    monkeypatch.setattr(os, "listdir", stale)
     with pytest.raises(OSError, match="Stale file handle"):
         listing.remove(START.job)

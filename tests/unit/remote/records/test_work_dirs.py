@@ -552,6 +552,53 @@ def test_a_job_that_died_holds_nothing(project, home, monkeypatch):
     )
     os.utime(mark.with_name("far.0.another-host"), (time.time() - 130,) * 2)
     assert prepared(work_of(project, home), "n") == path
+    assert mark.with_name("far.0.another-host").exists(), "it may be there again"
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, -180.0, 180.0, 3600.0])
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_own_clock_says_nothing_of_a_job_on_another_host_of_the_home(
+    project, home, monkeypatch, ahead_s, fresh
+):
+    """Files are dated by the server of the home."""
+    write(project, a="1")
+    path = prepared(work_of(project, home), "far", is_over=False)
+    write(path, snapshot="5")
+    (mark,) = (path.with_name(".train") / "users").iterdir()
+    mark = mark.rename(mark.with_name("far.0.another-host"))
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + ahead_s)
+    write(project, a="2")
+    changed = work_of(project, home, is_fresh=fresh)
+    assert prepared(changed, "here").name == "train-2"
+    assert there(path) == {"a": "1", "snapshot": "5"}
+    with pytest.raises(OSError, match="job far uses"):
+        work_dirs.remove(NAME)
+    assert [one.is_used for one in work_dirs.kept()] == [True, False]
+    expiry.expire()
+    assert mark.exists()
+    assert there(path) == {"a": "1", "snapshot": "5"}
+
+
+def test_fresh_empties_a_directory_once_for_a_job_on_each_host(project, home):
+    """A host that was cut off comes back to an elastic job as another node, and what its ranks wrote is there."""
+    write(project, a="1")
+    fresh = work_of(project, home, is_fresh=True)
+    write(prepared(fresh, "before"), old="0")
+    path = prepared(fresh, "job", 1)
+    assert there(path) == {"a": "1"}
+    write(path, snapshot="5")
+    assert prepared(fresh, "job", 2) == path
+    assert there(path) == {"a": "1", "snapshot": "5"}
+    assert there(prepared(fresh, "next")) == {"a": "1"}
+
+
+def test_a_mark_that_went_with_the_home_comes_again(project, home):
+    path = prepared(work_of(project, home), is_over=False)
+    shutil.rmtree(path.with_name(".train"))
+    work_dirs.touch(path, "j", 0)
+    (mark,) = (path.with_name(".train") / "users").iterdir()
+    assert mark.name.startswith("j.0.")
 
 
 def test_an_agent_holds_its_directory(project, home):

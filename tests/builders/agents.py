@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-
-
-def strings(*parts: bytes) -> bytes:
-    """Return strings of SSH's form, each behind its length."""
-    return b"".join(struct.pack(">I", len(part)) + part for part in parts)
 
 
 @contextlib.contextmanager

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import getpass
 import os
 import re
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ import pytest
 from distmagic.errors import AuthenticationError
 from distmagic.request.hosts import Host
 from distmagic.transports import asking
-from tests.builders.agents import scripted_agent, strings
+from distmagic.transports.ssh.public_keys import join_strings
+from tests.builders.agents import scripted_agent
 from tests.lab.waiting import wait_until
 from tests.transports.asking_server import Rules, asking_server
 from tests.transports.conftest import Answers, Home
@@ -278,7 +281,7 @@ def test_an_agent_that_never_signs_ends_with_the_time_to_connect(
     home: Home, server: Sshd, tmp_path: Path, user_key: Path
 ) -> None:
     blob = base64.b64decode(Path(f"{user_key}.pub").read_text().split()[1])
-    listed = strings(b"\x0c\0\0\0\1" + strings(blob, b"work"))
+    listed = join_strings(b"\x0c\0\0\0\1" + join_strings(blob, b"work"))
     before = threading.active_count()
     with scripted_agent(tmp_path / "agent", listed) as path:
         home.configure(f"IdentityAgent {path}\nConnectTimeout 3\n")
@@ -335,7 +338,7 @@ def test_keys_that_can_not_be_used_are_named_with_the_reason(
         f"key {readable} (not used, others can read it: run chmod 600 {readable})"
         in message
     )
-    assert f"key {broken} (ValueError: no private key that paramiko can use)" in message
+    assert f"key {broken} (no private key that paramiko can use)" in message
     assert f"key {tmp_path / 'missing'} (No such file or directory)" in message
 
 
@@ -346,3 +349,134 @@ def test_no_key_at_all(home: Home, server: Sshd) -> None:
         "Tried: nothing, because there was no key to try."
         in refused(home.host(server), home, Answers()).message
     )
+
+
+# ---- public keys and certificates, against a real OpenSSH server
+
+
+def configured(home: Home, *lines: str) -> None:
+    """Name these keys in place of the usual one."""
+    home.config.write_text(
+        "\n".join(
+            (*lines, "IdentitiesOnly yes", f"UserKnownHostsFile {home.known_hosts}\n")
+        )
+    )
+
+
+@pytest.mark.needs("sshd")
+@pytest.mark.parametrize("mode", [0o644, 0o600])
+def test_a_public_key_stands_for_its_private_one_in_the_agent(
+    mode: int, home: Home, server: Sshd, tmp_path: Path, user_key: Path
+) -> None:
+    public = tmp_path / "work.pub"
+    public.write_text(f"# of work\n\n{Path(f'{user_key}.pub').read_text()}")
+    public.chmod(mode)
+    others = [make_key(tmp_path / f"other{number}") for number in range(6)]
+    with agent(tmp_path / "agent", *others, user_key) as path:
+        configured(home, f"IdentityFile {public}", f"IdentityAgent {path}")
+        ssh.connect(home.host(server), home.access, asking.NoAsker()).close()
+    configured(home, f"IdentityFile {public}")
+    error = refused(home.host(server), home, asking.NoAsker())
+    assert f"key {public} (a public key, whose private key is not in" in error.message
+    assert "chmod" not in error.message
+
+
+@pytest.mark.needs("sshd")
+def test_an_encrypted_key_without_its_public_half_is_found_in_the_agent(
+    home: Home, locked: tuple[Sshd, Path], tmp_path: Path
+) -> None:
+    server, key = locked
+    plain = tmp_path / "plain"
+    plain.write_bytes(key.read_bytes())
+    plain.chmod(0o600)
+    words = ["ssh-keygen", "-q", "-p", "-P", "secret", "-N", "", "-f", plain]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    Path(f"{key}.pub").unlink()
+    with agent(tmp_path / "agent", plain) as path:
+        configured(home, f"IdentityFile {key}", f"IdentityAgent {path}")
+        ssh.connect(home.host(server), home.access, asking.NoAsker()).close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signed:
+    """A key that only its certificate, in a folder of its own, opens the server for."""
+
+    server: Sshd
+    key: Path
+    certificate: Path
+
+
+@pytest.fixture(params=["ed25519", "ecdsa", "rsa"])
+def signed(
+    request: pytest.FixtureRequest, home: Home, tmp_path: Path
+) -> Iterator[Signed]:
+    authority = make_key(tmp_path / "authority")
+    key = make_key(tmp_path / "key", request.param)
+    words = ("ssh-keygen", "-q", "-s", authority, "-I", "me", "-n", getpass.getuser())
+    subprocess.run([*words, "-V", "+1d", f"{key}.pub"], check=True)
+    certificate = tmp_path / "today.crt"
+    Path(f"{key}-cert.pub").rename(certificate)
+    options = (f"TrustedUserCAKeys {authority}.pub",)
+    with sshd(tmp_path / "server", options=options) as server:
+        home.trust(server)
+        yield Signed(server=server, key=key, certificate=certificate)
+
+
+@pytest.mark.needs("sshd")
+def test_certificates_are_offered_wherever_key_and_certificate_are(
+    home: Home, signed: Signed, tmp_path: Path
+) -> None:
+    key, certificate = signed.key, signed.certificate
+
+    def log_in(*lines: str) -> None:
+        configured(home, *lines)
+        ssh.connect(home.host(signed.server), home.access, asking.NoAsker()).close()
+
+    log_in(f"IdentityFile {key}", f"CertificateFile {certificate}")
+    with agent(tmp_path / "agent", key) as path:
+        of_agent = f"IdentityAgent {path}"
+        log_in(f"IdentityFile {key}.pub", of_agent, f"CertificateFile {certificate}")
+        log_in("IdentitiesOnly no", of_agent, f"CertificateFile {certificate}")
+        beside = Path(f"{key}-cert.pub")
+        certificate.rename(beside)
+        hidden = key.rename(tmp_path / "hidden")
+        log_in(f"IdentityFile {key}", of_agent)
+    hidden.rename(key)
+    log_in(f"IdentityFile {key}")
+    with agent(tmp_path / "agent", key) as path:  # which takes the certificate along
+        log_in("IdentitiesOnly no", f"IdentityAgent {path}")
+
+
+@pytest.mark.needs("sshd")
+def test_a_certificate_that_is_of_no_use_is_named_and_no_obstacle(
+    home: Home, server: Sshd, tmp_path: Path, user_key: Path, signed: Signed
+) -> None:
+    other = make_key(tmp_path / "other")
+    broken = Path(f"{other}-cert.pub")
+    broken.write_text("ssh-rsa-cert-v01@openssh.com AAAA\n")
+    configured(home, f"IdentityFile {other}", f"IdentityFile {user_key}")
+    ssh.connect(home.host(server), home.access, asking.NoAsker()).close()
+    configured(
+        home,
+        f"IdentityFile {other}",
+        f"CertificateFile {broken}",
+        f"CertificateFile {signed.certificate}",
+    )
+    message = refused(home.host(server), home, asking.NoAsker()).message
+    assert f"certificate {broken} (none is there)" in message
+    assert f"certificate {signed.certificate} (there is no private key" in message
+
+
+def test_a_key_of_a_token_is_named(home: Home, tmp_path: Path) -> None:
+    """As ssh-keygen writes it: what is in the file is no private key, but where the token has it."""
+    half = join_strings(b"sk-ssh-ed25519@openssh.com", b"k" * 32, b"ssh:")
+    inside = b"openssh-key-v1\0" + join_strings(b"none", b"none", b"") + b"\0\0\0\1"
+    body = base64.b64encode(inside + join_strings(half, b"handle" * 20)).decode()
+    token = tmp_path / "id_ed25519_sk"
+    armour = "OPENSSH PRIVATE KEY-----"
+    token.write_text(f"-----BEGIN {armour}\n{body}\n-----END {armour}\n")
+    token.chmod(0o600)
+    configured(home, f"IdentityFile {token}", "BatchMode yes")
+    with asking_host(home, tmp_path, "publickey") as host:
+        error = refused(host, home, asking.NoAsker())
+    assert f"key {token} (a security key: run ssh-add {token})" in error.message

@@ -11,6 +11,7 @@ Read the modules in this order:
     pins.py           keys that are trusted when they are first seen, and kept
     deadline.py       the time that is left of a connection's limit
     streams.py        what SSH runs over: a socket, a ProxyCommand, a channel of a jump host
+    public_keys.py    public halves of keys, and certificates, in files
     agent.py          the user's ssh agent: its keys, its signatures
     client.py         paramiko's client, and its exceptions
     auth.py           which ways of logging in are tried, in which order

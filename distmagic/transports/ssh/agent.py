@@ -9,6 +9,8 @@ import contextlib
 import socket
 import struct
 
+from distmagic.transports.ssh.public_keys import join_strings, take_strings
+
 _LIST, _LISTED, _SIGN, _SIGNED = b"\x0b", b"\x0c", b"\x0d", b"\x0e"
 _MOST_BYTES = 1 << 18  # of an answer, as OpenSSH has it
 
@@ -55,11 +57,9 @@ class KeyAgent:
 
     def sign(self, blob: bytes, data: bytes, flags: int) -> bytes:
         """Return its signature, b"" where it refuses (it is locked, or the user declined) or is closed meanwhile."""
-        request = b"".join(struct.pack(">I", len(part)) + part for part in (blob, data))
+        request = _SIGN + join_strings(blob, data) + struct.pack(">I", flags)
         try:
-            answer = self._ask(
-                "a signature", _SIGN + request + struct.pack(">I", flags), _SIGNED
-            )
+            answer = self._ask("a signature", request, _SIGNED)
             return take_strings(answer, 1)[0]
         except (OSError, ValueError):
             return b""
@@ -70,7 +70,7 @@ class KeyAgent:
         if stream is None:
             raise ConnectionResetError
         self.waits_for = what
-        stream.sendall(struct.pack(">I", len(request)) + request)
+        stream.sendall(join_strings(request))
         (size,) = struct.unpack(">I", _read(stream, 4))
         if not 0 < size <= _MOST_BYTES:
             raise ValueError
@@ -97,16 +97,3 @@ def _read(stream: socket.socket, size: int) -> bytes:
             raise ConnectionResetError(0, "it hung up")
         data += more
     return data
-
-
-def take_strings(data: bytes, count: int) -> list[bytes]:
-    """Return the first `count` strings of SSH's form, each behind its length. Raises `ValueError` where data ends."""
-    strings = []
-    at = 0
-    for _ in range(count):
-        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-        if end > len(data) or at + 4 > len(data):
-            raise ValueError
-        strings.append(data[at + 4 : end])
-        at = end
-    return strings

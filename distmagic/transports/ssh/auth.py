@@ -24,11 +24,17 @@ from distmagic.transports.ssh.client import (
     UnusableKey,
     WrongPassphrase,
     agent_key,
+    certified,
     load_key,
 )
 from distmagic.transports.ssh.config import Resolved
 from distmagic.transports.ssh.deadline import Deadline
-from distmagic.transports.ssh.known_hosts import read_public_key
+from distmagic.transports.ssh.public_keys import (
+    is_security_key,
+    read_certificate,
+    read_public_half,
+    read_public_key,
+)
 
 _METHODS = ("publickey", "keyboard-interactive", "password")
 _MAX_STEPS = 4  # factors that one log-in may take
@@ -89,73 +95,105 @@ class LogIn:
 
     def try_keys(self) -> AuthAnswer:
         """Offer keys until one is taken."""
-        agent = self.agent
         try:
-            # Where it is silent, the other half is left for keys in files.
-            listed = agent.keys(self.deadline.remaining() / 2)
-            if agent.trouble:
-                self.tried.append(f"ssh agent {agent.path} ({agent.trouble})")
-            for key in self._keys(
-                tuple(agent_key(agent, blob, comment) for blob, comment in listed)
-            ):
+            for key in self._keys():
+                if key.blob in self.offered:
+                    continue
                 self.offered.add(key.blob)
                 answer = self.session.offer_key(key)
                 if answer.accepted or answer.partial:
                     return answer
                 self.tried.append(key.label)
         finally:
-            agent.close()
+            self.agent.close()
         return AuthAnswer(accepted=False)
 
-    def _keys(self, in_agent: tuple[SshKey, ...]) -> Iterator[SshKey]:
-        """Yield the keys that were not offered yet: the agent's, then those in files; encrypted files last."""
+    def _keys(self) -> Iterator[SshKey]:
+        """Yield each key and its certificates: those of CertificateFile before it, those beside it after it."""
+        agent, resolved = self.agent, self.resolved
+        # Where the agent is silent, the other half of the time is left for keys in files.
+        listed = agent.keys(self.deadline.remaining() / 2)
+        if agent.trouble:
+            self.tried.append(f"ssh agent {agent.path} ({agent.trouble})")
+        of_agent = [agent_key(agent, blob, comment) for blob, comment in listed]
+        beside = [f"{file}-cert" for file in resolved.identity_files]
+        certificates = []
+        for file in resolved.certificate_files or beside:
+            if (certificate := read_certificate(file)) is not None:
+                certificates.append(certificate)
+            elif resolved.certificate_files:
+                self.tried.append(f"certificate {file} (none is there)")
+        wanted = set()
+        if resolved.certificate_files:
+            wanted = {certificate.plain for certificate in certificates}
+        signed = set()
+        for key in self._private_keys(of_agent, wanted):
+            signed.add(key.blob)
+            its_own = [certified(key, c) for c in certificates if c.plain == key.blob]
+            yield from (*its_own, key) if wanted else (key, *its_own)
+        for certificate in certificates:
+            if certificate.plain in wanted - signed:
+                self.tried.append(
+                    f"certificate {certificate.file} (there is no private key for it)"
+                )
+
+    def _private_keys(
+        self, of_agent: list[SshKey], wanted: set[bytes]
+    ) -> Iterator[SshKey]:
+        """Yield keys: those in `wanted` first, the agent's before those in files; encrypted files last."""
+        resolved = self.resolved
+        halves = {file: read_public_half(file) for file in resolved.identity_files}
+        configured = set(halves.values())
+        if resolved.identities_only:
+            of_agent = [key for key in of_agent if key.blob in configured]
+        in_agent = {key.blob for key in of_agent}
         # Before any key is offered: what is wrong with a file comes first in the list of what was tried.
-        files = [file for file in self.resolved.identity_files if self._is_usable(file)]
-        configured = {
-            read_public_key(f"{file}.pub") for file in self.resolved.identity_files
-        }
-        of_agent = [key for key in in_agent if key.blob in configured]
-        if not self.resolved.identities_only:
-            of_agent += [key for key in in_agent if key.blob not in configured]
-        for key in of_agent:
-            if key.blob not in self.offered:
-                yield key
-        yield from self._keys_in(files)
-
-    def _keys_in(self, files: list[str]) -> Iterator[SshKey]:
-        encrypted = []  # asked for after all others, so that the user types a passphrase only where it is needed
-        for file in files:
-            if read_public_key(f"{file}.pub") in self.offered:
-                continue
-            try:
-                key = load_key(file, None)
-            except WrongPassphrase:
-                encrypted.append(file)
-            except UnusableKey as error:
-                self.tried.append(f"key {file} ({error})")
-            else:
-                if key.blob not in self.offered:
+        files = [
+            file
+            for file, half in halves.items()
+            if half not in in_agent and self._is_usable(file, half)
+        ]
+        of_agent.sort(key=lambda key: key.blob not in configured)
+        encrypted: list[str] = []  # the user types a passphrase only where it is needed
+        for are_wanted in (True, False):
+            for key in of_agent:
+                if (key.blob in wanted) is are_wanted:
                     yield key
+            for file in files:
+                if (halves[file] in wanted) is are_wanted:
+                    yield from self._key_in(file, encrypted)
         for file in encrypted:
-            if (unlocked := self._unlock(file)) is not None:
-                yield unlocked
+            if halves[file] not in self.offered:
+                yield from self._unlock(file)
 
-    def _is_usable(self, file: str) -> bool:
-        """Whether a key file is there and private; if not, note why."""
+    def _key_in(self, file: str, encrypted: list[str]) -> Iterator[SshKey]:
         try:
-            mode = Path(file).stat()
+            yield load_key(file, None)
+        except WrongPassphrase:
+            encrypted.append(file)
+        except UnusableKey as error:
+            self.tried.append(f"key {file} ({error})")
+
+    def _is_usable(self, file: str, half: bytes | None) -> bool:
+        """Whether a file has a private key that is private; if not, note why. `half` is its public half."""
+        try:
+            status = Path(file).stat()
         except OSError as error:
             if not self.resolved.default_keys:
                 self.tried.append(f"key {file} ({error.strerror})")
             return False
-        if mode.st_uid == os.getuid() and stat.S_IMODE(mode.st_mode) & 0o077:
-            self.tried.append(
-                f"key {file} (not used, others can read it: run chmod 600 {file})"
-            )
-            return False
-        return True
+        why = ""
+        if read_public_key(file) is not None:
+            why = "a public key, whose private key is not in the ssh agent"
+        elif half is not None and is_security_key(half):
+            why = f"a security key: run ssh-add {file}"
+        elif status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) & 0o077:
+            why = f"not used, others can read it: run chmod 600 {file}"
+        if why:
+            self.tried.append(f"key {file} ({why})")
+        return not why
 
-    def _unlock(self, file: str) -> SshKey | None:
+    def _unlock(self, file: str) -> Iterator[SshKey]:
         def load(passphrase: str) -> SshKey | None:
             try:
                 return load_key(file, passphrase)
@@ -164,12 +202,13 @@ class LogIn:
 
         if self.resolved.batch_mode:
             self.tried.append(f"key {file} (encrypted, and BatchMode forbids to ask)")
-            return None
+            return
         with self._asking():
             key = asking.unlock(self.asker, self.name, file, load)
         if key is None:
             self.tried.append(f"key {file} (wrong passphrase)")
-        return key
+        else:
+            yield key
 
     # ---- answers
 

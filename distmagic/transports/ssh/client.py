@@ -6,16 +6,21 @@ Every exception of paramiko and of its sockets becomes a `Trouble` (while connec
 from __future__ import annotations
 
 import contextlib
+import copy
+import io
 import logging
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
 
 from distmagic.errors import ConnectionLost, PreflightError
@@ -23,6 +28,7 @@ from distmagic.transports import troubles
 from distmagic.transports.ssh import known_hosts, pins
 from distmagic.transports.ssh.agent import KeyAgent
 from distmagic.transports.ssh.process import SshProcess
+from distmagic.transports.ssh.public_keys import Certificate, take_strings
 from distmagic.transports.ssh.streams import Stream
 
 KEEPALIVE_S = 2.0
@@ -322,6 +328,13 @@ class SshSession:
 # ---- keys
 
 
+_KINDS = (
+    (rsa.RSAPrivateKey, paramiko.RSAKey),
+    (ed25519.Ed25519PrivateKey, paramiko.Ed25519Key),
+    (ec.EllipticCurvePrivateKey, paramiko.ECDSAKey),
+)
+
+
 class WrongPassphrase(Exception):
     """The key is encrypted and the passphrase is missing or wrong."""
 
@@ -331,24 +344,29 @@ class UnusableKey(Exception):
 
 
 def load_key(path: str, passphrase: str | None) -> SshKey:
-    """Read a private key and its certificate, if there is one. Raises `WrongPassphrase` or `UnusableKey`."""
+    """Read a private key. Raises `WrongPassphrase` or `UnusableKey`."""
+    password = None if passphrase is None else passphrase.encode()
     try:
-        inner = paramiko.PKey.from_path(
-            path, None if passphrase is None else passphrase.encode()
-        )
+        data = Path(path).read_bytes()
+        loaded: object
+        try:
+            loaded = serialization.load_ssh_private_key(data, password)
+        except ValueError:
+            loaded = serialization.load_pem_private_key(data, password)
+        # `PKey.from_path` would also load a certificate, and fail where that is broken.
+        kind = next(ours for theirs, ours in _KINDS if isinstance(loaded, theirs))
+        inner = kind.from_private_key(io.StringIO(data.decode()), password)
     except TypeError as error:  # "password-protected, but password was not provided"
         raise WrongPassphrase from error
     except (
         paramiko.SSHException,
-        paramiko.pkey.UnknownKeyType,
+        StopIteration,
         ValueError,
         UnsupportedAlgorithm,
     ) as error:
         if passphrase is not None:
             raise WrongPassphrase from error
-        raise UnusableKey(
-            f"{type(error).__name__}: no private key that paramiko can use"
-        ) from error
+        raise UnusableKey("no private key that paramiko can use") from error
     except OSError as error:
         raise UnusableKey(error.strerror or str(error)) from error
     return SshKey(label=f"key {path}", blob=inner.asbytes(), inner=inner)
@@ -377,3 +395,12 @@ def agent_key(agent: KeyAgent, blob: bytes, comment: str) -> SshKey:
     """Return a key of the agent's, by its public half."""
     name = comment or known_hosts.fingerprint(blob)
     return SshKey(label=f"agent's key {name}", blob=blob, inner=_AgentKey(agent, blob))
+
+
+def certified(key: SshKey, certificate: Certificate) -> SshKey:
+    """Return `key` as its certificate has it: the server sees the certificate, and the key signs."""
+    kind = take_strings(certificate.blob, 1)[0].decode(errors="replace")
+    inner = copy.copy(key.inner)
+    inner.public_blob = paramiko.pkey.PublicBlob(kind, certificate.blob)
+    label = f"certificate {certificate.file} with {key.label}"
+    return SshKey(label=label, blob=certificate.blob, inner=inner)

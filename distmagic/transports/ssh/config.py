@@ -21,7 +21,13 @@ from distmagic.transports.ssh.config_lines import (
 USER_FILE = "~/.ssh/config"
 SYSTEM_FILE = "/etc/ssh/ssh_config"
 SSH_PORT = 22
-_DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+_DEFAULT_KEYS = (
+    "~/.ssh/id_ed25519",
+    "~/.ssh/id_ecdsa",
+    "~/.ssh/id_rsa",
+    "~/.ssh/id_ed25519_sk",
+    "~/.ssh/id_ecdsa_sk",
+)
 _USER_KNOWN_HOSTS = ["~/.ssh/known_hosts", "~/.ssh/known_hosts2"]
 _GLOBAL_KNOWN_HOSTS = ["/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"]
 _JUMP = re.compile(
@@ -43,6 +49,7 @@ class Resolved:
     port: int
     identity_files: tuple[str, ...] = ()
     default_keys: bool = False
+    certificate_files: tuple[str, ...] = ()
     identities_only: bool = False
     identity_agent: str | None = None
     jumps: tuple[Host, ...] = ()
@@ -92,6 +99,10 @@ def _resolved(scope: Scope) -> Resolved:
         scope.warn(
             "CanonicalizeHostname is not followed; write the full name, or use --ssh-command ssh."
         )
+    if scope.first("pkcs11provider", "none").lower() != "none":
+        scope.warn(
+            "PKCS11Provider is not followed; run ssh-add -s with it, or use --ssh-command ssh."
+        )
     command = scope.first("proxycommand", "none")
     identities = scope.options.get("identityfile")
     return Resolved(
@@ -101,6 +112,7 @@ def _resolved(scope: Scope) -> Resolved:
         port=_number(scope, "port", SSH_PORT),
         identity_files=_paths(scope, identities or list(_DEFAULT_KEYS)),
         default_keys=identities is None,
+        certificate_files=_paths(scope, scope.options.get("certificatefile", [])),
         identities_only=_yes(scope, "identitiesonly"),
         identity_agent=_agent(scope),
         jumps=_jumps(scope),

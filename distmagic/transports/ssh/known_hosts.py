@@ -188,13 +188,3 @@ def fingerprint(blob: bytes) -> str:
     """Return a key's fingerprint as `ssh-keygen -l` shows it."""
     digest = hashlib.sha256(blob).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
-
-
-def read_public_key(file: str) -> bytes | None:
-    """Return the key in a `.pub` file; None if there is none."""
-    try:
-        with open(file, encoding="utf-8", errors="replace") as lines:
-            words = lines.readline().split()
-        return base64.b64decode(words[1], validate=True)
-    except (OSError, IndexError, ValueError):
-        return None

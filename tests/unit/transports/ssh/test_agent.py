@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from distmagic.transports.ssh.agent import KeyAgent
-from tests.builders.agents import scripted_agent, strings
+from distmagic.transports.ssh.public_keys import join_strings as strings
+from tests.builders.agents import scripted_agent
 
 Serve = Callable[..., KeyAgent]
 

@@ -205,6 +205,12 @@ def test_canonical_names_are_named(dot_ssh: Path) -> None:
     )
 
 
+def test_keys_behind_a_library_are_named(dot_ssh: Path) -> None:
+    text = "PKCS11Provider /usr/lib/opensc-pkcs11.so\n"
+    assert "PKCS11Provider is not followed" in look_up(dot_ssh, text).warnings[0]
+    assert look_up(dot_ssh, "PKCS11Provider none\n").warnings == ()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -88,51 +88,34 @@ def test_banners_in_any_cutting(bundle, cuts):
     assert opened(FakeProcess(*pieces, text), bundle).facts == FACTS
 
 
-def test_a_shell_that_prints_without_end(bundle):
+def test_a_shell_that_prints_without_end(bundle, golden):
     error = refusal(FakeProcess(*[b"spam and eggs\n" * 4000] * 40), bundle)
-    assert (
-        str(error)
-        == "gpu-a: its log-in shell prints without end.\nLook at its start-up files."
-    )
+    golden(error)
     error = refusal(FakeProcess(*[b"spam" * 20_000] * 40), bundle)
-    assert str(error) == f"gpu-a sent a line of more than {p.MAX_LINE_BYTES} bytes."
+    golden(error)
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "message"),
+    ("code", "said"),
     [
-        (
-            127,
-            "bash: python3: command not found",
-            "there is no python3 (the host said: bash: python3: command not found).",
-        ),
-        (127, "", "there is no python3 (the host said: exit code 127)."),
-        (126, "", "there is no python3 (the host said: exit code 126)."),
-        (
-            1,
-            "fish: Unknown command: python3\nnot found",
-            "there is no python3 (the host said: fish: Unknown command: python3 not found).",
-        ),
+        (127, "bash: python3: command not found"),
+        (127, ""),
+        (126, ""),
+        (1, "fish: Unknown command: python3\nnot found"),
     ],
 )
-def test_no_python(bundle, code, said, message):
+def test_no_python(bundle, code, said, golden):
     error = refusal(FakeProcess(b"banner\n", code=code, stderr=said), bundle)
     assert isinstance(error, PreflightError)
-    assert (error.message, error.hint) == (
-        f"gpu-a: {message}",
-        "Name its Python, one that has torch: --python gpu-a=/path/to/python",
-    )
+    golden(error)
 
 
-def test_an_environment_that_is_not_there(bundle):
+def test_an_environment_that_is_not_there(bundle, golden):
     said = f"Welcome!\n{NO_ENVIRONMENT} train /home/me/train /opt/conda/envs/train\n"
     process = FakeProcess(code=127, stderr=said)
     with pytest.raises(PreflightError) as caught:
         open_link(HOST, FakeTransport(process), "env:train", bundle)
-    assert str(caught.value) == (
-        "gpu-a: there is no environment train. It was looked for at train /home/me/train /opt/conda/envs/train.\n"
-        "Name its folder there: --python gpu-a=env:/path/to/environment. %distributed env sync makes one."
-    )
+    golden(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -143,106 +126,79 @@ def test_an_environment_that_is_not_there(bundle):
         (255, "FATAL: could not open image /home/me/a.sif: no such file or directory"),
     ],
 )
-def test_a_program_or_an_image_around_python_that_is_not_there(bundle, code, said):
+def test_a_program_or_an_image_around_python_that_is_not_there(
+    bundle, code, said, golden
+):
     process = FakeProcess(code=code, stderr=said)
     prefix = "apptainer exec a.sif"
     with pytest.raises(PreflightError) as caught:
         open_link(HOST, FakeTransport(process), "python3", bundle, exec_prefix=prefix)
-    assert str(caught.value) == (
-        f"gpu-a: apptainer exec a.sif python3 ended before it said anything (exit code {code}: {said}).\n"
-        "Try by hand: ssh gpu-a apptainer exec a.sif python3 -c 'import sys'"
-    )
+    golden(caught.value)
 
 
-def test_a_setup_that_fails_on_a_host(bundle):
+def test_a_setup_that_fails_on_a_host(bundle, golden):
     said = "bash: module: command not found\n"
     error = refusal(FakeProcess(code=97, stderr=said), bundle)
     assert isinstance(error, PreflightError)
-    assert str(error) == (
-        "gpu-a: its --setup failed: bash: module: command not found.\n"
-        "Try it by hand: ssh gpu-a"
-    )
+    golden(error)
 
 
 @pytest.mark.parametrize("deaf", [False, True])
-def test_a_python_that_ends_at_once(bundle, deaf):
+def test_a_python_that_ends_at_once(bundle, deaf, golden):
     error = refusal(
         FakeProcess(code=-6, stderr="Fatal Python error: init\n", deaf=deaf), bundle
     )
     assert isinstance(error, PreflightError)
-    assert str(error) == (
-        "gpu-a: python3 ended before it said anything (exit code -6: Fatal Python error: init).\n"
-        "Try by hand: ssh gpu-a python3 -c 'import sys'"
-    )
+    golden(error)
 
 
-def test_a_connection_that_ends_before_python_speaks(bundle):
+def test_a_connection_that_ends_before_python_speaks(bundle, golden):
     error = refusal(
         FakeProcess(code=None, stderr="client_loop: send disconnect\n"), bundle
     )
     assert isinstance(error, ConnectionLost)
-    assert str(error) == (
-        "gpu-a: the connection ended before python3 had said anything: client_loop: send disconnect."
-    )
+    golden(error)
 
 
 @pytest.mark.parametrize(
-    ("changes", "start"),
+    "changes",
     [
-        (
-            {"python": [2, 7, 18]},
-            "gpu-a: Python 2.7.18 (/usr/bin/python3); hosts need Python 3.10 or a later one.",
-        ),
-        (
-            {"python": [], "executable": None},
-            "gpu-a: Python  (None); hosts need Python 3.10 or a later one.",
-        ),
-        (
-            {"python": [3, 6, 0]},
-            "gpu-a: Python 3.6.0 (/usr/bin/python3); hosts need Python 3.10 or a later one.",
-        ),
-        (
-            {"system": "darwin"},
-            "gpu-a: runs darwin; hosts of distmagic are Linux machines.",
-        ),
-        (
-            {"error": "[Errno 30] Read-only file system: '/home/me/.distmagic'"},
-            (
-                "gpu-a: can't write to /home/me/.distmagic: [Errno 30] Read-only file system: '/home/me/.distmagic'.\n"
-                "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere."
-            ),
-        ),
+        {"python": [2, 7, 18]},
+        {"python": [], "executable": None},
+        {"python": [3, 6, 0]},
+        {"system": "darwin"},
+        {"error": "[Errno 30] Read-only file system: '/home/me/.distmagic'"},
     ],
+    ids=str,
 )
-def test_a_host_that_will_not_do(bundle, changes, start):
+def test_a_host_that_will_not_do(bundle, changes, golden):
     error = refusal(FakeProcess(reply(**changes), hang=True), bundle)
     assert isinstance(error, PreflightError)
-    assert str(error).startswith(start)
+    golden(error)
 
 
 @pytest.mark.parametrize(
-    "text", [b"[1]", b"{", b"null", b"[" * 100_000, b'{"python": ["x", null]}']
+    "text",
+    [b"[1]", b"{", b"null", b"[" * 100_000, b'{"python": ["x", null]}'],
+    ids=["a list", "cut", "null", "deep", "wrong types"],
 )
-def test_a_first_answer_that_is_none(bundle, text):
+def test_a_first_answer_that_is_none(bundle, text, golden):
     error = refusal(FakeProcess(boot.MARK + text + b"\n"), bundle)
     assert isinstance(error, ProtocolError)
-    assert str(error) == f"gpu-a sent {text[:80]!r} in place of its first answer."
+    golden(error)
 
 
-def test_a_host_that_is_silent(bundle, monkeypatch):
+def test_a_host_that_is_silent(bundle, monkeypatch, golden):
     monkeypatch.setattr(opening, "BOOT_TIMEOUT_S", 0.02)
     error = refusal(FakeProcess(b"banner\n", hang=True), bundle)
     assert isinstance(error, Unreachable)
-    assert str(error) == (
-        "gpu-a: connected, but gave no answer within 0.02 s.\n"
-        "Is the machine overloaded, or its home directory's file server down? Try: ssh gpu-a true"
-    )
+    golden(error)
 
 
-def test_a_connection_that_ends_in_the_middle(bundle):
+def test_a_connection_that_ends_in_the_middle(bundle, golden):
     error = refusal(FakeProcess(reply(), stderr="Traceback: boom\n"), bundle)
     assert type(error) is ConnectionLost
-    assert str(error).startswith("gpu-a: the connection ended. Traceback: boom")
+    golden(error)
 
 
 # ---- before the start
@@ -276,57 +232,43 @@ def test_only_what_is_lacking_is_sent(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("what", "hint"),
+    "what",
     [
-        (
-            "offer_blobs",
-            "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
-        ),
-        (
-            "receive_blobs",
-            "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
-        ),
-        (
-            "start_node",
-            "Mend this on the host, or choose another directory with --cwd or DISTMAGIC_HOME.",
-        ),
-        ("get_file", "Logs and results are kept for 7 days, at most 2 GiB of them."),
-        ("dance", ""),
+        "offer_blobs",
+        "receive_blobs",
+        "start_node",
+        "get_file",
+        "dance",
     ],
 )
-def test_a_refusal(what, hint):
+def test_a_refusal(what, golden):
     link, _ = talking(lines(p.Refused(what=what, error="no space left")))
     with pytest.raises(PreflightError) as caught:
         host_requests.route_to(link, "")
-    assert (caught.value.message, caught.value.hint) == ("gpu-a: no space left.", hint)
+    golden(caught.value)
 
 
-def test_another_answer_than_the_one_expected():
+def test_another_answer_than_the_one_expected(golden):
     link, _ = talking(lines(p.MissingBlobs()))
     with pytest.raises(ProtocolError) as caught:
         host_requests.route_to(link, "")
-    assert str(caught.value) == "gpu-a sent MissingBlobs in place of Route."
+    golden(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    "data",
     [
-        (b"hello\n", "gpu-a sent not JSON: b'hello'."),
-        (
-            b'{"t":"route","n":0,"address":1}\n',
-            "gpu-a sent route.address: int in place of str.",
-        ),
-        (
-            b"x" * (p.MAX_LINE_BYTES + 2),
-            f"gpu-a sent a line of more than {p.MAX_LINE_BYTES} bytes.",
-        ),
+        b"hello\n",
+        b'{"t":"route","n":0,"address":1}\n',
+        b"x" * (p.MAX_LINE_BYTES + 2),
     ],
+    ids=["no JSON", "a wrong type", "a long line"],
 )
-def test_what_is_not_of_the_protocol(data, message):
+def test_what_is_not_of_the_protocol(data, golden):
     link, _ = talking(data)
     with pytest.raises(ProtocolError) as caught:
         host_requests.route_to(link, "")
-    assert str(caught.value) == message
+    golden(caught.value)
 
 
 # ---- a job
@@ -367,28 +309,22 @@ def test_events_of_an_unknown_type_are_left_out():
     assert [n for n, _ in link.events()] == [1, 3]
 
 
-def test_a_job_of_another_version_is_not_followed():
+def test_a_job_of_another_version_is_not_followed(golden):
     link, _ = talking(
         lines(p.Hello(protocol=7, job="j", node_rank=0, hostname="a", pid=1), first=1)
     )
     link.attach(p.FollowJob(job="j", node_rank=0))
     with pytest.raises(ProtocolError) as caught:
         list(link.events())
-    assert str(caught.value) == (
-        "gpu-a: job j was begun by another version of distmagic, which speaks protocol 7 where this one speaks "
-        "protocol 2. Follow it, or stop it, with the version that began it."
-    )
+    golden(caught.value)
 
 
-def test_an_agent_that_does_not_end_its_job(monkeypatch):
+def test_an_agent_that_does_not_end_its_job(monkeypatch, golden):
     monkeypatch.setattr(job_requests, "STOP_TIMEOUT_S", 0.02)
     link, process = talking(lines(EVENTS[0], EVENTS[1], first=1), hang=True)
     with pytest.raises(Unreachable) as caught:
         job_requests.stop(link, "j", 0)
-    assert str(caught.value) == (
-        "gpu-a: connected, but job j did not confirm its end within 0.02 s.\n"
-        "Is the machine overloaded, or its home directory's file server down? Try: ssh gpu-a true"
-    )
+    golden(caught.value)
     assert process.requests == [
         p.FollowJob(job="j", node_rank=0),
         p.StopNode(grace_s=job_requests.STOP_GRACE_S),
@@ -416,10 +352,10 @@ def test_an_agent_that_breaks_down():
     assert link.agent_error == "OSError: too many open files"
 
 
-def test_an_agent_that_breaks_down_at_once():
+def test_an_agent_that_breaks_down_at_once(golden):
     with pytest.raises(PreflightError) as caught:
         started(lines(p.AgentGone(error="MemoryError")))
-    assert str(caught.value) == "gpu-a: its agent ended at once: MemoryError."
+    golden(caught.value)
 
 
 def test_a_gap_between_events():
@@ -457,13 +393,13 @@ def test_news_without_a_number_come_between_the_events():
 
 
 @pytest.mark.parametrize("through", [1, 0])
-def test_a_gap_that_leads_backwards(through):
+def test_a_gap_that_leads_backwards(through, golden):
     link, _ = started(
         lines(EVENTS[0], first=1), lines(p.Skipped(through=through), first=2)
     )
     with pytest.raises(ProtocolError) as caught:
         list(link.events())
-    assert str(caught.value) == "gpu-a: event 2 goes on before itself."
+    golden(caught.value)
 
 
 def test_a_connection_that_is_cut():

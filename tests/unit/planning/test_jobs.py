@@ -121,15 +121,14 @@ def test_hosts_of_one_home_tell_each_of_its_own_node():
     assert places("dm2 other", nodes, nodes) == [(1, 0)]
 
 
-def test_hosts_that_disagree_about_the_first_host_tell_of_two_jobs_and_none_is_taken():
+def test_hosts_that_disagree_about_the_first_host_tell_of_two_jobs_and_none_is_taken(
+    golden,
+):
     jobs = found_jobs(["gpu-a", "evil"], [[listed("x1", hosts="gpu-a")], [listed("x1", hosts="evil", running=True)]])  # fmt: skip
     assert [job.hosts for job in jobs] == [("gpu-a",), ("evil",)]
     with pytest.raises(SpecError) as caught:
         choose(jobs, "x1")
-    assert str(caught.value) == (
-        "Hosts disagree about job x1: it is said to have the hosts gpu-a and evil.\n"
-        "Name only the hosts that it has, with %distributed hosts."
-    )
+    golden(caught.value)
     # While the first host is down, in who the second one is.
     answers = [[], [listed("x1", 1, hosts="gpu-a gpu-b")], [listed("x1", 1, hosts="gpu-a evil")]]  # fmt: skip
     assert places("gpu-a gpu-b evil", *answers) == [(-1, 1), (-1, 2)]
@@ -140,15 +139,14 @@ def test_a_host_that_tells_of_a_thousand_jobs_of_one_name_makes_few():
     assert len(places("evil", lists)) == 5
 
 
-def test_only_a_job_of_this_notebook_that_nobody_here_follows_is_an_orphan():
+def test_only_a_job_of_this_notebook_that_nobody_here_follows_is_an_orphan(golden):
     def jobs(owner: str) -> tuple[Job, ...]:
         terms = JobTerms(lease_s=60.0, owner=owner)
         return found_jobs(["a"], [[replace(listed("x1", running=True), terms=terms)]])
 
-    with pytest.raises(
-        SpecError, match="Job x1, which this notebook began, still runs on a, b"
-    ):
+    with pytest.raises(SpecError) as caught:
         check_orphans(jobs("me@a:/x.ipynb"), "me@a:/x.ipynb")
+    golden(caught.value)
     check_orphans(jobs("me@a:/x.ipynb"), "me@a:/x.ipynb", {"x1"})
     check_orphans(jobs("me@a:/y.ipynb"), "me@a:/x.ipynb")
 
@@ -158,15 +156,15 @@ def test_a_job_is_chosen_by_the_beginning_of_its_name():
     assert choose(JOBS, "xy").name == "xyz"
 
 
-@pytest.mark.parametrize(("name", "message"), [
-    ("x", "'x' fits several jobs."),
-    ("q", "There is no job 'q' on these hosts."),
-    ("", "There is no job '' on these hosts."),
+@pytest.mark.parametrize("name", [
+    "x",
+    "q",
+    "",
 ])  # fmt: skip
-def test_a_name_that_fits_none_or_several(name, message):
+def test_a_name_that_fits_none_or_several(name, golden):
     with pytest.raises(SpecError) as caught:
         choose(JOBS, name)
-    assert caught.value.message == message
+    golden(caught.value)
 
 
 def test_the_hosts_of_a_job_come_in_the_order_of_its_nodes():
@@ -176,38 +174,31 @@ def test_the_hosts_of_a_job_come_in_the_order_of_its_nodes():
     ]
 
 
-def test_a_job_of_which_a_host_is_missing():
+def test_a_job_of_which_a_host_is_missing(golden):
     with pytest.raises(SpecError) as caught:
         whereabouts(JOBS[2], parse_hosts("one,two"))
-    assert (
-        caught.value.message
-        == "Job yyyy also ran on a, b, which is not among the hosts of this notebook."
-    )
+    golden(caught.value)
     assert [
         host.name for host in known_whereabouts(JOBS[2], parse_hosts("one,two"))
     ] == ["two"]
     assert (JOBS[2].known, JOBS[2].missing) == ((2,), ("a", "b"))
 
 
-def test_a_host_that_did_not_answer_is_found_by_its_name():
+def test_a_host_that_did_not_answer_is_found_by_its_name(golden):
     assert [host.name for host in whereabouts(JOBS[2], parse_hosts("b,two,a"))] == [
         "a",
         "b",
         "two",
     ]
-    with pytest.raises(SpecError, match="also ran on b, which is not"):
+    with pytest.raises(SpecError) as caught:
         whereabouts(JOBS[2], parse_hosts("a,two"))
+    golden(caught.value)
 
 
-def test_the_table():
+def test_the_table(golden):
     assert table([], 0.0) == "no jobs on these hosts"
     terms = JobTerms(lease_s=60.0, call="train(3)", ranks=8)
     reported = MetricRow(at_s=1.0, metrics={"loss": 0.5})
     run = replace(listed("xyz", 0, running=True), terms=terms, reported=reported)
     jobs = found_jobs(["one", "two"], [[run], [listed("xyz", 1), listed("x1", reason="failed"), listed("x1", 1), listed("yyyy", 2, hosts="a b c", reason="")]])  # fmt: skip
-    assert table(jobs, 7300.0).splitlines() == [
-        "job   state    hosts    began    took  ranks  call      last values  on disk  owner",
-        "yyyy  died     a, b, c  2 h ago  0 s                                 0.5 MB",
-        "xyz   running  a, b     2 h ago  0 s   8      train(3)  loss 0.5     1.0 MB",
-        "x1    failed   a, b     2 h ago  0 s                                 1.0 MB",
-    ]
+    golden(*table(jobs, 7300.0).splitlines())

@@ -139,7 +139,7 @@ def test_a_later_call_goes_on_too_and_begins_anew_where_the_file_is_another(
 
 
 def test_a_file_that_a_rank_writes_is_fetched_again_until_it_is_whole(
-    there, tmp_path, monkeypatch
+    there, tmp_path, monkeypatch, golden
 ):
     log = there.folder / "log.txt"
     plain = found_files.pieces
@@ -159,7 +159,7 @@ def test_a_file_that_a_rank_writes_is_fetched_again_until_it_is_whole(
         log.write_bytes(b"again")
         with pytest.raises(NoResult) as never:
             files.fetch("log.txt", tmp_path / "here")
-    assert never.value.message == "log.txt changed each time while it was fetched."
+    golden(never.value)
 
 
 def test_a_file_that_only_grows_is_taken_as_it_was(there, tmp_path, monkeypatch):
@@ -300,16 +300,16 @@ def test_a_file_begins_where_it_was_asked_for_or_at_its_beginning(offset, tmp_pa
         files.fetch("**", tmp_path)
 
 
-def test_a_pattern_that_fits_nothing_and_one_that_leads_out_are_told(there, tmp_path):
+def test_a_pattern_that_fits_nothing_and_one_that_leads_out_are_told(
+    there, tmp_path, golden
+):
     with files_of(there.host, there.folder) as files:
         with pytest.raises(SpecError, match=r"No file on gpu-a fits '\*\.bin'"):
             files.fetch("*.bin", tmp_path)
         for pattern in ("/etc/*", "../*", ""):
-            with pytest.raises(
-                SpecError,
-                match="this is no pattern of files in a run's working directory",
-            ):
+            with pytest.raises(SpecError) as caught:
                 files.fetch(pattern, tmp_path)
+            golden(caught.value)
 
 
 NASTY = b"\x1b]0;owned\x07\x1b[2J\r\n\t\x7f\x9b31m\xff\xe2\x80\xae\xe2\x80\xa8 ok"

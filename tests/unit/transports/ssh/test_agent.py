@@ -46,10 +46,10 @@ def test_its_keys_and_a_signature(serve: Serve) -> None:
         b"HTTP/1.1 400 Bad Request\r\n",
     ],
 )
-def test_an_answer_that_is_no_list(serve: Serve, answer: bytes) -> None:
+def test_an_answer_that_is_no_list(serve: Serve, answer: bytes, golden) -> None:
     agent = serve(answer)
     assert agent.keys(60) == ()
-    assert agent.trouble == "it gives no list of its keys"
+    golden(agent.trouble)
     agent.close()
 
 

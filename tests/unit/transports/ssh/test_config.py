@@ -178,24 +178,19 @@ def test_match_final_sees_what_all_files_set(dot_ssh: Path) -> None:
     "match", ["localnetwork 10.0.0.0/8", "host", "sessiontype shell", "version 9", '"']
 )
 def test_a_match_line_that_is_not_understood_is_named_and_left_out(
-    match: str, dot_ssh: Path
+    match: str, dot_ssh: Path, golden
 ) -> None:
     found = look_up(
         dot_ssh, f"User jo\nMatch {match}\n  Port 7\nHost gpu-a\n  HostKeyAlias after\n"
     )
     assert (found.user, found.port, found.host_key_alias) == ("jo", 22, "after")
-    assert found.warnings == (
-        f"{dot_ssh}/config, line 2: {match!r} is not understood; this Match block is left out.",
-    )
+    golden(*found.warnings)
 
 
-def test_lines_without_a_value_are_named(dot_ssh: Path) -> None:
+def test_lines_without_a_value_are_named(dot_ssh: Path, golden) -> None:
     found = look_up(dot_ssh, "User\nMatch\nHost *\nPort 7\n")
     assert found.port == 7
-    assert found.warnings == (
-        f"{dot_ssh}/config, line 1: user has no value; it is left out.",
-        f"{dot_ssh}/config, line 2: Match without a condition; its block is left out.",
-    )
+    golden(*found.warnings)
 
 
 def test_canonical_names_are_named(dot_ssh: Path) -> None:
@@ -212,20 +207,17 @@ def test_keys_behind_a_library_are_named(dot_ssh: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("Port ssh\n", "port 'ssh' of gpu-a in the ssh configuration is not a number."),
-        (
-            "Port 70000\n",
-            "port '70000' of gpu-a in the ssh configuration is not a number.",
-        ),
-        ("ProxyJump a:b:c\n", "ProxyJump 'a:b:c' of gpu-a is not a host."),
+        "Port ssh\n",
+        "Port 70000\n",
+        "ProxyJump a:b:c\n",
     ],
 )
-def test_values_that_can_not_be_used(text: str, message: str, dot_ssh: Path) -> None:
+def test_values_that_can_not_be_used(text: str, dot_ssh: Path, golden) -> None:
     with pytest.raises(SpecError) as caught:
         look_up(dot_ssh, text)
-    assert caught.value.message == message
+    golden(caught.value)
 
 
 def test_names_to_complete(dot_ssh: Path) -> None:

@@ -260,6 +260,24 @@ def test_proxy_command(home: Home, server: Sshd, tmp_path: Path, program: str) -
     wait_until(lambda: children() == before, "the end of the ProxyCommand")
 
 
+def test_a_proxy_command_runs_in_the_shell_of_the_user(
+    home: Home,
+    server: Sshd,
+    relay: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = tmp_path / "shell"
+    shell.write_text(f'#!/bin/sh\necho "$1 $2" > {tmp_path}/ran\nexec /bin/sh "$@"\n')
+    shell.chmod(0o700)
+    monkeypatch.setenv("SHELL", str(shell))
+    access = home.configure(
+        f"Host via\n  HostName 127.0.0.1\n  Port {server.port}\n  ProxyCommand {relay}\n"
+    )
+    ssh.connect(Host(name="via"), access, NoAsker()).close()
+    assert (tmp_path / "ran").read_text().startswith("-c exec '")
+
+
 def children() -> set[str]:
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 

@@ -211,17 +211,10 @@ def _is_final(_value: str, scope: Scope) -> bool:
 
 
 def _exec_succeeds(value: str, scope: Scope) -> bool:
-    command = scope.expand(value, scope)
     quiet = subprocess.DEVNULL
-    # The user's own configuration, run as ssh runs it.
-    argv = (
-        "/bin/sh",
-        "-c",
-        command,
-    )
     try:
         done = subprocess.run(
-            argv,
+            in_users_shell(scope.expand(value, scope)),
             check=False,
             stdin=quiet,
             stdout=quiet,
@@ -234,6 +227,13 @@ def _exec_succeeds(value: str, scope: Scope) -> bool:
         )
         return False
     return done.returncode == 0
+
+
+def in_users_shell(command: str) -> tuple[str, ...]:
+    """Return the words that run a command of the user's configuration as ssh does, by $SHELL."""
+    shell = os.environ.get("SHELL") or "/bin/sh"
+    # A container may have the variable of the machine around it, without that shell.
+    return (shell if os.access(shell, os.X_OK) else "/bin/sh", "-c", command)
 
 
 def _is_listed(value: str, text: str) -> bool:

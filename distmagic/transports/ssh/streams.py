@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from distmagic.transports import troubles
+from distmagic.transports.ssh.config_lines import in_users_shell
 from distmagic.transports.ssh.deadline import Deadline
 
 # A cut cable is noticed after this long, also while nothing is sent but keep-alives.
@@ -79,9 +80,8 @@ class ProxyProcess:
     def __init__(
         self, command: str, stdin: socket.socket, stdout: socket.socket
     ) -> None:
-        self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S602 - the user's own configuration, run as ssh runs it
-            f"exec {command}",
-            shell=True,
+        self._process: subprocess.Popen[bytes] = subprocess.Popen(
+            in_users_shell(f"exec {command}"),
             stdin=stdin.fileno(),
             stdout=stdout.fileno(),
             stderr=subprocess.PIPE,

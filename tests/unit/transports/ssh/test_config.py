@@ -169,6 +169,27 @@ def test_match(match: str, port: int, dot_ssh: Path) -> None:
     assert (found.port, found.warnings) == (port, ())
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_commands_run_in_the_shell_of_the_user(
+    is_there: bool, dot_ssh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is not there, as a container may name it, is no obstacle."""
+    shell = dot_ssh / "shell"
+    monkeypatch.setenv("SHELL", str(shell))
+    if is_there:
+        shell.write_text(
+            f'#!/bin/sh\necho "$1 $2" > {dot_ssh}/ran\nexec /bin/sh "$@"\n'
+        )
+        shell.chmod(0o700)
+    found = look_up(dot_ssh, 'Match exec "test %n = gpu-a"\n  Port 7\n')
+    assert (found.port, found.warnings) == (7, ())
+    assert (dot_ssh / "ran").exists() == is_there
+    if is_there:
+        assert (dot_ssh / "ran").read_text() == "-c test gpu-a = gpu-a\n"
+    monkeypatch.delenv("SHELL")
+    assert look_up(dot_ssh, "Match exec false\n  Port 8\n").port == 22
+
+
 def test_match_final_sees_what_all_files_set(dot_ssh: Path) -> None:
     text = "Match final host real\n  Port 7\nHost gpu-a\n  HostName real\n"
     assert look_up(dot_ssh, text).port == 7

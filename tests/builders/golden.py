@@ -66,7 +66,7 @@ class Golden:
 
     def __call__(self, *said: object) -> None:
         """Compare the next text; an error is its class, its message and its hint, and several objects are as many lines."""
-        text = "\n".join(self._normal(one) for one in said)
+        text = "\n".join(self._normal(one) for one in said) or "(nothing)"
         known = self._known[len(self._said) : len(self._said) + 1]
         self._said.append(text)
         assert self._is_renewed or [text] == known, "make golden takes the new text"

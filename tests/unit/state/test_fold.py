@@ -371,15 +371,11 @@ def test_an_end_closes_the_open_lines():
     )
 
 
-def test_skipped_output_is_told():
+def test_skipped_output_is_told(golden):
     state = begun(
         output("begun"), output("cry", stream="stderr"), output("end\n", skipped=123456)
     )
-    assert texts(state) == [
-        "begun",
-        "... 123,456 bytes not shown; the run's log has all of them",
-        "end",
-    ]
+    golden(*texts(state))
     assert dict(state.open_lines) == {(0, 0, "stderr"): "cry"}
 
 
@@ -631,7 +627,7 @@ def test_a_host_of_many_notices_leaves_room_for_those_of_others():
     assert len(state.notices) == KEPT_NOTICES
 
 
-def test_what_the_journal_no_longer_has_is_told_once_and_glues_no_lines():
+def test_what_the_journal_no_longer_has_is_told_once_and_glues_no_lines(golden):
     skipped = at(p.Skipped(through=9))
     state = begun(
         worker(0),
@@ -641,9 +637,7 @@ def test_what_the_journal_no_longer_has_is_told_once_and_glues_no_lines():
         skipped,
     )
     assert [line.text for line in state.lines] == ["half a li", "after the gap"]
-    assert state.notices == (
-        "gpu-a: some older reports and lines of output are left out: its journal no longer has them (its logs may)",
-    )
+    golden(*state.notices)
 
 
 # ---- bounds and any order

@@ -19,10 +19,6 @@ OUT_OF_MEMORY = (
     "Including non-PyTorch memory, this process has 69.33 GiB memory in use. Of the allocated memory 68.00 GiB is "
     "allocated by PyTorch, and 823.61 MiB is reserved by PyTorch but unallocated."
 )
-FULL = (
-    " has no memory left. Use smaller batches, or fewer ranks on that host (--nproc-per-node); "
-    "nvidia-smi there says which processes use it."
-)
 ASSERTION = (
     "CUDA error: device-side assert triggered\n"
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
@@ -32,111 +28,74 @@ SAID = (
     "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:94: operator(): block: [0,0,0], thread: [0,0,0] "
     'Assertion `-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.'
 )
-CAUSE = (
-    ": an index out of range, say. The traceback may show a later line than the cause: "
-    "run it again with --env CUDA_LAUNCH_BLOCKING=1, which shows the cause."
-)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text",
     [
-        (f"OutOfMemoryError: {OUT_OF_MEMORY}", f"GPU 1 of gpu-a (79.15 GiB){FULL}"),
-        (
-            "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be",
-            f"A GPU of gpu-a{FULL}",
-        ),
-        (
-            "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(h)`",
-            f"A GPU of gpu-a{FULL}",
-        ),
-        (
-            "OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB.",
-            f"A GPU of gpu-a{FULL}",
-        ),
-        (
-            f"AcceleratorError: {ASSERTION}",
-            f"A kernel on a GPU of gpu-a found a value that is not allowed{CAUSE}",
-        ),
-        (
-            "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.",
-            "",
-        ),
-        ("ValueError: out of memory", ""),
-        ("", ""),
+        f"OutOfMemoryError: {OUT_OF_MEMORY}",
+        "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(h)`",
+        "OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB.",
+        f"AcceleratorError: {ASSERTION}",
+        "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.",
+        "ValueError: out of memory",
+        "",
     ],
 )
-def test_what_an_error_says_of_its_gpu(text, words):
-    assert failure_kind.gpu_in_words(text, (), "gpu-a") == words
+def test_what_an_error_says_of_its_gpu(text, golden):
+    golden(failure_kind.gpu_in_words(text, (), "gpu-a"))
 
 
-def test_the_assertion_that_failed_stands_on_stderr():
+def test_the_assertion_that_failed_stands_on_stderr(golden):
     words = failure_kind.gpu_in_words(
         f"AcceleratorError: {ASSERTION}", ("Traceback", SAID, SAID), "gpu-a"
     )
-    condition = '-sizes[i] <= index && index < sizes[i] && "index out of bounds"'
-    assert (
-        words
-        == f"A kernel on a GPU of gpu-a found a value that is not allowed ({condition}){CAUSE}"
-    )
+    golden(words)
 
 
 @pytest.mark.parametrize(
-    ("kind", "message", "words"),
+    ("kind", "message"),
     [
-        ("OutOfMemoryError", OUT_OF_MEMORY, f"GPU 1 of gpu-a (79.15 GiB){FULL}"),
-        (
-            "AcceleratorError",
-            ASSERTION,
-            "A kernel on a GPU of gpu-a found a value that is not allowed",
-        ),
+        ("OutOfMemoryError", OUT_OF_MEMORY),
+        ("AcceleratorError", ASSERTION),
     ],
 )
-def test_the_error_of_the_run_says_it_too(kind, message, words):
+def test_the_error_of_the_run_says_it_too(kind, message, golden):
     failure = p.Failure(type=kind, message=message, traceback="Traceback")
     state = begun(
         output(f"{SAID}\n", stream="stderr"),
         ended(0, outcome="raised", code=1, failure=failure),
     )
     error = verdict(fold(state, [at(Gone(), node) for node in (0, 1)]))
-    assert error.message.startswith(
-        f"rank 0 (gpu-a, local_rank 0) raised {kind}: CUDA "
-    )
-    assert error.hint.startswith(words)
-    assert "run.logs(0)" in error.hint
+    golden(error)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text",
     [
-        ("RuntimeError: Distributed package doesn't have NCCL built in", "The torch on gpu-a has no NCCL"),
-        ("AssertionError: Torch not compiled with CUDA enabled", "The torch on gpu-a was built without CUDA"),
-        ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", "The torch on gpu-a was built without CUDA"),
-        (("DistNetworkError: The server socket has failed to listen on any local network address. port: 29872, useIpv6: "
-         "false, code: -98, name: EADDRINUSE, message: address already in use"), "The port is taken on gpu-a"),
-        ("DistBackendError: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)", "A rank waited too long"),
-        ("RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation",
-         "A rank waited too long"),
-        ("NameError: name 'dist' is not defined",
-         ("The usual cause is a missing import, or a misspelled name. If an earlier run has made dist: ranks are new "
-          "processes in each cell, so return it from that run and pass it on, or make it in this cell.")),
-        ("ValueError: name 'model' is not defined", ""),
-        ("TimeoutError: my own timed out", ""),
+        "RuntimeError: Distributed package doesn't have NCCL built in",
+        "AssertionError: Torch not compiled with CUDA enabled",
+        "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'",
+        ("DistNetworkError: The server socket has failed to listen on any local network address. port: 29872, useIpv6: "
+         "false, code: -98, name: EADDRINUSE, message: address already in use"),
+        "DistBackendError: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)",
+        "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation",
+        "NameError: name 'dist' is not defined",
+        "ValueError: name 'model' is not defined",
+        "TimeoutError: my own timed out",
     ],
 )  # fmt: skip
-def test_errors_that_everybody_meets_say_what_to_do(text, words):
-    said = failure_kind.cure_in_words(text, "gpu-a")
-    assert said.startswith(words)
-    assert bool(said) == bool(words)
+def test_errors_that_everybody_meets_say_what_to_do(text, golden):
+    golden(failure_kind.cure_in_words(text, "gpu-a"))
 
 
-def test_the_cure_stands_in_the_error_of_the_run():
+def test_the_cure_stands_in_the_error_of_the_run(golden):
     text = "Distributed package doesn't have NCCL built in"
     state = begun(raised(1, 0, text))
     error = verdict(fold(state, [at(Gone(), node) for node in (0, 1)]))
     assert error is not None
-    assert "The torch on gpu-a has no NCCL" in error.hint
-    assert "Its whole output" in error.hint
+    golden(error)
 
 
 LOOK = p.Hardware(
@@ -155,7 +114,7 @@ LATER = replace(
 )
 
 
-def test_peaks_are_kept_and_an_error_of_a_full_gpu_names_its_own():
+def test_peaks_are_kept_and_an_error_of_a_full_gpu_names_its_own(golden):
     failure = p.Failure(type="OutOfMemoryError", message=OUT_OF_MEMORY, traceback="T")
     state = begun(
         at(LOOK),
@@ -168,10 +127,7 @@ def test_peaks_are_kept_and_an_error_of_a_full_gpu_names_its_own():
     assert node.gpu_peaks == (1, 79 * 10**9)
     assert node.peak_bytes == 200 * 10**9
     error = verdict(fold(state, [at(Gone(), node) for node in (0, 1)]))
-    assert (
-        "At its fullest, looked at every 2 s, 79.0 of 80.0 GB of that GPU's memory were in use."
-        in error.hint
-    )
+    golden(error)
 
 
 def test_a_gpu_of_which_nothing_is_told_has_no_peak():
@@ -184,14 +140,11 @@ def test_a_gpu_of_which_nothing_is_told_has_no_peak():
         assert "At its fullest" not in error.hint
 
 
-def test_a_rank_that_was_killed_for_want_of_memory_names_the_hosts_peak():
+def test_a_rank_that_was_killed_for_want_of_memory_names_the_hosts_peak(golden):
     meaning = exit_codes.meaning_of(-9, out_of_memory=memory.HOST_WIDE)
     end = ended(0, outcome="signalled", code=-9, meaning=meaning)
     state = fold(begun(at(LOOK), end), [at(Gone(), node) for node in (0, 1)])
-    assert (
-        "At its fullest, looked at every 2 s, 200.0 of 256.0 GB of the memory of gpu-a were in use."
-        in verdict(state).hint
-    )
+    golden(verdict(state))
     other = replace(end, what=replace(end.what, meaning="SIGKILL: killed from outside"))
     state = fold(begun(at(LOOK), other), [at(Gone(), node) for node in (0, 1)])
     assert "At its fullest" not in verdict(state).hint

@@ -130,15 +130,15 @@ def events_of(link: Link, count: int) -> list[Event]:
 
 
 @pytest.mark.parametrize(
-    ("again", "words"),
+    "again",
     [
-        (b"Welcome! " * 7000 + b"\n", "its log-in shell prints without end."),
-        (b"Welcome! " * 7000, f"sent a line of more than {p.MAX_LINE_BYTES} bytes."),
+        b"Welcome! " * 7000 + b"\n",
+        b"Welcome! " * 7000,
     ],
     ids=["endless banner", "endless line"],
 )
-def test_a_banner_without_end(hosts, again, words):
-    assert words in refused(lambda: hosts(first=b" ", again=again, times=10**9))
+def test_a_banner_without_end(hosts, again, golden):
+    golden(refused(lambda: hosts(first=b" ", again=again, times=10**9)))
 
 
 def test_a_first_answer_full_of_escapes(hosts):
@@ -188,14 +188,11 @@ def test_an_answer_that_is_none(hosts, line):
     assert not got
 
 
-def test_a_file_that_is_not_the_one_announced(hosts):
+def test_a_file_that_is_not_the_one_announced(hosts, golden):
     link = hosts(p.encode(p.Data(size_bytes=10**18)))
     with pytest.raises(ProtocolError) as caught:
         job_requests.fetch(link, FETCH, pytest.fail, limit_bytes=MB)
-    assert caught.value.message == (
-        "gpu-a: rank0.result is 1,000,000,000,000,000,000 bytes long; at most 1,048,576 are taken."
-    )
-    assert caught.value.hint == "It is on that host, under ~/.distmagic/jobs/j."
+    golden(caught.value)
 
 
 def test_a_refusal_full_of_escapes(hosts):

@@ -12,9 +12,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import importlib
 import pickle
+import pkgutil
 import sys
 import types
 from collections.abc import Callable
@@ -84,15 +87,34 @@ class Packer:
         if isinstance(obj, types.CodeType):
             return self._reduce_code(obj)
         if isinstance(obj, types.ModuleType):
-            self._seen.modules.add(obj.__name__)
-            if _stays_behind(obj.__name__):
-                return __import__, ("distmagic",)
-        elif isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType)):
+            return self._reduce_module(obj)
+        if isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType)):
             self._note_global(obj)
         elif obj is _MAIN:
             return _main, ()
         elif "torch" in sys.modules:
             return self._reduce_torch(obj)
+        return NotImplemented
+
+    def _reduce_module(self, module: types.ModuleType) -> Any:
+        """Have a module go by the name that an import finds it by, also one of a class of its own (`torch.backends`)."""
+        name = module.__name__
+        if sys.modules.get(name) is not module:
+            for key, loaded in list(sys.modules.items()):
+                if loaded is module:
+                    name = key
+        self._seen.modules.add(name)
+        if _stays_behind(name):
+            return __import__, ("distmagic",)
+        if name in sys.modules:
+            return importlib.import_module, (name,)
+        while name and name not in sys.modules:
+            name = name.rpartition(".")[0]
+        # `torch.ops.aten` is an attribute only
+        path = f"{name}:{module.__name__[len(name) + 1 :]}"
+        with contextlib.suppress(AttributeError, ValueError):
+            if pkgutil.resolve_name(path) is module:
+                return pkgutil.resolve_name, (path,)
         return NotImplemented
 
     def _reduce_code(self, code: types.CodeType) -> Any:

@@ -373,6 +373,72 @@ def test_submodules_that_stay_behind_are_not_asked_for(tmp_path):
     assert distmagic.state
 
 
+def test_every_loaded_module_goes_by_its_name(tmp_path):
+    import lightning
+    import sklearn.linear_model
+    import torch._dynamo
+    import transformers
+
+    assert all((lightning, sklearn, transformers, torch.ops.aten.mul))
+    loaded = {
+        key: module
+        for key, module in sys.modules.items()
+        if isinstance(module, types.ModuleType) and not key.startswith("distmagic.")
+    }
+    own_class = {key for key in loaded if type(loaded[key]) is not types.ModuleType}
+    assert own_class >= {"torch.backends.cudnn", "torch.ops", "transformers"}
+    back = through(loaded, tmp_path)
+    assert [key for key in loaded if back[key] is not loaded[key]] == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "torch.backends.cudnn.deterministic, torch.backends.cuda.matmul.allow_tf32",
+        "torch._dynamo.config.suppress_errors",
+        "torch.ops.aten.mul.Tensor, aten.add",
+        "torch.ones(1), x.classes, x.ops",
+        "dist.is_available(), x.config",
+    ],
+)
+def test_a_function_whose_attributes_are_called_as_a_submodule_travels(body, tmp_path):
+    import torch._dynamo
+    import torch.distributed.config
+
+    aten, dist = torch.ops.aten, torch.distributed
+    x = types.SimpleNamespace(classes=1, ops=2, config=3)
+    names = cell(
+        f"def train():\n    return {body}",
+        torch=sys.modules["torch"], aten=aten, dist=dist, x=x,
+    )  # fmt: skip
+    back = through(names["train"], tmp_path)
+    assert str(back()) == str(names["train"]())
+    assert through(aten, tmp_path) is aten
+
+
+def test_modules_of_a_class_of_their_own_go_by_their_names(tmp_path, monkeypatch):
+    class Settings(types.ModuleType):
+        """As six.moves and configuration modules are: an attribute is made when it is asked for."""
+
+        def __getattr__(self, name):
+            if name != "inner":
+                raise AttributeError(name)
+            self.inner = Settings(f"{self.__name__}.inner")
+            return self.inner
+
+    settings = Settings("test_settings")
+    monkeypatch.setitem(sys.modules, "test_settings", settings)
+    inner = settings.inner.inner
+    assert through([settings, inner], tmp_path) == [settings, inner]
+    # An alias in sys.modules; a module whose own name is that of another one.
+    monkeypatch.setitem(sys.modules, "test_alias", alias := Settings("json"))
+    seen = Seen()
+    parcel.dump(alias, tmp_path / "value", seen=seen)
+    assert parcel.load(tmp_path / "value") is alias
+    assert "test_alias" in seen.modules
+    assert "json" not in seen.modules
+
+
 def test_the_standard_streams_are_those_of_the_other_end(tmp_path, monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)

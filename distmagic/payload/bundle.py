@@ -180,14 +180,16 @@ def _compiled(path: Path, name: str) -> bytes:
 
 
 def _shortened(code: CodeType, name: str) -> CodeType:
-    """Return code of the file `name`, without the docstrings of its functions, which nobody on a host reads."""
+    """Return code of the file `name`, without the docstrings of it and its functions, which nobody on a host reads."""
     consts: list[object] = []
     for const in code.co_consts:
         consts.append(_shortened(const, name) if isinstance(const, CodeType) else const)
     is_function = code.co_flags & CO_OPTIMIZED and not code.co_name.startswith("<")
     if sys.version_info >= (3, 13):  # the first constant may be another one
         is_function = is_function and code.co_flags & CO_HAS_DOCSTRING
-    if is_function and isinstance(consts[0], str):
+    # Each file begins with a docstring.
+    has_docstring = is_function or code.co_name == "<module>"
+    if has_docstring and isinstance(consts[0], str):
         consts[0] = None
     return code.replace(co_filename=name, co_consts=tuple(consts))
 

@@ -6,6 +6,7 @@ files are written on this machine only; sending them is runner/delivery.py's wor
     blobs.py           content-addressed files on this machine
     bundle.py          the half of distmagic that runs on hosts, as one zip
     local_modules.py   finds the user's own modules, which hosts don't have
+    on_ranks.py        what the text of a program shows before its ranks run it
     refused.py         what must not travel although it could be pickled
     pack.py            the call, its code and its large values become a `Payload`
     program.py         so does a script with its arguments

@@ -56,7 +56,7 @@ def found(names: Iterable[str]) -> tuple[LocalModule, ...]:
         module = _local(top)
         if module is not None:
             modules[top] = module
-            for path, data in _python_texts(module):
+            for path, data in python_texts(module):
                 waiting += sorted(set(map(_top, imports_of_text(data, path))) - done)
     return tuple(modules[name] for name in sorted(modules))
 
@@ -92,7 +92,7 @@ def _local(top: str) -> LocalModule | None:
     return LocalModule(name=top, file=origin) if origin is not None else None
 
 
-def _python_texts(module: LocalModule) -> Iterator[tuple[str, bytes]]:
+def python_texts(module: LocalModule) -> Iterator[tuple[str, bytes]]:
     """Yield (path, text) of the Python files of a module, all of them."""
     if module.file is not None:
         yield str(module.file), module.file.read_bytes()

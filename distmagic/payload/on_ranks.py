@@ -23,7 +23,7 @@ from distmagic.payload.local_modules import (
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.notebook_effects import ENVIRON, acts, dotted
 
-_WORDS = (b"environ", b"putenv", b"load_dotenv", b"%env", b"spawn", b"start_processes")
+_WORDS = (b"env", b"spawn", b"start_processes")
 _MORE_SETTERS = ("load_dotenv", "dotenv.load_dotenv", "os.unsetenv", "unsetenv")
 _STARTERS = ("spawn", "start_processes")
 _OF_TORCH = ("mp", "multiprocessing", "torch.multiprocessing")

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 
 from distmagic.errors import PayloadError, PayloadTooLarge
-from distmagic.payload import blobs, local_modules
+from distmagic.payload import blobs, local_modules, on_ranks
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.local_modules import LocalModule
 from distmagic.payload.refused import MadeAlone, refuse
@@ -110,10 +110,13 @@ def pack_call(
     except parcel.TooLarge as error:
         raise _too_large(thunk, error.size_bytes, limit_bytes) from None
     modules = set(seen.modules)
-    for code_object in _with_inner(seen.codes):
+    codes, texts = list(_with_inner(seen.codes)), _texts(seen.codes)
+    for code_object in codes:
         modules.update(local_modules.imports_of_code(code_object))
     found = local_modules.found(modules)
-    code = write_code(found, _texts(seen.codes), labels, folder)
+    own = on_ranks.of_codes(codes, texts, labels)
+    shown = on_ranks.look([*own, *on_ranks.of_modules(found)])
+    code = write_code(found, texts, labels, folder, shown)
     # Equal files once.
     sizes = {side_file.sha256: side_file.size_bytes for side_file in seen.side_files}
     side_files = tuple(
@@ -136,6 +139,7 @@ def pack_call(
         side_files=side_files,
         modules=found,
         title=title,
+        notice=shown.notice,
         limit_bytes=limit_bytes,
         in_source=in_source if source is None else None,
     )
@@ -161,9 +165,16 @@ def pack_whole(
         )
     call = dumped(Whole(text, filename, argv), folder, Seen(), None)
     found = local_modules.found(local_modules.imports_of_text(text, filename))
-    code = write_code(found, {filename: text}, labels, folder)
+    own = (labels.get(filename, filename), text, None)
+    shown = on_ranks.look([own, *on_ranks.of_modules(found)])
+    code = write_code(found, {filename: text}, labels, folder, shown)
     return Payload(
-        call=call, code=code, modules=found, title=title, limit_bytes=limit_bytes
+        call=call,
+        code=code,
+        modules=found,
+        title=title,
+        notice=shown.notice,
+        limit_bytes=limit_bytes,
     )
 
 
@@ -211,8 +222,12 @@ def write_code(
     texts: Mapping[str, str],
     labels: Mapping[str, str],
     folder: Path,
+    shown: on_ranks.OnRanks,
 ) -> LocalBlob:
-    """Write what ranks have to know of the user's code: texts and labels of cells, where local modules lie here, our Python."""
+    """Write what ranks have to know of the user's code: texts and labels of cells, where local modules lie here, our Python.
+
+    From it the hosts also have whether its ranks must be new processes.
+    """
     known = {name: labels[name] for name in texts if name in labels}
     roots = sorted({str(module.root) for module in modules})
     sources = {
@@ -220,6 +235,7 @@ def write_code(
         "labels": known,
         "roots": roots,
         "python": sys.version_info[:2],
+        "needs_new": shown.needs_new,
     }
     data = json.dumps(sources, sort_keys=True).encode()
     return blobs.keep(blobs.zipped({"sources.json": data}), folder)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import posixpath
 import shlex
+import sys
 from pathlib import Path
 
 from distmagic.errors import SpecError
+from distmagic.payload import on_ranks
 from distmagic.payload.pack import Payload, dumped, payload_folder, write_code
 from distmagic.payload.work_files import place_of
 from distmagic.remote.values.call import Script
@@ -39,12 +41,16 @@ def pack_program(
         call = _script(
             program, script, Path(os.path.expanduser(sync)) if sync else folder, current
         )
+    start = script or _file_of_module(program.target, current)
+    root = script.parent if script else current
+    shown = on_ranks.look(on_ranks.of_program(start, root) if start else ())
     return Payload(
         call=dumped(call, scratch, Seen(), None),
-        code=write_code((), {}, {}, scratch),
+        code=write_code((), {}, {}, scratch, shown),
         folder=folder,
         script=script,
         name=name,
+        notice=shown.notice,
         title=shlex.join([program.target, *program.args]),
         limit_bytes=limit_bytes,
     )
@@ -81,6 +87,16 @@ def _is_below(module: str, folder: Path) -> bool:
     """Whether a module is imported from this folder; else it is one that hosts have installed."""
     top = folder / module.partition(".")[0]
     return top.is_dir() or top.with_name(f"{top.name}.py").is_file()
+
+
+def _file_of_module(module: str, current: Path) -> Path | None:
+    """Return the file that `python -m` would run here; None where it is not on this machine. Nothing is imported."""
+    for folder in (current, *map(Path, sys.path)):
+        path = folder.joinpath(*module.split("."))
+        for file in (path.with_name(f"{path.name}.py"), path / "__main__.py"):
+            if file.is_file():
+                return file
+    return None
 
 
 def _script(program: Program, script: Path, folder: Path, current: Path) -> Script:

@@ -19,7 +19,7 @@ _CURE_OF_SEVERAL = "Move them into the function, or write %%distributed --whole,
 _CURE_OF_VARIABLES = "Ranks get variables by --env NAME=VALUE."
 _NAMED_AT_MOST = 4
 
-_ENVIRON = ("os.environ", "environ")
+ENVIRON = ("os.environ", "environ")
 _GETENV = ("os.getenv", "getenv", "os.environ.get", "environ.get")
 _SETENV = (
     "os.putenv",
@@ -39,13 +39,13 @@ _SEEDS = {
 
 Kind = Literal["rank", "argv", "sets argv", "seed", "group", "variable"]
 # What is done: its kind, in words, and the environment variable.
-_Act = tuple[Kind, str, str]
-_READS_ARGV: _Act = (
+Act = tuple[Kind, str, str]
+_READS_ARGV: Act = (
     "argv",
     "reads the command line of the notebook, not of a rank",
     "",
 )
-_SETS_ARGV: _Act = ("sets argv", "sets sys.argv of the notebook, not of the ranks", "")
+_SETS_ARGV: Act = ("sets argv", "sets sys.argv of the notebook, not of the ranks", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def _computes(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return False
     calls = [node for node in _executed(statement) if isinstance(node, ast.Call)]
-    return any(_dotted(call.func) not in _SEEDS for call in calls)
+    return any(dotted(call.func) not in _SEEDS for call in calls)
 
 
 def _of_statement(statement: ast.stmt) -> Iterator[LocalEffect]:
@@ -119,14 +119,10 @@ def _of_statement(statement: ast.stmt) -> Iterator[LocalEffect]:
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     assigned = {id(node) for target in targets for node in ast.walk(target)}
     for node in _executed(statement):
-        acts: Iterable[_Act] = ()
-        if isinstance(node, ast.Subscript | ast.Compare):
-            acts = _of_environ(node)
-        elif isinstance(node, ast.Call):
-            acts = _of_call(node)
-        elif isinstance(node, ast.Attribute) and _dotted(node) == "sys.argv":
-            acts = [_SETS_ARGV if id(node) in assigned else _READS_ARGV]
-        for kind, does, name in acts:
+        found = acts(node)
+        if isinstance(node, ast.Attribute) and dotted(node) == "sys.argv":
+            found = [_SETS_ARGV if id(node) in assigned else _READS_ARGV]
+        for kind, does, name in found:
             lineno = getattr(node, "lineno", statement.lineno)
             yield LocalEffect(
                 kind=kind,
@@ -137,7 +133,18 @@ def _of_statement(statement: ast.stmt) -> Iterator[LocalEffect]:
             )
 
 
-def _of_environ(node: ast.Subscript | ast.Compare) -> Iterator[_Act]:
+def acts(node: ast.AST) -> Iterable[Act]:
+    """Return what this node by itself does when it is evaluated: its kind, in words, and the environment variable."""
+    if isinstance(node, ast.Subscript | ast.Compare):
+        return _of_environ(node)
+    if isinstance(node, ast.Call):
+        return _of_call(node)
+    if isinstance(node, ast.AugAssign) and dotted(node.target) in ENVIRON:
+        return [("variable", _sets(""), "")]
+    return []
+
+
+def _of_environ(node: ast.Subscript | ast.Compare) -> Iterator[Act]:
     """Yield what `os.environ[...]`, read or written, and `... in os.environ` do."""
     environ, key = (
         (node.value, node.slice)
@@ -145,7 +152,7 @@ def _of_environ(node: ast.Subscript | ast.Compare) -> Iterator[_Act]:
         else (node.comparators[-1], node.left)
     )
     name = _text(key)
-    if _dotted(environ) not in _ENVIRON:
+    if dotted(environ) not in ENVIRON:
         return
     if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
         yield "variable", _sets(name), name
@@ -153,9 +160,9 @@ def _of_environ(node: ast.Subscript | ast.Compare) -> Iterator[_Act]:
         yield "rank", _reads(name), name
 
 
-def _of_call(call: ast.Call) -> Iterator[_Act]:
+def _of_call(call: ast.Call) -> Iterator[Act]:
     """Yield what a call does."""
-    called = _dotted(call.func)
+    called = dotted(call.func)
     last = call.func.attr if isinstance(call.func, ast.Attribute) else called
     first = _text(call.args[0]) if call.args else ""
     if called in _GETENV and first in TORCHRUN_VARIABLES:
@@ -203,12 +210,12 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
         yield from _executed(child)
 
 
-def _dotted(node: ast.AST) -> str:
+def dotted(node: ast.AST) -> str:
     """Return `os.environ.get` for such a chain of names, "" for any other expression."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
-        before = _dotted(node.value)
+        before = dotted(node.value)
         return f"{before}.{node.attr}" if before else ""
     return ""
 

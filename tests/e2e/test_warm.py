@@ -168,6 +168,56 @@ def test_packages_that_ranks_imported_are_loaded_for_the_next_run(warm: Lab) -> 
     wait_until(loaded, "packages that are loaded", 60.0)
 
 
+def variables_at_import(is_set: bool) -> tuple[str, str]:
+    """Return what a package and torch have read when they were imported."""
+    import os
+
+    if is_set:
+        os.environ["SLOW_HOME"] = "/set/here"
+        os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    import slow
+    import torch.distributed as dist
+
+    return slow.HOME, dist.get_debug_level().name
+
+
+def is_loaded() -> bool:
+    """Return whether this rank finds a package imported."""
+    import os
+
+    import slow
+
+    return bool(os.getpid() != slow.PID)
+
+
+def test_what_a_package_reads_when_it_is_imported_is_what_the_program_has_set(
+    warm: Lab,
+) -> None:
+    text = "import os\nPID = os.getpid()\nHOME = os.environ.get('SLOW_HOME', 'none')\n"
+    # A process that has only inherited what an import has set is not new.
+    text += "os.environ['SLOW_HOME'] = 'inherited'\n"
+    unpacked(warm.hosts[0].home / "site", "slow", files={"slow.py": text})
+    env = {"PYTHONPATH": "/home/node/site"}
+
+    def loaded() -> bool:
+        return run(warm, "dm1:2", is_loaded, env=env).results[1]
+
+    def is_kept() -> bool:
+        (found,) = kept(warm, "dm1")
+        return bool(found) and len(found) == 1 and found[0].packages == ("slow",)
+
+    def seen(*, is_set: bool) -> Any:
+        found = run(warm, "dm1:2", variables_at_import, is_set, env=env)
+        return found.results[1]
+
+    assert seen(is_set=True) == ("/set/here", "DETAIL")
+    wait_until(is_kept, "the package to be loaded", 60.0)
+    assert loaded()
+    assert seen(is_set=True) == ("/set/here", "DETAIL")
+    assert seen(is_set=False) == ("none", "OFF")
+    assert loaded()
+
+
 def test_its_memory_and_age_are_told_and_down_ends_it(
     warm: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,10 +25,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from distmagic.remote.engine import forking, process_title
-from distmagic.remote.rank import import_paths
+from distmagic.remote.rank import import_paths, sources
 from distmagic.remote.system import processes
 
 _LENGTH = struct.Struct("!I")
@@ -211,7 +212,13 @@ def _be_rank(
     out, err = fds
     forking.reset_process(env, (os.open(os.devnull, os.O_RDONLY), out, err))
     if _needs_exec(env):
-        os.execve(sys.executable, [sys.executable, "-u", sys.path[0], "worker"], env)  # noqa: S606
+        # What the imports of the template have set is no variable of a new process.
+        own = {
+            name: value
+            for name, value in env.items()
+            if forking.inherited.variables.get(name) != value
+        }
+        os.execve(sys.executable, [sys.executable, "-u", sys.path[0], "worker"], own)  # noqa: S606
     process_title.show("worker", env[processes.MARK])
     sys.argv[:] = [sys.path[0], "worker"]
     sys.orig_argv[:] = [sys.executable, "-u", *sys.argv]
@@ -225,15 +232,16 @@ def _be_rank(
 def _needs_exec(env: dict[str, str]) -> bool:
     """Whether the rank must be started by exec after all.
 
-    So it is where CUDA was initialized before the fork, and where modules of the user have the name of a package that is
-    loaded already and would hide them.
+    So it is where CUDA was initialized before the fork, where modules of the user have the name of a package that is
+    loaded already and would hide them, and where the program sets variables that packages read when they are imported.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda._is_in_bad_fork():  # noqa: SLF001
         return True
     loaded = forking.preloaded()
-    folders = import_paths.of_rank(json.loads(env["DISTMAGIC_WORKER"]))
-    return any(
+    from_agent = json.loads(env["DISTMAGIC_WORKER"])
+    folders = import_paths.of_rank(from_agent)
+    return sources.needs_new(Path(from_agent["code"])) or any(
         not loaded.isdisjoint(import_paths.top_level_names(folder))
         for folder in folders
     )

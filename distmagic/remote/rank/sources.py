@@ -34,6 +34,11 @@ def form_of_results(code: Path) -> SourceForm | None:
     return None if python == ours else SourceForm(python)
 
 
+def needs_new(code: Path) -> bool:
+    """Whether the ranks of this payload must be new processes, in which no package is loaded."""
+    return bool(_read(code).get("needs_new"))
+
+
 def _read(code: Path) -> dict[str, Any]:
     with zipfile.ZipFile(code) as archive:
         found: dict[str, Any] = json.loads(archive.read("sources.json"))

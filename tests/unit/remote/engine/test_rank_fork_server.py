@@ -65,7 +65,10 @@ start()
 def run_engine(program: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     """Run a program as an engine that was forked from a template, to its end."""
     (tmp_path / "mine.py").touch()
-    from_agent = json.dumps({"paths": [str(tmp_path)]})
+    code = tmp_path / "code.zip"
+    with zipfile.ZipFile(code, "w") as archive:
+        archive.writestr("sources.json", json.dumps({"needs_new": False}))
+    from_agent = json.dumps({"paths": [str(tmp_path)], "code": str(code)})
     env = {
         **os.environ,
         processes.MARK: process_title.JOB_PLACEHOLDER,
@@ -160,15 +163,16 @@ def test_modules_of_the_user_ask_for_a_fresh_start(
         forking.inherited, "modules", frozenset({"torch", "torch.nn", "filelock"})
     )
 
-    def needs_exec(*names: str) -> bool:
+    def needs_exec(*names: str, needs_new: bool = False) -> bool:
         folder = tmp_path / secrets.token_hex(4)
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).touch()
-        in_work_dir = {"paths": ["/nowhere", str(folder)]}
+        sources = {"roots": [str(folder)], "needs_new": needs_new}
         with zipfile.ZipFile(tmp_path / "code", "w") as archive:
-            archive.writestr("sources.json", json.dumps({"roots": [str(folder)]}))
+            archive.writestr("sources.json", json.dumps(sources))
         at_home = {"paths": [], "code": str(tmp_path / "code")}
+        in_work_dir = {**at_home, "paths": ["/nowhere", str(folder)]}
         found = {
             rank_fork_server._needs_exec({"DISTMAGIC_WORKER": json.dumps(one)})
             for one in (in_work_dir, at_home)
@@ -178,6 +182,7 @@ def test_modules_of_the_user_ask_for_a_fresh_start(
 
     assert not needs_exec("data.json", "mine.py", "lab/filelock.py", "torch/events.log")
     assert needs_exec("filelock.py")
+    assert needs_exec(needs_new=True)
     assert needs_exec("torch/__init__.py")
 
 

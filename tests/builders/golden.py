@@ -19,6 +19,11 @@ MESSAGES = REPOSITORY / "tests" / "golden" / "messages"
 # {each test that was collected: whether it asks for the fixture `golden`}
 COLLECTED = pytest.StashKey[dict[str, bool]]()
 _BETWEEN = "\n---\n"
+# What is another one in each run.
+_VARYING = (
+    (r"\b\d{4}-\d{6}-[0-9a-f]{8}\b", "JOB"),
+    (r"\b[0-9a-f]{64}\b", "SHA256"),
+)
 
 
 def page_of(entry: str) -> Path:
@@ -87,6 +92,8 @@ class Golden:
         )
         text = re.sub(rf"{re.escape(str(self._temporary))}/[\w.-]+", "TMP", text)
         text = text.replace(str(REPOSITORY), "REPOSITORY")
+        for pattern, name in _VARYING:
+            text = re.sub(pattern, name, text)
         return "".join(
             one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text
         )

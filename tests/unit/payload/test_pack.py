@@ -399,13 +399,11 @@ def test_a_package_that_is_too_large_is_named(beside, monkeypatch):
 # ---- what can't travel
 
 
-def test_a_variable_that_cannot_be_pickled_is_named():
+def test_a_variable_that_cannot_be_pickled_is_named(golden):
     error = refused(
         cell("def train():\n    return lock\ntrain()", lock=threading.Lock())
     )
-    assert error.message == "train uses `lock`, a lock, which can't be pickled."
-    assert error.hint.startswith("Create it inside the function")
-    assert "--whole" in error.hint
+    golden(error)
 
 
 def _jit():
@@ -434,32 +432,23 @@ def _shell():
 
 
 CULPRITS = {
-    "lock": (threading.RLock, "a lock", "Create it inside"),
-    "event": (threading.Event, "a threading.Event", "Create it inside"),
-    "text file": (Path(__file__).open, "an open file", "Open it inside"),
-    "bytes file": (lambda: Path(__file__).open("rb"), "an open file", "Open it inside"),  # noqa: SIM115
-    "generator": (lambda: (i for i in range(3)), "a generator", "make it a list"),
-    "socket": (socket.socket, "a socket", "Create it inside"),
-    "jit": (_jit, "a torch.jit.script function", "Apply torch.jit.script inside"),
-    "compiled": (_compiled, "a torch.compile function", "Call torch.compile inside"),
-    "widget": (_widget, "a widget", "A widget lives in the notebook"),
-    "get_ipython": (
-        lambda: importlib.import_module("IPython").get_ipython,
-        "IPython itself",
-        "no IPython on a rank",
-    ),
-    "bar": (
-        lambda: importlib.import_module("tqdm").tqdm(disable=True),
-        "a progress bar",
-        "Create the bar inside",
-    ),
+    "lock": threading.RLock,
+    "event": threading.Event,
+    "text file": Path(__file__).open,
+    "bytes file": lambda: Path(__file__).open("rb"),  # noqa: SIM115
+    "generator": lambda: (i for i in range(3)),
+    "socket": socket.socket,
+    "jit": _jit,
+    "compiled": _compiled,
+    "widget": _widget,
+    "get_ipython": lambda: importlib.import_module("IPython").get_ipython,
+    "bar": lambda: importlib.import_module("tqdm").tqdm(disable=True),
 }
 
 
 @pytest.mark.parametrize("name", CULPRITS)
-def test_known_kinds_are_named_with_their_cure(name):
-    make, what, cure = CULPRITS[name]
-    thing = make()
+def test_known_kinds_are_named_with_their_cure(name, golden):
+    thing = CULPRITS[name]()
     try:
         error = refused(
             cell(
@@ -469,8 +458,7 @@ def test_known_kinds_are_named_with_their_cure(name):
         )
     finally:
         getattr(thing, "close", lambda: None)()
-    assert error.message == f"helper uses `thing`, {what}, which can't be pickled."
-    assert cure in error.hint
+    golden(error)
 
 
 def test_the_shell_is_named():
@@ -538,7 +526,7 @@ def test_an_unknown_kind_says_what_pickle_said():
 # ---- sizes
 
 
-def test_what_is_too_large_is_named_with_its_size_and_the_cure():
+def test_what_is_too_large_is_named_with_its_size_and_the_cure(golden):
     data = {"x": torch.zeros(500_000), "y": [1]}
     thunk = cell(
         "def train():\n    return len(data), small\ntrain()",
@@ -546,13 +534,7 @@ def test_what_is_too_large_is_named_with_its_size_and_the_cure():
         small=torch.zeros(10),
     )
     error = refused(thunk, 1_000_000)
-    assert (
-        "takes 2.0 MB to send to every host; at most 1.0 MB are allowed"
-        in error.message
-    )
-    assert "The largest: `data` (2.0 MB, used by train)." in error.message
-    assert "--payload-limit 1G" in error.hint
-    assert "inside the function" in error.hint
+    golden(error)
 
 
 def test_large_text_and_bytes_are_named_too():
@@ -560,11 +542,11 @@ def test_large_text_and_bytes_are_named_too():
     assert "`text` (3.0 MB, used by train)" in refused(thunk, 1_000_000).message
 
 
-def test_what_stands_in_the_call_itself_is_used_by_the_call():
+def test_what_stands_in_the_call_itself_is_used_by_the_call(golden):
     thunk = cell(
         "def train(text):\n    return len(text)\ntrain(text)", text="x" * 3_000_000
     )
-    assert "`text` (3.0 MB, used by the call)" in refused(thunk, 1_000_000).message
+    golden(refused(thunk, 1000000))
 
 
 def test_a_small_view_of_large_data_is_within_the_limit():
@@ -657,30 +639,21 @@ def test_what_functools_and_typing_make_in_a_cell_travels(source, printed, tmp_p
     assert on_a_rank(packed(cell(source)), tmp_path) == printed
 
 
-def test_a_cached_function_that_uses_a_lock_is_looked_into():
+def test_a_cached_function_that_uses_a_lock_is_looked_into(golden):
     source = "import functools\n@functools.lru_cache\ndef load():\n    return lock\ndef train():\n    return load()\ntrain()"
-    assert (
-        refused(cell(source, lock=threading.Lock())).message
-        == "load uses `lock`, a lock, which can't be pickled."
-    )
+    golden(refused(cell(source, lock=threading.Lock())))
 
 
-def test_a_custom_operator_is_named():
+def test_a_custom_operator_is_named(golden):
     source = (
         "import torch\n@torch.library.custom_op('distmagic_test::twice', mutates_args=())\n"
         "def twice(x: torch.Tensor) -> torch.Tensor:\n    return 2 * x\ndef train():\n    return twice(x)\ntrain()"
     )
     error = refused(cell(source, x=torch.ones(1)))
-    assert (
-        error.message
-        == "train uses `twice`, a torch.library.custom_op, which can't be pickled."
-    )
-    assert error.hint.startswith(
-        "Define it in a module beside the notebook, or inside the function; or write"
-    )
+    golden(error)
 
 
-def test_an_object_that_is_pickled_by_its_name_is_named():
+def test_an_object_that_is_pickled_by_its_name_is_named(golden):
     class ByName:
         def __init__(self):
             self.__module__, self.__qualname__ = "__main__", "thing"
@@ -690,7 +663,7 @@ def test_an_object_that_is_pickled_by_its_name_is_named():
 
     error = refused(cell("def train():\n    return thing\ntrain()", thing=ByName()))
     assert error.message.startswith("train uses `thing`, a ")
-    assert "a host has nothing of this name" in error.message
+    golden(error)
 
 
 def test_open_exit_and_quit_of_a_notebook_are_pythons_own_on_a_rank(tmp_path):
@@ -709,15 +682,15 @@ def _shell_names() -> dict:
 # ---- objects that have the notebook's rank and world size
 
 
-ALONE = {
-    "accelerate.accelerator.Accelerator": "an Accelerator",
-    "transformers.training_args.TrainingArguments": "a TrainingArguments",
-    "transformers.trainer.Trainer": "a Trainer of transformers",
-    "lightning.pytorch.trainer.trainer.Trainer": "a Trainer of Lightning",
-    "pytorch_lightning.trainer.trainer.Trainer": "a Trainer of Lightning",
-    "lightning.fabric.fabric.Fabric": "a Fabric of Lightning",
-    "torch.distributed.device_mesh.DeviceMesh": "a DeviceMesh",
-}
+ALONE = (
+    "accelerate.accelerator.Accelerator",
+    "transformers.training_args.TrainingArguments",
+    "transformers.trainer.Trainer",
+    "lightning.pytorch.trainer.trainer.Trainer",
+    "pytorch_lightning.trainer.trainer.Trainer",
+    "lightning.fabric.fabric.Fabric",
+    "torch.distributed.device_mesh.DeviceMesh",
+)
 
 INSTALLED = (
     "accelerate.",
@@ -748,23 +721,17 @@ def _of_library(name: str, monkeypatch) -> type:
 
 @pytest.mark.parametrize("name", ALONE)
 def test_what_has_the_notebooks_world_size_is_named_before_anything_starts(
-    name, monkeypatch
+    name, monkeypatch, golden
 ):
     library = _of_library(name, monkeypatch)
     for kind in (library, type("Own", (library,), {"__module__": "__main__"})):
         error = refused(
             cell("def train():\n    return config\ntrain()", config={"a": [kind()]})
         )
-        assert error.message == (
-            f"train uses `config['a'][0]`, {ALONE[name]}, which was made in the notebook and has its rank and world size "
-            "from there: with it each rank would work alone, without the others."
-        )
-        assert error.hint.startswith(
-            "Create it inside the function; or write %%distributed --whole"
-        )
+        golden(error)
 
 
-def test_a_sampler_that_has_its_rank_from_the_notebook_is_named():
+def test_a_sampler_that_has_its_rank_from_the_notebook_is_named(golden):
     sampler = torch.utils.data.distributed.DistributedSampler(
         [1, 2], num_replicas=2, rank=0
     )
@@ -772,7 +739,7 @@ def test_a_sampler_that_has_its_rank_from_the_notebook_is_named():
     error = refused(
         cell("def train():\n    return list(loader)\ntrain()", loader=loader)
     )
-    assert "a DistributedSampler, which was made in the notebook" in error.message
+    golden(error)
 
 
 def test_classes_of_these_libraries_travel_by_their_names(monkeypatch):

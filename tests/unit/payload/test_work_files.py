@@ -117,69 +117,57 @@ def test_a_local_package_comes_with_its_data_and_with_python_files_that_git_igno
 
 
 @pytest.mark.parametrize("name", ["nowhere", "~no-such-user/nowhere"])
-def test_a_folder_that_is_not_there_is_named(scratch, project, name):
+def test_a_folder_that_is_not_there_is_named(scratch, project, name, golden):
     with pytest.raises(SpecError) as refused:
         with_tree(payload(scratch), name, project, scratch)
-    assert (
-        str(refused.value)
-        == f"--sync {name}: there is no such folder here.\nName a folder of this machine."
-    )
+    golden(refused.value)
 
 
-def test_more_than_the_limit_is_refused_before_anything_is_read(project, scratch):
+def test_more_than_the_limit_is_refused_before_anything_is_read(
+    project, scratch, golden
+):
     with (project / "hole").open("wb") as file:
         file.truncate(2 << 30)
-    with pytest.raises(
-        PayloadTooLarge, match=r"2\.1 GB in 1 file, and at most 1\.0 kB are allowed"
-    ):
+    with pytest.raises(PayloadTooLarge) as caught:
         with_tree(payload(scratch, limit_bytes=1000), str(project), project, scratch)
+    golden(caught.value)
     assert len(list(scratch.iterdir())) == 2
 
 
-def test_links_that_lead_out_are_told(project, scratch):
+def test_links_that_lead_out_are_told(project, scratch, golden):
     write(project, "x")
     for name in "abcd":
         (project / name).symlink_to("/etc")
     made = with_tree(payload(scratch), str(project), project, scratch)
-    assert made.notice == "not sent: a, b, c, ... (links that lead out of the folder)"
+    golden(made.notice)
     (project / "one").mkdir()
     (project / "one" / "a").symlink_to("/etc")
     made = with_tree(payload(scratch), str(project / "one"), project, scratch)
-    assert made.notice == "not sent: one/a (a link that leads out of the folder)"
+    golden(made.notice)
 
 
-def test_keys_that_stay_here_are_told(project, scratch):
+def test_keys_that_stay_here_are_told(project, scratch, golden):
     write(project, "train.py", ".ssh/id_ed25519", ".netrc")
     made = with_tree(payload(scratch), str(project), project, scratch)
     assert paths(made) == ["train.py"]
-    assert (
-        made.notice
-        == "not sent: .netrc, .ssh (keys, and what is distmagic's own, stay here)"
-    )
+    golden(made.notice)
 
 
 @pytest.mark.parametrize(
     ("home", "what"), [(".", "is"), ("users/ada", "has in it")], ids=["it", "above it"]
 )
-def test_a_home_directory_is_not_sent(project, scratch, monkeypatch, home, what):
+def test_a_home_directory_is_not_sent(
+    project, scratch, monkeypatch, home, what, golden
+):
     write(project, "train.py", "users/ada/.ssh/id_ed25519")
     monkeypatch.setenv("HOME", str(project / home))
-    refused = (
-        f"The folder {project} {what} your home directory, with all that is yours; "
-        "it is not sent to hosts.\n"
-    )
     with pytest.raises(SpecError) as of_sync:
         with_tree(payload(scratch), str(project), project, scratch)
-    assert str(of_sync.value) == (
-        f"{refused}Name a folder that has only what hosts need: --sync DIR. Or list in .distmagicignore there what stays here."
-    )
+    golden(of_sync.value)
     made, _ = script_of(project, scratch, "train.py")
     with pytest.raises(SpecError) as of_script:
         with_tree(made, None, project, scratch)
-    assert str(of_script.value) == (
-        f"{refused}Put train.py into a folder of its own, with what it needs, or name another folder that has it: "
-        "--sync DIR. Or list in .distmagicignore there what stays here."
-    )
+    golden(of_script.value)
     # Before anybody waits for hosts, too.
     with pytest.raises(SpecError):
         check_folder(payload(scratch), str(project))
@@ -207,17 +195,14 @@ def test_a_folder_below_the_home_directory_is_sent(project, scratch, monkeypatch
     ]
 
 
-def test_files_that_git_ignores_and_the_code_names_are_said(project, scratch):
+def test_files_that_git_ignores_and_the_code_names_are_said(project, scratch, golden):
     text = "open('data/train.bin'); open(f'{folder}/meta.pkl')"
     write(project, "train.py", text=text)
     write(project, "data/train.bin", "data/meta.pkl", "data/other.bin", "mine.bin")
     write(project, ".gitignore", text="*.bin\n*.pkl\n")
     made = with_tree(payload(scratch, folder=project), None, project, scratch)
     assert paths(made) == [".gitignore", "train.py"]
-    assert made.notice == (
-        "not sent: data/meta.pkl, data/train.bin (.gitignore keeps them here, but the code names them; a "
-        ".distmagicignore can send them, %distributed help files)"
-    )
+    golden(made.notice)
     write(project, ".distmagicignore", text="*.pkl\n")  # as the user wants it
     made = with_tree(payload(scratch, folder=project), None, project, scratch)
     assert made.notice.startswith("not sent: data/train.bin (.gitignore keeps it here")
@@ -283,17 +268,15 @@ def test_equal_packs_are_listed_each_with_its_own_place(project, scratch, monkey
 
 
 def test_more_large_files_than_a_message_can_name_are_refused(
-    project, scratch, monkeypatch
+    project, scratch, monkeypatch, golden
 ):
     monkeypatch.setattr(tree, "_MOST_PACKS", 1)
     monkeypatch.setattr(tree, "LARGE_BYTES", 1)
     write(project, "a", text="1")
     write(project, "b", text="2")
-    with pytest.raises(
-        PayloadError,
-        match="2 large files would be sent to every host; at most 1 can be",
-    ):
+    with pytest.raises(PayloadError) as caught:
         packed(contents_of(project), [""], scratch)
+    golden(caught.value)
 
 
 # ---- scripts
@@ -356,27 +339,23 @@ def test_a_folder_may_have_the_name_of_a_home_that_is_not_there(project, scratch
 
 
 def test_a_script_must_be_there_and_in_the_folder_that_travels(
-    project, scratch, tmp_path
+    project, scratch, tmp_path, golden
 ):
     write(project, "train.py", "data/x")
     for target in ("nothing.py", "~no-such-user/train.py"):
-        with pytest.raises(
-            SpecError, match=f"There is no script {target} in {project}"
-        ):
+        with pytest.raises(SpecError) as caught:
             script_of(project, scratch, target)
+        golden(caught.value)
     with pytest.raises(SpecError, match="data is not a script"):
         script_of(project, scratch, "data")
-    with pytest.raises(
-        SpecError, match=r"The script train\.py does not lie in .*/data"
-    ):
+    with pytest.raises(SpecError) as caught:
         script_of(project, scratch, "train.py", sync=str(project / "data"))
+    golden(caught.value)
     (project / ".gitignore").write_text("train.py\n")
     made, _ = script_of(project, scratch, "train.py")
     with pytest.raises(PayloadError) as refused:
         with_tree(made, None, project, scratch)
-    assert refused.value.hint == (
-        "Write !train.py in a .distmagicignore beside it, or run the file that the link leads to."
-    )
+    golden(refused.value)
 
 
 def test_a_module_brings_the_current_directory_if_it_is_there(project, scratch):

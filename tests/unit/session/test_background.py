@@ -99,7 +99,7 @@ def test_the_first_state_is_shown_at_once_and_all_others_on_another_thread(kerne
     assert [state.phase for state in screen.finished] == ["done"], "once"
 
 
-def test_a_run_that_is_over_has_what_a_run_of_a_cell_has(kernel):
+def test_a_run_that_is_over_has_what_a_run_of_a_cell_has(kernel, golden):
     a, b = two(returns_none)
     run = kernel.over(a, b).begin()
     left = run.wait(WAIT_S)
@@ -111,8 +111,9 @@ def test_a_run_that_is_over_has_what_a_run_of_a_cell_has(kernel):
     a.results["rank0.stdout.log"] = b"hello\n"
     assert run.logs(0, "stdout") == "hello\n"
     run.stop()  # nothing is left to stop
-    with pytest.raises(SpecError, match=r"^No rank of job \S+ runs: it is done\."):
+    with pytest.raises(SpecError) as caught:
         run.stacks()
+    golden(caught.value)
 
 
 def returns_none(start: p.StartNode) -> list[p.Message]:
@@ -120,7 +121,7 @@ def returns_none(start: p.StartNode) -> list[p.Message]:
     return [*runs_on(start), ended, p.EngineEnded(code=0), p.Final(reason="done")]
 
 
-def test_while_it_goes_on_it_is_asked_for_logs_and_stacks(kernel):
+def test_while_it_goes_on_it_is_asked_for_logs_and_stacks(kernel, golden):
     a, b = two(runs_on)
     for rank, host in enumerate((a, b)):
         host.results[f"rank{rank}.stdout.log"] = f"so far {rank}\n".encode()
@@ -135,8 +136,9 @@ def test_while_it_goes_on_it_is_asked_for_logs_and_stacks(kernel):
     assert run.metrics == []
     with pytest.raises(SpecError, match=r"^Job \S+ still goes on\."):
         run.results  # noqa: B018
-    with pytest.raises(SpecError, match=r"There is no rank 7 in this run\."):
+    with pytest.raises(SpecError) as caught:
         run.logs(7)
+    golden(caught.value)
     with pytest.raises(TimeoutError, match=r"still goes on after 0\.01 s"):
         run.wait(0.01)
 
@@ -185,7 +187,7 @@ def tell(host: FakeHost, request: p.DumpStacks, rank: int) -> list[p.Message]:
     return []
 
 
-def test_stop_ends_it_and_wait_says_so(kernel):
+def test_stop_ends_it_and_wait_says_so(kernel, golden):
     a, b = two(runs_on)
     run = kernel.over(a, b).running()
     run.stop()
@@ -193,8 +195,9 @@ def test_stop_ends_it_and_wait_says_so(kernel):
     assert run.state.phase == "stopped"
     for host in (a, b):
         assert [one.reason for one in host.requests_of(p.StopNode)] == ["interrupted"]
-    with pytest.raises(Cancelled, match="every rank on every host was stopped") as got:
+    with pytest.raises(Cancelled) as got:
         run.wait()
+    golden(got.value)
     assert got.value.run.state.phase == "stopped"
     assert_left(a, b)
 
@@ -229,7 +232,7 @@ def test_an_interrupt_of_another_run_leaves_it_alone(kernel):
     assert a.requests_of(p.StopNode) == []
 
 
-def test_its_failure_is_shown_and_raised_by_wait_and_by_its_results(kernel):
+def test_its_failure_is_shown_and_raised_by_wait_and_by_its_results(kernel, golden):
     a, b = FakeHost("gpu-a", runs_on), FakeHost("gpu-b", fails)
     screen = FakeScreen()
     run = kernel.over(a, b).begin(screen)
@@ -240,7 +243,7 @@ def test_its_failure_is_shown_and_raised_by_wait_and_by_its_results(kernel):
     (last,) = screen.finished
     assert last.phase == "failed"
     assert last.notices[-1] in caught.value.hint.splitlines()
-    assert "Its whole output: b.logs(1), on gpu-b under" in caught.value.hint
+    golden(caught.value)
     assert (last.variable, run.state.variable) == ("b", "b")
     b.results["rank1.stderr.log"] = b"oh\n"
     assert run.logs(1, "stderr") == "oh\n", "what was written is still there"

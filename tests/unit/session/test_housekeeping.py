@@ -111,7 +111,7 @@ def test_hosts_come_to_a_job_and_each_is_told_of(session, tmp_path):
 
 
 def test_a_job_that_takes_in_no_host_now_says_why_and_the_links_are_closed(
-    session, tmp_path
+    session, tmp_path, golden
 ):
     job = ElasticJob(tmp_path)
     c, _ = newcomers()
@@ -119,26 +119,25 @@ def test_a_job_that_takes_in_no_host_now_says_why_and_the_links_are_closed(
         p.Refused(what="add_node", error="it is about to end")
     ]
     told: list[object] = []
-    with pytest.raises(
-        SpecError, match=r"^gpu-c can't come to job j: it is about to end\.$"
-    ):
+    with pytest.raises(SpecError) as caught:
         session.add(reach(job.lead, c), job.found, lambda *what: told.append(what))
+    golden(caught.value)
     assert told == []
     assert c.requests_of(p.StartNode) == []
     assert_left(job.lead, c)
 
 
-def test_a_job_that_its_host_does_not_have_any_more_takes_in_nobody(session, tmp_path):
+def test_a_job_that_its_host_does_not_have_any_more_takes_in_nobody(
+    session, tmp_path, golden
+):
     job = ElasticJob(tmp_path)
     c, _ = newcomers()
     job.lead.answers[p.FollowJob] = lambda _: [
         p.Refused(what="follow_job", error="there is no job j here")
     ]
-    with pytest.raises(
-        SpecError,
-        match=r"^gpu-a does not tell how job j was started: there is no job j here\.$",
-    ):
+    with pytest.raises(SpecError) as caught:
         session.add(reach(job.lead, c), job.found, lambda *_: None)
+    golden(caught.value)
     assert c.requests_of(p.StartNode) == []
     assert_left(job.lead, c)
 
@@ -156,14 +155,12 @@ def test_one_host_that_does_not_start_does_not_keep_the_other_one_away(
     assert_left(job.lead, c, d)
 
 
-def test_an_interrupt_while_hosts_come_says_where_to_look(session, tmp_path):
+def test_an_interrupt_while_hosts_come_says_where_to_look(session, tmp_path, golden):
     job = ElasticJob(tmp_path)
     c, _ = newcomers()
     with pytest.raises(Cancelled) as caught:
         session.add(reach(job.lead, c), job.found, lambda *_: press())
-    assert str(caught.value) == (
-        "Interrupted while hosts were coming to job j.\n%distributed jobs shows which of them have come."
-    )
+    golden(caught.value)
     assert_left(job.lead, c)
 
 
@@ -222,7 +219,7 @@ def test_a_job_is_stopped_where_a_host_of_it_has_gone_meanwhile(session):
     assert a.requests_of(p.StopNode) == [p.StopNode(grace_s=3.0)]
 
 
-def test_one_interrupt_ends_the_waiting_for_a_stop(session):
+def test_one_interrupt_ends_the_waiting_for_a_stop(session, golden):
     a, b = two(runs_on)
     job = begun(a, b)
     may_end = threading.Event()
@@ -243,17 +240,14 @@ def test_one_interrupt_ends_the_waiting_for_a_stop(session):
     finally:
         may_end.set()
     assert stopped.was_interrupted
-    assert (
-        str(stopped.unknown["gpu-b"])
-        == "gpu-b: the end of the job there was not waited for."
-    )
+    golden(stopped.unknown["gpu-b"])
     assert_left(a, b)
 
 
 # ---- logs
 
 
-def test_the_log_of_a_rank_is_what_all_hosts_have_of_it(session):
+def test_the_log_of_a_rank_is_what_all_hosts_have_of_it(session, golden):
     a, b = two()
     job = begun(a, b)
     a.results |= {
@@ -261,11 +255,13 @@ def test_the_log_of_a_rank_is_what_all_hosts_have_of_it(session):
         "rank1.stderr.log": b"first err\n",
     }
     b.results |= {"rank1.stdout.log": b"then \xff here\n"}
-    assert session.logs(reach(a, b), job, 1) == "first out\nfirst err\nthen � here\n"
+    golden(session.logs(reach(a, b), job, 1))
     assert_left(a, b)
 
 
-def test_of_a_long_log_the_newest_lines_are_shown_and_where_all_of_it_is(session):
+def test_of_a_long_log_the_newest_lines_are_shown_and_where_all_of_it_is(
+    session, golden
+):
     a, b = two()
     job = begun(a, b)
     line = b"0123456789abcde\n"
@@ -274,10 +270,7 @@ def test_of_a_long_log_the_newest_lines_are_shown_and_where_all_of_it_is(session
     shown = session.logs(reach(a, b), job, 1)
     first, *rest = shown.splitlines(keepends=True)
     # Of 2 MiB each stream has a half, and its first line may be a part of one.
-    assert first == (
-        f"... {7 + 16 * (200_000 - 65_535):,} bytes of stdout not shown; the whole log: run.logs(1) after "
-        f"%distributed attach {job.name} run, or on gpu-a under ~/.distmagic/jobs/{job.name}\n"
-    )
+    golden(first)
     assert rest == [*65_535 * [line.decode()], "one line\n"]
 
 
@@ -327,17 +320,14 @@ def tell_stacks(host: FakeHost, rank: int, function: str) -> None:
     host.answers[p.DumpStacks] = answer
 
 
-def test_all_ranks_are_asked_where_they_are_and_nothing_is_changed(session):
+def test_all_ranks_are_asked_where_they_are_and_nothing_is_changed(session, golden):
     a, b = two(runs_on)
     job = begun(a, b)
     tell_stacks(a, 0, "train")
     tell_stacks(b, 1, "load_batch")
     explanation = session.stacks(reach(a, b), job)
     assert explanation.unanswered == ()
-    assert sorted(explanation.sentence.split("; ")) == [
-        "rank 0 (gpu-a, local_rank 0) is in train at Cell In[3], line 7",
-        "rank 1 (gpu-b, local_rank 0) is in load_batch at Cell In[3], line 7",
-    ]
+    golden(*sorted(explanation.sentence.split("; ")))
     for host in (a, b):
         assert [type(request) for request in host.requests] == [
             p.FollowJob,
@@ -347,7 +337,7 @@ def test_all_ranks_are_asked_where_they_are_and_nothing_is_changed(session):
 
 
 @pytest.mark.parametrize("is_down", [True, False])
-def test_a_host_that_does_not_tell_is_named(session, is_down):
+def test_a_host_that_does_not_tell_is_named(session, is_down, golden):
     a, b = two(runs_on)
     job = begun(a, b)
     tell_stacks(a, 0, "train")
@@ -357,7 +347,7 @@ def test_a_host_that_does_not_tell_is_named(session, is_down):
         b.answers[p.DumpStacks] = lambda _: HANG_UP
     explanation = session.stacks(reach(a, b), job)
     assert explanation.unanswered == ("gpu-b",)
-    assert "gpu-b did not tell where its ranks are" in explanation.sentence
+    golden(explanation.sentence)
 
 
 # ---- what hosts keep
@@ -460,7 +450,9 @@ PACKAGES = Packages(name="train", requirements=("torch==2.9.0",))
 READY = p.EnvironmentReady(python="/envs/.1/bin/python", was_there=False, elapsed_s=3.0)
 
 
-def test_environments_of_all_hosts_are_made_and_a_host_that_cant_is_named(session):
+def test_environments_of_all_hosts_are_made_and_a_host_that_cant_is_named(
+    session, golden
+):
     a, b = two()
     said = p.EnvironmentProgress(stage="installing", package="torch", done=1, total=1)
     shown: list[dict[str, p.EnvironmentProgress]] = []
@@ -479,7 +471,7 @@ def test_environments_of_all_hosts_are_made_and_a_host_that_cant_is_named(sessio
     b.answers[p.SyncEnvironment] = second
     synced = session.sync_environment(reach(a, b), PACKAGES, show)
     assert synced.ready == {"gpu-a": READY}
-    assert str(synced.error).startswith("gpu-b: apex could not be built.\nLeave the")
+    golden(synced.error)
     (request,) = a.requests_of(p.SyncEnvironment)
     assert request == p.SyncEnvironment(
         name="train", requirements=("torch==2.9.0",), owner=owner()

@@ -34,47 +34,47 @@ def packed():
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line",
     [
-        ("--detach", "--detach means nothing with --on osmo: a workflow needs no notebook"),
-        ("--hang-timeout 10m", "--hang-timeout means nothing with --on osmo"),
-        ("--fetch a", "--fetch means nothing with --on osmo: its files are in no reach"),
-        ("--devices 0", "--devices means nothing with --on osmo"),
-        ("--cwd /a", "--cwd means nothing with --on osmo"),
-        ("--python a=/p", "--python HOST=PATH names a host, and OSMO chooses the hosts"),
-        ("--nnodes 1:2", "--nnodes MIN:MAX: a workflow of OSMO has as many tasks"),
-        ("--results kept", "--results kept: OSMO has had no datasets for this since June 2026"),
+        "--detach",
+        "--hang-timeout 10m",
+        "--fetch a",
+        "--devices 0",
+        "--cwd /a",
+        "--python a=/p",
+        "--nnodes 1:2",
+        "--results kept",
     ],
 )  # fmt: skip
-def test_what_a_run_on_osmo_can_not_have(line, message):
+def test_what_a_run_on_osmo_can_not_have(line, golden):
     with pytest.raises(SpecError) as caught:
         osmo.check(request_of(line))
-    assert caught.value.message.startswith(message)
+    golden(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line",
     [
-        ("--hosts a", "--on osmo has hosts that OSMO chooses"),
-        ("--dry-run", "--dry-run means nothing with --on osmo"),
-        ("--idle 5m", "--idle means nothing with --on osmo"),
-        ("--background", "--background means nothing with --on osmo"),
-        ("--cold", "--cold means nothing with --on osmo"),
-        ("--fresh", "--fresh means nothing with --on osmo"),
-        ("--warm-idle 5m", "--warm-idle means nothing with --on osmo"),
-        ("--node-lost-after 5", "--node-lost-after means nothing with --on osmo"),
-        ("--on-disconnect keep", "--on-disconnect means nothing with --on osmo"),
-        ("--ssh-config f", "--ssh-config means nothing with --on osmo"),
-        ("--connect-timeout 5", "--connect-timeout means nothing with --on osmo"),
-        ("--partition gpu", "--partition is Slurm's"),
-        ("--nodes 0", "--nodes 0 is no number of nodes"),
-        ("--image 'a b'", "--image 'a b' is not the name of a container image"),
+        "--hosts a",
+        "--dry-run",
+        "--idle 5m",
+        "--background",
+        "--cold",
+        "--fresh",
+        "--warm-idle 5m",
+        "--node-lost-after 5",
+        "--on-disconnect keep",
+        "--ssh-config f",
+        "--connect-timeout 5",
+        "--partition gpu",
+        "--nodes 0",
+        "--image 'a b'",
     ],
 )
-def test_a_wrong_line_is_told_at_once(line, message):
+def test_a_wrong_line_is_told_at_once(line, golden):
     with pytest.raises(SpecError) as caught:
         request_of(line)
-    assert caught.value.message.startswith(message)
+    golden(caught.value)
 
 
 def test_a_secret_never_comes_into_a_workflow():
@@ -82,10 +82,11 @@ def test_a_secret_never_comes_into_a_workflow():
         osmo._job(request_of("--env HF_TOKEN=x --env PLAIN=y"), packed())
 
 
-def test_ranks_have_to_be_a_number():
+def test_ranks_have_to_be_a_number(golden):
     job = osmo._job(request_of("--nproc-per-node gpu"), packed())
-    with pytest.raises(SpecError, match="osmo has to know the number of ranks"):
+    with pytest.raises(SpecError) as caught:
         workflows.workflow(job)
+    golden(caught.value)
 
 
 def test_a_workflow_carries_the_call_the_bundle_and_one_message_for_all_tasks():
@@ -116,8 +117,9 @@ def test_a_workflow_carries_the_call_the_bundle_and_one_message_for_all_tasks():
     assert "--nproc-per-node=2" in node
 
 
-def test_data_that_is_too_large_for_a_file_of_a_workflow_is_refused():
+def test_data_that_is_too_large_for_a_file_of_a_workflow_is_refused(golden):
     data = os.urandom(2 << 20)
     payload = pack_call(lambda: data, limit_bytes=1 << 30, labels={}, title="")
-    with pytest.raises(SpecError, match="a workflow of OSMO carries files of"):
+    with pytest.raises(SpecError) as caught:
         workflows.workflow(osmo._job(request_of("--nodes 2"), payload))
+    golden(caught.value)

@@ -89,7 +89,9 @@ def test_a_requirements_file_is_read_with_those_that_it_names(tmp_path):
         packages.of_requirements(below / "more.txt")
 
 
-def test_a_lock_file_is_exported_here_or_goes_to_the_hosts(tmp_path, monkeypatch):
+def test_a_lock_file_is_exported_here_or_goes_to_the_hosts(
+    tmp_path, monkeypatch, golden
+):
     project = tmp_path / "my project"
     project.mkdir()
     (project / "uv.lock").write_text("version = 1\n")
@@ -106,8 +108,9 @@ def test_a_lock_file_is_exported_here_or_goes_to_the_hosts(tmp_path, monkeypatch
         name="named", lock=(("pylock.toml", "lock-version = '1.0'\n"),)
     )
     assert packages.of_lock(project / "frozen.txt").requirements == ("torch==2",)
-    with pytest.raises(SpecError, match=r"poetry.lock is no lock file that is known"):
+    with pytest.raises(SpecError) as caught:
         packages.of_lock(project / "poetry.lock")
+    golden(caught.value)
     uv = tmp_path / "uv"
     uv.write_text(
         '#!/bin/sh\n[ "$1 $2" = "export --frozen" ] || exit 1\n'
@@ -119,8 +122,9 @@ def test_a_lock_file_is_exported_here_or_goes_to_the_hosts(tmp_path, monkeypatch
         name="my-project", requirements=("torch==3",)
     )
     uv.write_text("#!/bin/sh\necho no such project >&2; exit 2\n")
-    with pytest.raises(SpecError, match=r"uv can't read .*: no such project"):
+    with pytest.raises(SpecError) as caught:
         packages.of_lock(project / "uv.lock")
+    golden(caught.value)
 
 
 def test_a_list_that_is_too_long_to_send_is_refused():

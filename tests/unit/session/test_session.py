@@ -104,7 +104,7 @@ def test_a_dry_run_gives_the_command_of_each_host_and_starts_nothing(kernel):
 
 
 def test_a_home_that_can_not_be_written_is_told_once_whoever_asks(
-    kernel, tmp_path, monkeypatch
+    kernel, tmp_path, monkeypatch, golden
 ):
     """A command as `%distributed jobs`, too, which packs nothing."""
     kernel.over(*two())
@@ -112,10 +112,7 @@ def test_a_home_that_can_not_be_written_is_told_once_whoever_asks(
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "file"))
     with pytest.raises(PayloadError) as caught:
         kernel.reach()
-    assert str(caught.value) == (
-        f"The payload can't be written here: [Errno 17] File exists: '{tmp_path}/file'.\n"
-        "Set DISTMAGIC_HOME to a directory of yours that can be written."
-    )
+    golden(caught.value)
 
 
 def test_a_dry_run_of_an_elastic_job_does_without_a_host_that_is_down(kernel):
@@ -129,13 +126,12 @@ def test_a_dry_run_of_an_elastic_job_does_without_a_host_that_is_down(kernel):
     assert "gpu-b" not in text
 
 
-def test_a_dry_run_of_what_can_not_be_planned_closes_the_links(kernel):
+def test_a_dry_run_of_what_can_not_be_planned_closes_the_links(kernel, golden):
     a, b = two()
     kernel.over(a, b)
-    with pytest.raises(
-        SpecError, match=r"^--nnodes asks for 3 nodes, but 2 hosts are given\."
-    ):
+    with pytest.raises(SpecError) as caught:
         kernel.session.dry_run(kernel.reach(), JobSpec(nnodes=(3, 3)))
+    golden(caught.value)
     assert_left(a, b)
 
 
@@ -174,14 +170,14 @@ def test_a_run_that_failed_is_kept_for_comparison_too(kernel):
     assert kept.phase == "failed"
 
 
-def test_messages_name_the_variable_that_gets_the_run(kernel):
+def test_messages_name_the_variable_that_gets_the_run(kernel, golden):
     screen = FakeScreen()
     kernel.over(FakeHost("gpu-a", fails))
     with pytest.raises(WorkerFailed) as caught:
         kernel.session.launch(
             kernel.reach(), JobSpec(), kernel.payload, screen, variable="b"
         )
-    assert "Its whole output: b.logs(0), on gpu-a under" in caught.value.hint
+    golden(caught.value)
     assert {state.variable for state in [*screen.shown, *screen.finished]} == {"b"}
     assert caught.value.run.state.variable == "b", "it is shown again later"
 
@@ -242,27 +238,21 @@ def test_a_run_that_loses_a_host_raises_an_error_that_carries_it(kernel):
     assert caught.value.run.state.lost_nodes == {1}
 
 
-def test_a_run_that_is_interrupted_raises_cancelled_that_carries_it(kernel):
+def test_a_run_that_is_interrupted_raises_cancelled_that_carries_it(kernel, golden):
     a, b = two(runs_on)
     with pytest.raises(Cancelled) as caught:
         kernel.over(a, b).launch(screen=PressingScreen(has_ranks))
-    assert (
-        caught.value.message
-        == "The run was interrupted; every rank on every host was stopped."
-    )
+    golden(caught.value)
     assert caught.value.run.state.stopping == "interrupted"
 
 
 def test_an_interrupt_behind_a_run_that_went_well_raises_cancelled_that_carries_its_results(
-    kernel,
+    kernel, golden
 ):
     a, b = two()
     with pytest.raises(Cancelled) as caught:
         kernel.over(a, b).launch(screen=LatePressingScreen())
-    assert (
-        caught.value.message
-        == "Interrupted when the run was over: every rank had ended well."
-    )
+    golden(caught.value)
     assert sorted(caught.value.run.results) == [0, 1]
 
 
@@ -317,17 +307,14 @@ def detached(
     return left
 
 
-def test_a_job_that_is_let_go_says_how_it_is_found_again(kernel):
+def test_a_job_that_is_let_go_says_how_it_is_found_again(kernel, golden):
     a, b = two(runs_on)
     screen = FakeScreen()
     left = detached(kernel, a, b, screen)
     assert left.hosts == ("gpu-a", "gpu-b")
     (state,) = screen.finished
     assert state.notices[-1] == str(left)
-    assert str(left) == (
-        f"job {left.job} runs on gpu-a, gpu-b without this notebook: "
-        f"%distributed attach {left.job} follows it, %distributed stop {left.job} ends it"
-    )
+    golden(left)
     assert_left(a, b)
 
 
@@ -368,12 +355,13 @@ def test_a_job_that_was_let_go_is_stopped_on_the_host_that_is_up(kernel):
     assert b.requests_of(p.StopNode) == []
 
 
-def test_a_job_that_was_let_go_and_has_been_removed_is_not_found(kernel):
+def test_a_job_that_was_let_go_and_has_been_removed_is_not_found(kernel, golden):
     a, b = two(runs_on)
     left = detached(kernel, a, b)
     a.listings = b.listings = ()
-    with pytest.raises(SpecError, match=f"There is no job '{left.job}' on these hosts"):
+    with pytest.raises(SpecError) as caught:
         left.stop()
+    golden(caught.value)
 
 
 # ---- hosts that are kept warm
@@ -470,7 +458,7 @@ def test_no_host_means_this_machine(kernel):
 
 
 def test_files_are_fetched_after_a_run_and_one_that_can_not_be_had_loses_nothing(
-    capsys,
+    capsys, golden
 ):
     class FetchedRun:
         def fetch(self, pattern):
@@ -481,4 +469,4 @@ def test_files_are_fetched_after_a_run_and_one_that_can_not_be_had_loses_nothing
     fetch(FetchedRun(), ("ck/*", "no"))
     said = capsys.readouterr().err
     assert said.startswith("fetched ck/a.pt, ck/b.pt\n")
-    assert "--fetch no: No file of the run fits 'no'.\nLook.\n" in said
+    golden(said)

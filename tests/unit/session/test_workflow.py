@@ -69,13 +69,13 @@ def test_an_interrupt_while_it_waits_cancels_it(service: Service) -> None:
 
 
 def test_one_that_can_not_be_cancelled_is_named(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch, golden
 ) -> None:
     service.how(cancel="refuse")
     monkeypatch.setattr(workflow, "LAST_LINES_S", 1.0)
     with pytest.raises(Cancelled, match="could not be cancelled") as caught:
         submit(interrupting("PENDING"))
-    assert caught.value.hint == "End it with: osmo workflow cancel cell-1"
+    golden(caught.value)
     wait_until(lambda: not log_threads(), "the end of the thread that reads the log")
 
 
@@ -91,32 +91,29 @@ def interrupted_while_it_is_submitted() -> Cancelled:
     return caught.value
 
 
-def test_an_interrupt_while_it_is_submitted_cancels_it(service: Service) -> None:
+def test_an_interrupt_while_it_is_submitted_cancels_it(
+    service: Service, golden
+) -> None:
     error = interrupted_while_it_is_submitted()
-    assert error.message.endswith(
-        "the workflow that was being submitted was cancelled."
-    )
+    golden(error)
     assert (service.state / "cell-1.cancel").exists()
 
 
 def test_one_that_was_being_submitted_and_can_not_be_cancelled_is_named(
-    service: Service,
+    service: Service, golden
 ) -> None:
     service.how(cancel="away")
     error = interrupted_while_it_is_submitted()
-    assert "OSMO workflow cell-1 could not be cancelled: OSMO: " in error.message
-    assert error.hint == "End it with: osmo workflow cancel cell-1"
+    golden(error)
     assert not (service.state / "cell-1.cancel").exists()
 
 
-def test_a_workflow_that_osmo_ends_says_why(service: Service) -> None:
+def test_a_workflow_that_osmo_ends_says_why(service: Service, golden) -> None:
     service.ends_as = "FAILED_IMAGE_PULL"
     screen = FakeScreen()
-    with pytest.raises(
-        RunError, match="its image can't be had: look at --image"
-    ) as caught:
+    with pytest.raises(RunError) as caught:
         submit(screen)
-    assert "osmo workflow logs cell-1" in caught.value.hint
+    golden(caught.value)
     assert caught.value.run.results == {}
     assert screen.finished[-1].phase != "done"
 
@@ -147,7 +144,7 @@ def test_a_submission_that_fails_starts_nothing(
 
 
 def test_a_state_that_can_not_be_asked_for_is_told_and_asked_for_again(
-    service: Service,
+    service: Service, golden
 ) -> None:
     service.how(query="away")
     told: list[str] = []
@@ -160,6 +157,7 @@ def test_a_state_that_can_not_be_asked_for_is_told_and_asked_for_again(
             service.ends_as = "FAILED_PREEMPTED"
             service.how()
 
-    with pytest.raises(RunError, match="a workflow of higher priority took its place"):
+    with pytest.raises(RunError) as caught:
         submit(FakeScreen(act))
+    golden(caught.value)
     assert told

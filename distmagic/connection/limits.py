@@ -230,7 +230,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
         "logout": TEXT, "write_error": TEXT,
         "running": items(MOST_JOBS),
     },
-    protocol.Route: {"address": WORD, "interface": WORD},
+    protocol.Route: {"address": WORD, "interface": WORD, "time_s": DATE},
     protocol.FreePort: {"port": PORT},
     protocol.DevicesClaimed: {"before": items(1000)},
     protocol.DeviceClaim: {"device": WORD, "job": NAME, "owner": NAME, "since_s": DATE},

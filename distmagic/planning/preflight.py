@@ -18,6 +18,7 @@ from distmagic.request.command_prefix import (
 )
 
 OLDEST_PYTHON = (3, 10)  # of hosts
+_CLOCKS_APART_S = 2.0  # what a host that keeps its clock right never is
 
 
 def no_python(
@@ -149,6 +150,24 @@ def shared_machines(names: Sequence[str], facts: Sequence[Facts]) -> tuple[str, 
         for same in by_machine.values()
         if len(same) > 1
     )
+
+
+def clocks_apart(clocks: Sequence[tuple[str, float, float]]) -> tuple[str, ...]:
+    """Return a warning for each host whose clock is more than `_CLOCKS_APART_S` from the first host's.
+
+    A clock is a host's name, and the least and the most seconds that it can be ahead of some common clock.
+    """
+    warnings = []
+    for name, least, most in clocks[1:]:
+        first, first_least, first_most = clocks[0]
+        if max(least - first_most, first_least - most) > _CLOCKS_APART_S:
+            ahead_s = (least + most - first_least - first_most) / 2
+            where = "ahead of" if ahead_s > 0 else "behind"
+            warnings.append(
+                f"{name}: its clock is {abs(ahead_s):,.0f} s {where} {first}'s, and so are times in logs and of files. "
+                "On the host that is wrong: sudo timedatectl set-ntp true"
+            )
+    return tuple(warnings)
 
 
 def _torch_warnings(host: str, remote: str, local: str | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,8 +57,10 @@ def prepare(
     facts_of_all = tuple(link.facts for link in links)
     preflight.check_among(names, facts_of_all)
     warnings += preflight.shared_machines(names, facts_of_all)
+    routes, wrong_clocks = _routes(links)
+    warnings += wrong_clocks
     reached = []
-    for link, route in zip(links, _routes(links), strict=True):
+    for link, route in zip(links, routes, strict=True):
         reached.append(Reached(host=link.host, facts=link.facts, route=route))
     plan = planning.make_plan(
         spec,
@@ -72,12 +75,30 @@ def prepare(
     return plan, tuple(warnings)
 
 
-def _routes(links: Sequence[Link]) -> list[Route]:
-    """Return each host's address as the others dial it: the lead's, and of the others the one that leads to it."""
+def _routes(links: Sequence[Link]) -> tuple[list[Route], tuple[str, ...]]:
+    """Return each host's address as the others dial it, and a warning for each clock that is wrong.
+
+    The lead's is that which leads to the others, and of the others the one that leads to it.
+    """
     lead, *others = links
+    first = Route(address=lead.facts.address, interface=lead.facts.interface)
+    if not others:
+        return [first], ()
     peers = [link.facts.address for link in others if not link.host.is_local]
     if lead.host.is_local and peers:
         first = route_to(lead, peers[0])
-    else:
-        first = Route(address=lead.facts.address, interface=lead.facts.interface)
-    return [first, *in_parallel(lambda link: route_to(link, first.address), others)]
+    # The lead, too: it says what time it is.
+    answers = in_parallel(lambda link: _timed_route(link, first.address), links)
+    clocks = []
+    for link, (route, least, most) in zip(links, answers, strict=True):
+        if route.time_s:
+            clocks.append((link.host.name, least, most))
+    routes = [first, *[route for route, _, _ in answers[1:]]]
+    return routes, preflight.clocks_apart(clocks)
+
+
+def _timed_route(link: Link, peer: str) -> tuple[Route, float, float]:
+    """Return the way to a peer, and between which two values the host's clock less this machine's steady one is."""
+    asked = time.monotonic()
+    route = route_to(link, peer)
+    return route, route.time_s - time.monotonic(), route.time_s - asked

@@ -6,6 +6,7 @@ tests/e2e/test_faults.py runs each row by itself and compares the words. Pairs o
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
 from distmagic.state.model import RunState
 from tests.e2e import fault_plays as plays
@@ -24,6 +25,7 @@ from tests.e2e.faults import (
     training,
 )
 from tests.lab import Lab, LabHost
+from tests.lab.clock import give_clock, set_clock
 
 SIGNALS = {
     "SIGKILL": "signal 9 (SIGKILL: killed from outside)",
@@ -40,6 +42,11 @@ DISK_FULL = (
     f"not kept; dm2: {_FULL} can be written to again; each log says what it lacks"
 )
 UNHEARD = "the other hosts have not heard of it any more"
+CLOCK = (
+    "dm2: its clock is 3,600 s {} dm1's, and so are times in logs and of files. On the host that is wrong: "
+    "sudo timedatectl set-ntp true"
+)
+ELASTIC = {"nnodes": (1, 2), "max_restarts": 1}
 SOON_LOST = {"node_lost_after_s": LOST_S}
 
 
@@ -120,19 +127,18 @@ def close_everything() -> None:
 # ---- what is done to hosts
 
 
-def set_clock_ahead(lab: Lab) -> None:
-    """Have every Python on dm2, ours and the ranks, be an hour ahead of the other hosts."""
-    folder = lab.hosts[1].home / "ahead"
-    folder.mkdir(exist_ok=True)  # of two such rows
-    script = "import time\nfor name, ahead in (('time', 3600), ('time_ns', 3600 * 10**9)):\n    real = getattr(time, name)\n"
-    script += "    setattr(time, name, lambda real=real, ahead=ahead: real() + ahead)\n"
-    (folder / "sitecustomize.py").write_text(script)
-    (lab.hosts[1].home / ".bashrc").write_text("export PYTHONPATH=$HOME/ahead\n")
-    said = [
-        lab.ssh(host, "python3 -c 'import time; print(time.time())'").stdout
-        for host in lab.hosts[:2]
-    ]
-    assert 3590 < float(said[1]) - float(said[0]) < 3660
+def clock(ahead_s: int = 0) -> Callable[[Lab], None]:
+    """Give dm2 a clock that is so many seconds ahead of the other hosts, in every process there."""
+
+    def give(lab: Lab) -> None:
+        give_clock(lab.hosts[1], ahead_s)
+        said = [
+            lab.ssh(host, "python3 -c 'import time; print(time.time())'").stdout
+            for host in lab.hosts[:2]
+        ]
+        assert -10 < float(said[1]) - float(said[0]) - ahead_s < 60
+
+    return give
 
 
 def fill_disk(host: LabHost) -> None:
@@ -278,10 +284,20 @@ TABLE = (
           then((training, on("dm2", lambda host: host.freeze())), numbers=10_000, at_last=THAW, options=SOON_LOST)),
     Fault("host", "training", "frozen for 1 s", "done",
           then((training, on("dm2", lambda host: host.freeze())), (after(1.0), on("dm2", lambda host: host.thaw())))),
-    Fault("host", "training", "clock 1 h ahead", "done",
-          Way(before=set_clock_ahead)),
+    Fault("host", "training", "clock 1 h ahead", f"done; {CLOCK.format('ahead of')}",
+          Way(before=clock(3600))),
     Fault("host", "training", "clock 1 h ahead, and a rank fails", f"{RANK_1} raised ValueError: no such data",
-          Way(before=set_clock_ahead, misdeed=raise_an_error)),
+          Way(before=clock(3600), misdeed=raise_an_error)),
+    Fault("host", "training", "clock 1 h ahead, elastic", f"done; {CLOCK.format('ahead of')}",
+          Way(before=clock(3600), options=ELASTIC)),
+    Fault("host", "training", "clock 1 h behind, elastic", f"done; {CLOCK.format('behind')}",
+          Way(before=clock(-3600), options=ELASTIC)),
+    Fault("host", "training", "clock set 1 h ahead", "done",
+          then((training, on("dm2", lambda host: set_clock(host, 3600))), before=clock())),
+    Fault("host", "training", "clock set 1 h ahead, elastic", "done",
+          then((training, on("dm2", lambda host: set_clock(host, 3600))), numbers=160, before=clock(), options=ELASTIC)),
+    Fault("host", "training", "clock set 1 h back, elastic", "done",
+          then((training, on("dm2", lambda host: set_clock(host, -3600))), numbers=160, before=clock(), options=ELASTIC)),
     Fault("disk", "training", "full for a while", DISK_FULL,
           then((training, on("dm2", fill_disk)), (has_notices, on("dm2", empty_disk)), numbers=100,
                before=lambda lab: lab.hosts[1].limit_home(32 << 20), play=plays.disk_full)),

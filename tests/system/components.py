@@ -42,6 +42,7 @@ COMPONENTS = {
         Component(name="nft", programs=("nft",), packages=("nftables",)),
         Component(name="nsenter", programs=("nsenter",), packages=("util-linux",)),
         Component(name="mount", programs=("mount",), packages=("mount",)),
+        Component(name="cc", programs=("cc", "gcc"), packages=("gcc", "libc6-dev")),
         Component(name="fish", programs=("fish",), packages=("fish",)),
         Component(
             name="systemd",
@@ -62,7 +63,7 @@ COMPONENTS = {
     )
 }
 _SETS = {  # what is made of several of them
-    "lab": ("ssh", "sshd", "ip", "nft", "nsenter", "mount"),
+    "lab": ("ssh", "sshd", "ip", "nft", "nsenter", "mount", "cc"),
     "slurm": ("munged", "slurmctld", "slurmd", "srun"),
 }
 _OF_SETS = {part for parts in _SETS.values() for part in parts}

@@ -66,7 +66,7 @@ FOREIGN = {
     "cryptography": "connection.certificate transports.ssh.client playground.server",
     "pathspec": "payload.ignored",
     "paramiko": "transports.ssh.client",
-    "torch": "exports.sing_entry remote.rank.checkpoint remote.engine.engine remote.values.storages",
+    "torch": "exports.sing_entry remote.rank.checkpoint remote.engine.engine remote.engine.meeting remote.values.storages",
     "traitlets": "request.config screens.widget",
 }
 # `%load_ext distmagic` imports none of them.

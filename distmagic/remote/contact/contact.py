@@ -10,6 +10,7 @@ import os
 import select
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -188,9 +189,10 @@ class Contact:
         self._send_facts()
 
     def _send_route(self, request: protocol.GetRoute) -> None:
-        """Send the address from which this host dials a peer."""
+        """Send the address from which this host dials a peer, and the time here."""
         address, interface = facts.route(request.peer)
-        self.say(protocol.Route(address=address, interface=interface))
+        now = time.time()
+        self.say(protocol.Route(address=address, interface=interface, time_s=now))
 
     def _send_free_port(self, request: protocol.GetFreePort) -> None:
         """Send a port that is free now, and keep it from other runs as long as this contact is there."""

@@ -7,6 +7,7 @@ Read in this order:
 
     engine_start.py      the agent's side: starts torchrun, by exec or by fork
     engine.py            the process that is torchrun; reports how ranks ended
+    meeting.py           how long a node that meets others by c10d counts as alive
     forking.py           `fork`, and what a child does to become like a new process
     rank_fork_server.py  forks ranks for torchrun, before it had threads of its own
     process_title.py     the command line and the job's mark that /proc shows of a forked process

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distmagic.remote.engine import forking, rank_fork_server
+from distmagic.remote.engine import forking, meeting, rank_fork_server
 from distmagic.remote.rank import import_paths
 from distmagic.remote.records import places
 from distmagic.remote.system import processes, socket_peer
@@ -92,8 +92,10 @@ def main(argv: list[str]) -> None:
     if fork_server is not None:
         _use_fork_server(fork_server)
     args = parse_args(argv)
-    if args.rdzv_backend == "c10d" and int(args.max_restarts) > 0:
-        follow_rounds(is_elastic=":" in args.nnodes)
+    if args.rdzv_backend == "c10d":
+        meeting.count_by_own_clock()
+        if int(args.max_restarts) > 0:
+            follow_rounds(is_elastic=":" in args.nnodes)
     # torchrun would make a directory in /tmp and leave it there.
     args.log_dir = os.path.join(os.path.dirname(_from_agent("socket")), "torchrun")
     os.mkdir(args.log_dir, 0o700)

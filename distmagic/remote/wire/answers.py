@@ -46,10 +46,14 @@ class Facts:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The address of this host, and its interface, from which it dials the peer of the request."""
+    """The address of this host, and its interface, from which it dials the peer of the request.
+
+    `time_s` is what its clock shows, in seconds since 1970; 0 where that is not said.
+    """
 
     address: str
     interface: str
+    time_s: float = 0.0
 
 
 @message

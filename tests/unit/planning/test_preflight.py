@@ -13,6 +13,7 @@ from distmagic.planning.preflight import (
     check_oldest_python,
     check_python,
     check_system,
+    clocks_apart,
     shared_machines,
 )
 from tests.builders.plans import FACTS
@@ -121,3 +122,24 @@ def test_all_hosts_have_the_same_torch(golden):
 
 def test_a_host_that_ends_runs_with_their_connection_is_a_warning(golden):
     golden(*check("gpu-a", replace(FACTS, logout="systemd ends a run here."), "2.13.0"))
+
+
+def test_hosts_whose_clocks_are_apart_are_named_with_how_far_and_the_cure():
+    at = 1.7e9
+    clocks = [
+        ("a", at, at + 0.1),
+        ("b", at + 5.1, at + 5.2),
+        ("c", at - 3600, at - 3599.9),
+        ("d", at - 1.9, at + 2.1),
+    ]
+    ahead, behind = clocks_apart(clocks)
+    assert ahead.startswith("b: its clock is 5 s ahead of a's")
+    assert behind.startswith("c: its clock is 3,600 s behind a's")
+    assert "timedatectl" in ahead
+
+
+def test_a_clock_that_was_slow_to_answer_is_not_blamed():
+    """What was asked 30 s ago may be right: the answer says no more than that it came within this time."""
+    assert clocks_apart([("a", 100.0, 130.0), ("b", 129.0, 129.1)]) == ()
+    assert clocks_apart([("a", 100.0, 130.0), ("b", 133.0, 133.1)]) != ()
+    assert clocks_apart([]) == clocks_apart([("a", 1.0, 2.0)]) == ()

@@ -168,7 +168,7 @@ MESSAGES = (
             running=(LISTED,),
         ),
     ),
-    (0, p.Route(address="10.0.0.2", interface="eth0")),
+    (0, p.Route(address="10.0.0.2", interface="eth0", time_s=1763985600.5)),
     (0, p.MissingBlobs(sha256=(SHA,))),
     (0, p.Serving(port=40002, why="no")),
     (0, p.NeedBlob(sha256=SHA, offset=5, why="Connection refused")),

@@ -72,6 +72,7 @@ def with_tree(
     check_size(contents, payload.limit_bytes, what)
     tree = packed(contents, sorted(set(owned)), scratch or blobs.folder(), inside)
     notices = (
+        payload.notice,
         _private(contents),
         _left_out(contents),
         _ignored_but_named(contents),

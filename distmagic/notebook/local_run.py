@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import sys
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,27 @@ def run_local(
         raise
     if effects:
         print(f"! {notebook_effects.note(effects)}")
+
+
+def note_library_changes(
+    shell: InteractiveShell,
+    uses: Collection[str],
+    filename: str,
+    labels: Mapping[str, str],
+    noted: set[str],
+) -> None:
+    """Print once where cells of this notebook have changed libraries that the call `uses`, its own cell `filename` too."""
+    found: list[LocalEffect] = []
+    for name, label in labels.items():
+        text = "".join(linecache.getlines(name))
+        shown = "" if name == filename else label
+        for effect in notebook_effects.library_changes(text, shown, shell.user_ns):
+            is_seed = name == filename and "seed" in effect.words  # noted already
+            if effect.name in uses and not is_seed and effect.words not in noted:
+                noted.add(effect.words)
+                found.append(effect)
+    if found:
+        print(f"! {notebook_effects.note(found)}")
 
 
 def _of_argparse(error: BaseException, filename: str) -> SpecError | None:

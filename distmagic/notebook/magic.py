@@ -23,7 +23,7 @@ from distmagic.errors import Cancelled, PayloadTooLarge, RunError, SpecError
 from distmagic.notebook import commands, run_names
 from distmagic.notebook.backend import BACKEND, Backend
 from distmagic.notebook.completion import MAGICS, Completer
-from distmagic.notebook.local_run import run_local
+from distmagic.notebook.local_run import note_library_changes, run_local
 from distmagic.notebook.settings import Notebook
 from distmagic.request import cell as cells
 from distmagic.request import flag_parser, flags, notebook_place
@@ -69,6 +69,7 @@ class Magics:
             jobs=self.notebook.job_names,
             ranks=self.notebook.ranks_of,
         )
+        self._noted: set[str] = set()  # changes of libraries
         self.matcher = _matcher(Completer(names=names))
 
     def line(self, line: str) -> object:
@@ -273,7 +274,12 @@ class Magics:
     ) -> Payload:
         """Run the cell's own statements, and pack its call."""
         self._run_own(plan, filename, request)
-        return self._pack(plan, filename, request, asker)
+        payload = self._pack(plan, filename, request, asker)
+        if plan.call is not None:
+            note_library_changes(
+                self.shell, payload.uses, filename, _labels(self.shell), self._noted
+            )
+        return payload
 
     def _pack(
         self,

@@ -51,7 +51,8 @@ class Payload:
     `modules` are the local modules that the call needs, `folder` is what a script brings along; `tree` is both as blobs,
     None before it is known that a host needs them (payload/work_files.py). `limit_bytes` counts for it, too. `script` is
     the script's own file, `name` what its working directory is called by default, "" for a cell. `notice` is what a user
-    should know of the files. `title` is what is run, as the user wrote it. `in_source` packs the same without byte code,
+    should know of the files. `uses` are the top-level names of modules that a call's functions and values need, and of
+    `logging` and `warnings`, which any module uses. `title` is what is run, as the user wrote it. `in_source` packs the same without byte code,
     which only a Python of the same minor version runs; None where none is in it.
     """
 
@@ -63,6 +64,7 @@ class Payload:
     script: Path | None = None
     name: str = ""
     notice: str = ""
+    uses: frozenset[str] = frozenset()
     title: str = ""
     tree: Tree | None = None
     limit_bytes: int = sys.maxsize
@@ -140,6 +142,9 @@ def pack_call(
         modules=found,
         title=title,
         notice=shown.notice,
+        uses=frozenset(
+            ["logging", "warnings", *(module.name for module in found)]
+        ).union(name.partition(".")[0] for name in modules),
         limit_bytes=limit_bytes,
         in_source=in_source if source is None else None,
     )

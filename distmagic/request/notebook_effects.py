@@ -1,21 +1,26 @@
-"""Which of a cell's own statements act in the notebook alone, where a program under torchrun would have them on every rank.
+"""Which of a notebook's own statements act there alone, where a program under torchrun would have them on every rank.
 
 A program that was pasted into a cell reads its rank, parses its arguments, seeds and sets variables at its top. There it
-runs in the notebook, which is no rank. Pure, from the syntax tree: what stands inside a function runs on the ranks, and
-is not looked at.
+runs in the notebook, which is no rank. A cell may also change a library, by its settings, its registrations or its
+attributes: ranks import it anew. Pure, from the syntax tree: what stands inside a function runs on the ranks, and is not
+looked at.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import logging
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Literal
 
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 
 CURE = "Move it into the function, or write %%distributed --whole, and every rank runs the whole cell."
 _CURE_OF_SEVERAL = "Move them into the function, or write %%distributed --whole, and every rank runs the whole cell."
+_CURE_OF_LIBRARIES = "Ranks import libraries anew: do it inside the function, too."
 _CURE_OF_VARIABLES = "Ranks get variables by --env NAME=VALUE."
 _NAMED_AT_MOST = 4
 
@@ -37,7 +42,21 @@ _SEEDS = {
     "seed_everything", "pl.seed_everything", "L.seed_everything", "lightning.seed_everything",
 }  # fmt: skip
 
-Kind = Literal["rank", "argv", "sets argv", "seed", "group", "variable"]
+# How functions are called by which libraries are set, or are given something to keep.
+_CHANGES = re.compile(
+    r"_?(set|register|unregister|add|use|enable|disable|(manual_)?seed|filter|simplefilter|basic|dictConfig|capture)"
+)
+_NOT_OF_A_LIBRARY = (
+    "__main__",
+    "builtins",
+    "distmagic",
+    "IPython",
+    "matplotlib_inline",
+    "sys",
+    "os",
+)
+
+Kind = Literal["library", "rank", "argv", "sets argv", "seed", "group", "variable"]
 # What is done: its kind, in words, and the environment variable.
 Act = tuple[Kind, str, str]
 _READS_ARGV: Act = (
@@ -82,6 +101,66 @@ def local_effects(
     return tuple(_without_own_argv(found))
 
 
+def library_changes(
+    text: str, label: str, namespace: Mapping[str, object]
+) -> Iterator[LocalEffect]:
+    """Yield where a cell's text changes a library; `name` is that of the library. `namespace` are the notebook's values."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return
+    for statement in tree.body:
+        lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+        for node in _executed(statement):
+            for target, does in _changed(node):
+                library = _library(target, namespace)
+                if library and library not in _NOT_OF_A_LIBRARY:
+                    lineno = target.lineno
+                    where = f"{label}, line {lineno}" if label else f"line {lineno}"
+                    yield LocalEffect(
+                        kind="library",
+                        lineno=lineno,
+                        lines=lines,
+                        words=f"{where} {does} in the notebook, not on the ranks",
+                        name=library,
+                    )
+
+
+def _changed(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    """Yield what a node sets or calls by which a library may be changed, and that in words."""
+    targets: Sequence[ast.expr] = ()
+    if isinstance(node, ast.Assign | ast.Delete):
+        targets = node.targets
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+        targets = [node.target]
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        called, args = node.value.func, node.value.args
+        name = called.attr if isinstance(called, ast.Attribute) else dotted(called)
+        if name == "setattr" and args:
+            yield args[0], f"sets an attribute of {ast.unparse(args[0])}"
+        elif _CHANGES.match(name):
+            yield called, f"calls {ast.unparse(called)}"
+    for target in targets:
+        if isinstance(target, ast.Attribute | ast.Subscript):
+            yield target, f"sets {ast.unparse(target)}"
+
+
+def _library(target: ast.expr, namespace: Mapping[str, object]) -> str:
+    """Return the library that an expression begins at, "" where that is a value of the notebook's own."""
+    root = target
+    while isinstance(root, ast.Attribute | ast.Subscript | ast.Call):
+        root = root.func if isinstance(root, ast.Call) else root.value
+    value = namespace.get(root.id) if isinstance(root, ast.Name) else None
+    found: object = None
+    if isinstance(value, ModuleType):
+        found = value.__name__
+    elif isinstance(value, logging.Logger):
+        found = "logging"
+    elif isinstance(value, type | FunctionType | BuiltinFunctionType | MethodType):
+        found = value.__module__
+    return found.partition(".")[0] if isinstance(found, str) else ""
+
+
 def note(effects: Sequence[LocalEffect]) -> str:
     """Return all of it in one paragraph, "" for nothing."""
     if not effects:
@@ -90,6 +169,8 @@ def note(effects: Sequence[LocalEffect]) -> str:
     if len(effects) > _NAMED_AT_MOST:
         words.append(f"and {len(effects) - _NAMED_AT_MOST} more")
     cure = CURE if len(effects) == 1 else _CURE_OF_SEVERAL
+    if all(effect.kind == "library" for effect in effects):
+        cure = _CURE_OF_LIBRARIES
     if any(effect.kind == "variable" for effect in effects):
         cure += f" {_CURE_OF_VARIABLES}"
     sentence = "; ".join(words)

@@ -230,6 +230,7 @@ class Lab:
         self.shell = shell
         self.session = FakeSession()
         self.packed: dict = {}
+        self.uses: set[str] = set()  # libraries of the call
         self.playgrounds: list[FakePlayground] = []
         self.backend = Backend(
             session=lambda: self.session,
@@ -245,6 +246,7 @@ class Lab:
         if callable(what):
             what.blobs = ()
             what.folder = None
+            what.uses = self.uses
         return what
 
     def playground(self, count: int) -> FakePlayground:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import getpass
 import inspect
+import json
 import linecache
 import re
 import subprocess
@@ -221,6 +222,26 @@ def test_what_acts_in_the_notebook_alone_is_told_once_it_has_run(
     )
     lab.value(f"%%distributed --whole\n{cell}")
     assert "!" not in capsys.readouterr().out
+
+
+def test_a_library_that_the_notebook_has_changed_is_told_of_once_where_the_call_uses_it(
+    lab, capsys, monkeypatch
+):
+    monkeypatch.setattr(json, "BATCH", 0, raising=False)
+    lab.run("import json\njson.BATCH = 512")
+    call = "%%distributed\ndef f():\n    return json.BATCH\nf()"
+    lab.run(call)
+    assert "!" not in capsys.readouterr().out
+    lab.uses = {"json"}
+    lab.run(call)
+    assert capsys.readouterr().out.startswith(
+        "! Cell In[1], line 2 sets json.BATCH in the notebook, not on the ranks. Ranks import libraries anew"
+    )
+    lab.run(call)
+    assert "!" not in capsys.readouterr().out
+    lab.run(call.replace("json\n", "json\njson.BATCH = 3\n", 1))
+    lab.run("%%distributed\njson.BATCH = 3\nf()")
+    assert "! Line 2 sets json.BATCH" in capsys.readouterr().out
 
 
 def test_a_variable_of_the_line_is_not_told_to_be_the_notebooks_alone(lab, capsys):
@@ -867,8 +888,12 @@ class Session:
     def cancel(self): print("cancelled")
     def launch(self, reaching, spec, payload, screen, variable): return payload()
 
+def pack(thunk, **given):
+    thunk.uses = ()
+    return thunk
+
 magic.load_ipython_extension(get_ipython(), Backend(
-    session=Session, pack_call=lambda thunk, **given: thunk, pack_whole=None, screen_for=screen_for, playground=None))
+    session=Session, pack_call=pack, pack_whole=None, screen_for=screen_for, playground=None))
 """
 
 
@@ -980,6 +1005,7 @@ def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits):
         packed.append(limit_bytes)
         if limit_bytes < sys.maxsize:
             raise PayloadTooLarge("The call takes 2.0 GB.", "Use --payload-limit 4G.")
+        thunk.uses = ()
         return thunk
 
     object.__setattr__(lab.backend, "pack_call", pack)

@@ -10,6 +10,7 @@ import pytest
 
 from distmagic.payload import on_ranks, pack
 from distmagic.payload.program import pack_program
+from distmagic.payload.work_files import with_tree
 from distmagic.request.program import Program
 
 SETS = {
@@ -106,6 +107,17 @@ def test_of_a_cell_only_those_functions_count_that_travel(name, is_new, tmp_path
     assert ("Cell In[7], line 9 starts ranks" in payload.notice) is (name == "spawns")
 
 
+def test_a_payload_has_the_names_of_the_libraries_that_its_call_uses(tmp_path):
+    names = {"__name__": "__main__", "linecache": linecache, "pytest": pytest}
+    text = "def f():\n    import zipfile\n    return linecache.cache, g()\ndef g(): json\ndef other(): pytest"
+    exec(compile(text, "<a cell>", "exec"), names)
+    payload = pack.pack_call(
+        names["f"], limit_bytes=1 << 20, labels={}, scratch=tmp_path
+    )
+    assert {"linecache", "zipfile", "logging", "warnings"} <= payload.uses
+    assert "pytest" not in payload.uses
+
+
 @pytest.mark.parametrize(
     ("target", "is_module"), [("train.py", False), ("lab.train", True)]
 )
@@ -130,3 +142,13 @@ def test_of_a_program_all_counts_that_it_imports_from_its_folder(
     assert not needs_new(packed())
     (tmp_path / "lab" / "deep.py").write_text(f"import first\n{SETS['update']}")
     assert needs_new(packed())
+
+
+def test_what_is_noticed_of_a_program_stands_beside_what_is_noticed_of_its_files(
+    tmp_path,
+):
+    (tmp_path / "train.py").write_text(STARTS["mp.spawn"])
+    payload = pack_program(
+        Program(target="train.py"), sync=None, current=tmp_path, limit_bytes=1 << 20
+    )
+    assert "mp.spawn" in with_tree(payload, None, tmp_path).notice

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import json.decoder
+import logging
 import textwrap
+import warnings
+from json import JSONDecoder
+from random import seed
+from warnings import simplefilter
 
 import pytest
 
 from distmagic.request.cell import parse_cell
-from distmagic.request.notebook_effects import local_effects, note
+from distmagic.request.notebook_effects import library_changes, local_effects, note
 
 TRAIN = "def train():\n    pass\ntrain()"
 
@@ -126,3 +133,56 @@ def test_an_effect_knows_the_lines_of_its_statement():
     )
     (effect,) = local_effects(plan.local)
     assert (effect.lineno, effect.lines) == (3, range(2, 5))
+
+
+class Own:
+    """A class of the notebook's."""
+
+
+OF_A_NOTEBOOK = {
+    "json": json, "JSONDecoder": JSONDecoder, "warnings": warnings, "logging": logging, "log": logging.getLogger("train"),
+    "seed": seed, "simplefilter": simplefilter, "own": Own(), "setattr": setattr,
+}  # fmt: skip
+Own.__module__ = "__main__"
+OF_A_NOTEBOOK["Own"] = Own
+# What a cell says, the library that it changes, "" for none, and the words.
+CHANGES = {
+    "an attribute": ("json.BATCH = 512", "json", "sets json.BATCH"),
+    "of a class of it": ("json.JSONDecoder.rate = 1", "json", "sets json.JSONDecoder.rate"),
+    "of an imported class": ("JSONDecoder.rate = 1", "json", "sets JSONDecoder.rate"),
+    "a function of a submodule": ("json.decoder.scan = lambda: 0", "json", "sets json.decoder.scan"),
+    "an item": ("json.OPTIONS['batch'] = 3", "json", "sets json.OPTIONS['batch']"),
+    "added": ("json.BATCH += 1", "json", "sets json.BATCH"),
+    "deleted": ("del json.BATCH", "json", "sets json.BATCH"),
+    "setattr": ("setattr(json, 'BATCH', 1)", "json", "an attribute of json"),
+    "in a block": ("if True:\n    json.BATCH = 1", "json", "sets json.BATCH"),
+    "a setter": ("json.set_default_dtype(1)", "json", "calls json.set_default_dtype"),
+    "a registration": ("JSONDecoder.register_new_resolver('half', f)", "json", "calls JSONDecoder.register"),
+    "an addition": ("json.decoder.add_safe_globals([Own])", "json", "add_safe_globals"),
+    "a filter": ("warnings.filterwarnings('ignore')", "warnings", "calls warnings.filterwarnings"),
+    "by its own name": ("simplefilter('ignore')", "warnings", "calls simplefilter"),
+    "a seed": ("seed(3)", "random", "calls seed"),
+    "logging": ("logging.basicConfig(level=10)", "logging", "calls logging.basicConfig"),
+    "a logger": ("log.setLevel(10)", "logging", "calls log.setLevel"),
+    "a logger that is made there": ("logging.getLogger('x').addHandler(h)", "logging", "addHandler"),
+    "a value": ("own.rate = 1", "", ""),
+    "a value's method": ("own.set_rate(1)", "", ""),
+    "a class of the notebook": ("Own.rate = 1", "", ""),
+    "what is read": ("x = json.BATCH", "", ""),
+    "a result that is kept": ("model = json.add_adapter(model)", "", ""),
+    "another function": ("json.dumps(3)", "", ""),
+    "in a function": ("def f():\n    json.BATCH = 1", "", ""),
+    "no Python": ("json.BATCH = = 1", "", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_cell_that_changes_a_library_changes_that_of_the_notebook_alone(name):
+    text, library, words = CHANGES[name]
+    found = list(library_changes(f"\n{text}", "Cell In[2]", OF_A_NOTEBOOK))
+    assert [effect.name for effect in found] == ([library] if library else [])
+    if library:
+        lineno = text.count("\n") + 2
+        assert words in found[0].words
+        assert note(found).startswith(f"Cell In[2], line {lineno} ")
+        assert note(found).endswith("do it inside the function, too.")

@@ -18,6 +18,7 @@ import distmagic
 from distmagic.api import session
 from distmagic.errors import Cancelled, PreflightError, RunError
 from distmagic.payload import bundle
+from distmagic.remote.system import processes
 from distmagic.runner.outcome import Detached
 from distmagic.session.background import BackgroundRun
 from distmagic.session.names import owner
@@ -128,7 +129,8 @@ def at_work(run: BackgroundRun) -> None:
 def held_by(host: LabHost, job: str) -> str:
     """Return what is told of device 0 of a host, which a job has: each host counts from when it was asked."""
     (since_ns,) = re.findall(rf"@distmagic-claim-0-(\d+)-\d+-{job}", claims(host))
-    since = time.strftime("%H:%M", time.localtime(int(since_ns) / 1e9))
+    began_s = time.time() - processes.up_s() + int(since_ns) / 1e9
+    since = time.strftime("%H:%M", time.localtime(began_s))
     return f"device 0, held by job {job} of {owner()} since {since}"
 
 

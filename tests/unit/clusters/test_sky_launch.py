@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.clusters import sky, sky_words
+from distmagic.clusters import cluster, sky, sky_words
 from distmagic.clusters.cluster import Cluster
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, SpecError
@@ -133,6 +133,23 @@ def test_a_cluster_of_this_notebook_that_is_up_is_used_and_held_again(
     assert made.check(ASKER)
     wait_until(lambda: len(skypilot.asked) > before, "the next one")
     assert skypilot.asked[-1].startswith("exec ")
+
+
+def test_a_cluster_is_held_again_after_a_sleep_of_this_machine(
+    skypilot: Sky, monkeypatch: pytest.MonkeyPatch
+):
+    """Where the usual clock stands still, and the job that holds the cluster has ended."""
+    now = 1000.0
+    monkeypatch.setattr(cluster, "up_s", lambda: now)
+    made, _ = launched()
+    held: list[str] = []
+    monkeypatch.setattr(sky, "hold_in_background", lambda _, name: held.append(name))
+    made._hold_on()
+    assert held == []
+    now += 720.0
+    made._hold_on()
+    made._hold_on()
+    assert held == [NAME]
 
 
 def test_a_users_own_cluster_that_stops_itself_is_held_too(skypilot: Sky):

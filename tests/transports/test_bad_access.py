@@ -25,6 +25,7 @@ from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
 from distmagic.transports.asking import NoAsker
+from tests.builders.since import Since
 from tests.lab.waiting import wait_until
 from tests.transports.conftest import Home
 from tests.transports.sshd import Sshd, free_port, make_key, sshd
@@ -310,11 +311,7 @@ def test_nothing_stays_behind_a_failure(
     # A short path: sockets lie in it.
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
-        before = set(os.listdir("/proc/self/fd"))
+        since = Since()
         failure(home.host(session_server), home)
-        # Threads that earlier tests have left may hold a descriptor for a moment.
-        wait_until(
-            lambda: set(os.listdir("/proc/self/fd")) <= before,
-            "all descriptors to be closed",
-        )
+        wait_until(lambda: not since.files(), "all descriptors to be closed")
         assert os.listdir(folder) == []

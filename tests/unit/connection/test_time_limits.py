@@ -13,6 +13,7 @@ import pytest
 
 from distmagic.connection import time_limits as time_limits_module
 from distmagic.connection.time_limits import TimeLimits, time_limits
+from tests.builders.since import Since
 from tests.lab.waiting import wait_until
 
 LONG_S = 3600.0
@@ -21,12 +22,8 @@ LONG_S = 3600.0
 @pytest.fixture
 def begun_here():
     """Return what lists the threads that were begun since, and run yet."""
-    older = set(threading.enumerate())  # of other tests, which may end now
-
-    def begun():
-        return [one for one in set(threading.enumerate()) - older if one.is_alive()]
-
-    return begun
+    since = Since()
+    return lambda: since.threads("distmagic-limits")
 
 
 def test_an_act_happens_when_its_time_is_up_and_not_before():

@@ -25,6 +25,7 @@ from distmagic.connection.certificate import one_time_secret
 from distmagic.errors import SpecError, Unreachable
 from distmagic.transports.channel import Channel
 from tests.builders.dialling import HERE, dialled, places
+from tests.builders.since import Since
 from tests.lab.waiting import wait_until
 
 SECRET = SharedSecret(one_time_secret())
@@ -363,22 +364,13 @@ def test_a_node_that_begins_as_none_begins_is_named(hello):
 
 
 def test_nothing_is_left_open():
-    older = set(threading.enumerate())  # of other tests, which may end now
-
-    def threads():
-        return {
-            one.name
-            for one in set(threading.enumerate()) - older
-            if one.name.startswith(("distmagic-meeting", "distmagic-f", "distmagic-m"))
-        }
-
-    before = set(os.listdir("/proc/self/fd"))
+    since = Since()
     with dialled() as transport:
         transport.start(("cat",)).close()
-    wait_until(lambda: not threads(), "the threads to end")
     wait_until(
-        lambda: set(os.listdir("/proc/self/fd")) <= before, "the descriptors to close"
+        lambda: not since.threads("distmagic-f", "distmagic-m"), "the threads to end"
     )
+    wait_until(lambda: not since.files(), "the descriptors to close")
 
 
 class SlowProof:
@@ -397,19 +389,14 @@ class SlowProof:
 
 
 def test_a_node_that_leaves_while_it_dials_again_keeps_no_connection():
-    before = set(os.listdir("/proc/self/fd"))
-    older = set(threading.enumerate())  # of other tests, which may end now
+    since = Since()
     first, second = places()
     proof = SlowProof()
     following = Following(second, proof, HERE)
     with contextlib.closing(Meeting(first, SECRET)) as meeting:
         following.come(1, "same", SOON_S)
         meeting.gather(1, "same", SOON_S)
-        (serving,) = (
-            one
-            for one in set(threading.enumerate()) - older
-            if one.name == "distmagic-following"
-        )
+        (serving,) = since.threads("distmagic-following")
         proof.is_slow.set()
         (member,) = meeting.members
         for channel in (member.up, member.down):
@@ -419,9 +406,7 @@ def test_a_node_that_leaves_while_it_dials_again_keeps_no_connection():
         proof.go_on.set()
         serving.join(SOON_S)
         assert not serving.is_alive()
-    wait_until(
-        lambda: set(os.listdir("/proc/self/fd")) <= before, "the descriptors to close"
-    )
+    wait_until(lambda: not since.files(), "the descriptors to close")
 
 
 def test_ranks_see_neither_the_secret_nor_the_log_in(monkeypatch):

@@ -19,6 +19,7 @@ from distmagic.connection.certificate import one_time_secret
 from distmagic.remote.contact import blob_server, mutual_tls
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import Secret
+from tests.builders.since import Since
 from tests.lab import wait_until
 
 HERE = "127.0.0.1"
@@ -67,16 +68,12 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Files]]:
         made.append(Files(tmp_path, *sizes))
         return made[-1]
 
-    before = set(os.listdir("/proc/self/fd"))
+    since = Since()
     yield start
     for files in made:
         files.close()
         assert not files.server._thread.is_alive()
-    # Threads that earlier tests have left may hold one for a moment.
-    wait_until(
-        lambda: set(os.listdir("/proc/self/fd")) <= before,
-        "all descriptors to be closed",
-    )
+    wait_until(lambda: not since.files(), "all descriptors to be closed")
 
 
 @contextlib.contextmanager
@@ -246,7 +243,7 @@ def test_a_flood_of_connections_that_say_nothing(serve):
 
 def test_a_flood_is_bounded(serve):
     files = serve(10)
-    before = len(os.listdir("/proc/self/fd"))
+    since = Since()
     flood = [socket.create_connection((HERE, files.server.port)) for _ in range(100)]
     with contextlib.ExitStack() as stack:
         for each in flood:
@@ -259,10 +256,7 @@ def test_a_flood_is_bounded(serve):
             ),
             "the 61st to be turned away",
         )
-        assert (
-            len(os.listdir("/proc/self/fd")) - before
-            <= 100 + mutual_tls._MOST_HANDSHAKES + 5
-        )
+        assert len(since.files()) <= 100 + mutual_tls._MOST_HANDSHAKES + 5
 
 
 def test_who_waits_at_the_door_is_turned_away(serve, monkeypatch):

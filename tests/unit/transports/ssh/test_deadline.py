@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from distmagic.transports.ssh.deadline import Deadline
+from tests.builders.since import Since
 from tests.lab.waiting import wait_until
 
 
@@ -18,16 +19,10 @@ def test_a_deadline_expires_once() -> None:
 
 def test_a_deadline_that_is_kept_never_fires() -> None:
     expired = threading.Event()
-    older = set(threading.enumerate())  # of other tests, which may end now
+    since = Since()
     with Deadline(60, expired.set) as deadline:
         pass
-    wait_until(
-        lambda: all(
-            one.name != "distmagic-deadline"
-            for one in set(threading.enumerate()) - older
-        ),
-        "the end of its thread",
-    )
+    wait_until(lambda: not since.threads("distmagic-deadline"), "the end of its thread")
     assert not expired.is_set()
     assert not deadline.expired
 

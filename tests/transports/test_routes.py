@@ -28,7 +28,7 @@ from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
 from distmagic.transports.asking import NoAsker
 from tests.builders.since import Since
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 from tests.system.components import reason_without
 from tests.transports.conftest import Answers, Home
 from tests.transports.contract import read_all
@@ -501,7 +501,7 @@ def test_no_ssh_client_outlives_a_killed_kernel(home: Home, server: Sshd) -> Non
         assert kernel.stdout is not None
         pid, folder = kernel.stdout.readline().split()
         kernel.kill()
-        kernel.wait(10)
+        kernel.wait(HANG_S)
     wait_until(lambda: not is_running(int(pid)), "the end of the ssh client")
     # The one thing that a killed kernel leaves.
     subprocess.run(["rm", "-r", folder], check=True)

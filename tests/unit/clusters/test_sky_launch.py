@@ -19,7 +19,7 @@ from distmagic.request.allocation import SkyRequest
 from distmagic.request.spec import Access
 from distmagic.session import allocations
 from tests.builders.sky import Sky, entries
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 ASKER = NotebookAsker(can_ask=False)
 OWNER = "Ann.B@laptop:/home/ann/My train.ipynb"
@@ -240,9 +240,9 @@ def test_a_launch_that_another_thread_gives_up_is_ended_and_taken_down(skypilot:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert is_launching.wait(30)
+    assert is_launching.wait(HANG_S)
     made.end()
-    thread.join(30)
+    thread.join(HANG_S)
     assert raised == [made.error]
     assert raised[0].message == f"The cluster {NAME} was given up."
     assert raised[0].hint == "It is being taken down."

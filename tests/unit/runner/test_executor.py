@@ -38,6 +38,7 @@ from tests.builders.jobs import listing
 from tests.builders.messages import START
 from tests.builders.since import Since
 from tests.lab import wait_until
+from tests.lab.waiting import HANG_S
 
 LEASE_S = 0.04
 ERRORS = (
@@ -82,7 +83,7 @@ class Stage:
         since = Since()
         executor.perform(action)
         for thread in since.threads("distmagic-run"):
-            thread.join(60)
+            thread.join(HANG_S)
             assert not thread.is_alive()
         return self.queue.batch(0)
 

@@ -6,13 +6,13 @@ import threading
 
 from distmagic.transports.ssh.deadline import Deadline
 from tests.builders.since import Since
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 
 def test_a_deadline_expires_once() -> None:
     expired = threading.Event()
     with Deadline(0.05, expired.set) as deadline:
-        assert expired.wait(10)
+        assert expired.wait(HANG_S)
         assert deadline.expired
         assert deadline.remaining() == 0
 
@@ -34,4 +34,4 @@ def test_a_pause_is_not_counted() -> None:
             assert not expired.wait(1.5)
         assert not deadline.expired
         assert 0 < deadline.remaining() <= 1.2
-        assert expired.wait(10)
+        assert expired.wait(HANG_S)

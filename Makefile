@@ -1,10 +1,17 @@
-# make check | golden | test | chaos | sky | demo | bench | picture | screenshots | lint | clean: each does all of its own set-up in .venv.
-#   check    lint, types and the tests that need no host, in less than 90 seconds: before each commit
-#   golden   renew tests/golden/messages from the tests that need no host; ARGS=... of others; read it in the diff
-#   test     all tests
-#   chaos    pairs of faults, ROUNDS of them from SEED on: a line a round, and those that failed in the end
-#   sky      SkyPilot's own program launches clusters on the lab's Slurm: exported tasks, and cells that say --on sky
-#   picture  the README's picture, of a real run in a real JupyterLab, in assets/
+# make check | test | test-all | ...: each target does all of its own set-up in .venv.
+#   check      lint, types and the tests that need no host, in less than 90 seconds: before each commit
+#   golden     renew tests/golden/messages from the tests that need no host; ARGS=... of others; read it in the diff
+#   test       these, each promise of the README and each way to a host, on real hosts, in 10 minutes: before each merge
+#   test-all   every test: before a release
+#   stress     `make test`, ROUNDS times, beside eight busy processes: a test that fails by chance fails here
+#   durations  `make test-all`, and its measured durations into CONTRIBUTING.md
+#   coverage   which part of distmagic/ `make test` and `make test-all` execute
+#   demo       the quickstart, headless
+#   bench      what it costs, against other tools
+#   lint       ruff, mypy, and the subjects of commits
+#   chaos      pairs of faults, ROUNDS of them from SEED on: a line a round, and those that failed in the end
+#   sky        SkyPilot's own program launches clusters on the lab's Slurm: exported tasks, and cells that say --on sky
+#   picture    the README's picture, of a real run in a real JupyterLab, in assets/
 #   screenshots  that and a picture of each scene of the view, light and dark, wide and narrow, in build/screenshots
 #
 #   PYTHON=python3.12   the Python (3.10 or later) that .venv is made with
@@ -13,7 +20,7 @@
 #   CI=true             a missing system package is a failure, not a skip
 #   ARGS="-k ssh"       more arguments for pytest
 #   ONLY=start,load     sections of the bench; all if not said
-#   SEED=1 ROUNDS=300   of chaos; the same seed is the same pair
+#   SEED=1 ROUNDS=300   of chaos, where the same seed is the same pair; ROUNDS of stress, too
 #   SKY_PYTHON=P        the Python 3.10 that SkyPilot's nodes want
 #   README=1            put the bench's table into distmagic/help/benchmarks.md, ten of its rows into README.md
 
@@ -26,7 +33,7 @@ ONLY ?=
 README ?=
 SEED ?= 1
 SKY_PYTHON ?= python3.10
-ROUNDS ?= 100
+ROUNDS ?=
 
 venv := .venv
 bin := $(abspath $(venv))/bin
@@ -35,7 +42,7 @@ export PATH := $(bin):$(PATH)
 # Tests start hundreds of Pythons. Where byte code is not kept, each of them compiles the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help check golden test chaos sky demo bench picture screenshots lint clean setup
+.PHONY: help check golden test test-all stress durations coverage chaos sky demo bench picture screenshots lint clean setup
 .DELETE_ON_ERROR:
 
 help:
@@ -52,13 +59,35 @@ $(venv)/.ready: pyproject.toml
 	@$(pip) install '$(TORCH)' --editable '.[dev]'
 	@touch $@
 
+pytest = $(bin)/python -m pytest --numprocesses=$(JOBS) --dist=loadgroup
+quick := --hypothesis-profile=quick -m quick
+
 test: $(venv)/.ready
 	@$(bin)/python -m tests.system
-	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal $(ARGS)
+	@$(pytest) $(quick) $(ARGS)
+
+test-all: $(venv)/.ready
+	@$(bin)/python -m tests.system
+	@$(pytest) $(ARGS)
+
+stress: $(venv)/.ready
+	@$(bin)/python -m tests.system
+	@$(bin)/python -m tests.tiers.stress $(or $(ROUNDS),5) $(pytest) $(quick) $(ARGS)
+
+durations: $(venv)/.ready
+	@$(bin)/python -m tests.system
+	@$(pytest) --junitxml=build/durations.xml $(ARGS)
+	@$(bin)/python -m tests.tiers.durations build/durations.xml
+
+# Of the processes of pytest alone: what runs on hosts is not measured.
+coverage: $(venv)/.ready
+	@$(bin)/python -m tests.system
+	@$(pytest) --quiet --quiet --cov=distmagic --cov-report=term $(quick) | grep '^TOTAL\|passed\|failed'
+	@$(pytest) --quiet --quiet --cov=distmagic --cov-report=term | grep '^TOTAL\|passed\|failed'
 
 check: JOBS := 6
 check: lint
-	@$(bin)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal --hypothesis-profile=quick -p no:logging -m 'not needs' tests/unit tests/transports $(ARGS)
+	@$(pytest) --hypothesis-profile=quick -p no:logging -m 'not needs' tests/unit tests/transports $(ARGS)
 
 golden: JOBS := 6
 golden: $(venv)/.ready
@@ -66,7 +95,7 @@ golden: $(venv)/.ready
 
 chaos: $(venv)/.ready
 	@$(bin)/python -m tests.system
-	@DISTMAGIC_CHAOS_SEED=$(SEED) DISTMAGIC_CHAOS_ROUNDS=$(ROUNDS) $(bin)/python -m pytest --quiet --numprocesses=0 --tb=short tests/e2e/test_pairs.py -k promises $(ARGS)
+	@DISTMAGIC_CHAOS_SEED=$(SEED) DISTMAGIC_CHAOS_ROUNDS=$(or $(ROUNDS),100) $(bin)/python -m pytest --quiet --numprocesses=0 --tb=short tests/e2e/test_pairs.py -k promises $(ARGS)
 
 sky: $(venv)/.ready build/sky/.ready
 	@$(bin)/python -m tests.system sky
@@ -97,6 +126,7 @@ lint: $(venv)/.ready
 	@$(bin)/ruff check
 	@$(bin)/ruff format --check
 	@$(bin)/mypy
+	@sh .ci/subjects
 
 clean:
 	rm -rf $(venv) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,6 +24,7 @@ from tests.builders.golden import COLLECTED, Golden  # noqa: E402
 from tests.lab import HostSetup, Lab, isolate  # noqa: E402
 from tests.lab.slurm import SlurmLab  # noqa: E402
 from tests.system.components import in_ci, reason_without  # noqa: E402
+from tests.tiers import NAME, sort_into_tier  # noqa: E402
 
 # No test is timed: a busy machine would make a slow example a failure.
 settings.register_profile("distmagic", deadline=None)
@@ -55,10 +56,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Keep which tests there are before any is deselected: an entry of golden messages must be of one of them."""
+    """Sort tests into tiers, before marks deselect any and before xdist adds its groups to their names.
+
+    Keep which tests there are: an entry of golden messages must be of one of them.
+    """
     config.stash[COLLECTED] = {
         item.nodeid: "golden" in getattr(item, "fixturenames", ()) for item in items
     }
+    for item in items:
+        item.stash[NAME] = item.nodeid
+        sort_into_tier(item)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,7 +83,7 @@ def golden(
 ) -> Golden:
     """Compare what users read with tests/golden/messages: `golden(error)`, `golden(text)`."""
     return Golden(
-        request.node.nodeid.removeprefix("tests/"),
+        request.node.stash[NAME].removeprefix("tests/"),
         tmp_path_factory.getbasetemp(),
         is_renewed=request.config.getoption("renew_golden"),
     )

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 from tests import scenes
+from tests.browser import chromium
 from tests.browser.plain_page import PlainPage, plain_page
 
 _SECONDS = 10.0
@@ -20,7 +21,7 @@ _COUNT_FRAMES = """() => {
 
 def slow_frame_ms() -> float:
     """Return the 95th percentile of the time between two frames, in milliseconds."""
-    with plain_page() as page:
+    with chromium() as browser, plain_page(browser) as page:
         page.page.set_viewport_size({"width": 1400, "height": 900})
         page.open("light")
         return frames_ms(page, _SECONDS)

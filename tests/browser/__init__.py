@@ -3,8 +3,15 @@
 from tests.browser.harness import (
     NotebookPage,
     Notebooks,
+    chromium,
     notebook_in_browser,
     notebooks_in_browser,
 )
 
-__all__ = ["NotebookPage", "Notebooks", "notebook_in_browser", "notebooks_in_browser"]
+__all__ = [
+    "NotebookPage",
+    "Notebooks",
+    "chromium",
+    "notebook_in_browser",
+    "notebooks_in_browser",
+]

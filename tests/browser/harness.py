@@ -287,19 +287,19 @@ def _add_note(error: BaseException, note: str) -> None:
 
 @contextlib.contextmanager
 def notebooks_in_browser(
-    env: Mapping[str, str] | None = None, program: str = "jupyterlab", scale: int = 1
+    browser: Browser,
+    env: Mapping[str, str],
+    program: str = "jupyterlab",
+    scale: int = 1,
 ) -> Iterator[Notebooks]:
-    """Start JupyterLab, or `program` "notebook", with `env` added to its kernels' environment, and Chromium.
+    """Start JupyterLab, or `program` "notebook", with `env` added to its kernels' environment.
 
     `scale` is how many pixels of a screenshot one pixel of the page has.
     """
     with tempfile.TemporaryDirectory(prefix="jupyterlab-") as made:
         folder = Path(made)
         (folder / "work").mkdir()
-        with (
-            _server(program, folder, dict(env or {})) as base,
-            _browser(folder) as browser,
-        ):
+        with _server(program, folder, dict(env)) as base:
             yield Notebooks(program, folder, base, browser, scale)
 
 
@@ -310,7 +310,8 @@ def notebook_in_browser(
 ) -> Iterator[NotebookPage]:  # fmt: skip
     """Open `notebook` in a server and a browser of its own. See `notebooks_in_browser` and `Notebooks.opened`."""
     with (
-        notebooks_in_browser(env, program, scale) as notebooks,
+        chromium() as browser,
+        notebooks_in_browser(browser, env or {}, program, scale) as notebooks,
         notebooks.opened(notebook, shots) as page,
     ):
         yield page
@@ -387,8 +388,12 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def _browser(folder: Path) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
+def chromium() -> Iterator[Browser]:
+    """Start Chromium without a window. One at a time in a process: Playwright's loop is the thread's own."""
+    with (
+        tempfile.TemporaryDirectory(prefix="chromium-") as folder,
+        sync_playwright() as playwright,
+    ):
         browser = playwright.chromium.launch(
             executable_path=COMPONENTS["browser"].path(),
             headless=True,

@@ -14,12 +14,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from distmagic.screens import widget
 from distmagic.screens.board import Board
 from distmagic.state.model import RunState
-from tests.system.components import COMPONENTS
 
 THEMES = ("light", "dark")
 WIDTHS = (1400, 600)
@@ -129,20 +128,14 @@ class PlainPage:
 
 
 @contextlib.contextmanager
-def plain_page(scale: int = 1) -> Iterator[PlainPage]:
-    """Yield a page in a browser without a network. At the end asserts that its scripts made no error."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=COMPONENTS["browser"].path(),
-            timeout=120_000,  # of a busy machine
-            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
-        )
-        try:
-            page = browser.new_page(device_scale_factor=scale)
-            page.context.set_offline(True)
-            errors: list[str] = []
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            yield PlainPage(page)
-            assert errors == [], errors
-        finally:
-            browser.close()
+def plain_page(browser: Browser) -> Iterator[PlainPage]:
+    """Yield a page without a network. At the end asserts that its scripts made no error."""
+    page = browser.new_page()
+    page.context.set_offline(True)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    try:
+        yield PlainPage(page)
+    finally:
+        page.close()
+    assert errors == [], errors

@@ -15,6 +15,7 @@ from distmagic.comparison import as_html
 from distmagic.comparison.summary import summary
 from distmagic.state.model import RunState, ShownPicture
 from tests import REPOSITORY, scenes
+from tests.browser import chromium
 from tests.browser.plain_page import THEMES, WIDTHS, PlainPage, plain_page
 from tests.system.components import reason_without
 
@@ -94,7 +95,7 @@ def main() -> int:
         print(f"no picture can be made here: {reason}", file=sys.stderr)
         return 1
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with plain_page() as page:
+    with chromium() as browser, plain_page(browser) as page:
         for width in WIDTHS:
             page.page.set_viewport_size({"width": width, "height": 900})
             for theme in THEMES:

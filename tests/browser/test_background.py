@@ -7,12 +7,11 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.browser import NotebookPage, notebook_in_browser
+from tests.browser import NotebookPage, Notebooks
 from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(900)]
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 LOAD, RUN, OTHER, SECOND, SLEEP, ASK, VIEW, END, LOOP, RUNS = range(10)
 WORK = """\
 %%distributed --hosts localhost:2 --background -o run
@@ -58,7 +57,7 @@ for lr in (1, 2, 3):
 def assert_goes_on(page: NotebookPage, index: int) -> None:
     seen = page.cell(index).locator(".dm-live .dm-part-table")
     before = seen.inner_text()
-    wait_until(lambda: seen.inner_text() != before, "the view to move")
+    wait_until(lambda: seen.inner_text() != before, "the view to move", 120)
     assert page.wait_text(index, r"^running")
 
 
@@ -84,7 +83,7 @@ def runs_a_loop(page: NotebookPage, seen: Path) -> None:
 
 
 @pytest.mark.promise("its view lives on while other cells run")
-def test_the_view_of_a_run_in_the_background(tmp_path):
+def test_the_view_of_a_run_in_the_background(notebooks: Notebooks, tmp_path):
     sources = [
         f"%load_ext distmagic\nEND, SEEN = {str(tmp_path / 'end')!r}, {str(tmp_path / 'seen')!r}",
         WORK,
@@ -100,8 +99,7 @@ def test_the_view_of_a_run_in_the_background(tmp_path):
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(source) for source in sources]
     )
-    env = {"PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path)}
-    with notebook_in_browser(notebook, env, shots=tmp_path) as page:
+    with notebooks.opened(notebook, tmp_path) as page:
         for index in (LOAD, RUN):
             page.run_cell(index)
             page.wait_done(index)

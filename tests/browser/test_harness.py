@@ -5,7 +5,7 @@ from __future__ import annotations
 import nbformat
 import pytest
 
-from tests.browser import notebook_in_browser
+from tests.browser import Notebooks
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(600)]
 
@@ -21,11 +21,11 @@ bar.value = 50
 """
 
 
-def test_widgets_interrupt_and_the_next_cell(tmp_path):
+def test_widgets_interrupt_and_the_next_cell(notebooks: Notebooks, tmp_path):
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(text) for text in (BAR, WORK, "6 * 7, X")]
     )
-    with notebook_in_browser(notebook, {"PYTHONSTARTUP": ""}) as page:
+    with notebooks.opened(notebook) as page:
         page.run_cell(0)
         page.wait_text(0, "rank 0")
         assert page.cell(0).locator(".widget-hprogress .progress-bar").count() == 1

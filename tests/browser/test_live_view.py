@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from importlib import resources
 
 import pytest
 from playwright.sync_api import expect
 
 from distmagic.request.flag_parser import flag_names
-from tests import REPOSITORY
-from tests.browser import NotebookPage, Notebooks, notebooks_in_browser
+from tests.browser import NotebookPage
 from tests.browser.live_runs import (
     CHARTS,
     IN_A_WIDGET,
@@ -33,16 +31,6 @@ BROKEN_RULES = """async () => {
   return violations.flatMap(({ id, nodes }) =>
     nodes.map(node => `${id}: ${node.html.slice(0, 160)}: ${node.any.map(one => one.message).join(' ')}`));
 }"""
-
-
-@pytest.fixture(scope="module")
-def notebooks(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Notebooks]:
-    """One server and one browser for all tests of this module that are for the same program."""
-    env = {"PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path_factory.mktemp("home"))}
-    with notebooks_in_browser(env, request.param) as made:
-        yield made
 
 
 in_jupyterlab = pytest.mark.parametrize("notebooks", ["jupyterlab"], indirect=True)
@@ -127,13 +115,13 @@ def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, notebooks
 
 def is_live_again(page: NotebookPage) -> None:
     """See a page that was loaded anew while the cell runs go on being live: it moves, and its buttons work."""
-    wait_until(lambda: live(page).count() == 1, "the live view again")
+    wait_until(lambda: live(page).count() == 1, "the live view again", 120)
     assert "2 ranks on localhost" in page.wait_text(RUN, r"^running")
     assert page.page.get_by_text("Loading widget").count() == 0
     assert page.page.locator(".dm-live").count() == 1
     step = live(page).locator(".dm-part-table td.dm-n").nth(1)
     before = step.inner_text()
-    wait_until(lambda: step.inner_text() != before, "it to move")
+    wait_until(lambda: step.inner_text() != before, "it to move", 120)
     page.wait_text(RUN, r"step \d+ of rank 1")
     live(page).locator("figure.dm-curve", has_text="loss").wait_for()
 
@@ -236,7 +224,7 @@ def test_output_is_filtered_and_a_selection_stays_while_lines_pour_in(
         before = page.page.evaluate("document.getSelection().toString()")
         top = live(page).locator(".dm-log-lines").evaluate("pane => pane.scrollTop")
         count = len(lines(page))
-        wait_until(lambda: len(lines(page)) > count + 10, "more lines")
+        wait_until(lambda: len(lines(page)) > count + 10, "more lines", 120)
         assert page.page.evaluate("document.getSelection().toString()") == before
         assert live(page).locator(".dm-log-lines").evaluate("pane => pane.scrollTop") == top  # fmt: skip
         assert before.strip().endswith("ValueError: only a line")
@@ -251,7 +239,7 @@ def test_what_a_cell_has_shown_stays_where_its_run_is_shown_inside_a_widget(
 ):
     begins = r"^printed before the run\s[^]*running"
     with opened(notebooks, tmp_path, IN_A_WIDGET, begins) as page:
-        wait_until(lambda: len(lines(page)) > 10, "its output")
+        wait_until(lambda: len(lines(page)) > 10, "its output", 120)
         text = page.wait_text(RUN, begins)
         assert "2 ranks on localhost" in text
         (tmp_path / "end").touch()
@@ -269,7 +257,7 @@ def test_curves_are_read_off_chosen_and_smoothed_beside_pictures_and_hardware(
 ):
     with opened(notebooks, tmp_path, source=CHARTS) as page:
         loss = live(page).locator("figure.dm-curve", has_text="loss")
-        wait_until(lambda: "step 399" in loss.inner_text(), "the last step")
+        wait_until(lambda: "step 399" in loss.inner_text(), "the last step", 120)
         labels = loss.locator(".dm-y span").all_inner_texts()
         assert (labels[0], labels[-1]) == ("100", "1"), "the spike is drawn"
         tops = loss.locator("path.dm-band").first.get_attribute("d")

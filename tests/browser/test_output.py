@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,17 +11,15 @@ from playwright.sync_api import Locator, expect
 from distmagic.screens import board
 from distmagic.state.model import OutputLine, RunState
 from tests import scenes
-from tests.browser.plain_page import PlainPage, plain_page
+from tests.browser.plain_page import PlainPage
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module")
-def page() -> Iterator[PlainPage]:
-    """A page that is sent lines as often as the run's own clock says, however long this machine takes to draw them."""
-    with pytest.MonkeyPatch.context() as patched, plain_page() as made:
-        patched.setattr(board, "_LONGEST_PAUSE_S", 0.0)
-        yield made
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are sent as often as the run's own clock says, however long this machine takes to draw them."""
+    monkeypatch.setattr(board, "_LONGEST_PAUSE_S", 0.0)
 
 
 def lines(first: int, count: int) -> tuple[OutputLine, ...]:

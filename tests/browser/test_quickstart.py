@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.browser import NotebookPage, notebook_in_browser
+from tests.browser import NotebookPage, Notebooks
 from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(900)]
@@ -43,15 +43,13 @@ def is_live(page: NotebookPage, index: int) -> bool:
     return page.cell(index).locator(".dm-live").count() == 1
 
 
-def test_the_quickstart_in_jupyterlab(tmp_path: Path):
+def test_the_quickstart_in_jupyterlab(notebooks: Notebooks, tmp_path: Path):
     """Open it, run it, stop a long cell, save, and look at what was saved."""
     notebook = nbformat.read(QUICKSTART, 4)
     notebook.cells.append(nbformat.v4.new_code_cell(LONG))
     notebook.cells.append(nbformat.v4.new_code_cell(NEXT))
     last = sum(cell.cell_type == "code" for cell in notebook.cells) - 1
-    with notebook_in_browser(
-        notebook, {"PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path)}, shots=tmp_path
-    ) as page:
+    with notebooks.opened(notebook, tmp_path) as page:
         page.run_cell(LOAD)
         page.run_cell(PLAYGROUND)
         page.wait_text(PLAYGROUND, r"^node1, node2 ", 120)
@@ -70,18 +68,18 @@ def test_the_quickstart_in_jupyterlab(tmp_path: Path):
         assert page.console_errors == []
 
 
-def test_a_run_in_notebook_7(tmp_path: Path):
+@pytest.mark.parametrize("notebooks", ["notebook"], indirect=True)
+def test_a_run_in_notebook_7(notebooks: Notebooks, tmp_path: Path):
     """The same view as in JupyterLab: a live bar a rank, then the table that stays; the button stops it."""
     cells = [
         nbformat.v4.new_code_cell(text) for text in ("%load_ext distmagic", LONG, NEXT)
     ]
-    env = {"PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path)}
-    with notebook_in_browser(
-        nbformat.v4.new_notebook(cells=cells), env, shots=tmp_path, program="notebook"
-    ) as page:
+    with notebooks.opened(nbformat.v4.new_notebook(cells=cells), tmp_path) as page:
         page.run_cell(0)
         page.run_cell(1)
-        wait_until(lambda: (seen := bars(page, 1))[1:] and min(seen) > 0, "two bars")
+        wait_until(
+            lambda: (seen := bars(page, 1))[1:] and min(seen) > 0, "two bars", 120
+        )
         assert is_live(page, 1)
         page.screenshot(tmp_path / "running.png")
         page.interrupt()

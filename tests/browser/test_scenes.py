@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
 
@@ -16,7 +15,7 @@ from distmagic import render
 from distmagic.state.model import OutputLine, RunState
 from tests import scenes
 from tests.bench import crowd_page
-from tests.browser.plain_page import THEMES, WIDTHS, PlainPage, plain_page
+from tests.browser.plain_page import THEMES, WIDTHS, PlainPage
 from tests.browser.screenshots import shown
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(900)]
@@ -26,12 +25,6 @@ AXE = """async () => {
   return violations.flatMap(({ id, nodes }) =>
     nodes.map(node => `${id}: ${node.html.slice(0, 160)}: ${node.any.map(one => one.message).join(' ')}`));
 }"""
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[PlainPage]:
-    with plain_page() as made:
-        yield made
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -55,6 +48,7 @@ def test_nothing_is_wider_than_the_page(page: PlainPage, width: int):
             assert box["height"] < 30, f"{name}: on one line"
 
 
+@pytest.mark.quick
 def test_one_of_64_ranks_that_failed_is_on_top_and_all_are_folded(page: PlainPage):
     page.open("light")
     page.show(scenes.one_of_64_failed())

@@ -24,7 +24,6 @@ import yaml
 
 from tests import REPOSITORY
 from tests.builders.osmo_rules import rules_broken
-from tests.lab.waiting import HANG_S
 
 _AT = "/tmp/distmagic"
 
@@ -126,7 +125,7 @@ class Service:
         self.began.set()
         is_cancelled = self._wait(name, started)
         for reader in readers:
-            reader.join(HANG_S)
+            reader.join(60)
         self.codes = [process.returncode for process in started]
         status = "FAILED" if any(self.codes) else "COMPLETED"
         self._set(name, "FAILED_CANCELED" if is_cancelled else status, tasks, status)
@@ -145,7 +144,7 @@ class Service:
                 place.end(process)
         for process in started:
             try:
-                process.wait(HANG_S)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -224,4 +223,4 @@ def playing(
         yield service
     finally:
         service.over.set()
-        thread.join(HANG_S)
+        thread.join(60)

@@ -19,6 +19,7 @@ def nothing() -> None:
     """Do nothing."""
 
 
+@pytest.mark.quick
 def test_a_host_without_python(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab(2, setups=(HostSetup(), HostSetup(python="none")))
     error = runner.failure(lab, "dm1,dm2", lambda: None)
@@ -30,6 +31,7 @@ def test_a_host_without_python(make_lab: Callable[..., Lab]) -> None:
     )
 
 
+@pytest.mark.quick
 def test_a_host_without_torch(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab(2, setups=(HostSetup(python="bare"),))
     error = runner.failure(lab, "dm1,dm2", lambda: None)
@@ -100,6 +102,7 @@ def test_a_host_that_does_not_answer(lab: Lab) -> None:
     assert error.host == "dm2"
 
 
+@pytest.mark.quick
 def test_several_bad_hosts_are_all_named(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab(2, setups=(HostSetup(python="none"), HostSetup(python="none")))
     error = runner.failure(lab, "dm1,dm2", lambda: None)

@@ -136,6 +136,7 @@ def listening(host: LabHost) -> list[str]:
 # ---- as it should be
 
 
+@pytest.mark.quick
 def test_it_leaves_the_notebook_once_and_the_second_time_not_at_all(hosts: Lab) -> None:
     files = [made(), made(1000)]
     with links_to(hosts) as links:
@@ -151,6 +152,7 @@ def test_it_leaves_the_notebook_once_and_the_second_time_not_at_all(hosts: Lab) 
         assert [listening(host) for host in hosts.hosts] == [[]] * 4
 
 
+@pytest.mark.quick
 def test_who_has_it_serves_the_others(hosts: Lab) -> None:
     file = made()
     with links_to(hosts, ["dm3"]) as links:

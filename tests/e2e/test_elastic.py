@@ -324,7 +324,9 @@ def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
     told: list[tuple[str, int]] = []
     session().add(reach(lab, (asked[1], asked[0])), job, lambda *one: told.append(one))
     assert told == [("dm1", 2)]
-    wait_until(lambda: bool(faults.pids(lab.hosts[0], "rank", "*")), "a rank on dm1")
+    wait_until(
+        lambda: bool(faults.pids(lab.hosts[0], "rank", "*")), "a rank on dm1", 60
+    )
     with pytest.raises(
         SpecError,
         match=rf"^dm1 can't come to job {job.name}: it has a node of this job, which runs\.$",
@@ -417,6 +419,7 @@ def test_a_job_that_nobody_watches_goes_on_without_a_lost_host_and_takes_it_in_o
     wait_until(
         lambda: list(lab.hosts[2].home.glob(".distmagic/work/*/snapshot.pt")),
         "the first snapshot",
+        60,
     )
     lab.hosts[2].kill()
     script = FOLLOWER.format(config=str(lab.ssh_config))
@@ -444,6 +447,7 @@ def test_a_job_that_nobody_watches_goes_on_without_a_lost_host_and_takes_it_in_o
     lab.assert_clean()
 
 
+@pytest.mark.quick
 def test_too_few_hosts_at_the_start(lab: Lab) -> None:
     lab.hosts[1].kill()
     with pytest.raises(Unreachable, match=r"^dm2: no answer"):

@@ -24,7 +24,7 @@ from tests.e2e import runner
 from tests.e2e.programs import STUBBORN_KERNEL, stubborn
 from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab
-from tests.lab.waiting import HANG_S, wait_until
+from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
 
@@ -67,6 +67,7 @@ def test_a_signal_is_named(lab: Lab, number: int, words: str) -> None:
     assert "    last words\n" in error.hint
 
 
+@pytest.mark.quick
 def test_exit_codes_are_named(lab: Lab) -> None:
     def leave() -> None:
         import os
@@ -106,6 +107,7 @@ def test_a_rank_that_fails_does_its_last_things_while_the_run_is_stopped(
     assert "saved, and a child ended: -15\n" in error.run.logs(1)
 
 
+@pytest.mark.quick
 def test_an_interrupt_ends_everything(lab: Lab) -> None:
     screen = runner.Watch(at_work(3), lambda: signal.raise_signal(signal.SIGINT))
     error = runner.failure(lab, "dm1:2,dm2:1", as_value(stubborn), screen=screen)
@@ -129,6 +131,7 @@ def test_a_second_interrupt_does_not_wait(lab: Lab) -> None:
     assert isinstance(error, Cancelled)
 
 
+@pytest.mark.quick
 def test_a_timeout_ends_everything(lab: Lab) -> None:
     error = runner.failure(lab, "dm1:1", as_value(stubborn), timeout_s=4.0)
     assert isinstance(error, TimedOut)
@@ -160,13 +163,14 @@ def test_a_dead_kernel_or_agent_leaves_nothing(lab: Lab, fault: str) -> None:
         wait_until(
             lambda: sleeps(lab.hosts[0]) >= 4 and sleeps(lab.hosts[1]) >= 2,
             "ranks and their children",
+            60,
         )
         if fault == "kernel killed":
             kernel.kill()
         else:
             agents = [p for p in lab.hosts[1].processes() if "agent" in p.cmdline]
             lab.hosts[1].exec(["kill", "-9", str(agents[0].pid)])
-            assert kernel.wait(HANG_S) == 1
+            assert kernel.wait(60) == 1
             assert (
                 b"dm2: its agent ended without a word (was it killed?)"
                 in kernel.stderr.read()
@@ -175,7 +179,9 @@ def test_a_dead_kernel_or_agent_leaves_nothing(lab: Lab, fault: str) -> None:
         kernel.kill()
         kernel.wait()
         kernel.stderr.close()
-    wait_until(lambda: not any(host.leftovers() for host in lab.hosts), "clean hosts")
+    wait_until(
+        lambda: not any(host.leftovers() for host in lab.hosts), "clean hosts", 60
+    )
     assert not any(sleeps(host) for host in lab.hosts)
 
 

@@ -69,6 +69,7 @@ def session_run(lab: Lab, way):
     )
 
 
+@pytest.mark.quick
 def test_a_setup_that_fails_names_its_host(ended):
     way = runner.access(ended, setup="source ~/there-is-none")
     error = runner.failure(ended, "dm1:1", as_value(seen), access=way)
@@ -77,6 +78,7 @@ def test_a_setup_that_fails_names_its_host(ended):
     assert "there-is-none" in error.message
 
 
+@pytest.mark.quick
 def test_an_environment_is_named_and_has_its_own_python(ended):
     found = ended.hosts[0].exec(["sh", "-c", "command -v python3"])
     python = found.stdout.strip()

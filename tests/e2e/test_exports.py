@@ -43,6 +43,7 @@ def submit(slurm: SlurmLab, folder: Path, *words: str) -> tuple[int, str]:
     return int(code), done.stderr + printed
 
 
+@pytest.mark.quick
 @pytest.mark.needs("slurm")
 def test_both_sbatch_files_run_as_they_are_and_hostile_values_reach_every_rank(
     slurm: SlurmLab, export: Export

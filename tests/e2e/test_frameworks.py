@@ -64,6 +64,7 @@ def check_accelerate(lab: Lab, program: Path) -> None:
     assert (program / "out" / "model.safetensors").stat().st_size > 50
 
 
+@pytest.mark.quick
 def test_accelerate(ended, program):
     check_accelerate(ended, program)
 

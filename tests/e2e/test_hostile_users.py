@@ -105,6 +105,7 @@ def work_until_told(folder: str) -> int:
     return umask
 
 
+@pytest.mark.quick
 def test_another_user_sees_nothing_and_reaches_nothing(lab: Lab) -> None:
     host = lab.hosts[0]
     log_in_with(host, "umask 000")

@@ -55,6 +55,7 @@ def seen(text: str) -> list[str]:
     return sorted(re.findall(r"SEEN (.*)$", text, re.MULTILINE))
 
 
+@pytest.mark.quick
 def test_a_script_on_two_nodes_that_prove_themselves_by_munge(
     slurm: SlurmLab, folder: Path
 ) -> None:

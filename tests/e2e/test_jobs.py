@@ -32,7 +32,9 @@ def another_kernel(lab: Lab, seconds: float) -> Iterator[subprocess.Popen[bytes]
     )
     try:
         for host in lab.hosts[:2]:
-            wait_until(lambda host=host: has_printed(host), "the first words of a rank")
+            wait_until(
+                lambda host=host: has_printed(host), "the first words of a rank", 60
+            )
         yield kernel
     finally:
         kernel.kill()
@@ -137,6 +139,7 @@ def test_a_second_kernel_follows_a_job_of_which_a_host_is_gone_for_good(
     assert session().remove(reach(lab, hosts, connect_timeout_s=2.0), [job]) > 0
 
 
+@pytest.mark.quick
 def test_a_job_is_read_and_stopped_from_another_kernel(lab: Lab) -> None:
     with another_kernel(lab, 600.0) as kernel:
         job, hosts = the_job(lab, "dm1,dm2")

@@ -94,6 +94,7 @@ def notices(watch: Watch) -> str:
     return "\n".join(watch.last.notices)
 
 
+@pytest.mark.quick
 def test_a_run_on_osmo_is_a_run_as_any_other(service: Service, tmp_path: Path) -> None:
     """Progress, output, foreign lines, rank 0's result and files; the log breaks off, and nothing is seen twice."""
 

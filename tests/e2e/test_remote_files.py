@@ -36,6 +36,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.quick
 def test_files_that_ranks_left_come_back(ended, project, capsys):
     (project / "save.py").write_text(
         "import os\n"
@@ -68,7 +69,7 @@ def test_a_file_that_a_rank_replaces_all_the_time_comes_whole(ended, project):
     left = detached(ended, "write.py")
     reaching = runner.reach(ended, parse_hosts("dm1:1"))
     files = RemoteFolder(Folder(job=left.job), lambda: reaching.link(0))
-    wait_until(lambda: files.find("snapshot"), "the first snapshot")
+    wait_until(lambda: files.find("snapshot"), "the first snapshot", 90.0)
     for number in range(3):
         (path,) = files.fetch("snapshot", project / f"back{number}")
         data = path.read_bytes()
@@ -88,6 +89,7 @@ def folder_on(lab: Lab, host: str, path: str) -> RemoteFolder:
 HOSTILE_NAMES = [b"plain", b"no utf-8 \xff", b"a\nline", b"\x1b[31mred", b"$(id) 'x'"]
 
 
+@pytest.mark.quick
 def test_files_of_any_name_go_to_a_host_and_come_back(ended, tmp_path):
     source = tmp_path / "source"
     (source / "deep").mkdir(parents=True)

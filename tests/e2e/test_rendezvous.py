@@ -34,6 +34,7 @@ def flaky(until: int) -> tuple[int, int]:
     return int(os.environ["RANK"]), restart
 
 
+@pytest.mark.quick
 def test_ranks_on_several_nodes_start_again_together(lab: Lab) -> None:
     run = runner.run(lab, "dm1:2,dm2:1", as_value(flaky), 1, max_restarts=5)
     assert [run.results[rank][0] for rank in run.results] == [0, 1, 2]
@@ -77,6 +78,7 @@ def test_hosts_by_their_ipv6_addresses(lab: Lab, tmp_path: Path, backend: str) -
     assert run.state.nodes[0].host == lab.hosts[0].address6
 
 
+@pytest.mark.quick
 def test_this_machine_and_another_one(lab: Lab) -> None:
     run = runner.run(
         lab, "localhost:1,dm1:1", as_value(runner.all_reduce), timeout_s=90

@@ -63,6 +63,7 @@ def test_hosts_that_share_one_home(make_lab: Callable[..., Lab], backend: str) -
     assert run.logs(2, "stdout") == ""
 
 
+@pytest.mark.quick
 def test_two_jobs_at_once_on_the_same_hosts(lab: Lab) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -81,6 +82,7 @@ def test_two_jobs_at_once_on_the_same_hosts(lab: Lab) -> None:
     lab.assert_clean()
 
 
+@pytest.mark.quick
 def test_this_machine_without_ssh() -> None:
     run = distmagic.run(
         as_value(runner.all_reduce), hosts="localhost:2", screen=runner.Watch()
@@ -141,6 +143,7 @@ def test_log_in_shells_that_talk(make_lab: Callable[..., Lab], shell: str) -> No
     assert dict(run.results) == {0: "dm1", 1: "dm2"}
 
 
+@pytest.mark.quick
 def test_the_system_s_ssh_client(lab: Lab) -> None:
     way = runner.access(lab, ssh_command="ssh")
     run = runner.run(lab, "dm1:1,dm2:1", as_value(runner.all_reduce), access=way)
@@ -242,6 +245,7 @@ def listening() -> set[str]:
     return found
 
 
+@pytest.mark.quick
 def test_variables_working_directory_and_stdin_of_ranks(lab: Lab) -> None:
     lab.hosts[0].exec(["mkdir", "-p", "/home/node/project"])
 
@@ -276,6 +280,7 @@ def test_variables_of_a_host_do_not_mislead_torchrun(lab: Lab) -> None:
     assert [run.results[rank]["world_size"] for rank in run.results] == [2, 2]
 
 
+@pytest.mark.quick
 def test_output_of_all_kinds_is_labelled_and_kept(lab: Lab) -> None:
     def talk() -> None:
         import os
@@ -414,6 +419,7 @@ def test_bars_of_tqdm(lab: Lab) -> None:
     assert dict(run.results) == {0: True, 1: False}
 
 
+@pytest.mark.quick
 def test_a_large_result_waits_on_its_host(
     lab: Lab, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -466,6 +472,7 @@ def resident_mb(name: str) -> int:
     )
 
 
+@pytest.mark.quick
 def test_a_value_that_can_not_be_pickled_stops_no_rank(lab: Lab) -> None:
     def make(saved: str) -> object:
         import os
@@ -546,6 +553,7 @@ def test_keyword_arguments_are_the_functions_own_whatever_their_names(lab: Lab) 
     ] == (1, "/x", 3)
 
 
+@pytest.mark.quick
 def test_dry_run_starts_nothing(lab: Lab) -> None:
     from distmagic.api import session
     from distmagic.connection.prompts import NotebookAsker

@@ -244,6 +244,7 @@ def test_what_a_script_wrote_is_there_in_the_next_run_and_what_is_gone_here_goes
     ).read_text() == "1"
 
 
+@pytest.mark.quick
 def test_a_changed_module_is_the_new_one_at_once(ended, project):
     (project / "which.py").write_text("import helpers\nprint(helpers.NAME)\n")
     # Equally long, and within one second where hosts are warm.
@@ -258,6 +259,7 @@ def test_a_changed_module_is_the_new_one_at_once(ended, project):
         )
 
 
+@pytest.mark.quick
 def test_the_traceback_of_a_script_names_its_own_line(ended, project):
     (project / "bad.py").write_text("import sys\n\nraise ValueError(sys.argv[1])\n")
     with pytest.raises(WorkerFailed) as failed:
@@ -368,6 +370,7 @@ def in_terminal(lab: Lab, project: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.quick
 def test_the_command_shows_the_run_and_ends_with_its_exit_code(ended, project):
     config = ["--ssh-config", str(ended.ssh_config), "--cold"]
     good = in_terminal(ended, project, "run", *config, "train.py", "50")
@@ -393,6 +396,7 @@ def test_an_interrupt_and_sigterm_end_the_command_and_its_ranks(ended, project, 
     wait_until(
         lambda: "begun" in endless.stdout.readline(),
         "the program to begin",
+        timeout_s=60,
     )
     endless.send_signal(number)
     _, err = endless.communicate(timeout=120)

@@ -53,6 +53,7 @@ def run(screen: Watch | None = None) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.quick
 def test_a_cluster_of_skypilot_runs_a_cell_and_its_host_keys_are_those_seen_first(
     lab: Lab, kernel: Session, skypilot: Sky
 ) -> None:

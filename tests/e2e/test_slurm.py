@@ -47,6 +47,7 @@ def is_forked_from_a_template() -> bool:
     return False
 
 
+@pytest.mark.quick
 def test_the_next_cell_starts_in_the_same_allocation_and_warm(held: Held) -> None:
     first = held.run(as_value(all_reduce), nproc_per_node=2)
     where = [first.results[rank]["host"] for rank in range(4)]

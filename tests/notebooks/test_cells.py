@@ -28,6 +28,7 @@ def notebook(
     session_lab.assert_clean()
 
 
+@pytest.mark.quick
 def test_an_assigned_await(notebook: LiveNotebook):
     text = notebook.run("""\
 %%distributed
@@ -63,6 +64,7 @@ if __name__ == "__main__":
     assert "NameError: name 'only_there' is not defined" in notebook.fail("only_there")
 
 
+@pytest.mark.quick
 def test_a_call_of_an_earlier_cell_twice(notebook: LiveNotebook):
     notebook.run(
         "import os\n\ndef rank():\n    print('here I am')\n    return os.environ['RANK']"
@@ -118,6 +120,7 @@ def test_where_hosts_come_from(
     assert notebook.run("%distributed down") == ""
 
 
+@pytest.mark.quick
 def test_what_a_cell_defines_is_on_the_ranks_what_it_is_here(notebook: LiveNotebook):
     text = notebook.run("""\
 %%distributed --hosts dm1:1 -o defined

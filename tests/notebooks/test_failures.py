@@ -122,6 +122,7 @@ SyntaxError: invalid syntax
 """
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("cell", "text"), [
     ("def f():\n    with lock:\n        pass\nf()", LOCK),
     ("def f(x):\n    return len(x)\nf(data)", LARGE),

@@ -18,7 +18,7 @@ def interrupted(notebook: LiveNotebook, lab: Lab, cell: str, begun: Path) -> str
     """Execute a cell that writes a file, interrupt it then, and return what it shows; nothing may have been started."""
 
     def press() -> None:
-        wait_until(begun.exists, "the cell to begin")
+        wait_until(begun.exists, "the cell to begin", 120)
         notebook.interrupt()
 
     with notebook.meanwhile(press):
@@ -31,6 +31,7 @@ def interrupted(notebook: LiveNotebook, lab: Lab, cell: str, begun: Path) -> str
     return shown
 
 
+@pytest.mark.quick
 def test_while_the_cells_own_statements_run(lab: Lab, tmp_path: Path):
     with live_notebook(tmp_path) as notebook:
         notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')

@@ -13,6 +13,7 @@ from tests.notebooks.kernel import live_notebook
 pytestmark = [pytest.mark.timeout(600)]
 
 
+@pytest.mark.quick
 def test_the_cell_of_the_readme_runs_without_hosts(tmp_path: Path) -> None:
     first, cell, *_ = snippets(REPOSITORY / "README.md")
     with live_notebook(tmp_path) as notebook:

@@ -48,6 +48,7 @@ def typed(ipython: pexpect.spawn, text: str, until: str) -> str:
     )
 
 
+@pytest.mark.quick
 def test_a_cell_and_an_interrupt_in_ipython(tmp_path: Path):
     env = environment({"TERM": "xterm-256color", "IPYTHONDIR": str(tmp_path)})
     argv = ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=nocolor"]

@@ -90,6 +90,7 @@ def _connect(kind: str, home: Home, server: Sshd) -> Transport:
     )
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
 def test_contract(check: Callable[[Transport], None], transport: Transport) -> None:
     check(transport)

@@ -20,13 +20,15 @@ from distmagic.request.hosts import Host
 from distmagic.transports import asking
 from distmagic.transports.ssh.public_keys import join_strings
 from tests.builders.agents import scripted_agent
-from tests.lab.waiting import HANG_S, wait_until
+from tests.lab.waiting import wait_until
 from tests.transports.asking_server import Rules, asking_server
 from tests.transports.conftest import Answers, Home
 from tests.transports.contract import read_all
 from tests.transports.sshd import Sshd, make_key, sshd
 
 ssh = pytest.importorskip("distmagic.transports.ssh.ssh")
+
+pytestmark = pytest.mark.quick
 
 
 @pytest.fixture(autouse=True)
@@ -235,7 +237,7 @@ def agent(path: Path, *keys: Path) -> Iterator[str]:
         yield str(path)
     finally:
         child.terminate()
-        child.wait(HANG_S)
+        child.wait(10)
         child.stdout.close()
 
 

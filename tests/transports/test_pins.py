@@ -21,7 +21,7 @@ from tests.transports.conftest import Home
 from tests.transports.sshd import Sshd, sshd
 
 ssh = pytest.importorskip("distmagic.transports.ssh.ssh")
-pytestmark = pytest.mark.needs("sshd")
+pytestmark = [pytest.mark.needs("sshd"), pytest.mark.quick]
 NODE = Host(name="mine-worker1")
 # As SkyPilot writes it.
 ENTRY = """

@@ -94,6 +94,7 @@ def transport(
     made.close()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
 def test_contract(check: Callable[[Transport], None], transport: Transport) -> None:
     check(transport)

@@ -15,7 +15,6 @@ import pytest
 from distmagic.remote.contact import template_client
 from distmagic.remote.engine import forking
 from distmagic.remote.wire.protocol import TemplateRequest
-from tests.lab.waiting import HANG_S
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="hosts run Linux"
@@ -56,7 +55,7 @@ def forked(act: str, before: str = "") -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=HANG_S,
+        timeout=30,
     )
 
 

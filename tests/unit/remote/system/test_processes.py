@@ -17,7 +17,6 @@ from distmagic.remote.agent.termination import Termination
 from distmagic.remote.system import exit_codes, memory, processes
 from distmagic.remote.system.processes import ProcessInfo
 from tests import REPOSITORY
-from tests.lab.waiting import HANG_S
 
 ROOT = REPOSITORY
 WAIT = "import sys; print('up', flush=True); sys.stdin.read()"  # lives until its stdin is closed
@@ -160,7 +159,7 @@ sys.stdin.read()
 os._exit(0)
 """
     )
-    out, _ = child.communicate(timeout=HANG_S)
+    out, _ = child.communicate(timeout=30)
     assert (out, child.returncode) == ("", 0)
 
 
@@ -180,7 +179,7 @@ os.wait()
 os._exit(0)
 """
     )
-    out, _ = child.communicate(timeout=HANG_S)
+    out, _ = child.communicate(timeout=30)
     assert (out, child.returncode) == ("lives\n", 0)
 
 
@@ -201,7 +200,7 @@ if os.fork() == 0:
 os._exit(0)
 """
     )
-    out, _ = child.communicate(timeout=HANG_S)
+    out, _ = child.communicate(timeout=30)
     assert (out, child.returncode) == ("", 0)
 
 
@@ -244,7 +243,7 @@ print(json.dumps([orphan, tree, lived, before, end.has_begun, end.is_done, end.s
 """
     )
     orphan, tree, lived, before, begun, done, survivors, reaped, again = json.loads(
-        child.communicate(timeout=HANG_S)[0]
+        child.communicate(timeout=30)[0]
     )
     assert (tree, lived) == ([orphan], [orphan])
     assert (before, begun, done, survivors) == (False, True, True, [])

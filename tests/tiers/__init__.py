@@ -1,0 +1,28 @@
+"""The tiers of the suite: which tests `make test` has, how long all take, and `make test` beside busy processes."""
+
+from __future__ import annotations
+
+import pytest
+
+# A test's name before pytest-xdist adds the group.
+NAME = pytest.StashKey[str]()
+_CHEAP = ("unit", "transports", "system")
+_STARTS_ONCE = ("slurm", "browser")
+
+
+def sort_into_tier(item: pytest.Item) -> None:
+    """Mark a test as `quick` if `make test` has it, and choose what one worker of pytest-xdist runs as one piece.
+
+    Slurm and JupyterLab start once. Of the tests that need no host a file is a piece.
+    """
+    needs = {name for mark in item.iter_markers("needs") for name in mark.args}
+    is_cheap = not needs and item.nodeid.split("/")[1] in _CHEAP
+    if is_cheap or item.get_closest_marker("promise"):
+        item.add_marker(pytest.mark.quick)
+    if item.get_closest_marker("quick"):
+        item.user_properties.append(("tier", "quick"))
+    group = next((name for name in _STARTS_ONCE if name in needs), None)
+    if is_cheap:
+        group = item.nodeid.partition("::")[0]
+    if group:
+        item.add_marker(pytest.mark.xdist_group(group))

@@ -37,7 +37,7 @@ class Item:
 
     def __init__(self, nodeid: str, *marks: pytest.MarkDecorator) -> None:
         self.nodeid = nodeid
-        self.marks = [getattr(mark, "mark", mark) for mark in marks]
+        self.marks = [mark.mark for mark in marks]
         self.user_properties: list[tuple[str, object]] = []
 
     def iter_markers(self, name: str) -> list[pytest.Mark]:
@@ -51,7 +51,7 @@ class Item:
 
 
 NEEDS = pytest.mark.needs("lab", "slurm")
-PROMISE = pytest.Mark("promise", ("a sentence",), {})
+PROMISE = pytest.mark.promise.with_args("a sentence")
 
 
 @pytest.mark.parametrize(

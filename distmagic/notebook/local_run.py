@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 import sys
 import traceback
 from collections.abc import Collection, Mapping, Sequence
@@ -62,15 +63,21 @@ def note_library_changes(
     filename: str,
     labels: Mapping[str, str],
     noted: set[str],
+    made: re.Pattern[str] | None,
 ) -> None:
-    """Print once where cells of this notebook have changed libraries that the call `uses`, its own cell `filename` too."""
+    """Print once where cells of this notebook have changed libraries that the call `uses`, its own cell `filename` too.
+
+    What is left out is `made` on the ranks, too.
+    """
     found: list[LocalEffect] = []
     for name, label in labels.items():
         text = "".join(linecache.getlines(name))
         shown = "" if name == filename else label
         for effect in notebook_effects.library_changes(text, shown, shell.user_ns):
             is_seed = name == filename and "seed" in effect.words  # noted already
-            if effect.name in uses and not is_seed and effect.words not in noted:
+            is_made = made is not None and made.search(effect.words)
+            is_new = not is_seed and not is_made and effect.words not in noted
+            if effect.name in uses and is_new:
                 noted.add(effect.words)
                 found.append(effect)
     if found:

@@ -25,6 +25,7 @@ from distmagic.notebook.backend import BACKEND, Backend
 from distmagic.notebook.completion import MAGICS, Completer
 from distmagic.notebook.local_run import note_library_changes, run_local
 from distmagic.notebook.settings import Notebook
+from distmagic.remote.values.settings import MADE
 from distmagic.request import cell as cells
 from distmagic.request import flag_parser, flags, notebook_place
 from distmagic.request.config import settings_of
@@ -276,8 +277,14 @@ class Magics:
         self._run_own(plan, filename, request)
         payload = self._pack(plan, filename, request, asker)
         if plan.call is not None:
+            is_usual = request.spec.no_settings or request.workflow is not None
             note_library_changes(
-                self.shell, payload.uses, filename, _labels(self.shell), self._noted
+                self.shell,
+                payload.uses,
+                filename,
+                _labels(self.shell),
+                self._noted,
+                None if is_usual else MADE,
             )
         return payload
 

@@ -27,7 +27,7 @@ from distmagic.payload.local_modules import LocalModule
 from distmagic.payload.refused import MadeAlone, refuse
 from distmagic.payload.sizes import allowance_gib, size_text
 from distmagic.payload.tree import Tree
-from distmagic.remote.values import parcel, unpicklable
+from distmagic.remote.values import parcel, settings, unpicklable
 from distmagic.remote.values.call import Call, Whole
 from distmagic.remote.values.pickling import Seen
 from distmagic.remote.values.source_form import NoSource, SourceForm
@@ -52,7 +52,8 @@ class Payload:
     None before it is known that a host needs them (payload/work_files.py). `limit_bytes` counts for it, too. `script` is
     the script's own file, `name` what its working directory is called by default, "" for a cell. `notice` is what a user
     should know of the files. `uses` are the top-level names of modules that a call's functions and values need, and of
-    `logging` and `warnings`, which any module uses. `title` is what is run, as the user wrote it. `in_source` packs the same without byte code,
+    `logging` and `warnings`, which any module uses. `settings` are this process's that ranks begin with, also in words.
+    `title` is what is run, as the user wrote it. `in_source` packs the same without byte code,
     which only a Python of the same minor version runs; None where none is in it.
     """
 
@@ -65,6 +66,7 @@ class Payload:
     name: str = ""
     notice: str = ""
     uses: frozenset[str] = frozenset()
+    settings: tuple[str, str] = ("", "")
     title: str = ""
     tree: Tree | None = None
     limit_bytes: int = sys.maxsize
@@ -145,6 +147,7 @@ def pack_call(
         uses=frozenset(
             ["logging", "warnings", *(module.name for module in found)]
         ).union(name.partition(".")[0] for name in modules),
+        settings=settings.read(),
         limit_bytes=limit_bytes,
         in_source=in_source if source is None else None,
     )

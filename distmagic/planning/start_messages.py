@@ -9,6 +9,7 @@ from distmagic.payload.pack import Payload
 from distmagic.planning import plan as planning
 from distmagic.planning import torchrun
 from distmagic.planning.plan import NodePlan, Plan, Reached
+from distmagic.remote.values.settings import VARIABLE
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import WorkDir
 from distmagic.request.hosts import parse_slots
@@ -50,6 +51,7 @@ def _start_message(
             nodes=len(plan.nodes),
             lost_after_s=plan.node_lost_after_s,
         )
+    own = [(VARIABLE, payload.settings[0])] if payload.settings[0] else []
     work = with_files(plan.work, payload)
     join_template = None
     if is_lead and plan.join_template is not None:
@@ -59,7 +61,7 @@ def _start_message(
         job=plan.job,
         node_rank=node.node_rank,
         torchrun=node.torchrun,
-        env=dict(node.env),
+        env=dict([*node.env, *own]),
         defaults=dict(node.defaults),
         cwd=node.cwd,
         call=payload.call.blob.sha256,

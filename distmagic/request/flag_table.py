@@ -43,12 +43,12 @@ SBATCH_FLAGS = (
 NOT_WITH_EXPORT = (
     "on", "dry-run", "detach", "timeout", "hang-timeout", "lease", "on-disconnect", "node-lost-after", "warm-idle",
     "cold", "idle", "fresh", "output", "local-addr", "ssh-config", "ssh-command", "connect-timeout", "fetch", "devices",
-    "no-wait", "exec-prefix", "background",
+    "no-wait", "exec-prefix", "background", "no-settings",
 )  # fmt: skip
 # What means nothing with --on osmo; session/osmo.py has those of which there is more to say.
 NOT_WITH_OSMO = (
     "idle", "dry-run", "exec-prefix", "ssh-command", "local-addr", "background", "cold", "warm-idle", "fresh",
-    "node-lost-after", "on-disconnect", "ssh-config", "connect-timeout",
+    "node-lost-after", "on-disconnect", "ssh-config", "connect-timeout", "no-settings",
 )  # fmt: skip
 
 
@@ -197,6 +197,10 @@ FLAGS = (
         device_list,
     ),
     Flag("no-wait", "fail at once where another job has some of the --devices"),
+    Flag(
+        "no-settings",
+        "ranks begin with the usual settings of torch and logging, not with those that this process has made",
+    ),
     Flag("fresh", "begin in an empty working directory"),
     Flag("timeout", "end the run after 90s, 10m or 2h", "TIME", time_of("--timeout")),
     Flag(

@@ -52,7 +52,8 @@ class JobSpec:
     run's own, or the notebook's on this machine). `sync` is a folder of this machine that is brought there, `name` the
     name of the run's working directory (None: after the notebook or script), which `fresh` empties before. `fetch` are
     patterns of the files that are brought here when the run is over. `devices` are the GPUs of each host that the job
-    may use, by their numbers there (none: all); where another job has them the run waits, but not with `no_wait`. `timeout_s` bounds the whole run, `hang_timeout_s` the
+    may use, by their numbers there (none: all); where another job has them the run waits, but not with `no_wait`. With
+    `no_settings` ranks begin with none of this process's settings. `timeout_s` bounds the whole run, `hang_timeout_s` the
     time in which no rank advances. A host that the others have not heard for `node_lost_after_s` is lost.
     `on_disconnect` says what a job does that has lost its notebook for the length of its lease: "stop" or "keep" (go on
     alone). `detach`: it needs no notebook once it has begun. Raises `SpecError`.
@@ -79,6 +80,7 @@ class JobSpec:
     fetch: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     no_wait: bool = False
+    no_settings: bool = False
 
     def __post_init__(self) -> None:
         _check_nproc(self.nproc_per_node)

@@ -118,6 +118,14 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                     in_use.enter_context(blobs.in_use(payload.blobs))
                 plan = _plan(loop, reaching, links, spec, job, owner, work)
                 links = claim_devices(loop, reaching, links, spec, job)
+            if spec.no_settings:
+                payload = replace(payload, settings=("", ""))
+            elif words := payload.settings[1]:
+                loop.note(
+                    Warned(
+                        text=f"The ranks begin with this process's settings: {words}. With --no-settings they don't."
+                    )
+                )
             if payload.notice:
                 loop.note(Warned(text=payload.notice))
             start = Start(

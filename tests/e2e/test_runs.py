@@ -63,6 +63,30 @@ def test_hosts_that_share_one_home(make_lab: Callable[..., Lab], backend: str) -
     assert run.logs(2, "stdout") == ""
 
 
+def test_ranks_begin_with_what_is_set_in_this_process_unless_it_says_not(
+    lab: Lab,
+) -> None:
+    import torch
+
+    def third() -> tuple[str, float]:
+        import torch
+
+        return str(torch.get_default_dtype()), float(torch.tensor(1 / 3) * 3 - 1)
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        run = runner.run(lab, "dm1:1", as_value(third), is_warm=True)
+        usual = runner.run(
+            lab, "dm1:1", as_value(third), is_warm=True, no_settings=True
+        )
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert run.results[0] == ("torch.float64", 0.0)
+    assert any("default dtype float64" in text for text in run.state.notices)
+    assert usual.results[0][0] == "torch.float32"
+    assert usual.state.notices == ()
+
+
 @pytest.mark.quick
 def test_two_jobs_at_once_on_the_same_hosts(lab: Lab) -> None:
     from concurrent.futures import ThreadPoolExecutor

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from distmagic.remote.rank import (
     bars,
+    import_hooks,
     import_paths,
     logged_numbers,
     process_groups,
@@ -35,7 +36,7 @@ from distmagic.remote.rank import (
 from distmagic.remote.records import imported_modules
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
-from distmagic.remote.values import call, left_out, parcel
+from distmagic.remote.values import call, left_out, parcel, settings
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.wire.clipping import clipped, text_of
 from distmagic.remote.wire.codec import encode
@@ -107,6 +108,8 @@ def main(_: list[str]) -> None:
             script.run(thunk, user_main, ours, rank.work_dir)
             ended = _keep(rank, None)
         else:
+            if own := os.environ.pop(settings.VARIABLE, ""):
+                settings.begin_with(own, import_hooks.when_imported)
             value = call.perform(thunk, user_main)
             ended = _keep(rank, value, sources.form_of_results(rank.code))
     except SystemExit as stop:

@@ -1,0 +1,129 @@
+"""Settings of torch and logging that the notebook's process has, and that each rank begins with. Imports neither torch.
+
+read        --JSON, with words for the user-->   payload
+begin_with  --in a rank, before the call-->      the same settings
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import operator
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+VARIABLE = "DISTMAGIC_SETTINGS"  # of a rank, until it begins
+# Of torch: what it is called, how it is read, how it is set ("": as an attribute), what a new process has.
+_OF_TORCH = (
+    ("default dtype", "get_default_dtype", "set_default_dtype", "float32"),
+    ("matmul precision", "get_float32_matmul_precision", "set_float32_matmul_precision", "highest"),
+    ("deterministic mode", "get_deterministic_debug_mode", "set_deterministic_debug_mode", 0),
+    ("gradients", "is_grad_enabled", "set_grad_enabled", True),
+    ("anomaly detection", "is_anomaly_enabled", "autograd.set_detect_anomaly", False),
+    ("cudnn.deterministic", "backends.cudnn.deterministic", "", False),
+    ("cudnn.benchmark", "backends.cudnn.benchmark", "", False),
+)  # fmt: skip
+# How a text says that a notebook makes one of them.
+MADE = re.compile(
+    r"(set_default_dtype|set_float32_matmul_precision|set_deterministic_debug_mode|use_deterministic_algorithms"
+    r"|set_grad_enabled|set_detect_anomaly|cudnn\.deterministic|cudnn\.benchmark|basicConfig"
+    r"|(getLogger\(\)|calls \w+)\.(setLevel|addHandler)) in"
+)
+_STREAMS = ("stdout", "stderr")
+
+
+def read() -> tuple[str, str]:
+    """Return what differs here from a new process, as text for `begin_with` and in words; both "" for nothing."""
+    found: dict[str, Any] = {}
+    words = []
+    torch = sys.modules.get("torch")
+    of_torch = {}
+    for name, path, _, usual in _OF_TORCH:
+        value = operator.attrgetter(path)(torch) if torch else usual
+        value = value() if callable(value) else value
+        if name == "default dtype":
+            value = str(value).removeprefix("torch.")
+        if value != usual:
+            of_torch[name] = value
+            words.append(
+                f"{name} {value}".replace("True", "on").replace("False", "off")
+            )
+    if of_torch:
+        found["torch"] = of_torch
+    if loggers := _loggers():
+        found["logging"] = loggers
+        levels = []
+        for name, one in loggers.items():
+            level = logging.getLevelName(one["level"])
+            levels.append(f"{name or 'the root logger'} at {level}")
+        words.append(f"logging ({', '.join(levels)})")
+    return (json.dumps(found) if found else ""), "; ".join(words)
+
+
+def _loggers() -> dict[str, dict[str, Any]]:
+    """Return level and handlers by name of the root logger ("") and of those that `__main__` has; only what was set."""
+    values = list(vars(sys.modules["__main__"]).values())
+    loggers = {one.name: one for one in values if isinstance(one, logging.Logger)}
+    found = {}
+    for name, logger in {**loggers, "": logging.root}.items():
+        handlers = [made for one in logger.handlers if (made := _handler(one))]
+        usual = logging.NOTSET if name else logging.WARNING
+        if handlers or logger.level != usual or not logger.propagate:
+            found[name] = {
+                "level": logger.level,
+                "handlers": handlers,
+                "propagate": logger.propagate,
+            }
+    found.pop("root", None)
+    return found
+
+
+def _handler(handler: logging.Handler) -> dict[str, Any] | None:
+    """Return what is needed to make a handler of stdout or stderr anew; None for any other one."""
+    stream = str(getattr(getattr(handler, "stream", None), "name", "")).strip("<>")
+    if type(handler) is not logging.StreamHandler or stream not in _STREAMS:
+        return None
+    made: dict[str, Any] = {"stream": stream, "level": handler.level, "format": None}
+    formatter = handler.formatter
+    if type(formatter) is logging.Formatter:
+        mark = {logging.StrFormatStyle: "{", logging.StringTemplateStyle: "$"}
+        style = mark.get(type(formatter._style), "%")  # noqa: SLF001
+        made["format"] = [formatter._fmt, formatter.datefmt, style]  # noqa: SLF001
+    return made
+
+
+def begin_with(
+    text: str, when_imported: Callable[[str, Callable[[Any], None]], None]
+) -> None:
+    """Make the settings of `read` in this process, those of torch as soon as it is imported."""
+    found = json.loads(text)
+    if "torch" in found:
+        when_imported("torch", partial(_set_torch, found["torch"]))
+    for name, one in found.get("logging", {}).items():
+        logger = logging.getLogger(name)
+        logger.setLevel(one["level"])
+        logger.propagate = one["propagate"]
+        # A module of the call may have made its own.
+        for made in one["handlers"] if not logger.handlers else ():
+            handler = logging.StreamHandler(getattr(sys, made["stream"]))
+            handler.setLevel(made["level"])
+            if made["format"] is not None:
+                handler.setFormatter(logging.Formatter(*made["format"]))
+            logger.addHandler(handler)
+
+
+def _set_torch(values: dict[str, Any], torch: Any) -> None:
+    for name, path, setter, _ in _OF_TORCH:
+        if name not in values:
+            continue
+        value = values[name]
+        if name == "default dtype":
+            value = getattr(torch, value)
+        if setter:
+            operator.attrgetter(setter)(torch)(value)
+        else:
+            owner, _, attribute = path.rpartition(".")
+            setattr(operator.attrgetter(owner)(torch), attribute, value)

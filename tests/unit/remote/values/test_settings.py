@@ -1,0 +1,107 @@
+"""What the notebook has set in torch and logging, and ranks begin with."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from distmagic.remote.values import settings
+from tests import REPOSITORY
+from tests.builders.later import Later
+
+Later("torch")  # without it this module is skipped
+
+# A process that sets something prints it for another one, which begins with that and prints what it has then.
+SETS = """
+import logging, sys
+from distmagic.remote.values import settings
+{sets}
+print(*settings.read(), sep="\\n")
+"""
+BEGINS = """
+import logging, sys
+from distmagic.remote.rank import import_hooks
+from distmagic.remote.values import settings
+if {is_warm}:
+    import torch
+settings.begin_with({text!r}, import_hooks.when_imported)
+assert ("torch" in sys.modules) is {is_warm}
+print({shows})
+"""
+# What is set, its words, and how a rank has it.
+OF_TORCH = [
+    ("torch.set_default_dtype(torch.float64)", "default dtype float64", "torch.ones(1).dtype == torch.float64"),
+    ("torch.set_float32_matmul_precision('medium')", "matmul precision medium", "torch.get_float32_matmul_precision() == 'medium'"),
+    ("torch.use_deterministic_algorithms(True, warn_only=True)", "deterministic mode 1", "torch.is_deterministic_algorithms_warn_only_enabled()"),
+    ("torch.set_grad_enabled(False)", "gradients off", "not torch.ones(1, requires_grad=True).mul(2).requires_grad"),
+    ("torch.autograd.set_detect_anomaly(True)", "anomaly detection on", "torch.is_anomaly_enabled()"),
+    ("torch.backends.cudnn.deterministic = True", "cudnn.deterministic on", "torch.backends.cudnn.deterministic"),
+]  # fmt: skip
+# What is set, its words, what a rank does, and what is to be seen.
+OF_LOGGING = {
+    "level": ("logging.basicConfig(level='INFO')", "logging (the root logger at INFO)", "logging.getLogger('x').info('seen')", "INFO:x:seen"),
+    "format": ("logging.basicConfig(level=10, format='{message}!', style='{', stream=sys.stdout)", "the root logger at DEBUG", "logging.debug('seen')", "seen!"),
+    "own logger": ("log = logging.getLogger('train'); log.setLevel(10); log.propagate = False; log.addHandler(logging.StreamHandler())", "train at DEBUG", "logging.getLogger('train').debug('seen')", "seen"),
+    "handler's level": ("logging.basicConfig(level=10); logging.root.handlers[0].setLevel(30)", "DEBUG", "logging.info('no'), logging.warning('yes')", "WARNING:root:yes"),
+}  # fmt: skip
+
+
+def ran(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY, timeout=120
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_LOGGING)
+def test_ranks_begin_with_the_notebooks_logging(name):
+    sets, words, shows, expected = OF_LOGGING[name]
+    text, said = ran(SETS.format(sets=sets)).stdout.splitlines()
+    assert words in said
+    done = ran(BEGINS.format(text=text, shows=shows, is_warm=False))
+    assert expected in done.stdout + done.stderr
+    assert "no" not in done.stderr
+
+
+def test_ranks_begin_with_the_notebooks_settings_of_torch():
+    sets = "; ".join(["import torch", *(sets for sets, _, _ in OF_TORCH)])
+    text, said = ran(SETS.format(sets=sets)).stdout.splitlines()
+    assert said == "; ".join(words for _, words, _ in OF_TORCH)
+    has = ", ".join(has for _, _, has in OF_TORCH)
+    for is_warm in (True, False):
+        shows = f"exec('import torch') or all([{has}])"
+        done = ran(BEGINS.format(text=text, shows=shows, is_warm=is_warm))
+        assert done.stdout == "True\n"
+
+
+def test_of_a_new_process_nothing_is_taken():
+    done = ran(SETS.format(sets="import torch; log = logging.getLogger('train')"))
+    assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    "made",
+    ["torch.set_default_dtype", "torch.backends.cudnn.benchmark", "logging.basicConfig",
+     "logging.getLogger().setLevel", "log.addHandler"],
+)  # fmt: skip
+def test_the_words_for_what_is_taken(made):
+    assert settings.MADE.search(f"line 3 calls {made} in the notebook")
+
+
+@pytest.mark.parametrize(
+    "made", ["torch.set_num_threads", "logging.getLogger('transformers').setLevel", "logging.captureWarnings"]
+)  # fmt: skip
+def test_the_words_for_what_is_not_taken(made):
+    assert not settings.MADE.search(f"line 3 calls {made} in the notebook")
+
+
+def test_a_logger_that_has_handlers_gets_no_second_one():
+    logger = logging.getLogger("a logger of a module")
+    logger.addHandler(logging.NullHandler())
+    row = {"stream": "stderr", "level": 0, "format": None}
+    text = f'{{"logging": {{"{logger.name}": {{"level": 10, "propagate": true, "handlers": [{row}]}}}}}}'
+    settings.begin_with(text.replace("'", '"').replace("None", "null"), lambda *_: None)
+    assert logger.level == 10
+    assert len(logger.handlers) == 1

@@ -19,7 +19,7 @@ from distmagic.api import session
 from distmagic.errors import Hung, SpecError, TimedOut
 from distmagic.state import hangs
 from distmagic.state.model import RunState
-from tests.e2e import runner
+from tests.e2e import runner, scripts
 from tests.e2e.runner import as_value, reach, the_job
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
@@ -214,7 +214,7 @@ def test_a_flood_of_output_disturbs_no_roll_call_and_is_no_hang(lab: Lab) -> Non
 KERNEL = """
 import distmagic
 from distmagic.request.spec import Access
-from tests.e2e import runner
+from tests.e2e import runner, scripts
 from tests.e2e.test_hangs import train
 from tests.e2e.runner import as_value
 way = Access(ssh_config={config!r}, warm_idle_s=0.0)
@@ -327,3 +327,35 @@ def the_magic(lab: Lab, capsys: pytest.CaptureFixture[str], *words: str) -> str:
         atexit.unregister(shell.atexit_operations)
         shell.atexit_operations()
     return capsys.readouterr().out
+
+
+SPAWNS = """
+import os, torch.distributed as dist, torch.multiprocessing as mp
+def main(rank, world):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "12355"
+    print("at work", flush=True)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+if __name__ == "__main__":
+    mp.spawn(main, args=(2,), nprocs=2)
+"""
+
+
+def test_a_program_that_starts_its_own_ranks_is_named_before_it_starts_and_when_it_hangs(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    monkeypatch.chdir(tmp_path)
+    unnamed: list[bool] = []
+    screen = runner.Watch(
+        lambda state: bool(state.workers) and not state.notices,
+        lambda: unnamed.append(True),
+    )
+    with pytest.raises(Hung) as found:
+        scripts.run(lab, "--hang-timeout 8 spawns.py", screen=screen)
+    assert screen.last is not None
+    assert unnamed == []
+    assert any("spawns.py, line 8 starts" in text for text in screen.last.notices)
+    assert "mp.spawn" in found.value.hint
+    assert "network" not in str(found.value)
+    session().close()
+    lab.assert_clean()

@@ -52,6 +52,14 @@ _CURES = (
         ),
     ),
     (
+        re.compile(r"^(?:bdb\.)?BdbQuit\b|EOF when reading a line|^EOFError:?\s*$"),
+        (
+            "Nobody can type to a rank: breakpoint(), pdb and input() have no terminal there. Print what you want to look at, "
+            "or call the function in the notebook itself; pass an answer as an argument. Where each rank is just now "
+            "%distributed stacks shows."
+        ),
+    ),
+    (
         re.compile(
             r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for"
             r"|(?:allreduce|broadcast|barrier|all_?gather|reduce_?scatter)\w* .{0,80}timed out",

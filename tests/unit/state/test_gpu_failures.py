@@ -90,6 +90,14 @@ def test_errors_that_everybody_meets_say_what_to_do(text, golden):
     golden(failure_kind.cure_in_words(text, "gpu-a"))
 
 
+@pytest.mark.parametrize(
+    "text", ["BdbQuit: ", "EOFError: EOF when reading a line", "EOFError: "]
+)
+def test_a_rank_that_waits_for_somebody_to_type_says_that_nobody_can(text):
+    assert "Nobody can type to a rank" in failure_kind.cure_in_words(text, "gpu-a")
+    assert failure_kind.cure_in_words("EOFError: Ran out of input", "gpu-a") == ""
+
+
 def test_the_cure_stands_in_the_error_of_the_run(golden):
     text = "Distributed package doesn't have NCCL built in"
     state = begun(raised(1, 0, text))

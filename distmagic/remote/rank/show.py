@@ -1,14 +1,30 @@
-"""Shows a picture of this rank in the notebook."""
+"""Shows pictures of this rank in the notebook: what `distmagic.show` is given, and what the user's code shows as in a cell.
+
+`plt.show()`, `figure.show()` of matplotlib and `display(figure)` of IPython show a picture there, too. Neither library is
+imported for that: until the user's code does, nothing is replaced.
+"""
 
 from __future__ import annotations
 
+import functools
 import io
+import sys
 from typing import Any
 
-from distmagic.remote.rank import report
+from distmagic.remote.rank import import_hooks, report
 
 _MOST_BYTES = 120_000  # in base64 it is one packet to the agent
 _SCALES = (1.0, 0.7, 0.5, 0.3)
+_PNG = b"\x89PNG"
+# Modules of IPython that have `display`.
+_DISPLAYING = ("IPython.core.display_functions", "IPython.display", "IPython")
+
+
+def install() -> None:
+    """Have shown in the notebook what the user's code shows in this process."""
+    import_hooks.when_imported("matplotlib.pyplot", _show_from_pyplot)
+    import_hooks.when_imported("matplotlib.figure", _show_from_figures)
+    import_hooks.when_imported(_DISPLAYING[0], _show_from_ipython)
 
 
 def show(figure: object) -> None:
@@ -43,3 +59,64 @@ def _png(figure: Any) -> bytes:
         if into.tell() <= _MOST_BYTES:
             break
     return into.getvalue()
+
+
+def _show_from_pyplot(pyplot: Any) -> None:
+    """Have `plt.show()` show all open figures, and close them as a notebook does."""
+    original = pyplot.show
+
+    @functools.wraps(original)
+    def show_all(*args: Any, **kwargs: Any) -> Any:
+        if not report.is_in_run():
+            return original(*args, **kwargs)
+        for number in pyplot.get_fignums():
+            show(pyplot.figure(number))
+        pyplot.close("all")
+        return None
+
+    pyplot.show = show_all
+
+
+def _show_from_figures(module: Any) -> None:
+    original = module.Figure.show
+
+    @functools.wraps(original)
+    def show_one(figure: Any, *args: Any, **kwargs: Any) -> Any:
+        if not report.is_in_run():
+            return original(figure, *args, **kwargs)
+        return show(figure)
+
+    module.Figure.show = show_one
+
+
+def _show_from_ipython(module: Any) -> None:
+    """Have `display` show pictures; it writes anything else as before."""
+    original = module.display
+
+    @functools.wraps(original)
+    def display(*objects: Any, **kwargs: Any) -> Any:
+        rest = objects
+        if report.is_in_run():
+            pictures = [_picture(one) for one in objects]
+            for picture in pictures:
+                if picture is not None:
+                    show(picture)
+            rest = tuple(
+                one
+                for one, picture in zip(objects, pictures, strict=True)
+                if picture is None
+            )
+        return original(*rest, **kwargs) if rest or not objects else None
+
+    for name in _DISPLAYING:
+        if getattr(sys.modules.get(name), "display", None) is original:
+            vars(sys.modules[name])["display"] = display
+
+
+def _picture(value: Any) -> Any:
+    """Return what `show` takes: a figure, an image of PIL, or the PNG of an image of IPython. None for anything else."""
+    data = getattr(value, "data", None)
+    if isinstance(data, bytes) and data.startswith(_PNG):
+        return data
+    is_image = hasattr(value, "resize") and hasattr(value, "save")
+    return value if is_image or hasattr(value, "savefig") else None

@@ -30,6 +30,7 @@ from distmagic.remote.rank import (
     report,
     rich_bars,
     script,
+    show,
     sources,
     stacks,
 )
@@ -101,6 +102,7 @@ def main(_: list[str]) -> None:
         rich_bars.install(report.post_bar)
         logged_numbers.install()
         process_groups.install()
+        show.install()
         user_main = _fresh_main(rank)
         with gc_paused():
             thunk = call.load(rank.call, user_main)

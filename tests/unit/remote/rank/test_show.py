@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import os
+import subprocess
+import sys
 
 import pytest
 from PIL import Image
@@ -12,6 +15,7 @@ from distmagic import sanitize
 from distmagic.remote.rank import report
 from distmagic.remote.rank.show import show
 from distmagic.remote.wire import protocol
+from tests import REPOSITORY
 from tests.builders.later import Later
 
 Later("matplotlib")  # without it this module is skipped
@@ -55,6 +59,58 @@ def agent(monkeypatch):
 def noise(side: int) -> Image.Image:
     """Return an image that no format makes much smaller."""
     return Image.effect_noise((side, side), 100).convert("RGB")
+
+
+SHOWS = """
+import base64, os, sys
+from distmagic.remote.rank import report, show
+from distmagic.remote.wire import protocol
+if {is_warm}:
+    import matplotlib.pyplot, IPython.display
+kept = []
+def send(packet):
+    message = protocol.decode(packet)[1]
+    if isinstance(message, protocol.Picture):
+        kept.append(base64.b64decode(message.data))
+    return True
+report.begin(send, rank=0, restart=0)
+show.install()
+print(sorted({{name.partition(".")[0] for name in sys.modules}} & {{"matplotlib", "IPython", "PIL"}}))
+import matplotlib.pyplot as plt
+from matplotlib.pyplot import show as show_all
+from matplotlib.figure import Figure
+from IPython.display import Image, display
+def shown(): found = len(kept); kept.clear(); return found
+plt.plot([1, 2]); plt.show(); print("plt.show", shown(), plt.get_fignums())
+plt.plot([1, 2]); plt.figure(); show_all(block=False); print("two figures", shown())
+plt.show(); print("none", shown())
+plt.subplots()[0].show(); print("fig.show", shown()); plt.close("all")
+figure = Figure(); figure.subplots().plot([1, 2])
+display(figure); first = kept[0]; print("display", shown())
+display(Image(data=first)); print("an image", shown())
+display(figure, "a text", figure, {{"loss": 1}}); print("among others", shown())
+import PIL.Image
+display(PIL.Image.new("RGB", (4, 4))); print("of PIL", shown())
+if os.fork() == 0:
+    plt.plot([1]); plt.show(); display("of a child"); sys.stdout.flush(); os._exit(len(kept))
+print("in a child", os.wait()[1])
+"""
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_what_is_shown_as_in_a_cell_is_a_picture_of_the_rank(is_warm):
+    Later("IPython")
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "MPLBACKEND": "agg"}
+    done = subprocess.run(
+        [sys.executable, "-u", "-W", "ignore", "-c", SHOWS.format(is_warm=is_warm)],
+        capture_output=True, text=True, check=True, timeout=120, env=env,
+    )  # fmt: skip
+    first, *lines = done.stdout.splitlines()
+    assert is_warm or first == "[]"
+    assert lines == [
+        "plt.show 1 []", "two figures 2", "none 0", "fig.show 1", "display 1", "an image 1", "a text {'loss': 1}",
+        "among others 2", "of PIL 1", "of a child", "in a child 0",
+    ]  # fmt: skip
 
 
 def test_a_figure_of_matplotlib(agent):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 
 from distmagic.errors import SpecError
-from distmagic.exports.job import is_secret
+from distmagic.remote.values.by_name import is_secret
 from distmagic.request.cell import CellPlan, names_wanted
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))

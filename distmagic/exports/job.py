@@ -7,15 +7,11 @@ import unicodedata
 from dataclasses import dataclass, field
 
 from distmagic.errors import SpecError
+from distmagic.remote.values.by_name import is_secret
 from distmagic.request.export import ExportRequest
 from distmagic.request.spec import JobSpec
 
 PROGRAM = "program"  # the folder with what the ranks run
-_SECRET = re.compile(
-    r"(^|_)(SECRET|TOKEN|CREDENTIAL|KEY|PAT|AUTH)S?($|_)"
-    r"|(SECRET|TOKEN|PASSWORD|PASSWD|PASS|PWD|APIKEY)S?($|_)",  # PGPASSWORD, SSHPASS
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +123,6 @@ class ExportedJob:
     def secrets(self) -> tuple[tuple[str, str], ...]:
         """The other ones."""
         return tuple(pair for pair in self.spec.env if is_secret(pair[0]))
-
-
-def is_secret(name: str) -> bool:
-    """Whether a variable's name says that its value is a secret: WANDB_API_KEY, HF_TOKEN, DB_PASSWORD."""
-    return _SECRET.search(name) is not None
 
 
 def text_file(path: str, text: str, **more: bool) -> File:

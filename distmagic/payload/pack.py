@@ -104,7 +104,7 @@ def pack_call(
     folder = payload_folder(scratch)
     source = None if other is None else _source_form(thunk, title, other)
     try:
-        call = dumped(Call(thunk), folder, seen, limit_bytes, source)
+        call = dumped(Call(thunk), folder, seen, limit_bytes, source, _notebook(thunk))
     except parcel.Unpicklable as error:
         if other is not None and isinstance(error.cause.error, NoSource):
             raise _has_no_source(
@@ -153,6 +153,15 @@ def pack_call(
     )
 
 
+def _notebook(thunk: Callable[[], object]) -> Mapping[str, object]:
+    """Return the names of the notebook or program that makes the call."""
+    function = thunk.func if isinstance(thunk, partial) else thunk
+    found: dict[str, object] = getattr(function, "__globals__", {})
+    return (
+        found if found.get("__name__") == "__main__" else vars(sys.modules["__main__"])
+    )
+
+
 def _source_form(
     thunk: Callable[[], object], title: str, other: OtherPython
 ) -> SourceForm:
@@ -193,7 +202,7 @@ def payload_folder(scratch: Path | None) -> Path:
 
 def dumped(
     what: object, folder: Path, seen: Seen, limit_bytes: int | None,
-    source: SourceForm | None = None,
+    source: SourceForm | None = None, namespace: Mapping[str, object] | None = None,
 ) -> LocalBlob:  # fmt: skip
     """Write the parcel of what a rank is to run. Raises `PayloadError`, and `parcel`'s own errors."""
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".payload-"))
@@ -207,6 +216,7 @@ def dumped(
             name="the call",
             beside=folder,
             source=source,
+            namespace=namespace,
         )
         call = _local(folder, seen.sha256.hexdigest(), size)
         (aside / "call").replace(call.path)

@@ -1,4 +1,4 @@
-"""What this machine knows better than the host on which a rank failed: the file or the module that it lacks lies here."""
+"""What this machine knows better than the host on which a rank failed: what it lacks, a file, a module or a name, is here."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from distmagic.remote.wire.protocol import Failure
 from distmagic.state.model import RunState
 
 _FILE = re.compile(r"No such file or directory: b?(['\"])(?P<path>.+?)\1")
+# Of `eval`, `getattr(__main__, ...)` and a pickle; and of `globals()[...]`.
+_NAME = re.compile(r"(?:name|attribute) '(\w+)'|^'(\w+)'$")
 _MODULE = re.compile(r"(?:No module named|needs the module) '(?P<name>[\w.]+)'")
 
 
@@ -33,7 +35,9 @@ def local_hint(state: RunState, folder: Path) -> str:
     if worker is None or failure is None:
         return ""
     return sanitize.lines(
-        _of_file(failure, worker.host, folder) or _of_module(failure, worker.host)
+        _of_file(failure, worker.host, folder)
+        or _of_module(failure, worker.host)
+        or _of_name(failure)
     )
 
 
@@ -93,6 +97,23 @@ def _of_module(failure: Failure, host: str) -> str:
     return (
         f"{top} is a module of yours, {lies_at}. It travels where code imports it by its name: write `import {top}` in the "
         "cell, or in a module that travels; or bring its folder (%distributed help files)."
+    )
+
+
+def _of_name(failure: Failure) -> str:
+    """Return what to do about a name of the notebook that a rank lacks, because no code names it."""
+    found = _NAME.search(failure.message)
+    name = found[1] or found[2] if found is not None else ""
+    is_asked_for = {
+        "NameError": True,
+        "AttributeError": "'__main__'" in failure.message,
+        "KeyError": "globals()" in failure.traceback,
+    }
+    if not is_asked_for.get(failure.type) or name not in vars(sys.modules["__main__"]):
+        return ""
+    return (
+        f"{name} is in the notebook, and the ranks do not have it. It travels where code of the call names it, not where a "
+        "text alone does. Name it in the function's code, or pass it as an argument."
     )
 
 

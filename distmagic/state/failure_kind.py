@@ -111,7 +111,7 @@ def cure_in_words(text: str, host: str) -> str:
         return ""
     return (
         f"The usual cause is a missing import, or a misspelled name. If an earlier run has made {found['name']}: ranks are "
-        "new processes in each cell, so return it from that run and pass it on, or make it in this cell."
+        "new processes in each cell, so return it from that run and pass it on."
     )
 
 

@@ -23,13 +23,13 @@ import os
 import pickle
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from distmagic.remote.records.atomic_file import atomic_write
-from distmagic.remote.values import side_files, unpicklable
+from distmagic.remote.values import by_name, side_files, unpicklable
 from distmagic.remote.values.pickling import Loader, Packer, Refuse, Seen
 from distmagic.remote.values.side_files import SideFile, Value
 from distmagic.remote.values.source_form import SourceForm
@@ -84,11 +84,13 @@ def dump(  # noqa: PLR0913  # all that a parcel is made of
     name: str = "result",
     beside: Path | None = None,
     source: SourceForm | None = None,
+    namespace: Mapping[str, object] | None = None,
 ) -> int:
     """Write `value` to `path`, whole or not at all and readable by its owner only; return the size of the file in bytes.
 
     `source`: without byte code. `beside` is the folder where large values get files of their own; `load` wants them in
-    the parcel's own folder. `seen` takes notes, also of these, and of the file's SHA-256. Raises `Unpicklable`, which
+    the parcel's own folder. `namespace` is the notebook's, of which small things come along for their names alone (see
+    by_name.py). `seen` takes notes, also of these, and of the file's SHA-256. Raises `Unpicklable`, which
     names the part starting from `name`, `TooLarge` before any buffer is written, and OSError when the disk is full. A
     DistributedDataParallel module travels as the module in it: its process group ends with the run.
     """
@@ -99,7 +101,7 @@ def dump(  # noqa: PLR0913  # all that a parcel is made of
         sink.write(MAGIC)
         sink.omitted = None if beside is None else []
         seen = seen or Seen()
-        packer = _pickled(value, sink, seen, refuse, name, source)
+        packer = _pickled(value, sink, seen, refuse, name, source, namespace)
         _write_values(packer, sink, beside, seen)
     return sink.size
 
@@ -177,11 +179,11 @@ def _write_side_file(
 
 def _pickled(
     value: object, sink: _Sink, seen: Seen, refuse: Refuse | None, name: str,
-    source: SourceForm | None = None,
+    source: SourceForm | None = None, namespace: Mapping[str, object] | None = None,
 ) -> Packer:  # fmt: skip
     packer = Packer(sink, seen, refuse, source)
     try:
-        packer.pickle(value)
+        packer.pickle(value, namespace)
     except (ParcelError, MemoryError):
         raise
     except Exception as error:
@@ -290,22 +292,27 @@ def _load(
     tensors = TensorLoader(
         [memories.find(span) for span in table["windows"]], table["rows"]
     )
-    pickled = memories.pickled(table.get("omitted", ()))
-    loader = Loader(
-        pickled,
-        buffers,
-        tensors,
-        {"__name__": "__main__"} if namespace is None else namespace,
-    )
-    try:
+    home = {"__name__": "__main__"} if namespace is None else namespace
+    asides: dict[str, by_name.Aside] = {}
+
+    def loaded(file: Any) -> object:
+        loader = Loader(file, buffers, tensors, home)
         value, definitions = loader.load(), loader.load()
+        for one, defined in definitions.items():
+            if isinstance(defined, by_name.Aside):
+                asides[one] = defined
+            else:
+                home.setdefault(one, defined)
+        return value
+
+    try:
+        value = loaded(memories.pickled(table.get("omitted", ())))
     except MemoryError:
         raise
     except Exception as error:
         raise _not_here(error) from error
-    if namespace is not None:
-        for one, defined in definitions.items():
-            namespace.setdefault(one, defined)
+    if asides and namespace is not None:
+        by_name.offer(asides, home, loaded)
     return value
 
 

@@ -5,6 +5,7 @@
   come along in a table;
 - a DistributedDataParallel module becomes the module in it;
 - objects that a cell defines and that pickle knows by name only travel as what made them (see cell_objects.py);
+- what the notebook has by name and no code uses comes along in the table, pickled one by one (see by_name.py);
 - for a Python of another minor version code becomes source (see source_form.py); all other code keeps the name of its
   file, which is what a traceback, or `inspect`, finds its lines by;
 - notes are taken of the code and the modules that the pickle refers to.
@@ -16,15 +17,16 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import inspect
 import pickle
 import pkgutil
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from distmagic.remote.values import cell_objects
+from distmagic.remote.values import by_name, cell_objects
 from distmagic.remote.values.side_files import SideFile
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.values.storages import Storages, TensorLoader, TensorRow, Window
@@ -32,10 +34,14 @@ from distmagic.remote.values.storages import Storages, TensorLoader, TensorRow, 
 
 @dataclass(slots=True)
 class Seen:
-    """Notes on a parcel: code that travels in it, modules that it needs at the other end, its SHA-256, its side files."""
+    """Notes on a parcel: code that travels in it, modules that it needs at the other end, its SHA-256, its side files.
+
+    `annotated` are names in annotations that are texts.
+    """
 
     codes: list[types.CodeType] = field(default_factory=list)
     modules: set[str] = field(default_factory=set)
+    annotated: set[str] = field(default_factory=set)
     sha256: Any = field(default_factory=hashlib.sha256)
     side_files: list[SideFile] = field(default_factory=list)
 
@@ -45,7 +51,10 @@ Refuse = Callable[[object], None]
 
 
 class Packer:
-    """Pickles one value for a parcel, and holds its buffers until they are written. With `source`, code goes as source."""
+    """Pickles one value for a parcel, and holds its buffers until they are written. With `source`, code goes as source.
+
+    `is_aside`: the value goes for its name alone, and no object comes along of which only a function's globals know.
+    """
 
     def __init__(
         self,
@@ -53,24 +62,69 @@ class Packer:
         seen: Seen,
         refuse: Refuse | None,
         source: SourceForm | None = None,
+        *,
+        is_aside: bool = False,
     ) -> None:
         self._storages = Storages()
         self._buffers: list[memoryview] = []
         self._seen = seen
         self._refuse = refuse
         self.source = source
+        self.is_aside = is_aside
         self._definitions: dict[str, object] = {}
         self._pickler = _pickler_class()(
             sink, self, lambda buffer: self._buffers.append(buffer.raw())
         )
 
-    def pickle(self, value: object) -> None:
-        """Pickle the value, and after it the table of all that `__main__` defines and the value uses. Only once."""
+    def pickle(
+        self, value: object, namespace: Mapping[str, object] | None = None
+    ) -> None:
+        """Pickle the value, and after it the table of all that `__main__` defines and the value uses. Only once.
+
+        With a `namespace`, the notebook's, also what a rank may ask for by its name there.
+        """
         try:
             self._pickler.dump(value)
-            self._pickler.dump(self._definitions)
+            asides = {} if namespace is None else self._asides(namespace)
+            self._pickler.dump(asides | self._definitions)
         finally:
             del self._pickler  # it refers to this packer: the two would keep each other, and the value, alive
+
+    def _asides(self, namespace: Mapping[str, object]) -> dict[str, object]:
+        """Return what is offered for its name, without what the value uses anyway."""
+        room = by_name.MAX_ALL_BYTES
+        found: dict[str, tuple[bytes, Seen]] = {}
+        for name, value in reversed(list(namespace.items())):
+            # Pickling runs anybody's code. What can't travel is missed only where it is asked for.
+            with contextlib.suppress(Exception):
+                if name in self._definitions or not by_name.is_offered(name, value):
+                    continue
+                sink, seen = by_name.Small(), Seen()
+                packer = Packer(sink, seen, self._refuse, self.source, is_aside=True)
+                packer.pickle(value)
+                room -= sink.tell()
+                if room >= 0 and not any(packer.plan()):
+                    found[name] = sink.getvalue(), seen
+        annotated: set[str] = set()
+        while waiting := self._seen.annotated & found.keys() - annotated:
+            annotated |= waiting
+            for _, seen in map(found.__getitem__, waiting):
+                self._seen.codes += seen.codes
+                self._seen.modules |= seen.modules
+                self._seen.annotated |= seen.annotated
+        named = by_name.in_strings(self._seen.codes)
+        here = by_name.packages(self._seen.modules, self._seen.codes)
+        asides: dict[str, object] = {}
+        for name, value in namespace.items():  # `__subclasses__()` has their order
+            if name in found:
+                pickled, seen = found[name]
+                is_at_once = (
+                    by_name.packages(seen.modules) <= here
+                    or name in annotated
+                    or (name in named and not isinstance(value, types.ModuleType))
+                )
+                asides[name] = by_name.Aside(pickled, is_at_once)
+        return asides
 
     def plan(self) -> tuple[list[memoryview], list[Window], list[TensorRow]]:
         """Return what goes beside the pickle: its buffers in order, the windows of storages, and their table."""
@@ -133,6 +187,9 @@ class Packer:
         )
         if isinstance(module, str):
             self._seen.modules.add(module)
+        if module == "__main__" and callable(obj):
+            annotations = inspect.get_annotations(obj).values()
+            self._seen.annotated |= by_name.in_annotations(annotations)
         if module == "__main__" and name.isidentifier():
             current = sys.modules["__main__"].__dict__.get(name)
             if name not in self._definitions or current is obj:
@@ -196,6 +253,8 @@ def _pickler_class() -> Any:
             if reduced is not NotImplemented:
                 return reduced
             plain = super().reducer_override(obj)
+            if self._packer.is_aside and type(obj) is types.FunctionType:
+                plain = by_name.without_objects(plain)
             source = self._packer.source
             return plain if source is None else source.reduced(obj, plain)
 

@@ -10,7 +10,7 @@ import pytest
 from distmagic.errors import SpecError
 from distmagic.exports import cell_script
 from distmagic.exports.cell_script import NoProgram
-from distmagic.exports.job import is_secret
+from distmagic.remote.values.by_name import is_secret
 from distmagic.request.cell import parse_cell
 
 

@@ -6,10 +6,8 @@ import functools
 import importlib
 import json
 import linecache
-import os
 import re
 import socket
-import subprocess
 import sys
 import threading
 import types
@@ -20,38 +18,22 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import PayloadError
-from distmagic.payload import bundle, local_modules, pack
+from distmagic.payload import local_modules, pack
 from distmagic.payload.refused import _FRAMEWORKS, MadeAlone, refuse
 from distmagic.payload.work_files import with_tree
 from distmagic.remote.records import manifest
-from tests.builders.forks import Forks
 from tests.builders.later import Later
+from tests.builders.ranks import CELL, cell, on_a_rank
 from tests.system.packages import folder_of
 
 torch = Later("torch")
 LIMIT = 256 << 20
-CELL = "/tmp/ipykernel_1/cell.py"
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path_factory, monkeypatch):
     """A folder of blobs for this test alone."""
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path_factory.mktemp("home")))
-
-
-def cell(source: str, filename: str = CELL, **names):
-    """Run all lines of a cell but the last in a notebook's namespace, and return the last as the call."""
-    source, _, last = source.rpartition("\n")
-    namespace = {"__name__": "__main__", "__builtins__": __builtins__, **names}
-    exec(compile(source, filename, "exec"), namespace)
-    exec(compile(f"def cell(): return {last}", filename, "exec"), namespace)
-    linecache.cache[filename] = (
-        len(source),
-        None,
-        source.splitlines(keepends=True),
-        filename,
-    )
-    return namespace["cell"]
 
 
 def packed(thunk, limit_bytes: int = LIMIT) -> pack.Payload:
@@ -75,49 +57,6 @@ def names_in(payload: pack.Payload) -> list[str]:
         return []
     files = manifest.decode(tree.listed.path.read_bytes()).files
     return [file.path for file in files if file.path.endswith(".py")]
-
-
-_RANK = """
-import sys, types
-bundle, payload_call, payload_code, folder = sys.argv[1:]
-if __name__ == "__main__":
-    sys.path[:0] = [bundle]
-    from distmagic.remote.rank import import_paths
-    sys.path[1:1] = import_paths.of_code(payload_code)
-    sys.path.append(bundle + "/fallback")
-    from pathlib import Path
-    from distmagic.remote.values import call
-    sys.modules["__main__"] = main = types.ModuleType("__main__")
-    main.__file__ = str(call.write_main(payload_call, Path(folder)))
-    print(call.perform(call.load(payload_call, main), main))
-"""
-
-
-def on_a_rank(
-    payload: pack.Payload, tmp_path: Path, *flags: str, forks: Forks | None = None
-) -> str:
-    """Run a payload as a rank does, in a process that finds distmagic in the bundle alone."""
-    argv = [
-        str(bundle.build().path),
-        str(payload.call.path),
-        str(payload.code.path),
-        str(tmp_path),
-    ]
-    if forks is not None:
-        script = tmp_path / "rank.py"
-        script.write_text(_RANK)
-        forked = forks.run(script, *argv, cwd="/")
-        assert forked.returncode == 0, forked.stderr.decode()
-        return forked.stdout.decode().strip()
-    environment = {
-        key: value for key, value in os.environ.items() if key != "PYTHONPATH"
-    }
-    done = subprocess.run(
-        [sys.executable, *flags, "-c", _RANK, *argv],
-        capture_output=True, text=True, check=False, cwd="/", env=environment, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @pytest.fixture

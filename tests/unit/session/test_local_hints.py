@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,37 @@ def test_a_compiled_module_is_to_be_built_there(beside, golden):
     for name in ("dm_test_fast", "dm_test_pack.fast"):
         message = f"The value needs the module '{name}', which this Python lacks.\nInstall it."
         golden(hint("ParcelError", message, beside).replace(SUFFIX, ".so"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "traceback"),
+    [
+        ("NameError", "name 'Net' is not defined", ""),
+        ("AttributeError", "module '__main__' has no attribute 'Net'", ""),
+        ("AttributeError", "Can't get attribute 'Net' on <module '__main__' (built-in)>", ""),
+        ("KeyError", "'Net'", "return globals()[name]()"),
+    ],
+)  # fmt: skip
+def test_a_name_of_the_notebook_that_only_a_text_has(
+    kind, message, traceback, monkeypatch
+):
+    assert not name_hint(kind, message, traceback)
+    monkeypatch.setattr(sys.modules["__main__"], "Net", object(), raising=False)
+    told = name_hint(kind, message, traceback)
+    assert told.startswith("Net is in the notebook, and the ranks do not have it")
+    assert "pass it as an argument" in told
+
+
+def test_an_error_that_is_called_as_a_name_of_the_notebook_is_no_missing_name(
+    monkeypatch,
+):
+    monkeypatch.setattr(sys.modules["__main__"], "labels", [], raising=False)
+    assert not name_hint("KeyError", "'labels'", 'batch["labels"]')
+    message = "'Net' object has no attribute 'labels'"
+    assert not name_hint("AttributeError", message, "net.labels")
+
+
+def name_hint(kind: str, message: str, traceback: str) -> str:
+    failure = p.Failure(type=kind, message=message, traceback=traceback)
+    end = ended(3, 1, outcome="raised", code=1, failure=failure)
+    return local_hint(begun(end), Path())

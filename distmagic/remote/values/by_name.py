@@ -1,0 +1,161 @@
+"""What the notebook has under a name and the call does not use: for code that has the name as a text only.
+
+`globals()["Large"]`, `eval`, an annotation that is a text, `Base.__subclasses__()` and a pickle in a file ask for functions,
+classes, modules and constants that no code names. Each of them travels pickled by itself, if it is small. A tensor, a
+model or any other object goes only where code names it.
+
+On a rank some are there at once: those that a text of the call's code names, and those that need no module but the
+call's own and Python's. The others are loaded when `__main__` is asked for them: their modules may take seconds.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+MAX_BYTES = 64 << 10  # of one, pickled
+MAX_ALL_BYTES = 1 << 20  # the newest first
+_EVERYWHERE = ("__main__", "builtins", "cloudpickle", "distmagic")
+_MAX_ITEMS = 1_000  # of a constant
+_WORD = re.compile(r"[^\W\d]\w*")
+_QUOTED = re.compile(r"ForwardRef\('(.*?)'")
+_SECRET = re.compile(
+    r"(^|_)(SECRET|TOKEN|CREDENTIAL|KEY|PAT|AUTH)S?($|_)"
+    r"|(SECRET|TOKEN|PASSWORD|PASSWD|PASS|PWD|APIKEY)S?($|_)",  # PGPASSWORD, SSHPASS
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """One of them: its pickle, and whether it is there at once."""
+
+    pickled: bytes
+    is_at_once: bool
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable's name says that its value is a secret: WANDB_API_KEY, HF_TOKEN, DB_PASSWORD."""
+    return _SECRET.search(name) is not None
+
+
+def is_offered(name: str, value: object) -> bool:
+    """Whether a rank may ask for it by its name: a function, a class, a module, a type or a constant, but no secret."""
+    is_own = getattr(value, "__module__", None) == "__main__"
+    # IPython's are `_3` and `_i3`.
+    return (is_own or not name.startswith("_")) and _is_light(name, value)
+
+
+def _is_light(name: str, value: object) -> bool:
+    return (
+        isinstance(getattr(value, "__name__", None), str)
+        or isinstance(value, types.UnionType)
+        or _is_constant(value, name)
+    )
+
+
+def _is_constant(value: object, name: str) -> bool:
+    if isinstance(value, str | bytes):
+        return not is_secret(name)
+    if isinstance(value, dict | list | tuple | set) and len(value) > _MAX_ITEMS:
+        return False
+    if type(value) is dict:
+        return all(
+            _is_constant(key, "") and _is_constant(item, str(key))
+            for key, item in value.items()
+        )
+    if type(value) in (list, tuple, set):
+        items: Any = value
+        return all(_is_constant(item, name) for item in items)
+    return value is None or isinstance(value, int | float | complex)
+
+
+def in_annotations(annotations: Iterable[object]) -> set[str]:
+    """Return all that may be a name in those annotations that are texts, or have texts in them: `List["Net"]`."""
+    texts = []
+    for annotation in annotations:
+        if isinstance(annotation, str):
+            texts.append(annotation)
+        else:
+            texts += _QUOTED.findall(repr(annotation))
+    return set(_WORD.findall(" ".join(texts)))
+
+
+def in_strings(codes: Iterable[types.CodeType]) -> set[str]:
+    """Return all that may be a name in strings of code; but not in sentences."""
+    found: set[str] = set()
+    for code in codes:
+        for const in code.co_consts:
+            if isinstance(const, str) and len(const.split()) == 1:
+                found.update(_WORD.findall(const))
+    return found
+
+
+def packages(
+    modules: Iterable[str], codes: Iterable[types.CodeType] | None = None
+) -> set[str]:
+    """Return the packages of these modules; with the code of a call also those that it imports, and Python's own."""
+    names = set(modules)
+    if codes is not None:
+        names.update(sys.stdlib_module_names, _EVERYWHERE)
+        for code in codes:
+            names.update(code.co_names)
+    return {name.partition(".")[0] for name in names}
+
+
+class Small(io.BytesIO):
+    """Takes a pickle of at most `MAX_BYTES`."""
+
+    def write(self, data: Any) -> int:
+        """Raise `pickle.PicklingError` for more."""
+        if self.tell() + len(data) > MAX_BYTES:
+            raise pickle.PicklingError("too large to travel just for its name")
+        return super().write(data)
+
+
+def without_objects(reduced: Any) -> Any:
+    """Return how to pickle a function, as `reduced` does, but without the objects among its globals."""
+    if reduced is NotImplemented:
+        return reduced
+    state, slots = reduced[2]
+    kept = {}
+    for name, value in slots["__globals__"].items():
+        if _is_light(name, value):
+            kept[name] = value
+    return (*reduced[:2], (state, slots | {"__globals__": kept}), *reduced[3:])
+
+
+def offer(
+    asides: Mapping[str, Aside],
+    namespace: dict[str, Any],
+    load: Callable[[io.BytesIO], object],
+) -> None:
+    """Put into `namespace`, the `__dict__` of a `__main__`, what is there at once; it finds the others when it is asked."""
+
+    def find(name: str) -> object:
+        if name not in asides:
+            raise AttributeError(f"module '__main__' has no attribute {name!r}")
+        before = dict(namespace)
+        try:
+            found = load(io.BytesIO(asides[name].pickled))
+        except Exception as error:
+            raise AttributeError(
+                f"module '__main__' has no attribute {name!r}: the notebook's can't be loaded here "
+                f"({type(error).__name__}: {error})"
+            ) from error
+        # Loaded functions bring their globals: what is here stays as it is.
+        namespace.update(before)
+        return namespace.setdefault(name, found)
+
+    for name, aside in asides.items():
+        if aside.is_at_once and name not in namespace:
+            with suppress(AttributeError):
+                find(name)
+    namespace.setdefault("__getattr__", find)

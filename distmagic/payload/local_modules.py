@@ -61,6 +61,33 @@ def found(names: Iterable[str]) -> tuple[LocalModule, ...]:
     return tuple(modules[name] for name in sorted(modules))
 
 
+def loaded_by_path() -> list[str]:
+    """Return the user's modules that no import finds by their names: `spec_from_file_location("plan", "conf/base.py")`."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name in _NEVER or not isinstance(file, str) or not file.endswith(".py"):
+            continue
+        parent, _, _ = name.rpartition(".")
+        path = name.replace(".", "/")
+        is_by_name = f"/{file}".endswith((f"/{path}.py", f"/{path}/__init__.py"))
+        if is_by_name and (not parent or parent in sys.modules):
+            continue
+        if module.__name__ == name and not is_installed(file) and not _is_found(name):
+            found.append(name)
+    return found
+
+
+def _is_found(name: str) -> bool:
+    """Whether a new import of a module's package would find what is loaded: an editable install may name its folder."""
+    top = _top(name)
+    for finder in sys.meta_path:
+        spec = finder.find_spec(top, None)
+        if spec is not None:
+            return spec.origin == getattr(sys.modules.get(top), "__file__", None)
+    return False
+
+
 def _top(name: str) -> str:
     return name.partition(".")[0]
 

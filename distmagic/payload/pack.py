@@ -29,7 +29,7 @@ from distmagic.payload.sizes import allowance_gib, size_text
 from distmagic.payload.tree import Tree
 from distmagic.remote.values import parcel, settings, unpicklable
 from distmagic.remote.values.call import Call, Whole
-from distmagic.remote.values.pickling import Seen
+from distmagic.remote.values.pickling import Seen, going_by_value
 from distmagic.remote.values.source_form import NoSource, SourceForm
 from distmagic.remote.wire.protocol import Blob
 
@@ -207,17 +207,18 @@ def dumped(
     """Write the parcel of what a rank is to run. Raises `PayloadError`, and `parcel`'s own errors."""
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".payload-"))
     try:
-        size = parcel.dump(
-            what,
-            aside / "call",
-            seen=seen,
-            refuse=refuse,
-            limit_bytes=limit_bytes,
-            name="the call",
-            beside=folder,
-            source=source,
-            namespace=namespace,
-        )
+        with going_by_value(local_modules.loaded_by_path()):
+            size = parcel.dump(
+                what,
+                aside / "call",
+                seen=seen,
+                refuse=refuse,
+                limit_bytes=limit_bytes,
+                name="the call",
+                beside=folder,
+                source=source,
+                namespace=namespace,
+            )
         call = _local(folder, seen.sha256.hexdigest(), size)
         (aside / "call").replace(call.path)
     except OSError as error:

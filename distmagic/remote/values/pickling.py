@@ -22,7 +22,7 @@ import pickle
 import pkgutil
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,6 +160,9 @@ class Packer:
         self._seen.modules.add(name)
         if _stays_behind(name):
             return __import__, ("distmagic",)
+        if name in _by_value():
+            kept = {k: v for k, v in vars(module).items() if k not in _OF_AN_IMPORT}
+            return _module_by_value, (name,), kept
         if name in sys.modules:
             return importlib.import_module, (name,)
         while name and name not in sys.modules:
@@ -233,6 +236,28 @@ def _stays_behind(module: str) -> bool:
 
 
 _REMOTE = "distmagic.remote."
+_OF_AN_IMPORT = ("__builtins__", "__loader__", "__spec__", "__cached__")
+
+
+def _by_value() -> set[str]:
+    import cloudpickle
+
+    return cloudpickle.list_registry_pickle_by_value()  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def going_by_value(modules: Iterable[str]) -> Iterator[None]:
+    """Have these modules, and what they define, go into a pickle themselves, and not by their names, inside the block."""
+    import cloudpickle
+
+    new = set(modules) - _by_value()
+    for name in new:
+        cloudpickle.register_pickle_by_value(sys.modules[name])
+    try:
+        yield
+    finally:
+        for name in new:
+            cloudpickle.unregister_pickle_by_value(sys.modules[name])
 
 
 @functools.cache
@@ -270,6 +295,10 @@ _NAMELESS = "<the name of its file follows>"
 def code_of_file(code: types.CodeType, filename: str) -> types.CodeType:
     """Return code that belongs to a file, or to a cell, of this name."""
     return code.replace(co_filename=filename)
+
+
+def _module_by_value(name: str) -> types.ModuleType:
+    return sys.modules.setdefault(name, types.ModuleType(name))
 
 
 def _tensor(*_: object) -> Any:

@@ -287,6 +287,73 @@ def test_a_package_travels_as_a_whole_with_relative_imports(beside, tmp_path):
     assert on_a_rank(payload, tmp_path) == "42"
 
 
+@pytest.fixture
+def by_path(beside, monkeypatch):
+    """Load a file beside the notebook as a module of another name."""
+    folder = beside(
+        conf__base="import json\nimport threading\n"
+        "class Plan:\n    def __init__(self, steps): self.steps = steps\n"
+        "class Long(Plan): pass\n"
+        "def double(n): return 2 * n\ndef text(n): return json.dumps(double(n))"
+    )
+
+    def load(name: str):
+        path = folder / "conf/base.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.mark.parametrize("name", ["my_plan", "exp-01.cfg", "exp.base", "conf"])
+def test_a_module_that_was_loaded_by_its_path_travels(name, by_path, tmp_path):
+    module = by_path(name)
+    assert local_modules.loaded_by_path() == [name]
+    names = {"module": module, "plan": module.Long(5), "double": module.double}
+    source = """
+import sys, importlib
+def fit(f):
+    again = importlib.import_module("NAME") is module
+    return plan.steps, type(plan) is module.Long, f(4), double(2), module.text(1), again
+fit(module.double)""".replace("NAME", name if "." not in name else "json")
+    payload = packed(cell(source, **names))
+    again = "." not in name
+    assert on_a_rank(payload, tmp_path) == f"(5, True, 8, 4, '2', {again})"
+
+
+def test_an_import_in_the_function_finds_a_module_that_was_loaded_by_its_path(
+    by_path, tmp_path
+):
+    source = "def fit():\n    import my_plan\n    return my_plan.double(4)\nfit()"
+    payload = packed(cell(source, loaded=by_path("my_plan")))
+    assert on_a_rank(payload, tmp_path) == "8"
+
+
+def test_modules_that_an_import_finds_go_by_their_names(beside, monkeypatch):
+    import transformers
+
+    assert transformers
+    folder = beside(space__sub="", mapped__lib="")
+    importlib.import_module("space.sub")
+
+    class Finder:
+        """As that of an editable install which names a package's folder."""
+
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "of_another_folder":
+                file = folder / "mapped/lib.py"
+                return importlib.util.spec_from_file_location(name, file)
+            return None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    importlib.import_module("of_another_folder")
+    assert local_modules.loaded_by_path() == []
+
+
 def test_a_namespace_package_travels(beside, tmp_path):
     beside(space__inner__mod="class Model:\n    value = 42\n")
     payload = packed(

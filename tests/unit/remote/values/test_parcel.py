@@ -646,3 +646,20 @@ def test_a_value_that_was_packed_is_not_kept(pack, tmp_path):
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_a_module_that_its_user_has_registered_goes_by_value(tmp_path, monkeypatch):
+    import cloudpickle
+
+    module = types.ModuleType("registered")
+    exec("scale = 3\ndef scaled(x): return scale * x", vars(module))
+    monkeypatch.setitem(sys.modules, "registered", module)
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        parcel.dump([module, module.scaled], tmp_path / "value")
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    monkeypatch.delitem(sys.modules, "registered")
+    back, scaled = parcel.load(tmp_path / "value")
+    assert (back.scaled(2), scaled(2)) == (6, 6)
+    assert back is not module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import sys
 import tempfile
@@ -107,7 +108,8 @@ class Run:
     def _work_dir(self, rank: int) -> RemoteFolder:
         node_rank = self._node_of(rank)
         folder = Folder(job=self.job, node_rank=node_rank)
-        return RemoteFolder(folder, partial(self._open_link, node_rank))
+        open_link = partial(self._open_link, node_rank)
+        return RemoteFolder(folder, open_link, self.state.began_unix_s or math.inf)
 
     def _node_of(self, rank: int) -> int:
         worker = self.state.workers.get(rank)

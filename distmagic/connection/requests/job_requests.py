@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import TypeVar
 
+from distmagic.connection.lease_keeper import send_quietly
 from distmagic.connection.link import BOOT_TIMEOUT_S, Link
 from distmagic.connection.parallel import in_parallel
 from distmagic.errors import DistmagicError, PreflightError, ProtocolError, SpecError
@@ -71,6 +72,11 @@ def fetch(
             f"It is on that host, under ~/.distmagic/jobs/{request.job}.",
         )
     link.take(size, write)
+    if request.name.endswith(".result"):
+        taken = protocol.ResultTaken(
+            job=request.job, node_rank=request.node_rank, name=request.name
+        )
+        send_quietly(link, taken)
     return data
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,19 +30,32 @@ from distmagic.connection.requests.progress_line import ProgressLine
 from distmagic.errors import NoResult, PayloadError, ProtocolError, SpecError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.records import found_files
+from distmagic.remote.records.atomic_file import resumed_write
+from distmagic.remote.records.work_sync import BESIDE
 from distmagic.remote.wire import file_names, protocol
 from distmagic.remote.wire.protocol import Blob, Folder, FoundFile
 from distmagic.request.spec import check_pattern
 
 _AGAIN = 3  # for a file that a rank writes while it is fetched
+# How each file looked that a fetch of this process has written.
+_FETCHED: dict[Path, tuple[int, int, int]] = {}
 
 
 class RemoteFolder:
-    """A folder of a host; `open_link` opens a conversation with that host."""
+    """A folder of a host; `open_link` opens a conversation with that host.
 
-    def __init__(self, folder: Folder, open_link: Callable[[], Link]) -> None:
+    Files of this machine that were changed after `kept_from_s`, in seconds since 1970, are not replaced by a fetch.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        open_link: Callable[[], Link],
+        kept_from_s: float = math.inf,
+    ) -> None:
         self._folder = folder
         self._open_link = open_link
+        self._kept_from_s = kept_from_s
 
     def find(self, pattern: str) -> tuple[FoundFile, ...]:
         """Return the files that fit a pattern, in the order of their paths. Raises what `find_files` raises."""
@@ -51,7 +66,7 @@ class RemoteFolder:
     def fetch(self, pattern: str, to: Path) -> list[Path]:
         """Copy the files that fit a pattern to the folder `to`, each at its path below it; return where they are.
 
-        What an earlier call had of a file is not fetched again. Raises `SpecError` if none fits, and `NoResult` for one
+        What an earlier call had of a file is not fetched again. What stays here as it is has the host's beside it. Raises `SpecError` if none fits, and `NoResult` for one
         that can't be written here, or that ranks never leave alone.
         """
         check_pattern(pattern, "pattern")
@@ -70,6 +85,11 @@ class RemoteFolder:
             target = _place(to, file.path)
             if _is_same(target, file):
                 return target
+            if self._is_edited(target):
+                beside = target.with_name(target.name + BESIDE)
+                text = f"{target} has changed here since the run began, and stays; the host's is {beside.name}"
+                print(sanitize.line(text), file=sys.stderr)  # noqa: T201 - a line for people
+                target = beside
             for _ in range(_AGAIN):
                 if self._fetch_once(kept, file, to, target):
                     return target
@@ -85,27 +105,38 @@ class RemoteFolder:
             "Fetch it when the rank has written it; a rank that writes a new file and renames it is never in the way.",
         )
 
+    def _is_edited(self, target: Path) -> bool:
+        """Whether somebody else than a fetch has changed a file of this machine since the time from which it is kept."""
+        try:
+            changed_s = target.lstat().st_ctime
+        except FileNotFoundError:
+            return False
+        is_fetched = _FETCHED.get(target.absolute()) == _look(target)
+        return changed_s > self._kept_from_s and not is_fetched
+
     def _fetch_once(
         self, kept: Reopening, file: FoundFile, to: Path, target: Path
     ) -> bool:
         """Fetch a file; return whether it came whole, unchanged meanwhile."""
         key = f"{kept.link().host.name} {self._folder} {file.path}"
         name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
-        part = to / f".distmagic-{name}.part"
         line = ProgressLine(file.path, file.size_bytes)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(part, flags, 0o666), "r+b") as out:
+        half = to / f".distmagic-{name}.part"
+        with resumed_write(half, 0o666) as (out, part):
             has_changed = kept.call(
                 partial(self._receive, file=file, out=out, line=line),
                 lambda: out.seek(0, os.SEEK_END),
             )
-        line.end()
-        if has_changed:
-            part.unlink()
-            return False
-        with contextlib.suppress(OSError, ValueError, OverflowError):
-            os.utime(part, (file.changed_s, file.changed_s))  # a host may name any time
-        part.replace(target)
+            line.end()
+            if has_changed:
+                part.unlink()
+                return False
+            out.flush()
+            # A host may name any time.
+            with contextlib.suppress(OSError, ValueError, OverflowError):
+                os.utime(part, (file.changed_s, file.changed_s))
+            part.replace(target)
+        _FETCHED[target.absolute()] = _look(target)
         return True
 
     def _receive(
@@ -203,6 +234,11 @@ def _place(to: Path, path: str) -> Path:
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder")
     return target
+
+
+def _look(path: Path) -> tuple[int, int, int]:
+    found = path.lstat()
+    return found.st_ctime_ns, found.st_size, found.st_ino
 
 
 def _is_same(target: Path, file: FoundFile) -> bool:

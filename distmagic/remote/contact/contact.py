@@ -64,6 +64,7 @@ class Contact:
             protocol.StartNode: self._start_node,
             protocol.FollowJob: self._agents.follow,
             protocol.GetFile: sender.send_job_file,
+            protocol.ResultTaken: sender.note_taken,
             protocol.ListJobs: self._send_jobs,
             protocol.RemoveJob: self._remove_job,
             protocol.SweepJob: self._sweep_job,

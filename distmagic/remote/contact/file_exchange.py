@@ -6,9 +6,11 @@ import errno
 import hashlib
 import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from distmagic.remote.records import found_files, listing
+from distmagic.remote.records.atomic_file import resumed_write
 from distmagic.remote.wire import file_names, protocol
 from distmagic.remote.wire.protocol import FileBegins, FileEnds, Folder, FoundFile
 
@@ -47,16 +49,20 @@ class FileExchange:
         with found_files.opened(_place(request.folder), path) as file:
             before = os.fstat(file.fileno())
             offset = 0
+            sent = hashlib.sha256()  # of all that the notebook has then
             if 0 < request.size_bytes <= before.st_size:
-                known = found_files.digest(file, 0, request.size_bytes)
-                offset = request.size_bytes if known == request.sha256 else 0
+                for data in found_files.pieces(file, 0, request.size_bytes):
+                    sent.update(data)
+                if sent.hexdigest() == request.sha256:
+                    offset = request.size_bytes
+                else:
+                    sent = hashlib.sha256()
             self._notebook.say(FileBegins(size_bytes=before.st_size, offset=offset))
-            sent = hashlib.sha256()
             for data in found_files.pieces(file, offset, before.st_size):
                 sent.update(data)
                 self._notebook.say(protocol.Data(size_bytes=len(data)))
                 self._notebook.write(data)
-            has_changed = _has_changed(file, offset, before, sent.hexdigest())
+            has_changed = _has_changed(file, before, sent.hexdigest())
             self._notebook.say(FileEnds(has_changed=has_changed))
 
     def receive(self, request: protocol.WriteFile) -> None:
@@ -75,17 +81,15 @@ class FileExchange:
             return
         above = os.path.dirname(target)
         os.makedirs(above, exist_ok=True)
-        part = os.path.join(above, f".distmagic-{request.sha256[:32]}.part")
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(part, flags, 0o600), "r+b") as file:
+        half = Path(above, f".distmagic-{request.sha256[:32]}.part")
+        with resumed_write(half, 0o600) as (file, part):
             self._receive_rest(file, request)
-            is_whole = found_files.digest(file, 0, request.size_bytes) == request.sha256
-        if not is_whole:
-            os.remove(part)
-            raise ValueError(f"{path[:200]!r} has changed while it was sent")
-        mode = 0o777 if request.is_executable else 0o666
-        os.chmod(part, mode & ~self._umask)
-        os.replace(part, target)
+            if found_files.digest(file, 0, request.size_bytes) != request.sha256:
+                part.unlink()
+                raise ValueError(f"{path[:200]!r} has changed while it was sent")
+            mode = 0o777 if request.is_executable else 0o666
+            part.chmod(mode & ~self._umask)
+            part.replace(target)
         self._notebook.say(FileEnds())
 
     def _receive_rest(self, file: BinaryIO, request: protocol.WriteFile) -> None:
@@ -126,11 +130,9 @@ def _is_same(target: str, request: protocol.WriteFile) -> bool:
         return False
 
 
-def _has_changed(
-    file: BinaryIO, offset: int, before: os.stat_result, sha256: str
-) -> bool:
-    """Whether what was sent, from `offset` on, is not in the file any more. What was added to its end does no harm."""
+def _has_changed(file: BinaryIO, before: os.stat_result, sha256: str) -> bool:
+    """Whether what was sent is not in the file any more. What was added to its end does no harm."""
     after = os.fstat(file.fileno())
     if (after.st_mtime_ns, after.st_size) == (before.st_mtime_ns, before.st_size):
         return False
-    return found_files.digest(file, offset, before.st_size) != sha256
+    return found_files.digest(file, 0, before.st_size) != sha256

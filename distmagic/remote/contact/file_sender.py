@@ -44,7 +44,11 @@ class FileSender:
                 begin = min(skip, size)
                 self._send_part(file, begin, size)
                 skip -= begin
-        if path.suffix == ".result":
+
+    def note_taken(self, request: protocol.ResultTaken) -> None:
+        """Note that a notebook has a result. What it was only sent may have been lost on the way."""
+        path = places.job_dir(request.job, request.node_rank) / request.name
+        if request.name == path.name and path.suffix == ".result" and path.exists():
             expiry.mark_fetched(path)
 
     def _send_part(self, file: BinaryIO, at: int, end: int) -> None:

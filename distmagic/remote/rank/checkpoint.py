@@ -61,7 +61,11 @@ def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
         aside = target.with_name(f"{prefix}{os.getpid()}-{secrets.token_hex(4)}")
         try:
             with _opened(aside) as file:
-                torch.save(content, file)
+                noting = _NotingErrors(file)
+                try:
+                    torch.save(content, noting)
+                except RuntimeError as error:
+                    raise noting.error or error from None
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(aside, target)
@@ -91,6 +95,24 @@ def _remove_abandoned(folder: Path, prefix: str) -> None:
             with contextlib.suppress(OSError), (folder / name).open("r+b") as file:
                 _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 (folder / name).unlink()
+
+
+class _NotingErrors:
+    """A file as torch writes to it: torch makes a RuntimeError of its own of an OSError, which is kept here."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def _opened(path: Path) -> IO[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -29,3 +30,35 @@ def atomic_write(path: Path, *, is_buffered: bool = True) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):  # it has its name by now
             aside.unlink()
+
+
+@contextmanager
+def resumed_write(part: Path, mode: int) -> Iterator[tuple[BinaryIO, Path]]:
+    """Give a file that is filled over several calls, with what came before, and where it is.
+
+    Where another process or thread fills it just now, that is an empty file beside `part`, which goes after the block
+    unless it was renamed there. Raises OSError.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(part, flags, mode), "r+b") as file:
+        if _is_ours(file, part):
+            yield file, part
+            return
+    aside = part.with_name(f"{part.stem}-{secrets.token_hex(6)}{part.suffix}")
+    try:
+        with open(os.open(aside, flags | os.O_EXCL, mode), "r+b") as file:
+            yield file, aside
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+
+
+def _is_ours(file: BinaryIO, path: Path) -> bool:
+    """Lock an open file; return whether nobody else has it, and it still has that name."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except (
+        OSError
+    ):  # another one has it, or has just renamed it; or there are no locks here
+        return False

@@ -21,6 +21,9 @@ KEPT_DAYS = 7.0
 KEPT_BYTES = 2 << 30  # of all jobs of one owner, and again of all blobs
 _PARTIAL_S = 3600.0
 _TIDY_S = 60.0
+_SETTLED_S = 86400.0  # after somebody has come back
+# Files whose dates say when a contact was here, and when one came back after a long time.
+_HERE, _CAME_BACK = "tidied", "came-back"
 _TOUCHED_S = 120.0  # agents and templates touch what they need four times in that time
 _YOUNG_S = 300.0  # what changed this recently may be in use
 _LOOK_S = 5.0  # at jobs, and again at blobs and at working directories: a notebook waits for its answer meanwhile
@@ -28,14 +31,34 @@ _FETCHED = ".fetched"  # beside a result
 
 
 def tidy() -> None:
-    """Do `expire`, but at most once a minute: it looks at every file, which takes long where there are many."""
-    stamp = places.home() / "tidied"
-    with contextlib.suppress(OSError):
-        if 0 <= places.now_at(stamp.parent) - stamp.stat().st_mtime < _TIDY_S:
-            return
-    with contextlib.suppress(OSError):  # no folder yet, or no room
-        stamp.touch(mode=0o600)
-    expire()
+    """Do `expire`, but at most once a minute: it looks at every file, which takes long where there are many.
+
+    Who comes back after a long time, or after a clock has jumped, has a day to fetch what grew old meanwhile: until then
+    only that goes which was old already when somebody came back before. Raises OSError.
+    """
+    home = places.home()
+    if not home.is_dir():
+        return
+    now = places.now_at(home)
+    was_here_s, came_back_s = _changed_s(home / _HERE), _changed_s(home / _CAME_BACK)
+    if 0 <= now - was_here_s < _TIDY_S:
+        return
+    was_away = now - was_here_s > KEPT_DAYS * 86400
+    for stamp in (_HERE, _CAME_BACK) if was_away else (_HERE,):
+        with contextlib.suppress(OSError):  # no room
+            (home / stamp).touch(mode=0o600)
+    if was_away:
+        expire(came_back_s)
+    elif now - came_back_s > _SETTLED_S:
+        expire(now)
+
+
+def _changed_s(stamp: Path) -> float:
+    """Return when a file was touched last, in seconds since 1970; 0 where there is none."""
+    try:
+        return stamp.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def expire(now: float | None = None) -> None:
@@ -117,7 +140,7 @@ def _is_receiving(blobs: Iterable[_Entry], now: float) -> bool:
 
 
 def mark_fetched(result: Path) -> None:
-    """Note that a result was sent to a notebook as a whole. Errors of the disk are ignored."""
+    """Note that a notebook has a result as a whole. Errors of the disk are ignored."""
     with contextlib.suppress(OSError):
         result.with_name(result.name + _FETCHED).touch(mode=0o600)
 

@@ -110,6 +110,7 @@ from distmagic.remote.wire.requests import (
     RemoveJob,
     RemoveWorkDir,
     RenewLease,
+    ResultTaken,
     ServeBlobs,
     StartNode,
     StopNode,

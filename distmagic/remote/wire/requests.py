@@ -222,6 +222,16 @@ class GetFile:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResultTaken:
+    """The notebook has all of a result of a job; no answer follows."""
+
+    job: str
+    node_rank: int
+    name: str
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepJob:
     """End what is left of a node of this job, and what dead agents of its other nodes left running; `Final` follows.
 

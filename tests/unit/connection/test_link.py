@@ -422,7 +422,8 @@ def test_a_file_comes_in_pieces():
     assert sent.size_bytes == len(data)
     assert b"".join(got) == data
     assert max(map(len, got)) <= 1 << 18
-    assert process.requests == [fetch]
+    taken = p.ResultTaken(job="j", node_rank=0, name="rank0.result")
+    assert process.requests == [fetch, taken]
     assert link._next() == (0, p.AgentGone())
 
 

@@ -119,9 +119,10 @@ class FakeHost:
         """Return a new connection."""
         return cast(Link, self)
 
-    def send(self, request: p.GetFile) -> None:
+    def send(self, request: p.GetFile | p.ResultTaken) -> None:
         """Note from where on the file is asked for."""
-        self.asked.append(request.offset)
+        if isinstance(request, p.GetFile):
+            self.asked.append(request.offset)
 
     def answer(self, _: type[p.Data]) -> p.Data:
         """Tell how much comes."""

@@ -18,11 +18,13 @@ from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import ConnectionLost, NoResult, ProtocolError, SpecError
 from distmagic.remote.contact.file_exchange import FileExchange
 from distmagic.remote.records import found_files
+from distmagic.remote.records.atomic_file import resumed_write
 from distmagic.remote.wire import file_names
 from distmagic.remote.wire import protocol as p
 from distmagic.remote.wire.protocol import Folder, FoundFile
 from tests.builders.harmless import is_harmless
 from tests.builders.hosts import HANG_UP, FakeHost, reach
+from tests.lab import wait_until
 
 
 class Answers:
@@ -102,6 +104,88 @@ def test_files_come_to_their_place_and_only_once(there, tmp_path):
         (there.folder / "ck/a.pt").write_bytes(b"new")
         files.fetch("ck/*.pt", to)
     assert (to / "ck/a.pt").read_bytes() == b"new"
+
+
+def test_two_fetches_of_a_file_at_once_do_not_share_their_half(
+    there, tmp_path, monkeypatch
+):
+    """The second is broken off when the first is done: what the first returned is whole, and stays so."""
+    to, whole = tmp_path / "here", (there.folder / "log.txt").read_bytes()
+    received = RemoteFolder._receive
+
+    def another_meanwhile(self, link, file, out, line):
+        monkeypatch.setattr(RemoteFolder, "_receive", received)
+        out.write(whole[:3000])
+        out.flush()
+        with files_of(there.host, there.folder) as others:
+            assert others.fetch("log.txt", to) == [to / "log.txt"]
+        assert (to / "log.txt").read_bytes() == whole
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RemoteFolder, "_receive", another_meanwhile)
+    with files_of(there.host, there.folder) as files, pytest.raises(KeyboardInterrupt):
+        files.fetch("log.txt", to)
+    assert (to / "log.txt").read_bytes() == whole
+    halves = [path for path in to.iterdir() if path.suffix == ".part"]
+    assert [path.stat().st_size for path in halves] == [3000], "for the next call"
+
+
+def test_a_half_that_has_just_got_its_name_is_not_written_to(tmp_path):
+    part, target = tmp_path / "x.part", tmp_path / "x"
+    with resumed_write(part, 0o600) as (first, _):
+        with resumed_write(part, 0o600) as (second, aside):
+            assert aside != part
+            second.write(b"whole")
+            second.flush()
+            aside.replace(target)
+        first.write(b"half")
+    assert (target.read_bytes(), part.read_bytes()) == (b"whole", b"half")
+    with resumed_write(part, 0o600) as (again, where):
+        assert (again.read(), where) == (b"half", part)
+        where.replace(target)
+        with resumed_write(part, 0o600) as (new, anew):
+            assert (new.read(), anew) == (b"", part)
+
+
+@pytest.mark.parametrize("how", ["in place", "a new file", "an old date"])
+def test_what_was_edited_here_since_the_run_began_stays_and_the_hosts_is_beside_it(
+    there, tmp_path, capsys, how
+):
+    to = tmp_path / "here"
+    to.mkdir()
+    for name in ("log.txt", "old.txt"):
+        (to / name).write_text("as it was sent")
+        (there.folder / name).write_text("as ranks left it")
+    wait_until(lambda: has_ticked(to / "log.txt"), "a later time of the file system")
+    began_s = (to / "tick").stat().st_ctime
+    wait_until(lambda: has_ticked(to / "tick"), "a later time of the file system")
+    if how == "a new file":
+        (to / "log.txt").unlink()
+    (to / "log.txt").write_text("edited")
+    if how == "an old date":
+        os.utime(to / "log.txt", (1, 1))
+    reaching = reach(there.host)
+    reaching.wait()[0].close()
+    files = RemoteFolder(
+        Folder(path=str(there.folder)), lambda: reaching.link(0), began_s
+    )
+    beside = to / "log.txt.of-last-run"
+    assert files.fetch("*.txt", to) == [beside, to / "old.txt"]
+    assert (to / "log.txt").read_text() == "edited"
+    assert beside.read_text() == (to / "old.txt").read_text() == "as ranks left it"
+    assert "log.txt has changed here since the run began" in capsys.readouterr().err
+    # What a fetch has written is replaced by the next one.
+    for name in ("log.txt", "old.txt"):
+        (there.folder / name).write_text("later")
+    assert files.fetch("*.txt", to) == [beside, to / "old.txt"]
+    assert beside.read_text() == (to / "old.txt").read_text() == "later"
+
+
+def has_ticked(file: Path) -> bool:
+    """Whether a file that is written now has a later date."""
+    now = file.with_name("tick" if file.name != "tick" else "tock")
+    now.write_text("")
+    return now.stat().st_ctime > file.stat().st_ctime
 
 
 def test_a_transfer_that_breaks_goes_on_where_it_stopped(there, tmp_path):

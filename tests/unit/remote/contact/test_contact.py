@@ -582,10 +582,17 @@ def test_a_template_that_has_no_time_is_there() -> None:
         shutil.rmtree(folder)
 
 
-def test_a_result_counts_as_fetched_once_it_was_sent_whole(link: Link) -> None:
+def test_a_result_counts_as_fetched_once_the_notebook_has_it(link: Link) -> None:
     folder = places.job_dir("job-1", 0)
     folder.mkdir(parents=True)
     (folder / "rank0.result").write_bytes(b"12345")
+    # As where the connection breaks then: it is sent, and may be lost on the way.
+    link.send(p.GetFile(job="job-1", node_rank=0, name="rank0.result"))
+    link.take(link.answer(p.Data).size_bytes, lambda data: None)
+    host_requests.route_to(link, "")
+    assert [path.name for path in folder.iterdir()] == ["rank0.result"]
+    for name in ("rank1.result", "../x.result", "rank0"):
+        link.send(p.ResultTaken(job="job-1", node_rank=0, name=name))
     job_requests.fetch(
         link,
         p.GetFile(job="job-1", node_rank=0, name="rank0.result", offset=2),

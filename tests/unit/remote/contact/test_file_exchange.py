@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +18,7 @@ from distmagic.connection.requests.file_requests import find_files, read_file
 from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import ConnectionLost, PreflightError, SpecError
 from distmagic.payload import bundle
+from distmagic.remote.contact.file_exchange import FileExchange
 from distmagic.remote.records import listing, places
 from distmagic.remote.wire import protocol as p
 from distmagic.remote.wire.protocol import Folder
@@ -223,3 +225,52 @@ def test_links_are_not_sent(home: Path, tmp_path: Path) -> None:
     assert sent == ["source/real"]
     with pytest.raises(SpecError, match="is no file and no folder of this machine"):
         RemoteFolder(Folder(path="in"), opened).send(tmp_path / "nothing")
+
+
+class Notebook:
+    """Has the beginning of a file; `meanwhile` happens on the host after the first piece of the rest."""
+
+    def __init__(self, had: bytes, meanwhile: Callable[[], object]) -> None:
+        self.got = bytearray(had)
+        self.said: list[p.Message] = []
+        self._meanwhile: list[Callable[[], object]] = [meanwhile]
+
+    def say(self, message: p.Message) -> None:
+        self.said.append(message)
+
+    def write(self, data: bytes) -> None:
+        self.got += data
+        while self._meanwhile:
+            self._meanwhile.pop()()
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_told"),
+    [((), False), ((0,), True), ((9,), False), ((0, 9), True), ((10,), False)],
+)
+def test_a_fetch_that_goes_on_is_of_one_version(
+    home: Path, changed: tuple[int, ...], is_told: bool
+) -> None:
+    """Pages of a database are written in place, those that have come before as well; what is added does no harm."""
+    size = 1 << 20
+    path = home / "model.db"
+    old = b"".join(bytes([number]) * size for number in range(10))
+    path.write_bytes(old)
+    os.utime(path, (1, 1))
+
+    def meanwhile() -> None:
+        with path.open("r+b") as file:
+            for page in changed:
+                file.seek(page * size)
+                file.write(b"N" * size)
+
+    notebook = Notebook(old[: 6 * size], meanwhile)
+    known = hashlib.sha256(notebook.got).hexdigest()
+    request = p.ReadFile(
+        folder=Folder(path="."), path="model.db", size_bytes=6 * size, sha256=known
+    )
+    FileExchange(cast(Any, notebook), 0o022).send(request)
+    one_version = (old, path.read_bytes()[: len(old)])
+    assert bytes(notebook.got) in one_version or is_told
+    assert notebook.said[-1] == p.FileEnds(has_changed=is_told)
+    assert notebook.said[0] == p.FileBegins(size_bytes=len(old), offset=6 * size)

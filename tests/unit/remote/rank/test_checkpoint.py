@@ -171,3 +171,38 @@ def test_a_stale_snapshot_of_another_run_does_not_win(
     assert said == [
         f"distmagic.checkpoint: {tmp_path}/0.pt: took step 10, from {HOST}, written by this job"
     ]
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import torch
+from distmagic.remote.rank import checkpoint
+
+checkpoint.save({"w": torch.ones(10)}, "snapshot.pt", step=1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1))
+try:
+    checkpoint.save({"w": torch.ones(100_000), "more": [torch.ones(3000)] * 50}, "snapshot.pt", step=2)
+except OSError as caught:
+    error = caught
+resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+print(type(error).__name__, error.errno)
+print(checkpoint.load("snapshot.pt"), sorted(path.name for path in Path().iterdir()))
+"""
+
+
+@pytest.mark.parametrize("room_bytes", [0, 100, 5000, 350_000, 400_000])
+def test_a_disk_that_becomes_full_is_an_error_of_the_system_and_the_old_snapshot_stays(
+    torch_forks: Forks, tmp_path: Path, room_bytes: int
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "program.py").write_text(FULL)
+    done = torch_forks.run(
+        tmp_path / "program.py", str(room_bytes), cwd=str(tmp_path / "there")
+    )
+    error, left = done.stdout.decode().splitlines()
+    assert error == f"OSError {errno.EFBIG}"
+    assert (
+        left
+        == "{'w': tensor([1., 1., 1., 1., 1., 1., 1., 1., 1., 1.])} ['snapshot.pt']"
+    )

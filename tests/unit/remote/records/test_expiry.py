@@ -283,21 +283,76 @@ def test_a_kernel_that_looks_at_ten_thousand_blobs_holds_half_a_kilobyte_of_each
         tracemalloc.stop()
 
 
-def test_it_is_tidied_at_most_once_a_minute(tmp_path, monkeypatch):
+@pytest.fixture
+def expired(tmp_path, monkeypatch) -> list[float]:
+    """The times at which what was old then was removed."""
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
-    called = []
-    monkeypatch.setattr(expiry, "expire", lambda: called.append(1))
-    expiry.tidy()  # there is no home yet: nothing to remember it by
+    found: list[float] = []
+    monkeypatch.setattr(expiry, "expire", found.append)
+    return found
+
+
+def here(days_ago: float, name: str = "tidied") -> None:
+    """Have the last contact, or the last return, so long ago."""
+    (places.home() / name).touch()
+    os.utime(places.home() / name, times=(time.time() - days_ago * DAY_S,) * 2)
+
+
+def test_it_is_tidied_at_most_once_a_minute(tmp_path, expired):
+    expiry.tidy()  # there is no home yet
+    (tmp_path / "home").mkdir()
+    here(0.5)
+    expiry.tidy()
+    expiry.tidy()
+    assert len(expired) == 1
+    stamp = tmp_path / "home" / "tidied"
+    for age_days in (61 / DAY_S, -0.5):  # the second: its clock was put back since
+        here(age_days)
+        expiry.tidy()
+    assert len(expired) == 3
+    stamp.unlink()
+    expiry.tidy()
+    assert stamp.stat().st_mode & 0o777 == 0o600
+
+
+def test_who_comes_back_after_a_holiday_has_a_day_to_fetch_what_grew_old(
+    tmp_path, expired
+):
     (tmp_path / "home").mkdir()
     expiry.tidy()
-    expiry.tidy()
-    assert len(called) == 2
-    stamp = tmp_path / "home" / "tidied"
-    assert stamp.stat().st_mode & 0o777 == 0o600
-    for age_s in (61.0, -3600.0):  # the second: its clock was put back since
-        os.utime(stamp, times=(time.time() - age_s,) * 2)
+    assert expired == [0.0], "nothing: nobody is known to have been here before"
+    for days_ago in (0.1, 0.9):
+        here(0.01)
+        here(days_ago, "came-back")
         expiry.tidy()
-    assert len(called) == 4
+    assert expired == [0.0]
+    here(0.01)
+    here(1.1, "came-back")
+    expiry.tidy()
+    assert expired[1:] == [pytest.approx(time.time(), abs=60)]
+
+
+def test_who_comes_seldom_finds_what_the_visit_before_could_have_fetched_gone(
+    tmp_path, expired
+):
+    (tmp_path / "home").mkdir()
+    here(9.0)
+    here(18.0, "came-back")
+    expiry.tidy()
+    assert expired == [pytest.approx(time.time() - 18 * DAY_S, abs=60)]
+
+
+def test_a_contact_after_a_holiday_removes_nothing_that_it_came_for(home):
+    job = make(home / "jobs" / "j" / "0-a" / "rank0.result", 0.0)
+    for path in (job, job.parent, job.parent.parent):
+        os.utime(path, (time.time() - 12 * DAY_S,) * 2)
+    here(11.0)
+    expiry.tidy()
+    assert job.exists()
+    here(0.01)
+    here(1.1, "came-back")
+    expiry.tidy()
+    assert not job.exists()
 
 
 def test_what_nobody_uses_of_what_was_sent(home):

@@ -237,6 +237,7 @@ MESSAGES = (
     (0, p.DumpStacks(request_id="a1")),
     (0, p.StopNode(grace_s=3.0, reason="failed")),
     (0, p.GetFile(job="j-1", node_rank=1, name="rank3.result", offset=5, most_bytes=4)),
+    (0, p.ResultTaken(job="j-1", node_rank=1, name="rank3.result")),
     (0, p.SweepJob(job="j-1", node_rank=1)),
     (0, p.ListJobs(job="j-1")),
     (0, p.Jobs(jobs=(LISTED,))),

@@ -17,7 +17,6 @@ import math
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from distmagic.clusters.sky_words import ClusterState
 from distmagic.connection.connections import connect
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, SpecError, Unreachable
+from distmagic.remote.system.processes import up_s
 from distmagic.request.allocation import HostsRequest, SkyRequest
 from distmagic.request.hosts import SKY, Host
 from distmagic.request.spec import Access
@@ -178,7 +178,7 @@ class Cluster:
                 self._is_new = all(one.name != self.cluster for one in known)
             self._is_launched = True
             sky.launch(self.request, self.cluster, self._begin, asker, tell)
-            self._held_at = time.monotonic()
+            self._held_at = up_s()
             tell(f"Asking SkyPilot how the hosts of {self.cluster} are reached.")
             known = sky.read_states(self._begin(sky_words.status()), asker)
         for one in known:
@@ -189,8 +189,8 @@ class Cluster:
     def _hold_on(self) -> None:
         """Keep it from stopping while the run that is to come lasts, where the job that holds it may be about to end."""
         sure_s = sky.hold_s(self.request)
-        if self._stops and time.monotonic() > self._held_at + sure_s / 2:
-            self._held_at = time.monotonic()
+        if self._stops and up_s() > self._held_at + sure_s / 2:
+            self._held_at = up_s()
             sky.hold_in_background(self.request, self.cluster)
 
     def _find(self, state: ClusterState) -> None:

@@ -44,7 +44,7 @@ def table(
             job.name,
             job.phase,
             hosts,
-            ago(now_s - job.began_s),
+            ago(job.age_s if job.running else now_s - job.began_s),
             _duration(job.age_s),
             str(job.terms.ranks or ""),
             _cut(job.terms.call, _CALL),

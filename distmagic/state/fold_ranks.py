@@ -10,7 +10,7 @@ from distmagic.remote.wire import protocol
 from distmagic.state import failure_kind
 from distmagic.state.builder import STREAMS, RunStateBuilder
 from distmagic.state.events import Event
-from distmagic.state.hangs import has_shown_progress, have_moved
+from distmagic.state.hangs import has_shown_progress, have_moved, is_of_a_wait
 from distmagic.state.model import WorkerState
 from distmagic.state.phases import RankPhase
 from distmagic.state.series import Series
@@ -284,6 +284,7 @@ def _output(builder: RunStateBuilder, node: int, what: protocol.Output) -> None:
         worker is not None
         and worker.node_rank == node
         and not has_shown_progress(worker)
+        and not is_of_a_wait(what.text)
     ):
         builder.note_advance()  # output is its only sign of life
 

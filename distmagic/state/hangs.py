@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,9 @@ _WAITS = (
 _STORE = "torch/distributed/rendezvous.py"
 _JOINS = ("torch/multiprocessing/spawn.py", "multiprocessing/process.py")
 _WRAPPERS = ("wrapper", "inner", "decorator")  # of torch, around each collective
+_C10D_LINE = re.compile(
+    r"\[W\d{4} .*\[c10d\]|frame #\d+: |Exception raised from |<omitting python frames>|$"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +110,8 @@ def _is_in(group: StackGroup, *files: str) -> bool:
 def is_hung(state: RunState, hang_timeout_s: float | None) -> bool:
     """Whether no rank has advanced for this long. False while a connection is broken: its ranks may advance unseen.
 
-    A rank advances when it starts, reports, moves a bar or ends; one that has never reported also when it prints.
+    A rank advances when it starts, reports, moves a bar or ends; one that has never reported also when it prints, but for
+    the warnings of torch that it still waits for other ranks.
     """
     lost = state.lost_nodes
     is_blind = any(node.broken and node.node_rank not in lost for node in state.nodes)
@@ -121,6 +126,11 @@ def is_hung(state: RunState, hang_timeout_s: float | None) -> bool:
 def has_shown_progress(worker: WorkerState) -> bool:
     """Whether a rank has ever reported, or shown a bar."""
     return worker.step is not None or bool(worker.bars) or bool(worker.metrics)
+
+
+def is_of_a_wait(text: str) -> bool:
+    """Whether all of a text is what c10d writes, every 30 s, while it can't reach another rank: a warning, a C++ stack."""
+    return all(map(_C10D_LINE.match, text.splitlines()))
 
 
 def have_moved(old: tuple[Bar, ...], new: tuple[Bar, ...]) -> bool:

@@ -150,7 +150,7 @@ class Series(Sequence[Point]):
         holes: list[tuple[float, float]] = []
         after_hole = -1  # the index of the point after the last hole
         starts = [bisect_left(xs, edge) for edge in places.edges]
-        ends = [*starts[1:], len(xs)]
+        ends = [*starts[1:], len(xs)] if starts else []
         for x, start, end in zip(places.xs, starts, ends, strict=True):
             part = values[start:end]
             if not part:

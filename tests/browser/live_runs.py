@@ -118,7 +118,7 @@ def opened(
         if "GO" in source:
             page.wait_text(RUN, r"^running the cell's own lines here, \d+ s$")
             (tmp_path / "go").touch()
-        wait_until(lambda: live(page).count() == 1, "the live view", 120)
+        wait_until(lambda: live(page).count() == 1, "the live view")
         page.wait_text(RUN, begins)
         yield page
         (tmp_path / "end").touch()

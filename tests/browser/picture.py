@@ -45,7 +45,7 @@ def main() -> int:
             page.run_cell(PLAYGROUND)
             page.wait_text(PLAYGROUND, r"^node1, node2 ", 60)
             page.run_cell(TRAIN)
-            wait_until(lambda: half_done(page), "the half of the run", 120)
+            wait_until(lambda: half_done(page), "the half of the run")
             FOLDER.mkdir(exist_ok=True)
             for name, theme in THEMES.items():
                 page.use_theme(theme)

@@ -57,7 +57,7 @@ for lr in (1, 2, 3):
 def assert_goes_on(page: NotebookPage, index: int) -> None:
     seen = page.cell(index).locator(".dm-live .dm-part-table")
     before = seen.inner_text()
-    wait_until(lambda: seen.inner_text() != before, "the view to move", 120)
+    wait_until(lambda: seen.inner_text() != before, "the view to move")
     assert page.wait_text(index, r"^running")
 
 

@@ -115,13 +115,13 @@ def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, notebooks
 
 def is_live_again(page: NotebookPage) -> None:
     """See a page that was loaded anew while the cell runs go on being live: it moves, and its buttons work."""
-    wait_until(lambda: live(page).count() == 1, "the live view again", 120)
+    wait_until(lambda: live(page).count() == 1, "the live view again")
     assert "2 ranks on localhost" in page.wait_text(RUN, r"^running")
     assert page.page.get_by_text("Loading widget").count() == 0
     assert page.page.locator(".dm-live").count() == 1
     step = live(page).locator(".dm-part-table td.dm-n").nth(1)
     before = step.inner_text()
-    wait_until(lambda: step.inner_text() != before, "it to move", 120)
+    wait_until(lambda: step.inner_text() != before, "it to move")
     page.wait_text(RUN, r"step \d+ of rank 1")
     live(page).locator("figure.dm-curve", has_text="loss").wait_for()
 
@@ -224,7 +224,7 @@ def test_output_is_filtered_and_a_selection_stays_while_lines_pour_in(
         before = page.page.evaluate("document.getSelection().toString()")
         top = live(page).locator(".dm-log-lines").evaluate("pane => pane.scrollTop")
         count = len(lines(page))
-        wait_until(lambda: len(lines(page)) > count + 10, "more lines", 120)
+        wait_until(lambda: len(lines(page)) > count + 10, "more lines")
         assert page.page.evaluate("document.getSelection().toString()") == before
         assert live(page).locator(".dm-log-lines").evaluate("pane => pane.scrollTop") == top  # fmt: skip
         assert before.strip().endswith("ValueError: only a line")
@@ -239,7 +239,7 @@ def test_what_a_cell_has_shown_stays_where_its_run_is_shown_inside_a_widget(
 ):
     begins = r"^printed before the run\s[^]*running"
     with opened(notebooks, tmp_path, IN_A_WIDGET, begins) as page:
-        wait_until(lambda: len(lines(page)) > 10, "its output", 120)
+        wait_until(lambda: len(lines(page)) > 10, "its output")
         text = page.wait_text(RUN, begins)
         assert "2 ranks on localhost" in text
         (tmp_path / "end").touch()
@@ -257,7 +257,7 @@ def test_curves_are_read_off_chosen_and_smoothed_beside_pictures_and_hardware(
 ):
     with opened(notebooks, tmp_path, source=CHARTS) as page:
         loss = live(page).locator("figure.dm-curve", has_text="loss")
-        wait_until(lambda: "step 399" in loss.inner_text(), "the last step", 120)
+        wait_until(lambda: "step 399" in loss.inner_text(), "the last step")
         labels = loss.locator(".dm-y span").all_inner_texts()
         assert (labels[0], labels[-1]) == ("100", "1"), "the spike is drawn"
         tops = loss.locator("path.dm-band").first.get_attribute("d")

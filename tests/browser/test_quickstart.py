@@ -77,9 +77,7 @@ def test_a_run_in_notebook_7(notebooks: Notebooks, tmp_path: Path):
     with notebooks.opened(nbformat.v4.new_notebook(cells=cells), tmp_path) as page:
         page.run_cell(0)
         page.run_cell(1)
-        wait_until(
-            lambda: (seen := bars(page, 1))[1:] and min(seen) > 0, "two bars", 120
-        )
+        wait_until(lambda: (seen := bars(page, 1))[1:] and min(seen) > 0, "two bars")
         assert is_live(page, 1)
         page.screenshot(tmp_path / "running.png")
         page.interrupt()

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.lab.waiting import HANG_S
+
 # A child leaves the loop and ends as any Python does, with its exit handlers, its threads and its traceback.
 _SERVER = """
 import gc, json, os, signal, sys, types
@@ -78,4 +80,4 @@ class Forks:
         return subprocess.CompletedProcess([str(script)], code, out, err)
 
     def close(self) -> None:
-        self._server.communicate(timeout=60)
+        self._server.communicate(timeout=HANG_S)

@@ -20,6 +20,7 @@ from distmagic.request.spec import Access
 from distmagic.transports.asking import Asker
 from tests.builders.links import lines, reply
 from tests.builders.plans import FACTS
+from tests.lab.waiting import HANG_S
 
 HANG_UP = None  # in place of an answer: the connection ends
 RESULT = b"a result"
@@ -123,7 +124,7 @@ class FakeHost:
         if what not in self.barriers:
             return
         try:
-            self.barriers[what].wait(60)
+            self.barriers[what].wait(HANG_S)
         except threading.BrokenBarrierError:
             # Else nobody waits for the others any more: some were about to do it once more when the test ended.
             if what in self.barriers:
@@ -262,7 +263,7 @@ class HostProcess:
 
     def read(self, max_bytes: int = 65536) -> bytes:
         if not self._rest:
-            self._rest = self._pieces.get(timeout=30)
+            self._rest = self._pieces.get(timeout=HANG_S)
         if not self._rest:
             self._pieces.put(b"")  # for the next one who reads
         piece, self._rest = self._rest[:max_bytes], self._rest[max_bytes:]

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import IO
 
 from distmagic.transports import Process, local, program_text
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 
 class LocalKeeper:
@@ -53,7 +53,7 @@ class LocalKeeper:
     ) -> None:
         self._local.close()
         self.process.terminate()
-        self.process.wait(60)
+        self.process.wait(HANG_S)
         assert self.process.stdin is not None
         self.process.stdin.close()
 

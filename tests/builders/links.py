@@ -10,6 +10,7 @@ from distmagic.errors import ConnectionLost
 from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import Host
+from tests.lab.waiting import HANG_S
 
 HOST = Host(name="gpu-a")
 
@@ -39,7 +40,7 @@ class FakeProcess:
     def read(self, max_bytes: int = 65536) -> bytes:
         if not self.pieces:
             if self.hang:
-                assert self.is_closed.wait(30)
+                assert self.is_closed.wait(HANG_S)
             return b""
         piece = self.pieces.pop(0)
         if len(piece) > max_bytes:

@@ -24,6 +24,7 @@ import yaml
 
 from tests import REPOSITORY
 from tests.builders.osmo_rules import rules_broken
+from tests.lab.waiting import HANG_S
 
 _AT = "/tmp/distmagic"
 
@@ -125,7 +126,7 @@ class Service:
         self.began.set()
         is_cancelled = self._wait(name, started)
         for reader in readers:
-            reader.join(60)
+            reader.join(HANG_S)
         self.codes = [process.returncode for process in started]
         status = "FAILED" if any(self.codes) else "COMPLETED"
         self._set(name, "FAILED_CANCELED" if is_cancelled else status, tasks, status)
@@ -144,7 +145,7 @@ class Service:
                 place.end(process)
         for process in started:
             try:
-                process.wait(60)
+                process.wait(HANG_S)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -223,4 +224,4 @@ def playing(
         yield service
     finally:
         service.over.set()
-        thread.join(60)
+        thread.join(HANG_S)

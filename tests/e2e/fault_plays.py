@@ -84,7 +84,7 @@ def kernel_asleep(until: Callable[[Lab], object]) -> Play:
     def play(fault: Fault, lab: Lab) -> Told:
         with other_kernel(lab, fault.way) as kernel:
             kernel.send_signal(signal.SIGSTOP)
-            wait_until(lambda: until(lab), "the moment to wake up", 120.0)
+            wait_until(lambda: until(lab), "the moment to wake up")
             kernel.send_signal(signal.SIGCONT)
             return Told.from_json(kernel.communicate(timeout=120)[0].splitlines()[-1])
 

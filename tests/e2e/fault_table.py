@@ -229,7 +229,7 @@ TABLE = (
           Way(play=plays.while_fetching(
               lambda lab: faults.send(lab.hosts[1], faults.pids(lab.hosts[1], "contact", ""), signal.SIGKILL),
               lambda _: None))),
-    Fault("sshd's session", "training", "SIGKILL", "done",
+    Fault("sshd's session of the lead", "training", "SIGKILL", "done",
           then((training, kill("session", "dm1")), (broken("dm1"), lambda *_: None), numbers=40)),
     Fault("sshd wholly", "training", "killed and started again", "done",
           then((training, on("dm2", lambda host: host.reject(22))), (broken("dm2"), lambda *_: None),

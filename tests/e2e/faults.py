@@ -289,6 +289,18 @@ class Fault:
         """The row in words."""
         return f"{self.process}, {self.moment}: {self.kind}"
 
+    @property
+    def host(self) -> str:
+        """The host that it strikes first; "" where it is the notebook."""
+        if self.process in ("kernel", "notebook"):
+            return ""
+        return "dm1" if self.process.endswith("of the lead") else "dm2"
+
+    @property
+    def is_of_the_job(self) -> bool:
+        """Whether what it strikes ends with the job."""
+        return self.process.split()[0] in ("rank", "torchrun", "agent")
+
 
 def play(fault: Fault, lab: Lab) -> Told:
     """Bring about a fault and return what was told, having seen that every step of it took place."""
@@ -319,6 +331,4 @@ def start(lab: Any, way: Way, screen: runner.Watch) -> object:
 
 def all_clean(lab: Lab) -> None:
     """Wait until nothing of ours is left on any host that is up."""
-    wait_until(
-        lambda: not any(host.leftovers() for host in lab.hosts), "clean hosts", 60
-    )
+    wait_until(lambda: not any(host.leftovers() for host in lab.hosts), "clean hosts")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import signal
 import subprocess
@@ -21,10 +22,11 @@ from distmagic.planning.jobs import whereabouts
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached, Run
 from distmagic.state.model import RunState
+from tests import REPOSITORY
 from tests.e2e import faults, runner
 from tests.e2e.gpus import give_gpus
-from tests.e2e.pair_stage import DoomedStage, Stage, open_gate
-from tests.e2e.pairs import STEP_S, Pair, Strike, draw
+from tests.e2e.pair_stage import HOLD, DoomedStage, Stage, open_gate
+from tests.e2e.pairs import STEP_S, Pair, Strike
 from tests.e2e.runner import as_value
 from tests.lab import Lab
 
@@ -39,9 +41,12 @@ def train(
 ) -> dict[str, Any]:  # fmt: skip
     """Count up to `steps`; `together` with the other ranks, from the last snapshot on.
 
-    `misdeeds` are (rank, step, what). Returns the token of this run, how far it came, and what was summed.
+    `misdeeds` are (rank, step, what). At the end it waits, for a while, until nobody holds it (see `Stage`): a machine may
+    be so busy that all is done before the notebook sees the moment of a strike. Returns the token of this run, how far it
+    came, and what was summed.
     """
     import os
+    import pathlib
     import time
 
     import distmagic
@@ -72,7 +77,9 @@ def train(
         time.sleep(step_s)
     if together:
         dist.destroy_process_group()
-    time.sleep(0.2 * rank)  # so that there is a moment in which some ranks have ended
+    held, until_s = pathlib.Path.home() / "hold", time.monotonic() + 20.0
+    while held.exists() and time.monotonic() < until_s:
+        time.sleep(0.02)
     return {
         "token": token,
         "rank": rank,
@@ -121,6 +128,9 @@ def play(pair: Pair, lab: Lab) -> Played:
     # A small disk hides what is in the home, so it comes first.
     for strike in sorted(pair.strikes, key=lambda one: one.row.process != "disk"):
         strike.row.way.before(lab)
+    if pair.strikes:
+        for host in lab.hosts:
+            (host.home / HOLD).touch()
     if pair.grows:
         faults.host_of(lab, pair.job.names[-1]).kill()
     token = f"{pair.seed}-struck"
@@ -163,9 +173,9 @@ def _started(
         return
     script = "from tests.e2e import pair_play; pair_play.be_killed()"
     homes = [f"{host.name}={host.home}" for host in lab.hosts]
-    argv = [sys.executable, "-c", script, str(lab.ssh_config), str(pair.seed), token]
+    argv = [sys.executable, "-c", script, str(lab.ssh_config), token, *homes]
     kernel = subprocess.run(
-        [*argv, *homes], cwd=Path(__file__).parents[2], check=False, timeout=60.0
+        argv, input=pickle.dumps(pair), cwd=REPOSITORY, check=False, timeout=120.0
     )
     may_end = any(strike.row.way.misdeed for strike in pair.strikes)
     assert kernel.returncode == -signal.SIGKILL or may_end, "the moment did not come"
@@ -175,9 +185,9 @@ def _started(
 
 
 def be_killed() -> None:
-    """Be the kernel that starts a job, and is killed."""
-    config, seed, token, *homes = sys.argv[1:]
-    pair = draw(int(seed))
+    """Be the kernel that starts the job of the pair on stdin, and is killed."""
+    config, token, *homes = sys.argv[1:]
+    pair = pickle.load(sys.stdin.buffer)
     hosts = [
         SimpleNamespace(name=name, home=Path(home))
         for name, _, home in (text.partition("=") for text in homes)
@@ -212,7 +222,7 @@ def launch(pair: Pair, lab: Any, token: str, screen: runner.Watch, **more: bool)
     options |= pair.options
     if "timeout_s" in options:
         # It counts from the start, which takes longer than a row's few seconds where it is cold or the machine is busy.
-        options["timeout_s"] = max(options["timeout_s"], 15.0)
+        options["timeout_s"] = max(options["timeout_s"], 30.0)
     return distmagic.run(
         as_value(train),
         pair.steps,

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -26,6 +25,15 @@ from tests.lab import Lab, LabHost
 GATE = ": > ~/is-in; while [ -e ~/is-in ]; do sleep 0.1; done\n"
 
 
+# No rank of a host ends while its home has this file.
+HOLD = "hold"
+
+
+def let_end(host: LabHost) -> None:
+    """Let the ranks of a host end."""
+    (host.home / HOLD).unlink(missing_ok=True)
+
+
 def open_gate(host: LabHost) -> None:
     """Let in whoever waits at a host's gate."""
     (host.home / "is-in").unlink(missing_ok=True)
@@ -35,6 +43,7 @@ class Stage(runner.Watch):
     """A screen on which strikes happen: as the state shows their moment, or as a conversation with a host comes to it.
 
     `hits` are the strikes that found what they were to strike. A strike may find nothing: the other one was there first.
+    No rank ends, on a host with a file `HOLD` in its home, before the strikes that want it at work have struck.
     Inside a `with` only. At its end what is still to be taken back is taken back.
     """
 
@@ -80,6 +89,8 @@ class Stage(runner.Watch):
         for thread in self._threads:
             thread.join()
         self._patches.close()
+        for host in self._lab.hosts:
+            let_end(host)
 
     # ---- moments that the state shows
 
@@ -91,11 +102,7 @@ class Stage(runner.Watch):
         ):
             self._must_grow = False
             faults.host_of(self._lab, self._pair.job.names[-1]).start()
-        for strike in self._misdeeds:
-            if has_come(strike.moment, state):
-                self._misdeeds.remove(strike)
-                self._note_hit(strike)
-                break
+        self._see_misdeeds(state)
         for strike in tuple(self._pending):
             moment = strike.moment
             is_due = has_come(moment, state)
@@ -103,6 +110,29 @@ class Stage(runner.Watch):
                 is_due = bool(self.hits) and is_noticed(state)
             if is_due:
                 self._strike(strike)
+        self._let_end()
+
+    def finish(self, state: RunState) -> None:
+        """Note what a rank did last."""
+        super().finish(state)
+        self._see_misdeeds(state)
+
+    def _see_misdeeds(self, state: RunState) -> None:
+        for strike in tuple(self._misdeeds):
+            if has_come(strike.moment, state):
+                self._misdeeds.remove(strike)
+                self._note_hit(strike)
+
+    def _let_end(self) -> None:
+        """Let ranks end, as far as no strike is still to come that wants them at work."""
+        waiting = {strike.moment.phase for strike in (*self._pending, *self._misdeeds)}
+        if not self.hits:  # else it comes with the first one, or soon after
+            waiting -= {"with the other", "noticed"}
+        waiting.discard("fetching")
+        for host in self._lab.hosts:
+            is_first = host.name == self._pair.first_to_end
+            if not waiting or (is_first and waiting == {"ending"}):
+                let_end(host)
 
     # ---- moments in a conversation with a host
 
@@ -204,7 +234,7 @@ class Stage(runner.Watch):
         try:
             has_hit = self._has_done(act)
         except KeyboardInterrupt:  # it was an interrupt, and no run is there to note it
-            self.hits.append(strike)
+            self._note_hit(strike)
             raise
         if has_hit:
             self._begin(self._go_on, rest)
@@ -248,7 +278,7 @@ class DoomedStage(Stage):
         super().__init__(lab, pair)
         assert pair.job.killed is not None
         self._misdeeds = []  # a rank does them by itself
-        self._pending = [replace(pair.strikes[0], moment=pair.job.killed)]
+        self._pending = [Strike(fault="kernel: SIGKILL", moment=pair.job.killed)]
         self._other_began = threading.Event()
 
     def _start(self, start: Callable[..., None]) -> Callable[..., None]:

@@ -1,6 +1,6 @@
 """Pairs of faults: two rows of the fault table that strike one job, each at a moment of its own.
 
-    seed          --draw-->            Pair: a job, two strikes, the moment of each          (here; pure)
+    seed, redraw  --draw-->            Pair: a job, two strikes, the moment of each          (here; pure)
     Pair, lab     --pair_play.play-->  Played: what the notebook was told, what was hit      (side effects)
     Played, lab   --promises.check-->  nothing, or an AssertionError                         (looks, changes nothing)
 
@@ -8,6 +8,10 @@
 of the payload"), never a time, so that a seed gives the same pair on a slow machine too. The table says what a user
 is told of one fault; nobody wrote down what is told of two. So a pair is held to the promises alone, whatever the two do
 to each other: promises.py has them.
+
+A pair proves something only where both strike. So no pair is drawn of which the table says that the first leaves the
+second nothing to strike, or no moment to come: see `is_in_vain`. The ranks do not end before their strikes have struck:
+see `Stage`. A pair that misses all the same, by chance, is drawn again, which is a pure function of the seed, too.
 
 A row takes part by what its `Way` has: `steps`, whose first moment is replaced by the one that was drawn; a `misdeed`,
 done by a rank at a step that was drawn; or `before`. A row that has only a `play` does not take part.
@@ -51,14 +55,10 @@ PHASES: dict[Kind, tuple[Phase, ...]] = {
     "elastic": (*_COMMON[:-2], "growing", *_COMMON[-2:]),
     "followed": ("beginning", "connecting", "running", "ending", "fetching"),
 }
-# In which a kernel that starts a job may be killed.
-STARTED_IN: tuple[Phase, ...] = (
-    "connecting",
-    "delivering",
-    "starting",
-    "meeting",
-    "running",
-)
+# In which a kernel that starts a job may be killed: in the first three not all hosts have begun, which leaves next to
+# nothing to strike, so that no pair has them.
+EARLY: tuple[Phase, ...] = ("connecting", "delivering", "starting")
+STARTED_IN: tuple[Phase, ...] = ("meeting", "running")
 # Where what is struck is not there in each phase: by the first word of the row.
 _THERE: dict[str, tuple[Phase, ...]] = {
     "rank": ("running", "ending"),
@@ -88,6 +88,17 @@ _THERE: dict[str, tuple[Phase, ...]] = {
         "fetching",
     ),
 }
+
+# What a run survives, but not before its agents run. Those that its state shows come first.
+_BREAKS_CONNECTIONS = (
+    "SIGKILL",
+    "killed and started again",
+    "cut for 5 s",
+    "lets nobody in for 3 s",
+    "drops every third packet",
+)
+# Each ends with what comes after it.
+_BELOW = ("rank", "torchrun", "agent")
 
 STEP_S = 0.05
 FEW_STEPS, MANY_STEPS = 60, 110
@@ -192,8 +203,7 @@ class Job:
     @property
     def may_not_begin(self) -> bool:
         """Whether the kernel that starts it is killed before all hosts have begun: not much is left to strike."""
-        early = ("connecting", "delivering", "starting")
-        return self.killed is not None and self.killed.phase in early
+        return self.killed is not None and self.killed.phase in EARLY
 
     def __str__(self) -> str:
         words = [self.kind]
@@ -213,11 +223,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One round: a job, and what strikes it."""
+    """One round: a job, and what strikes it: two strikes, the first one first, or none but the end of its kernel."""
 
     seed: int
     job: Job
-    strikes: tuple[Strike, Strike]
+    strikes: tuple[Strike, ...]
 
     @property
     def phases(self) -> set[Phase]:
@@ -228,16 +238,6 @@ class Pair:
     def grows(self) -> bool:
         """Whether its last host is switched on only when the others work."""
         return "growing" in self.phases
-
-    @property
-    def must_hit(self) -> bool:
-        """Whether the first strike finds what it strikes, however slow the machine is.
-
-        A job that is followed may have ended by then, and so may a rank, where the notebook hears late of its steps. A host
-        that grows a job is there late.
-        """
-        is_early = self.strikes[0].moment.phase not in ("running", "ending", "fetching")
-        return self.job.kind != "followed" and is_early and not self.grows
 
     @property
     def steps(self) -> int:
@@ -252,24 +252,43 @@ class Pair:
     @property
     def options(self) -> dict[str, object]:
         """The options that the two rows want; where they differ, those of the second one."""
-        first, second = (strike.row.way.options for strike in self.strikes)
-        return {**first, **second}
+        return {
+            name: value
+            for strike in self.strikes
+            for name, value in strike.row.way.options.items()
+        }
+
+    @property
+    def first_to_end(self) -> str:
+        """The host whose ranks end first, where a strike waits for the end of a rank: what it strikes must be there."""
+        struck = {
+            strike.row.host for strike in self.strikes if strike.row.is_of_the_job
+        }
+        return next(
+            (name for name in self.job.names if name not in struck), self.job.names[0]
+        )
 
     def __str__(self) -> str:
-        first, second = self.strikes
-        return f"{self.job}: {first} + {second}"
+        return f"{self.job}: {' + '.join(map(str, self.strikes))}"
 
 
 # ---- drawing
 
 
-def draw(seed: int) -> Pair:
-    """Return the pair of a seed, always the same one.
+def draw(seed: int, redraw: int = 0) -> Pair:
+    """Return the pair of a seed, always the same one; `redraw` counts those before it that did not strike twice."""
+    rng = random.Random(f"{seed}/{redraw}")
+    while is_in_vain(pair := _draw(rng, seed)):
+        continue
+    return pair
+
+
+def _draw(rng: random.Random, seed: int) -> Pair:
+    """Return any pair.
 
     First two phases are drawn, then a row of those that can strike in each. A phase weighs as the square root of the number
     of its rows: so neither those phases in which little can strike are rare, nor the few rows that can strike there frequent.
     """
-    rng = random.Random(seed)
     kind = rng.choice((*KINDS, "plain", "followed"))  # twice: these take the least time
     phases = PHASES[kind]
     weights = [math.sqrt(len(_there(kind, phase))) for phase in phases]
@@ -301,6 +320,8 @@ def draw(seed: int) -> Pair:
         Strike(fault=rows[0].name, moment=first),
         Strike(fault=rows[1].name, moment=second),
     )
+    if relative is None and phase == later == "running":
+        strikes = tuple(sorted(strikes, key=lambda one: one.moment.step))
     pair = Pair(seed=seed, job=job, strikes=strikes)
     # A host that a run's own thread has switched on ends with that thread, so no
     # job grows there.
@@ -395,9 +416,76 @@ def _job_traits(job: Job) -> set[str]:
 
 
 def _strike_traits(pair: Pair) -> set[str]:
-    if pair.job.may_not_begin:
-        return set()
     return {strike.fault for strike in pair.strikes} | pair.phases
+
+
+# ---- what misses
+
+
+def is_in_vain(pair: Pair) -> bool:
+    """Whether one of the two surely finds nothing to strike, or may well do."""
+    first, second = pair.strikes
+    if pair.job.killed and "lease_s" in pair.options:
+        return True  # nobody renews it until the job is followed
+    if pair.grows and any(
+        strike.row.host == pair.job.names[-1]
+        and strike.moment.phase not in ("growing", "ending", "fetching")
+        and not (strike is second and first.moment.phase == "growing")
+        for strike in pair.strikes
+    ):
+        return True  # that host is off
+    if second.moment.phase == "noticed" and not _is_noticed_alone(first):
+        return True
+    is_relative = second.moment.phase in ("with the other", "noticed")
+    if not is_relative and not _goes_on(first, pair):
+        return True
+    return _has_taken(first, second, pair)
+
+
+def _goes_on(strike: Strike, pair: Pair) -> bool:
+    """Whether a job goes on when this has struck, with all its ranks where moments of a rank may be still to come."""
+    row, phase = strike.row, strike.moment.phase
+    if phase in EARLY:
+        return row.outcome == "done" and row.kind not in _BREAKS_CONNECTIONS
+    if pair.job.kind == "elastic" and row.process.split()[0] in ("link", "host"):
+        later = pair.strikes[1].moment
+        has_last_rank = later.phase in ("running", "fetching") and (
+            later.rank == pair.job.ranks - 1
+        )
+        return row.host != pair.job.names[0] and not has_last_rank
+    if pair.job.kind == "elastic" and row.is_of_the_job and not row.way.misdeed:
+        return row.host != pair.job.names[0]
+    if row.process in ("disk", "home", "mount of the home"):
+        return pair.strikes[1].moment.phase != "fetching"  # a result may be missing
+    return row.outcome.startswith("done") or not row.outcome
+
+
+def _is_noticed_alone(strike: Strike) -> bool:
+    """Whether the state of a run shows that this has struck; what fails before there is a run is only raised."""
+    row, phase = strike.row, strike.moment.phase
+    is_seen = row.outcome not in ("done", "") or row.kind in _BREAKS_CONNECTIONS[:3]
+    return is_seen and phase not in (*EARLY, "fetching")
+
+
+def _has_taken(first: Strike, second: Strike, pair: Pair) -> bool:
+    """Whether the first strike takes away what the second one is to strike, or may have done so by then."""
+    one, other = first.row, second.row
+    is_same_host = one.host == other.host
+    what, then = one.process.split()[0], other.process.split()[0]
+    if is_same_host and what == "host":
+        # One that is frozen starts no server of its own again.
+        return one.kind.startswith(("power off", "reset")) or then == "sshd"
+    if is_same_host and one.kind == "SIGKILL" and what in ("contact", "sshd's"):
+        return then in ("contact", "sshd's")
+    if not other.is_of_the_job:
+        return False
+    if is_same_host and one.kind == "SIGKILL" and one.is_of_the_job:
+        return _BELOW.index(then) <= _BELOW.index(what)
+    is_late = (
+        second.moment.phase == "noticed" or one.way.misdeed or one.process == "kernel"
+    )
+    ends_all = one.is_of_the_job or what in ("kernel", "notebook")
+    return bool(is_late) and ends_all and not _goes_on(first, pair)
 
 
 # ---- moments that the state of the run shows

@@ -18,6 +18,7 @@ import distmagic
 from distmagic.api import session
 from distmagic.errors import Cancelled, PreflightError, RunError
 from distmagic.payload import bundle
+from distmagic.remote.system import processes
 from distmagic.runner.outcome import Detached
 from distmagic.session.background import BackgroundRun
 from distmagic.session.names import owner
@@ -25,7 +26,7 @@ from tests.e2e import faults, runner
 from tests.e2e.gpus import claims, give_gpus, take_gpus
 from tests.e2e.runner import as_value
 from tests.lab import Lab, LabHost
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
 
@@ -112,7 +113,7 @@ def waits_for(run: BackgroundRun) -> list[str]:
 
 
 def until_it_waits(run: BackgroundRun) -> list[str]:
-    wait_until(lambda: run.done or any(waits_for(run)), "the run to wait", 60.0)
+    wait_until(lambda: run.done or any(waits_for(run)), "the run to wait")
     assert run.state.phase == "waiting", run
     return waits_for(run)
 
@@ -121,14 +122,15 @@ def at_work(run: BackgroundRun) -> None:
     def ranks_work() -> bool:
         return runner.at_work(len(run.state.nodes))(run.state)
 
-    wait_until(lambda: run.done or ranks_work(), "ranks that work", 60.0)
+    wait_until(lambda: run.done or ranks_work(), "ranks that work")
     assert not run.done, run
 
 
 def held_by(host: LabHost, job: str) -> str:
     """Return what is told of device 0 of a host, which a job has: each host counts from when it was asked."""
     (since_ns,) = re.findall(rf"@distmagic-claim-0-(\d+)-\d+-{job}", claims(host))
-    since = time.strftime("%H:%M", time.localtime(int(since_ns) / 1e9))
+    began_s = time.time() - processes.up_s() + int(since_ns) / 1e9
+    since = time.strftime("%H:%M", time.localtime(began_s))
     return f"device 0, held by job {job} of {owner()} since {since}"
 
 
@@ -150,7 +152,7 @@ def test_runs_wait_for_devices_in_their_order_and_a_job_that_is_killed_frees_the
 
     # Whoever does not wait is told who has the device.
     with pytest.raises(PreflightError) as refused:
-        begin(gpus, "dm1,dm2", alone, 0, no_wait=True).wait(60.0)
+        begin(gpus, "dm1,dm2", alone, 0, no_wait=True).wait(HANG_S)
     assert (
         refused.value.message
         == f"dm1: --no-wait, but the run would wait for {held[0]}."
@@ -179,7 +181,7 @@ def test_runs_wait_for_devices_in_their_order_and_a_job_that_is_killed_frees_the
 
     # Neither is in the way of a run that needs the other device.
     other = begin(gpus, "dm1", alone, 1)
-    assert dict(other.wait(60.0).results) == {0: "1"}
+    assert dict(other.wait(HANG_S).results) == {0: "1"}
 
     # One that is stopped leaves its place in the queue.
     stopped = begin(gpus, "dm1,dm2", alone, 0)
@@ -195,10 +197,10 @@ def test_runs_wait_for_devices_in_their_order_and_a_job_that_is_killed_frees_the
     for host in gpus.hosts[:2]:
         (agent,) = [one for one in host.processes() if "agent" in one.cmdline]
         os.kill(agent.outer_pid, signal.SIGKILL)
-    assert dict(second.wait(60.0).results) == {0: "0", 1: "0"}
-    assert dict(third.wait(60.0).results) == {0: "0", 1: "0"}
+    assert dict(second.wait(HANG_S).results) == {0: "0", 1: "0"}
+    assert dict(third.wait(HANG_S).results) == {0: "0", 1: "0"}
     with pytest.raises(RunError):
-        first.wait(60.0)
+        first.wait(HANG_S)
 
     # An agent that was forked from what is kept loaded keeps its devices as well.
     warm = begin(gpus, "dm1,dm2", until_go, 0, 1, warm_idle_s=900.0)
@@ -209,8 +211,8 @@ def test_runs_wait_for_devices_in_their_order_and_a_job_that_is_killed_frees_the
     )
     for host in gpus.hosts[:2]:
         (host.home / "go").touch()
-    assert dict(warm.wait(60.0).results) == dict.fromkeys(range(4), "0,1")
-    assert dict(last.wait(60.0).results) == {0: "1"}
+    assert dict(warm.wait(HANG_S).results) == dict.fromkeys(range(4), "0,1")
+    assert dict(last.wait(HANG_S).results) == {0: "1"}
     for host in gpus.hosts[:2]:
         wait_until(lambda h=host: not claims(h), "no claim to be left")
 

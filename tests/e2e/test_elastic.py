@@ -324,9 +324,7 @@ def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
     told: list[tuple[str, int]] = []
     session().add(reach(lab, (asked[1], asked[0])), job, lambda *one: told.append(one))
     assert told == [("dm1", 2)]
-    wait_until(
-        lambda: bool(faults.pids(lab.hosts[0], "rank", "*")), "a rank on dm1", 60
-    )
+    wait_until(lambda: bool(faults.pids(lab.hosts[0], "rank", "*")), "a rank on dm1")
     with pytest.raises(
         SpecError,
         match=rf"^dm1 can't come to job {job.name}: it has a node of this job, which runs\.$",
@@ -419,7 +417,6 @@ def test_a_job_that_nobody_watches_goes_on_without_a_lost_host_and_takes_it_in_o
     wait_until(
         lambda: list(lab.hosts[2].home.glob(".distmagic/work/*/snapshot.pt")),
         "the first snapshot",
-        60,
     )
     lab.hosts[2].kill()
     script = FOLLOWER.format(config=str(lab.ssh_config))

@@ -24,7 +24,7 @@ from tests.e2e import runner
 from tests.e2e.programs import STUBBORN_KERNEL, stubborn
 from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
 
@@ -163,14 +163,13 @@ def test_a_dead_kernel_or_agent_leaves_nothing(lab: Lab, fault: str) -> None:
         wait_until(
             lambda: sleeps(lab.hosts[0]) >= 4 and sleeps(lab.hosts[1]) >= 2,
             "ranks and their children",
-            60,
         )
         if fault == "kernel killed":
             kernel.kill()
         else:
             agents = [p for p in lab.hosts[1].processes() if "agent" in p.cmdline]
             lab.hosts[1].exec(["kill", "-9", str(agents[0].pid)])
-            assert kernel.wait(60) == 1
+            assert kernel.wait(HANG_S) == 1
             assert (
                 b"dm2: its agent ended without a word (was it killed?)"
                 in kernel.stderr.read()
@@ -179,9 +178,7 @@ def test_a_dead_kernel_or_agent_leaves_nothing(lab: Lab, fault: str) -> None:
         kernel.kill()
         kernel.wait()
         kernel.stderr.close()
-    wait_until(
-        lambda: not any(host.leftovers() for host in lab.hosts), "clean hosts", 60
-    )
+    wait_until(lambda: not any(host.leftovers() for host in lab.hosts), "clean hosts")
     assert not any(sleeps(host) for host in lab.hosts)
 
 

@@ -41,7 +41,7 @@ def test_one_fault(lab: Lab, fault: Fault) -> None:
     told = faults.play(fault, lab)
     assert told.outcome == fault.outcome
     fault.way.at_last(lab)
-    lab.assert_clean(45.0)
+    lab.assert_clean()
     faults.assert_read_once(lab, told)
     if told.outcome == "done":
         assert {one.is_whole for one in told.ranks} == {True}

@@ -240,7 +240,6 @@ def another_kernel(
         wait_until(
             lambda: sum(at_work(host) for host in lab.hosts[:2]) == 3,
             "three ranks at work",
-            60,
         )
         yield kernel
     finally:

@@ -44,7 +44,7 @@ def folder(lab: Lab) -> Iterator[Path]:
     found.mkdir(exist_ok=True)
     (found / "train.py").write_text(TRAIN)
     yield found
-    lab.assert_clean(45.0)
+    lab.assert_clean()
 
 
 def skypilot(lab: Lab, node: int, count: int = 2) -> dict[str, str]:
@@ -171,7 +171,6 @@ def test_names_of_sing_cloud_that_resolve_late(lab: Lab, folder: Path) -> None:
                     "distmagic.cli" in one.cmdline for one in second.processes()
                 ),
                 "node 1 to look for node 0",
-                60,
             )
             assert not running.done()
             for host in (first, second):

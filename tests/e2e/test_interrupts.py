@@ -78,7 +78,7 @@ def test_a_host_that_does_not_confirm_is_named(
         == "What may still run on dm2 ends by itself when its lease runs out."
     )
     lab.hosts[1].thaw()
-    lab.assert_clean(within_s=45)
+    lab.assert_clean()
 
 
 class Late(runner.Watch):

@@ -32,9 +32,7 @@ def another_kernel(lab: Lab, seconds: float) -> Iterator[subprocess.Popen[bytes]
     )
     try:
         for host in lab.hosts[:2]:
-            wait_until(
-                lambda host=host: has_printed(host), "the first words of a rank", 60
-            )
+            wait_until(lambda host=host: has_printed(host), "the first words of a rank")
         yield kernel
     finally:
         kernel.kill()

@@ -10,6 +10,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -31,54 +32,101 @@ from tests.e2e.faults import Fault, Way
 from tests.e2e.pair_play import Played
 from tests.e2e.pair_stage import Stage
 from tests.e2e.pairs import (
+    EARLY,
+    FEW_STEPS,
     KINDS,
     PHASES,
     ROWS,
+    SMALL_PAYLOAD,
     STARTED_IN,
+    Job,
+    Kind,
     Moment,
+    Pair,
     Phase,
     Strike,
     draw,
+    is_in_vain,
     varied,
 )
 from tests.lab import Lab
 
 SEED = int(os.environ.get("DISTMAGIC_CHAOS_SEED", "0"))  # 0: those of `make test`
+DRAWS = 4  # of a pair that misses
 ROUNDS = int(os.environ.get("DISTMAGIC_CHAOS_ROUNDS", "20"))
 IS_WATCHED = (
     "DISTMAGIC_CHAOS_ROUNDS" in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
 )
 
 
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """TMPDIR of the notebook."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    return folder
+
+
 @pytest.mark.needs("lab")
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(280 * DRAWS)
 @pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS) if SEED else varied(ROUNDS))
 def test_whatever_two_faults_do_the_promises_hold(
-    lab: Lab,
-    seed: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    lab: Lab, seed: int, temporary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
-    pair, began_s = draw(seed), time.monotonic()
+    missed = []
+    for redraw in range(DRAWS):
+        pair = draw(seed, redraw)
+        if played_and_kept(pair, lab, temporary, capsys):
+            return
+        missed.append(str(pair))
+        lab.mend()
+    pytest.fail("No pair of this seed struck twice:\n" + "\n".join(missed))
+
+
+def played_and_kept(
+    pair: Pair, lab: Lab, temporary: Path, capsys: pytest.CaptureFixture[str]
+) -> bool:
+    """Play a pair, assert that all promises were kept, and return whether both struck."""
+    began_s = time.monotonic()
     outcome, promised = "the cell did not end", "kept"
     try:
         played = pair_play.play(pair, lab)
-        outcome = f"{len(played.hits)} of 2 struck: {played.outcome}"
+        struck = [strike.fault for strike in played.hits]
+        outcome = f"{len(struck)} of 2 struck ({'; '.join(struck)}): {played.outcome}"
         promises.check(played, lab, temporary)
-        assert played.hits or not pair.must_hit, "nothing was struck"
+        promised = "kept" if len(struck) == 2 else "kept, and drawn again"
     except BaseException as error:
         promised = f"NOT KEPT: {type(error).__name__}: {error}"
         raise
     finally:
-        line = f"{pair}: {outcome}: {promised} ({time.monotonic() - began_s:.0f} s; make chaos SEED={seed} ROUNDS=1)"
+        line = f"{pair}: {outcome}: {promised} ({time.monotonic() - began_s:.0f} s; make chaos SEED={pair.seed} ROUNDS=1)"
         # Else it is shown where the test fails.
         with capsys.disabled() if IS_WATCHED else nullcontext():
             print(f"\n{line}")
+    return len(struck) == 2
+
+
+@pytest.mark.needs("lab")
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("phase", EARLY)
+def test_a_kernel_that_is_killed_before_all_hosts_have_begun_leaves_nothing(
+    lab: Lab, phase: Phase, temporary: Path
+) -> None:
+    job = Job(
+        kind="followed",
+        hosts=(("dm2", 1), ("dm1", 1)),
+        steps=FEW_STEPS,
+        payload_bytes=SMALL_PAYLOAD,
+        is_warm=False,
+        killed=Moment(phase=phase, host="dm1"),
+    )
+    played = pair_play.play(Pair(seed=0, job=job, strikes=()), lab)
+    promises.check(played, lab, temporary)
+
+
+NO_LAB = cast(Lab, SimpleNamespace(hosts=()))
 
 
 def strike_at(
@@ -101,7 +149,7 @@ def test_a_strike_waits_for_its_moment_and_is_cured_when_the_run_is_over(
         Moment(phase="running", rank=2, step=7), "first", done, monkeypatch
     )
     second = strike_at(Moment(phase="noticed"), "second", done, monkeypatch)
-    with Stage(cast(Lab, None), replace(draw(1), strikes=(first, second))) as stage:
+    with Stage(NO_LAB, replace(draw(1), strikes=(first, second))) as stage:
         stage.show(begun(progress(2, 1, step=6)))
         assert done == []
         stage.show(begun(progress(2, 1, step=7)))
@@ -129,7 +177,7 @@ def test_a_host_has_got_half_when_it_says_so_or_has_all(
     def hear(link: Link, answer: object) -> None:
         link.answer(cast(type, answer))
 
-    with Stage(cast(Lab, None), replace(pair, job=job, strikes=(first, second))):
+    with Stage(NO_LAB, replace(pair, job=job, strikes=(first, second))):
         # The end of what it was sent straight from the notebook.
         hear(dm1, MissingBlobs())
         dm1.send(request)
@@ -177,7 +225,7 @@ def test_only_a_host_whose_home_was_hit_may_lack_something(
 
 
 def test_a_seed_is_the_same_pair_in_each_process() -> None:
-    script = "from tests.e2e.pairs import draw; print([str(draw(seed)) for seed in range(50)])"
+    script = "from tests.e2e.pairs import draw; print([str(draw(seed, seed % 2)) for seed in range(50)])"
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     argv = [sys.executable, "-c", script]
     other = subprocess.run(
@@ -188,7 +236,40 @@ def test_a_seed_is_the_same_pair_in_each_process() -> None:
         text=True,
         check=True,
     )
-    assert other.stdout == f"{[str(draw(seed)) for seed in range(50)]}\n"
+    pairs = [str(draw(seed, seed % 2)) for seed in range(50)]
+    assert other.stdout == f"{pairs}\n"
+    assert len({str(draw(1, redraw)) for redraw in range(4)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "phase", "second", "later", "is_vain"),
+    [
+        ("plain", "host, training: power off", "running", "host, training: frozen", "with the other", True),
+        ("plain", "host, training: power off", "running", "agent of the lead, training: SIGKILL", "with the other", False),
+        ("plain", "host, training: power off", "running", "agent of the lead, training: SIGKILL", "running", True),
+        ("elastic", "host, training: power off", "running", "agent of the lead, training: SIGKILL", "running", False),
+        ("elastic", "host, training: power off", "growing", "disk, training: full for ever", "noticed", True),
+        ("plain", "link, training: cut for 5 s", "running", "host, training: power off", "fetching", False),
+        ("plain", "link, training: cut for 5 s", "starting", "host, training: power off", "fetching", True),
+        ("plain", "link, training: cut for 5 s", "running", "host, training: power off", "noticed", False),
+        ("plain", "host, training: frozen for 1 s", "running", "host, training: power off", "noticed", True),
+        ("plain", "contact, training: SIGKILL", "running", "contact, training: SIGSTOP, SIGCONT 1 s later", "noticed", True),
+        ("plain", "rank, training: raises", "running", "torchrun of the lead, training: SIGKILL", "noticed", True),
+        ("plain", "rank, training: raises", "running", "contact, training: SIGKILL", "noticed", False),
+    ],
+)  # fmt: skip
+def test_no_pair_is_drawn_of_which_one_finds_nothing_to_strike(
+    kind: Kind, first: str, phase: Phase, second: str, later: Phase, is_vain: bool
+) -> None:
+    """Those that are in vain: the target is gone, the moment does not come, or nobody notices the first one."""
+    hosts = (("dm3", 1), ("dm2", 1), ("dm1", 1))
+    job = Job(kind=kind, hosts=hosts, steps=60, payload_bytes=1000, is_warm=False)
+    strikes = (
+        Strike(fault=first, moment=Moment(phase=phase)),
+        Strike(fault=second, moment=Moment(phase=later)),
+    )
+    pair = Pair(seed=1, job=job, strikes=strikes)
+    assert is_in_vain(pair) is is_vain
 
 
 def test_every_row_and_every_phase_takes_part() -> None:
@@ -213,14 +294,8 @@ def test_every_row_and_every_phase_takes_part() -> None:
 
 def test_the_pairs_of_make_test_have_all_phases_all_jobs_and_most_rows() -> None:
     pairs = [draw(seed) for seed in varied(20)]
-    strikes = [
-        strike
-        for pair in pairs
-        if not pair.job.may_not_begin
-        for strike in pair.strikes
-    ]
+    strikes = [strike for pair in pairs for strike in pair.strikes]
     assert len({pair.seed for pair in pairs}) == 20
-    assert sum(pair.must_hit for pair in pairs) >= 8
     assert len({strike.fault for strike in strikes}) >= 30
     phases = {phase for of_kind in PHASES.values() for phase in of_kind}
     assert {strike.moment.phase for strike in strikes} == {

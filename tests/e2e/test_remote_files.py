@@ -69,7 +69,7 @@ def test_a_file_that_a_rank_replaces_all_the_time_comes_whole(ended, project):
     left = detached(ended, "write.py")
     reaching = runner.reach(ended, parse_hosts("dm1:1"))
     files = RemoteFolder(Folder(job=left.job), lambda: reaching.link(0))
-    wait_until(lambda: files.find("snapshot"), "the first snapshot", 90.0)
+    wait_until(lambda: files.find("snapshot"), "the first snapshot")
     for number in range(3):
         (path,) = files.fetch("snapshot", project / f"back{number}")
         data = path.read_bytes()

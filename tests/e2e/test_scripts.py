@@ -396,7 +396,6 @@ def test_an_interrupt_and_sigterm_end_the_command_and_its_ranks(ended, project, 
     wait_until(
         lambda: "begun" in endless.stdout.readline(),
         "the program to begin",
-        timeout_s=60,
     )
     endless.send_signal(number)
     _, err = endless.communicate(timeout=120)

@@ -160,14 +160,13 @@ def test_two_kernels_run_on_the_same_hosts_at_once_and_neither_ends_what_is_the_
 def test_what_a_kernel_stops_detaches_or_ends_is_its_own(lab: Lab) -> None:
     with another_kernel(lab) as other:
         other.begin("dict(run(until_go).results)")
-        wait_until(lambda: len(_running(lab)) == 1, "the other kernel's job", 60.0)
+        wait_until(lambda: len(_running(lab)) == 1, "the other kernel's job")
         left = run(lab, HOSTS, count, 600.0, detach=True)
         assert isinstance(left, Detached)
         # What hosts list follows what happens on them a moment later.
         wait_until(
             lambda: [one.phase for one in _running(lab)] == ["running", "detached"],
             "both jobs in the list",
-            60.0,
         )
         assert len({one.terms.owner for one in _running(lab)}) == 2
         left.stop()
@@ -180,7 +179,6 @@ def test_what_a_kernel_stops_detaches_or_ends_is_its_own(lab: Lab) -> None:
     wait_until(
         lambda: [one.phase for one in _jobs(lab)] == ["done", "stopped"],
         "both ends in the list",
-        60.0,
     )
 
 
@@ -396,7 +394,7 @@ def test_what_a_killed_agent_left_is_ended_by_its_own_host_alone(shared: Lab) ->
     def sleepers() -> list[HostProcess]:
         return [one for one in second.processes() if one.name == "sleep"]
 
-    wait_until(lambda: len(sleepers()) == 2, "the children of the rank", 60.0)
+    wait_until(lambda: len(sleepers()) == 2, "the children of the rank")
     (agent,) = [one for one in second.processes() if "agent" in one.cmdline]
     os.kill(agent.outer_pid, signal.SIGKILL)
     (folder,) = [name for name in second.listdir("/tmp") if f"{left.job}-1" in name]
@@ -406,9 +404,8 @@ def test_what_a_killed_agent_left_is_ended_by_its_own_host_alone(shared: Lab) ->
     assert folder in second.listdir("/tmp")
     assert len(sleepers()) == 2
     _jobs(shared, "dm2")
-    wait_until(lambda: not sleepers(), "the orphans to be ended", 60.0)
+    wait_until(lambda: not sleepers(), "the orphans to be ended")
     wait_until(
         lambda: not [one for one in _jobs(shared, "dm1") if one.is_running],
         "the end of the job",
-        60.0,
     )

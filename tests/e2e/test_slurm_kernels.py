@@ -53,7 +53,6 @@ def test_a_kernel_that_is_killed_leaves_no_allocation(slurm: SlurmLab) -> None:
     wait_until(
         lambda: not slurm.jobs(),
         "the allocation to end with its lease",
-        90,
         every_s=LOOK_S,
     )
     assert "JobState=COMPLETED" in slurm.command("scontrol", "show", "job", job)
@@ -64,7 +63,7 @@ def test_a_kernel_that_exits_gives_its_nodes_back_at_once(slurm: SlurmLab) -> No
         say_until(process, "over")
         process.send_signal(signal.SIGINT)
     # Long before its lease ends.
-    wait_until(lambda: not slurm.jobs(), "the allocation to end", 60, every_s=LOOK_S)
+    wait_until(lambda: not slurm.jobs(), "the allocation to end", every_s=LOOK_S)
 
 
 def test_a_kernel_that_is_killed_while_its_job_is_pending_leaves_none(
@@ -76,9 +75,7 @@ def test_a_kernel_that_is_killed_while_its_job_is_pending_leaves_none(
         (job,) = set(slurm.jobs()) - {other}
         process.kill()
     slurm.command("scancel", other)
-    wait_until(
-        lambda: not slurm.jobs(), "the job to start and to end", 90, every_s=LOOK_S
-    )
+    wait_until(lambda: not slurm.jobs(), "the job to start and to end", every_s=LOOK_S)
     assert state_of(slurm, job) == "COMPLETED"
 
 
@@ -159,7 +156,7 @@ def test_a_job_that_was_not_submitted_for_us(slurm: SlurmLab, kernel: Session) -
     assert dict(found.results) == {0: "0", 1: "0"}
     kernel.down()
     assert slurm.jobs() == (job,), "it is not ours to end"
-    slurm.lab.assert_clean(45.0)
+    slurm.lab.assert_clean()
     slurm.command("scancel", job)
 
 
@@ -170,7 +167,7 @@ def test_on_the_log_in_node_itself(slurm: SlurmLab) -> None:
     )
     assert "over" in done.stdout, done.stderr
     slurm.login.exec(["rm", "-rf", ".distmagic"])  # its notebook was on the log-in node
-    wait_until(lambda: not slurm.jobs(), "the allocation to end", 60, every_s=LOOK_S)
+    wait_until(lambda: not slurm.jobs(), "the allocation to end", every_s=LOOK_S)
 
 
 def test_a_kernel_on_a_node_reaches_the_other_nodes_of_its_job(
@@ -193,7 +190,7 @@ def test_a_kernel_on_a_node_reaches_the_other_nodes_of_its_job(
     def said() -> str:
         return slurm.nodes[0].exec(["sh", "-c", "cat /tmp/said"]).stdout
 
-    wait_until(lambda: "ended" in said(), "the step to end", 120, every_s=LOOK_S)
+    wait_until(lambda: "ended" in said(), "the step to end", every_s=LOOK_S)
     assert "over {0: 5, 1: 5}" in said(), said()
     slurm.command("scancel", done.stdout.strip())
     slurm.nodes[0].exec(["rm", "/tmp/said"])

@@ -49,7 +49,6 @@ class Away(Noticing):
             wait_until(
                 lambda: not self._slurm.login.exec(["scancel", self._other]).returncode,
                 "Slurm to cancel the other job",
-                60.0,
                 every_s=0.1,
             )
 
@@ -113,12 +112,12 @@ def test_a_script_of_an_ordinary_user_gets_nodes_and_gives_them_back(
             rf"/home/{USER}/\.distmagic/work/script some data\n"
         )
         assert re.search(line, done.stdout), done.stdout
-    wait_until(lambda: not slurm.jobs(), "the allocation to end", 60, every_s=0.1)
+    wait_until(lambda: not slurm.jobs(), "the allocation to end", every_s=0.1)
 
 
 def test_an_unused_allocation_ends(slurm: SlurmLab, kernel: Session) -> None:
     request = dataclasses.replace(ONE, idle_s=8.0)
     run(slurm, as_value(count), 0.1, allocation=request)
-    wait_until(lambda: not slurm.jobs(), "the allocation to end", 90, every_s=0.1)
+    wait_until(lambda: not slurm.jobs(), "the allocation to end", every_s=0.1)
     found = run(slurm, as_value(count), 0.1, allocation=request)
     assert found.state.phase == "done", "the next cell asks for new nodes"

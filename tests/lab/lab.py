@@ -14,7 +14,7 @@ from tests.lab import files, network
 from tests.lab.files import HostSetup, Wiring
 from tests.lab.host import LabHost
 from tests.lab.isolation import is_isolated
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _NETWORKS = itertools.count(1)
@@ -142,7 +142,7 @@ class Lab:
         for host in self.hosts:
             host.mend()
 
-    def assert_clean(self, within_s: float = 20.0) -> None:
+    def assert_clean(self, within_s: float = HANG_S) -> None:
         """Assert that distmagic left no process and no temporary file on any host that is up.
 
         Looks again for `within_s` seconds, because what a closed connection ends takes a moment; 0 looks once.

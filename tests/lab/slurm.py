@@ -15,7 +15,7 @@ from types import TracebackType
 
 from tests.lab.host import LabHost
 from tests.lab.lab import Lab
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 from tests.system.components import COMPONENTS
 
 LOOK_S = 0.1  # between two questions to Slurm: each is a process
@@ -127,7 +127,6 @@ class SlurmLab:
             wait_until(
                 lambda: self._states() == {"idle"},
                 "all nodes of Slurm to be idle",
-                90,
                 every_s=LOOK_S,
             )
         except BaseException:
@@ -277,9 +276,9 @@ class SlurmLab:
                 told.update(new if done.returncode == 0 else ())
             return not jobs and self._states() == {"idle"}
 
-        wait_until(are_free, "no job of Slurm, and all nodes idle", 90, every_s=LOOK_S)
+        wait_until(are_free, "no job of Slurm, and all nodes idle", every_s=LOOK_S)
 
-    def assert_clean(self, within_s: float = 60.0) -> None:
+    def assert_clean(self, within_s: float = HANG_S) -> None:
         """Assert that Slurm has no job, and that no host has a process or a file of distmagic's."""
         try:
             wait_until(

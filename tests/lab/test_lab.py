@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from tests.lab import HostSetup, wait_until
+from tests.lab.waiting import HANG_S
 
 
 def test_hosts_differ_in_all_that_makes_a_host(lab):
@@ -175,7 +176,7 @@ def test_kill_and_start(lab, silent):
         host.kill(silent=silent)
         assert host.processes() == ()
         if not silent:
-            assert client.wait(20) == 255
+            assert client.wait(HANG_S) == 255
     host.start()
     assert lab.ssh(host, "hostname").stdout == "dm1\n"
 
@@ -249,7 +250,7 @@ def test_a_shared_tmp(make_lab):
     with lab_process(lab, dm1, f'python3 -c "{listen}"') as listener:
         assert listener.stdout.readline() == "up\n"
         assert lab.ssh(dm2, f'python3 -c "{dial}"').returncode == 0
-        assert listener.wait(20) == 0
+        assert listener.wait(HANG_S) == 0
     assert "door" in dm2.listdir("/tmp")
     assert lab.ssh(dm2, "touch ~/own; ls ~").stdout == "own\n"
     assert lab.ssh(dm1, "ls ~").stdout == ""

@@ -9,9 +9,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+# Seconds. No wait for what will come ends before: on a busy machine anything takes long, and only what hangs takes so long.
+HANG_S = 120.0
+
 
 def wait_until(
-    condition: Callable[[], T], what: str, timeout_s: float = 60.0, *, every_s: float = 0.01
+    condition: Callable[[], T], what: str, timeout_s: float = HANG_S, *, every_s: float = 0.01
 ) -> T:  # fmt: skip
     """Return the condition's first true value, which is looked for `every_s`: less often where a look is a process.
 

@@ -46,7 +46,7 @@ def test_the_commands_that_a_detached_cell_prints_work_as_they_are_printed(
         table = notebook.run("%distributed jobs")
         assert re.search(rf"{job} +detached +dm3 .* 1 +wait\(\) ", table)
         logs = f"%distributed logs {job} 0"
-        wait_until(lambda: "here" in notebook.run(logs), "its first words", 120)
+        wait_until(lambda: "here" in notebook.run(logs), "its first words")
         assert "rank 0 (dm3, local_rank 0)" in notebook.run("%distributed stacks")
         (third.home / "go").touch()
         assert notebook.run(attach).startswith("done")
@@ -82,12 +82,10 @@ def test_a_run_in_the_background_of_a_notebook_and_the_end_of_its_kernel(
         wait_until(
             lambda: all(faults.pids(host, "rank", "*") for host in lab.hosts[:2]),
             "the ranks of the third",
-            120,
         )
     # The kernel is gone: so are its ranks, long before a lease of a minute has run out.
     wait_until(
         lambda: not any(faults.pids(host, "rank", "*") for host in lab.hosts[:2]),
         "the end of the ranks",
-        50,
     )
     lab.assert_clean()

@@ -18,7 +18,7 @@ def interrupted(notebook: LiveNotebook, lab: Lab, cell: str, begun: Path) -> str
     """Execute a cell that writes a file, interrupt it then, and return what it shows; nothing may have been started."""
 
     def press() -> None:
-        wait_until(begun.exists, "the cell to begin", 120)
+        wait_until(begun.exists, "the cell to begin")
         notebook.interrupt()
 
     with notebook.meanwhile(press):

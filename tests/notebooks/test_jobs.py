@@ -147,7 +147,6 @@ def test_a_notebook_whose_kernel_is_gone_has_its_jobs_and_is_told_of_those_that_
             wait_until(
                 lambda: all(has_printed(host) for host in lab.hosts[:2]),
                 "the first words of both ranks",
-                120,
             )
             os.kill(first.pid, signal.SIGKILL)
 
@@ -221,7 +220,7 @@ def test_a_host_comes_to_a_job_that_was_left_alone(lab: Lab, tmp_path: Path):
             == f"dm2 has come to {job} as node 1; its ranks begin when the nodes have met anew\n"
         )
         wait_until(
-            lambda: bool(faults.pids(lab.hosts[1], "rank", "*")), "a rank on dm2", 120
+            lambda: bool(faults.pids(lab.hosts[1], "rank", "*")), "a rank on dm2"
         )
         for host in lab.hosts[:2]:
             (host.home / "go").touch()

@@ -48,5 +48,5 @@ def test_cells_on_nodes_of_slurm(slurm: SlurmLab, tmp_path: Path):
         refused = notebook.fail(CELL.replace("--nodes 2", "--nodes 2 --partition nope"))
         assert "SpecError: Slurm has no such partition, or not for you" in refused
         notebook.run("%distributed down")
-        wait_until(lambda: not slurm.jobs(), "the allocation to end", 60)
+        wait_until(lambda: not slurm.jobs(), "the allocation to end")
     slurm.assert_clean()

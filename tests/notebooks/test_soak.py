@@ -61,9 +61,7 @@ def settled(notebook: LiveNotebook, tmp_path: Path, before: Held) -> Held:
         return not held.added(looks[-1], before)
 
     with contextlib.suppress(AssertionError):
-        wait_until(
-            is_settled, "the kernel to hold no more than before", 10, every_s=0.2
-        )
+        wait_until(is_settled, "the kernel to hold no more than before", every_s=0.2)
     return looks[-1]
 
 
@@ -83,7 +81,7 @@ def settled_host(host: LabHost, before: HeldOnHost) -> HeldOnHost:
         return is_no_more(looks[-1], before)
 
     with contextlib.suppress(AssertionError):
-        wait_until(is_settled, "the host to hold no more than before", 10, every_s=0.2)
+        wait_until(is_settled, "the host to hold no more than before", every_s=0.2)
     return looks[-1]
 
 
@@ -99,7 +97,7 @@ def execute(notebook: LiveNotebook, run: soak.Run, lab: Lab) -> None:
         begun.unlink(missing_ok=True)
 
         def interrupt() -> None:
-            wait_until(begun.exists, "the rank to begin", 120)
+            wait_until(begun.exists, "the rank to begin")
             notebook.interrupt()
 
         with notebook.meanwhile(interrupt):

@@ -72,7 +72,7 @@ def exported_tasks(lab: SkyLab, clock: Clock) -> None:
     clock.tell("sky exec task.yaml with a rank that fails: exit code 100")
     lab.sky("down", "--yes", "exported")
     assert lab.clusters() == {}
-    wait_until(lambda: not lab.slurm.jobs(), "the job of SkyPilot to end", 60)
+    wait_until(lambda: not lab.slurm.jobs(), "the job of SkyPilot to end")
     clock.tell("sky down: no job is left")
 
 
@@ -113,9 +113,9 @@ def cells_of_a_notebook(lab: SkyLab, clock: Clock) -> None:
         notebook.run(f"%distributed down --cluster {name}")
         assert lab.clusters() == {}
         clock.tell("%distributed down --cluster: SkyPilot has no cluster")
-    wait_until(lambda: not lab.slurm.jobs(), "the job of SkyPilot to end", 60)
+    wait_until(lambda: not lab.slurm.jobs(), "the job of SkyPilot to end")
     # Slurm has killed what was kept loaded. Its directories in /tmp go with the next connection to these nodes.
-    wait_until(lambda: not _has_processes(lab), "the end of what was kept loaded", 60)
+    wait_until(lambda: not _has_processes(lab), "the end of what was kept loaded")
     clock.tell("no job and no process is left")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import paramiko
 
+from tests.lab.waiting import HANG_S
 from tests.transports.sshd import Sshd, make_key
 
 
@@ -82,7 +83,7 @@ class Rules(paramiko.ServerInterface):
     def _run(
         self, channel: paramiko.Channel, command: bytes, replied: threading.Event
     ) -> None:
-        replied.wait(60)  # data and the end must not overtake the reply
+        replied.wait(HANG_S)  # data and the end must not overtake the reply
         channel.sendall(b"ran " + command)
         channel.send_exit_status(0)
         channel.close()
@@ -105,7 +106,7 @@ def asking_server(folder: Path, rules: Rules) -> Iterator[Sshd]:
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join(10)
+        thread.join(HANG_S)
         for transport in serving:
             transport.close()
             transport.packetizer.complete_handshake()

@@ -19,9 +19,7 @@ import pytest
 
 from distmagic.errors import DistmagicError
 from distmagic.transports import Process, Transport
-from tests.lab.waiting import wait_until
-
-WAIT_S = 20.0
+from tests.lab.waiting import HANG_S, wait_until
 
 
 def read_all(process: Process) -> bytes:
@@ -56,7 +54,7 @@ def carries_every_byte_both_ways(transport: Transport) -> None:
     writer.join()
     assert len(got) == len(data)
     assert hashlib.sha256(got).digest() == hashlib.sha256(data).digest()
-    assert process.wait(WAIT_S) == 0
+    assert process.wait(HANG_S) == 0
     process.close()
 
 
@@ -67,7 +65,7 @@ def keeps_the_end_of_stderr(transport: Transport) -> None:
         )
     )
     assert read_all(process) == b"out\n"
-    process.wait(WAIT_S)
+    process.wait(HANG_S)
     wait_until(
         lambda: process.stderr().endswith("line 1999\n"), "the last line of stderr"
     )
@@ -86,14 +84,14 @@ def tells_the_exit_code(transport: Transport) -> None:
     for code in (0, 3, 127):
         process = transport.start(sh(f"exit {code}"))
         assert read_all(process) == b""
-        assert process.wait(WAIT_S) == code
+        assert process.wait(HANG_S) == code
         process.close()
 
 
 def tells_a_signal_or_nothing(transport: Transport) -> None:
     process = transport.start(sh("kill -TERM $$"))
     assert read_all(process) == b""
-    assert process.wait(WAIT_S) in (-signal.SIGTERM, None)
+    assert process.wait(HANG_S) in (-signal.SIGTERM, None)
     process.close()
 
 
@@ -102,7 +100,7 @@ def waits_no_longer_than_told(transport: Transport) -> None:
     assert process.wait(0) is None
     assert process.wait(0.05) is None
     process.close_stdin()
-    assert process.wait(WAIT_S) == 0
+    assert process.wait(HANG_S) == 0
     process.close()
 
 
@@ -114,7 +112,7 @@ def close_ends_a_blocked_read(transport: Transport) -> None:
     reader = threading.Thread(target=lambda: got.append(process.read()))
     reader.start()
     process.close()
-    reader.join(WAIT_S)
+    reader.join(HANG_S)
     assert got == [b""]
     process.close()
 
@@ -133,9 +131,9 @@ def close_ends_a_blocked_write(transport: Transport) -> None:
 
     writer = threading.Thread(target=write)
     writer.start()
-    started.wait(WAIT_S)
+    started.wait(HANG_S)
     process.close()
-    writer.join(WAIT_S)
+    writer.join(HANG_S)
     assert len(raised) == 1
 
 
@@ -144,7 +142,7 @@ def close_stdin_is_the_end_of_file(transport: Transport) -> None:
     process.write(b"text\n")
     process.close_stdin()
     assert read_all(process) == b"text\nover\n"
-    assert process.wait(WAIT_S) == 0
+    assert process.wait(HANG_S) == 0
     process.close()
 
 
@@ -163,7 +161,7 @@ def runs_two_at_once(transport: Transport) -> None:
 def says_that_a_program_is_missing(transport: Transport) -> None:
     process = transport.start(("/nowhere/python3", "-c", "pass"))
     assert read_all(process) == b""
-    assert process.wait(WAIT_S) == 127
+    assert process.wait(HANG_S) == 127
     assert "/nowhere/python3" in process.stderr()
     process.close()
 
@@ -196,14 +194,14 @@ def takes_any_argument(transport: Transport) -> None:
 def expands_home_of_the_program(transport: Transport) -> None:
     process = transport.start(("~/no such/program",))
     assert read_all(process) == b""
-    assert process.wait(WAIT_S) == 127
+    assert process.wait(HANG_S) == 127
     assert "~" not in process.stderr()
     process.close()
 
 
 def writing_to_an_ended_process_is_an_error(transport: Transport) -> None:
     process = transport.start(sh("exit 0"))
-    assert process.wait(WAIT_S) == 0
+    assert process.wait(HANG_S) == 0
     with pytest.raises(DistmagicError):
         process.write(bytes(10_000_000))
     process.close()
@@ -219,7 +217,7 @@ def last_words_arrive_though_all_is_closed_at_once(transport: Transport) -> None
         process.write(bytes(4000))
         process.close()
         transport.close()
-        wait_until(heard.exists, "the last words", WAIT_S)
+        wait_until(heard.exists, "the last words", HANG_S)
         assert heard.stat().st_size == 4000
 
 
@@ -239,7 +237,7 @@ def keeps_nothing_of_processes_that_are_over(transport: Transport) -> None:
         process = transport.start(sh("echo up"))
         ended.append(weakref.ref(process))
         assert read_all(process) == b"up\n"
-        process.wait(WAIT_S)
+        process.wait(HANG_S)
         process.close()
     del process
     wait_until(

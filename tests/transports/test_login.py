@@ -20,7 +20,7 @@ from distmagic.request.hosts import Host
 from distmagic.transports import asking
 from distmagic.transports.ssh.public_keys import join_strings
 from tests.builders.agents import scripted_agent
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 from tests.transports.asking_server import Rules, asking_server
 from tests.transports.conftest import Answers, Home
 from tests.transports.contract import read_all
@@ -237,7 +237,7 @@ def agent(path: Path, *keys: Path) -> Iterator[str]:
         yield str(path)
     finally:
         child.terminate()
-        child.wait(10)
+        child.wait(HANG_S)
         child.stdout.close()
 
 

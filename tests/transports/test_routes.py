@@ -27,7 +27,8 @@ from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
 from distmagic.transports.asking import NoAsker
-from tests.lab.waiting import wait_until
+from tests.builders.since import Since
+from tests.lab.waiting import HANG_S, wait_until
 from tests.system.components import reason_without
 from tests.transports.conftest import Answers, Home
 from tests.transports.contract import read_all
@@ -253,13 +254,13 @@ def test_proxy_command(home: Home, server: Sshd, tmp_path: Path, program: str) -
     access = home.configure(
         f"Host via\n  HostName 127.0.0.1\n  Port {server.port}\n  ProxyCommand {relay}\n"
     )
-    before = children()
+    since = Since()
     with contextlib.closing(
         ssh.connect(Host(name="via"), access, NoAsker())
     ) as transport:
         assert says_hello(transport)
-        assert len(children()) == len(before) + 1
-    wait_until(lambda: children() == before, "the end of the ProxyCommand")
+        assert len(since.children()) == 1
+    wait_until(lambda: not since.children(), "the end of the ProxyCommand")
 
 
 def test_a_proxy_command_runs_in_the_shell_of_the_user(
@@ -280,10 +281,6 @@ def test_a_proxy_command_runs_in_the_shell_of_the_user(
     assert (tmp_path / "ran").read_text().startswith("-c exec '")
 
 
-def children() -> set[str]:
-    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
-
-
 def test_a_proxy_command_that_fails_is_quoted(home: Home) -> None:
     access = home.configure(
         "Host via\n  ProxyCommand sh -c 'echo no ticket >&2; exit 1'\n"
@@ -299,7 +296,7 @@ def test_a_proxy_command_that_fails_is_quoted(home: Home) -> None:
 @pytest.mark.quick
 def test_a_proxy_command_that_hangs_is_ended(home: Home) -> None:
     home.configure("Host via\n  ProxyCommand sleep 60\n")
-    before = children()
+    since = Since()
     with pytest.raises(Unreachable) as caught:
         ssh.connect(
             Host(name="via"),
@@ -307,7 +304,7 @@ def test_a_proxy_command_that_hangs_is_ended(home: Home) -> None:
             NoAsker(),
         )
     assert caught.value.message == "via: no answer from via port 22 within 0.5 s."
-    wait_until(lambda: children() == before, "the end of the ProxyCommand")
+    wait_until(lambda: not since.children(), "the end of the ProxyCommand")
 
 
 @pytest.mark.quick
@@ -362,7 +359,7 @@ def test_a_log_in_shell_that_is_no_posix_shell_and_greets(
 
 
 def test_nothing_of_a_connection_stays(home: Home, server: Sshd) -> None:
-    before, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    since = Since()
     for module in (ssh, ssh_command):
         transport = module.connect(home.host(server), home.access, NoAsker())
         process = transport.start(("cat",))
@@ -370,11 +367,9 @@ def test_nothing_of_a_connection_stays(home: Home, server: Sshd) -> None:
         process.read()
         transport.close()
         process.close()
-    wait_until(lambda: threading.active_count() <= before, "the end of the threads")
-    wait_until(
-        lambda: len(os.listdir("/proc/self/fd")) <= descriptors,
-        "the end of the descriptors",
-    )
+    wait_until(lambda: not since.threads(""), "the end of the threads")
+    wait_until(lambda: not since.files(), "the end of the descriptors")
+    wait_until(lambda: not since.children(), "the end of the clients")
 
 
 # ---- connections that end
@@ -433,24 +428,24 @@ def test_a_connection_that_falls_silent_is_given_up(
     access = home.configure(
         f"Host via\n  HostName 127.0.0.1\n  Port {server.port}\n  ProxyCommand {relay}\n"
     )
-    before = children()
+    since = Since()
     with contextlib.closing(
         ssh.connect(Host(name="via"), access, NoAsker())
     ) as transport:
         process = transport.start(("cat",))
         process.write(b"x")
         assert process.read() == b"x"
-        (frozen,) = children() - before
+        (frozen,) = since.children()
         stay = threading.Event()
         assert not stay.wait(3.0)  # a healthy connection outlives many keep-alives
         process.write(b"y")
         assert process.read() == b"y"
-        os.kill(int(frozen), signal.SIGSTOP)
+        os.kill(frozen, signal.SIGSTOP)
         try:
             assert process.read() == b""
             assert refuses(transport)
         finally:
-            os.kill(int(frozen), signal.SIGCONT)
+            os.kill(frozen, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("who", ["this end", "the server"])
@@ -510,7 +505,7 @@ def test_no_ssh_client_outlives_a_killed_kernel(home: Home, server: Sshd) -> Non
         assert kernel.stdout is not None
         pid, folder = kernel.stdout.readline().split()
         kernel.kill()
-        kernel.wait(10)
+        kernel.wait(HANG_S)
     wait_until(lambda: not is_running(int(pid)), "the end of the ssh client")
     # The one thing that a killed kernel leaves.
     subprocess.run(["rm", "-r", folder], check=True)

@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import os
 import secrets
-import time
 from pathlib import Path
 
 from distmagic.remote.records import places
@@ -62,9 +61,10 @@ def offer(key: str) -> str:
     """
     path = _path(key)
     folder = places.make_private(path.parent)
+    now = places.now_at(folder)
     for other in folder.iterdir():
         with contextlib.suppress(OSError):  # gone just now
-            if other.lstat().st_mtime < time.time() - _KEPT_S:
+            if now - other.lstat().st_mtime > _KEPT_S:
                 other.unlink()
     text = secrets.token_hex(32)
     with atomic_write(path) as file:

@@ -81,7 +81,7 @@ class Keeper:
 
     def __init__(self, settings: "dict[str, Any]") -> None:
         self._leads = settings["leads"]
-        self._lease = AllocationLease(time.time(), settings)
+        self._lease = AllocationLease(time.monotonic(), settings)
         self._node = "." + (os.environ.get("SLURMD_NODENAME") or socket.gethostname())
         job = os.environ["SLURM_JOB_ID"]
         self._folder = f"/tmp/distmagic-{os.getuid()}-slurm.{job}{self._node}"
@@ -125,7 +125,7 @@ class Keeper:
         return self._code
 
     def _is_over(self) -> bool:
-        now = time.time()
+        now = time.monotonic()
         return self._lease.is_due(now) and self._lease.is_over(
             now, has_job=has_job(os.getpid())
         )
@@ -199,13 +199,13 @@ class Keeper:
                 self._lose(connection)
 
     def _begin(self, connection: Connection, request: "dict[str, Any]") -> None:
-        self._lease.use(time.time())
+        self._lease.use(time.monotonic())
         connection.name = request.get("name", "")
         self._end_all(request.get("gone", []))
         if request.get("lease"):
             self._leases[connection.pipes[0]] = connection
             _remove_log()
-            self._lease.renew(time.time())
+            self._lease.renew(time.monotonic())
             write_quietly(connection.pipes[1], b"ready\n")
             return
         connection.pid, code = start_process(
@@ -222,9 +222,9 @@ class Keeper:
         elif b"e" in data:
             self._is_ending = True
         elif b"b" in data:
-            self._lease.give_up(time.time())
+            self._lease.give_up(time.monotonic())
         else:
-            self._lease.renew(time.time())
+            self._lease.renew(time.monotonic())
 
     def _lose(self, connection: Connection) -> None:
         """An usher is gone: its step is over, and the process that has its pipes must not hold them."""
@@ -244,7 +244,7 @@ class Keeper:
 
     def _end_process(self, connection: Connection) -> None:
         send_signal(connection.pid, signal.SIGTERM)
-        connection.kill_at = time.time() + KILL_S
+        connection.kill_at = time.monotonic() + KILL_S
         self._orphans.append(connection)
 
     def _answer(self, connection: Connection, code: int) -> None:
@@ -292,18 +292,18 @@ class Keeper:
     def _kill_orphans(self) -> None:
         # None of them is reaped yet, so their numbers are still theirs.
         for connection in self._orphans:
-            if time.time() > connection.kill_at:
+            if time.monotonic() > connection.kill_at:
                 send_signal(connection.pid, signal.SIGKILL)
 
     def _end(self) -> None:
         """Send SIGTERM to every child, also to those that become ours when their parent has ended; wait for them."""
-        end_s = time.time() + END_S
+        end_s = time.monotonic() + END_S
         told: set[int] = set()
         if self._others is not None:
             assert self._others.stdin is not None
             self._others.stdin.close()
             told.add(self._others.pid)  # srun would kill the others at once
-        while time.time() < end_s:
+        while time.monotonic() < end_s:
             self._reap()
             children = [
                 pid for pid, parent in parents().items() if parent == os.getpid()

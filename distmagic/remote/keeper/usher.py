@@ -40,7 +40,7 @@ def main(text: str) -> int:
 
 def _dial(path: str, patience_s: float) -> "tuple[socket.socket | None, str]":
     """Connect to the keeper, which may still be starting; return (socket, "") or (None, why not)."""
-    end_s = time.time() + patience_s
+    end_s = time.monotonic() + patience_s
     while True:
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -51,7 +51,7 @@ def _dial(path: str, patience_s: float) -> "tuple[socket.socket | None, str]":
             connection.connect(path)
         except OSError as error:
             connection.close()
-            if time.time() > end_s:
+            if time.monotonic() > end_s:
                 return None, error.strerror or str(error)
         else:
             return connection, ""

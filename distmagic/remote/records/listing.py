@@ -156,7 +156,11 @@ def _listed(folder: Path) -> protocol.JobListing:
 def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
     """Return how a job is now, of which `begun` is what its file says. Raises OSError and ValueError."""
     runs = is_running(begun.job, begun.node_rank)
-    until_s = time.time() if runs else _written_s(folder)
+    agent = agent_of(begun.job, begun.node_rank) if runs else None
+    if agent is not None:
+        age_s = processes.age_s(agent)
+    else:
+        age_s = _changed_s(folder / journal.FILE) - _changed_s(folder / _WORK_DIR)
     tail = _tail(folder)
     return replace(
         begun,
@@ -165,7 +169,7 @@ def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
         reason=_reason(tail),
         reported=_reported(tail),
         size_bytes=places.size_of(folder),
-        age_s=max(0.0, until_s - begun.began_s),
+        age_s=max(0.0, age_s),
     )
 
 
@@ -175,10 +179,10 @@ def _tail(folder: Path) -> list[bytes]:
     return list(logs.lines(path, max(0, logs.end(path) - _TAIL_BYTES)))
 
 
-def _written_s(folder: Path) -> float:
-    """Return when the job said its last word on this node, in seconds since 1970; 0 where that can't be seen."""
+def _changed_s(path: Path) -> float:
+    """Return when a file was written last, in seconds since 1970; 0 where that can't be seen."""
     try:
-        return (folder / journal.FILE).stat().st_mtime
+        return path.stat().st_mtime
     except OSError:
         return 0.0
 

@@ -311,7 +311,8 @@ def is_deserted(
 ) -> bool:
     """Whether nobody listens in a directory of sockets, and nobody has just made it or is about to go."""
     try:
-        if time.time() - path.lstat().st_mtime < after_s:
+        # A date in the future is of before the clock was set back.
+        if 0 <= time.time() - path.lstat().st_mtime < after_s:
             return False  # its agent may be about to listen, or about to go
     except OSError:
         return False  # gone just now

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.remote.system import facts
+from distmagic.remote.system import facts, processes
 from distmagic.remote.wire.parts import DeviceClaim
 
 _HELD = "distmagic-device-"
@@ -150,7 +150,7 @@ class DeviceClaims:
             raise ValueError(f"{len(devices)} devices are more than a host has")
         uuids = facts.nvidia_uuids()
         self._devices = {device_key(device, uuids): device for device in devices}
-        since_ns = time.time_ns()
+        since_ns = int(processes.up_s() * 1e9)
         claims = []
         for key in sorted(self._devices):
             claims.append(Claim(key=key, since_ns=since_ns, uid=os.getuid(), job=job))
@@ -215,6 +215,6 @@ def _told(claim: Claim, device: str, held: frozenset[str]) -> DeviceClaim:
         device=device,
         job=claim.job,
         owner=owner,
-        since_s=claim.since_ns / 1e9,
+        since_s=time.time() - processes.up_s() + claim.since_ns / 1e9,
         is_held=claim.key in held,
     )

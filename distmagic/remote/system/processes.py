@@ -38,6 +38,19 @@ class ProcessInfo:
     exit_status: int
 
 
+def up_s() -> float:
+    """Return the seconds since the machine was started, its sleep among them. Nobody can set that clock.
+
+    Where a system has none from the start (macOS), it is another one that counts during its sleep.
+    """
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def age_s(process: ProcessInfo) -> float:
+    """Return how long a process has been there, in seconds."""
+    return up_s() - process.started / os.sysconf("SC_CLK_TCK")
+
+
 def become_subreaper(*, yes: bool = True) -> None:
     """Have the kernel make this process the parent of every orphan among its descendants, or stop that.
 

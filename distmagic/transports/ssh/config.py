@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import re
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from distmagic.errors import SpecError
-from distmagic.request.hosts import Host
+from distmagic.request.hosts import Host, is_port
 from distmagic.transports.ssh.config_lines import (
+    SSH_PORT,
     Scope,
     evaluate,
     included_files,
@@ -20,7 +20,6 @@ from distmagic.transports.ssh.config_lines import (
 
 USER_FILE = "~/.ssh/config"
 SYSTEM_FILE = "/etc/ssh/ssh_config"
-SSH_PORT = 22
 _DEFAULT_KEYS = (
     "~/.ssh/id_ed25519",
     "~/.ssh/id_ecdsa",
@@ -30,8 +29,9 @@ _DEFAULT_KEYS = (
 )
 _USER_KNOWN_HOSTS = ["~/.ssh/known_hosts", "~/.ssh/known_hosts2"]
 _GLOBAL_KNOWN_HOSTS = ["/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"]
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _JUMP = re.compile(
-    r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<name>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?/?\Z"
+    r"(?:ssh://)?(?:(?P<user>.+)@)?(?P<name>\[[^\]]+\]|[^:\[\]/]+)(?::(?P<port>\d+))?/?\Z"
 )
 
 
@@ -68,7 +68,7 @@ def resolve(host: Host, path: str | None) -> Resolved:
     `path` None means the user's and the system's files, which may be missing. Raises `SpecError` for a named file
     that can't be read, and for a value that is no port, time or jump host.
     """
-    scope = Scope(name=host.name, local_user=_local_user(), expand=_expand)
+    scope = Scope(name=host.name, local_user=_local_user())
     if host.user is not None:
         scope.options["user"] = [host.user]
     if host.port is not None:
@@ -93,8 +93,9 @@ def _files(path: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def _resolved(scope: Scope) -> Resolved:
-    hostname = scope.first("hostname", scope.name).replace("%h", scope.name)
-    scope.options["hostname"] = [hostname]
+    alias = scope.first("hostkeyalias", "").lower()
+    # Without one %k is the name that was typed, but in a Match line, where it is the name to dial.
+    scope.options["hostkeyalias"] = [alias or scope.name]
     if scope.first("canonicalizehostname", "no").lower() != "no":
         scope.warn(
             "CanonicalizeHostname is not followed; write the full name, or use --ssh-command ssh."
@@ -107,24 +108,26 @@ def _resolved(scope: Scope) -> Resolved:
     identities = scope.options.get("identityfile")
     return Resolved(
         name=scope.name,
-        hostname=hostname,
+        hostname=scope.hostname,
         user=scope.first("user", scope.local_user),
-        port=_number(scope, "port", SSH_PORT),
+        port=_port(scope),
         identity_files=_paths(scope, identities or list(_DEFAULT_KEYS)),
         default_keys=identities is None,
         certificate_files=_paths(scope, scope.options.get("certificatefile", [])),
         identities_only=_yes(scope, "identitiesonly"),
         identity_agent=_agent(scope),
         jumps=_jumps(scope),
-        proxy_command=None if command.lower() == "none" else _expand(command, scope),
+        proxy_command=None if command.lower() == "none" else scope.expand(command),
         user_known_hosts=_paths(
             scope, scope.options.get("userknownhostsfile", _USER_KNOWN_HOSTS)
         ),
-        global_known_hosts=_paths(
-            scope, scope.options.get("globalknownhostsfile", _GLOBAL_KNOWN_HOSTS)
+        global_known_hosts=tuple(  # in which neither a token nor a ~ counts
+            file
+            for file in scope.options.get("globalknownhostsfile", _GLOBAL_KNOWN_HOSTS)
+            if file.lower() != "none"
         ),
-        host_key_alias=scope.first("hostkeyalias", "") or None,
-        connect_timeout_s=float(_number(scope, "connecttimeout", 0)) or None,
+        host_key_alias=alias or None,
+        connect_timeout_s=_seconds(scope, "connecttimeout"),
         batch_mode=_yes(scope, "batchmode"),
         warnings=tuple(scope.warnings),
     )
@@ -134,24 +137,41 @@ def _yes(scope: Scope, keyword: str) -> bool:
     return scope.first(keyword, "no").lower() in ("yes", "true")
 
 
-def _number(scope: Scope, keyword: str, default: int) -> int:
-    text = scope.first(keyword, str(default))
-    if text.lower() == "none":
-        return default
-    if not text.isdigit() or int(text) > 65535:
-        raise SpecError(
-            f"{keyword} {text!r} of {scope.name} in the ssh configuration is not a number.",
-            "Correct it.",
-        )
+def _port(scope: Scope) -> int:
+    text = scope.first("port", str(SSH_PORT))
+    if not is_port(text):
+        raise _not_understood(scope, "Port", text, "port")
     return int(text)
+
+
+def _seconds(scope: Scope, keyword: str) -> float | None:
+    """Return a time such as 90 or 1m30s; None for none and 0."""
+    text = scope.first(keyword, "none")
+    if text.lower() == "none":
+        return None
+    if not re.fullmatch(r"(?:\d+[smhdw]?)+", text, re.IGNORECASE | re.ASCII):
+        raise _not_understood(scope, "ConnectTimeout", text, "time")
+    parts = re.findall(r"(\d+)([a-z]?)", text.lower())
+    return float(sum(int(number) * _UNITS[unit] for number, unit in parts)) or None
+
+
+def _not_understood(scope: Scope, keyword: str, text: str, what: str) -> SpecError:
+    return SpecError(
+        f"{keyword} {text!r} of {scope.name} in the ssh configuration is not a {what}.",
+        "Correct it.",
+    )
 
 
 def _paths(scope: Scope, words: list[str]) -> tuple[str, ...]:
     paths = []
     for word in words:
         if word.lower() != "none":
-            paths.append(os.path.expanduser(_expand(word, scope)))
+            paths.append(_path(scope, word))
     return tuple(paths)
+
+
+def _path(scope: Scope, word: str) -> str:
+    return scope.expand(os.path.expanduser(word), variables=True)
 
 
 def _agent(scope: Scope) -> str | None:
@@ -160,14 +180,14 @@ def _agent(scope: Scope) -> str | None:
         return None
     if word == "SSH_AUTH_SOCK" or (word.startswith("$") and not word.startswith("${")):
         return os.environ.get(word.removeprefix("$")) or None
-    return os.path.expanduser(_expand(word, scope))
+    return _path(scope, word)
 
 
 def _jumps(scope: Scope) -> tuple[Host, ...]:
     word = scope.first("proxyjump", "none")
     if word.lower() == "none":
         return ()
-    return tuple(_jump(part, scope.name) for part in _expand(word, scope).split(","))
+    return tuple(_jump(part, scope.name) for part in scope.expand(word).split(","))
 
 
 def _jump(text: str, name: str) -> Host:
@@ -181,33 +201,12 @@ def _jump(text: str, name: str) -> Host:
     return Host(name=found["name"].strip("[]"), user=found["user"], port=port)
 
 
-def _expand(text: str, scope: Scope) -> str:
-    """Put in OpenSSH's % tokens and ${VARIABLES}."""
-    local = socket.gethostname()
-    tokens = {
-        "%": "%",
-        "h": scope.first("hostname", scope.name),
-        "n": scope.name,
-        "k": scope.first("hostkeyalias", scope.name),
-        "p": scope.first("port", str(SSH_PORT)),
-        "r": scope.first("user", scope.local_user),
-        "u": scope.local_user,
-        "d": os.path.expanduser("~"),
-        "i": str(os.getuid()),
-        "l": local,
-        "L": local.partition(".")[0],
-    }
-    text = re.sub(
-        r"\$\{(\w+)\}", lambda found: os.environ.get(found[1], found[0]), text
-    )
-    return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)
-
-
 def _local_user() -> str:
+    """Return the user's name by the password file, as ssh does: $USER may be somebody else's."""
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        return str(os.getuid())
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container whose user has no name
+        return os.environ.get("USER") or str(os.getuid())
 
 
 def host_names(path: str | None = None) -> tuple[str, ...]:

@@ -9,19 +9,33 @@ from __future__ import annotations
 import fnmatch
 import functools
 import glob
+import hashlib
 import os
 import re
+import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+SSH_PORT = 22
 MAX_INCLUDES = 16  # as OpenSSH
 EXEC_TIMEOUT_S = 10.0
-_REST_OF_LINE = ("proxycommand", "localcommand", "remotecommand", "knownhostscommand")
+_REST_OF_LINE = (
+    "proxycommand",
+    "proxyjump",
+    "localcommand",
+    "remotecommand",
+    "knownhostscommand",
+)
 _REPEATED = ("identityfile", "certificatefile")
-_LINE = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+|$)(.*?)\s*\Z")
-_WORD = re.compile(r'"([^"]*)"|\'([^\']*)\'|(\S+)')
+# A keyword, and each word of a Match line: it ends at a blank, at one `=`, or behind a part in double quotes.
+_UP_TO_BLANK = re.compile(r'([^\s"=]*)(?:"([^"]*)"\s*|=\s*|\s+(?:=\s*)?|\Z)')
+_WORD = re.compile(
+    r"""\s*((?:\\[\\"' ]|"(?:\\[\\"']|[^"])*"|'(?:\\[\\"']|[^'])*'|\S)+)"""
+)
+# A part of a word: in quotes of either kind, a character behind a backslash, or as it is.
+_PART = re.compile(r""""((?:\\[\\"']|[^"])*)"|'((?:\\[\\"']|[^'])*)'|\\([\\"' ])|(.)""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +56,13 @@ class ConfigLine:
 
 @dataclass(slots=True, kw_only=True)
 class Scope:
-    """What is known while the files are read: the local user, the host's name, and the options found so far."""
+    """What is known while the files are read: the local user, the host's name, and the options found so far.
+
+    `final` in the second pass over the files, and after all of them.
+    """
 
     name: str
     local_user: str
-    expand: Callable[[str, Scope], str]
     options: dict[str, list[str]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     final: bool = False
@@ -56,19 +72,66 @@ class Scope:
         """Return the first word of an option."""
         return (self.options.get(keyword) or [default])[0]
 
+    @property
+    def hostname(self) -> str:
+        """The name to dial, as far as it is known."""
+        name = _replaced(self.first("hostname", self.name), {"%": "%", "h": self.name})
+        # The zone of an IPv6 address is an interface, whose case counts.
+        return name.lower() if self.final and "%" not in name else name
+
+    def expand(self, text: str, *, variables: bool = False) -> str:
+        """Put in OpenSSH's % tokens, and ${VARIABLES} where these count."""
+        local = socket.gethostname()
+        port, user = (
+            self.first("port", str(SSH_PORT)),
+            self.first("user", self.local_user),
+        )
+        place = f"{local}{self.hostname}{port}{user}"
+        tokens = {
+            "%": "%",
+            "C": hashlib.sha1(place.encode(), usedforsecurity=False).hexdigest(),
+            "h": self.hostname,
+            "n": self.name,
+            "k": self.first("hostkeyalias", self.hostname),
+            "p": port,
+            "r": user,
+            "u": self.local_user,
+            "d": os.path.expanduser("~"),
+            "i": str(os.getuid()),
+            "l": local,
+            "L": local.partition(".")[0],
+        }
+        return _replaced(text, tokens, os.environ if variables else {})
+
     def warn(self, text: str) -> None:
         """Note something the user should know, once."""
         if text not in self.warnings:
             self.warnings.append(text)
 
 
+def _replaced(
+    text: str, tokens: Mapping[str, str], variables: Mapping[str, str] | None = None
+) -> str:
+    """Replace all in one pass: what a value brings along stays as it is. What is not known stays, too."""
+
+    def value(found: re.Match[str]) -> str:
+        token, variable = found.groups()
+        if token is not None:
+            return tokens.get(token, found[0])
+        return (variables or {}).get(variable, found[0])
+
+    return re.sub(r"%(.)|\$\{(\w+)\}", value, text)
+
+
 def evaluate(files: tuple[tuple[str, str], ...], scope: Scope) -> None:
     """Fill `scope` from files, each with the directory of its relative Includes; an unreadable one is a warning."""
-    for scope.final in (False, True):
-        for file, base in files:
-            _evaluate_readable(file, base, scope, 0, active=True)
-        if not scope.wants_final:
-            return
+    for is_second in (False, True):
+        if not is_second or scope.wants_final:
+            for file, base in files:
+                _evaluate_readable(file, base, scope, 0, active=True)
+        scope.final = True
+        # From now on this is the name, whatever HostName the second pass comes by.
+        scope.options["hostname"] = [scope.hostname.replace("%", "%%")]
 
 
 def _evaluate_file(
@@ -77,9 +140,10 @@ def _evaluate_file(
     outer = active
     for line in read_lines(file):
         if line.keyword == "host":
-            active = outer and matches_any(line.words, scope.name)
+            name = scope.hostname if scope.final else scope.name
+            active = outer and matches_any(line.words, name)
         elif line.keyword == "match":
-            active = outer and _match(line, scope)
+            active = _match(line, scope) and outer  # it may ask for a second pass
         elif line.keyword == "include":
             for included in included_files(line, base, depth):
                 _evaluate_readable(included, base, scope, depth + 1, active=active)
@@ -102,16 +166,35 @@ def _set(line: ConfigLine, scope: Scope) -> None:
     if not line.words:
         scope.warn(f"{line.where}: {line.keyword} has no value; it is left out.")
         return
-    values = [line.rest] if line.keyword in _REST_OF_LINE else list(line.words)
+    values = list(line.words)
+    if line.keyword in _REST_OF_LINE:
+        values = [line.rest.lstrip("= \t")]
+    if line.keyword == "proxyjump":
+        values = [values[0].partition("#")[0].rstrip()]
     if line.keyword in _REPEATED:
         known = scope.options.setdefault(line.keyword, [])
         known += [value for value in values if value not in known]
+    elif line.keyword == "port" and "port" not in scope.options:
+        scope.options["port"] = [_port_of(values[0])]
+    elif line.keyword == "connecttimeout" and values == ["none"]:
+        return  # to ssh this is no value: a later one counts
     elif line.keyword == "proxyjump" and "proxycommand" in scope.options:
         return  # whichever of the two comes first wins
-    elif line.keyword == "proxycommand" and "proxyjump" in scope.options:
+    elif (
+        line.keyword == "proxycommand"
+        and scope.first("proxyjump", "none").lower() != "none"
+    ):
         return
     else:
         scope.options.setdefault(line.keyword, values)
+
+
+def _port_of(word: str) -> str:
+    """Return the number of a service's port; what is no service stays as it is."""
+    try:
+        return word if word.isdigit() else str(socket.getservbyname(word, "tcp"))
+    except OSError:
+        return word
 
 
 def read_lines(file: str) -> tuple[ConfigLine, ...]:
@@ -124,17 +207,23 @@ def read_lines(file: str) -> tuple[ConfigLine, ...]:
 def _lines_as_of(file: str, *_version: int) -> tuple[ConfigLine, ...]:
     """Read a file once in each of its versions: for five hundred hosts its lines are asked for a thousand times."""
     found = []
-    with open(file, encoding="utf-8", errors="replace") as lines:
+    with open(file, encoding="utf-8", errors="replace", newline="\n") as lines:
         for number, text in enumerate(lines, 1):
-            match = _LINE.match(text)
-            if match is not None:
-                keyword, rest = match[1].lower(), match[2]
+            line = text.strip()
+            match = _UP_TO_BLANK.match(line)
+            if match is None or line.startswith("#"):
+                continue
+            keyword = f"{match[1]}{match[2] or ''}".lower()
+            rest = line[match.end() :]
+            # Match has rules of its own, without a backslash and single quotes.
+            words = _match_words(rest) if keyword == "match" else _words(rest)
+            if keyword:
                 found.append(
                     ConfigLine(
                         file=file,
                         number=number,
                         keyword=keyword,
-                        words=_words(rest),
+                        words=words,
                         rest=rest,
                     )
                 )
@@ -144,9 +233,27 @@ def _lines_as_of(file: str, *_version: int) -> tuple[ConfigLine, ...]:
 def _words(text: str) -> tuple[str, ...]:
     words = []
     for found in _WORD.finditer(text):
-        if (found[3] or "").startswith("#"):
+        if found[1].startswith("#"):
             break
-        words.append(next(part for part in found.groups() if part is not None))
+        words.append("".join(_unquoted(part) for part in _PART.finditer(found[1])))
+    return tuple(words)
+
+
+def _unquoted(part: re.Match[str]) -> str:
+    double, single, escaped, plain = part.groups()
+    if escaped or plain:
+        return escaped or plain
+    return re.sub(r"""\\([\\"'])""", r"\1", single if double is None else double)
+
+
+def _match_words(text: str) -> tuple[str, ...]:
+    words = []
+    while text and not text.startswith("#"):
+        found = _UP_TO_BLANK.match(text)
+        if found is None:
+            return (text,)  # quotes that don't end
+        words.append(f"{found[1]}{found[2] or ''}")
+        text = text[found.end() :]
     return tuple(words)
 
 
@@ -167,7 +274,7 @@ def matches_any(patterns: tuple[str, ...], text: str) -> bool:
     found = False
     for pattern in patterns:
         negated = pattern.startswith("!")
-        if fits(pattern[negated:], text.lower()):
+        if fits(pattern[negated:], text):
             if negated:
                 return False
             found = True
@@ -175,12 +282,11 @@ def matches_any(patterns: tuple[str, ...], text: str) -> bool:
 
 
 def fits(pattern: str, name: str) -> bool:
-    """Whether a name, in lower case, fits a pattern as ssh_config and known_hosts write them: `*` and `?` alone count."""
-    literal = pattern.lower()
-    if "*" not in literal and "?" not in literal:
+    """Whether a name fits a pattern as ssh_config and known_hosts write them: `*` and `?` alone count."""
+    if "*" not in pattern and "?" not in pattern:
         # As most of them: a file may name hundreds of hosts, and is looked at for each of them.
-        return literal == name
-    return fnmatch.fnmatchcase(name, literal.replace("[", "[[]"))
+        return pattern == name
+    return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
 def _match(line: ConfigLine, scope: Scope) -> bool:
@@ -200,21 +306,17 @@ def _match(line: ConfigLine, scope: Scope) -> bool:
             )
             return False
         value = words.pop(0) if needs_value else ""
+        scope.wants_final |= criterion == "final"
         if result and test(value, scope) == word.startswith("!"):
             result = False
     return result
-
-
-def _is_final(_value: str, scope: Scope) -> bool:
-    scope.wants_final = True
-    return scope.final
 
 
 def _exec_succeeds(value: str, scope: Scope) -> bool:
     quiet = subprocess.DEVNULL
     try:
         done = subprocess.run(
-            in_users_shell(scope.expand(value, scope)),
+            in_users_shell(scope.expand(value)),
             check=False,
             stdin=quiet,
             stdout=quiet,
@@ -241,18 +343,14 @@ def _is_listed(value: str, text: str) -> bool:
     return matches_any(tuple(value.split(",")), text)
 
 
-def _is_host(value: str, scope: Scope) -> bool:
-    hostname = scope.first("hostname", scope.name).replace("%h", scope.name)
-    return _is_listed(value, hostname)
-
-
 _TESTS: dict[str, Callable[[str, Scope], bool]] = {
     "all": lambda _value, _scope: True,
-    "canonical": lambda _value, _scope: False,  # names are not canonicalized here
-    "final": _is_final,
+    # Names are not canonicalized here, but a second pass counts as canonical, too.
+    "canonical": lambda _value, scope: scope.final,
+    "final": lambda _value, scope: scope.final,
     "exec": _exec_succeeds,
-    "host": _is_host,
-    "originalhost": lambda value, scope: _is_listed(value, scope.name),
+    "host": lambda value, scope: _is_listed(value.lower(), scope.hostname.lower()),
+    "originalhost": lambda value, scope: _is_listed(value.lower(), scope.name.lower()),
     "user": lambda value, scope: _is_listed(
         value, scope.first("user", scope.local_user)
     ),

@@ -47,7 +47,7 @@ class KnownKey:
 
 def _matches(pattern: str, name: str) -> bool:
     if not pattern.startswith("|1|"):
-        return fits(pattern, name)  # which may be `[host]:port`
+        return fits(pattern.lower(), name)  # which may be `[host]:port`
     # A hashed name: |1|SALT|HMAC-SHA1 of the name, both in base64.
     try:
         _, _, salt, digest = pattern.split("|")

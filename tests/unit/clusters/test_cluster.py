@@ -15,6 +15,7 @@ from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.request.spec import Access
 from distmagic.transports import local
 from tests.builders.sky import Sky, entries
+from tests.lab.waiting import HANG_S
 
 OWNER = "ann@laptop:/home/ann/train.ipynb"
 ASKER = NotebookAsker(can_ask=False)
@@ -133,7 +134,7 @@ def test_of_a_program_that_prints_much_little_is_kept(skypilot: Sky, script: str
     for command, most in (("launch", 0), ("status", 16 << 20)):
         skypilot.does(command, script)
         made = sky.SkyCommand((command,))
-        answer = made.result(60.0)
+        answer = made.result(HANG_S)
         assert answer.code == 0
         assert len(answer.out) == sum(map(len, made._out)) <= most
         assert len(made._all) <= 1000
@@ -177,6 +178,6 @@ def test_a_program_there_finds_its_address_towards_others(tmp_path: Path, monkey
     for written in ("~/my python", str(program)):
         way = _ForwardedTransport(local.connect())
         process = way.start((written, "-u", "a 'b'"))
-        assert process.wait(30) == 0
+        assert process.wait(HANG_S) == 0
         assert process.read() == b"192.0.2.1\n-u a 'b'\n"
         way.close()

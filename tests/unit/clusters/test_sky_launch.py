@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.clusters import sky, sky_words
+from distmagic.clusters import cluster, sky, sky_words
 from distmagic.clusters.cluster import Cluster
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, SpecError
@@ -19,7 +19,7 @@ from distmagic.request.allocation import SkyRequest
 from distmagic.request.spec import Access
 from distmagic.session import allocations
 from tests.builders.sky import Sky, entries
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 ASKER = NotebookAsker(can_ask=False)
 OWNER = "Ann.B@laptop:/home/ann/My train.ipynb"
@@ -135,6 +135,23 @@ def test_a_cluster_of_this_notebook_that_is_up_is_used_and_held_again(
     assert skypilot.asked[-1].startswith("exec ")
 
 
+def test_a_cluster_is_held_again_after_a_sleep_of_this_machine(
+    skypilot: Sky, monkeypatch: pytest.MonkeyPatch
+):
+    """Where the usual clock stands still, and the job that holds the cluster has ended."""
+    now = 1000.0
+    monkeypatch.setattr(cluster, "up_s", lambda: now)
+    made, _ = launched()
+    held: list[str] = []
+    monkeypatch.setattr(sky, "hold_in_background", lambda _, name: held.append(name))
+    made._hold_on()
+    assert held == []
+    now += 720.0
+    made._hold_on()
+    made._hold_on()
+    assert held == [NAME]
+
+
 def test_a_users_own_cluster_that_stops_itself_is_held_too(skypilot: Sky):
     skypilot.has("of-others", autostop=10)
     made, _ = launched(SkyRequest(name="of-others"))
@@ -223,9 +240,9 @@ def test_a_launch_that_another_thread_gives_up_is_ended_and_taken_down(skypilot:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert is_launching.wait(30)
+    assert is_launching.wait(HANG_S)
     made.end()
-    thread.join(30)
+    thread.join(HANG_S)
     assert raised == [made.error]
     assert raised[0].message == f"The cluster {NAME} was given up."
     assert raised[0].hint == "It is being taken down."

@@ -20,6 +20,7 @@ from distmagic.request.hosts import LOCALHOST, Host, parse_hosts
 from distmagic.request.spec import Access
 from tests.builders.links import FakeProcess, lines, reply
 from tests.builders.plans import FACTS
+from tests.lab.waiting import HANG_S
 
 NO_BUNDLE = LocalBlob(blob=p.Blob(sha256="ab" * 32, size_bytes=0), path=Path())
 
@@ -215,7 +216,7 @@ def test_a_connection_that_another_run_opens_just_before_a_broken_one_is_dropped
         monkeypatch.setattr(broken, "start", begin)
         other = threading.Thread(target=lambda: others.append(kernel.link()))
         other.start()
-        other.join(10.0)
+        other.join(HANG_S)
         return begin(argv)
 
     monkeypatch.setattr(broken, "start", connect_elsewhere_and_break)
@@ -256,17 +257,17 @@ def test_of_two_runs_that_want_a_host_at_once_one_connects(
         if first_connects.is_set():
             lock.is_waited_for.set()  # the second is here as well
         first_connects.set()
-        assert lock.is_waited_for.wait(10.0)
+        assert lock.is_waited_for.wait(HANG_S)
         return made
 
     monkeypatch.setattr(kernel.connections, "_connect", connect_slowly)
     links: list[Link] = []
     runs = [threading.Thread(target=lambda: links.append(kernel.link())) for _ in "ab"]
     runs[0].start()
-    assert first_connects.wait(10.0)
+    assert first_connects.wait(HANG_S)
     runs[1].start()
     for run in runs:
-        run.join(10.0)
+        run.join(HANG_S)
     assert len(links) == 2
     assert len(kernel.logins) == 1, "nobody would ever close the other one"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from distmagic.connection.idle_links import IdleLinks
 from distmagic.errors import ConnectionLost
 from distmagic.remote.wire import protocol
 from distmagic.request.hosts import Host
+from tests.builders.since import Since
 from tests.lab.waiting import wait_until
 
 WARM = protocol.TemplateRequest(
@@ -57,15 +57,11 @@ class FakeLink:
 
 @pytest.fixture
 def resting():
-    older = warm_threads()  # of a session that earlier tests have left open
+    since = Since()
     made = IdleLinks()
     yield made
     made.close()
-    wait_until(lambda: warm_threads() <= older, "no thread")
-
-
-def warm_threads() -> set[threading.Thread]:
-    return {one for one in threading.enumerate() if one.name == "distmagic-warm"}
+    wait_until(lambda: not since.threads("distmagic-warm"), "no thread")
 
 
 def test_what_was_given_is_taken_once(resting: IdleLinks) -> None:

@@ -8,14 +8,14 @@ import pytest
 
 from distmagic.connection import parallel
 from distmagic.connection.parallel import in_parallel, threads_for
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 
 def test_no_act_waits_for_another():
     barrier = threading.Barrier(100)
 
     def act(number: int, factor: int) -> int:
-        barrier.wait(20)
+        barrier.wait(HANG_S)
         return number * factor
 
     assert in_parallel(act, range(100), [2] * 100) == [
@@ -31,7 +31,7 @@ def test_of_very_many_acts_some_wait(monkeypatch: pytest.MonkeyPatch):
 
     def act(number: int) -> bool:
         running.append(number)
-        return may_end.wait(20)
+        return may_end.wait(HANG_S)
 
     pool = threads_for(8, "test")
     acts = [pool.submit(act, number) for number in range(8)]
@@ -50,7 +50,7 @@ def test_an_act_that_fails_is_told_when_the_others_are_through():
     def act(number: int) -> None:
         if number == 1:
             raise ValueError("no")
-        others.wait(20)
+        others.wait(HANG_S)
 
     with pytest.raises(ValueError, match="no"):
         in_parallel(act, range(3))

@@ -13,7 +13,8 @@ import pytest
 
 from distmagic.connection import time_limits as time_limits_module
 from distmagic.connection.time_limits import TimeLimits, time_limits
-from tests.lab.waiting import wait_until
+from tests.builders.since import Since
+from tests.lab.waiting import HANG_S, wait_until
 
 LONG_S = 3600.0
 
@@ -21,19 +22,15 @@ LONG_S = 3600.0
 @pytest.fixture
 def begun_here():
     """Return what lists the threads that were begun since, and run yet."""
-    older = set(threading.enumerate())  # of other tests, which may end now
-
-    def begun():
-        return [one for one in set(threading.enumerate()) - older if one.is_alive()]
-
-    return begun
+    since = Since()
+    return lambda: since.threads("distmagic-limits")
 
 
 def test_an_act_happens_when_its_time_is_up_and_not_before():
     happened = threading.Event()
     began_s = time.monotonic()
     TimeLimits().after(0.05, happened.set)
-    assert happened.wait(10)
+    assert happened.wait(HANG_S)
     assert time.monotonic() - began_s >= 0.05
 
 
@@ -41,7 +38,7 @@ def test_an_act_that_is_due_earlier_does_not_wait_for_one_that_is_due_later():
     limits, wrong, happened = TimeLimits(), threading.Event(), threading.Event()
     limits.after(LONG_S, wrong.set)
     limits.after(0.05, happened.set)
-    assert happened.wait(10)
+    assert happened.wait(HANG_S)
     assert not wrong.is_set()
 
 
@@ -52,7 +49,7 @@ def test_what_is_called_off_does_not_happen():
         limits.call_off(number)
     assert not limits._acts
     limits.after(0.02, last.set)
-    assert last.wait(10)
+    assert last.wait(HANG_S)
     assert not wrong.is_set()
 
 
@@ -71,11 +68,11 @@ def test_where_no_thread_can_be_started_acts_happen_all_the_same(
     monkeypatch.setattr(time_limits_module, "_begin", refuse)
     limits.after(0.0, lambda: 1 / 0)  # it takes none of the others along
     limits.after(0.05, happened.set)
-    assert happened.wait(10)
+    assert happened.wait(HANG_S)
     wait_until(lambda: not begun_here(), "the end of its thread")
     happened.clear()
     limits.after(0.0, happened.set)
-    assert happened.wait(10)
+    assert happened.wait(HANG_S)
 
 
 def test_where_not_even_its_own_thread_can_be_started_the_next_one_is_tried_anew(
@@ -90,7 +87,7 @@ def test_where_not_even_its_own_thread_can_be_started_the_next_one_is_tried_anew
         with pytest.raises(RuntimeError):
             limits.after(0.0, wrong.set)
     limits.after(0.0, happened.set)
-    assert happened.wait(10)
+    assert happened.wait(HANG_S)
     assert not wrong.is_set()
 
 
@@ -106,19 +103,19 @@ def test_a_look_that_fails_ends_no_limit(monkeypatch):
 
     monkeypatch.setattr(limits, "_look", fail_once)
     limits.after(0.0, happened.set)
-    assert happened.wait(10)
+    assert happened.wait(HANG_S)
     assert failures
 
 
 def test_it_may_be_called_off_when_it_has_happened():
     limits, happened = TimeLimits(), threading.Event()
     number = limits.after(0.0, happened.set)
-    assert happened.wait(10)
+    assert happened.wait(HANG_S)
     limits.call_off(number)
     limits.call_off(number)
     again = threading.Event()
     limits.after(0.0, again.set)
-    assert again.wait(10)
+    assert again.wait(HANG_S)
 
 
 def test_one_thread_is_enough_for_all_limits_and_ends_with_the_last(begun_here):
@@ -130,7 +127,7 @@ def test_one_thread_is_enough_for_all_limits_and_ends_with_the_last(begun_here):
     wait_until(lambda: not begun_here(), "the end of its thread")
     happened = threading.Event()
     limits.after(0.0, happened.set)  # it begins anew
-    assert happened.wait(10)
+    assert happened.wait(HANG_S)
     wait_until(lambda: not begun_here(), "the end of its thread")
 
 
@@ -139,7 +136,7 @@ def test_an_act_that_hangs_holds_up_no_other():
     limits.after(0.0, lambda: let_go.wait(60))
     limits.after(0.05, happened.set)
     try:
-        assert happened.wait(10)
+        assert happened.wait(HANG_S)
     finally:
         let_go.set()
 
@@ -150,7 +147,7 @@ def test_an_act_that_fails_takes_no_other_along(monkeypatch):
     limits, happened = TimeLimits(), threading.Event()
     limits.after(0.0, lambda: 1 / 0)
     limits.after(0.05, happened.set)
-    assert happened.wait(10)
+    assert happened.wait(HANG_S)
     wait_until(lambda: failures, "what is said of the act that failed")
     assert [failure.exc_type for failure in failures] == [ZeroDivisionError]
 
@@ -167,7 +164,7 @@ def test_limits_of_many_threads_at_once(begun_here):
     for thread in threads:
         thread.start()
     for _ in range(20 * 50):
-        assert happened.acquire(timeout=10)
+        assert happened.acquire(timeout=HANG_S)
     wait_until(lambda: not begun_here(), "the end of all threads")
 
 
@@ -202,7 +199,7 @@ if not child:
     happened = threading.Event()
     limits.call_off(number)
     time_limits().after(0.0, happened.set)
-    if happened.wait(10):
+    if happened.wait(60):
         os.write(1, b"happened in the child\\n")
     os._exit(0)
 os.waitpid(child, 0)
@@ -226,8 +223,8 @@ def test_a_limit_that_a_finalizer_asks_for_while_one_is_begun_waits_for_nothing(
     monkeypatch.setattr(time_limits_module, "_begin", collect_and_begin)
     asking = threading.Thread(target=limits.after, args=(LONG_S, int), daemon=True)
     asking.start()
-    assert happened.wait(10)
-    asking.join(10)
+    assert happened.wait(HANG_S)
+    asking.join(HANG_S)
     assert not asking.is_alive()
     limits._acts.clear()
     wait_until(lambda: not begun_here(), "the end of its threads")
@@ -247,7 +244,7 @@ def test_no_error_ends_the_thread_that_looks(monkeypatch):
     limits.after(0.0, lambda: None)
     wait_until(lambda: not errors, "the error")
     limits.after(0.0, happened.set)
-    assert happened.wait(10)
+    assert happened.wait(HANG_S)
 
 
 def test_a_child_with_the_pid_of_an_ancestor_has_limits_of_its_own(monkeypatch):

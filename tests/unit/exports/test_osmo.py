@@ -22,7 +22,7 @@ from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, PLAIN, job, shown, texts
 from tests.builders.osmo_rules import rules_broken
 from tests.builders.shell import refusal
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 GOLDEN = REPOSITORY / "tests/golden/exports"
 FORMS = ("workflow.yaml", "workflow-ranks.yaml")
@@ -224,7 +224,7 @@ def test_sigterm_ends_all_ranks(tmp_path: Path):
     process = subprocess.Popen(command)
     wait_until(lambda: len(os.listdir(tmp_path)) == 2, "both ranks")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 143
+    assert process.wait(HANG_S) == 143
     for pid in os.listdir(tmp_path):
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)

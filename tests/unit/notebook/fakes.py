@@ -17,6 +17,7 @@ from distmagic.request.allocation import SlurmRequest
 from distmagic.request.hosts import Host, parse_hosts
 from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Stopped, Synced
+from tests.lab.waiting import HANG_S
 
 
 @dataclass
@@ -113,7 +114,7 @@ class FakeSession:
         self.screens += getattr(screen, "_screens", [screen])
         self.log.append("launch")
         if self.goes_on is not None:
-            assert self.goes_on.wait(20)
+            assert self.goes_on.wait(HANG_S)
         if self.failure:
             raise self.failure
         return payload() if callable(payload) else payload

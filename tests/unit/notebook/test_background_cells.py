@@ -14,9 +14,9 @@ from distmagic.request.allocation import SlurmRequest
 from distmagic.session import inside
 from distmagic.session.background import BackgroundRun
 from tests import scenes
+from tests.lab.waiting import HANG_S
 from tests.unit.notebook.fakes import FakeScreen
 
-WAIT_S = 10
 CELL = "%%distributed --background --hosts gpu-a:1,gpu-b:1 -o run\nlen('four')"
 
 
@@ -53,7 +53,7 @@ def test_the_cell_returns_while_its_run_goes_on_and_other_cells_run(held):
     assert held.value("%%distributed\nlen([])") == 0, "another cell on these hosts"
     assert not run.done
     first.set()
-    assert run.wait(WAIT_S) == 4
+    assert run.wait(HANG_S) == 4
     assert held.session.screens[0].in_background
     (last,) = held.session.screens[0].finished
     assert [node.host for node in last.nodes] == ["gpu-a", "gpu-b"]
@@ -109,7 +109,7 @@ def test_a_script_runs_in_the_background_too(held, tmp_path, monkeypatch):
     run = held.shell.user_ns["run"]
     assert not run.done
     held.session.goes_on.set()
-    assert run.wait(WAIT_S).name == "train"
+    assert run.wait(HANG_S).name == "train"
 
 
 def test_view_shows_it_in_another_cell_without_waiting(held):
@@ -127,7 +127,7 @@ def test_view_shows_it_in_another_cell_without_waiting(held):
     assert shown[0].shown[0].job == run.job
     assert "attach" not in " ".join(held.session.log)
     held.session.goes_on.set()
-    run.wait(WAIT_S)
+    run.wait(HANG_S)
     assert len(shown[0].finished) == 1
 
 
@@ -138,7 +138,7 @@ def test_down_leaves_it_its_connections(held):
     assert isinstance(error, SpecError)
     assert error.message.startswith(f"{run.job} would lose the connections")
     held.session.goes_on.set()
-    run.wait(WAIT_S)
+    run.wait(HANG_S)
     assert held.value("%distributed down") is None
 
 
@@ -172,7 +172,7 @@ def test_from_python_it_returns_a_run_that_goes_on(held, monkeypatch):
     run = distmagic.run(len, [1], hosts="gpu-a", background=True)
     assert not run.done
     held.session.goes_on.set()
-    assert run.wait(WAIT_S) == 1
+    assert run.wait(HANG_S) == 1
     with pytest.raises(SpecError, match="background and detach are both given"):
         distmagic.run(len, [], background=True, detach=True)
 
@@ -186,7 +186,7 @@ def test_nodes_of_a_scheduler_have_numbers_until_they_are_known(held):
     held.value("%%distributed --background --on slurm --nodes 2 -o run\nlen([])")
     run = held.shell.user_ns["run"]
     held.session.goes_on.set()
-    assert run.wait(WAIT_S) == 0
+    assert run.wait(HANG_S) == 0
     first = held.session.screens[0].shown[0]
     assert [node.host for node in first.nodes] == ["node 1", "node 2"]
     assert held.session.wanted == SlurmRequest(nodes=2)

@@ -40,6 +40,7 @@ from distmagic.runner.outcome import Detached
 from distmagic.session import inside
 from distmagic.session.session import Session
 from tests.builders.later import Later
+from tests.lab.waiting import HANG_S
 from tests.unit.notebook.fakes import (
     FakePlayground,
     FakeReaching,
@@ -49,7 +50,6 @@ from tests.unit.notebook.fakes import (
 )
 
 nbclient, nbformat = Later("nbclient"), Later("nbformat")
-WAIT_S = 10
 
 
 def public_methods(kind: type) -> dict[str, list[tuple]]:
@@ -949,8 +949,8 @@ def test_the_main_thread_asks_what_a_worker_wants_to_know(monkeypatch):
         thread, answers = _asked_by_a_thread(
             asker, prompt="gpu-a: Code: ", secret=secret
         )
-        asker.serve(WAIT_S)
-        thread.join(WAIT_S)
+        asker.serve(HANG_S)
+        thread.join(HANG_S)
         assert answers == [answer]
     # On the main thread, at once.
     assert asker.ask("gpu-a: Code: ", secret=True) == "secret for gpu-a: Code: "
@@ -964,8 +964,8 @@ def test_an_interrupt_wakes_the_thread_that_waits(monkeypatch):
     asker = NotebookAsker(can_ask=True)
     thread, answers = _asked_by_a_thread(asker, prompt="gpu-a: Code: ", secret=True)
     with pytest.raises(KeyboardInterrupt):
-        asker.serve(WAIT_S)
-    thread.join(WAIT_S)
+        asker.serve(HANG_S)
+    thread.join(HANG_S)
     assert answers == [
         "gpu-a: asked 'Code:', and got no answer.\nRun the cell again and answer."
     ]
@@ -976,7 +976,7 @@ def test_closing_wakes_all_and_answers_nobody_later():
     asker.serve(0)  # nothing to do
     asker.close()
     thread, answers = _asked_by_a_thread(asker, prompt="gpu-a: Code: ", secret=True)
-    thread.join(WAIT_S)
+    thread.join(HANG_S)
     assert answers == [
         "gpu-a: asked 'Code:', and got no answer.\nRun the cell again and answer."
     ]

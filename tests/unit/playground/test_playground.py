@@ -19,7 +19,7 @@ from distmagic.playground import playground
 from distmagic.remote.system import processes
 from tests import REPOSITORY
 from tests.builders.later import Later
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 Later("asyncssh")  # without it this module is skipped
 ROOT = REPOSITORY
@@ -60,7 +60,9 @@ def run(client, command):
 
 def ssh(hosts, *words, **more):
     command = ["ssh", "-F", hosts.ssh_config, *words]
-    return subprocess.run(command, check=False, capture_output=True, timeout=30, **more)
+    return subprocess.run(
+        command, check=False, capture_output=True, timeout=HANG_S, **more
+    )
 
 
 def test_output_errors_and_exit_code(client):
@@ -164,7 +166,7 @@ def test_a_client_may_try_again_and_again(hosts, tmp_path):
     """A wrong key, as an agent may offer, is no reason to hang up; each attempt of paramiko is a service request."""
     told = paramiko.SSHConfig.from_path(hosts.ssh_config).lookup("node1")
     with paramiko.Transport(("127.0.0.1", int(told["port"]))) as transport:
-        transport.start_client(timeout=20)
+        transport.start_client(timeout=HANG_S)
         with pytest.raises(paramiko.BadAuthenticationType) as refused:
             transport.auth_none(told["user"])
         assert refused.value.allowed_types == ["publickey"]

@@ -13,6 +13,7 @@ from distmagic.state.model import RunState
 from tests.builders.hosts import RESULT, FakeHost, down, reach, runs_on
 from tests.builders.jobs import PressingScreen, assert_left, begun, has_ranks, two
 from tests.builders.runs import FakeScreen
+from tests.lab.waiting import HANG_S
 
 
 def test_a_job_is_followed_from_its_first_event(tmp_path):
@@ -60,7 +61,7 @@ def test_a_host_that_is_lost_before_it_is_asked_is_tried_again():
     job = begun(a, b)
 
     reaching = reach(a, b)
-    reaching.futures[1].result(30)
+    reaching.futures[1].result(HANG_S)
     b.cut()
     followed = attach(reaching, job, FakeScreen())
     assert len(b.processes) == 2

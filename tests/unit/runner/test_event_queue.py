@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from distmagic.runner import event_queue
 from distmagic.runner.event_queue import EventQueue
 from distmagic.state.events import Event, Gone, Mended
+from tests.lab.waiting import HANG_S
 
 
 def make() -> EventQueue:
@@ -59,7 +60,7 @@ def test_of_long_events_fewer_wait(monkeypatch):
         # Of another node; alone it has room, however long it is.
         box.put(1, Gone(), 1 << 20)
         first = box.batch(10.0)
-        late.result(30)
+        late.result(HANG_S)
     assert [event.size_bytes for event in first if event.node_rank == 0][:1] == [15_000]
     found = [*first, *box.batch(0.0)]
     assert sorted((event.node_rank, event.size_bytes) for event in found) == [

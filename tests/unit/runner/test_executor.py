@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +36,9 @@ from distmagic.state.events import Event
 from tests.builders.hosts import FakeHost, reach
 from tests.builders.jobs import listing
 from tests.builders.messages import START
+from tests.builders.since import Since
 from tests.lab import wait_until
+from tests.lab.waiting import HANG_S
 
 LEASE_S = 0.04
 ERRORS = (
@@ -79,12 +80,11 @@ class Stage:
     def events_of(self, action: Action, joiner: Any = None) -> list[Event]:
         """Perform an action, wait for the end of its thread, and return all the events that came."""
         executor = self.executor_with(joiner) if joiner is not None else self.executor
-        before = set(threading.enumerate())
+        since = Since()
         executor.perform(action)
-        for thread in set(threading.enumerate()) - before:
-            if thread.name == "distmagic-run":
-                thread.join(30)
-                assert not thread.is_alive()
+        for thread in since.threads("distmagic-run"):
+            thread.join(HANG_S)
+            assert not thread.is_alive()
         return self.queue.batch(0)
 
     def outcomes(self, action: Action, joiner: Any = None) -> list[Any]:
@@ -321,24 +321,18 @@ def test_a_link_of_which_nothing_more_is_wanted_is_closed(stage):
 # ---- leases, and the end
 
 
-def lease_threads() -> set[threading.Thread]:
-    return {
-        thread for thread in threading.enumerate() if thread.name == "distmagic-lease"
-    }
-
-
 def renewals(host: FakeHost) -> int:
     return len(host.requests_of(p.RenewLease))
 
 
 def test_the_lease_is_renewed_over_the_links_of_now_until_the_end(stage):
-    older = lease_threads()  # of other tests, which may end now
+    since = Since()
     other = Stage(FakeHost("gpu-b"))
     stage.executor.keep_lease_over((stage.link,))
     wait_until(lambda: renewals(stage.host) >= 2, "the lease to be renewed twice")
     assert renewals(other.host) == 0
     stage.executor.keep_lease_over((other.link,))
-    assert len(lease_threads() - older) == 1
+    assert len(since.threads("distmagic-lease")) == 1
     wait_until(
         lambda: renewals(other.host) >= 2, "the lease to be renewed over the new link"
     )
@@ -348,7 +342,7 @@ def test_the_lease_is_renewed_over_the_links_of_now_until_the_end(stage):
     )
     assert renewals(stage.host) == before
     stage.executor.close((other.link,))
-    wait_until(lambda: lease_threads() <= older, "the thread to end")
+    wait_until(lambda: not since.threads("distmagic-lease"), "the thread to end")
     other.executor.close(())
 
 

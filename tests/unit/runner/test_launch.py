@@ -58,6 +58,7 @@ from tests.builders.jobs import (
 from tests.builders.plans import WORK, A, B, reached
 from tests.builders.runs import FakeScreen
 from tests.lab import wait_until
+from tests.lab.waiting import HANG_S
 
 C = reached("gpu-c", "10.0.0.3", "eth1", slots="gpu", gpus=4)
 GONE = ConnectionLost("gpu-b: the connection ended.", "")
@@ -210,7 +211,7 @@ def test_a_bug_of_a_screen_while_hosts_are_reached_closes_the_links(
     connect = b.connect
 
     def connect_late() -> FakeConnection:
-        assert may_answer.wait(30)
+        assert may_answer.wait(HANG_S)
         return connect()
 
     def break_down(_: RunState) -> None:
@@ -219,10 +220,10 @@ def test_a_bug_of_a_screen_while_hosts_are_reached_closes_the_links(
 
     monkeypatch.setattr(b, "connect", connect_late)
     reaching = reach(a, b)
-    reaching.futures[0].result(30)
+    reaching.futures[0].result(HANG_S)
     with pytest.raises(RuntimeError, match="a bug"):
         launched(tmp_path, reaching=reaching, screen=FakeScreen(break_down))
-    assert reaching.futures[1].result(30)
+    assert reaching.futures[1].result(HANG_S)
     assert_left(a, b)
 
 
@@ -422,7 +423,6 @@ def test_a_host_that_has_started_keeps_its_lease_while_another_one_starts_slowly
         wait_until(
             lambda: len(a.requests_of(p.RenewLease)) > 2,
             "the lease of gpu-a to be renewed",
-            20.0,
         )
         renewed.append(True)
         del b.answers[p.StartNode]

@@ -25,6 +25,7 @@ from tests.builders.jobs import (
     two,
 )
 from tests.builders.runs import FakeScreen
+from tests.lab.waiting import HANG_S
 
 
 def pressing(
@@ -57,12 +58,12 @@ def test_an_interrupt_while_hosts_are_reached(tmp_path, monkeypatch):
     connect = b.connect
 
     def connect_late() -> Any:
-        assert may_answer.wait(30)
+        assert may_answer.wait(HANG_S)
         return connect()
 
     monkeypatch.setattr(b, "connect", connect_late)
     reaching = reach(a, b)
-    reaching.futures[0].result(30)
+    reaching.futures[0].result(HANG_S)
     try:
         with pytest.raises(Cancelled) as caught:
             launched(
@@ -73,7 +74,7 @@ def test_an_interrupt_while_hosts_are_reached(tmp_path, monkeypatch):
     assert str(caught.value) == (
         "Interrupted while the hosts were being reached; nothing was started.\nNo answer had come yet from gpu-b."
     )
-    assert reaching.futures[1].result(30)
+    assert reaching.futures[1].result(HANG_S)
     assert_left(a, b)
 
 

@@ -22,6 +22,7 @@ from distmagic.runner.outcome import Detached, Run
 from distmagic.state.events import Event, Gone, Lost
 from distmagic.state.fold import begin, fold
 from tests.builders.later import Later
+from tests.builders.since import Since
 from tests.lab.waiting import wait_until
 
 torch = Later("torch")
@@ -87,10 +88,9 @@ def test_small_results_keep_no_file(tmp_path):
         *count * [{"result_bytes": len(data)}],
         small=dict.fromkeys(range(count), data),
     )
-    before = len(os.listdir("/proc/self/fd"))
+    since = Since()
     values = list(run.results.values())
-    # Threads that earlier tests have left may close one meanwhile, or hold one for a moment.
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, "no file to be open")
+    wait_until(lambda: not since.files(), "no file to be open")
     values[0][0] = 7
     assert [value.tolist() for value in values[:2]] == [
         [7, 1, 2, 3, 4],

@@ -17,6 +17,7 @@ from distmagic.runner import start
 from distmagic.runner.start import cancelled, roll_back
 from tests.builders.hosts import HANG_UP, FakeHost, reach, runs_on
 from tests.builders.messages import START
+from tests.lab.waiting import HANG_S
 
 STOPPED = p.StopNode(grace_s=0.0, reason="another host could not start")
 
@@ -92,7 +93,7 @@ def test_a_start_under_way_is_waited_for_and_stopped(stage):
 
     def answer_late(_: p.Message) -> list[p.Message | bytes]:
         is_asked.set()
-        assert may_answer.wait(30)
+        assert may_answer.wait(HANG_S)
         return [
             p.encode(
                 p.Hello(
@@ -105,12 +106,12 @@ def test_a_start_under_way_is_waited_for_and_stopped(stage):
     stage.b.answers[p.StartNode] = answer_late
     stage.b.answers[p.StopNode] = lambda _: [p.encode(p.Final(reason="stopped"), 2)]
     late = stage.pool.submit(stage.links[1].start, START)
-    assert is_asked.wait(30)
+    assert is_asked.wait(HANG_S)
     rolled = stage.pool.submit(
         stage.roll_back, failed(PreflightError("gpu-a", "has no room.")), late
     )
     may_answer.set()
-    assert rolled.result(30) == []
+    assert rolled.result(HANG_S) == []
     assert stage.b.requests_of(p.StopNode) == [STOPPED]
 
 
@@ -143,7 +144,7 @@ def test_a_host_that_never_answers_its_start_is_named(stage, monkeypatch):
 
     stage.b.answers[p.StartNode] = keep_silent
     silent = stage.pool.submit(stage.links[1].start, START)
-    assert is_asked.wait(30)
+    assert is_asked.wait(HANG_S)
     assert stage.roll_back(stage.start(stage.links[0]), silent) == ["gpu-b"]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from distmagic import render
 from distmagic.screens import announcing, notebook
+from tests.lab.waiting import HANG_S
 from tests.scenes import running
 
 
@@ -48,7 +49,7 @@ def test_the_first_word_comes_within_a_tenth_of_a_second():
         screen = Heard()
         began_s = time.monotonic()
         with announcing.announcing(screen, "own lines", "failed"):
-            assert screen.has_heard.wait(30)
+            assert screen.has_heard.wait(HANG_S)
         if screen.heard_s - began_s < 0.1:
             return
     raise AssertionError("not one of 200")
@@ -61,7 +62,7 @@ def test_the_seconds_are_counted(monkeypatch):
     screen = Heard()
     with announcing.announcing(screen, "own lines", "failed"):
         while len(screen.texts) < 3:
-            screen.has_heard.wait(30)
+            screen.has_heard.wait(HANG_S)
             screen.has_heard.clear()
     assert screen.texts[:3] == ["own lines", "own lines, 1 s", "own lines, 2 s"]
 
@@ -71,7 +72,7 @@ def test_lines_that_fail_leave_no_word_that_they_still_run():
 
     def fail() -> None:
         with announcing.announcing(screen, "own lines", "failed"):
-            screen.has_heard.wait(30)
+            screen.has_heard.wait(HANG_S)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

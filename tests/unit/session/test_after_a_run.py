@@ -40,9 +40,7 @@ from tests.builders.jobs import payload_in
 from tests.builders.links import FakeProcess, lines, reply
 from tests.builders.plans import FACTS
 from tests.builders.runs import FakeScreen
-from tests.lab.waiting import wait_until
-
-WAIT_S = 30.0
+from tests.lab.waiting import HANG_S, wait_until
 
 
 class OneTimePassword:
@@ -67,7 +65,7 @@ class OneTimePassword:
 
         thread = threading.Thread(target=log_in)
         thread.start()
-        thread.join(WAIT_S)
+        thread.join(HANG_S)
         if errors:
             raise errors[0]
         return self
@@ -194,7 +192,7 @@ def test_a_link_that_opens_after_an_interrupt_is_closed(host):
             raise KeyboardInterrupt
 
     def connect(*_: object) -> Any:
-        assert interrupted.wait(WAIT_S)
+        assert interrupted.wait(HANG_S)
         return host
 
     reaching = Reaching((), Access(), NotebookAsker(can_ask=False), Connections(connect), ("python3",), cast(Any, None),
@@ -203,7 +201,7 @@ def test_a_link_that_opens_after_an_interrupt_is_closed(host):
         reaching.link_after_run(0, Interrupted(can_ask=True))
     interrupted.set()
     wait_until(lambda: bool(host.processes), "the link")
-    assert host.processes[0].is_closed.wait(WAIT_S)
+    assert host.processes[0].is_closed.wait(HANG_S)
 
 
 @contextmanager

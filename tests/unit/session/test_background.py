@@ -44,10 +44,9 @@ from tests.builders.jobs import (
     two,
 )
 from tests.builders.runs import FakeScreen
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 COLD = Access(cold=True)
-WAIT_S = 30
 
 
 class Kernel:
@@ -73,7 +72,7 @@ class Kernel:
     def running(self, screen: Screen | None = None) -> BackgroundRun:
         """Begin a run, and wait until its ranks run."""
         run = self.begin(screen)
-        wait_until(lambda: has_ranks(run.state), "its ranks", WAIT_S)
+        wait_until(lambda: has_ranks(run.state), "its ranks", HANG_S)
         return run
 
 
@@ -93,7 +92,7 @@ def test_the_first_state_is_shown_at_once_and_all_others_on_another_thread(kerne
     assert first.job == run.job
     assert [node.host for node in first.nodes] == ["gpu-a", "gpu-b"]
     assert first.began_unix_s > 0
-    assert run.wait(WAIT_S).state.phase == "done"
+    assert run.wait(HANG_S).state.phase == "done"
     assert threads[0] == threading.current_thread().name
     assert threading.current_thread().name not in threads[1:]
     assert [state.phase for state in screen.finished] == ["done"], "once"
@@ -102,7 +101,7 @@ def test_the_first_state_is_shown_at_once_and_all_others_on_another_thread(kerne
 def test_a_run_that_is_over_has_what_a_run_of_a_cell_has(kernel, golden):
     a, b = two(returns_none)
     run = kernel.over(a, b).begin()
-    left = run.wait(WAIT_S)
+    left = run.wait(HANG_S)
     assert isinstance(left, Run)
     assert run.done
     assert left.job == run.job
@@ -164,7 +163,7 @@ def test_a_log_after_a_lost_connection_asks_for_a_one_time_password(
     def log_in(host: Host, access: Access, asker: Asker) -> Any:
         question = threading.Thread(target=ask, args=(asker, host.name, "Code:"))
         question.start()
-        question.join(WAIT_S)
+        question.join(HANG_S)
         return connect(host, access, asker)
 
     monkeypatch.setattr(connections, "_connect", log_in)
@@ -208,7 +207,7 @@ def test_an_interrupt_while_it_is_waited_for_leaves_it_alone(kernel):
     timer = threading.Timer(0.05, press)
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come at once
         timer.start()
-        run.wait(WAIT_S)
+        run.wait(HANG_S)
     timer.join()
     assert not run.done
     assert a.requests_of(p.StopNode) == []
@@ -237,7 +236,7 @@ def test_its_failure_is_shown_and_raised_by_wait_and_by_its_results(kernel, gold
     screen = FakeScreen()
     run = kernel.over(a, b).begin(screen)
     with pytest.raises(WorkerFailed, match=r"(?m)^rank 1 \(gpu-b") as caught:
-        run.wait(WAIT_S)
+        run.wait(HANG_S)
     with pytest.raises(WorkerFailed):
         run[0]
     (last,) = screen.finished
@@ -256,7 +255,7 @@ def test_a_host_that_is_down_is_told_in_the_view_with_what_to_do(kernel):
     screen = FakeScreen()
     run = kernel.over(a, b).begin(screen)
     with pytest.raises(Unreachable):
-        run.wait(WAIT_S)
+        run.wait(HANG_S)
     (last,) = screen.finished
     assert "gpu-b" in last.abandoned
     assert last.notices[-1] == "Check the network."
@@ -268,7 +267,7 @@ def test_what_fails_before_the_run_is_told_in_the_view_too(kernel, monkeypatch):
     screen = FakeScreen()
     run = kernel.over(*two()).begin(screen)
     with pytest.raises(ZeroDivisionError):
-        run.wait(WAIT_S)
+        run.wait(HANG_S)
     assert screen.finished[0].abandoned == "ZeroDivisionError('a bug')"
 
 
@@ -284,7 +283,7 @@ def test_a_second_screen_shows_it_too_and_its_end(kernel):
     assert second.shown[0].phase == "running"
     second.clicks = ["stop"]
     with pytest.raises(Cancelled):
-        run.wait(WAIT_S)
+        run.wait(HANG_S)
     late = FakeScreen()
     run.screen.add(late)  # it was looked for a moment before the end
     screens = (first, second, late)
@@ -298,7 +297,7 @@ def test_a_click_on_detach_leaves_the_job_on_its_own(kernel):
     a.answers[p.DetachJob] = lambda _: a.agent_sends(p.Detached(why="asked")) or []
     run = kernel.over(a, b).running(screen)
     screen.clicks = ["detach"]
-    left = run.wait(WAIT_S)
+    left = run.wait(HANG_S)
     assert isinstance(left, Detached)
     assert screen.finished[0].notices[-1] == str(left)
     with pytest.raises(AttributeError, match="was let go on alone"):
@@ -319,10 +318,10 @@ def test_those_that_go_on_are_found_by_name(kernel):
 @pytest.mark.parametrize("begins", [runs_to_its_end, fails])
 def test_a_run_that_is_over_is_let_go_of_with_its_name(kernel, begins):
     run = kernel.over(*two(begins)).begin()
-    assert run.wait_until_over(WAIT_S)
+    assert run.wait_until_over(HANG_S)
     kept = weakref.ref(run)
     del run
-    wait_until(lambda: kept() is None, "the run to be gone", WAIT_S)
+    wait_until(lambda: kept() is None, "the run to be gone", HANG_S)
     assert kernel.session.background.running == ()
 
 
@@ -331,7 +330,7 @@ def test_a_run_that_is_stopped_while_it_begins_is_let_go_of_too(kernel):
     run.stop()
     kept = weakref.ref(run)
     del run
-    wait_until(lambda: kept() is None, "the run to be gone", WAIT_S)
+    wait_until(lambda: kept() is None, "the run to be gone", HANG_S)
 
 
 def test_the_end_of_the_session_ends_it_as_an_interrupt_does(kernel):
@@ -356,7 +355,7 @@ def test_hosts_are_told_to_end_also_where_no_thread_can_be_started(kernel, monke
     wait_until(
         lambda: a.requests_of(p.StopNode) and b.requests_of(p.StopNode),
         "both hosts to be told",
-        WAIT_S,
+        HANG_S,
     )
 
 
@@ -369,7 +368,7 @@ class PendingPlace:
         self.given_up = threading.Event()
 
     def reach(self, screen: Screen, payload: Payload) -> None:
-        self.given_up.wait(2 * WAIT_S)
+        self.given_up.wait(2 * HANG_S)
         raise SpecError("Slurm job 17 was cancelled.")
 
     def interrupt(self) -> None:
@@ -394,7 +393,7 @@ def test_a_run_that_waits_for_nodes_is_given_up_by_stop(kernel):
 def test_hosts_are_told_to_end_before_a_scheduler_that_is_away_is_waited_for(kernel):
     class Away(PendingPlace):
         def interrupt(self) -> None:
-            assert run.wait_until_over(WAIT_S), "its hosts have not been told"
+            assert run.wait_until_over(HANG_S), "its hosts have not been told"
             super().interrupt()
 
     a, b = two(runs_on)
@@ -405,4 +404,4 @@ def test_hosts_are_told_to_end_before_a_scheduler_that_is_away_is_waited_for(ker
     run = kernel.running()
     kernel.session.background.close()
     assert run.done
-    assert pending.wait_until_over(WAIT_S)
+    assert pending.wait_until_over(HANG_S)

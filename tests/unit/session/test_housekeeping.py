@@ -29,6 +29,7 @@ from tests.builders.hosts import HANG_UP, FakeHost, down, reach, runs_on
 from tests.builders.jobs import assert_left, begun, listing, payload_in, press, two
 from tests.builders.plans import WORK, A, B
 from tests.lab import wait_until
+from tests.lab.waiting import HANG_S
 
 
 @pytest.fixture
@@ -228,10 +229,9 @@ def test_one_interrupt_ends_the_waiting_for_a_stop(session, golden):
         wait_until(
             lambda: any(isinstance(event, p.Final) for event in a.events),
             "the end of the other host's node",
-            20.0,
         )
         press()
-        may_end.wait(30)
+        may_end.wait(HANG_S)
         return []
 
     b.answers[p.StopNode] = hang
@@ -464,7 +464,7 @@ def test_environments_of_all_hosts_are_made_and_a_host_that_cant_is_named(
             is_shown.set()
 
     def second(_: p.Message) -> list[p.Message | bytes]:
-        assert is_shown.wait(30)
+        assert is_shown.wait(HANG_S)
         return [p.Refused(what="sync_environment", error="apex could not be built")]
 
     a.answers[p.SyncEnvironment] = lambda _: [said, READY]

@@ -23,10 +23,9 @@ from distmagic.session.place import Place
 from tests.builders.jobs import payload_in
 from tests.builders.logins import CANCELLED, PENDING, RUNNING, Login, squeue
 from tests.builders.runs import FakeScreen
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 WANTED = SlurmRequest(login="login1", nodes=2)
-WAIT_S = 20.0
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ class Waiting:
         """Wait for the nodes on a thread; return when it does."""
         screen = FakeScreen(lambda _: self.has_shown.set())
         reached = pool.submit(self.place.reach, screen, **more)
-        assert self.has_shown.wait(WAIT_S)
+        assert self.has_shown.wait(HANG_S)
         return reached
 
 
@@ -81,11 +80,11 @@ def test_of_runs_that_wait_for_the_same_nodes_one_that_gives_up_leaves_them_to_t
     first, second, third = (run.reach(pool) for run in runs)
     runs[0].place.interrupt()
     with pytest.raises(KeyboardInterrupt):
-        first.result(WAIT_S)
+        first.result(HANG_S)
     runs[0].place.cancel()  # as whoever gets the interrupt does
     assert not second.done()
     squeue(login, RUNNING)
-    assert names(second.result(WAIT_S)) == names(third.result(WAIT_S)) == ["a1", "a2"]
+    assert names(second.result(HANG_S)) == names(third.result(HANG_S)) == ["a1", "a2"]
     assert login.programs().count("sbatch") == 1
     assert "scancel" not in login.programs()
     assert len(login.leases) == 1, "another pipe would be held, and never renewed"
@@ -100,7 +99,7 @@ def test_the_last_one_that_gives_up_cancels_the_job(login, allocations, pool):
         run.place.interrupt()
     assert login.asked.count(("scancel", "17")) == 1
     for one in reached:
-        assert one.exception(WAIT_S) is not None
+        assert one.exception(HANG_S) is not None
     assert not allocations.alive
 
 
@@ -117,4 +116,4 @@ def test_what_a_run_is_to_send_is_kept_here_while_it_waits(
     for local in payload.blobs:
         wait_until(lambda local=local: local.path.stat().st_mtime > 1, "a touch")
     squeue(login, RUNNING)
-    assert names(reached.result(WAIT_S)) == ["a1", "a2"]
+    assert names(reached.result(HANG_S)) == ["a1", "a2"]

@@ -213,6 +213,16 @@ def after(*events: Event, now: float = 100.0) -> RunState:
 
 
 BAR = p.Bar(id=1, n=3.0, total=9.0)
+RETRYING = """\
+[W1125 14:24:25.903884914 TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host 10.99.0.11:47647 - retrying
+"""
+FRAMES = """\
+Exception raised from tryConnect at /pytorch/torch/csrc/distributed/c10d/socket.cpp:925 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7f5705b66b8d in /torch/lib/libc10.so)
+<omitting python frames>
+frame #44: _start + 0x21 (0x55c3ed675081 in /usr/bin/python3)
+
+"""
 
 
 @pytest.mark.parametrize(("event", "advances"), [
@@ -225,6 +235,10 @@ BAR = p.Bar(id=1, n=3.0, total=9.0)
     (ended(1), True),
     (worker(1, 0, restart=1, local=1), True),
     (output("step 3\n", 1), True),  # it has never reported: how else could it show that it goes on
+    (output(f"{RETRYING}{FRAMES}", 1), False),  # as torch does while it waits
+    (output(FRAMES, 1), False),  # it may come in pieces
+    (output(f"{FRAMES}step 3\n", 1), True),
+    (output("[W1125 14:24:25.903884914 init.cpp:9] CUDA is slow\n", 1), True),
     (output("still here\n", 0), False),
     (output("warning\n", -1), False),
     (at(Mended(), 1), True),

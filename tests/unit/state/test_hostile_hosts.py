@@ -39,6 +39,7 @@ from distmagic.transports.piped import PipedProcess
 from tests.builders.any_events import EVENTS
 from tests.builders.events import HOSTS, at, begun, ended, output, progress, worker
 from tests.builders.plans import FACTS
+from tests.lab.waiting import HANG_S
 
 MB = 1 << 20
 BANNER = boot.MARK + json.dumps(
@@ -79,7 +80,7 @@ class Hosts:
     def close(self) -> None:
         for process in self.processes:
             process.close()
-            assert process.wait(10) is not None
+            assert process.wait(HANG_S) is not None
 
 
 @contextmanager

@@ -189,3 +189,9 @@ def test_places_are_those_of_all_lines():
     many = places([array("d", range(10)), array("d", range(5, 101))], 4)
     assert many == Places([0.0, 25.0, 50.0, 75.0], [0.0, 37.5, 62.5, 100.0])
     assert places([array("d")], 4) == Places([], [])
+
+
+@pytest.mark.parametrize("step", [math.inf, -math.inf, math.nan])
+def test_steps_that_are_no_places_have_no_bins(step):
+    seen = Series().extended((1.0, step, 7.0), limit=20)
+    assert seen.bins(places([seen.xs(by_step=True)], 20), by_step=True) == ([], [])

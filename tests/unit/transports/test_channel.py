@@ -8,8 +8,8 @@ import pytest
 
 from distmagic.transports.channel import LONGEST_LINE
 from tests.builders.dialling import channels
+from tests.lab.waiting import HANG_S
 
-SOON_S = 20.0
 AROUND_BYTES = len('{"text": ""}\n')
 
 
@@ -19,13 +19,13 @@ def test_a_message_that_is_too_long_is_not_sent_and_the_next_one_is(golden):
             one.tell(text="x" * (LONGEST_LINE - AROUND_BYTES + 1))
         golden(caught.value)
         one.tell(text="short")
-        assert other.hear(SOON_S) == {"text": "short"}
+        assert other.hear(HANG_S) == {"text": "short"}
 
 
 def test_the_longest_message_arrives():
     longest = "x" * (LONGEST_LINE - AROUND_BYTES)
     with channels() as (one, other):
         with ThreadPoolExecutor(1) as thread:
-            heard = thread.submit(other.hear, SOON_S)
+            heard = thread.submit(other.hear, HANG_S)
             one.tell(text=longest)
         assert heard.result() == {"text": longest}

@@ -11,8 +11,7 @@ import pytest
 from distmagic.transports.channel import Channel
 from distmagic.transports.dialled import EXIT, OUTPUT, DialledProcess
 from tests.builders.dialling import channels
-
-SOON_S = 20.0
+from tests.lab.waiting import HANG_S
 
 
 @pytest.fixture
@@ -28,8 +27,8 @@ def soon(process: DialledProcess) -> tuple[bytes, int | None]:
     """Return what is read at the end, and the exit code; the process is closed where it would take for ever."""
     with ThreadPoolExecutor(2) as threads:
         read: Future[bytes] = threads.submit(process.read)
-        code: Future[int | None] = threads.submit(process.wait, SOON_S)
-        late = wait((read, code), SOON_S / 2).not_done
+        code: Future[int | None] = threads.submit(process.wait, HANG_S)
+        late = wait((read, code), HANG_S / 2).not_done
         process.close()
     assert not late
     return read.result(), code.result()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.transports import program_text
+from tests.lab.waiting import HANG_S
 
 
 @pytest.mark.parametrize("role", ["keeper", "usher", "hold"])
@@ -22,7 +23,7 @@ def test_modules_in_the_working_directory_are_not_pythons_own(
     # Up to the program itself, and what it imports.
     text = words[2].replace("exec(", "print(*sys.path, sep='\\n');import json,signal,types,socket;(", 1)  # fmt: skip
     done = subprocess.run(
-        [python, *words[:2], text], cwd=tmp_path, capture_output=True, text=True, timeout=50,
+        [python, *words[:2], text], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S,
         check=False,
     )  # fmt: skip
     assert (done.stderr, done.returncode) == ("", 0)

@@ -17,9 +17,9 @@ from distmagic.connection.certificate import one_time_secret
 from distmagic.errors import WorkerFailed
 from distmagic.transports.channel import LONGEST_LINE
 from tests.builders.dialling import HERE, places
+from tests.lab.waiting import HANG_S
 
 SECRET = SharedSecret(one_time_secret())
-SOON_S = 20.0
 
 
 def test_errors_in_words():
@@ -76,13 +76,13 @@ def test_an_error_of_any_length_is_told(letter):
         contextlib.closing(Meeting(first, SECRET)) as meeting,
         contextlib.closing(Following(second, SECRET, HERE)) as following,
     ):
-        following.come(1, "same", SOON_S)
-        meeting.gather(1, "same", SOON_S)
+        following.come(1, "same", HANG_S)
+        meeting.gather(1, "same", HANG_S)
         assert len(json.dumps(words)) < LONGEST_LINE * 3 / 4, "ranks have room, too"
         meeting.end_cell(1, lambda _: {"error": words})
         with ThreadPoolExecutor(1) as thread:
             outcome = thread.submit(following.outcome)
-            is_late = bool(wait([outcome], SOON_S).not_done)
+            is_late = bool(wait([outcome], HANG_S).not_done)
             meeting.close()  # which ends it in any case
         assert not is_late
         told = outcome.result()["error"]["message"]

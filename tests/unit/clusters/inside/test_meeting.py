@@ -25,10 +25,10 @@ from distmagic.connection.certificate import one_time_secret
 from distmagic.errors import SpecError, Unreachable
 from distmagic.transports.channel import Channel
 from tests.builders.dialling import HERE, dialled, places
-from tests.lab.waiting import wait_until
+from tests.builders.since import Since
+from tests.lab.waiting import HANG_S, wait_until
 
 SECRET = SharedSecret(one_time_secret())
-SOON_S = 20.0
 
 
 @contextlib.contextmanager
@@ -40,24 +40,24 @@ def met(
         contextlib.closing(Meeting(first, SECRET)) as meeting,
         contextlib.closing(Following(second, SECRET, HERE)) as following,
     ):
-        following.come(1, digest, SOON_S)
+        following.come(1, digest, HANG_S)
         yield meeting, following
 
 
 def test_a_node_comes_and_is_told_the_outcome():
     with met(*places()) as (meeting, following):
-        meeting.gather(1, "same", SOON_S)
+        meeting.gather(1, "same", HANG_S)
         meeting.end_cell(1, lambda node_rank: {"for": node_rank})
         assert following.outcome() == {"for": 1}
 
 
 def test_the_next_cell_waits_for_the_node_to_come_to_it():
     with met(*places()) as (meeting, following):
-        meeting.gather(1, "same", SOON_S)
+        meeting.gather(1, "same", HANG_S)
         with pytest.raises(Unreachable, match="node 1 of Slurm job 7 has not come"):
             meeting.gather(2, "next", 0.3)
-        following.come(2, "next", SOON_S)
-        meeting.gather(2, "next", SOON_S)
+        following.come(2, "next", HANG_S)
+        meeting.gather(2, "next", HANG_S)
 
 
 def test_a_node_that_comes_late_is_told_how_the_cell_ended():
@@ -67,10 +67,10 @@ def test_a_node_that_comes_late_is_told_how_the_cell_ended():
             meeting.gather(1, "same", 0.2)
         meeting.end_cell(1, lambda _: {"of": 1})
         with contextlib.closing(Following(second, SECRET, HERE)) as following:
-            following.come(1, "same", SOON_S)
+            following.come(1, "same", HANG_S)
             assert following.outcome() == {"of": 1}
-            following.come(2, "next", SOON_S)
-            meeting.gather(2, "next", SOON_S)
+            following.come(2, "next", HANG_S)
+            meeting.gather(2, "next", HANG_S)
             meeting.end_cell(2, lambda _: {"of": 2})
             assert following.outcome() == {"of": 2}
         assert [member.outcomes for member in meeting.members] == [{2: {"of": 2}}]
@@ -78,12 +78,12 @@ def test_a_node_that_comes_late_is_told_how_the_cell_ended():
 
 def test_a_node_whose_notebook_was_restarted_is_told_so():
     with met(*places()) as (meeting, following):
-        meeting.gather(1, "same", SOON_S)
+        meeting.gather(1, "same", HANG_S)
         for cell in (1, 2):
             meeting.end_cell(cell, lambda _: {})
-        following.come(2, "", SOON_S)
+        following.come(2, "", HANG_S)
         assert following.outcome() == {}
-        following.come(1, "same", SOON_S)
+        following.come(1, "same", HANG_S)
         assert following.outcome()["error"]["message"] == (
             "Node 0 has run 2 cells or scripts already, and this node begins anew."
         )
@@ -106,7 +106,7 @@ def test_a_node_that_runs_something_else_is_named():
         met(*places(), digest="other") as (meeting, _),
         pytest.raises(SpecError) as caught,
     ):
-        meeting.gather(1, "same", SOON_S)
+        meeting.gather(1, "same", HANG_S)
     assert str(caught.value) == (
         "n1: node 1 of Slurm job 7 runs another cell or script than node 0.\n"
         "Start the same file on all nodes, and let no cell depend on the node it runs on."
@@ -153,8 +153,8 @@ def test_a_name_that_resolves_late_is_waited_for(monkeypatch):
         contextlib.closing(Meeting(first, SECRET)) as meeting,
         contextlib.closing(Following(second, SECRET, "late")) as following,
     ):
-        following.come(1, "same", SOON_S)
-        meeting.gather(1, "same", SOON_S)
+        following.come(1, "same", HANG_S)
+        meeting.gather(1, "same", HANG_S)
     assert len(asked) > 2 * len(second.ports)
 
 
@@ -167,9 +167,9 @@ def test_a_wrong_secret_is_told_on_both_sides(monkeypatch):
         contextlib.closing(Meeting(first, SECRET)) as meeting,
         ThreadPoolExecutor(1) as thread,
     ):
-        coming = thread.submit(wrong.come, 1, "same", SOON_S)
+        coming = thread.submit(wrong.come, 1, "same", HANG_S)
         with pytest.raises(Unreachable) as caught:
-            meeting.gather(1, "same", SOON_S)
+            meeting.gather(1, "same", HANG_S)
         assert str(coming.exception()) == (
             "n0: node 0 of Slurm job 7 has another DISTMAGIC_SECRET than this node, 1.\n"
             "Set it to one value on all nodes."
@@ -183,13 +183,13 @@ def test_who_has_no_secret_is_told_nothing_and_holds_nobody_up():
     first, second = places()
     with (
         met(first, second) as (meeting, _),
-        socket.create_connection((HERE, meeting.port), SOON_S) as plain,
+        socket.create_connection((HERE, meeting.port), HANG_S) as plain,
     ):
         plain.sendall(b'{"node": 1, "for": "down"}\n')
         with contextlib.suppress(ConnectionResetError):
             said = plain.recv(1000)
             assert said[:1] in (b"", b"\x15"), "an alert of TLS, and nothing else"
-        meeting.gather(1, "same", SOON_S)
+        meeting.gather(1, "same", HANG_S)
 
 
 def test_a_client_of_tls_without_the_certificate_is_read_nothing_of():
@@ -217,7 +217,7 @@ def test_ports_of_a_job_that_somebody_else_has_are_passed_over(monkeypatch):
             stack.enter_context(socket.create_server((HERE, port)))
         meeting, _ = stack.enter_context(met(first, second))
         assert meeting.port in first.ports[3:]
-        meeting.gather(1, "same", SOON_S)
+        meeting.gather(1, "same", HANG_S)
 
 
 def test_no_free_port_is_told():
@@ -232,17 +232,17 @@ def test_no_free_port_is_told():
 
 def test_a_node_that_leaves_is_named_at_once():
     with met(*places()) as (meeting, following):
-        meeting.gather(1, "same", SOON_S)
+        meeting.gather(1, "same", HANG_S)
         following.close()
         began = time.monotonic()
         with pytest.raises(Unreachable, match="node 1 of Slurm job 7 has ended before"):
-            meeting.gather(2, "next", SOON_S)
-        assert time.monotonic() - began < SOON_S / 2
+            meeting.gather(2, "next", HANG_S)
+        assert time.monotonic() - began < HANG_S / 2
 
 
 def test_a_node_0_that_leaves_is_named_at_once():
     with met(*places()) as (meeting, following):
-        meeting.gather(1, "same", SOON_S)
+        meeting.gather(1, "same", HANG_S)
         meeting.close()
         with pytest.raises(Unreachable) as caught:
             following.outcome()
@@ -254,7 +254,7 @@ def test_a_node_0_that_leaves_is_named_at_once():
 def test_a_node_0_that_is_killed_is_named(monkeypatch):
     monkeypatch.setattr(following_module, "_AGAIN_S", 0.3)
     with met(*places()) as (meeting, following):
-        meeting.gather(1, "same", SOON_S)
+        meeting.gather(1, "same", HANG_S)
         (member,) = meeting.members
         monkeypatch.setattr(type(member.down), "tell", lambda *_, **__: None)
         meeting.close()
@@ -267,7 +267,7 @@ def test_a_node_0_that_is_killed_is_named(monkeypatch):
 
 def test_connections_that_break_are_made_again_and_the_cell_is_said_again():
     with met(*places()) as (meeting, following):
-        meeting.gather(1, "same", SOON_S)
+        meeting.gather(1, "same", HANG_S)
         (member,) = meeting.members
         before = member.up, member.down
         for channel in before:
@@ -275,7 +275,7 @@ def test_connections_that_break_are_made_again_and_the_cell_is_said_again():
         wait_until(
             lambda: member.is_there and member.up not in before, "the node to dial"
         )
-        meeting.gather(1, "same", SOON_S)
+        meeting.gather(1, "same", HANG_S)
         process = meeting.transport("n1").start(("cat",))
         process.write(b"over the new one\n")
         assert process.read() == b"over the new one\n"
@@ -310,13 +310,13 @@ def test_a_node_that_says_what_none_says_is_hung_up_on_and_named_and_the_others_
         contextlib.closing(Following(third, SECRET, HERE)) as good,
     ):
         for following in (bad, good):
-            following.come(1, "same", SOON_S)
-        meeting.gather(1, "same", SOON_S)
+            following.come(1, "same", HANG_S)
+        meeting.gather(1, "same", HANG_S)
         one, other = meeting.members
         bad._up._tls.sendall(line + b"\n")
         wait_until(lambda: one.has_misspoken, "the line to be read")
         for ask in (
-            lambda: meeting.gather(2, "next", SOON_S),
+            lambda: meeting.gather(2, "next", HANG_S),
             lambda: meeting.transport("n1"),
         ):
             with pytest.raises(Unreachable) as caught:
@@ -356,29 +356,20 @@ def test_a_node_that_begins_as_none_begins_is_named(hello):
     ):
         channel = Channel(following._connect(meeting.port))
         channel.tell(node=1, **hello)
-        assert channel.hear(SOON_S) is None, "it is hung up on"
+        assert channel.hear(HANG_S) is None, "it is hung up on"
         channel.close()
         with pytest.raises(Unreachable, match="node 1 of Slurm job 7 said what no"):
-            meeting.gather(1, "same", SOON_S)
+            meeting.gather(1, "same", HANG_S)
 
 
 def test_nothing_is_left_open():
-    older = set(threading.enumerate())  # of other tests, which may end now
-
-    def threads():
-        return {
-            one.name
-            for one in set(threading.enumerate()) - older
-            if one.name.startswith(("distmagic-meeting", "distmagic-f", "distmagic-m"))
-        }
-
-    before = set(os.listdir("/proc/self/fd"))
+    since = Since()
     with dialled() as transport:
         transport.start(("cat",)).close()
-    wait_until(lambda: not threads(), "the threads to end")
     wait_until(
-        lambda: set(os.listdir("/proc/self/fd")) <= before, "the descriptors to close"
+        lambda: not since.threads("distmagic-f", "distmagic-m"), "the threads to end"
     )
+    wait_until(lambda: not since.files(), "the descriptors to close")
 
 
 class SlowProof:
@@ -392,36 +383,29 @@ class SlowProof:
     def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
         if self.is_slow.is_set():
             self.is_waiting.set()
-            assert self.go_on.wait(SOON_S)
+            assert self.go_on.wait(HANG_S)
         return SECRET.wrap(plain)
 
 
 def test_a_node_that_leaves_while_it_dials_again_keeps_no_connection():
-    before = set(os.listdir("/proc/self/fd"))
-    older = set(threading.enumerate())  # of other tests, which may end now
+    since = Since()
     first, second = places()
     proof = SlowProof()
     following = Following(second, proof, HERE)
     with contextlib.closing(Meeting(first, SECRET)) as meeting:
-        following.come(1, "same", SOON_S)
-        meeting.gather(1, "same", SOON_S)
-        (serving,) = (
-            one
-            for one in set(threading.enumerate()) - older
-            if one.name == "distmagic-following"
-        )
+        following.come(1, "same", HANG_S)
+        meeting.gather(1, "same", HANG_S)
+        (serving,) = since.threads("distmagic-following")
         proof.is_slow.set()
         (member,) = meeting.members
         for channel in (member.up, member.down):
             channel.close()
-        assert proof.is_waiting.wait(SOON_S)
+        assert proof.is_waiting.wait(HANG_S)
         following.close()
         proof.go_on.set()
-        serving.join(SOON_S)
+        serving.join(HANG_S)
         assert not serving.is_alive()
-    wait_until(
-        lambda: set(os.listdir("/proc/self/fd")) <= before, "the descriptors to close"
-    )
+    wait_until(lambda: not since.files(), "the descriptors to close")
 
 
 def test_ranks_see_neither_the_secret_nor_the_log_in(monkeypatch):

@@ -25,9 +25,8 @@ from distmagic.connection.certificate import one_time_secret, shared_secret
 from distmagic.errors import SpecError, Unreachable
 from distmagic.remote.contact import mutual_tls
 from tests.builders.dialling import HERE, places
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
-SOON_S = 20.0
 FAKE = """#!{python}
 import base64, os, sys
 data = sys.stdin.buffer.read()
@@ -94,8 +93,8 @@ def test_nodes_meet_by_munge(munge, nodes):
         meeting_of(first) as meeting,
         contextlib.closing(Following(second, Munge(second), HERE)) as following,
     ):
-        following.come(1, "same", SOON_S)
-        meeting.gather(1, "same", SOON_S)
+        following.come(1, "same", HANG_S)
+        meeting.gather(1, "same", HANG_S)
         process = meeting.transport("n1").start(("cat",))
         process.write(b"by munge\n")
         assert process.read() == b"by munge\n"
@@ -128,7 +127,7 @@ def test_who_is_not_of_this_job_is_not_let_in(munge, nodes, monkeypatch, what):
 def test_what_is_no_credential_is_turned_away(munge, nodes):
     with (
         meeting_of(nodes[0]) as meeting,
-        socket.create_connection((HERE, meeting.port), SOON_S) as plain,
+        socket.create_connection((HERE, meeting.port), HANG_S) as plain,
     ):
         plain.sendall(b"GET / HTTP/1.0\n")
         with contextlib.suppress(ConnectionResetError):
@@ -139,19 +138,19 @@ def test_what_is_no_credential_is_turned_away(munge, nodes):
 @pytest.fixture
 def crowded(munge, nodes, monkeypatch) -> Iterator[Meeting]:
     """Node 0, at whose door more wait than it has room for, none of whom says anything."""
-    monkeypatch.setattr(mutual_tls, "HANDSHAKE_S", 4 * SOON_S)
+    monkeypatch.setattr(mutual_tls, "HANDSHAKE_S", 4 * HANG_S)
     with contextlib.ExitStack() as stack:
         meeting = stack.enter_context(meeting_of(nodes[0]))
         for _ in range(proofs._MOST_AT_ONCE + 1):
             where = (HERE, meeting.port)
-            stack.enter_context(socket.create_connection(where, SOON_S))
+            stack.enter_context(socket.create_connection(where, HANG_S))
         yield meeting
 
 
 def test_a_crowd_without_credentials_does_not_keep_a_node_out(crowded, nodes):
     with contextlib.closing(Following(nodes[1], Munge(nodes[1]), HERE)) as following:
-        following.come(1, "same", SOON_S)
-        crowded.gather(1, "same", SOON_S)
+        following.come(1, "same", HANG_S)
+        crowded.gather(1, "same", HANG_S)
 
 
 def test_a_crowd_at_the_door_does_not_hold_up_the_end(crowded, monkeypatch):
@@ -160,7 +159,7 @@ def test_a_crowd_at_the_door_does_not_hold_up_the_end(crowded, monkeypatch):
     wait_until(lambda: len(door._waiting) == proofs._MOST_AT_ONCE, "the crowd")
     began_s = time.monotonic()
     crowded.close()
-    assert time.monotonic() - began_s < SOON_S
+    assert time.monotonic() - began_s < HANG_S
 
 
 def test_what_unmunge_says():

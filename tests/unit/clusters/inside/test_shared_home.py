@@ -20,8 +20,8 @@ from distmagic.clusters.inside.meeting import Meeting
 from distmagic.clusters.inside.proof import SharedHome, SharedSecret, proof_of
 from distmagic.errors import SpecError, Unreachable
 from tests.builders.dialling import HERE, places
+from tests.lab.waiting import HANG_S
 
-SOON_S = 20.0
 MOUNTS = """\
 22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
 35 22 {device} / /home rw,relatime shared:1 - {type} filer:/home rw,vers=4.2
@@ -97,8 +97,8 @@ def test_nodes_meet_by_a_secret_that_only_their_user_can_read(meeting, nodes, ho
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     proof = SharedHome(nodes[1])
     with contextlib.closing(Following(nodes[1], proof, HERE)) as following:
-        following.come(1, "same", SOON_S)
-        meeting.gather(1, "same", SOON_S)
+        following.come(1, "same", HANG_S)
+        meeting.gather(1, "same", HANG_S)
         assert secrets_in(home) == [], "nobody needs it any more"
         process = meeting.transport("n1").start(("cat",))
         process.write(b"by a shared home\n")
@@ -146,11 +146,11 @@ def test_one_that_an_earlier_start_has_left_is_replaced(nodes, home, monkeypatch
         path.write_text(left)
         monkeypatch.setattr(following_module, "_WRONG_S", 0.5)
         with pytest.raises(Unreachable, match="another DISTMAGIC_SECRET"):
-            Following(nodes[1], proof, HERE).come(1, "same", SOON_S)
+            Following(nodes[1], proof, HERE).come(1, "same", HANG_S)
         path.write_text(now)
         with contextlib.closing(Following(nodes[1], proof, HERE)) as following:
-            following.come(1, "same", SOON_S)
-            meeting.gather(1, "same", SOON_S)
+            following.come(1, "same", HANG_S)
+            meeting.gather(1, "same", HANG_S)
 
 
 def test_a_node_0_that_ends_late_leaves_that_of_the_next(home):

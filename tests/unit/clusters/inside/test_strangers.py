@@ -22,27 +22,26 @@ from distmagic.connection.certificate import one_time_secret
 from distmagic.errors import Unreachable
 from distmagic.remote.contact import mutual_tls
 from tests.builders.dialling import HERE, places
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 SECRET = SharedSecret(one_time_secret())
-SOON_S = 20.0
 
 
 def scan(port: int) -> None:
     """Do to a port what scans, browsers and slow clients do."""
-    socket.create_connection((HERE, port), SOON_S).close()
-    with socket.create_connection((HERE, port), SOON_S) as plain:
+    socket.create_connection((HERE, port), HANG_S).close()
+    with socket.create_connection((HERE, port), HANG_S) as plain:
         plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
         with contextlib.suppress(ConnectionResetError):
             plain.recv(100)
     with (
-        socket.create_connection((HERE, port), SOON_S) as silent,
+        socket.create_connection((HERE, port), HANG_S) as silent,
         contextlib.suppress(ConnectionResetError),
     ):
         silent.recv(100)  # until the time for a handshake is over
     browser = ssl.create_default_context()
     with (
-        socket.create_connection((HERE, port), SOON_S) as plain,
+        socket.create_connection((HERE, port), HANG_S) as plain,
         pytest.raises(ssl.SSLCertVerificationError),
     ):
         browser.wrap_socket(plain, server_hostname="n0")
@@ -79,11 +78,11 @@ def test_a_wrong_secret_at_one_cell_does_not_count_at_the_next(monkeypatch):
     ):
         coming = thread.submit(wrong.come, 1, "same", 1.0)
         with pytest.raises(Unreachable) as caught:
-            meeting.gather(1, "same", SOON_S)
+            meeting.gather(1, "same", HANG_S)
         assert caught.value.hint == (
             "Somebody dialled without the right secret: set DISTMAGIC_SECRET to one value on all nodes."
         )
-        assert isinstance(coming.exception(SOON_S), Unreachable)
+        assert isinstance(coming.exception(HANG_S), Unreachable)
         with pytest.raises(Unreachable, match="has not come within") as caught:
             meeting.gather(2, "same", 1.0)
         assert caught.value.hint == (
@@ -107,7 +106,7 @@ def foreign_server(port: int, folder: Path) -> Iterator[None]:
             except OSError:
                 return  # closed
             with plain, contextlib.suppress(OSError):
-                plain.settimeout(SOON_S)
+                plain.settimeout(HANG_S)
                 tls.wrap_socket(plain, server_side=True).close()
 
     thread = threading.Thread(target=serve)
@@ -132,8 +131,8 @@ def test_a_server_of_something_else_at_one_of_the_ports_is_no_wrong_secret(
         with pytest.raises(Unreachable, match="has not answered node 1 within"):
             following.come(1, "same", 1.0)
         with contextlib.closing(Meeting(first, SECRET)) as meeting:
-            following.come(1, "same", SOON_S)
-            meeting.gather(1, "same", SOON_S)
+            following.come(1, "same", HANG_S)
+            meeting.gather(1, "same", HANG_S)
 
 
 def test_a_wrong_secret_that_was_mended_counts_no_longer(monkeypatch):
@@ -147,12 +146,12 @@ def test_a_wrong_secret_that_was_mended_counts_no_longer(monkeypatch):
         with contextlib.closing(
             Meeting(first, SharedSecret(one_time_secret()))
         ) as other:
-            coming = thread.submit(following.come, 1, "same", SOON_S)
+            coming = thread.submit(following.come, 1, "same", HANG_S)
             wait_until(lambda: other._arrivals.refused > 0, "the node to dial")
         wait_until(
             lambda: time.monotonic() > began_s + 2.5 or coming.done(),
             "the time for a wrong secret to be over",
         )
         with contextlib.closing(Meeting(first, SECRET)) as meeting:
-            meeting.gather(1, "same", SOON_S)
+            meeting.gather(1, "same", HANG_S)
             coming.result()

@@ -38,7 +38,7 @@ from tests.builders.logins import (
     Said,
     squeue,
 )
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +163,7 @@ def test_an_srun_that_hangs_is_given_up(login, made, monkeypatch):
             self.closed = threading.Event()
 
         def read(self, max_bytes: int = 65536) -> bytes:
-            self.closed.wait(60)
+            self.closed.wait(HANG_S)
             return b""
 
         def close(self) -> None:

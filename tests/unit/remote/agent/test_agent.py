@@ -30,6 +30,7 @@ from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol
 from tests.builders.agent_node import CHILD, JOB, LEASE_S, Node
 from tests.builders.messages import START
+from tests.lab.waiting import HANG_S
 
 MEMBERSHIP = protocol.Membership(
     secret="00",
@@ -657,7 +658,7 @@ def test_an_agent_that_breaks_down_takes_everything_along(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BREAKS_DOWN, LEAVES_AN_ORPHAN], input=protocol.encode(start), capture_output=True,
-        env={**os.environ, **marks}, timeout=50, check=False,
+        env={**os.environ, **marks}, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert done.stderr.decode().endswith("RuntimeError: broken\n")
     orphan = processes.read(int(done.stdout))

@@ -44,6 +44,7 @@ from distmagic.transports.local import LocalTransport
 from tests import REPOSITORY
 from tests.builders.messages import START
 from tests.lab import wait_until
+from tests.lab.waiting import HANG_S
 
 HELLO = p.Hello(protocol=p.PROTOCOL, job="j", node_rank=0, hostname="a", pid=7)
 FINAL = p.Final(reason="done")
@@ -706,9 +707,9 @@ def test_a_payload_that_waits_for_other_hosts_is_kept_from_those_who_clean_up(
         contact.stdin.flush()
         assert p.decode(contact.stdout.readline())[1] == p.MissingBlobs()
         os.utime(file, (1, 1))
-        wait_until(lambda: file.stat().st_mtime > 1, "the file to be touched", 20.0)
+        wait_until(lambda: file.stat().st_mtime > 1, "the file to be touched")
         contact.stdin.close()
-        assert contact.wait(20) == 0
+        assert contact.wait(HANG_S) == 0
 
 
 FLOODED = """
@@ -752,7 +753,7 @@ def test_a_job_starts_while_others_look_again_and_again_whether_it_is_there(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
         ) as contact:
             said, _ = contact.communicate(
-                p.encode(replace(START, job=job, node_rank=0)), timeout=30
+                p.encode(replace(START, job=job, node_rank=0)), timeout=HANG_S
             )
     finally:
         shutil.rmtree(places.run_dir(job, 0), ignore_errors=True)

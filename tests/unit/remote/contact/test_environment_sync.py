@@ -34,6 +34,7 @@ from distmagic.transports.local import LocalTransport
 from tests import REPOSITORY
 from tests.builders.wheels import wheel
 from tests.lab import wait_until
+from tests.lab.waiting import HANG_S
 
 Open = Callable[[], Link]
 
@@ -181,15 +182,15 @@ def test_of_two_notebooks_one_makes_the_environment_by_uv_and_the_other_waits(
     first, second = opened(), opened()
     request = p.SyncEnvironment(name="a", requirements=("alpha",))
     first.send(request)
-    wait_until((tmp_path / "uv-calls").exists, "uv", 60.0)
+    wait_until((tmp_path / "uv-calls").exists, "uv")
     waited: list[p.EnvironmentProgress] = []
     with ThreadPoolExecutor(1) as pool:
         second.send(request)
         other = pool.submit(heard, second, waited)
-        wait_until(lambda: len(waited) > 0, "a second one that waits", 60.0)
+        wait_until(lambda: len(waited) > 0, "a second one that waits")
         (tmp_path / "hold").unlink()
         progress, made = heard(first)
-        _, found = other.result(60)
+        _, found = other.result(HANG_S)
     assert (made.was_there, found.was_there) == (False, True)
     assert found.python == made.python
     assert {one.stage for one in waited} == {
@@ -218,10 +219,10 @@ def test_an_interrupt_ends_all_that_was_started_for_it(tmp_path, opened):
     )
     link = opened()
     link.send(p.SyncEnvironment(name="a", requirements=("alpha",)))
-    wait_until((tmp_path / "began").exists, "uv", 60.0)
-    wait_until(lambda: len(sleeping(mark)) == 2, "two processes", 60.0)
+    wait_until((tmp_path / "began").exists, "uv")
+    wait_until(lambda: len(sleeping(mark)) == 2, "two processes")
     link.close()
-    wait_until(lambda: not sleeping(mark), "their end", 60.0)
+    wait_until(lambda: not sleeping(mark), "their end")
     with pytest.raises(ConnectionLost):
         heard(link)
 

@@ -13,6 +13,7 @@ from distmagic.remote.engine import engine
 from distmagic.remote.wire import protocol
 from tests import REPOSITORY
 from tests.builders.messages import START
+from tests.lab.waiting import HANG_S
 
 
 def test_ranks_do_not_see_the_variables_of_the_one_task_around_them():
@@ -62,6 +63,6 @@ def test_torchrun_does_not_begin_when_its_agent_was_killed_meanwhile(marks):
     """Its ranks would reach no agent; it would start them again, and in the end close the others' rendezvous."""
     done = subprocess.run(
         [sys.executable, "-c", BEGINS_LATE], cwd=REPOSITORY, env={**os.environ, **marks}, capture_output=True,
-        text=True, timeout=50, check=False,
+        text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)

@@ -15,6 +15,7 @@ import pytest
 from distmagic.remote.contact import template_client
 from distmagic.remote.engine import forking
 from distmagic.remote.wire.protocol import TemplateRequest
+from tests.lab.waiting import HANG_S
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="hosts run Linux"
@@ -55,7 +56,7 @@ def forked(act: str, before: str = "") -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=HANG_S,
     )
 
 

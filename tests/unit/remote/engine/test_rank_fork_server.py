@@ -16,6 +16,7 @@ import pytest
 
 from distmagic.remote.engine import forking, process_title, rank_fork_server
 from distmagic.remote.system import processes
+from tests.lab.waiting import HANG_S
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="hosts run Linux"
@@ -51,7 +52,7 @@ def engine():
         child = rank_fork_server.ForkedProcess((), ranks.fork_rank({**os.environ, "NUMBER": str(number)}, 1, 2))
         if number == 3:
             child.send_signal(signal.SIGTERM)
-        told.append((child.pid, child.wait(20)))
+        told.append((child.pid, child.wait(60)))
     print(json.dumps({"engine": os.getpid(), "told": told}))
 
 def start():
@@ -80,7 +81,7 @@ def run_engine(program: str, tmp_path: Path) -> subprocess.CompletedProcess[str]
     )
     argv = [sys.executable, "-u", "-c", program, process_title.ROLE_PLACEHOLDER]
     return subprocess.run(
-        argv, env=env, capture_output=True, text=True, timeout=50, check=False
+        argv, env=env, capture_output=True, text=True, timeout=HANG_S, check=False
     )
 
 
@@ -125,7 +126,7 @@ def engine():
         except OSError as error:
             print(error)
         else:
-            print(child.wait(20) == -signal.SIGKILL)
+            print(child.wait(60) == -signal.SIGKILL)
 
 start()
 """
@@ -151,7 +152,7 @@ def test_a_child_is_waited_for_as_popen_does() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(0.01)
     child.terminate()
-    assert child.wait(10) == child.poll() == -15
+    assert child.wait(HANG_S) == child.poll() == -15
     child.kill()  # it has ended: nobody is hit
     sleeper.returncode = -15
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from distmagic.remote.keeper import hold, processes
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 _WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 
@@ -51,7 +51,7 @@ def test_it_goes_on_while_a_job_runs_and_ends_after_the_idle_time(
         wait_until(lambda: now_s > 0.5, "more than the idle time")
         assert holding.is_alive()
         process.communicate()
-    holding.join(30)
+    holding.join(HANG_S)
     assert not holding.is_alive()
     assert looks
     if not is_held:

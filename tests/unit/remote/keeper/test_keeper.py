@@ -22,7 +22,7 @@ from distmagic.remote.keeper import (
 from distmagic.remote.keeper.allocation_lease import LOOK_S, AllocationLease
 from distmagic.transports import Process, program_text
 from tests.builders.keepers import LocalKeeper
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="keepers run on Linux nodes"
@@ -90,9 +90,7 @@ def test_a_process_whose_usher_is_killed_ends_also_if_it_ignores_sigterm():
         pid = int(process.read())
         (step,) = node._local._processes._open
         os.kill(step.pid, signal.SIGKILL)
-        wait_until(
-            lambda: not is_alive(pid), "the process to be killed", keeper.KILL_S + 10
-        )
+        wait_until(lambda: not is_alive(pid), "the process to be killed")
 
 
 @pytest.mark.parametrize("what", ["a process", "one that ignores SIGTERM", "a lease"])
@@ -186,7 +184,7 @@ def test_a_warning_of_slurm_ends_nothing(name):
 def test_another_keeper_does_not_count_the_time():
     with LocalKeeper(leads=False, first_lease_s=0.1, lease_s=0.1, idle_s=0.1) as node:
         process = node.start(("sleep", "2.5"))
-        assert process.wait(20) == 0
+        assert process.wait(HANG_S) == 0
         assert node.process.poll() is None
 
 
@@ -220,7 +218,7 @@ def test_an_unused_allocation_ends_though_the_notebook_is_there():
 def test_a_job_that_runs_holds_the_allocation_without_a_notebook(monkeypatch):
     with LocalKeeper(first_lease_s=3, idle_s=3) as node:
         process = node.start(("env", "DISTMAGIC_JOB=7", "sleep", "6"))
-        assert process.wait(20) == 0, "the allocation ended below a job"
+        assert process.wait(HANG_S) == 0, "the allocation ended below a job"
         assert node.wait_ended() == 0
 
 
@@ -242,17 +240,17 @@ def test_the_lease_in_time():
 
 def test_a_folder_of_somebody_else_is_not_used():
     with LocalKeeper() as node:
-        assert node.start(("true",)).wait(20) == 0
+        assert node.start(("true",)).wait(HANG_S) == 0
         node.folder.chmod(0o755)
         process = node.usher({"argv": ["true"]}, patience_s=0.1)
-        assert process.wait(20) == usher.NO_KEEPER
+        assert process.wait(HANG_S) == usher.NO_KEEPER
         assert "is not this user's alone" in process.stderr()
 
 
 def test_an_usher_without_a_keeper_says_so():
     node = LocalKeeper()
     process = node.usher({"argv": ["true"]}, patience_s=0.1)
-    assert process.wait(20) == usher.NO_KEEPER
+    assert process.wait(HANG_S) == usher.NO_KEEPER
     assert (
         "distmagic: no keeper answers on here: No such file or directory"
         in process.stderr()
@@ -262,31 +260,31 @@ def test_an_usher_without_a_keeper_says_so():
 
 def test_a_second_keeper_of_the_same_node_leaves_it_to_the_first():
     with LocalKeeper() as node:
-        assert node.start(("true",)).wait(20) == 0
+        assert node.start(("true",)).wait(HANG_S) == 0
         again = LocalKeeper()
         again.job = node.job
         with again:
-            assert again.process.wait(20) == 0
+            assert again.process.wait(HANG_S) == 0
         assert node.start(("echo", "first")).read() == b"first\n"
 
 
 def test_what_is_no_request_ends_the_connection_and_not_the_keeper():
     with LocalKeeper() as node:
         for request in ({}, {"argv": "no list of words"}, {"argv": []}):
-            assert node.usher(request).wait(20) in (usher.NO_KEEPER, 126, 127)
+            assert node.usher(request).wait(HANG_S) in (usher.NO_KEEPER, 126, 127)
         assert node.start(("echo", "here")).read() == b"here\n"
 
 
 def test_what_a_killed_keeper_has_left_is_removed_by_the_next_one_on_the_node():
     name = f"here-{secrets.token_hex(4)}"
     with LocalKeeper(node=name) as dead:
-        assert dead.start(("true",)).wait(20) == 0
+        assert dead.start(("true",)).wait(HANG_S) == 0
         dead.process.kill()
-        dead.process.wait(20)
+        dead.process.wait(HANG_S)
     assert dead.folder.exists()
     with LocalKeeper(node=name) as alive, LocalKeeper(node=name) as node:
         for one in (alive, node):
-            assert one.start(("true",)).wait(20) == 0
+            assert one.start(("true",)).wait(HANG_S) == 0
         assert not dead.folder.exists()
         assert alive.folder.exists(), "it answers"
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.remote.records import journal, listing, places
+from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol as p
 from tests.builders.messages import START, TERMS
 
@@ -166,3 +168,20 @@ def test_what_can_not_be_read_just_now_is_not_taken_for_nothing(home, monkeypatc
     monkeypatch.setattr(os, "listdir", stale)
     with pytest.raises(OSError, match="Stale file handle"):
         listing.remove(START.job)
+
+
+def test_how_long_a_job_runs_does_not_follow_a_clock_that_is_set(home, monkeypatch):
+    """Of a job that runs its agent's own age counts, of another one the dates of its files."""
+    folder = noted(START)
+    (folder / journal.FILE).write_bytes(b"")
+    written = (folder / listing._WORK_DIR).stat().st_mtime
+    os.utime(folder / journal.FILE, (written + 90, written + 90))
+    monkeypatch.setattr(time, "time", lambda: written - 3600)
+    (over,) = listing.jobs()
+    assert over.age_s == pytest.approx(90)
+    own = processes.read(os.getpid())
+    monkeypatch.setattr(listing, "is_running", lambda *_: True)
+    monkeypatch.setattr(listing, "agent_of", lambda *_: own)
+    (runs,) = listing.jobs()
+    assert 0 < runs.age_s < 3600 * 24
+    assert runs.age_s == pytest.approx(processes.age_s(own), abs=5)

@@ -180,7 +180,8 @@ def is_dead(path: Path) -> bool:
     return path in places.dead_runs().get("1121-000000-test0000", ())
 
 
-@pytest.mark.parametrize(("age_s", "dead"), [(0, False), (3600, True)])
+# The last one is of before the clock was set back.
+@pytest.mark.parametrize(("age_s", "dead"), [(0, False), (3600, True), (-3600, True)])
 def test_a_run_whose_agent_is_gone(deserted, age_s, dead):
     listening(deserted).close()
     os.utime(deserted, (1, time.time() - age_s))

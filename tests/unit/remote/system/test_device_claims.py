@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -101,6 +102,21 @@ def contacts() -> Iterator[list[DeviceClaims]]:
 
 def jobs(before: tuple) -> list[tuple[str, bool]]:
     return [(claim.job, claim.is_held) for claim in before]
+
+
+def test_a_clock_that_is_set_back_changes_no_place_in_the_queue(
+    contacts, device, monkeypatch
+):
+    first, second, *_ = contacts
+    now = time.time()
+    assert first.take("j-1", (device,), waits=False) == ()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now - 3600)
+        patch.setattr(time, "time_ns", lambda: int((now - 3600) * 1e9))
+        assert jobs(second.take("j-2", (device,), waits=True)) == [("j-1", True)]
+        assert first.take("j-1", (device,), waits=False) == (), "it still has them"
+    (before,) = second.take("j-2", (device,), waits=True)
+    assert abs(before.since_s - now) < 60, "for people it is a date"
 
 
 def test_jobs_get_devices_in_the_order_in_which_they_asked(contacts, device):

@@ -17,6 +17,7 @@ from distmagic.remote.agent.termination import Termination
 from distmagic.remote.system import exit_codes, memory, processes
 from distmagic.remote.system.processes import ProcessInfo
 from tests import REPOSITORY
+from tests.lab.waiting import HANG_S
 
 ROOT = REPOSITORY
 WAIT = "import sys; print('up', flush=True); sys.stdin.read()"  # lives until its stdin is closed
@@ -159,7 +160,7 @@ sys.stdin.read()
 os._exit(0)
 """
     )
-    out, _ = child.communicate(timeout=30)
+    out, _ = child.communicate(timeout=HANG_S)
     assert (out, child.returncode) == ("", 0)
 
 
@@ -179,7 +180,7 @@ os.wait()
 os._exit(0)
 """
     )
-    out, _ = child.communicate(timeout=30)
+    out, _ = child.communicate(timeout=HANG_S)
     assert (out, child.returncode) == ("lives\n", 0)
 
 
@@ -200,7 +201,7 @@ if os.fork() == 0:
 os._exit(0)
 """
     )
-    out, _ = child.communicate(timeout=30)
+    out, _ = child.communicate(timeout=HANG_S)
     assert (out, child.returncode) == ("", 0)
 
 
@@ -243,7 +244,7 @@ print(json.dumps([orphan, tree, lived, before, end.has_begun, end.is_done, end.s
 """
     )
     orphan, tree, lived, before, begun, done, survivors, reaped, again = json.loads(
-        child.communicate(timeout=30)[0]
+        child.communicate(timeout=HANG_S)[0]
     )
     assert (tree, lived) == ([orphan], [orphan])
     assert (before, begun, done, survivors) == (False, True, True, [])

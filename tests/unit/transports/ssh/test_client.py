@@ -13,6 +13,7 @@ from distmagic.transports.ssh import client as ssh_client
 from distmagic.transports.ssh.known_hosts import Dialled
 from distmagic.transports.ssh.process import SshProcess
 from distmagic.transports.troubles import Trouble
+from tests.lab.waiting import HANG_S
 
 
 class _EndsWhileReading:
@@ -40,7 +41,7 @@ def test_a_connection_that_ends_while_stderr_is_read_makes_no_noise(
     monkeypatch.setattr(threading, "excepthook", noise.append)
     process = SshProcess(_EndsWhileReading(), "gpu-a", (EOFError,))  # type: ignore[arg-type]
     assert process.wait(10.0) is None
-    process._drainer.join(10.0)
+    process._drainer.join(HANG_S)
     assert process.stderr() == "half a sen"
     assert noise == []
 

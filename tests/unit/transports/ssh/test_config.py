@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pwd
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,8 +18,9 @@ from distmagic.transports.ssh.config_lines import read_lines
 @pytest.fixture
 def dot_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("USER", "me")
-    monkeypatch.setenv("LOGNAME", "me")
+    me = SimpleNamespace(pw_name="me", pw_dir=str(tmp_path))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: me)
+    monkeypatch.setenv("USER", "another")
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     folder = tmp_path / ".ssh"
     folder.mkdir()
@@ -230,7 +233,8 @@ def test_keys_behind_a_library_are_named(dot_ssh: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "Port ssh\n",
+        "Port nonsense\n",
+        "ConnectTimeout soon\n",
         "Port 70000\n",
         "ProxyJump a:b:c\n",
     ],

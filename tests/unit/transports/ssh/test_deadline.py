@@ -5,29 +5,24 @@ from __future__ import annotations
 import threading
 
 from distmagic.transports.ssh.deadline import Deadline
-from tests.lab.waiting import wait_until
+from tests.builders.since import Since
+from tests.lab.waiting import HANG_S, wait_until
 
 
 def test_a_deadline_expires_once() -> None:
     expired = threading.Event()
     with Deadline(0.05, expired.set) as deadline:
-        assert expired.wait(10)
+        assert expired.wait(HANG_S)
         assert deadline.expired
         assert deadline.remaining() == 0
 
 
 def test_a_deadline_that_is_kept_never_fires() -> None:
     expired = threading.Event()
-    older = set(threading.enumerate())  # of other tests, which may end now
+    since = Since()
     with Deadline(60, expired.set) as deadline:
         pass
-    wait_until(
-        lambda: all(
-            one.name != "distmagic-deadline"
-            for one in set(threading.enumerate()) - older
-        ),
-        "the end of its thread",
-    )
+    wait_until(lambda: not since.threads("distmagic-deadline"), "the end of its thread")
     assert not expired.is_set()
     assert not deadline.expired
 
@@ -39,4 +34,4 @@ def test_a_pause_is_not_counted() -> None:
             assert not expired.wait(1.5)
         assert not deadline.expired
         assert 0 < deadline.remaining() <= 1.2
-        assert expired.wait(10)
+        assert expired.wait(HANG_S)

@@ -8,7 +8,7 @@ here decides what a run does next, and no module here knows of more than one job
     opening.py        opens one: starts Python on the host, sends the bundle, takes the facts
     time_limits.py    what happens when a time is up, from one thread for all links
     limits.py         a limit for each field of what a host may send; whatever hosts send is read through it
-    capacity.py       whether this machine's limits leave room for so many hosts
+    capacity.py       raises the limit of open files for so many hosts
     connections.py    the kernel's open connections, one for each host; the only place that connects
     idle_links.py     links that no run uses; they renew what hosts keep loaded
     lease_keeper.py   renews the lease of a job over the links to its hosts

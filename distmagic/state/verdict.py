@@ -228,7 +228,7 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
             where = f"A process of it was killed: {ended.meaning}.\n{where}"
         return WorkerFailed(what, where, ended.failure.traceback)
     how = _how(ended.code, ended.meaning)
-    if memory.REACHED in ended.meaning or memory.OF_HOST in ended.meaning:
+    if memory.REACHED in ended.meaning or memory.HOST_WIDE in ended.meaning:
         where = _joined(_host_peak(state, worker), where)
     return WorkerFailed(
         f"{worker.label} {how}.", _with_last_lines(state, worker.rank, where)

@@ -76,7 +76,7 @@ class Agent:
             self.journal, self.selector, clock, self._handle, self._notice_once
         )
         self.engine_pid = 0
-        self.engine: tuple[processes.ProcessInfo | None, memory.Cgroup]
+        self.engine_cgroup: memory.Cgroup
         self.hardware: HardwareWatch
         self.engine_code: int | None = None  # torchrun's exit code, None while it runs
         self.reason: StopReason | Literal["done"] = "done"  # goes into `Final`
@@ -129,7 +129,7 @@ class Agent:
             self.start.torchrun, self.start.cwd, env, self.umask
         )
         _raise_descriptor_limit()  # only now: torchrun and its ranks have inherited the user's own limit
-        self.engine = processes.read(self.engine_pid), memory.Cgroup(self.engine_pid)
+        self.engine_cgroup = memory.Cgroup(self.engine_pid)
         self.hardware = HardwareWatch(env.get("CUDA_VISIBLE_DEVICES"))
         self.rank_table.add_stream(
             RankStream(out, self.folder, -1, "stdout", self.clock())
@@ -376,7 +376,7 @@ class Agent:
             return
         self.engine_code = 0 if self.has_left_barrier else exit_codes.code_of(status)
         if exit_codes.is_kill(self.engine_code):
-            why = self.rank_table.memory.why(*self.engine)
+            why = self.rank_table.memory.why(self.engine_cgroup)
             if why:
                 self.journal.add(
                     protocol.Notice(text=f"its torchrun was killed: {why}")

@@ -114,12 +114,10 @@ class RankProcess:
     def find_end(self, watch: memory.Watch) -> protocol.Ended | None:
         """Return how the rank ended; None while it runs, and where only torchrun can know."""
         if self.ended is not None:
-            return explained(self.ended, lambda: watch.why(None, self.cgroup))
+            return explained(self.ended, lambda: watch.why(self.cgroup))
         now = processes.read(self.hello.pid)
         if now is None or self.process is None or now.started != self.process.started:
             return None  # torchrun has reaped it: the exit code is in torchrun's report
-        # With the name that it has by now: torch changes it, and the kernel's log has the latest.
-        self.process = now
         if now.state not in "ZX":
             return None
         # A zombie whose parent is not torchrun any more says nothing by its exit code: PR_SET_PDEATHSIG killed it because
@@ -129,13 +127,13 @@ class RankProcess:
         return self.end_by_code(exit_codes.code_of(now.exit_status), watch)
 
     def end_by_code(self, code: int, watch: memory.Watch) -> protocol.Ended:
-        """Return an end made from an exit code. Of a killed process `watch` may know that memory ran out."""
+        """Return an end made from an exit code. `watch` gives the reason where memory ran out."""
         outcome = exit_codes.outcome_of(code)
         if self.is_replaced and code < 0:
             outcome = "replaced"
         out_of_memory = ""
         if exit_codes.is_kill(code):
-            out_of_memory = watch.why(self.process, self.cgroup)
+            out_of_memory = watch.why(self.cgroup)
         return protocol.Ended(
             rank=self.hello.rank,
             restart=self.hello.restart,

@@ -171,15 +171,7 @@ class Connections:
 def _opened(
     host: Host, transport: Transport, access: Access, python: str, bundle: LocalBlob
 ) -> Link:
-    return open_link(
-        host,
-        transport,
-        python,
-        bundle,
-        access.before_python,
-        access.setup_line,
-        access.exec_prefix,
-    )
+    return open_link(host, transport, python, bundle, access)
 
 
 def _key(host: Host, access: Access) -> _Key:

@@ -50,6 +50,7 @@ class Link:
     ) -> None:
         self.host = host
         self.transport = transport
+        self.by_hand = host.by_hand()
         self._process = process
         self._lines = Lines()
         self._writing = threading.Lock()
@@ -84,7 +85,7 @@ class Link:
                 raise Unreachable(
                     name,
                     f"connected, but {what} within {timeout_s:g} s.",
-                    f"Is the machine overloaded, or its home directory's file server down? Try: {self.host.by_hand} true",
+                    f"Is the machine overloaded, or its home directory's file server down? Try: {self.by_hand} true",
                 ) from None
             raise
         finally:

@@ -11,6 +11,7 @@ from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol
 from distmagic.request.command_prefix import SETUP_LIMIT_S, interpreter_words
 from distmagic.request.hosts import Host
+from distmagic.request.spec import Access
 from distmagic.transports import Process, Transport
 
 _NOISE_BYTES = 1 << 20  # of log-in banners before our first line
@@ -21,22 +22,22 @@ def open_link(
     transport: Transport,
     python: str,
     bundle: LocalBlob,
-    before_python: tuple[str, ...] = (),
-    setup_line: bytes = b"",
-    exec_prefix: str = "",
+    access: Access | None = None,
 ) -> Link:
     """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`.
 
-    `before_python` are words in front of the Python on its command line, and read the `setup_line` first. `exec_prefix`
-    is that part of them which is a program, for messages.
+    `access` has what stands before the Python on its command line.
     """
-    words = (*before_python, *interpreter_words(python))
+    access = access or Access()
+    words = (*access.before_python, *interpreter_words(python))
     process = transport.start((*words, "-u", "-c", boot.BOOTSTRAP))
     link = Link(host, process, transport)
+    client = (access.ssh_command or "ssh").strip().partition(" ")[0]
+    link.by_hand = host.by_hand(f"{client} {access.ssh_options}".strip())
     link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
     try:
-        with link.bounded(BOOT_TIMEOUT_S + (SETUP_LIMIT_S if setup_line else 0)):
-            _boot(link, process, python, bundle, setup_line, exec_prefix)
+        with link.bounded(BOOT_TIMEOUT_S + (SETUP_LIMIT_S if access.setup_line else 0)):
+            _boot(link, process, python, bundle, access)
             link.facts = link.answer(protocol.Facts)
     except BaseException:
         link.close()
@@ -49,14 +50,13 @@ def _boot(
     process: Process,
     python: str,
     bundle: LocalBlob,
-    setup_line: bytes,
-    exec_prefix: str,
+    access: Access,
 ) -> None:
     try:
-        link.write(setup_line + boot.program(bundle.blob.sha256))
+        link.write(access.setup_line + boot.program(bundle.blob.sha256))
         reply = _boot_reply(link)
     except ConnectionLost:  # it may end even before anything can be sent
-        raise _no_python(link, process, python, exec_prefix) from None
+        raise _no_python(link, process, python, access.exec_prefix) from None
     name = link.host.name
     preflight.check_system(name, reply.system)
     link.python = reply.python
@@ -97,7 +97,6 @@ def _no_python(
         return ConnectionLost(f"{link.host.name}: the connection was closed.")
     code = process.wait(2.0)
     stderr = " ".join(process.stderr().split())
-    host = link.host
     return preflight.no_python(
-        host.name, python, code, stderr, host.by_hand, exec_prefix
+        link.host.name, python, code, stderr, link.by_hand, exec_prefix
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -48,14 +49,26 @@ class Host:
             and not self.allocation
         )
 
-    @property
-    def by_hand(self) -> str:
-        """The command that runs a program there by hand, to which the program is added."""
+    def by_hand(self, client: str = "ssh") -> str:
+        """Return the command that runs a program there by hand, to which the program is added.
+
+        `client` is the ssh program with its options.
+        """
+        if self.is_local:
+            return "env"
         if self.allocation.startswith(INSIDE):
             return f"on {self.name}:"
         if self.allocation and not self.allocation.startswith(SKY):
             return f"srun --jobid={self.allocation.rpartition(':')[2]} --overlap -N1 -n1 -w {self.name}"
-        return f"ssh {self.name}"
+        return f"{client} {self.login}"
+
+    @property
+    def login(self) -> str:
+        """What was typed of the host, as ssh takes it: `-p 2222 me@gpu-a`."""
+        port = "" if self.port is None else f"-p {self.port} "
+        return port + shlex.quote(
+            f"{self.user}@{self.name}" if self.user else self.name
+        )
 
     def __str__(self) -> str:
         return self.name

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import numbers
+import os
 import re
 import reprlib
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -305,6 +307,18 @@ class Access:
     def setup_line(self) -> bytes:
         """The line that these words read first, b"" for none."""
         return setup_line(self.setup)
+
+    @property
+    def ssh_options(self) -> str:
+        """Options by which an ssh program on the command line reaches the same hosts, each followed by a blank.
+
+        A jump host is written as ssh-copy-id takes it, too.
+        """
+        _, blank, options = (self.ssh_command or "").strip().partition(" ")
+        options = options.replace("-J ", "-o ProxyJump=") + blank
+        if self.ssh_config is not None:
+            options += f"-F {shlex.quote(os.path.expanduser(self.ssh_config))} "
+        return options
 
     def python_of(self, name: str) -> str | None:
         """Return the interpreter chosen for host `name`, or None."""

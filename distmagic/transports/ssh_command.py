@@ -184,6 +184,7 @@ def connect(
         trouble = ssh_words.trouble(said, host, access.connect_timeout_s, file)
         if pins is not None and trouble.kind is HostKeyError:
             trouble = troubles.other_host_key(host.name, "the key it shows", pins)
+        trouble.log_in_by(access.ssh_options + host.login)
         raise trouble.for_host(host.name)
     return transport
 

@@ -83,9 +83,8 @@ def _revoked(stderr: _Stderr) -> Trouble:
 
 def _denied(stderr: _Stderr) -> Trouble:
     accepts = tuple(stderr.found["methods"].split(","))
-    login = stderr.where.replace(" port ", " -p ")
     refusal = troubles.not_accepted(
-        stderr.where, stderr.found["user"] or "", login, ("what ssh offers",), accepts
+        stderr.where, stderr.found["user"] or "", ("what ssh offers",), accepts
     )
     hint = refusal.hint
     if "keyboard-interactive" in accepts or "password" in accepts:

@@ -21,6 +21,9 @@ KEPT_NOWHERE = (
 )
 
 
+LOGIN = "{login}"  # stands in a hint for ssh's words to the host, which are known where it is dialled
+
+
 class Trouble(Exception):
     """A `HostError` that does not know its host yet."""
 
@@ -29,6 +32,10 @@ class Trouble(Exception):
         self.kind = kind
         self.message = message[:_MOST_CHARS]
         self.hint = hint
+
+    def log_in_by(self, words: str) -> None:
+        """Put ssh's words to the host into the hint."""
+        self.hint = self.hint.replace(LOGIN, words)
 
     def for_host(self, name: str) -> HostError:
         """Return the error as the user meets it."""
@@ -74,7 +81,7 @@ def not_ssh(where: str, why: str = "") -> Trouble:
 
 def broken(where: str, why: str) -> Trouble:
     """The connection ended or failed while it was being made."""
-    hint = "Try `ssh -v` to the same host; with a configuration that paramiko can't do, use --ssh-command ssh."
+    hint = f"With a configuration that paramiko can't do, use --ssh-command ssh. Try: ssh -v {LOGIN}"
     return Trouble(
         Unreachable, f"the connection to {where} failed: {why.rstrip('.')}.", hint
     )
@@ -112,12 +119,12 @@ def of_socket(where: str, error: OSError, seconds: float) -> Trouble:
 
 
 def unknown_host_key(
-    where: str, known_as: str, hostname: str, port: int, key: str, file: str
-) -> Trouble:
+    where: str, known_as: str, hostname: str, port: int, key: str, file: str, *, is_direct: bool = True
+) -> Trouble:  # fmt: skip
     """No known_hosts line says whether `key` (type and SHA256 fingerprint, or "it") is this host's.
 
     `known_as` is the name in known_hosts, `hostname` and `port` are what is dialled. `file` is for new keys, "" where the
-    configuration keeps none.
+    configuration keeps none. `is_direct`: it is dialled from here, as ssh-keyscan does.
     """
     message = (
         f"the host key of {where} is not known: {key} is in no line for {known_as}."
@@ -128,11 +135,11 @@ def unknown_host_key(
     hint = (
         f"Compare the fingerprint with the one its administrator gives you; then trust it:\n"
         f"  ssh-keyscan {at}{shlex.quote(hostname)} >> {tilde(file)}\n"
-        f"or log in there once with ssh, which asks and remembers."
+        f"or log in there once, which asks and remembers: ssh {LOGIN}"
     )
     alias = hostname if port == 22 else f"[{hostname}]:{port}"
-    if known_as != alias:
-        hint = f"Log in there once with ssh, which asks and remembers; compare the fingerprint then. It goes to {file}."
+    if known_as != alias or not is_direct:
+        hint = f"Log in there once, which asks and remembers (in {file}); compare the fingerprint then: ssh {LOGIN}"
     return Trouble(HostKeyError, message, hint)
 
 
@@ -166,7 +173,7 @@ def changed_host_key(
     hint = (
         f"Somebody may be listening in, or the machine was set up anew. Ask its administrator; if the key is right:\n"
         f"  ssh-keygen -R {shlex.quote(known_as)} -f {tilde(file)}\n"
-        f"and log in there once with ssh, which asks and remembers."
+        f"and log in there once, which asks and remembers: ssh {LOGIN}"
     )
     return Trouble(
         HostKeyError,
@@ -209,11 +216,11 @@ def _see_agent(agent: str) -> str:
 
 
 def not_accepted(
-    where: str, user: str, login: str, tried: tuple[str, ...], accepts: tuple[str, ...], agent: str = ""
+    where: str, user: str, tried: tuple[str, ...], accepts: tuple[str, ...], agent: str = ""
 ) -> Trouble:  # fmt: skip
-    """The server refused whatever we had. `login` are ssh's arguments for this host, `agent` is one that is out of order."""
+    """The server refused whatever we had. `agent` is one that is out of order, "" for none."""
     had = "; ".join(tried) or "nothing, because there was no key to try"
-    hint = f"Check the user name, and put your public key there: ssh-copy-id {login}"
+    hint = f"Check the user name, and put your public key there: ssh-copy-id {LOGIN}"
     if agent:
         hint = _see_agent(agent)
     if "gssapi-with-mic" in accepts and "publickey" not in accepts:

@@ -172,6 +172,6 @@ def test_a_run_is_inside_of_what_starts_its_python(ended):
         "dm1: /home/node/no-such-program exec python3 ended before it said anything (exit code 127: "
     )
     assert error.hint == (
-        "Try by hand: ssh dm1 /home/node/no-such-program exec python3 -c 'import sys'"
+        f"Try by hand: ssh -F {ended.ssh_config} dm1 /home/node/no-such-program exec python3 -c 'import sys'"
     )
     assert os.linesep not in error.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import socket
 import subprocess
@@ -194,6 +195,24 @@ def test_unknown_host_key(
     ssh.connect(home.host(session_server), home.access, NoAsker()).close()
 
 
+@pytest.mark.needs("sshd")
+def test_an_unknown_key_behind_a_jump_host_is_not_looked_for_from_here(
+    home: Home, server: Sshd
+) -> None:
+    home.configure(
+        f"Host inner\n  HostName localhost\n  ProxyJump 127.0.0.1:{server.port}\n"
+    )
+    with pytest.raises(HostKeyError) as caught:
+        ssh.connect(Host(name="inner", port=server.port), home.access, NoAsker())
+    assert "keyscan" not in caught.value.hint
+    assert (
+        f"ssh -F {home.config} -p {server.port} root@inner".replace(
+            "root", getpass.getuser()
+        )
+        in caught.value.hint
+    )
+
+
 def fingerprint_of(server: Sshd, tmp_path: Path) -> str:
     (tmp_path / "host.pub").write_text(server.host_keys[0])
     shown = subprocess.run(
@@ -248,7 +267,9 @@ def test_wrong_key(home: Home, server: Sshd, failure: Connect, tmp_path: Path) -
     assert type(error) is AuthenticationError
     assert f"127.0.0.1 port {server.port} did not let in user me." in error.message
     assert error.message.endswith("It accepts: publickey.")
-    assert "ssh-copy-id" in error.hint
+    host = replace(home.host(server), user="typed")
+    command = f"ssh-copy-id -F {home.config} -p {server.port} typed@127.0.0.1"
+    assert command in failure(host, home).hint
 
 
 @pytest.mark.quick

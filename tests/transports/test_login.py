@@ -318,7 +318,7 @@ def test_a_wrong_key_is_named(home: Home, server: Sshd, tmp_path: Path) -> None:
         f"127.0.0.1: 127.0.0.1 port {server.port} did not let in user me. Tried: key {other}. It accepts: publickey."
     )
     assert error.hint == (
-        f"Check the user name, and put your public key there: ssh-copy-id -p {server.port} me@127.0.0.1"
+        f"Check the user name, and put your public key there: ssh-copy-id -F {home.config} -p {server.port} me@127.0.0.1"
     )
 
 

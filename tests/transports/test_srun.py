@@ -162,4 +162,4 @@ def test_the_name_of_a_node_is_another_place_in_another_allocation() -> None:
         Host(name="a1", allocation=f"here:slurm:{job}") for job in (17, 18)
     )
     assert first != second
-    assert first.by_hand == "srun --jobid=17 --overlap -N1 -n1 -w a1"
+    assert first.by_hand() == "srun --jobid=17 --overlap -N1 -n1 -w a1"

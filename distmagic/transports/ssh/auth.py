@@ -69,13 +69,9 @@ class LogIn:
             raise self._refusal(accepts)
 
     def _refusal(self, accepts: tuple[str, ...]) -> troubles.Trouble:
-        resolved = self.resolved
-        port = f"-p {resolved.port} " if resolved.port != 22 else ""
-        login = f"{port}{resolved.user}@{resolved.name}"
         return troubles.not_accepted(
             self.session.where,
-            resolved.user,
-            login,
+            self.resolved.user,
             tuple(self.tried),
             accepts,
             str(self.agent.path) if self.agent.trouble else "",

@@ -335,6 +335,9 @@ _KINDS = (
 )
 
 
+_NO_KEY = (paramiko.SSHException, StopIteration, ValueError, UnsupportedAlgorithm)
+
+
 class WrongPassphrase(Exception):
     """The key is encrypted and the passphrase is missing or wrong."""
 
@@ -358,12 +361,7 @@ def load_key(path: str, passphrase: str | None) -> SshKey:
         inner = kind.from_private_key(io.StringIO(data.decode()), password)
     except TypeError as error:  # "password-protected, but password was not provided"
         raise WrongPassphrase from error
-    except (
-        paramiko.SSHException,
-        StopIteration,
-        ValueError,
-        UnsupportedAlgorithm,
-    ) as error:
+    except _NO_KEY as error:
         if passphrase is not None:
             raise WrongPassphrase from error
         raise UnusableKey("no private key that paramiko can use") from error

@@ -134,6 +134,7 @@ class Dialled:
     """The server whose key is checked. `where` are words, `names` are from `names_of`.
 
     `file` is for new keys, "" where none is kept. `is_pinned`: the first key that is seen is trusted: see pins.py.
+    `is_direct`: it is dialled from here.
     """
 
     where: str
@@ -142,6 +143,7 @@ class Dialled:
     names: tuple[str, ...]
     file: str
     is_pinned: bool = False
+    is_direct: bool = True
 
 
 def check(
@@ -170,7 +172,13 @@ def check(
                 server.where, seen, known.file, known.line
             )
     raise troubles.unknown_host_key(
-        server.where, server.names[0], server.hostname, server.port, seen, server.file
+        server.where,
+        server.names[0],
+        server.hostname,
+        server.port,
+        seen,
+        server.file,
+        is_direct=server.is_direct,
     )
 
 

@@ -22,6 +22,7 @@ from distmagic.transports.ssh.agent import KeyAgent
 from distmagic.transports.ssh.auth import LogIn
 from distmagic.transports.ssh.client import SshSession
 from distmagic.transports.ssh.config import Resolved, resolve
+from distmagic.transports.ssh.config_lines import SSH_PORT
 from distmagic.transports.ssh.deadline import Deadline
 from distmagic.transports.ssh.process import SshProcess
 from distmagic.transports.ssh.streams import ProxyProcess, Stream, dial, run_proxy
@@ -135,10 +136,20 @@ class _Attempt:
 
     def run(self) -> tuple[SshSession, list[_Closable]]:
         """Return the session, and what is to be closed with it. Raises `Trouble` or what the asker raises."""
-        if self.resolved.proxy_command is None:
-            return self._connected()
-        with connecting_program:
-            return self._connected()
+        try:
+            if self.resolved.proxy_command is None:
+                return self._connected()
+            with connecting_program:
+                return self._connected()
+        except troubles.Trouble as trouble:
+            resolved = self.resolved
+            host = Host(
+                name=resolved.name,
+                user=resolved.user,
+                port=resolved.port if resolved.port != SSH_PORT else None,
+            )
+            trouble.log_in_by(self.access.ssh_options + host.login)
+            raise
 
     def _connected(self) -> tuple[SshSession, list[_Closable]]:
         seconds = min(
@@ -183,6 +194,7 @@ class _Attempt:
             names=names,
             file=known_hosts.file_for_new_keys(resolved.user_known_hosts),
             is_pinned=self.is_pinned,
+            is_direct=not resolved.jumps and resolved.proxy_command is None,
         )
         self._handshake(session, server, keys)
         self.agent = KeyAgent(resolved.identity_agent)

@@ -48,7 +48,7 @@ def test_a_cluster_is_its_hosts(skypilot: Sky):
     hosts = made.wait(ASKER, told.append)
     assert [host.name for host in hosts] == ["mine", "mine-worker1"]
     assert {host.allocation for host in hosts} == {made.name}
-    assert [host.by_hand for host in hosts] == ["ssh mine", "ssh mine-worker1"]
+    assert [host.by_hand() for host in hosts] == ["ssh mine", "ssh mine-worker1"]
     assert told == ["Asking SkyPilot how the cluster mine stands."]
     assert skypilot.asked == ["status --output json"]
     assert made.wait(ASKER, told.append) == hosts

@@ -24,6 +24,8 @@ from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol as p
 from distmagic.request.command_prefix import NO_ENVIRONMENT
+from distmagic.request.hosts import Host
+from distmagic.request.spec import Access
 from tests.builders.links import HOST, FakeProcess, FakeTransport, lines, reply
 from tests.builders.plans import FACTS
 
@@ -132,8 +134,25 @@ def test_a_program_or_an_image_around_python_that_is_not_there(
     process = FakeProcess(code=code, stderr=said)
     prefix = "apptainer exec a.sif"
     with pytest.raises(PreflightError) as caught:
-        open_link(HOST, FakeTransport(process), "python3", bundle, exec_prefix=prefix)
+        open_link(
+            HOST,
+            FakeTransport(process),
+            "python3",
+            bundle,
+            Access(exec_prefix=prefix),
+        )
     golden(caught.value)
+
+
+def test_a_command_to_try_has_all_that_was_typed(bundle):
+    host = Host(name="gpu-a", user="me", port=2222)
+    way = Access(ssh_config="/home/my files/ssh", ssh_command="ssh -J ops@bastion")
+    process = FakeProcess(code=1, stderr="no module")
+    with pytest.raises(PreflightError) as caught:
+        open_link(host, FakeTransport(process), "python3", bundle, way)
+    assert caught.value.hint == (
+        "Try by hand: ssh -o ProxyJump=ops@bastion -F '/home/my files/ssh' -p 2222 me@gpu-a python3 -c 'import sys'"
+    )
 
 
 def test_a_setup_that_fails_on_a_host(bundle, golden):

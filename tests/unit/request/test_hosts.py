@@ -51,6 +51,22 @@ def test_a_host(text, host):
 
 
 @pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("gpu-a:4", "ssh gpu-a"),
+        ("me@gpu-a:2222:2", "ssh -p 2222 me@gpu-a"),
+        ("gpu-a:22", "ssh -p 22 gpu-a"),
+        ("corp\\me@gpu-a", "ssh 'corp\\me@gpu-a'"),
+        ("[fe80::1%eth0]:22", "ssh -p 22 fe80::1%eth0"),
+        ("localhost", "env"),
+        ("me@localhost", "ssh me@localhost"),
+    ],
+)
+def test_the_command_by_hand_has_all_that_was_typed(text, command):
+    assert parse_host(text).by_hand() == command
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

@@ -11,7 +11,7 @@ from typing import Any
 from distmagic import render
 from distmagic.render.screen import UserRequest
 from distmagic.screens import page_requests, reloaded_pages, widget
-from distmagic.screens.kept_lines import KeptLines
+from distmagic.screens.kept_lines import MOST_BYTES, KeptLines
 from distmagic.state.model import RunState
 
 # How often a part is sent at most, in seconds, and how many bytes a second it may take. A figure that many ranks change
@@ -24,8 +24,8 @@ PICTURES_SHARE = (1.0, 30_000)
 # is older than the pause.
 _DRAWING_PART = 0.015
 _LONGEST_PAUSE_S = 5.0
-_NEW_LINES = 100  # of output, that are sent at once
-_LAST_LINES = 1000  # that a page gets at first, and in the end
+_NEW_LINES_BYTES = 15_000  # of output, that are sent at once; a page asks for what is left out when lines are fewer
+_LAST_LINES = 1000  # that a page has room for, and gets at first and in the end
 _EARLIER_LINES = 1000  # at most, that a page gets when it asks for earlier ones
 
 
@@ -166,23 +166,30 @@ class Board:
         if not (new or state.open_lines or self._has_older_news):
             return {}
         self._lines_sent = state.lines_seen
-        return {"log": self._log_of(state, min(new, _NEW_LINES))}
+        count = min(new, _LAST_LINES)
+        return {"log": self._log_of(state, count, _NEW_LINES_BYTES)}
 
     @property
     def _has_older_news(self) -> bool:
         """Whether lines are shown by now that were passed over when they came."""
         return self._kept.shows_torchrun and not self._has_sent_torchrun
 
-    def _log_of(self, state: RunState, count: int) -> dict[str, object]:
+    def _log_of(
+        self, state: RunState, count: int, room_bytes: int = MOST_BYTES
+    ) -> dict[str, object]:
         """Return the last lines; `again` if they are to replace all that a page has."""
         again = self._has_older_news
         self._has_sent_torchrun = self._kept.shows_torchrun
-        return {**self._lines(state, _LAST_LINES if again else count), "again": again}
+        if again:
+            count, room_bytes = _LAST_LINES, MOST_BYTES
+        return {**self._lines(state, count, room_bytes), "again": again}
 
-    def _lines(self, state: RunState, count: int) -> dict[str, object]:
-        """Return the last `count` lines, as far as they are kept, and the unfinished ones."""
+    def _lines(
+        self, state: RunState, count: int, room_bytes: int = MOST_BYTES
+    ) -> dict[str, object]:
+        """Return the last `count` lines, as far as they are kept and there is room, and the unfinished ones."""
         return {
-            **self._kept.last(count),
+            **self._kept.last(count, room_bytes),
             "open": render.open_lines(state),
             "count": render.count_of_lines(state),
         }

@@ -12,7 +12,7 @@ from distmagic.state.model import OutputLine, RunState
 
 _KEPT = 10_000  # lines
 _KEPT_CHARS = 4_000_000
-_MOST_BYTES = 200_000  # of one answer
+MOST_BYTES = 200_000  # of one answer
 
 
 class KeptLines:
@@ -47,13 +47,15 @@ class KeptLines:
         """Whether torchrun's own lines are among those that are shown."""
         return self._shows_torchrun
 
-    def last(self, count: int) -> dict[str, Any]:
+    def last(self, count: int, room_bytes: int = MOST_BYTES) -> dict[str, Any]:
         """Return the last `count` lines as `before` does, and in `total` how many there were ever."""
         total = self._next
-        return {**self.before(total, count), "total": total}
+        return {**self.before(total, count, room_bytes), "total": total}
 
-    def before(self, end: int, count: int) -> dict[str, Any]:
-        """Return the lines before number `end`: at most `count`, and what an answer may take.
+    def before(
+        self, end: int, count: int, room_bytes: int = MOST_BYTES
+    ) -> dict[str, Any]:
+        """Return the lines before number `end`: at most `count`, and no more than there is room for.
 
         `first` is the number from which on all that is kept is among `lines`, `end` itself where nothing before it is
         kept. A line has number, rank and HTML. Where lines came faster than they could be kept stands the first number
@@ -63,12 +65,11 @@ class KeptLines:
             kept = [entry for entry in self._lines if entry[0] < end]
             shows_torchrun = self._shows_torchrun
         first = end
-        room = _MOST_BYTES
         upward: list[tuple[int, int | None, str | int]] = []
         for number, line in islice(reversed(kept), count):
             html = render.log_line(line)
-            room -= len(html.encode())
-            if room < 0 and upward:
+            room_bytes -= len(html.encode())
+            if room_bytes < 0 and upward:
                 break
             if number + 1 < first:
                 upward.append((number + 1, None, first))

@@ -24,7 +24,7 @@ from distmagic.state.phases import ALIVE, NODE_PHASES, NodePhase, RankPhase
 from distmagic.state.series import Series
 
 KEPT_NOTICES = 100
-KEPT_LINES = 400  # lines of output kept in memory, of all ranks together
+KEPT_LINES = 1000  # lines of output kept in memory, of all ranks together: as many as a page shows
 KEPT_LINE_CHARS = 2000
 KEPT_PICTURES = 4
 _PICTURE_CHARS = 400_000  # of all of them, in base64

@@ -110,6 +110,15 @@ class PlainPage:
         """Let the page show a state; return how many bytes it was given for that."""
         assert self._board is not None
         self._board.show(state)
+        return self._give()
+
+    def finish(self, state: RunState) -> None:
+        """Let the page show the last state of a run, of which nothing can be asked any more."""
+        assert self._board is not None
+        self._board.finish(state, "<p>saved</p>", "saved")
+        self._give()
+
+    def _give(self) -> int:
         assert self._view is not None
         changes = self._view.taken()
         if changes:

@@ -6,7 +6,7 @@ export const NEAR = 64; // as many lines back the same line of another rank is l
 
 export class Lines {
   // `ask` takes the number of a line, and returns lines before it as `KeptLines.before` in kept_lines.py has them, null
-  // where none can be had. `onLines` gets the lines that have come so.
+  // where none can be had. `onLines` is called when some have come so.
   constructor(ask, onLines) {
     this.ask = ask;
     this.onLines = onLines;
@@ -22,16 +22,54 @@ export class Lines {
     this.node.replaceChildren(this.gaps[0].node);
   }
 
-  // Add lines that are new; `first` is the number from which on there are all, `seen` that of the first one not seen before.
-  append(first, seen, entries) {
+  // Add all lines from number `first` up to `end`, of which those from `seen` on are new; others fill gaps.
+  add(first, end, seen, entries) {
+    for (const gap of [...this.gaps]) this.put(gap, first, Math.min(end, seen), entries);
     if (!this.all.length) this.widen(this.gaps[0], 0, first);
     else if (first > seen) {
       this.gaps.push(this.gap(seen, first));
       this.node.append(this.gaps.at(-1).node);
     }
-    const { lines, nodes } = this.made(entries, this.all);
+    const { lines, nodes } = this.made(entries.filter(([number]) => number >= seen), this.all);
     this.all.push(...lines);
     this.node.append(...nodes);
+  }
+
+  // Put into a gap those of its lines that are among the ones from `first` up to `end`. What is left of it stays above
+  // them, and below them another gap where they are not its last ones.
+  put(gap, first, end, entries) {
+    const [from, to] = [Math.max(gap.from, first), Math.min(gap.to, end)];
+    if (from >= to) return;
+    const index = this.all.findIndex(line => line.number >= gap.to);
+    const at = index < 0 ? this.all.length : index;
+    const wanted = entries.filter(([number]) => number >= from && number < to);
+    const { lines, nodes } = this.made(wanted, from === gap.from ? this.all.slice(0, at) : []);
+    const below = [];
+    if (to < gap.to) {
+      below.push(this.gap(to, gap.to));
+      this.gaps.splice(this.gaps.indexOf(gap) + 1, 0, below[0]);
+    }
+    gap.node.after(...nodes, ...below.map(one => one.node));
+    this.all.splice(at, 0, ...lines);
+    if (!below.length) this.join(lines);
+    this.widen(gap, gap.from, from);
+    if (gap.from >= from && gap !== this.gaps[0]) {
+      gap.node.remove();
+      this.gaps.splice(this.gaps.indexOf(gap), 1);
+    }
+  }
+
+  // What stands below new lines counts with them, where another rank has written the same there.
+  join(lines) {
+    const end = this.all.indexOf(lines.at(-1)) + 1;
+    const near = lines.slice(-NEAR);
+    for (const line of this.all.slice(end, end + NEAR)) {
+      const same = near.find(one => isSame(one, line));
+      if (!same) continue;
+      fold(same, line);
+      line.node.remove();
+      this.all.splice(this.all.indexOf(line), 1);
+    }
   }
 
   // Return new lines and their nodes. What another rank has written just before counts there as one line.
@@ -44,9 +82,9 @@ export class Lines {
         continue;
       }
       const line = lineOf(number, rank, html);
-      const same = near.slice(-NEAR).find(one => isSame(one, line, rank));
+      const same = near.slice(-NEAR).find(one => isSame(one, line));
       if (same) {
-        fold(same, rank);
+        fold(same, line);
         continue;
       }
       near.push(line);
@@ -57,7 +95,9 @@ export class Lines {
   }
 
   missing(count) {
-    return element('div', 'dm-gap dm-faint', `… ${inWords(count)} came too fast to be kept here: ${this.rest}`);
+    const made = element('div', 'dm-gap dm-faint', `… ${inWords(count)} came too fast to be kept here: ${this.rest}`);
+    made.dataset.count = count;
+    return made;
   }
 
   // Return a gap for the lines with these numbers, `to` not among them.
@@ -70,7 +110,7 @@ export class Lines {
   }
 
   widen(gap, from, to) {
-    Object.assign(gap, { from, to });
+    Object.assign(gap, { from, to, isLost: false });
     gap.node.hidden = to <= from;
     gap.button.hidden = !this.ask;
     gap.words.textContent = `… ${inWords(to - from)}${this.ask ? '' : `: ${this.rest}`}`;
@@ -80,23 +120,28 @@ export class Lines {
   async fill(gap) {
     const { to } = gap;
     gap.button.disabled = true;
-    const answer = await this.ask(to).catch(() => null);
+    const answer = await this.ask(to).catch(() => ({}));
     gap.button.disabled = false;
-    if (gap.to !== to) return; // it has grown meanwhile
+    if (!answer) this.close();
+    if (gap.to !== to || !this.gaps.includes(gap)) return; // it has changed meanwhile
     if (!answer?.lines || answer.first >= to) {
+      gap.isLost = true;
       gap.button.hidden = true;
       gap.words.textContent = `… ${inWords(gap.to - gap.from)}: ${this.rest}`;
       return;
     }
-    const { lines, nodes } = this.made(answer.lines.filter(([number]) => number >= gap.from), []);
-    const index = this.all.findIndex(line => line.number >= to);
-    this.all.splice(index < 0 ? this.all.length : index, 0, ...lines);
     const pane = this.node.parentElement;
     const fromEnd = pane.scrollHeight - pane.scrollTop; // what is below the gap stays where it is seen
-    gap.node.after(...nodes);
-    this.widen(gap, gap.from, Math.max(gap.from, answer.first));
-    this.onLines(lines);
+    const count = this.all.length;
+    this.put(gap, answer.first, to, answer.lines);
+    this.onLines(this.all.length - count);
     pane.scrollTop = pane.scrollHeight - fromEnd;
+  }
+
+  // How many lines are not here, among those of the run.
+  get absent() {
+    const missing = [...this.node.querySelectorAll('[data-count]')].map(node => Number(node.dataset.count));
+    return [...missing, ...this.gaps.map(gap => gap.to - gap.from)].reduce((sum, count) => sum + count, 0);
   }
 
   // Let go of the oldest lines, down to a number of them.
@@ -127,11 +172,11 @@ function lineOf(number, rank, html) {
   return { number, node, text, ranks: new Set([rank]), isStderr: node.classList.contains('dm-stderr') };
 }
 
-const isSame = (one, line, rank) =>
-  line.text && one.text === line.text && one.isStderr === line.isStderr && !one.ranks.has(rank);
+const isSame = (one, line) =>
+  line.text && one.text === line.text && one.isStderr === line.isStderr && ![...line.ranks].some(rank => one.ranks.has(rank));
 
-function fold(line, rank) {
-  line.ranks.add(rank);
+function fold(line, other) {
+  for (const rank of other.ranks) line.ranks.add(rank);
   line.node.querySelector('b').textContent = `[${line.ranks.size} ranks]`;
   line.node.title = `ranks ${[...line.ranks].sort((a, b) => a - b).join(', ')}`;
 }

@@ -1,11 +1,13 @@
-// The output of all ranks: the last thousand lines, to be filtered and searched. It moves only for somebody who looks
-// at its end; while a text is selected, or an earlier line is looked at, it stays where it is.
+// The output of all ranks: the last thousand lines; while they are filtered, all that the kernel has. It moves only for
+// somebody who looks at its end; while a text is selected, or an earlier line is looked at, it stays where it is.
 
 import { Lines, NEAR } from './lines.js';
 import { element, patch } from './patch.js';
 
 const KEPT = 1000;
 const KEPT_WHILE_READ = 5000; // and those that were asked for
+const MOST_KEPT = 20_000;
+const PAUSE_MS = 1000; // between gaps that are filled by themselves
 export const LINES_SAVED = 100; // lines, in a notebook that is saved while the run goes on
 const ERROR = /^Traceback \(most recent call last\)|^\w*(Error|Exception)\b|\berror\b/i;
 
@@ -15,9 +17,10 @@ export class Log {
     this.node = element('section', 'dm-log');
     this.node.setAttribute('aria-label', 'output of the ranks');
     this.node.hidden = true;
-    this.lines = new Lines(ask, lines => this.addEarlier(lines));
+    this.lines = new Lines(ask, count => this.addEarlier(count));
     this.seen = 0; // lines of the run so far
     this.asked = 0; // earlier lines that were asked for, and are kept while somebody reads
+    this.follows = true; // whether its end is looked at: what the user's last scroll has left, also in a tab that is hidden
     this.ranks = new Set();
     const bar = element('div', 'dm-log-bar');
     this.about = element('span', 'dm-faint');
@@ -38,6 +41,14 @@ export class Log {
     this.pane.setAttribute('aria-live', 'off');
     this.open = element('pre', 'dm-log-open');
     this.pane.append(this.lines.node, this.open);
+    // A tab that comes back has another size than one that is hidden, and is scrolled by the browser before that is told.
+    this.pane.onscroll = () => {
+      if (this.pane.clientHeight && this.isDrawn) this.follows = this.isAtEnd();
+    };
+    new ResizeObserver(() => {
+      this.isDrawn = this.pane.clientHeight > 0;
+      this.follow();
+    }).observe(this.pane);
     this.node.append(bar, this.pane);
   }
 
@@ -56,29 +67,57 @@ export class Log {
   // Add the lines that are new. Lines are numbered from the beginning of the run; these are those from `first` on. With
   // `again` they come in place of all others: there are some among them that were not shown before.
   add({ first, lines, open, total, count, again }) {
-    const isAtEnd = this.isAtEnd();
     if (again && total >= this.seen) {
       this.lines.clear();
       this.seen = 0;
     }
-    const before = this.lines.all.length;
-    this.lines.append(first, this.seen, lines.filter(([number]) => number >= this.seen));
-    for (const [, rank] of lines) if (rank !== null) this.addRank(rank);
-    for (const line of this.lines.all.slice(Math.max(0, before - NEAR))) this.show(line);
+    this.lines.add(first, total, this.seen, lines);
     this.seen = Math.max(this.seen, total);
     patch(this.open, open);
     this.count = count; // without lines that are not worth showing
     this.node.hidden = !this.lines.all.length && !open;
-    this.trim(isAtEnd);
-    this.tell();
-    if (isAtEnd && !this.isBeingRead()) this.pane.scrollTop = this.pane.scrollHeight;
+    this.trim();
+    this.redraw();
+    this.follow();
+    this.complete();
   }
 
-  addEarlier(lines) {
-    this.asked += lines.length;
-    for (const line of lines) {
+  addEarlier(count) {
+    this.asked += count;
+    this.redraw();
+  }
+
+  follow() {
+    if (this.follows && !this.isBeingRead()) this.pane.scrollTop = this.pane.scrollHeight;
+  }
+
+  // Fill gaps: small ones between lines by themselves, and all that the kernel has lines for while these are searched.
+  async complete() {
+    if (this.isFilling) return;
+    this.isFilling = true;
+    for (let gap = this.gapToFill(); gap; gap = this.gapToFill()) {
+      await this.lines.fill(gap);
+      this.trim();
+      if (!this.isSearched()) await new Promise(resolve => { setTimeout(resolve, PAUSE_MS); });
+    }
+    this.isFilling = false;
+  }
+
+  gapToFill() {
+    const { ask, all, gaps } = this.lines;
+    const isSearched = this.isSearched();
+    const isWanted = gap => (isSearched ? all.length < MOST_KEPT : gap !== gaps[0] && gap.to - gap.from <= KEPT);
+    return ask && gaps.findLast(gap => gap.from < gap.to && !gap.isLost && isWanted(gap));
+  }
+
+  isSearched() {
+    return this.filters.some(field => field.value);
+  }
+
+  redraw() {
+    for (const line of this.lines.all) {
       for (const rank of line.ranks) this.addRank(rank);
-      this.show(line);
+      line.node.hidden = !this.isWanted(line);
     }
     this.tell();
   }
@@ -90,10 +129,6 @@ export class Log {
     this.rank.add(new Option(rank < 0 ? 'torchrun' : `rank ${rank}`, rank), after ?? null);
   }
 
-  show(line) {
-    line.node.hidden = !this.isWanted(line);
-  }
-
   isWanted({ text, ranks, isStderr }) {
     const isOfRank = !this.rank.value || ranks.has(Number(this.rank.value));
     const isOfStream = !this.stream.value || isStderr === (this.stream.value === 'stderr');
@@ -101,14 +136,18 @@ export class Log {
   }
 
   filter() {
-    for (const line of this.lines.all) this.show(line);
-    this.tell();
+    this.redraw();
     this.pane.scrollTop = this.pane.scrollHeight;
+    this.complete();
   }
 
   tell() {
-    const shown = this.lines.all.filter(line => !line.node.hidden).length;
-    this.about.textContent = `${shown.toLocaleString('en')} of ${(this.count ?? 0).toLocaleString('en')} lines`;
+    const { absent, all } = this.lines;
+    const inAll = lines => lines.reduce((sum, line) => sum + line.ranks.size, 0); // a line of several ranks is several lines
+    const shown = inAll(all.filter(line => !line.node.hidden)).toLocaleString('en');
+    const searched = `the ${inAll(all).toLocaleString('en')} lines that are here; ${absent.toLocaleString('en')} more are not`;
+    const isPart = absent && this.isSearched();
+    this.about.textContent = `${shown} of ${isPart ? searched : `${(this.count ?? 0).toLocaleString('en')} lines`}`;
     this.about.title = `all that a rank wrote: ${this.lines.rest}`;
     this.jump.hidden = !this.lines.all.some(line => ERROR.test(line.text));
   }
@@ -117,6 +156,7 @@ export class Log {
     const found = this.lines.all.find(line => ERROR.test(line.text) && !line.node.hidden);
     if (!found) return;
     for (const line of this.lines.all) line.node.classList.toggle('dm-found', line === found);
+    this.follows = false;
     this.pane.scrollTop = found.node.offsetTop - this.pane.offsetTop - 20;
   }
 
@@ -130,11 +170,10 @@ export class Log {
   }
 
   // A filter may leave so few lines that the pane is at its end in any case: lines that were asked for stay with it.
-  trim(isAtEnd) {
-    const isSearched = this.asked && this.filters.some(field => field.value);
-    const isRead = this.isBeingRead() || !isAtEnd || isSearched;
+  trim() {
+    const isRead = this.isBeingRead() || !this.follows || this.isSearched();
     if (!isRead) this.asked = 0;
-    this.lines.trim(isRead ? KEPT_WHILE_READ + this.asked : KEPT);
+    this.lines.trim(isRead ? Math.min(KEPT_WHILE_READ + this.asked, MOST_KEPT) : KEPT);
   }
 
   // Say what is saved of the lines, and where all of them are.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from distmagic.render.notes import notes
 from distmagic.render.row_choice import ShownPhase, slow_ranks
 from distmagic.render.rows import (
     Group,
+    bar_name,
     counts_by_phase,
     fraction_of,
     groups,
@@ -30,6 +32,7 @@ from distmagic.state.standstill import all_still_s, still_ranks
 from distmagic.state.verdict import verdict
 
 _MAX_ALERTS = 8
+_PART = re.compile(r"([^\W\d]*)[\s:#=(\[]*(\d{1,6})\s*(?:/|of)\s*(\d{1,6})\b")
 _MAX_NAMES = 4  # of hosts in the head; nobody reads more
 
 
@@ -125,14 +128,29 @@ def _facts(
     if state.phase == "connecting" and len(state.nodes) > 1:
         connected = sum(node.phase != "connecting" for node in state.nodes)
         yield f"{connected} of {len(state.nodes)} connected"
-    left = [w.eta_s for w in workers if w.eta_s is not None]
-    if left and not still and state.phase == "running":
-        yield f"{q.eta(max(left))} left"
+    slowest = max(workers, key=lambda w: -1 if w.eta_s is None else w.eta_s, default=None)  # fmt: skip
+    if slowest is not None and state.phase == "running":
+        part = _part_of_run(slowest)
+        if part:
+            yield part
+        if slowest.eta_s is not None and not still:
+            is_part = part or (slowest.step is None and slowest.bars_before)
+            yield f"{q.eta(slowest.eta_s)} left{' in this bar' if is_part else ''}"
     if not is_explained(state.stopping) and not state.is_over:
         yield one_line(state.stopping)
     phases: Counter[ShownPhase] = Counter(w.phase for w in workers)
     if len(phases) > 1:
         yield counts_by_phase(phases)
+
+
+def _part_of_run(worker: WorkerState) -> str:
+    """Return `epoch 2 of 4` where the bar of a rank counts such parts in its words: `epoch 2/4`, `Fold [2/4]`."""
+    if worker.step is not None or not worker.bars or worker.bars[0].closed:
+        return ""
+    found = _PART.match(bar_name(worker.bars[0]))
+    if found is None or int(found[2]) > int(found[3]):
+        return ""
+    return f"{found[1].strip().lower()} {found[2]} of {found[3]}".strip()
 
 
 def _still_words(

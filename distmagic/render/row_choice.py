@@ -35,15 +35,17 @@ def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:
     """Return the running ranks that are clearly behind the median: in steps, and in time at their own rate."""
     done = {}
     for w in workers:
-        if w.phase in ("running", "done"):
-            done[w.rank] = w.progress[0] or 0.0
+        steps, _ = w.progress
+        if w.phase in ("running", "done") and steps is not None:
+            done[w.rank] = steps
     if len(done) < 2:  # no rank to compare with
         return set()
     median_steps = statistics.median_high(done.values())
     median_rate = statistics.median([w.rate for w in workers if w.rate] or [0.0])
     slow = set()
     for w in workers:
-        if w.phase == "running" and done[w.rank] < _SLOW * median_steps:
+        is_slow = w.rank in done and done[w.rank] < _SLOW * median_steps
+        if is_slow and w.phase == "running":
             steps_behind = median_steps - done[w.rank]
             if steps_behind > max(1.0, _LATE_S * (w.rate or median_rate)):
                 slow.add(w.rank)

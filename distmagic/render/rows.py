@@ -209,7 +209,7 @@ def _rank_row(
     is_still = w.rank in still
     count = ""
     if done is not None:
-        name = "" if _has_steps(w) else _bar_name(w.bars[0])
+        name = "" if _has_steps(w) else bar_name(w.bars[0])
         count = f"{name} {q.out_of(done, total)}".lstrip()
     return Row(
         name=str(w.rank),
@@ -222,7 +222,7 @@ def _rank_row(
         count=count,
         inner=_inner_bars(w) if w.phase in ALIVE else "",
         metrics=w.metrics,
-        rate="" if is_still else q.rate(w.rate or 0.0, _unit(w)),
+        rate="" if is_still or done is None else q.rate(w.rate or 0.0, _unit(w)),
         left="" if is_still or w.eta_s is None else q.eta(w.eta_s),
         slow=w.rank in slow and not is_still and not _is_out_of_sight(state, w),
         still=is_still,
@@ -246,10 +246,10 @@ def _gpu_words(state: RunState, w: WorkerState) -> str:
 def _inner_bars(w: WorkerState) -> str:
     """Return the bars that are not in the column of the count. A rank that reports has its steps in that column."""
     words = []
-    inner = w.bars
+    inner = list(w.bars)
     if not _has_steps(w):
-        words.append(_postfix(w.bars[0]))
-        inner = w.bars[1:]
+        outer, *inner = w.bars
+        words.append(f"{_bar_words(outer)} is over" if outer.closed else _postfix(outer))  # fmt: skip
     for bar in inner[-2:]:
         if not bar.closed:
             words.append(_bar_words(bar))
@@ -273,7 +273,7 @@ def _phase_of(state: RunState, w: WorkerState) -> RankPhase | Literal["reconnect
 
 
 def _bar_words(bar: Bar) -> str:
-    name = _bar_name(bar)
+    name = bar_name(bar)
     words = q.out_of(bar.n, bar.total)
     if name:
         words = f"{name} {words}"
@@ -286,7 +286,8 @@ def _postfix(bar: Bar) -> str:
     return plain(bar.postfix).strip()[:48]
 
 
-def _bar_name(bar: Bar) -> str:
+def bar_name(bar: Bar) -> str:
+    """Return the words of a bar, without what stands behind them."""
     return plain(bar.desc).strip().rstrip(":").strip()[:24]
 
 
@@ -370,5 +371,5 @@ def _range_of_counts(workers: Sequence[WorkerState]) -> str:
         return ""
     low, high = q.count(min(done)), q.count(max(done))
     counts = low if low == high else f"{low}-{high}"
-    total = workers[0].progress[1]
-    return counts if total is None else f"{counts}/{q.count(total)}"
+    totals = [w.progress[1] for w in workers if w.progress[1] is not None]
+    return f"{counts}/{q.count(totals[0])}" if totals else counts

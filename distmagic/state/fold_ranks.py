@@ -155,6 +155,9 @@ def _progress(builder: RunStateBuilder, node: int, what: protocol.Progress) -> N
         if what.bars
         else worker.bars
     )
+    bars_before = worker.bars_before
+    if worker.bars and bars[0].id > worker.bars[0].id:
+        bars_before += 1
     advanced_at_s = worker.advanced_at_s
     if what.rows or step != worker.step or have_moved(worker.bars, bars):
         builder.note_advance()
@@ -173,6 +176,7 @@ def _progress(builder: RunStateBuilder, node: int, what: protocol.Progress) -> N
         step=step,
         total=worker.total if what.total is None else what.total,
         bars=bars,
+        bars_before=bars_before,
         metrics=_add_rows(builder, worker, what.rows) if what.rows else worker.metrics,
         at_s=what.at_s,
         advanced_at_s=advanced_at_s,

@@ -93,7 +93,7 @@ class WorkerState:
     round         the round of the rendezvous in which the rank was started
     restart       how often torchrun had started the rank before
     step, total   as the rank reported them; None where it didn't
-    bars          open progress bars, outermost first
+    bars          open progress bars, outermost first; if all are over the last one; `bars_before` others came before that one
     metrics       the latest value of each metric
     at_s          seconds since the rank started, at its last report
     advanced_at_s when its step or a bar moved last, by the notebook's clock; its start before that
@@ -114,6 +114,7 @@ class WorkerState:
     step: float | None = None
     total: float | None = None
     bars: tuple[protocol.Bar, ...] = ()
+    bars_before: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     at_s: float = 0.0
     advanced_at_s: float = 0.0
@@ -142,10 +143,13 @@ class WorkerState:
 
     @property
     def progress(self) -> tuple[float | None, float | None]:
-        """(done, total) of `report`, else of the outermost bar; None where unknown."""
+        """(done, total) of `report`, else of the outermost bar; None where unknown.
+
+        A bar that is over says nothing of a rank that goes on: it may have been that of some preparation.
+        """
         if self.step is not None:
             return self.step, self.total
-        if self.bars:
+        if self.bars and (self.phase == "done" or not self.bars[0].closed):
             return self.bars[0].n, self.bars[0].total
         return None, None
 

@@ -73,6 +73,8 @@ def _can_tell(state: RunState, worker: WorkerState) -> bool:
         or state.nodes[worker.node_rank].broken
     ):
         return False
+    if worker.step is None and worker.bars and worker.bars[0].closed:
+        return False  # what comes after a bar may show nothing
     done, total = worker.progress
     return done is None or total is None or done < total
 

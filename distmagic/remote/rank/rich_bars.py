@@ -88,7 +88,7 @@ def _close(display: Any, post: Post) -> None:
 
 
 def _post(display: Any, task: Any, post: Post, *, closed: bool = False) -> None:
-    """Post a task as a bar; one that is not visible only where it has been posted before."""
+    """Post a task as a bar; one that is not visible only where it has been posted before, as one that is over."""
     if getattr(display, _IDS) is None:
         setattr(display, _IDS, {})
     numbers: dict[Any, int] = getattr(display, _IDS)
@@ -103,7 +103,7 @@ def _post(display: Any, task: Any, post: Post, *, closed: bool = False) -> None:
         bar = Bar(
             id=numbers[task.id], desc=_plain(task.description), n=float(task.completed),
             total=None if task.total is None else float(task.total), unit="it",
-            rate=task.finished_speed or task.speed, postfix="", closed=closed,
+            rate=task.finished_speed or task.speed, postfix="", closed=closed or is_hidden,
         )  # fmt: skip
     except (TypeError, ValueError):
         return  # the user's code counts in objects that are no numbers

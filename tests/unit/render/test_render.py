@@ -183,6 +183,54 @@ def test_a_rank_that_began_a_little_later_is_not_slow(step, rate, is_slow):
     assert (overview(state).concern == "slow: rank 3 (gpu-b, local_rank 1)") == is_slow
 
 
+@pytest.mark.parametrize(
+    ("desc", "before", "part", "left"),
+    [
+        ("epoch 2/4", 1, "epoch 2 of 4", "10 s left in this bar"),
+        ("Epoch [2/4]", 0, "epoch 2 of 4", "10 s left in this bar"),
+        ("Fold 3 of 5: ", 2, "fold 3 of 5", "10 s left in this bar"),
+        ("2/4", 1, "2 of 4", "10 s left in this bar"),
+        ("Epoch 1", 1, "", "10 s left in this bar"),
+        ("train", 1, "", "10 s left in this bar"),
+        ("train", 0, "", "10 s left"),
+        ("epoch 7/4", 0, "", "10 s left"),
+        ("", 0, "", "10 s left"),
+    ],
+)
+def test_a_bar_an_epoch_names_its_epoch_and_its_time_is_its_own(
+    desc, before, part, left
+):
+    bar = Bar(id=2, desc=desc, n=20, total=40, rate=2.0)
+    rank = worker(0, step=None, total=None, bars=(bar,), bars_before=before, rate=2.0)
+    facts = overview(run([rank])).facts
+    assert facts[2:] == tuple(filter(None, (part, left)))
+
+
+def test_a_bar_that_is_over_has_no_part_in_percent_and_time():
+    """As in Transformers' Trainer: rank 0 alone has a bar of the training; the others have loaded weights before."""
+    over = Bar(id=1, desc="Loading weights", n=41, total=41, rate=90.0, closed=True)
+    train = Bar(id=2, desc="", n=12, total=40, rate=2.0)
+    ranks = [
+        worker(rank, step=None, total=None, bars=(over,), rate=90.0, metrics={})
+        for rank in range(4)
+    ]
+    ranks[0] = replace(ranks[0], bars=(train,), rate=2.0)
+    state = run(ranks)
+    seen = overview(state)
+    assert seen.fraction == 0.3
+    assert "14 s left" in seen.facts
+    assert seen.concern == "", "a rank without a count is not slow"
+    rows = seen.groups[0].rows
+    assert [row.fraction for row in rows] == [0.3, None, None, None]
+    assert [row.rate for row in rows[1:]] == [""] * 3
+    assert rows[1].remarks == "Loading weights 41/41 is over"
+    alone = overview(run(ranks[1:]))
+    assert alone.fraction is None
+    assert not any("left" in fact for fact in alone.facts)
+    crowd = [replace(ranks[min(rank, 1)], rank=rank, local_rank=rank, node_rank=0, host="gpu-a") for rank in range(20)]  # fmt: skip
+    assert "12/40" in render.text(run(crowd)), "of those that count"
+
+
 def test_ranks_that_stand_still_have_no_rate_and_no_time_left():
     state = replace(running(), at_s=71.0, advanced_at_s=27.0)
     text = render.text(state)

@@ -266,6 +266,25 @@ def test_bars_are_in_order_and_the_outermost_speaks():
     assert [bar.id for bar in state.workers[0].bars] == [3]
 
 
+def test_a_bar_that_is_over_is_no_progress_of_a_rank_that_goes_on():
+    """`Loading weights 41/41` of a preparation, or an epoch's bar before the next one begins."""
+    loaded = p.Bar(id=1, desc="Loading weights", n=41.0, total=41.0, rate=90.0)
+    over = dataclasses.replace(loaded, closed=True)
+    state = begun(progress(0, bars=(loaded,)), progress(0, bars=(over,)))
+    assert state.workers[0].progress == (None, None)
+    assert state.workers[0].eta_s is None
+    train = p.Bar(id=2, desc="train", n=10.0, total=40.0, rate=2.0)
+    state = fold(state, [progress(0, bars=(train,))])
+    rank = state.workers[0]
+    assert (rank.progress, rank.eta_s, rank.bars_before) == ((10.0, 40.0), 15.0, 1)
+    inner = p.Bar(id=3, desc="val", n=1.0, total=2.0)
+    state = fold(state, [progress(0, bars=(inner,))])
+    assert state.workers[0].bars_before == 1, "an inner bar is no other one"
+    last = dataclasses.replace(train, n=40.0, closed=True)
+    at_end = fold(state, [progress(0, bars=(dataclasses.replace(inner, closed=True), last)), ended(0)])  # fmt: skip
+    assert at_end.workers[0].progress == (40.0, 40.0), "in the final table"
+
+
 def test_bars_that_close_together_leave_the_outermost():
     nested = (p.Bar(id=1, n=4.0, total=5.0), p.Bar(id=2, n=8.0, total=9.0))
     state = begun(progress(0, bars=nested))

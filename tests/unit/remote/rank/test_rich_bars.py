@@ -136,3 +136,28 @@ def test_a_task_that_is_not_visible_is_no_bar_until_it_is(tmp_path):
             progress.refresh()""", tmp_path)  # fmt: skip
     assert {bar["desc"] for bar in bars} == {"later"}
     assert bars[-1]["n"] == 1
+
+
+def test_a_task_that_is_hidden_after_it_was_shown_is_over_until_it_is_shown_again(
+    tmp_path,
+):
+    """As Lightning hides the bar of its sanity check, and that of each validation, of which it shows the next."""
+    bars, _ = posted("""
+        from rich.progress import Progress
+        with Progress() as progress:
+            check = progress.add_task("Sanity Checking", total=2)
+            progress.update(check, advance=2)
+            progress.refresh()
+            progress.update(check, visible=False)
+            progress.refresh()
+            print("hidden")
+            train = progress.add_task("Epoch 0", total=3)
+            progress.update(train, advance=1)
+            progress.update(check, visible=True, completed=1)
+            progress.refresh()
+            progress.update(check, visible=False)
+            progress.refresh()""", tmp_path)  # fmt: skip
+    checks = [bar["closed"] for bar in bars if bar["desc"] == "Sanity Checking"]
+    changes = [now for before, now in zip([None, *checks], checks, strict=False) if now != before]  # fmt: skip
+    assert changes == [False, True, False, True]
+    assert {bar["closed"] for bar in bars if bar["desc"] == "Epoch 0" and bar is not bars[-1]} == {False}  # fmt: skip

@@ -23,6 +23,8 @@ _BETWEEN = "\n---\n"
 _VARYING = (
     (r"\b\d{4}-\d{6}-[0-9a-f]{8}\b", "JOB"),
     (r"\b[0-9a-f]{64}\b", "SHA256"),
+    (r"\b(ports?) 2(?!9500)\d{4}\b", r"\1 PORT"),  # at which nodes of a job meet
+    (r"\b\d{6} h ago\b", "N h ago"),  # of a test that has begun a job in 1970
 )
 
 

@@ -40,7 +40,7 @@ def refused(request: SkyRequest = MINE) -> DistmagicError:
     return caught.value
 
 
-def test_a_cluster_is_its_hosts(skypilot: Sky):
+def test_a_cluster_is_its_hosts(skypilot: Sky, golden):
     skypilot.has("mine", TWO)
     told: list[str] = []
     made = Cluster(MINE, OWNER)
@@ -49,7 +49,7 @@ def test_a_cluster_is_its_hosts(skypilot: Sky):
     assert [host.name for host in hosts] == ["mine", "mine-worker1"]
     assert {host.allocation for host in hosts} == {made.name}
     assert [host.by_hand() for host in hosts] == ["ssh mine", "ssh mine-worker1"]
-    assert told == ["Asking SkyPilot how the cluster mine stands."]
+    golden(*told)
     assert skypilot.asked == ["status --output json"]
     assert made.wait(ASKER, told.append) == hosts
     assert len(told) == len(skypilot.asked) == 1
@@ -78,24 +78,23 @@ def test_a_launch_has_a_file_of_host_keys_and_the_next_launch_another_one(
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_clusters_that_cant_be_used(skypilot: Sky):
+def test_clusters_that_cant_be_used(skypilot: Sky, golden):
     skypilot.has("mine", status="STOPPED")
     assert refused().message == "The cluster mine is stopped."
-    assert refused(SkyRequest(name="other")).hint.startswith(
-        "Clusters that are there: mine (STOPPED)."
-    )
+    golden(refused(SkyRequest(name="other")))
     skypilot.has("mine")
-    assert refused().message == f"{skypilot.file('mine')}: No such file or directory."
+    golden(refused())
     skypilot.has("mine", "Host other\n")
-    assert "has no host of the cluster mine in it" in refused().message
+    golden(refused())
 
 
-def test_skypilot_without_its_program(skypilot: Sky, monkeypatch: pytest.MonkeyPatch):
+def test_skypilot_without_its_program(
+    skypilot: Sky, monkeypatch: pytest.MonkeyPatch, golden
+):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SpecError) as caught:
         Cluster(MINE, OWNER)
-    assert caught.value.message == "SkyPilot's program sky is not there."
-    assert "pip install 'skypilot[aws]'" in caught.value.hint
+    golden(caught.value)
     skypilot.has("mine", TWO)
     first = found()
     assert [host.name for host in first.hosts] == ["mine", "mine-worker1"]
@@ -104,20 +103,23 @@ def test_skypilot_without_its_program(skypilot: Sky, monkeypatch: pytest.MonkeyP
     assert found().name != first.name  # other addresses: another launch
 
 
-def test_a_program_that_fails(skypilot: Sky):
+def test_a_program_that_fails(skypilot: Sky, golden):
     skypilot.does("status", "echo no such server >&2; exit 3")
     error = refused()
     assert isinstance(error, Unreachable)
-    assert error.message == "sky: sky status failed (exit code 3):\nno such server"
+    golden(error)
 
 
-def test_a_program_that_hangs_is_ended(skypilot: Sky, monkeypatch: pytest.MonkeyPatch):
+def test_a_program_that_hangs_is_ended(
+    skypilot: Sky, monkeypatch: pytest.MonkeyPatch, golden
+):
     skypilot.does("status", "trap '' TERM; echo $$ >&2; exec sleep 60")
     monkeypatch.setattr(sky, "STATUS_S", 0.3)
     monkeypatch.setattr(sky, "_END_S", 0.2)
     made = Cluster(MINE, OWNER)
-    with pytest.raises(Unreachable, match="sky status took too long, and was ended"):
+    with pytest.raises(Unreachable) as caught:
         made.wait(ASKER, lambda _: None)
+    golden(caught.value)
     assert made._asked is not None
     assert made._asked._process.poll() is not None
 
@@ -156,16 +158,16 @@ def test_an_interrupt_ends_the_program(skypilot: Sky):
     assert made._asked._process.poll() is not None
 
 
-def test_a_host_that_does_not_answer_makes_the_next_cell_ask_again(skypilot: Sky):
+def test_a_host_that_does_not_answer_makes_the_next_cell_ask_again(
+    skypilot: Sky, golden
+):
     # Nothing listens on the discard port.
     skypilot.has("mine", entries("mine", ("127.0.0.1",), port=9))
     made = found()
     assert made.check(ASKER)
     with pytest.raises(Unreachable) as caught:
         made.transport(made.hosts[0], Access(), ASKER)
-    assert caught.value.hint.endswith(
-        "sky status mine --refresh says whether the cluster is still up."
-    )
+    golden(caught.value)
     assert not made.check(ASKER)
 
 

@@ -43,45 +43,49 @@ def test_a_workflow_is_submitted_and_its_id_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "kind", "hint"),
+    ("code", "message", "kind"),
     [
-        (1, "Workflow submit failed:\nno pool", SpecError, "Try by hand"),
-        (2, 'Must login first with "login" command', SpecError, "Log in with: osmo login URL"),
-        (10, "Cannot connect to OSMO service", Unreachable, "Try it again"),
-        (75, "Too many requests", Unreachable, "Try it again"),
+        (1, "Workflow submit failed:\nno pool", SpecError),
+        (2, 'Must login first with "login" command', SpecError),
+        (10, "Cannot connect to OSMO service", Unreachable),
+        (75, "Too many requests", Unreachable),
     ],
 )  # fmt: skip
 def test_a_refusal_is_told_in_its_words(
-    tmp_path, monkeypatch, code, message, kind, hint
+    tmp_path, monkeypatch, code, message, kind, golden
 ):
     program(tmp_path, monkeypatch, says({"message": message, "code": 1}, code))
     with pytest.raises(kind) as caught:
         osmo.submit(tmp_path / "w.yaml")
     assert message.split("\n")[0] in caught.value.message
-    assert caught.value.hint.startswith(hint)
+    golden(caught.value)
 
 
-def test_a_program_that_fails_with_a_traceback(tmp_path, monkeypatch):
+def test_a_program_that_fails_with_a_traceback(tmp_path, monkeypatch, golden):
     program(tmp_path, monkeypatch, "echo Traceback: boom >&2; exit 3")
-    with pytest.raises(SpecError, match="osmo workflow submit failed: Traceback: boom"):
+    with pytest.raises(SpecError) as caught:
         osmo.submit(tmp_path / "w.yaml")
+    golden(caught.value)
 
 
-def test_without_the_program_it_is_said_how_to_get_it(tmp_path, monkeypatch):
+def test_without_the_program_it_is_said_how_to_get_it(tmp_path, monkeypatch, golden):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SpecError, match="there is no program osmo here") as caught:
+    with pytest.raises(SpecError) as caught:
         osmo.check()
-    assert "Install Client" in caught.value.hint
+    golden(caught.value)
     with pytest.raises(SpecError, match="osmo can't be started here"):
         osmo.look("cell-1")
 
 
-def test_a_program_that_hangs_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
+def test_a_program_that_hangs_is_ended_with_all_that_it_started(
+    tmp_path, monkeypatch, golden
+):
     program(tmp_path, monkeypatch, f"sleep 600 &\necho $! >{tmp_path}/pid\nwait")
     monkeypatch.setattr(osmo, "QUERY_S", 2.0)
     began = time.monotonic()
-    with pytest.raises(Unreachable, match="osmo workflow query was not done after"):
+    with pytest.raises(Unreachable) as caught:
         osmo.look("cell-1")
+    golden(caught.value)
     assert time.monotonic() - began < HANG_S
     pid = int((tmp_path / "pid").read_text())
     wait_until(lambda: is_gone(pid), "the end of all")
@@ -114,13 +118,11 @@ STATE = {
 }  # fmt: skip
 
 
-def test_a_state_and_its_words():
+def test_a_state_and_its_words(golden):
     state = osmo_words.read_state(f"WARNING: old\n{json.dumps(STATE)}")
     assert state.is_over
     assert [task.status for task in state.tasks] == ["COMPLETED", "FAILED_IMAGE_PULL"]
-    assert osmo_words.ended("cell-1", state) == (
-        "OSMO workflow cell-1 ended as FAILED. worker-1: no such image"
-    )
+    golden(osmo_words.ended("cell-1", state))
 
 
 @pytest.mark.parametrize("status", ["PENDING", "RUNNING", "WAITING"])

@@ -107,14 +107,14 @@ def test_texts_are_bounded_as_those_of_any_host():
     assert len(put[0][1].text) <= 2000
 
 
-def test_the_result_of_rank_0_and_a_damaged_one_told():
+def test_the_result_of_rank_0_and_a_damaged_one_told(golden):
     data = base64.b64encode(b"\x80" * 40_000).decode()
     lines = log_lines.written(log_lines.RESULT, 0, data)
     reading = Reading()
     reading.read(*(f"{STAMP} [master] {line}" for line in lines))
     assert reading.reader.results == {(0, 0): b"\x80" * 40_000}
     put = reading.read(f"{STAMP} [master] distmagic result 0 1/1 no base64!")
-    assert put[-1][1].text == "the result of rank 0 came damaged\n"
+    golden(put[-1][1].text)
     assert set(reading.reader.results) == {(0, 0)}
 
 

@@ -26,7 +26,7 @@ def requirements(tmp_path, monkeypatch):
     return tmp_path / "train.txt"
 
 
-def test_cells_use_the_environment_where_it_was_made(lab, capsys, requirements):
+def test_cells_use_the_environment_where_it_was_made(lab, capsys, requirements, golden):
     lab.value("%distributed hosts gpu-a gpu-b")
     lab.session.synced = Synced(
         ready={"gpu-a": READY},
@@ -34,15 +34,10 @@ def test_cells_use_the_environment_where_it_was_made(lab, capsys, requirements):
     )
     capsys.readouterr()
     error = lab.error("%distributed env sync --requirements train.txt")
-    assert str(error).startswith("gpu-b: apex could not be installed.")
+    golden(error)
     assert "sync train: torch==2.9.0" in lab.session.log
     captured = capsys.readouterr()
-    assert captured.out.splitlines()[:4] == [
-        "note: left out, because it lies on this machine alone: ./mine",
-        "gpu-a: the environment train is ready (61 s): /home/me/.distmagic/envs/.1/bin/python",
-        "gpu-a: note: torch is another one",
-        "The cells of this notebook use it on gpu-a; elsewhere write --python env:train.",
-    ]
+    golden(*captured.out.splitlines()[:4])
     # A line on stderr, which is blanked where it became shorter.
     first, second = captured.err.removeprefix("\r").split("\r")
     assert first == "gpu-a: installing torch (1 of 2), 3 s"
@@ -73,35 +68,23 @@ def test_an_environment_that_is_there_is_told_as_such(lab, capsys, requirements)
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line",
     [
-        ("", "%distributed env is followed by sync."),
-        ("make", "%distributed env is followed by sync."),
-        ("sync --fast", "%distributed env sync takes no --fast."),
-        ("sync --name", "--name needs a value."),
-        ("sync --name a --name b", "--name is given twice."),
-        (
-            "sync --lock a --requirements b",
-            "--requirements and --lock can't go together.",
-        ),
-        (
-            "sync --requirements nowhere.txt",
-            "nowhere.txt can't be read: [Errno 2] No such file or directory: 'nowhere.txt'.",
-        ),
-        (
-            "sync --lock ~no-such-user/uv.lock",
-            "~no-such-user/uv.lock can't be read: [Errno 2] No such file or directory: '~no-such-user/uv.lock'.",
-        ),
-        (
-            "sync --requirements train.txt --name a/b",
-            "'a/b' can't be the name of an environment.",
-        ),
+        "",
+        "make",
+        "sync --fast",
+        "sync --name",
+        "sync --name a --name b",
+        "sync --lock a --requirements b",
+        "sync --requirements nowhere.txt",
+        "sync --lock ~no-such-user/uv.lock",
+        "sync --requirements train.txt --name a/b",
     ],
 )
-def test_a_wrong_line_says_what_to_write(lab, requirements, line, message):
+def test_a_wrong_line_says_what_to_write(lab, requirements, line, golden):
     lab.value("%distributed hosts gpu-a")
     error = lab.error(f"%distributed env {line}")
-    assert str(error).partition("\n")[0] == message
+    golden(str(error).partition("\n")[0])
 
 
 def test_the_tab_key_completes_it(requirements):

@@ -244,15 +244,14 @@ def test_a_library_that_the_notebook_has_changed_is_told_of_once_where_the_call_
     assert "! Line 2 sets json.BATCH" in capsys.readouterr().out
 
 
-def test_a_variable_of_the_line_is_not_told_to_be_the_notebooks_alone(lab, capsys):
+def test_a_variable_of_the_line_is_not_told_to_be_the_notebooks_alone(
+    lab, capsys, golden
+):
     cell = "import os\nos.environ['DM_TEST_WORD'] = 'a'\nlen([])"
     lab.value(f"%%distributed --env DM_TEST_WORD=a\n{cell}")
     assert capsys.readouterr().out == "Out[1]: 0\n"
     lab.value(f"%%distributed\n{cell}\ndel os.environ['DM_TEST_WORD']\nlen([])")
-    assert (
-        "Line 3 sets DM_TEST_WORD in the notebook, not on the ranks"
-        in capsys.readouterr().out
-    )
+    golden(capsys.readouterr().out)
 
 
 NO_RANK = (
@@ -291,55 +290,44 @@ def test_an_error_of_a_statement_that_was_meant_for_a_rank_says_where_it_ran(
 
 
 def test_argparse_that_ends_the_cell_is_an_error_that_says_where_it_ran(
-    lab, capsys, monkeypatch
+    lab, capsys, monkeypatch, golden
 ):
     monkeypatch.setattr(sys, "argv", ["kernel", "-f", "kernel.json"])
     error = lab.error(
         "%%distributed\nimport argparse\nparser = argparse.ArgumentParser()\nargs = parser.parse_args()\nlen([])"
     )
     assert isinstance(error, SpecError)
-    assert error.message == (
-        "line 4: argparse read the command line of the notebook's own kernel: this statement ran in the notebook."
-    )
-    assert error.hint.endswith(
-        "or write %%distributed --whole, and every rank runs the whole cell. %%distributed --script -- --lr 0.1 does that "
-        "with these arguments."
-    )
+    golden(error)
     assert lab.session.reachings[0].cancelled
 
 
-def test_a_syntax_error_looks_as_in_any_cell(lab, capsys):
+def test_a_syntax_error_looks_as_in_any_cell(lab, capsys, golden):
     error = lab.error("%%distributed\nx = 1\ny = = 2\nlen([])")
     assert isinstance(error, SpecError)
     assert error.message == "line 3: invalid syntax"
-    assert capsys.readouterr().out.rstrip() == (
-        "  Cell In[1], line 3\n    y = = 2\n        ^\nSyntaxError: invalid syntax"
-    )
+    golden(capsys.readouterr().out.rstrip())
     assert lab.session.log == []
 
 
 @pytest.mark.parametrize(
-    ("cell", "message"),
+    "cell",
     [
-        ("%%distributed\n\n\n", "The cell is empty."),
-        ("%%distributed --nproc-per-node 0\nf()", "--nproc-per-node: 0 ranks were asked for; a host runs at least 1."),
-        ("%%distributed --nproc-per-node -1\nf()", "--nproc-per-node: -1 ranks were asked for; a host runs at least 1."),
-        ("%%distributed --hosts a:0\nf()", "host 'a:0': 0 ranks were asked for; a host runs at least 1."),
-        ("%%distributed --hots a\nf()", "--hots is not a flag of %%distributed."),
-        ("%%distributed\n!ls", "line 2: `!ls` is IPython's, and ranks run plain Python."),
-        ("%%distributed --hosts a --python b=/x\nf()", "--python b=...: b is not one of the hosts."),
-        ("%%distributed\ndef a(): pass\ndef b(): pass", "The cell defines a (line 2) and b (line 3), and calls neither."),
-        (
-            "%%distributed\nfor i in range(3):\n    data.append(i)",
-            "line 3: data is the notebook's, and a cell that runs whole on every rank can't see it.",
-        ),
+        "%%distributed\n\n\n",
+        "%%distributed --nproc-per-node 0\nf()",
+        "%%distributed --nproc-per-node -1\nf()",
+        "%%distributed --hosts a:0\nf()",
+        "%%distributed --hots a\nf()",
+        "%%distributed\n!ls",
+        "%%distributed --hosts a --python b=/x\nf()",
+        "%%distributed\ndef a(): pass\ndef b(): pass",
+        "%%distributed\nfor i in range(3):\n    data.append(i)",
     ],
 )  # fmt: skip
-def test_a_wrong_request_starts_nothing(lab, cell, message):
+def test_a_wrong_request_starts_nothing(lab, cell, golden):
     lab.shell.user_ns["data"] = []
     error = lab.error(cell)
     assert isinstance(error, SpecError)
-    assert error.message == message
+    golden(error)
     assert lab.session.log == []
 
 
@@ -453,7 +441,9 @@ def test_hosts_are_set_and_shown(lab, capsys, tmp_path):
     assert lab.session.hosts == parse_hosts("gpu-c:2")
 
 
-def test_hosts_are_set_with_their_python_and_ssh_configuration(lab, capsys, tmp_path):
+def test_hosts_are_set_with_their_python_and_ssh_configuration(
+    lab, capsys, tmp_path, golden
+):
     """For cells, for `distmagic.run`, and for all commands about jobs."""
     line = "%distributed hosts gpu-a:4 gpu-b --python /p --python gpu-b=/q --ssh-config"
     lab.value(f"{line} '{tmp_path}/my config'")
@@ -473,7 +463,7 @@ def test_hosts_are_set_with_their_python_and_ssh_configuration(lab, capsys, tmp_
     lab.value("%distributed hosts --python /r")  # the hosts stay
     assert capsys.readouterr().out.endswith(f"\ngpu-a:4, gpu-b  (%distributed hosts)  --python /r --python gpu-b=/q --ssh-config {tmp_path}/my config\n")  # fmt: skip
     error = lab.error("%distributed hosts gpu-c --hostfile x")
-    assert error.message == "A list of hosts and --hostfile are both given."
+    golden(error)
     assert lab.error("%distributed hosts gpu-c --nnodes 2").message == (
         "'--nnodes' names no hosts."
     )
@@ -493,7 +483,7 @@ def test_config_sets_hosts_as_a_list_too(lab, capsys):
     assert capsys.readouterr().out == "gpu-a:3, gpu-b  (%config Distmagic.hosts)\n"
 
 
-def test_a_setting_of_a_wrong_kind(lab):
+def test_a_setting_of_a_wrong_kind(lab, golden):
     lab.value("%unload_ext distmagic")
     lab.shell.config.Distmagic.hosts = 5
     try:
@@ -501,23 +491,16 @@ def test_a_setting_of_a_wrong_kind(lab):
     finally:
         del lab.shell.config["Distmagic"]
     assert isinstance(error, SpecError)
-    assert error.message.startswith(
-        "A setting can't be used: The 'hosts' trait of a Distmagic instance expected "
-    )
-    assert (
-        error.hint
-        == "Mend it where it is set: with %config Distmagic.NAME = VALUE, or in ipython_config.py."
-    )
+    assert "The 'hosts' trait" in error.message
+    golden(error.hint)
 
 
-def test_a_time_in_the_settings_that_is_none(lab):
+def test_a_time_in_the_settings_that_is_none(lab, golden):
     lab.value("%config Distmagic.warm_idle_s = -1.0")
-    assert str(lab.error("%%distributed\nlen([])")) == (
-        "Distmagic.warm_idle_s: -1 is not a time.\nUse 0 (never) to a day."
-    )
+    golden(lab.error("%%distributed\nlen([])"))
 
 
-def test_playground_sets_hosts_and_the_way_to_them(lab, capsys):
+def test_playground_sets_hosts_and_the_way_to_them(lab, capsys, golden):
     lab.value("%distributed playground 2")
     (own,) = lab.playgrounds
     lab.value("%%distributed\nlen([])")
@@ -535,10 +518,7 @@ def test_playground_sets_hosts_and_the_way_to_them(lab, capsys):
     assert own.stopped
     assert lab.session.log[-1] == "close"
     lab.value("%distributed hosts")
-    assert (
-        capsys.readouterr().out.splitlines()[-1]
-        == "localhost  (no hosts are named: this machine)"
-    )
+    golden(capsys.readouterr().out.splitlines()[-1])
 
 
 def test_a_second_playground_ends_the_first(lab):
@@ -557,14 +537,12 @@ def test_down_closes_the_session_once_opened(lab, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_down_names_the_hosts_that_could_not_be_told(lab, capsys):
+def test_down_names_the_hosts_that_could_not_be_told(lab, capsys, golden):
     lab.session.untold = ("gpu-a", "gpu-b")
     lab.value("%%distributed\nlen([])")
     capsys.readouterr()
     lab.value("%distributed down")
-    assert capsys.readouterr().out == (
-        "gpu-a, gpu-b could not be told; what is loaded there ends when its lease runs out\n"
-    )
+    golden(capsys.readouterr().out)
 
 
 def test_what_is_written_and_what_it_does_stand_apart():
@@ -578,51 +556,21 @@ def test_what_is_written_and_what_it_does_stand_apart():
         assert text.lstrip() == usage.text
 
 
-FOR_ALL = (
-    "For all cells of this notebook: %distributed hosts LIST, or %config Distmagic."
-)
-
-
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line",
     [
-        (
-            "host gpu-a",
-            "%distributed host is not known.\nDid you mean hosts? Known are: hosts, playground, run, jobs, runs, attach, view, add, stop, logs, stacks, get, put, env, clean, status, allocations, down, help.",
-        ),
-        (
-            "doctr",
-            "%distributed doctr is not known.\nKnown are: hosts, playground, run, jobs, runs, attach, view, add, stop, logs, stacks, get, put, env, clean, status, allocations, down, help.",
-        ),
-        (
-            "--hosts gpu-a",
-            "%distributed takes no flag --hosts: flags belong to a cell, under %%distributed.\n"
-            + FOR_ALL,
-        ),
-        (
-            "hosts a:0",
-            "host 'a:0': 0 ranks were asked for; a host runs at least 1.\nUse 1 or more.",
-        ),
-        (
-            "hosts --file x",
-            "'--file' names no hosts.\nWrite gpu-a:4,gpu-b:2 or --hostfile FILE, and behind it --python PATH or --ssh-config FILE.",
-        ),
-        (
-            "playground",
-            "%distributed playground needs a number of hosts.\nWrite %distributed playground 2.",
-        ),
-        (
-            "playground 0",
-            "%distributed playground needs a number of hosts.\nWrite %distributed playground 2.",
-        ),
-        (
-            "down now",
-            "%distributed down takes nothing after it but --cluster NAME.\nAlone it ends the connections to all hosts, and this notebook's allocations.",
-        ),
+        "host gpu-a",
+        "doctr",
+        "--hosts gpu-a",
+        "hosts a:0",
+        "hosts --file x",
+        "playground",
+        "playground 0",
+        "down now",
     ],
 )
-def test_a_wrong_command_says_what_to_write(lab, line, message):
-    assert str(lab.error(f"%distributed {line}")) == message
+def test_a_wrong_command_says_what_to_write(lab, line, golden):
+    golden(lab.error(f"%distributed {line}"))
 
 
 def test_alone_it_lists_the_commands(lab, capsys):
@@ -652,37 +600,26 @@ def test_help_lists_its_topics_and_shows_one(lab, capsys):
 
 
 @pytest.mark.parametrize(
-    ("line", "message", "hint"),
+    "line",
     [
-        (
-            "help flag",
-            "There is no help about 'flag'.",
-            "Did you mean flags? Topics are: ",
-        ),
-        (
-            "help nothing-of-it",
-            "There is no help about 'nothing-of-it'.",
-            "Topics are: ",
-        ),
-        ("help flags ssh", "%distributed help takes one topic.", "Topics are: "),
+        "help flag",
+        "help nothing-of-it",
+        "help flags ssh",
     ],
 )
-def test_a_wrong_topic_names_all_topics(lab, line, message, hint):
+def test_a_wrong_topic_names_all_topics(lab, line, golden):
     error = lab.error(f"%distributed {line}")
     assert isinstance(error, SpecError)
-    assert error.message == message
-    assert error.hint == f"{hint}{', '.join(help_pages.topics())}."
+    golden(error)
 
 
-def test_a_link_between_pages_becomes_a_command(monkeypatch, tmp_path):
+def test_a_link_between_pages_becomes_a_command(monkeypatch, tmp_path, golden):
     (tmp_path / "help").mkdir()
     (tmp_path / "help" / "one.md").write_text(
         "# One\nSee [the second page](two.md#part), [outside](https://x.org/a.md)."
     )
     monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)
-    assert help_pages.page("one") == (
-        "# One\nSee the second page (`%distributed help two`), [outside](https://x.org/a.md)."
-    )
+    golden(help_pages.page("one"))
 
 
 def test_pages_are_found_where_distmagic_is_no_folder(tmp_path):
@@ -805,13 +742,11 @@ def test_unloading_takes_everything_back(lab):
     assert lab.value("%%distributed\nlen([])") == 0
 
 
-def test_windows_is_refused_with_a_sentence(shell, monkeypatch):
+def test_windows_is_refused_with_a_sentence(shell, monkeypatch, golden):
     monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(
-        SpecError,
-        match=r"needs Linux or macOS on the notebook's side\.\nOn Windows, run Jupyter in WSL",
-    ):
+    with pytest.raises(SpecError) as caught:
         magic.load_ipython_extension(shell)
+    golden(caught.value)
     with pytest.raises(SpecError, match="needs Linux or macOS"):
         distmagic.run(len, [])
 
@@ -859,13 +794,12 @@ def test_the_package_alone_imports_only_the_standard_library(tmp_path):
     assert done.stdout == f"{distmagic.__version__} ['distmagic']\n"
 
 
-def test_the_packages_names_are_found_when_asked_for():
+def test_the_packages_names_are_found_when_asked_for(golden):
     assert distmagic.SpecError is SpecError
     assert {"run", "Run", "report", "track", "WorkerFailed"} <= set(dir(distmagic))
-    with pytest.raises(
-        AttributeError, match="module 'distmagic' has no attribute 'runn'"
-    ):
+    with pytest.raises(AttributeError) as caught:
         _ = distmagic.runn
+    golden(caught.value)
 
 
 def test_every_error_is_exported():
@@ -956,7 +890,7 @@ def test_the_main_thread_asks_what_a_worker_wants_to_know(monkeypatch):
     assert asker.ask("gpu-a: Code: ", secret=True) == "secret for gpu-a: Code: "
 
 
-def test_an_interrupt_wakes_the_thread_that_waits(monkeypatch):
+def test_an_interrupt_wakes_the_thread_that_waits(monkeypatch, golden):
     def interrupt(prompt):
         raise KeyboardInterrupt
 
@@ -966,20 +900,16 @@ def test_an_interrupt_wakes_the_thread_that_waits(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         asker.serve(HANG_S)
     thread.join(HANG_S)
-    assert answers == [
-        "gpu-a: asked 'Code:', and got no answer.\nRun the cell again and answer."
-    ]
+    golden(*answers)
 
 
-def test_closing_wakes_all_and_answers_nobody_later():
+def test_closing_wakes_all_and_answers_nobody_later(golden):
     asker = NotebookAsker(can_ask=True)
     asker.serve(0)  # nothing to do
     asker.close()
     thread, answers = _asked_by_a_thread(asker, prompt="gpu-a: Code: ", secret=True)
     thread.join(HANG_S)
-    assert answers == [
-        "gpu-a: asked 'Code:', and got no answer.\nRun the cell again and answer."
-    ]
+    golden(*answers)
 
 
 def test_a_kernel_without_stdin_is_an_error_at_once(shell):
@@ -998,7 +928,7 @@ def test_a_cell_that_ends_leaves_nobody_waiting(lab):
 @pytest.mark.parametrize(
     ("answer", "limits"), [("y", [2**28, sys.maxsize]), ("", [2**28])]
 )
-def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits):
+def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits, golden):
     asked, packed = [], []
 
     def pack(thunk, *, limit_bytes, labels, title):
@@ -1012,7 +942,7 @@ def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits):
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda prompt: asked.append(prompt) or answer)
     result = lab.run("%%distributed\ndef f():\n    return 1\nf()")
-    assert asked == ["The call takes 2.0 GB. Send it all the same? [y/N] "]
+    golden(*asked)
     assert packed == limits
     assert result.success is (answer == "y")
 

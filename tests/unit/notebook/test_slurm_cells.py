@@ -79,7 +79,7 @@ def test_the_hosts_of_a_cluster_are_taken(lab: Lab, capsys):
 
 
 def test_clusters_are_listed_and_taken_down_by_name(
-    lab: Lab, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden
 ):
     skypilot = Sky(tmp_path, monkeypatch)
     lab.value("%distributed allocations sky")
@@ -89,11 +89,9 @@ def test_clusters_are_listed_and_taken_down_by_name(
     lab.session.take_down = lambda name, _: f"Terminating cluster {name}...done."
     lab.session.clusters = ("mine",)
     lab.value("%distributed allocations sky")
-    assert capsys.readouterr().out == (
-        "cluster  state    notebook\nmine     UP       this notebook\nother    STOPPED\n"
-    )
+    golden(capsys.readouterr().out)
     lab.value("%distributed allocations")
-    assert "clusters of SkyPilot in this notebook: mine\n" in capsys.readouterr().out
+    golden(capsys.readouterr().out)
     for line in ("--cluster other", "--cluster=other"):
         lab.value(f"%distributed down {line}")
         assert capsys.readouterr().out == "Terminating cluster other...done.\n"
@@ -119,7 +117,7 @@ def test_allocations_are_listed_and_one_is_taken(lab: Lab, capsys):
     assert lab.session.log == ["allocations of login1", "allocate", "wait"]
 
 
-def test_the_table_of_allocations():
+def test_the_table_of_allocations(golden):
     states = [
         JobState(
             job="17",
@@ -136,12 +134,6 @@ def test_the_table_of_allocations():
             comment="distmagic:you",
         ),
     ]
-    assert allocations_table(states, {"17"}).splitlines() == [
-        "job  state    nodes      time left  notebook",
-        "17   running  a1,a2      9:00       this notebook",
-        "18   pending  Resources  30:00      you",
-    ]
-    assert (
-        allocations_table([], set())
-        == "Slurm has no allocation of distmagic's that is yours"
+    golden(
+        *allocations_table(states, {"17"}).splitlines(), allocations_table([], set())
     )

@@ -51,11 +51,12 @@ def test_a_node_comes_and_is_told_the_outcome():
         assert following.outcome() == {"for": 1}
 
 
-def test_the_next_cell_waits_for_the_node_to_come_to_it():
+def test_the_next_cell_waits_for_the_node_to_come_to_it(golden):
     with met(*places()) as (meeting, following):
         meeting.gather(1, "same", HANG_S)
-        with pytest.raises(Unreachable, match="node 1 of Slurm job 7 has not come"):
+        with pytest.raises(Unreachable) as caught:
             meeting.gather(2, "next", 0.3)
+        golden(caught.value)
         following.come(2, "next", HANG_S)
         meeting.gather(2, "next", HANG_S)
 
@@ -76,7 +77,7 @@ def test_a_node_that_comes_late_is_told_how_the_cell_ended():
         assert [member.outcomes for member in meeting.members] == [{2: {"of": 2}}]
 
 
-def test_a_node_whose_notebook_was_restarted_is_told_so():
+def test_a_node_whose_notebook_was_restarted_is_told_so(golden):
     with met(*places()) as (meeting, following):
         meeting.gather(1, "same", HANG_S)
         for cell in (1, 2):
@@ -84,9 +85,7 @@ def test_a_node_whose_notebook_was_restarted_is_told_so():
         following.come(2, "", HANG_S)
         assert following.outcome() == {}
         following.come(1, "same", HANG_S)
-        assert following.outcome()["error"]["message"] == (
-            "Node 0 has run 2 cells or scripts already, and this node begins anew."
-        )
+        golden(following.outcome()["error"]["message"])
 
 
 def test_who_waits_says_for_whom(monkeypatch):
@@ -101,39 +100,29 @@ def test_who_waits_says_for_whom(monkeypatch):
     assert said == ["waits for node 1, n1."]
 
 
-def test_a_node_that_runs_something_else_is_named():
+def test_a_node_that_runs_something_else_is_named(golden):
     with (
         met(*places(), digest="other") as (meeting, _),
         pytest.raises(SpecError) as caught,
     ):
         meeting.gather(1, "same", HANG_S)
-    assert str(caught.value) == (
-        "n1: node 1 of Slurm job 7 runs another cell or script than node 0.\n"
-        "Start the same file on all nodes, and let no cell depend on the node it runs on."
-    )
+    golden(caught.value)
 
 
-def test_a_node_that_never_comes_is_named():
+def test_a_node_that_never_comes_is_named(golden):
     first, _ = places()
     with contextlib.closing(Meeting(first, SECRET)) as meeting:
         with pytest.raises(Unreachable) as caught:
             meeting.gather(1, "same", 0.3)
-        assert re.sub(r"within \d+ s", "within 0 s", str(caught.value)) == (
-            "n1: node 1 of Slurm job 7 has not come within 0 s.\n"
-            f"Look at what it printed; it must run the same command, and reach n0 at port {meeting.port}."
-        )
+        golden(re.sub("within \\d+ s", "within 0 s", str(caught.value)))
 
 
-def test_a_node_0_that_never_comes_is_named():
+def test_a_node_0_that_never_comes_is_named(golden):
     _, second = places()
     following = Following(second, SECRET, HERE)
     with pytest.raises(Unreachable) as caught:
         following.come(1, "same", 0.3)
-    assert re.sub(r"within \d+ s", "within 0 s", str(caught.value)) == (
-        "n0: node 0 of Slurm job 7 has not answered node 1 within 0 s: Connection refused.\n"
-        "It must run the same command, and let the other nodes dial its ports "
-        f"{second.ports[0]} and {len(second.ports) - 1} others."
-    )
+    golden(re.sub("within \\d+ s", "within 0 s", str(caught.value)))
 
 
 def test_a_name_that_resolves_late_is_waited_for(monkeypatch):
@@ -158,7 +147,7 @@ def test_a_name_that_resolves_late_is_waited_for(monkeypatch):
     assert len(asked) > 2 * len(second.ports)
 
 
-def test_a_wrong_secret_is_told_on_both_sides(monkeypatch):
+def test_a_wrong_secret_is_told_on_both_sides(monkeypatch, golden):
     monkeypatch.setattr(following_module, "_WRONG_S", 0.3)
     monkeypatch.setattr(meeting_module, "_REFUSED_S", 0.3)
     first, second = places()
@@ -170,13 +159,8 @@ def test_a_wrong_secret_is_told_on_both_sides(monkeypatch):
         coming = thread.submit(wrong.come, 1, "same", HANG_S)
         with pytest.raises(Unreachable) as caught:
             meeting.gather(1, "same", HANG_S)
-        assert str(coming.exception()) == (
-            "n0: node 0 of Slurm job 7 has another DISTMAGIC_SECRET than this node, 1.\n"
-            "Set it to one value on all nodes."
-        )
-        assert caught.value.hint == (
-            "Somebody dialled without the right secret: set DISTMAGIC_SECRET to one value on all nodes."
-        )
+        golden(coming.exception())
+        golden(caught.value)
 
 
 def test_who_has_no_secret_is_told_nothing_and_holds_nobody_up():
@@ -225,33 +209,32 @@ def test_no_free_port_is_told():
     with contextlib.ExitStack() as stack:
         for port in first.ports:
             stack.enter_context(socket.create_server(("", port)))
-        with pytest.raises(SpecError, match="none of its ports is free") as caught:
+        with pytest.raises(SpecError, match="ports is free") as caught:
             Meeting(replace(first), SECRET)
-    assert caught.value.hint == "Something else listens there: start the job again."
+    assert "start the job again" in caught.value.hint
 
 
-def test_a_node_that_leaves_is_named_at_once():
+def test_a_node_that_leaves_is_named_at_once(golden):
     with met(*places()) as (meeting, following):
         meeting.gather(1, "same", HANG_S)
         following.close()
         began = time.monotonic()
-        with pytest.raises(Unreachable, match="node 1 of Slurm job 7 has ended before"):
+        with pytest.raises(Unreachable) as caught:
             meeting.gather(2, "next", HANG_S)
+        golden(caught.value)
         assert time.monotonic() - began < HANG_S / 2
 
 
-def test_a_node_0_that_leaves_is_named_at_once():
+def test_a_node_0_that_leaves_is_named_at_once(golden):
     with met(*places()) as (meeting, following):
         meeting.gather(1, "same", HANG_S)
         meeting.close()
         with pytest.raises(Unreachable) as caught:
             following.outcome()
-    assert caught.value.message == (
-        "n0: node 0 of Slurm job 7 has ended before it told how this cell or script did."
-    )
+    golden(caught.value)
 
 
-def test_a_node_0_that_is_killed_is_named(monkeypatch):
+def test_a_node_0_that_is_killed_is_named(monkeypatch, golden):
     monkeypatch.setattr(following_module, "_AGAIN_S", 0.3)
     with met(*places()) as (meeting, following):
         meeting.gather(1, "same", HANG_S)
@@ -260,9 +243,7 @@ def test_a_node_0_that_is_killed_is_named(monkeypatch):
         meeting.close()
         with pytest.raises(Unreachable) as caught:
             following.outcome()
-    assert caught.value.message == (
-        "n0: node 0 of Slurm job 7 is gone: its connections broke, and it answers no longer."
-    )
+    golden(caught.value)
 
 
 def test_connections_that_break_are_made_again_and_the_cell_is_said_again():
@@ -301,7 +282,7 @@ def test_connections_that_break_are_made_again_and_the_cell_is_said_again():
     ids=lambda line: line[:40].decode(errors="replace"),
 )
 def test_a_node_that_says_what_none_says_is_hung_up_on_and_named_and_the_others_stay(
-    line,
+    line, golden
 ):
     first, second, third = places(3)
     with (
@@ -321,13 +302,11 @@ def test_a_node_that_says_what_none_says_is_hung_up_on_and_named_and_the_others_
         ):
             with pytest.raises(Unreachable) as caught:
                 ask()
-            assert str(caught.value) == (
-                "n1: node 1 of Slurm job 7 said what no node says with the distmagic of node 0.\n"
-                "Install the same version on all nodes, and start the job again."
-            )
+            golden(caught.value)
         assert (one.up, one.down, other.is_there) == (None, None, True)
-        with pytest.raises(Unreachable, match="node 0 of Slurm job 7 has ended before"):
+        with pytest.raises(Unreachable) as caught:
             bad.outcome()  # it does not dial again and again
+        golden(caught.value)
         process = meeting.transport("n2").start(("cat",))
         process.write(b"still here\n")
         assert process.read() == b"still here\n"
@@ -348,7 +327,7 @@ def test_a_node_that_says_what_none_says_is_hung_up_on_and_named_and_the_others_
     ],
     ids=str,
 )
-def test_a_node_that_begins_as_none_begins_is_named(hello):
+def test_a_node_that_begins_as_none_begins_is_named(hello, golden):
     first, second = places()
     with (
         contextlib.closing(Meeting(first, SECRET)) as meeting,
@@ -358,8 +337,9 @@ def test_a_node_that_begins_as_none_begins_is_named(hello):
         channel.tell(node=1, **hello)
         assert channel.hear(HANG_S) is None, "it is hung up on"
         channel.close()
-        with pytest.raises(Unreachable, match="node 1 of Slurm job 7 said what no"):
+        with pytest.raises(Unreachable) as caught:
             meeting.gather(1, "same", HANG_S)
+        golden(caught.value)
 
 
 def test_nothing_is_left_open():

@@ -66,15 +66,12 @@ def meeting_of(place: JobNode) -> Iterator[Meeting]:
         yield meeting
 
 
-def test_the_proof_of_the_environment():
+def test_the_proof_of_the_environment(golden):
     place, _ = places()
     assert proof_of({}, place) is None
     with pytest.raises(SpecError) as caught:
         proof_of({"DISTMAGIC_SECRET": "short"}, place)
-    assert str(caught.value) == (
-        "inside Slurm job 7, node 0 of 2: DISTMAGIC_SECRET has 5 characters, and whoever guesses it can run programs on "
-        "your nodes.\nUse 16 or more, such as those of: openssl rand -hex 16"
-    )
+    golden(caught.value)
     assert proof_of({"DISTMAGIC_SECRET": "0123456789abcdef"}, place) is not None
 
 

@@ -68,7 +68,7 @@ def made(login: Login) -> Iterator[Allocation]:
 ASKER = NotebookAsker(can_ask=False)
 
 
-def test_it_waits_and_says_why_and_then_has_the_nodes(login, made):
+def test_it_waits_and_says_why_and_then_has_the_nodes(login, made, golden):
     squeue(login, PENDING, PENDING, RUNNING)
     said: list[str] = []
     hosts = made.wait(ASKER, said.append)
@@ -79,7 +79,7 @@ def test_it_waits_and_says_why_and_then_has_the_nodes(login, made):
         == said[1]
         == "Slurm job 17 is pending: the nodes it needs are busy (Resources)."
     )
-    assert said[2] == "Slurm job 17 runs on a1, a2; its nodes are being set up."
+    golden(said[2])
     assert login.programs() == ["sbatch", "squeue", "squeue", "squeue", "srun"]
 
 
@@ -113,7 +113,7 @@ def test_of_two_threads_that_open_the_pipe_again_at_once_one_pipe_stays(login, m
     assert [lease.stays for lease in login.leases] == [False, True]
 
 
-def test_a_controller_that_is_away_says_nothing_of_the_job(login, made):
+def test_a_controller_that_is_away_says_nothing_of_the_job(login, made, golden):
     away = Said(
         err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
         code=1,
@@ -121,9 +121,7 @@ def test_a_controller_that_is_away_says_nothing_of_the_job(login, made):
     login.answers["squeue"] = [away, Said(RUNNING)]
     said: list[str] = []
     made.wait(ASKER, said.append)
-    assert said[0].startswith(
-        "How Slurm job 17 stands is not known: login1: Slurm's controller does not answer"
-    )
+    golden(said[0])
 
 
 def test_a_job_that_ends_before_it_is_ours(login, made):
@@ -133,15 +131,11 @@ def test_a_job_that_ends_before_it_is_ours(login, made):
     assert not made.is_alive
 
 
-def test_a_job_that_can_not_ever_start_is_cancelled_and_told(login, made):
+def test_a_job_that_can_not_ever_start_is_cancelled_and_told(login, made, golden):
     squeue(login, ENDLESS)
     with pytest.raises(SpecError) as caught:
         made.wait(ASKER, print)
-    assert caught.value.message == (
-        "Slurm job 17 is pending: it asks for more nodes than the partition has or allows, so it will never start "
-        "(PartitionNodeLimit). It was cancelled."
-    )
-    assert "--nodes" in caught.value.hint
+    golden(caught.value)
     assert login.asked[-1] == ("scancel", "17")
     assert not made.is_alive
 
@@ -225,13 +219,14 @@ def test_what_is_sent_before_a_step_is_refused_is_sent_again(login):
     assert second.written == b"one two"
 
 
-def test_a_step_that_stays_refused_is_told_in_the_end(login, monkeypatch):
+def test_a_step_that_stays_refused_is_told_in_the_end(login, monkeypatch, golden):
     monkeypatch.setattr(srun, "REFUSED_S", 0.05)
     refused = "srun: error: Unable to create step for job 17: Job step creation temporarily disabled\n"
     login.answers["srun"] = [Said(err=refused, code=1)]
     process = SrunTransport(login, Node(name="a1", job="17")).start(("cat",))
-    with pytest.raises(Unreachable, match="a1: Slurm starts no step there for now"):
+    with pytest.raises(Unreachable) as caught:
         process.read()
+    golden(caught.value)
 
 
 def test_what_its_script_printed_is_told(login, made):
@@ -347,15 +342,16 @@ def test_a_refusal_is_an_error_of_the_request(login):
         )
 
 
-def test_an_allocation_of_another_kernel(login):
+def test_an_allocation_of_another_kernel(login, golden):
     squeue(login, RUNNING)
     queue = SlurmQueue(Shell("login1", lambda _: login))
     one = found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
     assert [host.name for host in one.wait(ASKER, print)] == ["a1", "a2"]
     one.leave()
     squeue(login, CANCELLED)
-    with pytest.raises(SpecError, match="Slurm has no job 17 that runs"):
+    with pytest.raises(SpecError) as caught:
         found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+    golden(caught.value)
 
 
 def test_a_job_that_was_not_made_for_us_gets_keepers_and_is_not_ours_to_end(login):
@@ -398,7 +394,7 @@ def test_a_job_that_takes_no_step_for_keepers(login):
     assert not one.is_alive
 
 
-def test_a_command_that_hangs_is_given_up_and_ended(tmp_path, monkeypatch):
+def test_a_command_that_hangs_is_given_up_and_ended(tmp_path, monkeypatch, golden):
     monkeypatch.setattr(shell, "_LATER_S", 0.1)
     here = Shell("login1", lambda _: local.connect())
     squeue = tmp_path / "squeue"
@@ -406,8 +402,9 @@ def test_a_command_that_hangs_is_given_up_and_ended(tmp_path, monkeypatch):
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     hangs = srun_words.clean(("squeue", str(tmp_path / "pid")))
-    with pytest.raises(Unreachable, match=r"login1: squeue gave no answer within 2 s"):
+    with pytest.raises(Unreachable) as caught:
         here.run(hangs, ASKER, timeout_s=2)
+    golden(caught.value)
     place = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
     wait_until(lambda: not place.exists(), "the command to end")
 

@@ -148,9 +148,10 @@ def test_the_number_of_a_job(answer, job):
 
 
 @pytest.mark.parametrize("answer", ["", "\n", "Submitted batch job 17", "17;a b"])
-def test_an_answer_without_a_number(answer):
-    with pytest.raises(ValueError, match="in place of a job's number"):
+def test_an_answer_without_a_number(answer, golden):
+    with pytest.raises(ValueError) as caught:
         submission.job_id(answer)
+    golden(caught.value)
 
 
 def test_variables_of_a_job_around_are_taken_away_and_the_users_own_choice_stays():

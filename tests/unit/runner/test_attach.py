@@ -30,7 +30,9 @@ def test_a_job_is_followed_from_its_first_event(tmp_path):
     assert_left(a, b)
 
 
-def test_a_host_that_is_absent_is_tried_again_and_followed_when_it_is_back(tmp_path):
+def test_a_host_that_is_absent_is_tried_again_and_followed_when_it_is_back(
+    tmp_path, golden
+):
     a, b = two()
     job = begun(a, b)
     b.error = down("gpu-b")
@@ -42,7 +44,7 @@ def test_a_host_that_is_absent_is_tried_again_and_followed_when_it_is_back(tmp_p
     screen = FakeScreen(comes_back)
     followed = attach(reach(a, b), job, screen)
     assert followed.state.phase == "done"
-    assert followed.state.notices == ("gpu-b: no answer. It is tried again.",)
+    golden(*followed.state.notices)
     assert followed.small_results == {(0, 0): RESULT, (1, 1): RESULT}
 
 

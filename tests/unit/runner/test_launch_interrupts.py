@@ -52,7 +52,7 @@ def cancelled(tmp_path: Path, *hosts: FakeHost) -> str:
     return str(caught.value)
 
 
-def test_an_interrupt_while_hosts_are_reached(tmp_path, monkeypatch):
+def test_an_interrupt_while_hosts_are_reached(tmp_path, monkeypatch, golden):
     a, b = two()
     may_answer = threading.Event()
     connect = b.connect
@@ -71,9 +71,7 @@ def test_an_interrupt_while_hosts_are_reached(tmp_path, monkeypatch):
             )
     finally:
         may_answer.set()
-    assert str(caught.value) == (
-        "Interrupted while the hosts were being reached; nothing was started.\nNo answer had come yet from gpu-b."
-    )
+    golden(caught.value)
     assert reaching.futures[1].result(HANG_S)
     assert_left(a, b)
 
@@ -84,18 +82,15 @@ def test_an_interrupt_while_hosts_are_planned_for(tmp_path):
     assert cancelled(tmp_path, a, b) == "Interrupted; nothing was started."
 
 
-def test_an_interrupt_while_hosts_are_sent_what_they_need(tmp_path):
+def test_an_interrupt_while_hosts_are_sent_what_they_need(tmp_path, golden):
     a, b = two()
     b.answers[p.OfferBlobs] = pressing()
     text = cancelled(tmp_path, a, b)
-    assert (
-        text
-        == "Interrupted while the hosts were being sent what they need; nothing was started."
-    )
+    golden(text)
     assert a.requests_of(p.StartNode) == b.requests_of(p.StartNode) == []
 
 
-def test_an_interrupt_while_hosts_start_stops_those_that_have(tmp_path):
+def test_an_interrupt_while_hosts_start_stops_those_that_have(tmp_path, golden):
     a, b = two(runs_on)
     hello = p.Hello(protocol=p.PROTOCOL, job="j", node_rank=1, hostname="b", pid=9)
     b.answers[p.StartNode] = pressing(
@@ -103,23 +98,17 @@ def test_an_interrupt_while_hosts_start_stops_those_that_have(tmp_path):
     )
     b.answers[p.StopNode] = lambda _: [p.encode(p.Final(reason="stopped"), 2)]
     text = cancelled(tmp_path, a, b)
-    assert (
-        text
-        == "Interrupted while the hosts were starting; what had started was stopped."
-    )
+    golden(text)
     assert len(a.requests_of(p.StopNode)) == len(b.requests_of(p.StopNode)) == 1
 
 
 def test_an_interrupt_while_hosts_start_names_those_that_do_not_confirm_their_end(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, golden
 ):
     monkeypatch.setattr(start, "_PATIENCE_S", 1.0)
     a, b = two(runs_on)
     b.answers[p.StartNode] = pressing()
-    assert cancelled(tmp_path, a, b) == (
-        "Interrupted while the hosts were starting; gpu-b did not confirm that nothing runs there any more.\n"
-        "What may still run on gpu-b ends by itself when its lease runs out."
-    )
+    golden(cancelled(tmp_path, a, b))
 
 
 def test_an_interrupt_of_a_run_stops_every_rank_and_the_run_is_left(tmp_path):

@@ -221,7 +221,7 @@ def test_a_host_whose_devices_another_job_has_does_not_come(payload):
     asked = p.ClaimDevices(job="j-1", devices=("0", "1"))
     assert [one for one in link.said if isinstance(one, p.ClaimDevices)] == [asked]
     link.before = (p.DeviceClaim(device="1", job="j-0"),)
-    with pytest.raises(PreflightError, match="gpu-c: the run would wait for device 1"):
+    with pytest.raises(PreflightError, match=r"gpu-c: .* device 1"):
         joiner.admit(link, "a2")
     requests = [said.request_id for one in lead.links for said in one.said]
     assert requests == ["a1"], "the lead counts no host that can't come"
@@ -254,46 +254,39 @@ def test_another_notebook_asks_the_lead_for_all_of_it(payload, tmp_path, monkeyp
     ]
 
 
-def test_what_arrives_damaged_is_not_kept(payload, tmp_path, monkeypatch):
+def test_what_arrives_damaged_is_not_kept(payload, tmp_path, monkeypatch, golden):
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
     lead = Lead(begun(payload, A, B)[0], has=DATA)
     monkeypatch.setattr(
         FakeLink, "take", lambda self, size_bytes, write: write(b"x" * size_bytes)
     )
-    with pytest.raises(
-        ProtocolError,
-        match=r"^gpu-a: what the job needs could not be taken from there: a file arrived damaged\.$",
-    ):
+    with pytest.raises(ProtocolError) as caught:
         NodeJoiner("j-1", lead.open).admit(FakeLink(C), "a1")
+    golden(caught.value)
     assert list((tmp_path / "blobs").iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    "answer",
     [
-        (
-            p.Refused(what="add_node", error="it is about to end"),
-            "gpu-c can't come to job j-1: it is about to end.",
-        ),
-        (p.AgentGone(), "Job j-1 has ended."),
+        p.Refused(what="add_node", error="it is about to end"),
+        p.AgentGone(),
     ],
+    ids=["refused", "gone"],
 )
-def test_the_lead_lets_nobody_in(payload, answer, message):
+def test_the_lead_lets_nobody_in(payload, answer, golden):
     lead, link = Lead(begun(payload, A, B)[0], added=answer), FakeLink(C)
     with pytest.raises(SpecError) as caught:
         NodeJoiner("j-1", lead.open, lead.start, payload.blobs).admit(link, "a1")
-    assert caught.value.message == message
+    golden(caught.value)
     assert p.SweepJob(job="j-1") not in link.said, "it may run there"
 
 
-def test_a_job_that_is_not_elastic_takes_in_nobody(payload):
+def test_a_job_that_is_not_elastic_takes_in_nobody(payload, golden):
     lead = Lead(begun(payload, A, B, nnodes=None)[0])
     with pytest.raises(SpecError) as caught:
         NodeJoiner("j-1", lead.open).admit(FakeLink(C), "a1")
-    assert (
-        str(caught.value)
-        == "Job j-1 is not elastic.\nBegin it with --nnodes MIN:MAX --max-restarts N."
-    )
+    golden(caught.value)
 
 
 def listed(node_rank: int) -> tuple[p.JobListing, ...]:
@@ -310,39 +303,36 @@ def listed(node_rank: int) -> tuple[p.JobListing, ...]:
     )
 
 
-def test_a_host_on_which_the_job_still_runs_is_left_alone_whatever_its_name(payload):
+def test_a_host_on_which_the_job_still_runs_is_left_alone_whatever_its_name(
+    payload, golden
+):
     lead, link = Lead(begun(payload, A, B)[0]), FakeLink(C, running=listed(1))
     with pytest.raises(SpecError) as caught:
         NodeJoiner("j-1", lead.open, lead.start, payload.blobs).admit(link, "a1")
-    assert (
-        caught.value.message
-        == "gpu-c can't come to job j-1: it has a node of this job, which runs."
-    )
+    golden(caught.value)
     assert (link.said, lead.links) == ([], [])
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("change", "error"),
     [
-        ({"call": "../../etc/passwd"}, ProtocolError, "gpu-a told of a payload that can't be."),
-        ({"side_files": ()}, ProtocolError, "gpu-a told of a payload that can't be."),
-        ({"join_template": p.JoinTemplate(sizes=(1, -1, 1))}, ProtocolError, "gpu-a told of a payload that can't be."),
-        ({"job": "j-2"}, SpecError, "Job j-1 is not elastic."),
-        (
-            {"join_template": p.JoinTemplate(sizes=(1, 1, 3 << 30))}, SpecError,
-            "The payload of job j-1 is 3,221,225,474 bytes long; at most 2,147,483,648 are taken from its first host.",
-        ),
+        ({"call": "../../etc/passwd"}, ProtocolError),
+        ({"side_files": ()}, ProtocolError),
+        ({"join_template": p.JoinTemplate(sizes=(1, -1, 1))}, ProtocolError),
+        ({"job": "j-2"}, SpecError),
+        ({"join_template": p.JoinTemplate(sizes=(1, 1, 3 << 30))}, SpecError),
     ],
+    ids=["a path", "no side files", "a negative size", "another job", "too large"],
 )  # fmt: skip
 def test_a_lead_that_tells_of_what_can_not_be_is_not_believed(
-    payload, change, error, message
+    payload, change, error, golden
 ):
     link = FakeLink(C)
     with pytest.raises(error) as caught:
         NodeJoiner("j-1", Lead(replace(begun(payload, A, B)[0], **change)).open).admit(
             link, "a1"
         )
-    assert caught.value.message == message
+    golden(caught.value)
     assert not any(isinstance(said, list) for said in link.said), (
         "nothing was brought there"
     )
@@ -351,7 +341,7 @@ def test_a_lead_that_tells_of_what_can_not_be_is_not_believed(
 def test_a_host_with_another_python_comes_to_a_job_without_byte_code_only(payload):
     lead, link = Lead(begun(payload, A, B)[0]), FakeLink(C)
     link.python = (3, 99, 1)
-    with pytest.raises(PreflightError, match="takes in only hosts of that minor"):
+    with pytest.raises(PreflightError, match="hosts of that minor"):
         NodeJoiner("j-1", lead.open, lead.start, payload.blobs).admit(link, "a1")
     assert (link.said, lead.links) == ([], [])
     joiner = NodeJoiner("j-1", lead.open, lead.start, payload.blobs, is_text=True)

@@ -30,7 +30,7 @@ torch = Later("torch")
 LOST = "its result is lost: it takes 7 bytes, and /x has 0 bytes free (No space left on device)"
 
 
-def test_a_result_for_which_there_is_no_room_here(monkeypatch):
+def test_a_result_for_which_there_is_no_room_here(monkeypatch, golden):
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -42,12 +42,12 @@ def test_a_result_for_which_there_is_no_room_here(monkeypatch):
         r"The result of rank 0, 11 bytes, can't be written here, to \S+: No space left on device\.",
         caught.value.message,
     )
-    assert caught.value.hint == (
-        "It is still on its host. Make room, or set TMPDIR to a directory on another disk, and look again."
-    )
+    golden(caught.value.hint)
 
 
-def test_a_result_that_is_larger_than_the_room_here_is_not_begun(monkeypatch, tmp_path):
+def test_a_result_that_is_larger_than_the_room_here_is_not_begun(
+    monkeypatch, tmp_path, golden
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     host = FakeHost(b"")
     run = run_of(host, {"result_bytes": 1 << 60})
@@ -57,9 +57,7 @@ def test_a_result_that_is_larger_than_the_room_here_is_not_begun(monkeypatch, tm
         r"The result of rank 0, 1,152,921,504,606,846,976 bytes, can't be written here, to \S+: there is less room\.",
         caught.value.message,
     )
-    assert caught.value.hint == (
-        "It is still on its host. Make room, or set TMPDIR to a directory on another disk, and look again."
-    )
+    golden(caught.value.hint)
     assert host.asked == []
     assert list(tmp_path.iterdir()) == []
 
@@ -99,13 +97,11 @@ def test_small_results_keep_no_file(tmp_path):
     assert len(values) == count
 
 
-def test_a_small_result_that_is_damaged(value):
+def test_a_small_result_that_is_damaged(value, golden):
     run = run_of(FakeHost(b""), {"result_bytes": 9}, small={0: value[:-1]})
-    with pytest.raises(
-        parcel.ParcelError,
-        match=r"^the result of rank 0 is not whole: it was cut off, ",
-    ):
+    with pytest.raises(parcel.ParcelError) as caught:
         run.results[0]
+    golden(caught.value)
 
 
 class FakeHost:
@@ -233,7 +229,9 @@ def test_a_result_that_is_not_there(rank, message):
     ]
 
 
-def test_a_rank_of_a_host_that_was_lost_before_it_was_seen_is_not_said_never_to_have_been():
+def test_a_rank_of_a_host_that_was_lost_before_it_was_seen_is_not_said_never_to_have_been(
+    golden,
+):
     """The job was elastic, and went well; its lead alone could be followed to the end."""
     lead = p.Worker(rank=1, local_rank=0, world_size=2, restart=0, pid=1)
     left = p.Ended(rank=1, restart=0, outcome="returned", result_bytes=0)
@@ -251,16 +249,16 @@ def test_a_rank_of_a_host_that_was_lost_before_it_was_seen_is_not_said_never_to_
     for look in (run.results.__getitem__, run.logs):
         with pytest.raises(SpecError) as caught:
             look(0)
-        assert str(caught.value) == (
-            "Nothing is known here of rank 0: gpu-b could not be followed.\n"
-            "If it ran there, %distributed attach j shows it, and has its result, as soon as they can be reached."
-        )
+        golden(caught.value)
     assert run.results.get(0, "none") == "none"
-    with pytest.raises(NoResult, match=r"There is no rank 2 in this run\."):
+    with pytest.raises(NoResult) as caught:
         run.results[2]
+    golden(caught.value)
 
 
-def test_a_rank_whose_host_was_lost_before_its_end_is_not_said_to_have_left_no_result():
+def test_a_rank_whose_host_was_lost_before_its_end_is_not_said_to_have_left_no_result(
+    golden,
+):
     """The others had returned, so that the job went well without it."""
     events = [
         *(
@@ -278,19 +276,16 @@ def test_a_rank_whose_host_was_lost_before_its_end_is_not_said_to_have_left_no_r
     run = Run(state, {}, FakeHost(b"").open, shown=False)
     with pytest.raises(NoResult) as caught:
         run.results[1]
-    assert str(caught.value) == (
-        "How rank 1 (gpu-b, local_rank 0) ended is not known here: gpu-b was lost before it told.\n"
-        "If it returned, %distributed attach j has its result as soon as gpu-b can be reached. Ranks with a result: [0]."
-    )
+    golden(caught.value)
 
 
-def test_a_lost_result_is_told_while_the_run_is_shown():
+def test_a_lost_result_is_told_while_the_run_is_shown(golden):
     run = run_of(FakeHost(b""), {"meaning": LOST})
-    assert told(run) == [f"rank 0 (gpu-a, local_rank 0) has returned, but {LOST}"]
+    golden(*told(run))
     assert run.state.workers[0].phase == "done"
 
 
-def test_the_same_loss_of_several_ranks_is_told_once():
+def test_the_same_loss_of_several_ranks_is_told_once(golden):
     run = run_of(
         FakeHost(b""),
         {"meaning": LOST},
@@ -298,10 +293,7 @@ def test_the_same_loss_of_several_ranks_is_told_once():
         {"meaning": LOST},
         {"meaning": "its disk burns"},
     )
-    assert told(run) == [
-        f"ranks 0, 2 have returned, but {LOST}",
-        "rank 3 (gpu-a, local_rank 3) has returned, but its disk burns",
-    ]
+    golden(*told(run))
 
 
 def told(run: Run) -> list[str]:
@@ -325,32 +317,34 @@ def test_a_metric_with_the_name_of_a_column_keeps_its_own():
     ]
 
 
-def test_a_log_is_fetched_once_a_stream():
+def test_a_log_is_fetched_once_a_stream(golden):
     run = run_of(FakeHost(b"hello\n"), {"result_bytes": 0})
     assert run.logs(0) == "hello\nhello\n"
     assert run.logs(0, "stderr") == "hello\n"
-    with pytest.raises(SpecError, match=r"There is no rank 3 in this run\."):
+    with pytest.raises(SpecError) as caught:
         run.logs(3)
+    golden(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("world_size", "rank", "why"),
+    ("world_size", "rank"),
     [
-        (0, 7, "Rank 7 has not begun yet: the run is connecting."),  # no plan yet
-        (2, 1, "Rank 1 has not begun yet: the run is connecting."),
-        (2, 2, "There is no rank 2 in this run."),
-        (2, -2, "There is no rank -2 in this run."),
+        (0, 7),  # no plan yet
+        (2, 1),
+        (2, 2),
+        (2, -2),
     ],
 )
-def test_a_log_of_a_rank_that_has_yet_to_begin(world_size: int, rank: int, why: str):
+def test_a_log_of_a_rank_that_has_yet_to_begin(world_size: int, rank: int, golden):
     state = replace(begin("j", ["gpu-a"]), planned_world_size=world_size)
     run = Run(state, {}, FakeHost(b"").open, shown=False)
     with pytest.raises(SpecError) as caught:
         run.logs(rank)
-    assert caught.value.message == why
+    golden(caught.value)
     over = Run(replace(state, abandoned="x"), {}, FakeHost(b"").open, shown=False)
-    with pytest.raises(SpecError, match=rf"There is no rank {rank} in this run\."):
+    with pytest.raises(SpecError) as caught:
         over.logs(rank)
+    golden(caught.value)
 
 
 def test_a_log_that_is_printed_moves_nothing_in_a_terminal():
@@ -391,20 +385,17 @@ def test_a_run_is_shown_again_in_any_cell_but_its_own(monkeypatch, capsys):
     assert len(shown) == 1
 
 
-def test_a_detached_job_of_hosts_that_tell_escape_sequences():
+def test_a_detached_job_of_hosts_that_tell_escape_sequences(golden):
     left = Detached(
         "x\x1b[2J", ("gpu-a\x1b]52;c;AAAA\x07",), attach=lambda: None, stop=lambda: None
     )
-    assert repr(left).startswith("job x runs on gpu-a without this notebook: ")
+    golden(repr(left))
 
 
 @pytest.mark.parametrize("name", ["results", "logs", "metrics", "state"])
-def test_a_job_that_was_let_go_says_how_its_run_is_had(name):
+def test_a_job_that_was_let_go_says_how_its_run_is_had(name, golden):
     left = Detached("j-1", ("gpu-a",), attach=lambda: None, stop=lambda: None)
     with pytest.raises(AttributeError) as caught:
         getattr(left, name)
-    assert str(caught.value) == (
-        f"job j-1 was let go on alone, so there is no {name!r} here. Its run has that: "
-        "run = job.attach(), or %distributed attach j-1 run."
-    )
+    golden(caught.value)
     assert not hasattr(left, "nothing")

@@ -161,17 +161,13 @@ def test_no_interrupt_ends_a_rollback(stage):
 
 
 @pytest.mark.parametrize(
-    ("began", "unsure", "message", "hint"),
+    ("began", "unsure"),
     [
-        (False, [], "Interrupted while the hosts were being sent what they need; nothing was started.", ""),
-        (True, [], "Interrupted while the hosts were starting; what had started was stopped.", ""),
-        (
-            True, ["gpu-a", "gpu-b"],
-            "Interrupted while the hosts were starting; gpu-a, gpu-b did not confirm that nothing runs there any more.",
-            "What may still run on gpu-a, gpu-b ends by itself when its lease runs out.",
-        ),
+        (False, []),
+        (True, []),
+        (True, ["gpu-a", "gpu-b"]),
     ],
 )  # fmt: skip
-def test_what_an_interrupt_of_a_start_has_left(began, unsure, message, hint):
+def test_what_an_interrupt_of_a_start_has_left(began, unsure, golden):
     error = cancelled(began=began, unsure=unsure)
-    assert (error.message, error.hint) == (message, hint)
+    golden(error)

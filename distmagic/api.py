@@ -69,6 +69,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     no_settings: bool = False,
     timeout_s: float | None = None,
     hang_timeout_s: float | None = None,
+    grace_s: float = 30.0,
     node_lost_after_s: float = 10.0,
     on_disconnect: str = "stop",
     detach: bool = False,
@@ -118,6 +119,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         no_settings          begin ranks with the usual settings of torch and logging, not with this process's
         timeout_s            end the run after this time
         hang_timeout_s       end the run when no rank advances for this time
+        grace_s              time that ranks have to end after an interrupt or a timeout; 0: none
         node_lost_after_s    a host that the others have not heard for this time is lost
         on_disconnect        without the notebook for the length of the lease: "stop" or "keep" going
         detach               return a `Detached` as soon as the job runs; it needs no notebook then

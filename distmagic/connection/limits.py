@@ -246,7 +246,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
     },
     protocol.JobTerms: {
         "lease_s": LEASE, "owner": NAME, "max_restarts": COUNT, "timeout_s": SECONDS_OR_NONE,
-        "hang_timeout_s": SECONDS_OR_NONE, "min_nodes": COUNT, "max_nodes": COUNT, "awaited": HOSTS,
+        "hang_timeout_s": SECONDS_OR_NONE, "grace_s": SECONDS, "min_nodes": COUNT, "max_nodes": COUNT, "awaited": HOSTS,
         "call": WORD, "ranks": COUNT, "devices": items(1000, WORD),
     },
     protocol.FoundFiles: {"files": items(1000)},

@@ -99,6 +99,7 @@ def make_plan(  # noqa: PLR0913  # all that a run is made of
         max_restarts=spec.max_restarts,
         timeout_s=spec.timeout_s,
         hang_timeout_s=spec.hang_timeout_s,
+        grace_s=spec.grace_s,
         min_nodes=rdzv.min_nodes if can_change else len(nodes),
         max_nodes=rdzv.max_nodes if can_change else 0,
         awaited=awaited if can_change else (),

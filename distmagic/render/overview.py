@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from distmagic.errors import Cancelled
+from distmagic.remote.wire.vocabulary import POLITE_REASONS
 from distmagic.render import quantities as q
 from distmagic.render.notes import notes
 from distmagic.render.row_choice import ShownPhase, slow_ranks
@@ -138,6 +139,10 @@ def _facts(
             yield f"{q.eta(slowest.eta_s)} left{' in this bar' if is_part else ''}"
     if not is_explained(state.stopping) and not state.is_over:
         yield one_line(state.stopping)
+    running = sum(w.phase == "running" for w in workers)
+    if state.phase == "stopping" and state.stopping in POLITE_REASONS and running:
+        limit = q.duration(state.grace_s)
+        yield f"waits up to {limit} for {q.plural(running, 'rank')}; stop again to end them now"
     phases: Counter[ShownPhase] = Counter(w.phase for w in workers)
     if len(phases) > 1:
         yield counts_by_phase(phases)

@@ -41,7 +41,7 @@ SBATCH_FLAGS = (
 )
 # What only a run has that a notebook follows, or that reaches hosts. The first one that a line has is named.
 NOT_WITH_EXPORT = (
-    "on", "dry-run", "detach", "timeout", "hang-timeout", "lease", "on-disconnect", "node-lost-after", "warm-idle",
+    "on", "dry-run", "detach", "timeout", "hang-timeout", "grace", "lease", "on-disconnect", "node-lost-after", "warm-idle",
     "cold", "idle", "fresh", "output", "local-addr", "ssh-config", "ssh-command", "connect-timeout", "fetch", "devices",
     "no-wait", "exec-prefix", "background", "no-settings",
 )  # fmt: skip
@@ -208,6 +208,12 @@ FLAGS = (
         "end the run when no rank advances for 5m",
         "TIME",
         time_of("--hang-timeout"),
+    ),
+    Flag(
+        "grace",
+        "time that ranks have to end after an interrupt or a timeout (30s)",
+        "TIME",
+        time_of("--grace"),
     ),
     Flag(
         "lease",

@@ -56,7 +56,8 @@ class JobSpec:
     patterns of the files that are brought here when the run is over. `devices` are the GPUs of each host that the job
     may use, by their numbers there (none: all); where another job has them the run waits, but not with `no_wait`. With
     `no_settings` ranks begin with none of this process's settings. `timeout_s` bounds the whole run, `hang_timeout_s` the
-    time in which no rank advances. A host that the others have not heard for `node_lost_after_s` is lost.
+    time in which no rank advances, `grace_s` the time that ranks have to end when they are asked to. A host that the
+    others have not heard for `node_lost_after_s` is lost.
     `on_disconnect` says what a job does that has lost its notebook for the length of its lease: "stop" or "keep" (go on
     alone). `detach`: it needs no notebook once it has begun. Raises `SpecError`.
     """
@@ -76,6 +77,7 @@ class JobSpec:
     on_disconnect: str = "stop"
     detach: bool = False
     hang_timeout_s: float | None = None
+    grace_s: float = 30.0
     sync: str | None = None
     name: str | None = None
     fresh: bool = False
@@ -101,6 +103,7 @@ class JobSpec:
                 "Use a number of seconds above 0.",
             )
         _check_hang_timeout(self)
+        _check_grace(self.grace_s)
         _check_env(self.env)
         _check_devices(self)
         if self.name is not None and not re.fullmatch(
@@ -179,6 +182,14 @@ def _check_hang_timeout(spec: JobSpec) -> None:
         raise SpecError(
             "--hang-timeout needs a notebook that follows the job, and --detach lets go of it.",
             "Leave one of them out; %distributed stacks says at any time where the ranks are.",
+        )
+
+
+def _check_grace(seconds: float) -> None:
+    if not 0 <= seconds <= _DAY_S:
+        raise SpecError(
+            f"--grace {seconds:g} is not a time.",
+            "Use 0 seconds to a day; 30 is usual.",
         )
 
 

@@ -23,10 +23,12 @@ class Interrupts:
     def __init__(self) -> None:
         self.count = 0
         self.is_asking = False
+        self.was_sigterm = False  # the last one
 
-    def __call__(self, *_: object) -> None:
+    def __call__(self, number: int = signal.SIGINT, *_: object) -> None:
         """Note one: what a signal calls."""
         self.count += 1
+        self.was_sigterm = number == signal.SIGTERM
         if self.is_asking:
             raise KeyboardInterrupt
 
@@ -86,7 +88,7 @@ def from_signal(number: int) -> Iterator[None]:
         # A shell has interrupts ignored by what it starts in the background.
         if not callable(handler):
             raise KeyboardInterrupt
-        handler(signal.SIGINT, frame)
+        handler(number, frame)
 
     before = signal.getsignal(number)
     if before is signal.SIG_IGN:

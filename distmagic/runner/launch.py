@@ -86,6 +86,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
         name=spec.name or "",
         began_unix_s=time.time(),
         goes_on_alone=spec.on_disconnect == "keep",
+        grace_s=spec.grace_s,
     )
     # Hosts that come later still need the blobs.
     with interrupts.noted() as noted, ExitStack() as in_use:
@@ -181,6 +182,7 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
         before_s=job.age_s,
         detached_by="asked" if job.is_detached else "",
         goes_on_alone=job.terms.goes_on_alone,
+        grace_s=job.terms.grace_s,
     )
     with interrupts.noted() as noted:
         loop = RunLoop(

@@ -232,7 +232,11 @@ class RunLoop:
         while self._interrupts.take():
             self._carry_out(
                 decide.after_interrupt(
-                    self.state, self._memory, self._clock(), self._new_id
+                    self.state,
+                    self._memory,
+                    self._clock(),
+                    self._new_id,
+                    "terminated" if self._interrupts.was_sigterm else "interrupted",
                 )
             )
         for request in self._screen.requests():

@@ -148,7 +148,11 @@ class Housekeeping:
         try:
             for node in asked:
                 stops[node] = pool.submit(
-                    job_requests.stop, links[node], job.name, node
+                    job_requests.stop,
+                    links[node],
+                    job.name,
+                    node,
+                    job.terms.grace_s,
                 )
             while wait(stops.values(), _LOOK_S).not_done:
                 pass  # an interrupt that comes just before a wait is noticed when it is over

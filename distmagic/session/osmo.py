@@ -134,6 +134,7 @@ def _start(job: ExportedJob, payload: Payload, lease_s: float) -> StartNode:
         owner=owner(),
         max_restarts=job.spec.max_restarts,
         timeout_s=job.spec.timeout_s,
+        grace_s=job.spec.grace_s,
         min_nodes=job.nodes,
     )
     return StartNode(

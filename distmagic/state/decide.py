@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from distmagic.remote.wire.vocabulary import StopReason
+from distmagic.remote.wire.vocabulary import POLITE_REASONS, StopReason
 from distmagic.state.events import Event, Lost
 from distmagic.state.fold import UNHEARD, fold
 from distmagic.state.model import NodeState, RunState
@@ -29,7 +29,7 @@ from distmagic.state.standstill import (
     timeout_inquiry,
 )
 
-GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a first interrupt
+GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure
 CONFIRM_S = 15.0  # a node that hasn't confirmed its end this long after SIGKILL is lost
 CLOSED_PORT_S = (
     5.0  # the endpoint is open for this long, and a node still can't dial it
@@ -157,18 +157,18 @@ def after_step(
 
 
 def after_interrupt(
-    state: RunState, memory: RunMemory, now_s: float, new_id: Callable[[], str]
-) -> Decided:
+    state: RunState, memory: RunMemory, now_s: float, new_id: Callable[[], str], reason: StopReason = "interrupted"
+) -> Decided:  # fmt: skip
     """Decide to stop the run politely; at once where it is being stopped already. A detached job goes on.
 
-    Where a run has stood still for long, its ranks are asked where they are before.
+    `reason` is "terminated" for SIGTERM. Where a run has stood still for long, its ranks are asked where they are before.
     """
     if state.detached_by:
         return replace(memory, has_left=True), ()
     if is_worth_asking(state, memory.inquiry):
-        inquiry = begun_inquiry(state, "interrupted", new_id())
+        inquiry = begun_inquiry(state, reason, new_id())
         return _inquired(memory, inquiry)
-    return after_stop_click(state, memory, now_s)
+    return _stopped(state, memory, now_s, reason)
 
 
 def after_stop_click(state: RunState, memory: RunMemory, now_s: float) -> Decided:
@@ -239,7 +239,9 @@ def _stopped(
     state: RunState, memory: RunMemory, now_s: float, reason: StopReason
 ) -> Decided:
     """Stop the run: with some time for its ranks where it is not being stopped yet, else at once."""
-    grace_s = GRACE_S if memory.give_up_at_s is None else 0.0
+    grace_s = state.grace_s if reason in POLITE_REASONS else GRACE_S
+    if memory.give_up_at_s is not None:
+        grace_s = 0.0
     memory = replace(memory, give_up_at_s=now_s + grace_s + CONFIRM_S)
     stop = Stop(node_ranks=answering(state), grace_s=grace_s, reason=reason)
     return memory, (stop,)

@@ -213,6 +213,7 @@ class RunState:
     planned_world_size  as the plan has it, 0 where no plan gives one
     chose_port          whether the plan has chosen the port of the rendezvous; not known of a run that is only followed
     detached_by         why the job needs no notebook any more: "asked", "disconnected", or "" where it does
+    grace_s             time that ranks have to end when they are asked to
     goes_on_alone       whether it goes on when this notebook is away for its lease, though nobody has asked for that
     advanced_at_s       when a rank advanced last (see `hangs.is_hung`), before any stop
     reaching_since_s    when the notebook reached a node after it had reached none; 0 before the first
@@ -253,6 +254,7 @@ class RunState:
     culprit: int | None = None
     detached_by: str = ""
     goes_on_alone: bool = False
+    grace_s: float = 30.0
     advanced_at_s: float = 0.0
     reaching_since_s: float = 0.0
     stack_dumps: tuple[StackDump, ...] = ()

@@ -68,6 +68,7 @@ STOP_MEANINGS: dict[StopReason, StopMeaning] = {
         in_row="stopped: it had not heard of this notebook for its lease"
     ),
     "interrupted": StopMeaning(is_wish=True),
+    "terminated": StopMeaning(is_wish=True),
     "timeout": StopMeaning(is_wish=True),
     "rendezvous": StopMeaning(is_wish=True),
     "hung": StopMeaning(is_wish=True),

@@ -101,7 +101,7 @@ def hang_inquiry(
 
     An inquiry because of an interrupt goes on. `new_id` makes the name of the request.
     """
-    if inquiry.reason == "interrupted":
+    if inquiry.reason in ("interrupted", "terminated"):
         return inquiry
     if state.stopping or state.is_over or not is_hung(state, hang_timeout_s):
         return Inquiry()

@@ -56,6 +56,7 @@ def _verdict(state: RunState) -> RunError | None:
     # a failed rank again, had the user, or a limit of the user, not ended the run.
     could_restart = state.max_restarts > 0 and state.stopping in (
         "interrupted",
+        "terminated",
         "timeout",
         "hung",
     )
@@ -78,7 +79,7 @@ def _first_failed(state: RunState, worker: WorkerState) -> RunError:
 
 
 def _stopped(state: RunState) -> RunError | None:
-    if state.stopping == "interrupted":
+    if state.stopping in ("interrupted", "terminated"):
         return _interrupted(state)
     if state.stopping == "hung":
         return _hung(state)

@@ -107,6 +107,66 @@ def test_a_rank_that_fails_does_its_last_things_while_the_run_is_stopped(
     assert "saved, and a child ended: -15\n" in error.run.logs(1)
 
 
+def test_an_interrupt_lets_a_rank_save_while_one_of_another_host_waits_for_it(
+    lab: Lab,
+) -> None:
+    """It takes longer than ranks in a hang are allowed; its result is kept, and a DataLoader's worker is in no one's way."""
+
+    def train() -> int:
+        import os
+        import time
+
+        import torch
+        import torch.distributed as dist
+
+        import distmagic
+
+        dist.init_process_group("gloo")
+        distmagic.report(step=1)
+        if os.environ["RANK"] == "1":
+            dist.recv(torch.zeros(1), 0)
+            return -1
+        step = 0
+        try:
+            while True:
+                for _ in torch.utils.data.DataLoader(range(1000), num_workers=1):
+                    time.sleep(0.01)
+                    step += 1
+        except KeyboardInterrupt:
+            time.sleep(5)
+            print("kept", step, flush=True)
+        return step
+
+    screen = runner.Watch(at_work(2), lambda: signal.raise_signal(signal.SIGINT))
+    error = runner.failure(
+        lab, "dm1:1,dm2:1", as_value(train), screen=screen, is_warm=True
+    )
+    assert isinstance(error, Cancelled)
+    assert "Traceback" not in error.run.logs(0)
+    assert f"kept {error.run.results[0]}\n" in error.run.logs(0)
+    assert error.run.state.workers[1].phase == "stopped"
+
+
+def test_an_interrupt_of_ranks_that_all_wait_in_c_does_not_last_for_the_grace(
+    lab: Lab,
+) -> None:
+    def wait() -> None:
+        import torch
+        import torch.distributed as dist
+
+        import distmagic
+
+        dist.init_process_group("gloo")
+        distmagic.report(step=1)
+        dist.recv(torch.zeros(1), 1 - dist.get_rank())
+
+    screen = runner.Watch(at_work(2), lambda: signal.raise_signal(signal.SIGINT))
+    error = runner.failure(
+        lab, "dm1:1,dm2:1", as_value(wait), screen=screen, is_warm=True, grace_s=3600.0
+    )
+    assert isinstance(error, Cancelled)
+
+
 @pytest.mark.quick
 def test_an_interrupt_ends_everything(lab: Lab) -> None:
     screen = runner.Watch(at_work(3), lambda: signal.raise_signal(signal.SIGINT))

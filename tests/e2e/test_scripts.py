@@ -385,12 +385,26 @@ def test_the_command_shows_the_run_and_ends_with_its_exit_code(ended, project):
     assert "exit code 2" in err or "exited with code 2" in err, err
 
 
+# It takes longer to save than ranks that do not react are allowed.
+ENDLESS = """
+import signal, sys, time
+def save(name):
+    time.sleep(5)
+    print("saved after", name, flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, lambda *_: save("SIGTERM"))
+try:
+    print("begun", flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    save("SIGINT")
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_and_sigterm_end_the_command_and_its_ranks(ended, project, number):
     config = ["--ssh-config", str(ended.ssh_config), "--cold"]
-    (project / "endless.py").write_text(
-        "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
-    )
+    (project / "endless.py").write_text(ENDLESS)
     endless = in_terminal(ended, project, "run", *config, "endless.py")
     assert endless.stdout is not None
     wait_until(
@@ -398,5 +412,6 @@ def test_an_interrupt_and_sigterm_end_the_command_and_its_ranks(ended, project, 
         "the program to begin",
     )
     endless.send_signal(number)
-    _, err = endless.communicate(timeout=120)
+    out, err = endless.communicate(timeout=120)
     assert (endless.returncode, "Traceback" in err) == (130, False), err
+    assert f"saved after {signal.Signals(number).name}" in out

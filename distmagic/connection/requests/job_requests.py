@@ -18,8 +18,7 @@ from distmagic.state.hangs import Explanation, explain
 
 A = TypeVar("A", protocol.LeadStart, protocol.NodeAdded)
 
-STOP_GRACE_S = 3.0
-# An agent takes the grace and 10 s more at the longest; the rest is for the job's events, which all come first.
+# Beyond the grace: an agent takes 10 s at the longest; the rest is for the job's events, which all come first.
 STOP_TIMEOUT_S = 60.0
 LOG_LIMIT_BYTES = 1 << 30  # a longer log is no text to have in memory
 _STREAMS = ("stdout", "stderr")
@@ -32,14 +31,14 @@ _MAX_RANKS = 4096  # of one node, whose stacks are taken
 _STACK_BYTES = 4 << 20  # of one node; those of a rank are 20 KB at most, and mostly 5
 
 
-def stop(link: Link, job: str, node_rank: int) -> None:
+def stop(link: Link, job: str, node_rank: int, grace_s: float) -> None:
     """End a job on this node, which runs; returns when nothing of it is left.
 
-    Raises `Unreachable` where that takes longer than `STOP_TIMEOUT_S`, and what `Link.events` raises.
+    Raises `Unreachable` where that takes `STOP_TIMEOUT_S` longer than the grace, and what `Link.events` raises.
     """
-    with link.bounded(STOP_TIMEOUT_S, f"job {job} did not confirm its end"):
+    with link.bounded(grace_s + STOP_TIMEOUT_S, f"job {job} did not confirm its end"):
         link.attach(protocol.FollowJob(job=job, node_rank=node_rank))
-        link.send(protocol.StopNode(grace_s=STOP_GRACE_S))
+        link.send(protocol.StopNode(grace_s=grace_s))
         for _ in link.events():
             continue
 

@@ -13,6 +13,7 @@ no import of torch, no blocking call. Read in this order:
     rank_stream.py   one pipe of a rank: log and output events
     reader.py        the connection of one notebook: sends it the journal, takes its requests
     reader_table.py  all of them: accepts them, drops those that are gone or take nothing
+    polite_stop.py   ranks are asked to end by themselves, and waited for while one may do so
     termination.py   SIGTERM, grace time, SIGKILL, until no process is left
     stack_dump.py    collects the stacks of all ranks
     hardware_watch.py  how busy the host is
@@ -24,7 +25,8 @@ Theory of operation
 An agent is in one of four states. It only ever moves down this list:
 
     running  from `begin` on: torchrun has been started
-    ending   `termination.has_begun`: processes get SIGTERM, and SIGKILL after a grace time
+    ending   `termination.has_begun`: processes get SIGTERM, and SIGKILL after a grace time. Where nothing has failed
+             (`POLITE_REASONS`) torchrun gets the signal in place of all, and the grace is the job's
     final    `final_at` is set: no process of the job is left, and `Final` is in the journal
     gone     `run` has returned, and the process exits
 

@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from distmagic.remote.agent import polite_stop
 from distmagic.remote.agent.endpoint import Dialer
 from distmagic.remote.agent.hardware_watch import HardwareWatch
 from distmagic.remote.agent.lease import Lease
+from distmagic.remote.agent.polite_stop import PoliteStop
 from distmagic.remote.agent.rank_stream import RankStream
 from distmagic.remote.agent.rank_table import RankTable
 from distmagic.remote.agent.reader import Reader
@@ -41,7 +43,7 @@ _LEFTOVER_GRACE_S = 1.0  # for processes that ranks left running when torchrun e
 # After the last word of a lost node: ranks that begin in this time are still to meet it. torchrun forms a round without it
 # after its `last_call_timeout` of 5 s at the earliest.
 _NO_NEW_ROUND_S = 3.0
-_GRACE_S = 3.0  # between SIGTERM and SIGKILL, when no notebook says how long
+_GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a loss
 # After the timeout: a notebook that follows the job stops all nodes at once, which is better. Before that it may ask the
 # ranks where they are, which takes up to 6 s.
 _NOTEBOOK_FIRST_S = 7.0
@@ -72,6 +74,7 @@ class Agent:
             self.run_dir, places.blob(start.code), sys.path[0], self.journal, modules
         )
         self.termination = Termination()
+        self.polite_stop: PoliteStop | None = None
         self.reader_table = ReaderTable(
             self.journal, self.selector, clock, self._handle, self._notice_once
         )
@@ -221,6 +224,12 @@ class Agent:
             self.look_at = now + _LOOK_S
             self._renew_run_dir()
         self._stop_if_due(now)
+        if self.polite_stop is not None:
+            has_ending_peer = self.channel is not None and self.channel.has_ending_node
+            if self.polite_stop.look(
+                self.rank_table.ranks, now, has_ending_peer=has_ending_peer
+            ):
+                self.termination.begin(now, 0.0)
         self.termination.step(now)
         # A torchrun that has just ended is no descendant any more: `_reap` has to journal its end first, in the next
         # turn. Where torchrun itself survives SIGKILL there is no such end.
@@ -271,29 +280,29 @@ class Agent:
         """Begin the end for any of five causes. The first one counts, so their order matters within a turn."""
         # 1. SIGTERM: a user or a scheduler on this host ends the agent. The peers are to blame this node, whatever else failed.
         if self.got_sigterm:
-            self.stop(
-                now, _GRACE_S, Cause("the agent was asked to end", self.start.node_rank)
-            )
+            cause = Cause("the agent was asked to end", self.start.node_rank)
+            self.stop(now, cause)
         # 2. Peers come before this node's own ranks: when a peer failed, ranks here fail a moment later because their
         # connections break, and the user must learn the first failure. Polled in every turn, also while this node
         # stops, because that is how peers learn of it.
         if self.channel is not None:
-            cause = self.channel.poll(
+            peers_cause = self.channel.poll(
                 now,
                 self.cause,
                 is_clear=self.final_at is not None,
                 is_detached=self.lease.is_detached,
                 has_returned=self.rank_table.have_all_returned,
+                is_ending=self.polite_stop is not None and self.polite_stop.is_ending,
             )
             if self.channel.is_detached:
                 self._detach()
             leaves_as_expected = (
                 self.final_at is not None
-                and cause is not None
-                and cause.reason == "lost"
+                and peers_cause is not None
+                and peers_cause.reason == "lost"
             )
-            if cause is not None and not leaves_as_expected:
-                self.stop(now, _GRACE_S, cause)
+            if peers_cause is not None and not leaves_as_expected:
+                self.stop(now, peers_cause)
             self._form_anew_if_asked(now, self.channel.formations)
             self._leave_exit_barrier(now, may_leave_others=self.channel.may_leave)
         # 3. A rank failed. torchrun ends the other ranks too, but gives them 30 s. With restarts, it decides alone.
@@ -304,9 +313,9 @@ class Agent:
             and not may_restart
             and now - failed_at > _TORCHRUN_REPORT_S
         ):
-            self.stop(now, _GRACE_S, Cause("failed", self.start.node_rank))
+            self.stop(now, Cause("failed", self.start.node_rank))
         if may_restart and self._waits_in_vain(now):
-            self.stop(now, _GRACE_S, Cause("failed", self.start.node_rank))
+            self.stop(now, Cause("failed", self.start.node_rank))
         # 4 and 5. Timeout and lease come last: a job that has just failed did not run too long. Where the gang has
         # formed the lead has the lease, since the other agents need no connection to the notebook.
         if self.start.lead or self.channel is None or not self.channel.has_formed:
@@ -352,9 +361,9 @@ class Agent:
         if self.start.lead and timeout_s is not None:
             ran_s = now - self.began
             if ran_s > timeout_s + _NOTEBOOK_FIRST_S:
-                self.stop(now, _GRACE_S, Cause("timeout"))
+                self.stop(now, Cause("timeout"))
         if self.lease.ends_job(now):
-            self.stop(now, _GRACE_S, Cause("lease"))
+            self.stop(now, Cause("lease"))
         elif self.lease.has_run_out(now):
             self._detach("disconnected")
 
@@ -392,7 +401,7 @@ class Agent:
         )
         self.rank_table.end_unreported(self.engine_code)
         if self.engine_code != 0 and not self._joined_in_vain():
-            self.stop(now, _LEFTOVER_GRACE_S, Cause("failed", self.start.node_rank))
+            self.stop(now, Cause("failed", self.start.node_rank))
         # Of processes that ranks left running; the job itself went well.
         self.termination.begin(now, _LEFTOVER_GRACE_S)
 
@@ -406,7 +415,7 @@ class Agent:
         ):
             text = f"its torchrun was ended ({exit_codes.meaning_of(code)}); the others go on without this node"
             self.journal.add(protocol.Notice(text=text))
-            self.stop(now, _LEFTOVER_GRACE_S, Cause("lost", self.start.node_rank))
+            self.stop(now, Cause("lost", self.start.node_rank))
 
     def _joined_in_vain(self) -> bool:
         """Whether this node came later to an elastic job and never had a rank: its failure is none of the job's."""
@@ -427,7 +436,9 @@ class Agent:
             # Whoever says so has not heard yet that there are ranks here.
             if reason == "too late" and self.rank_table.ranks:
                 return
-            self.stop(now, request.grace_s, Cause(reason))
+            self.stop(now, Cause(reason))
+            # A second one may ask for the end at once.
+            self.termination.begin(now, request.grace_s, asks=self.polite_stop is None)
             self.stopped_by_notebook = True
         elif isinstance(request, protocol.DetachJob):
             self._detach("asked")
@@ -458,18 +469,26 @@ class Agent:
 
     # ---- the end
 
-    def stop(self, now: float, grace_s: float, cause: Cause) -> None:
-        """End every process: SIGTERM, and SIGKILL after `grace_s`. Later calls can only shorten the time."""
-        if self.cause is None:
-            self.cause = cause
-            self.journal.add(
-                protocol.NodeStopping(reason=cause.reason, culprit=cause.culprit)
-            )
-        if self.final_at is None:
-            if not self.termination.has_begun:
-                # Else torchrun had exited before, and the job was done.
-                self.reason = cause.reason
-            self.termination.begin(now, grace_s)
+    def stop(self, now: float, cause: Cause) -> None:
+        """End every process, for the first cause that there is: ranks are asked to end by themselves, or get SIGTERM."""
+        if self.cause is not None:
+            return
+        self.cause = cause
+        self.journal.add(
+            protocol.NodeStopping(reason=cause.reason, culprit=cause.culprit)
+        )
+        # Else torchrun had exited before, and the job was done.
+        if self.termination.has_begun or self.final_at is not None:
+            return
+        self.reason = cause.reason
+        ranks, torchrun = self.rank_table.ranks, processes.read(self.engine_pid)
+        if torchrun is None or not polite_stop.is_possible(cause.reason, ranks):
+            self.termination.begin(now, _GRACE_S)
+            return
+        self.polite_stop = PoliteStop(self.run_dir, now)
+        # It hands the signal on to its ranks and their children.
+        processes.send(torchrun, polite_stop.signal_for(cause.reason, ranks))
+        self.termination.begin(now, self.start.terms.grace_s, asks=False)
 
     def _finish(self, now: float) -> None:
         """Journal `Final`. Every process of the job has ended, except survivors, which are named."""

@@ -1,4 +1,7 @@
-"""How the agent ends all processes below it: SIGTERM, a grace time, SIGKILL, until none is left. It never waits."""
+"""How the agent ends all processes below it: SIGTERM, a grace time, SIGKILL, until none is left. It never waits.
+
+Of a polite stop the signals are another's: nothing is sent before its grace is over.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ class Termination:
 
     def __init__(self) -> None:
         self._kill_at: float | None = None
+        self._asks = True
         self._sigterm_sent: set[tuple[int, int]] = set()  # (pid, start time)
         self.is_done = False
         self.survivors: tuple[str, ...] = ()
@@ -28,8 +32,9 @@ class Termination:
         """Whether `begin` was called."""
         return self._kill_at is not None
 
-    def begin(self, now: float, grace_s: float) -> None:
-        """Send SIGTERM now, and SIGKILL after `grace_s`. A second call can only shorten that time."""
+    def begin(self, now: float, grace_s: float, *, asks: bool = True) -> None:
+        """Send SIGTERM now if this `asks`, and SIGKILL after `grace_s`. A second call can only shorten that time."""
+        self._asks = asks
         kill_at = now + grace_s
         self._kill_at = (
             kill_at if self._kill_at is None else min(self._kill_at, kill_at)
@@ -46,7 +51,7 @@ class Termination:
             identity = (process.pid, process.started)
             if now >= self._kill_at:
                 processes.send(process, signal.SIGKILL)
-            elif identity not in self._sigterm_sent:
+            elif self._asks and identity not in self._sigterm_sent:
                 self._sigterm_sent.add(identity)
                 processes.send(process, signal.SIGTERM)
         if tree and now > self._kill_at + _UNKILLABLE_S:

@@ -35,7 +35,6 @@ _SELDOM_S = {protocol.Picture: 10.0, protocol.Hardware: 30.0}
 _ROWS = 50  # of metrics, of one rank in one line
 _TEXT_CHARS = 32_000
 _NOTICE_CHARS = 1000
-_GRACE_S = 3.0
 _LINGER_S = 3.0  # a platform ends the other tasks when the first one has ended: they may have lines to write
 _ROLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -158,7 +157,7 @@ class Task:
             now = time.monotonic()
             if self._must_stop and not is_stopping:
                 is_stopping = True
-                self._send(protocol.StopNode(grace_s=_GRACE_S))
+                self._send(protocol.StopNode(grace_s=self._start.terms.grace_s))
             if now - renewed_at > self._start.terms.lease_s / 4:
                 renewed_at = now
                 self._send(protocol.RenewLease())

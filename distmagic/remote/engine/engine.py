@@ -22,6 +22,7 @@ from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.remote.wire import protocol
 
+_FOR_EVER_S = 10**6
 _MONITOR_S = 0.02  # between two looks of torchrun at its ranks
 _ENDPOINT_S = 3.0  # to wait until the lead listens
 _ATTEMPT_S = 0.5  # for one connection to it
@@ -99,6 +100,9 @@ def main(argv: list[str]) -> None:
     # torchrun would make a directory in /tmp and leave it there.
     args.log_dir = os.path.join(os.path.dirname(_from_agent("socket")), "torchrun")
     os.mkdir(args.log_dir, 0o700)
+    # The agent ends ranks that take too long. Earlier versions of torch have 30 s.
+    if "shutdown_timeout" in args:
+        args.shutdown_timeout = _FOR_EVER_S
     # With c10d each look asks the store, which is on another host.
     if args.rdzv_backend == "static":
         args.monitor_interval = min(args.monitor_interval, _MONITOR_S)

@@ -55,6 +55,9 @@ ranks again with such a node. So where a rank has failed that may be started aga
 a fixed number of nodes, also when no notebook follows it (see `RestartWait`). The lead of an elastic job takes in no host
 while a node has returned.
 
+While ranks are asked to end, each node also says whether one of them is about to, and the lead whether one of any node
+is. Nodes whose ranks wait in C for such a rank wait with it; where there is none on any node, all are killed.
+
 The lead also says in each datagram whether the job is detached. Every host then lists it so, whichever of them a notebook
 can reach, and no node depends on a lease any more.
 

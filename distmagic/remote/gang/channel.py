@@ -81,6 +81,11 @@ class GangChannel:
         """Whether all ranks of another node have returned, while its torchrun still waits for others."""
         return self._gang.has_returned_node
 
+    @property
+    def has_ending_node(self) -> bool:
+        """Whether a rank of another node is about to end by itself, as it was asked to."""
+        return self._gang.has_ending_node
+
     def poll(
         self,
         now: float,
@@ -89,17 +94,23 @@ class GangChannel:
         is_clear: bool,
         is_detached: bool,
         has_returned: bool,
+        is_ending: bool,
     ) -> Cause | None:
         """Receive and send. Return why this node must stop, if a peer's end or loss demands it.
 
         `cause` is why this node itself is stopping, None while it is not. `is_clear`: none of its processes is left.
         `is_detached`: this node knows that the job needs no notebook; the lead tells the others. `has_returned`: all
-        ranks of this node have returned.
+        ranks of this node have returned. `is_ending`: one of them is about to end, as it was asked to.
         """
         for data, address in self._udp.receive():
             self._gang.receive(data, address, now)
         own = self._own_state(cause, is_clear=is_clear)
-        own = replace(own, is_detached=is_detached, has_returned=has_returned)
+        own = replace(
+            own,
+            is_detached=is_detached,
+            has_returned=has_returned,
+            is_ending=is_ending,
+        )
         self._gang.announce(own, now)
         # Each is journaled, also after the first cause.
         causes = [self._judge(news, now) for news in self._gang.poll(now)]

@@ -1,7 +1,7 @@
 """The bytes of one datagram of the gang channel, sealed with the job's secret. Pure.
 
     magic 4 | version 1 | node 2 | to 2 | counter 8 | echo 8 | formations 4 | phase 1 | reason 1 | culprit 2 | detached 1 |
-    returned 1 | HMAC-SHA256 32
+    returned 1 | ending 1 | HMAC-SHA256 32
 
 Sizes are in bytes, numbers big-endian. The secret comes over SSH and lives as long as the job. `counter` grows with every
 datagram of a sender, so that the receiver refuses a replayed one. `echo` is the highest counter that the sender has
@@ -27,8 +27,8 @@ REASONS: tuple[StopReason | Literal[""], ...] = (
 NOBODY = 0xFFFF
 
 _MAGIC = b"dmgc"
-_VERSION = 3
-_FORM = struct.Struct("!4sBHHQQIBBH??")
+_VERSION = 4
+_FORM = struct.Struct("!4sBHHQQIBBH???")
 _MAC_BYTES = 32
 SIZE_BYTES = _FORM.size + _MAC_BYTES
 
@@ -40,7 +40,8 @@ class Datagram:
     `phase` is one of `PHASES`. `reason` and `culprit` say why it stops and which node is to blame (`NOBODY` for none).
     `formations` counts how often the lead has asked all nodes to form anew. `is_detached`: the lead says that the job
     needs no notebook any more. `has_returned`: all ranks of the sender have returned, and its torchrun waits for those of
-    other nodes; the lead says so where any node does.
+    other nodes; the lead says so where any node does. `is_ending`: a rank of the sender is about to end by itself, as it was
+    asked to; of the lead: a rank of any node.
     """
 
     node_rank: int
@@ -53,6 +54,7 @@ class Datagram:
     formations: int = 0
     is_detached: bool = False
     has_returned: bool = False
+    is_ending: bool = False
 
 
 def seal(secret: bytes, one: Datagram) -> bytes:
@@ -71,6 +73,7 @@ def seal(secret: bytes, one: Datagram) -> bytes:
         one.culprit,
         one.is_detached,
         one.has_returned,
+        one.is_ending,
     )
     return body + _mac(secret, body)
 
@@ -96,6 +99,7 @@ def unseal(secret: bytes, data: bytes) -> Datagram | None:
         culprit,
         is_detached,
         has_returned,
+        is_ending,
     ) = _FORM.unpack(body)
     if magic != _MAGIC or version != _VERSION:
         return None
@@ -112,6 +116,7 @@ def unseal(secret: bytes, data: bytes) -> Datagram | None:
         formations=formations,
         is_detached=is_detached,
         has_returned=has_returned,
+        is_ending=is_ending,
     )
 
 

@@ -43,6 +43,7 @@ class OwnState:
     formations: int = 0
     is_detached: bool = False
     has_returned: bool = False
+    is_ending: bool = False
 
 
 class Peer:
@@ -62,7 +63,7 @@ class Peer:
         self.culprit = NOBODY
         self.formations = 0
         self.is_detached = False
-        self.has_returned = False
+        self.has_returned = self.is_ending = False
         self.reason: StopReason | Literal[""] = ""
         self.state = ""  # "", joined, silent or lost: as last reported
         self.acknowledged = 0  # the highest counter of ours that it has echoed
@@ -90,6 +91,7 @@ class Peer:
         self.formations = one.formations
         self.is_detached = one.is_detached
         self.has_returned = one.has_returned
+        self.is_ending = one.is_ending
         self.acknowledged = max(self.acknowledged, one.echo)
         for counter, sent_at in self._sent:
             if counter == one.echo:
@@ -156,6 +158,13 @@ class Gang:
             if peer.has_returned and peer.phase == "up" and peer.state != "lost":
                 return True
         return False
+
+    @property
+    def has_ending_node(self) -> bool:
+        """Whether a rank of another node is about to end by itself, as far as this node knows; a member, from the lead."""
+        return any(
+            peer.is_ending and peer.state != "lost" for peer in self.peers.values()
+        )
 
     @property
     def may_leave(self) -> bool:
@@ -236,6 +245,8 @@ class Gang:
             formations=self.own.formations,
             is_detached=self.own.is_detached,
             has_returned=self.own.has_returned or self.tells_of_returned,
+            is_ending=self.own.is_ending
+            or (self.node_rank == 0 and self.has_ending_node),
         )
         self.outbox.append((peer.address, seal(self.secret, one)))
 

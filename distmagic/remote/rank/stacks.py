@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from distmagic.remote.system import processes
 from distmagic.remote.wire.parts import Frame, Thread
 
 # Used by no library that is known; real-time signals are queued, so none gets lost.
@@ -52,11 +53,7 @@ def is_ready(run_dir: Path, pid: int) -> bool:
     """
     wanted = str(file_of(run_dir, pid))
     try:
-        with open(f"/proc/{pid}/status", "rb") as status:
-            caught = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", status.read(), re.MULTILINE)
-        # A bit for each that it handles.
-        signals = int(caught[1], 16) if caught is not None else 0
-        if not signals >> (SIGNAL - 1) & 1:
+        if not processes.catches(pid, SIGNAL):
             return False
         folder = f"/proc/{pid}/fd"
         return any(os.readlink(f"{folder}/{fd}") == wanted for fd in os.listdir(folder))

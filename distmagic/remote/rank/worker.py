@@ -19,6 +19,7 @@ import threading
 import traceback
 import types
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from distmagic.remote.rank import (
@@ -35,7 +36,7 @@ from distmagic.remote.rank import (
     stacks,
 )
 from distmagic.remote.records import imported_modules
-from distmagic.remote.system import processes, socket_peer
+from distmagic.remote.system import awake, processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.values import call, left_out, parcel, settings
 from distmagic.remote.values.source_form import SourceForm
@@ -87,7 +88,9 @@ def main(_: list[str]) -> None:
     # Where torchrun has ended by now, its agent ends this process, or is gone, and can't be greeted.
     processes.die_with_parent(os.getppid())
     rank = _read_rank()
-    stacks.answer(Path(rank.socket).parent)
+    run_dir = Path(rank.socket).parent
+    stacks.answer(run_dir)
+    awake.answer(run_dir)
     conn = _say_hello(rank)
     report.begin(
         lambda packet: _send(conn, packet), rank=rank.rank, restart=rank.restart
@@ -117,6 +120,13 @@ def main(_: list[str]) -> None:
     except SystemExit as stop:
         _stop_handlers()
         ended = _exited(rank, stop)
+    except (
+        KeyboardInterrupt
+    ):  # as Python's own end: by the signal, and what it was at is no failure
+        _stop_handlers()
+        ended = _ended(
+            rank, "signalled", -signal.SIGINT, meaning="SIGINT: it was interrupted"
+        )
     except BaseException as error:  # noqa: BLE001 - every end of a rank is reported
         _stop_handlers()
         ended = _raised(rank, error, labels)
@@ -341,12 +351,13 @@ def _finish(rank: Rank, conn: socket.socket, ended: Ended) -> None:
 def _outlive_the_stop() -> None:
     """Have this process finish: the stop that its end brings about must not cut off what its atexit functions save.
 
-    A child that it starts yet ends by SIGTERM as any other: a handler of ours, unlike SIG_IGN, is not handed on by exec.
+    A child that it starts yet ends by them as any other: a handler of ours, unlike SIG_IGN, is not handed on by exec.
     """
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    os.register_at_fork(
-        after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+        os.register_at_fork(
+            after_in_child=partial(signal.signal, number, signal.SIG_DFL)
+        )
 
 
 def _report_end(rank: Rank, conn: socket.socket, packet: bytes) -> None:

@@ -5,6 +5,7 @@ and no file is written. `processes` also signals processes and sets two of this 
 order:
 
     processes.py    find, wait for and end processes
+    awake.py        a rank answers whether its main thread runs Python
     exit_codes.py   an exit code in words
     memory.py       whether the kernel killed a process for want of memory
     hardware.py     how busy the host and its GPUs are

@@ -103,6 +103,17 @@ def read(pid: int) -> ProcessInfo | None:
     )
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for this signal; False for one that has ended, or that may not be read."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as status:
+            _, _, caught = status.read().partition(b"SigCgt:")
+    except OSError:
+        return False
+    # A bit for each signal.
+    return bool(caught) and bool(int(caught.split(None, 1)[0], 16) >> (number - 1) & 1)
+
+
 def everything() -> tuple[ProcessInfo, ...]:
     """Return all processes of this pid namespace."""
     found = []

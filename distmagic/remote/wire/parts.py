@@ -57,7 +57,7 @@ class JobTerms:
     `lease_s`: how long the job outlives a notebook that no longer renews its lease; with `goes_on_alone` it then goes on
     without one. `owner` names who began the job (session/names.py). `survives_logout`: it must
     outlive the SSH session in which it was started. `max_restarts`, as torchrun has it. The lead ends the job
-    after `timeout_s`. A notebook that follows the job ends it when no rank has advanced for `hang_timeout_s`. The
+    after `timeout_s`. Ranks that are asked to end have `grace_s` for it. A notebook that follows the job ends it when no rank has advanced for `hang_timeout_s`. The
     job can go on with `min_nodes` nodes; an elastic job may have `max_nodes`, which is 0 for any other. `awaited` are
     the hosts of an elastic job that were not there when it began. `call` is what every rank runs, as the user wrote it, and
     `ranks` how many there are, 0 where the plan can't tell. `devices` are the GPUs of each host that were named for it.
@@ -71,6 +71,7 @@ class JobTerms:
     max_restarts: int = 0
     timeout_s: float | None = None
     hang_timeout_s: float | None = None
+    grace_s: float = 30.0
     min_nodes: int = 1
     max_nodes: int = 0
     awaited: tuple[str, ...] = ()

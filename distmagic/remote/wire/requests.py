@@ -165,7 +165,7 @@ class DetachJob:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopNode:
-    """End the job on this node: SIGTERM, and SIGKILL after `grace_s`."""
+    """End the job on this node: its ranks are asked to end, and killed after `grace_s`."""
 
     grace_s: float
     reason: str = "stopped"

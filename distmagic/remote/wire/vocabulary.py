@@ -23,8 +23,21 @@ StopReason = Literal[
     "abandoned",  # the notebook's own code failed
     "too late",  # a node came to an elastic job that was over
     "another host could not start",
+    "terminated",  # SIGTERM came to `distmagic run`
 ]
 STOP_REASONS: tuple[StopReason, ...] = get_args(StopReason)
+# Nothing has failed: ranks are asked to end by themselves, and have the job's grace for it.
+POLITE_REASONS: frozenset[StopReason] = frozenset(
+    (
+        "interrupted",
+        "stopped",
+        "terminated",
+        "timeout",
+        "hung",
+        "lease",
+        "the agent was asked to end",
+    )
+)
 
 # How a rank ended. "replaced": its agent killed it, because an elastic job forms anew.
 RankOutcome = Literal["returned", "raised", "exited", "signalled", "replaced"]

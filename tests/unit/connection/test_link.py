@@ -342,11 +342,11 @@ def test_an_agent_that_does_not_end_its_job(monkeypatch, golden):
     monkeypatch.setattr(job_requests, "STOP_TIMEOUT_S", 0.02)
     link, process = talking(lines(EVENTS[0], EVENTS[1], first=1), hang=True)
     with pytest.raises(Unreachable) as caught:
-        job_requests.stop(link, "j", 0)
+        job_requests.stop(link, "j", 0, 0.0)
     golden(caught.value)
     assert process.requests == [
         p.FollowJob(job="j", node_rank=0),
-        p.StopNode(grace_s=job_requests.STOP_GRACE_S),
+        p.StopNode(grace_s=0.0),
     ]
 
 

@@ -634,6 +634,20 @@ def test_stderr_and_unfinished_lines_are_told_apart():
     assert "dm-open" in page.classes
 
 
+@pytest.mark.parametrize(
+    ("reason", "is_waited_for"),
+    [("interrupted", True), ("timeout", True), ("failed", False)],
+)
+def test_a_stop_that_waits_for_ranks_says_for_how_many_and_how_long(
+    reason, is_waited_for
+):
+    workers = [worker(0), replace(worker(1), phase="done"), worker(2)]
+    state = replace(run(workers), stopping=reason, grace_s=90.0)
+    shown = " ".join(render.text(state).split())
+    words = "waits up to 1 min 30 s for 2 ranks; stop again to end them now"
+    assert (words in shown) == is_waited_for
+
+
 # ---- hostile text
 
 TORCHRUN = OutputLine(

@@ -18,6 +18,14 @@ def test_another_signal_is_an_interrupt_inside_the_block_alone() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_ranks_are_to_get_the_signal_that_came() -> None:
+    with interrupts.from_signal(signal.SIGTERM), interrupts.noted() as noted:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert noted.was_sigterm
+        os.kill(os.getpid(), signal.SIGINT)
+        assert (noted.was_sigterm, noted.count) == (False, 2)
+
+
 def test_a_signal_that_comes_twice_at_once_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

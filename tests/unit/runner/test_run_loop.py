@@ -175,7 +175,7 @@ def test_a_click_stops_a_run_and_a_second_one_at_once():
     screen.clicks = ["stop", "stop"]
     state = run.run(screen=screen)
     assert [(grace, reason) for _, grace, reason in run.stops] == [
-        (GRACE_S, "interrupted"),
+        (state.grace_s, "interrupted"),
         (0.0, "interrupted"),
     ]
     assert (state.phase, state.stopping) == ("stopped", "interrupted")
@@ -273,7 +273,10 @@ def test_an_interrupt_asks_politely_and_a_second_one_ends_at_once():
         [*end_of(0, -15), *end_of(1, -15)],
     )
     state = driven(run)
-    assert run.stops == [([0, 1], GRACE_S, "interrupted"), ([0, 1], 0.0, "interrupted")]
+    assert run.stops == [
+        ([0, 1], state.grace_s, "interrupted"),
+        ([0, 1], 0.0, "interrupted"),
+    ]
     assert (state.phase, state.stopping) == ("stopped", "interrupted")
 
 
@@ -288,8 +291,9 @@ def test_an_interrupt_of_a_run_that_stops_already_ends_it_at_once():
 
 def test_a_timeout():
     run = ScriptedRun(START, [], [], [], [], [*end_of(0, -15), *end_of(1, -15)])
-    assert driven(run, timeout_s=1.9).stopping == "timeout"
-    assert run.stops == [([0, 1], GRACE_S, "timeout")]
+    state = driven(run, timeout_s=1.9)
+    assert state.stopping == "timeout"
+    assert run.stops == [([0, 1], state.grace_s, "timeout")]
 
 
 def test_only_nodes_that_answer_are_asked_to_stop():
@@ -454,7 +458,7 @@ def test_any_run_that_is_interrupted_ends(script, restarts):
     with mock.patch.object(run_loop, "SHORT_S", math.inf):
         state = driven(run, restarts=restarts)
     assert state.is_over
-    assert run.elapsed_s < 0.5 * (len(script) + 1) + GRACE_S + CONFIRM_S + 2.0
+    assert run.elapsed_s < 0.5 * (len(script) + 1) + state.grace_s + CONFIRM_S + 2.0
     assert fold(state, []) == state
 
 

@@ -177,7 +177,7 @@ def test_a_job_is_stopped_on_all_of_its_nodes_that_run(session):
     for node_rank, host in enumerate((a, b)):
         assert host.requests == [
             p.FollowJob(job="j", node_rank=node_rank),
-            p.StopNode(grace_s=3.0),
+            p.StopNode(grace_s=30.0),
         ]
     assert_left(a, b)
 
@@ -217,7 +217,7 @@ def test_a_job_is_stopped_where_a_host_of_it_has_gone_meanwhile(session):
         ("gpu-a",),
         "gpu-b: no answer.",
     )
-    assert a.requests_of(p.StopNode) == [p.StopNode(grace_s=3.0)]
+    assert a.requests_of(p.StopNode) == [p.StopNode(grace_s=30.0)]
 
 
 def test_one_interrupt_ends_the_waiting_for_a_stop(session, golden):

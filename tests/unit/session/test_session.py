@@ -341,7 +341,7 @@ def test_a_job_that_was_let_go_is_stopped(kernel):
     assert (
         a.requests_of(p.StopNode)
         == b.requests_of(p.StopNode)
-        == [p.StopNode(grace_s=3.0)]
+        == [p.StopNode(grace_s=30.0)]
     )
     assert_left(a, b)
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic.remote.wire import protocol as p
+from distmagic.remote.wire.vocabulary import POLITE_REASONS
 from distmagic.state import decide
 from distmagic.state.decide import (
     CONFIRM_S,
@@ -99,7 +100,9 @@ class Decider:
         return list(decisions)
 
 
-def stop(reason: str, *node_ranks: int, grace_s: float = GRACE_S) -> Stop:
+def stop(reason: str, *node_ranks: int, grace_s: float | None = None) -> Stop:
+    if grace_s is None:
+        grace_s = 30.0 if reason in POLITE_REASONS else GRACE_S
     return Stop(node_ranks=node_ranks, grace_s=grace_s, reason=reason)
 
 
@@ -473,6 +476,23 @@ def test_an_interrupt_stops_politely_and_the_next_one_at_once():
     assert run.at(2.0) == []
     assert run.interrupted(3.0) == [stop("interrupted", 0, 1, grace_s=0.0)]
     assert run.memory.give_up_at_s == 3.0 + CONFIRM_S
+
+
+def test_ranks_have_the_grace_of_their_job_unless_something_has_failed():
+    run, failed = Decider(), Decider()
+    for one in (run, failed):
+        one.state = replace(one.state, grace_s=90.0)
+    assert run.interrupted(2.0) == [stop("interrupted", 0, 1, grace_s=90.0)]
+    assert run.memory.give_up_at_s == 92.0 + CONFIRM_S
+    assert failed.at(2.0, raised(2, 1)) == [stop("failed", 0, 1, grace_s=GRACE_S)]
+
+
+def test_sigterm_is_another_reason_than_an_interrupt():
+    run = Decider()
+    run.memory, decisions = decide.after_interrupt(
+        run.state, run.memory, 2.0, str, "terminated"
+    )
+    assert decisions == (stop("terminated", 0, 1),)
 
 
 def test_an_interrupt_of_a_run_that_stands_still_asks_first():

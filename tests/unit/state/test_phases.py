@@ -14,7 +14,7 @@ from distmagic.state.model import RunState
 
 NEVER_CHANGED = {
     "job", "max_restarts", "before_s", "call", "name", "began_unix_s", "goes_on_alone",
-    "variable",
+    "grace_s", "variable",
 }  # fmt: skip
 
 

@@ -202,7 +202,7 @@ def test_an_agent_of_another_version_is_not_spoken_to(
         (one.job, one.is_running, one.protocol) for one in host_requests.list_jobs(link)
     ] == [(agent.job, True, 1)]
     with pytest.raises(PreflightError) as caught:
-        job_requests.stop(link, agent.job, 0)
+        job_requests.stop(link, agent.job, 0, 3.0)
     assert str(caught.value) == f"localhost: {p.another_version(agent.job, 1)}."
 
 
@@ -493,7 +493,7 @@ def test_an_agent_that_is_stopped_is_there_and_nobody_waits_for_it(
             for one in host_requests.list_jobs(link, agent.job)
         ] == [(agent.job, True)]
         with pytest.raises(PreflightError) as caught:
-            job_requests.stop(link, agent.job, 0)
+            job_requests.stop(link, agent.job, 0, 3.0)
     assert str(caught.value) == (
         f"localhost: the agent of job {agent.job} takes no connection: its process is stopped, or waits for a disk."
     )

@@ -68,10 +68,32 @@ def test_a_node_whose_ranks_have_returned_says_so(
                 is_clear=False,
                 is_detached=False,
                 has_returned=node_rank == returned,
+                is_ending=False,
             )
             assert cause is None
     assert channels[0].has_formed
     assert channels[1 - returned].has_returned_node
+
+
+@pytest.mark.parametrize("busy", [0, 1, 2])
+def test_every_node_learns_of_a_rank_that_is_about_to_end_and_when_it_has_ended(
+    tmp_path: Path, busy: int
+) -> None:
+    with open_channels(tmp_path, 3) as made:
+        for turn in range(40):
+            for node_rank, one in enumerate(made):
+                one.poll(
+                    100.0 + 0.1 * turn,
+                    Cause("interrupted"),
+                    is_clear=False,
+                    is_detached=False,
+                    has_returned=False,
+                    is_ending=node_rank == busy and turn < 20,
+                )
+            if turn == 19:
+                others = [one for i, one in enumerate(made) if i != busy]
+                assert all(one.has_ending_node for one in others)
+        assert not any(one.has_ending_node for one in made)
 
 
 def test_one_host_that_is_lost_makes_the_others_form_anew_once(tmp_path: Path) -> None:
@@ -112,6 +134,7 @@ def test_a_member_that_was_frozen_and_thaws_makes_the_others_form_anew_no_second
                     is_clear=False,
                     is_detached=False,
                     has_returned=False,
+                    is_ending=False,
                 )
                 if cause is not None:
                     causes.setdefault(node_rank, cause)

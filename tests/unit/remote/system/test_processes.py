@@ -346,6 +346,18 @@ def test_each_is_asked_once_and_killed_later(tree):
     assert (end.is_done, end.survivors) == (True, ())
 
 
+def test_those_that_another_has_asked_are_left_alone_until_it_is_over(tree):
+    end = Termination()
+    end.begin(0.0, 30.0, asks=False)
+    end.step(29.0)
+    assert tree.signals == []
+    end.begin(29.0, 0.5)  # torchrun has ended, and these are left
+    end.step(29.1)
+    assert tree.signals == [(11, signal.SIGTERM), (12, signal.SIGTERM)]
+    end.step(29.5)
+    assert tree.signals[2:] == [(11, signal.SIGKILL), (12, signal.SIGKILL)]
+
+
 def test_a_second_call_can_only_shorten(tree):
     end = Termination()
     end.begin(0.0, 3.0)

@@ -19,6 +19,8 @@ QUERY_S = 30.0
 CANCEL_S = 60.0
 FETCH_S = 3600.0
 _LINE_CHARS = 1 << 17
+_LATE = "Try it by hand. Is OSMO's service reachable from here?"
+_MAY_RUN = "OSMO may have taken the workflow all the same: osmo workflow list shows it, and osmo workflow cancel ID ends it."
 GET_IT = (
     "Install NVIDIA OSMO's command line as its guide says (Getting Started, Install Client), and log in with "
     "osmo login URL. Without it: --export osmo DIR writes the workflow."
@@ -34,7 +36,7 @@ def check() -> None:
 def submit(path: Path) -> str:
     """Submit a workflow; return its ID. Raises `SpecError` where OSMO refuses it, and `Unreachable`."""
     words = ("workflow", "submit", str(path), "-t", "json")
-    return osmo_words.read_id(_said(words, SUBMIT_S))
+    return osmo_words.read_id(_said(words, SUBMIT_S, _MAY_RUN))
 
 
 def look(workflow_id: str) -> WorkflowState:
@@ -68,10 +70,13 @@ class LogStream:
         self._process = _started(words, subprocess.DEVNULL)
 
     def lines(self) -> Iterator[str]:
-        """Yield each line; of one that is too long for a line of a log, pieces."""
+        """Yield each line; of one that is too long for a line of a log the beginning: the rest has no task's name."""
         assert self._process.stdout is not None
+        is_rest = False
         while data := self._process.stdout.readline(_LINE_CHARS):
-            yield data.decode(errors="replace").rstrip("\r\n")
+            if not is_rest:
+                yield data.decode(errors="replace").rstrip("\r\n")
+            is_rest = not data.endswith(b"\n")
 
     def end(self) -> None:
         """End it: `lines` ends then, in another thread too."""
@@ -84,8 +89,8 @@ class LogStream:
         _end(self._process)
 
 
-def _said(words: Sequence[str], limit_s: float) -> str:
-    """Return what `osmo` prints. Raises `SpecError`, or `Unreachable` where it takes too long."""
+def _said(words: Sequence[str], limit_s: float, late: str = _LATE) -> str:
+    """Return what `osmo` prints. Raises `SpecError`, or `Unreachable` where it takes too long, with the hint `late`."""
     what = " ".join(("osmo", *words[:2]))
     process = _started(words, subprocess.PIPE)
     try:
@@ -94,7 +99,7 @@ def _said(words: Sequence[str], limit_s: float) -> str:
         raise Unreachable(
             "OSMO",
             f"{what} was not done after {limit_s:g} s, and was ended.",
-            "Try it by hand. Is OSMO's service reachable from here?",
+            late,
         ) from None
     finally:
         _end(process)

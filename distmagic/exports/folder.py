@@ -83,8 +83,8 @@ def _write_file(path: Path, file: File) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as out:
         out.write(file.data)
-    if not file.is_private:
-        path.chmod(0o755 if file.is_executable else 0o644)
+    mode = 0o755 if file.is_executable else 0o644
+    path.chmod(mode & 0o700 if file.is_private else mode)
 
 
 def _remove(folder: Path, path: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from distmagic.errors import SpecError
 from distmagic.remote.values.by_name import is_secret
 from distmagic.request.export import ExportRequest
+from distmagic.request.flag_values import refuse_zero_bytes
 from distmagic.request.spec import JobSpec
 
 PROGRAM = "program"  # the folder with what the ranks run
@@ -57,6 +58,8 @@ class ExportedJob:
     python: str = ""
 
     def __post_init__(self) -> None:
+        refuse_zero_bytes(self)
+        refuse_zero_bytes(self.program, "the program's ")
         if self.spec.is_elastic:
             raise SpecError(
                 "--nnodes MIN:MAX: an exported job has as many nodes as it is submitted with.",

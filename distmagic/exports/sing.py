@@ -1,7 +1,7 @@
 """SING Cloud: an image, whose entry point starts on every node, and what the platform's variables are. Pure.
 
-The entry point is the same for every job; what differs is in `settings.json` beside it. Secrets are not in the image:
-they are variables of the job, for which `secrets.env` has the lines.
+The entry point is the same for every job; what differs is in `settings.json` beside it. Secrets of `--env` are not in
+the image: they are variables of the job, for which `secrets.env` has the lines.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _dockerfile(job: ExportedJob) -> str:
             "Give the path that the interpreter has in the image, or leave it out.",
         )
     lines = [
-        "# One image for all nodes. No secret is in it.",
+        "# One image for all nodes. It has what the setup and the files of program/ have; secrets of --env are not in it.",
         f"FROM {job.request.image}",
         f"WORKDIR {_AT}",
     ]

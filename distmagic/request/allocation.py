@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distmagic.errors import SpecError
+from distmagic.request.flag_values import refuse_zero_bytes
 from distmagic.request.hosts import parse_host
 
 IDLE_S = 900.0
@@ -51,8 +52,7 @@ class SlurmRequest:
             )
         for name, value in self.options:
             check_option(name, value)
-        if "\0" in self.setup:
-            raise SpecError("--setup has a zero byte in it.", "A shell can't read one.")
+        refuse_zero_bytes(self)
         if not self.idle_s > 0:
             raise SpecError(
                 f"--idle {self.idle_s:g} is not a time.", "Write --idle 15m."
@@ -74,6 +74,7 @@ class SkyRequest:
     idle_s: float = IDLE_S
 
     def __post_init__(self) -> None:
+        refuse_zero_bytes(self)
         if self.name and not _CLUSTER.fullmatch(self.name):
             raise SpecError(
                 f"{self.name!r} is no name of a cluster.",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from distmagic.errors import SpecError
 from distmagic.request.allocation import check_option
+from distmagic.request.flag_values import refuse_zero_bytes
 
 SYSTEMS = ("slurm", "skypilot", "osmo", "sing", "torchrun")
 IMAGE = "pytorch/pytorch:latest"
@@ -62,8 +63,7 @@ class ExportRequest:
                     f"--{name} is Slurm's, and --export {self.system} has no place for it.",
                     "Leave it out.",
                 )
-        if "\0" in self.setup:
-            raise SpecError("--setup has a zero byte in it.", "A shell can't read one.")
+        refuse_zero_bytes(self)
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", self.image):
             raise SpecError(
                 f"--image {self.image!r} is not the name of a container image.",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import keyword
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from distmagic.errors import SpecError
 from distmagic.request.command_prefix import ENVIRONMENT
@@ -106,3 +108,21 @@ def variable_name(text: str, where: str = "-o") -> str:
             f"{where} {text!r} is not a variable's name.", f"Write {where} run."
         )
     return text
+
+
+def refuse_zero_bytes(request: Any, what: str = "--") -> None:
+    """Raise `SpecError` where a field of a request has one in any of its texts; `what` stands before the field's name."""
+    for field in dataclasses.fields(request):
+        if any("\0" in text for text in _texts(getattr(request, field.name))):
+            raise SpecError(
+                f"{what}{field.name.replace('_', '-')} has a zero byte in it.",
+                "Neither a shell nor a process can be given one.",
+            )
+
+
+def _texts(value: object) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple | list):
+        for inner in value:
+            yield from _texts(inner)

@@ -7,17 +7,21 @@ from dataclasses import dataclass
 
 from distmagic.errors import SpecError
 from distmagic.request import flag_parser
+from distmagic.request.flag_values import refuse_zero_bytes
 
 USAGE = "run [FLAGS] SCRIPT [ARGUMENTS], or run [FLAGS] -m MODULE [ARGUMENTS]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What every rank runs: a script's path on this machine, or a module's name, and its arguments."""
+    """What every rank runs: a script's path on this machine, or a module's name, and its arguments. Raises `SpecError`."""
 
     target: str
     args: tuple[str, ...] = ()
     is_module: bool = False
+
+    def __post_init__(self) -> None:
+        refuse_zero_bytes(self, "the program's ")
 
 
 def split_program(words: Sequence[str]) -> tuple[tuple[str, ...], Program]:

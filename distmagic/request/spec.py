@@ -17,6 +17,7 @@ from distmagic.errors import SpecError
 from distmagic.remote.records.manifest import is_inside
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.command_prefix import setup_line, words_before_python
+from distmagic.request.flag_values import refuse_zero_bytes
 from distmagic.request.hosts import SLOT_WORDS, Slots, is_port
 
 BACKENDS = ("static", "c10d")
@@ -105,6 +106,7 @@ class JobSpec:
         _check_hang_timeout(self)
         _check_grace(self.grace_s)
         _check_env(self.env)
+        refuse_zero_bytes(self)
         _check_devices(self)
         if self.name is not None and not re.fullmatch(
             r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", self.name
@@ -298,8 +300,7 @@ class Access:
     exec_prefix: str = ""
 
     def __post_init__(self) -> None:
-        if "\0" in self.setup:
-            raise SpecError("--setup has a zero byte in it.", "A shell can't read one.")
+        refuse_zero_bytes(self)
         if self.before_python and any(path.startswith("~") for _, path in self.pythons):
             raise SpecError(
                 "--python ~/...: behind --setup and --exec-prefix no shell knows what ~ is.",

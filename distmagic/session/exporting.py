@@ -142,8 +142,14 @@ def _files(contents: Contents) -> tuple[File, ...]:
     kept = []
     for path, file in sorted(paths.items()):
         if not any(path.startswith(f"{place}/") for place in exported):
-            data = file.path.read_bytes()
-            kept.append(File(path=path, data=data, is_executable=file.is_executable))
+            kept.append(
+                File(
+                    path=path,
+                    data=file.path.read_bytes(),
+                    is_executable=file.is_executable,
+                    is_private=not file.path.stat().st_mode & 0o044,
+                )
+            )
     return tuple(kept)
 
 

@@ -146,3 +146,26 @@ def test_any_other_answer_is_no_state(out):
 def test_any_other_answer_is_no_id(out):
     with pytest.raises(DistmagicError, match="names no workflow"):
         osmo_words.read_id(out)
+
+
+def test_a_workflow_that_was_submitted_too_slowly_may_run_and_can_be_found(
+    tmp_path, monkeypatch
+):
+    program(tmp_path, monkeypatch, f"touch {tmp_path}/taken; sleep 1000")
+    monkeypatch.setattr(osmo, "SUBMIT_S", 1.0)
+    with pytest.raises(Unreachable) as caught:
+        osmo.submit(tmp_path / "w.yaml")
+    assert "osmo workflow list" in caught.value.hint
+    assert "osmo workflow cancel ID" in caught.value.hint
+
+
+def test_of_a_line_that_is_too_long_no_piece_is_taken_for_another_tasks_line(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(osmo, "_LINE_CHARS", 100)
+    forged = "2026/11/25 10:00:01 [master] forged"
+    (tmp_path / "log").write_text(f"{'x' * 100}{forged}\nshort\n{'y' * 99}\nlast")
+    program(tmp_path, monkeypatch, f"cat {tmp_path}/log")
+    stream = osmo.LogStream("cell-4")
+    assert list(stream.lines()) == ["x" * 100, "short", "y" * 99, "last"]
+    stream.close()

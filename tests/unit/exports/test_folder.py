@@ -30,12 +30,19 @@ def test_the_next_export_replaces_the_last_one_and_leaves_the_rest(tmp_path):
 def test_a_private_file_and_one_that_can_be_run(tmp_path):
     given = [
         File(path="p", data=b"", is_private=True),
+        File(path="px", data=b"", is_private=True, is_executable=True),
         File(path="x", data=b"", is_executable=True),
         File(path="t", data=b""),
     ]
     folder.write(tmp_path, given)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
-    assert modes == {"p": 0o600, "x": 0o755, "t": 0o644, folder.RECORD: 0o600}
+    assert modes == {
+        "p": 0o600,
+        "px": 0o700,
+        "x": 0o755,
+        "t": 0o644,
+        folder.RECORD: 0o600,
+    }
 
 
 def test_a_file_that_no_export_wrote_is_in_the_way(tmp_path):

@@ -1,0 +1,60 @@
+"""Where secrets of an exported job are: in files that only their owner can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distmagic.exports import systems
+from distmagic.exports.job import ExportedJob, ExportedProgram, File
+from distmagic.payload.folder import contents_of
+from distmagic.request.export import SYSTEMS, ExportRequest
+from distmagic.request.spec import JobSpec
+from distmagic.session import exporting
+
+SECRET = "hf_0123456789"
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("setup", ["", f"export HF_TOKEN={SECRET}"])
+def test_a_setup_is_in_no_file_that_others_can_read(system: str, setup: str) -> None:
+    program = ExportedProgram(
+        files=(File(path="train.py", data=b""),), words=("train.py",)
+    )
+    request = ExportRequest(system=system, folder="out", nodes=2, setup=setup)
+    job = ExportedJob(
+        name="x",
+        program=program,
+        spec=JobSpec(
+            nproc_per_node=1, rdzv_endpoint="a:1" if system == "torchrun" else None
+        ),
+        request=request,
+    )
+    files = systems.files(job)
+    assert [
+        file.path
+        for file in files
+        if SECRET.encode() in file.data and not file.is_private
+    ] == []
+    assert any(SECRET.encode() in file.data for file in files) == bool(setup)
+    assert not any(file.is_private for file in files if file.path == "program/train.py")
+    if not setup:
+        assert not any(file.is_private for file in files)
+        assert b"No secret" not in b"".join(file.data for file in files)
+
+
+def test_a_file_that_its_owner_alone_can_read_stays_so(tmp_path: Path) -> None:
+    for name, mode in (
+        (".env", 0o600),
+        ("train.py", 0o644),
+        ("key.sh", 0o700),
+        ("group", 0o640),
+    ):
+        (tmp_path / name).write_text("x")
+        (tmp_path / name).chmod(mode)
+    files = exporting._files(contents_of(tmp_path))
+    private = {file.path for file in files if file.is_private}
+    assert private >= {".env", "key.sh"} & {file.path for file in files}
+    assert "train.py" not in private
+    assert {"key.sh", "train.py"} <= {file.path for file in files}

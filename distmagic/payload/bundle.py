@@ -67,6 +67,7 @@ _WITHOUT_BYTE_CODE = (
     "distmagic/remote/rank/checkpoint.py",
     "distmagic/remote/rank/show.py",
     "distmagic/remote/records/work_sync.py",
+    "distmagic/remote/values/decorated.py",
     "distmagic/remote/system/hardware.py",
 )
 # These write to chats and windows, with packages that a host without tqdm hardly has.

@@ -38,7 +38,9 @@ if __name__ == "__main__":
     sys.path[1:1] = import_paths.of_code(payload_code)
     sys.path.append(bundle + "/fallback")
     from pathlib import Path
+    from distmagic.remote.rank import sources
     from distmagic.remote.values import call
+    sources.load(Path(payload_code))
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     main.__file__ = str(call.write_main(payload_call, Path(folder)))
     print(call.perform(call.load(payload_call, main), main))

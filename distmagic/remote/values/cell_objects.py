@@ -1,7 +1,7 @@
 """Objects of a notebook that pickle can't write, or would write by a name that no host has.
 
 `functools.lru_cache`, `functools.cached_property`, `functools.singledispatch` and `typing.NewType` make such objects in a
-cell: they travel as what made them. In place of the notebook's stdout and stderr, and of IPython's `open`, `exit` and
+cell: they travel as what made them. So do tables of weak references. In place of the notebook's stdout and stderr, and of IPython's `open`, `exit` and
 `quit`, a host has its own.
 """
 
@@ -14,6 +14,7 @@ import pickle
 import sys
 import types
 import typing
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,6 +44,8 @@ def reduced(obj: Any) -> Any:
             if name not in ("func", "lock")
         }
         return functools.cached_property, (obj.func,), state
+    if isinstance(obj, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
+        return type(obj), (dict(obj),)
     if isinstance(obj, LruCached) and obj.__module__ == "__main__":
         return _lru_cached, (obj.__wrapped__, obj.cache_parameters())
     if isinstance(obj, typing.NewType) and obj.__module__ == "__main__":

@@ -5,6 +5,8 @@
   come along in a table;
 - a DistributedDataParallel module becomes the module in it;
 - objects that a cell defines and that pickle knows by name only travel as what made them (see cell_objects.py);
+- an object with a lock that a decorator made goes by its name, or as its text (see decorated.py);
+- weak references keep alive what they refer to;
 - what the notebook has by name and no code uses comes along in the table, pickled one by one (see by_name.py);
 - for a Python of another minor version code becomes source (see source_form.py); all other code keeps the name of its
   file, which is what a traceback, or `inspect`, finds its lines by;
@@ -22,11 +24,12 @@ import pickle
 import pkgutil
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from distmagic.remote.values import by_name, cell_objects
+from distmagic.remote.values import by_name, cell_objects, decorated
 from distmagic.remote.values.side_files import SideFile
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.values.storages import Storages, TensorLoader, TensorRow, Window
@@ -142,10 +145,17 @@ class Packer:
             return self._reduce_code(obj)
         if isinstance(obj, types.ModuleType):
             return self._reduce_module(obj)
+        function = decorated.function_in(obj)
+        if function is not None:
+            self._seen.codes.append(function.__code__)
+            self._note_global(function)
+            return decorated.reduced(function, _MAIN)
         if isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType)):
             self._note_global(obj)
         elif obj is _MAIN:
             return _main, ()
+        elif type(obj) is weakref.ref:
+            return _weak, (obj(),)
         elif "torch" in sys.modules:
             return self._reduce_torch(obj)
         return NotImplemented
@@ -317,6 +327,10 @@ def _main() -> dict[str, Any]:
     raise pickle.UnpicklingError(_ONLY)
 
 
+def _weak(*_: object) -> Any:
+    raise pickle.UnpicklingError(_ONLY)
+
+
 def _same(value: object) -> object:
     return value
 
@@ -335,11 +349,13 @@ class Loader(pickle.Unpickler):
         self, file: Any, buffers: Any, tensors: TensorLoader, namespace: dict[str, Any]
     ) -> None:
         super().__init__(file, buffers=buffers)
+        self._namespace = namespace
         self._own = {
             "_tensor": tensors.tensor,
             "_storage": tensors.storage,
             "_typed_storage": tensors.typed_storage,
             "_main": lambda: namespace,
+            "_weak": self._weak,
             "_same": _same,
         }
 
@@ -348,3 +364,10 @@ class Loader(pickle.Unpickler):
         if module == __name__ and name in self._own:
             return self._own[name]
         return super().find_class(module, name)
+
+    def _weak(self, referent: object) -> Any:
+        """Return a weak reference to what lives as long as the namespace does; a dead one to None."""
+        if referent is None:
+            return weakref.ref(set())
+        self._namespace.setdefault("__referred__", []).append(referent)
+        return weakref.ref(referent)

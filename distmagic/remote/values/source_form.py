@@ -39,6 +39,11 @@ _PARAMS = ("init", "repr", "eq", "order", "unsafe_hash", "frozen")
 _MADE_IN = ("<string>", dataclasses.__file__, collections.__file__, typing.__file__)
 
 
+def futures_of(code: types.CodeType) -> int:
+    """Return the compiler's flags for what code has from `__future__`."""
+    return code.co_flags & _FUTURES
+
+
 class NoSource(pickle.PicklingError):
     """A function has no source that another Python could compile; `why`, and what to do."""
 
@@ -77,7 +82,7 @@ class SourceForm:
         return plain
 
     def _code(self, code: types.CodeType) -> tuple[Any, ...]:
-        flags = code.co_flags & _FUTURES
+        flags = futures_of(code)
         if code is self._call:
             is_async = inspect.iscoroutinefunction(types.FunctionType(code, {}))
             args = (self._expression, code.co_filename, code.co_firstlineno)

@@ -645,6 +645,113 @@ def test_what_functools_and_typing_make_in_a_cell_travels(source, printed, tmp_p
     assert on_a_rank(packed(cell(source)), tmp_path) == printed
 
 
+KERNELS = """
+import functools
+import inspect
+import threading
+
+class Kernel:
+    def __init__(self, fn, scale):
+        self.fn, self.scale = fn, scale
+        self.src = inspect.getsource(fn)
+        self.__name__, self.__module__, self.__globals__ = fn.__name__, fn.__module__, fn.__globals__
+        self._hash_lock = threading.RLock()
+
+    def __call__(self, x):
+        return self.scale * self.fn(x)
+
+class Tuned:
+    def __init__(self, fn, configs):
+        self.fn, self.configs, self.hook = fn, configs, lambda: 0
+
+    def __call__(self, x):
+        return self.fn(x) + len(self.configs)
+
+def jit(scale):
+    return functools.partial(Kernel, scale=scale)
+
+def tune(*configs):
+    return lambda fn: Tuned(fn, configs)
+
+@jit(3)
+def clear(x):
+    return x + 1
+
+@tune("a")
+@jit(1)
+def tuned(x):
+    return x
+"""
+IN_A_CELL = """
+import threading
+SHIFT = 5
+@kernels.jit(2)
+def three(x): return x * 3
+@kernels.tune("a", "b")
+@kernels.jit(10)
+def scale(x):
+    # a comment
+    return three(x) + SHIFT
+class Net:
+    def __init__(self): self.kernel = scale
+    def forward(self, x): return self.kernel(x)
+"""
+
+
+def test_objects_with_a_lock_that_a_decorator_made_travel(beside, tmp_path):
+    beside(kernels=KERNELS)
+    kernels = importlib.import_module("kernels")
+    names = {"kernels": kernels, "clear": kernels.clear, "tuned": kernels.tuned}
+    linecache.cache[CELL] = (1, None, IN_A_CELL.splitlines(keepends=True), CELL)
+    source = f"""{IN_A_CELL}
+def fit(net):
+    same = clear is kernels.clear, tuned is kernels.tuned, net.kernel is scale
+    return clear(1), tuned(1), scale(2), net.forward(2), same, scale.fn.src.count("comment")
+fit(Net())"""
+    payload = packed(cell(source, **names))
+    expected = "(6, 2, 172, 172, (True, True, True), 1)"
+    assert on_a_rank(payload, tmp_path) == expected
+    assert [module.name for module in payload.modules] == ["kernels"]
+
+
+COMPILED = """
+import torch
+@torch.compile(backend="eager")
+def step(x): return x + 1
+def fit():
+    return step(torch.ones(1)).item(), hasattr(step, "_torchdynamo_orig_callable")
+fit()"""
+
+
+def test_a_function_that_torch_compile_decorates_travels(tmp_path):
+    linecache.cache[CELL] = (1, None, COMPILED.splitlines(keepends=True), CELL)
+    assert on_a_rank(packed(cell(COMPILED)), tmp_path) == "(2.0, True)"
+
+
+WEAK = """
+import functools, weakref
+def counted(f):
+    seen = weakref.ref(f)
+    @functools.wraps(f)
+    def inner(*a): return seen()(*a)
+    inner.f = f
+    return inner
+@counted
+def plus(x): return x + 1
+class Data: pass
+data = Data()
+alive, dead = weakref.ref(data), weakref.ref(Data())
+table = weakref.WeakKeyDictionary({data: 1})
+def fit():
+    return plus(2), type(alive()).__name__, dead(), list(table.values())
+fit()"""
+
+
+def test_weak_references_travel(tmp_path):
+    expected = "(3, 'Data', None, [1])"
+    assert on_a_rank(packed(cell(WEAK)), tmp_path) == expected
+
+
 def test_a_cached_function_that_uses_a_lock_is_looked_into(golden):
     source = "import functools\n@functools.lru_cache\ndef load():\n    return lock\ndef train():\n    return load()\ntrain()"
     golden(refused(cell(source, lock=threading.Lock())))

@@ -1,0 +1,81 @@
+"""What a decorator has made of a function and nobody can pickle: objects that hold a lock, as Triton's kernels do, and
+what torch.compile makes.
+
+What an import finds goes by its name. What a cell defines is made anew on the rank, from the text of its definition.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+import threading
+from collections.abc import Mapping
+from types import CodeType, FunctionType
+from typing import Any
+
+from distmagic.remote.values.source_form import futures_of
+
+_OF_DYNAMO = "_torchdynamo_orig_callable"
+_INNER = (_OF_DYNAMO, "__wrapped__", "fn", "func", "_fn", "function")
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_DEPTH = 8  # of decorators over each other
+
+
+def function_in(obj: object) -> FunctionType | None:
+    """Return the function that such an object was made of, if the object has its name; None for any other object."""
+    inner: Any = obj
+    is_bound = False
+    for _ in range(_DEPTH):
+        own = getattr(inner, "__dict__", None)
+        if type(own) is not dict:
+            break
+        if isinstance(inner, FunctionType) and _OF_DYNAMO not in own:
+            break
+        is_bound |= _OF_DYNAMO in own or any(type(x) in _LOCKS for x in own.values())
+        inner = next((own[name] for name in _INNER if callable(own.get(name))), None)
+    if not is_bound or not isinstance(inner, FunctionType):
+        return None
+    return inner if inner.__globals__.get(inner.__qualname__) is obj else None
+
+
+def reduced(function: FunctionType, main: object) -> Any:
+    """Return how to pickle the object that was made of `function`, as `__reduce__` does; `main` stands for `__main__`.
+
+    NotImplemented where its text is not known.
+    """
+    name = function.__qualname__
+    module = sys.modules.get(function.__module__)
+    if module is not None and function.__module__ != "__main__":
+        return getattr, (module, name)
+    code = function.__code__
+    try:
+        lines, first = inspect.getsourcelines(code)
+    except OSError:
+        return NotImplemented
+    text = "\n" * (first - 1) + textwrap.dedent("".join(lines))
+    place = text, code.co_filename, futures_of(code)
+    used = {}
+    for one in _names(compile(*place[:2], "exec", place[2], dont_inherit=True)):
+        if one != name and one in function.__globals__:
+            used[one] = function.__globals__[one]
+    return _made_anew, (*place, name, used, main)
+
+
+def _names(code: CodeType) -> list[str]:
+    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
+    return [*code.co_names, *(name for one in inner for name in _names(one))]
+
+
+def _made_anew(
+    text: str,
+    filename: str,
+    flags: int,
+    name: str,
+    used: Mapping[str, object],
+    main: dict[str, Any],
+) -> object:
+    for one, value in used.items():
+        main.setdefault(one, value)
+    exec(compile(text, filename, "exec", flags, dont_inherit=True), main)  # noqa: S102 - the user's definition
+    return main[name]

@@ -1,19 +1,14 @@
-"""Runs that end badly, and what is left on the hosts: nothing."""
+"""Runs that end badly, beside those of the fault table, and what is left on the hosts: nothing."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 
-import distmagic
 from distmagic.errors import (
     Cancelled,
-    NodeLost,
     PreflightError,
     RendezvousFailed,
     RunError,
@@ -21,10 +16,9 @@ from distmagic.errors import (
     WorkerFailed,
 )
 from tests.e2e import runner
-from tests.e2e.programs import STUBBORN_KERNEL, stubborn
+from tests.e2e.programs import stubborn
 from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab
-from tests.lab.waiting import HANG_S, wait_until
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
 
@@ -42,41 +36,6 @@ def test_first_failure_stops_all_hosts(lab: Lab) -> None:
         worker.phase for worker in error.run.state.workers.values() if worker.rank != 2
     ]
     assert set(others) <= {"stopped"}  # those that were up already
-
-
-@pytest.mark.parametrize(("number", "words"), [
-    (signal.SIGKILL, "SIGKILL: killed from outside"),
-    (signal.SIGSEGV, "SIGSEGV: segmentation fault: native code touched memory that isn't its own"),
-])  # fmt: skip
-def test_a_signal_is_named(lab: Lab, number: int, words: str) -> None:
-    def die(number: int) -> None:
-        import os
-        import sys
-        import time
-
-        if os.environ["RANK"] == "1":
-            print("last words", file=sys.stderr)
-            os.kill(os.getpid(), number)
-        time.sleep(1000)
-
-    error = runner.failure(lab, "dm1:1,dm2:1", die, int(number))
-    assert (
-        error.message
-        == f"rank 1 (dm2, local_rank 0) was ended by signal {int(number)} ({words})."
-    )
-    assert "    last words\n" in error.hint
-
-
-@pytest.mark.quick
-def test_exit_codes_are_named(lab: Lab) -> None:
-    def leave() -> None:
-        import os
-        import sys
-
-        os._exit(7) if os.environ["RANK"] == "0" else sys.exit("nothing to train on")
-
-    error = runner.failure(lab, "dm1:1", leave)
-    assert error.message == "rank 0 (dm1, local_rank 0) ended with exit code 7."
 
 
 @pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
@@ -167,19 +126,6 @@ def test_an_interrupt_of_ranks_that_all_wait_in_c_does_not_last_for_the_grace(
     assert isinstance(error, Cancelled)
 
 
-@pytest.mark.quick
-def test_an_interrupt_ends_everything(lab: Lab) -> None:
-    screen = runner.Watch(at_work(3), lambda: signal.raise_signal(signal.SIGINT))
-    error = runner.failure(lab, "dm1:2,dm2:1", as_value(stubborn), screen=screen)
-    assert isinstance(error, Cancelled)
-    assert isinstance(error, KeyboardInterrupt)
-    assert (
-        error.message
-        == "The run was interrupted; every rank on every host was stopped."
-    )
-    assert error.run.state.phase == "stopped"
-
-
 def test_a_second_interrupt_does_not_wait(lab: Lab) -> None:
     def twice() -> None:
         screen._when = lambda state: state.stopping != ""
@@ -195,51 +141,6 @@ def test_a_second_interrupt_does_not_wait(lab: Lab) -> None:
 def test_a_timeout_ends_everything(lab: Lab) -> None:
     error = runner.failure(lab, "dm1:1", as_value(stubborn), timeout_s=4.0)
     assert isinstance(error, TimedOut)
-    assert error.message == "The run was stopped: its --timeout ran out."
-
-
-def test_what_ranks_leave_running_is_ended_after_success(lab: Lab) -> None:
-    def leave_children() -> None:
-        import subprocess
-
-        subprocess.Popen(
-            ["/bin/sh", "-c", "trap '' TERM; (setsid sleep 1000) & sleep 1000"],
-            start_new_session=True,
-        )
-
-    assert runner.run(lab, "dm1:2", leave_children).state.phase == "done"
-
-
-@pytest.mark.parametrize("fault", ["kernel killed", "agent killed"])
-def test_a_dead_kernel_or_agent_leaves_nothing(lab: Lab, fault: str) -> None:
-    script = textwrap.dedent(STUBBORN_KERNEL.format(config=str(lab.ssh_config)))
-    kernel = subprocess.Popen(
-        [sys.executable, "-c", script],
-        cwd=Path(__file__).parents[2],
-        stderr=subprocess.PIPE,
-    )
-    sleeps = lambda host: sum("sleep" in p.cmdline for p in host.processes())  # noqa: E731
-    try:
-        wait_until(
-            lambda: sleeps(lab.hosts[0]) >= 4 and sleeps(lab.hosts[1]) >= 2,
-            "ranks and their children",
-        )
-        if fault == "kernel killed":
-            kernel.kill()
-        else:
-            agents = [p for p in lab.hosts[1].processes() if "agent" in p.cmdline]
-            lab.hosts[1].exec(["kill", "-9", str(agents[0].pid)])
-            assert kernel.wait(HANG_S) == 1
-            assert (
-                b"dm2: its agent ended without a word (was it killed?)"
-                in kernel.stderr.read()
-            )
-    finally:
-        kernel.kill()
-        kernel.wait()
-        kernel.stderr.close()
-    wait_until(lambda: not any(host.leftovers() for host in lab.hosts), "clean hosts")
-    assert not any(sleeps(host) for host in lab.hosts)
 
 
 def test_a_host_that_can_t_start_takes_the_others_back(lab: Lab) -> None:
@@ -277,20 +178,3 @@ def test_a_port_that_is_taken(lab: Lab) -> None:
         holder.communicate()  # end of file on its stdin ends it
     assert isinstance(error, RunError)
     assert error.message == "dm1: the port of the rendezvous is taken there."
-
-
-def test_a_host_that_is_switched_off_is_lost(lab: Lab) -> None:
-    screen = runner.Watch(at_work(2), lab.hosts[1].kill)
-    way = runner.access(lab, connect_timeout_s=3.0)
-    with pytest.raises(NodeLost) as caught:
-        distmagic.run(
-            as_value(stubborn), hosts="dm1:1,dm2:1", access=way, screen=screen
-        )
-    assert caught.value.message == (
-        "A host was lost, and the others were stopped. dm2: the other hosts have not heard of it any more"
-    )
-    assert (
-        caught.value.hint
-        == "What still runs on dm2 ends by itself as soon as it misses the other hosts."
-    )
-    lab.assert_clean()  # of the hosts that are up

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -43,7 +44,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Leave the machine's network before there are threads; each worker of pytest-xdist does so for itself."""
+    """Leave the machine's network before there are threads; each worker of pytest-xdist does so for itself.
+
+    Each has a home of distmagic's own, too: what others have kept, list or remove in the user's is not theirs.
+    """
+    home = tempfile.TemporaryDirectory(prefix="home-", ignore_cleanup_errors=True)
+    os.environ["DISTMAGIC_HOME"] = home.name
+    config.add_cleanup(home.cleanup)
     if (
         sys.platform.startswith("linux")
         and os.geteuid() == 0

@@ -82,14 +82,12 @@ def test_a_job_that_slurm_takes_and_would_never_start_is_cancelled_and_told(
     wait_until(lambda: not held.slurm.jobs(), "the job to be gone", every_s=LOOK_S)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["partition", "constraint", "reservation", "mem", "time", "gpus-per-node", "nodelist", "licenses", "dependency"],
-)  # fmt: skip
-def test_hostile_values_that_slurm_refuses_are_refused_and_not_run(
-    held: Held, name: str
-) -> None:
-    request = SlurmRequest(login="dm1", options=((name, HOSTILE),))
+def test_hostile_values_that_slurm_refuses_are_refused_and_not_run(held: Held) -> None:
+    """All at once: no shell on the way may run any of them, and Slurm refuses the first that it reads."""
+    names = ("partition", "constraint", "reservation", "mem", "time", "gpus-per-node", "nodelist", "licenses", "dependency")  # fmt: skip
+    request = SlurmRequest(
+        login="dm1", options=tuple((name, HOSTILE) for name in names)
+    )
     error = failure(
         held.slurm,
         as_value(count),

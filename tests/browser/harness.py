@@ -29,7 +29,7 @@ from playwright.sync_api import (
 )
 from playwright.sync_api import Error as PlaywrightError
 
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 from tests.system.components import COMPONENTS
 
 _CHROMIUM = (
@@ -81,8 +81,7 @@ _SETTINGS = {
     "@jupyterlab/apputils-extension:themes": {"theme": "JupyterLab Light"},
 }
 # Playwright's own limits, 30 s and 5 s, are for machines that do nothing else.
-_PATIENCE_S = 120
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=1000 * HANG_S)
 _CELLS = ".jp-Notebook .jp-CodeCell"
 _MOST_SHOWN = 3_000  # characters of a page in an error
 _HELPERS = Path(__file__).with_name("harness.js").read_text(encoding="utf-8")
@@ -97,7 +96,7 @@ class NotebookPage:
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        page.set_default_timeout(1000 * _PATIENCE_S)
+        page.set_default_timeout(1000 * HANG_S)
         # Addresses that the page asked for and that are not on this machine.
         self.outside: list[str] = []
         self.console_errors: list[str] = []
@@ -119,7 +118,7 @@ class NotebookPage:
     def open(self, url: str) -> None:
         """Open the notebook and wait until its kernel is ready."""
         self.page.goto(url)
-        self._wait("hasNotebook", _PATIENCE_S)
+        self._wait("hasNotebook", HANG_S)
         self._ask("isReady")
 
     def reload(self, *, is_busy: bool = False) -> None:
@@ -128,7 +127,7 @@ class NotebookPage:
         A kernel that `is_busy` with a cell is not waited for.
         """
         self.page.reload()
-        self._wait("hasNotebook", _PATIENCE_S)
+        self._wait("hasNotebook", HANG_S)
         if not is_busy:
             self._ask("isReady")
 
@@ -147,9 +146,9 @@ class NotebookPage:
     def run_cell(self, index: int) -> None:
         """Make a cell the active one and run it; return once the kernel has it."""
         self._ask("run", index)
-        self._wait("hasStarted", _PATIENCE_S, index)
+        self._wait("hasStarted", HANG_S, index)
 
-    def wait_done(self, index: int, timeout_s: float = _PATIENCE_S) -> None:
+    def wait_done(self, index: int, timeout_s: float = HANG_S) -> None:
         """Wait until a cell that was started is done: the kernel has answered, and all outputs have come."""
         self._wait("isDone", timeout_s, index)
 
@@ -164,9 +163,7 @@ class NotebookPage:
         """
         self._wait("haveGrown", timeout_s, index, count)
 
-    def wait_text(
-        self, index: int, pattern: str, timeout_s: float = _PATIENCE_S
-    ) -> str:
+    def wait_text(self, index: int, pattern: str, timeout_s: float = HANG_S) -> str:
         """Wait until the outputs of a cell, widgets included, match a regular expression; return their text."""
         # As a person does; what is out of sight may not be drawn.
         self.cell(index).scroll_into_view_if_needed()
@@ -353,7 +350,6 @@ def _server(program: str, folder: Path, env: dict[str, str]) -> Iterator[str]:
         wait_until(
             lambda: _answers(process, folder, address.format(path="api/status")),
             "JupyterLab",
-            timeout_s=_PATIENCE_S,
         )
         yield address
     finally:
@@ -375,7 +371,7 @@ def _answers(process: subprocess.Popen[bytes], folder: Path, url: str) -> bool:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGTERM)  # the server shuts its kernels down
     try:
-        process.wait(20)
+        process.wait(HANG_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -397,7 +393,7 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(
             executable_path=COMPONENTS["browser"].path(),
             headless=True,
-            timeout=1000 * _PATIENCE_S,
+            timeout=1000 * HANG_S,
             args=[*_CHROMIUM, f"--crash-dumps-dir={folder}"],
         )
         try:

@@ -20,6 +20,7 @@ from distmagic.request.hosts import Host
 from distmagic.transports import asking
 from distmagic.transports.ssh.public_keys import join_strings
 from tests.builders.agents import scripted_agent
+from tests.builders.since import Since
 from tests.lab.waiting import HANG_S, wait_until
 from tests.transports.asking_server import Rules, asking_server
 from tests.transports.conftest import Answers, Home
@@ -135,11 +136,11 @@ def test_without_anybody_to_ask_the_error_says_so(home: Home, tmp_path: Path) ->
 
 
 def test_the_time_for_an_answer_does_not_count(home: Home, tmp_path: Path) -> None:
-    home.configure("ConnectTimeout 3\n")
+    home.configure("ConnectTimeout 5\n")
 
     class Slow:
         def ask(self, prompt: str, *, secret: bool) -> str:
-            threading.Event().wait(3.3)
+            threading.Event().wait(5.3)
             return "123456"
 
     with asking_host(home, tmp_path, "keyboard-interactive") as host:
@@ -284,7 +285,7 @@ def test_an_agent_that_never_signs_ends_with_the_time_to_connect(
 ) -> None:
     blob = base64.b64decode(Path(f"{user_key}.pub").read_text().split()[1])
     listed = join_strings(b"\x0c\0\0\0\1" + join_strings(blob, b"work"))
-    before = threading.active_count()
+    since = Since()
     with scripted_agent(tmp_path / "agent", listed) as path:
         home.configure(f"IdentityAgent {path}\nConnectTimeout 3\n")
         error = refused(home.host(server), home, asking.NoAsker())
@@ -292,9 +293,7 @@ def test_an_agent_that_never_signs_ends_with_the_time_to_connect(
         f"no answer from the ssh agent {path} within 3 s: it was asked for a signature."
         in error.message
     )
-    wait_until(
-        lambda: threading.active_count() <= before, "no thread waits for the agent"
-    )
+    wait_until(lambda: not since.threads(""), "no thread waits for the agent")
 
 
 @pytest.mark.needs("sshd")

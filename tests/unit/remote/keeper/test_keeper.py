@@ -189,11 +189,11 @@ def test_another_keeper_does_not_count_the_time():
 
 
 def test_a_lease_is_renewed_and_ends():
-    with LocalKeeper(first_lease_s=60, lease_s=3) as node:
+    with LocalKeeper(first_lease_s=60, lease_s=4) as node:
         lease = node.usher({"lease": True})
         assert lease.read() == b"ready\n"
         for _ in range(3):
-            assert lease.wait(1.2) is None
+            assert lease.wait(1.5) is None
             lease.write(b".")
         assert node.process.poll() is None
         assert node.wait_ended() == 0
@@ -209,15 +209,15 @@ def test_an_allocation_that_is_told_to_end_ends_at_once():
 
 
 def test_an_unused_allocation_ends_though_the_notebook_is_there():
-    with LocalKeeper(idle_s=3) as node:
+    with LocalKeeper(idle_s=5) as node:
         lease = node.usher({"lease": True})
         assert lease.read() == b"ready\n"
         assert node.wait_ended() == 0
 
 
 def test_a_job_that_runs_holds_the_allocation_without_a_notebook(monkeypatch):
-    with LocalKeeper(first_lease_s=3, idle_s=3) as node:
-        process = node.start(("env", "DISTMAGIC_JOB=7", "sleep", "6"))
+    with LocalKeeper(first_lease_s=5, idle_s=5) as node:
+        process = node.start(("env", "DISTMAGIC_JOB=7", "sleep", "7"))
         assert process.wait(HANG_S) == 0, "the allocation ended below a job"
         assert node.wait_ended() == 0
 

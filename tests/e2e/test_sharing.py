@@ -332,6 +332,7 @@ def test_two_runs_at_once_on_one_host_under_two_names(twin: Lab) -> None:
 
 
 @pytest.fixture(
+    scope="module",
     params=[
         (False, True, False),
         (True, False, False),
@@ -341,16 +342,21 @@ def test_two_runs_at_once_on_one_host_under_two_names(twin: Lab) -> None:
     ],
     ids=["tmp", "home", "home and tmp", "home, tmp and name", "home and name"],
 )
-def shared(
-    request: pytest.FixtureRequest, make_lab: Callable[..., Lab]
-) -> Iterator[Lab]:
+def kept_shared(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """Two hosts that share something, as containers on one machine do."""
     home, tmp, name = request.param
     setups = (HostSetup(hostname="node"),) * 2 if name else ()
-    lab = make_lab(2, shared_home=home, shared_tmp=tmp, setups=setups)
-    yield lab
+    with Lab(2, shared_home=home, shared_tmp=tmp, setups=setups) as lab:
+        yield lab
+
+
+@pytest.fixture
+def shared(kept_shared: Lab) -> Iterator[Lab]:
+    """The same, whole and with an empty home."""
+    yield kept_shared
     session().close()
-    lab.assert_clean()
+    kept_shared.assert_clean()
+    kept_shared.mend()
 
 
 def test_hosts_that_share_a_home_or_tmp_are_both_warm(shared: Lab) -> None:

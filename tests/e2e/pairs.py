@@ -251,11 +251,12 @@ class Pair:
 
     @property
     def options(self) -> dict[str, object]:
-        """The options that the two rows want; where they differ, those of the second one."""
+        """The options that the two rows want; where they differ, those of the second one. The job says if it is elastic."""
         return {
             name: value
             for strike in self.strikes
             for name, value in strike.row.way.options.items()
+            if name not in ("nnodes", "max_restarts")
         }
 
     @property

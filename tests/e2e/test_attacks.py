@@ -23,7 +23,7 @@ from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 
 def run_all(lab: Lab, *functions: Callable[[], object]) -> Run | WorkerFailed:

@@ -12,7 +12,7 @@ from distmagic.errors import HostErrors, PreflightError, Unreachable
 from tests.e2e import runner
 from tests.lab import HostSetup, Lab
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 
 def nothing() -> None:

@@ -28,7 +28,7 @@ from tests.e2e.runner import as_value
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import HANG_S, wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 
 # The claims of a second user of a host: takes device 0 or asks for it again, and gives it back.

@@ -14,7 +14,7 @@ from tests.e2e import runner
 from tests.e2e.runner import as_value, detach, reach
 from tests.lab import Lab
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 DISK_BYTES = 32 << 20
 NOT_KEPT = "dm1: can't write to /home/node/.distmagic/jobs/{job}/0-dm1 (No space left on device): the run goes on, but "

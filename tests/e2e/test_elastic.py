@@ -27,7 +27,7 @@ from tests.e2e.runner import as_value, reach
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 LOST_S = 3.0
 FAULTS = {
@@ -270,6 +270,7 @@ def have_two_returned(state: RunState) -> bool:
     return sorted(phases) == ["done", "done", "running"]
 
 
+@pytest.mark.timeout(280)
 def test_a_host_that_is_lost_after_the_other_ranks_have_returned_is_not_waited_for(
     lab: Lab,
 ) -> None:

@@ -20,7 +20,7 @@ from tests.e2e.programs import stubborn
 from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 
 @pytest.mark.promise("the first rank that fails stops all hosts")

@@ -19,7 +19,7 @@ from tests.e2e.exports import Export, Node, at_once, check_four_ranks, exporter,
 from tests.lab import Lab
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.e2e.slurm_cells import end_of
 from tests.lab import Lab
 from tests.lab.slurm import SlurmLab
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 FILES = ("job.sbatch", "ranks.sbatch")
 

@@ -17,8 +17,6 @@ from tests.lab import Lab
 
 README = Path(__file__).parents[2] / "README.md"
 
-pytestmark = [pytest.mark.timeout(280)]
-
 PROMISE = pytest.mark.promise("a fault is told truthfully and leaves nothing")
 # Of each process, link or disk that is struck, the first row carries the promise.
 FIRST = {fault.process: fault for fault in reversed(TABLE)}

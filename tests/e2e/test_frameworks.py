@@ -20,7 +20,7 @@ from tests.e2e.scripts import run
 from tests.lab import Lab
 from tests.system.packages import folder_of
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(400)]
+pytestmark = pytest.mark.needs("lab")
 SHAPES = REPOSITORY / "tests" / "e2e" / "shapes"
 
 

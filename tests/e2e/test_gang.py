@@ -24,7 +24,7 @@ from tests.lab import Lab
 from tests.lab.files import HOME
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 LOST_S = 3.0
 

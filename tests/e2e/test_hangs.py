@@ -24,7 +24,7 @@ from tests.e2e.runner import as_value, reach, the_job
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 HERE = __file__
 ROOT = Path(__file__).parents[2]

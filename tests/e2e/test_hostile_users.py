@@ -21,7 +21,7 @@ from tests.e2e import runner
 from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab, LabHost
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 SECRET = "hunter2-DO-not-tell".lower()  # this source travels, and is no leak
 JOB = "1121-000000-0badcafe"

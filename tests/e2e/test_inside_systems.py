@@ -25,7 +25,7 @@ from tests.e2e.nodes import (
 )
 from tests.lab import Lab, wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 ALL = {"DISTMAGIC_SECRET": SECRET}
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=1")

@@ -15,7 +15,7 @@ from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import Lab
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 HOSTS = "dm1:1,dm2:1"
 

@@ -20,7 +20,7 @@ from tests.e2e.runner import reach, the_job
 from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 
 @contextmanager

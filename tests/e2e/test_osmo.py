@@ -24,7 +24,7 @@ from tests.e2e.runner import Watch
 from tests.lab import Lab
 from tests.lab.host import LabHost
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 LINE = "--on osmo --nodes 2 --nproc-per-node 2 --python python3"
 

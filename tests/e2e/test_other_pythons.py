@@ -13,7 +13,7 @@ from tests import REPOSITORY
 from tests.builders.pythons import another_python
 from tests.lab import Lab
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 
 def run_there(

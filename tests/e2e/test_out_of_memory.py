@@ -13,7 +13,7 @@ from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab
 from tests.lab.memory_limit import MemoryLimit, reason_without
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 
 @pytest.fixture

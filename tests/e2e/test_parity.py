@@ -18,7 +18,7 @@ from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import Lab
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.needs("lab")
 
 # Of each its own.
 OF_THE_JOB = {

@@ -15,7 +15,7 @@ from tests import REPOSITORY
 from tests.e2e.scripts import run
 from tests.lab import Lab
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.needs("lab")
 SHAPES = REPOSITORY / "tests" / "e2e" / "shapes"
 # Two hosts that keep torch loaded, as a notebook's do: `ended` and `homes` end that.
 TWO = {"hosts": "dm1:1,dm2:1", "warm_idle_s": 900.0}

@@ -13,7 +13,7 @@ from tests.lab.host import LabHost
 from tests.lab.processes import HostProcess
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 
 def counted(state: RunState, rank: int) -> list[int]:

@@ -16,7 +16,7 @@ from tests.e2e import runner
 from tests.e2e.scripts import detached, run
 from tests.lab import Lab, wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.needs("lab")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import Lab
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 
 def flaky(until: int) -> tuple[int, int]:

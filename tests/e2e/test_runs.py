@@ -27,7 +27,7 @@ from tests.e2e.runner import as_value
 from tests.lab import HostSetup, Lab
 from tests.lab.pythons import required
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])

@@ -28,7 +28,7 @@ from tests.lab import HostSetup, Lab, LabHost
 from tests.lab.processes import HostProcess
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 HOSTS = "dm1:1,dm2:1"
 ANOTHER_KERNEL = """

@@ -18,7 +18,7 @@ from tests.builders.sky import Sky, entries
 from tests.e2e.runner import Watch, all_reduce, as_value
 from tests.lab import Lab
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 WAY = Access(warm_idle_s=0.0)
 
 

@@ -29,7 +29,6 @@ from tests.lab.slurm import SlurmLab, limits_memory
 
 pytestmark = [
     pytest.mark.needs("lab", "slurm"),
-    pytest.mark.timeout(400),
     pytest.mark.usefixtures("kernel"),
 ]
 

@@ -29,7 +29,7 @@ from tests.e2e.slurm_cells import (
 from tests.lab import HostProcess, wait_until
 from tests.lab.slurm import LOOK_S, SlurmLab
 
-pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab", "slurm")
 
 
 HOSTILE = "a  'b' \"c\" $HOME `touch /run/mine` $(touch /run/mine) é \\ ! * ; | & # %j"

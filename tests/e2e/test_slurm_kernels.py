@@ -34,7 +34,6 @@ from tests.lab.slurm import LOOK_S, SlurmLab
 
 pytestmark = [
     pytest.mark.needs("lab", "slurm"),
-    pytest.mark.timeout(280),
     pytest.mark.usefixtures("kernel"),
 ]
 

@@ -28,7 +28,7 @@ from tests.e2e.slurm_cells import (
 from tests.lab import wait_until
 from tests.lab.slurm import UID, USER, SlurmLab
 
-pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab", "slurm")
 
 
 class Away(Noticing):

@@ -17,7 +17,7 @@ from tests.lab import HostSetup, Lab, LabHost
 from tests.lab.cgroups import reason_without
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("lab", "systemd"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab", "systemd")
 
 KILLS = "KillUserProcesses=yes\nKillExcludeUsers=nobody"  # root, who logs in here, is excluded where nobody else is
 WHERE = "KillUserProcesses and KillOnlyUsers in logind.conf"

@@ -33,7 +33,7 @@ from tests.lab import Lab
 from tests.lab.processes import HostProcess
 from tests.lab.waiting import wait_until
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab")
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ import pytest
 from distmagic.errors import WorkerFailed
 from tests.gpu import checks, devices, programs
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.mark.parametrize("is_cold", [False, True])
 def test_ranks_see_their_device(run, is_cold):

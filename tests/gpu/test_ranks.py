@@ -11,7 +11,7 @@ import pytest
 from distmagic.errors import WorkerFailed
 from tests.gpu import checks, devices, programs
 
-pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.usefixtures("gpus")
 
 warm_and_cold = pytest.mark.parametrize("is_cold", [False, True], ids=["warm", "cold"])
 

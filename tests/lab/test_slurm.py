@@ -10,7 +10,7 @@ from distmagic.clusters.slurm.nodelist import expand
 from tests.lab import wait_until
 from tests.lab.slurm import UID, USER, has_cgroups
 
-pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.needs("lab", "slurm")
 
 
 def test_a_job_runs_on_every_node_and_none_on_the_log_in_node(slurm):

@@ -12,7 +12,7 @@ from tests.lab import Lab
 from tests.lab.waiting import wait_until
 from tests.notebooks.kernel import live_notebook, text_of
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.needs("lab")
 
 CELL = """\
 %%distributed {flags} -o {name}

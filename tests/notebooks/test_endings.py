@@ -14,7 +14,7 @@ from tests.lab import Lab
 from tests.lab.waiting import HANG_S, wait_until
 from tests.notebooks.kernel import live_notebook
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.needs("lab")
 
 LONG = """\
 %%distributed --hosts dm1:2,dm2:1 --lease 3 --warm-idle 0

@@ -14,7 +14,7 @@ import pytest
 from tests.lab import Lab
 from tests.notebooks.kernel import LiveNotebook, environment, live_notebook
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.needs("lab")
 
 EARLIER = """\
 def halve(x):

@@ -11,7 +11,7 @@ import pytest
 from tests.lab import Lab
 from tests.notebooks.kernel import LiveNotebook, live_notebook
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.needs("lab")
 
 WORK = "/home/node/.distmagic/work/nb"
 FILES = {

@@ -11,7 +11,7 @@ from tests.lab import Lab
 from tests.lab.waiting import wait_until
 from tests.notebooks.kernel import LiveNotebook, live_notebook
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.needs("lab")
 
 
 def interrupted(notebook: LiveNotebook, lab: Lab, cell: str, begun: Path) -> str:

@@ -17,7 +17,7 @@ from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
 from tests.notebooks.kernel import LiveNotebook, live_notebook
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.needs("lab")
 
 
 def test_the_commands_about_jobs(lab: Lab, tmp_path: Path):

@@ -12,7 +12,7 @@ import pytest
 from tests.lab import Lab
 from tests.notebooks.kernel import environment
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.needs("lab")
 
 TRAINING = """\
 %%distributed --hosts dm1:1,dm2:1 -o run

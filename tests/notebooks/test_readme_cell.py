@@ -10,8 +10,6 @@ import pytest
 from tests import REPOSITORY
 from tests.notebooks.kernel import live_notebook
 
-pytestmark = [pytest.mark.timeout(600)]
-
 
 @pytest.mark.quick
 def test_the_cell_of_the_readme_runs_without_hosts(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from nbformat import NotebookNode
 from tests.lab import Lab
 from tests.notebooks.kernel import LiveNotebook, live_notebook, text_of
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.needs("lab")
 
 OTHER_CELLS = """\
 import dataclasses

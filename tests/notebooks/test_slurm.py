@@ -11,7 +11,7 @@ from tests.lab.slurm import SlurmLab
 from tests.lab.waiting import wait_until
 from tests.notebooks.kernel import live_notebook
 
-pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.needs("lab", "slurm")
 
 CELL = """\
 %%distributed --on slurm:dm1 --nodes 2 --slurm cpus-per-task=2

@@ -14,7 +14,7 @@ from tests.lab.held import Held, HeldOnHost
 from tests.lab.waiting import wait_until
 from tests.notebooks.kernel import LiveNotebook, live_notebook
 
-pytestmark = [pytest.mark.needs("lab"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.needs("lab")
 
 WARM_UP, RUNS = 20, 60  # runs until all is loaded that ever is; runs altogether
 # Of memory that is not free, in forty runs of which eight look at 4 MB; the bench's soak looks for what grows slowly.

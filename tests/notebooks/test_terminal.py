@@ -14,8 +14,6 @@ import pytest
 from tests.lab import Lab
 from tests.notebooks.kernel import environment
 
-pytestmark = pytest.mark.timeout(600)
-
 SCRIPT = """\
 import sys
 

@@ -18,7 +18,7 @@ from tests.lab import pythons
 from tests.lab.slurm import SlurmLab
 from tests.notebooks.kernel import environment, text_of
 
-pytestmark = [pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 RANKS = REPOSITORY / "notebooks" / "01_ranks_and_rendezvous.ipynb"
 RIGHT = """

@@ -24,7 +24,7 @@ from distmagic.transports.piped import PipedProcess
 from tests.lab.slurm import SlurmLab
 from tests.transports.contract import CONTRACT
 
-pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.needs("lab", "slurm")
 
 
 class OnLogin(LocalTransport):

@@ -25,6 +25,7 @@ from distmagic.remote.wire import protocol
 if TYPE_CHECKING:
     from distmagic.remote.contact import Conversation
 
+_TMP = "tmp"  # in an environment that is being made
 _TELL_S = 0.5
 _LOOK_S = 0.3
 _KILLED_S = (
@@ -65,15 +66,17 @@ class EnvironmentSync:
         self._done = self._total = 0
         places.make_private(environments.root())
         environments.check_name(request.name)
-        name = environments.digest((request.requirements, request.lock))
-        environment = Environment(path=environments.root() / f".{name}")
-        notes, was_there = environment.notes(), True
-        while notes is None:
-            with environment.locked() as is_free:
-                notes = environment.notes()  # another notebook may have made it
-                if notes is None and is_free:
-                    notes, was_there = self._make(environment, request), False
-            if notes is None:
+        digest = environments.digest((request.requirements, request.lock))
+        was_there = True
+        while (environment := environments.find(digest)) is None:
+            with Environment(
+                path=environments.root() / f".{digest}"
+            ).locked() as is_free:
+                # Another notebook may have made it meanwhile.
+                if is_free and environments.find(digest) is None:
+                    self._make(environments.begin(digest), request)
+                    was_there = False
+            if not is_free:
                 self._say("waiting for another notebook that makes it")
                 self._pause()
         places.touch([environment.path])
@@ -86,16 +89,23 @@ class EnvironmentSync:
                 python=str(environment.python),
                 was_there=was_there,
                 elapsed_s=time.monotonic() - self._began_s,
-                notes=notes,
+                notes=environment.notes() or (),
             )
         )
 
     def _make(
         self, environment: Environment, request: protocol.SyncEnvironment
-    ) -> tuple[str, ...]:
-        """Make the environment anew, and return what a user should know of it."""
-        if environment.path.exists():
-            shutil.rmtree(environment.path)  # of somebody who did not finish it
+    ) -> None:
+        """Make the environment in its new folder, which is gone again where that fails or is ended."""
+        try:
+            self._fill(environment, request)
+        except BaseException:
+            shutil.rmtree(environment.path, ignore_errors=True)
+            raise
+
+    def _fill(
+        self, environment: Environment, request: protocol.SyncEnvironment
+    ) -> None:
         uv = _find_uv()
         if request.lock and not uv:
             raise OSError(
@@ -109,6 +119,10 @@ class EnvironmentSync:
             )
         else:
             self._make_by_python(environment, base)
+        # From now on: uv makes an environment in an empty folder alone.
+        with contextlib.suppress(OSError):
+            owners.note(environment.path, request.owner)
+        (environment.path / _TMP).mkdir()
         wanted = environment.path / "requirements.txt"
         if "pylock.toml" in request.lock:
             wanted = environment.path / "pylock.toml"
@@ -119,8 +133,8 @@ class EnvironmentSync:
         else:
             lines = list(request.requirements)
         notes = self._install(environment, uv, base, wanted, lines)
+        shutil.rmtree(environment.path / _TMP, ignore_errors=True)
         environment.finish(notes)
-        return notes
 
     def _make_by_python(self, environment: Environment, base: str) -> None:
         """Make it by `venv`, with a pip of its own only where the Python outside has none that can install into it.
@@ -204,12 +218,15 @@ class EnvironmentSync:
         said = [] if said is None else said
         # By this its processes are known; children of this contact can be agents, whose template has ended meanwhile.
         mark = f"sync-{secrets.token_hex(6)}"
+        # pip leaves there what it has fetched when it is ended.
+        tmp = environment.path / _TMP
+        own_tmp = {"TMPDIR": str(tmp)} if tmp.is_dir() else {}
         child = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**_variables(), processes.MARK: mark},
+            env={**_variables(), **own_tmp, processes.MARK: mark},
             # `python -m` takes modules of the working directory, and uv its configuration: the home may have a token.py.
             cwd="/",
             start_new_session=True,

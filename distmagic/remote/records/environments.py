@@ -4,6 +4,8 @@
     ~/.distmagic/envs/.DIGEST/        an environment: the digest is that of the packages and of the Python it is made with
         ready                         written when all packages are there; without it the environment is never used
         owners                        who has asked for it, a line each
+        tmp/                          what the installers write meanwhile
+    ~/.distmagic/envs/.DIGEST-TOKEN/  the same, by a host that did not see the lock of another one, which makes it as well
     ~/.distmagic/envs/.DIGEST.lock    held while it is made
 
 It is made where it stays, because the programs in its `bin` name their own path. What appears last and at once is the
@@ -35,7 +37,8 @@ UV_EXPORT = (
     "export", "--frozen", "--quiet", "--no-emit-project", "--no-emit-workspace",
     "--format", "requirements.txt", "--output-file",
 )  # fmt: skip
-_DIGEST = re.compile(r"\.[0-9a-f]{16}")
+_DIGEST = re.compile(r"\.[0-9a-f]{16}(-[0-9a-f]{8})?")
+_DIGEST_CHARS = 17  # with the dot
 # Of this process, as long as it lives: the link of a name may lead elsewhere later.
 _OWN = Path(os.path.realpath(sys.prefix))
 _IN_USE_S = 120.0  # contacts, agents and templates touch theirs four times in that time
@@ -103,15 +106,22 @@ class Environment:
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Give whether nobody else is making it; if so, nobody else can within the block. Raises OSError."""
-        with open(f"{self.path}.lock", "wb") as file:
+        """Give whether nobody else is making it; if so, nobody else of this host can within the block. Raises OSError.
+
+        Nor can one of another host, unless each host has locks of its own, or the home has none.
+        """
+        with open(self._lock, "wb") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                places.lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Else the environment was removed, and its lock with it, since the file was opened.
                 is_free = os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
             except (BlockingIOError, FileNotFoundError):
                 is_free = False
             yield is_free
+
+    @property
+    def _lock(self) -> Path:
+        return self.path.with_name(f"{self.path.name[:_DIGEST_CHARS]}.lock")
 
     def name_it(self, name: str) -> None:
         """Have a name lead to it. Raises OSError."""
@@ -123,6 +133,32 @@ class Environment:
         except OSError:
             aside.unlink(missing_ok=True)
             raise
+
+
+def find(digest: str) -> Environment | None:
+    """Return the environment of a digest that is ready, if there is one. Raises OSError where that can't be told."""
+    for path in places.matching(root(), f".{digest}*"):
+        if _DIGEST.fullmatch(path.name) and Environment(path=path).notes() is not None:
+            return Environment(path=path)
+    return None
+
+
+def begin(digest: str) -> Environment:
+    """Make the folder of a new environment, after removing what others have not finished. Raises OSError."""
+    now = places.now_at(root())
+    for path in places.matching(root(), f".{digest}*"):
+        is_half = (
+            _DIGEST.fullmatch(path.name) and Environment(path=path).notes() is None
+        )
+        if is_half and now - path.stat().st_mtime > _IN_USE_S:
+            shutil.rmtree(path)
+    path = root() / f".{digest}"
+    try:
+        path.mkdir()
+    except FileExistsError:  # another host makes it just now
+        path = path.with_name(f"{path.name}-{secrets.token_hex(4)}")
+        path.mkdir()
+    return Environment(path=path)
 
 
 def check_name(name: str) -> None:
@@ -167,7 +203,7 @@ def remove(path: Path) -> None:
             return
         (path / "ready").unlink(missing_ok=True)  # first: half of it is not used
         shutil.rmtree(path)
-        Path(f"{path}.lock").unlink(missing_ok=True)
+        Environment(path=path)._lock.unlink(missing_ok=True)  # noqa: SLF001
     for link in root().glob("[!.]*"):
         with contextlib.suppress(OSError):
             if _is_link_of_ours(link) and not link.exists():

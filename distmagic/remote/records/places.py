@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import fnmatch
 import functools
 import hashlib
@@ -30,6 +31,7 @@ import stat
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import IO
 
 FULL_BYTES = 16 << 20  # a disk with less room than this is full
 # Of each of a rank's two streams: eight ranks stay well within what is kept of all jobs.
@@ -86,6 +88,15 @@ def matching(folder: Path, pattern: str) -> list[Path]:
                 inner += [path / name for name in os.listdir(path)]
         found = [path for path in inner if fnmatch.fnmatchcase(path.name, part)]
     return sorted(found)
+
+
+def lock(file: IO[bytes], how: int) -> None:
+    """Lock a file by flock(2), where its file system has locks. Raises OSError."""
+    try:
+        fcntl.flock(file, how)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
 
 
 def now_at(folder: Path) -> float:

@@ -21,7 +21,6 @@ All times are those of the clock that dates the files, which for a shared home i
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import random
@@ -41,7 +40,6 @@ _SETTLING_S = 20.0  # from the mark of a job to the socket of its agent
 _TOUCHED_S = 120.0  # agents touch their mark four times in that time
 _NAMED_AT_MOST = 3
 _NAME_CHARS = 200
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,11 +163,7 @@ def _locked(about: Path) -> Iterator[None]:
     """Hold the lock of a name. Where the file system has none, files that appear whole have to do."""
     about.mkdir(mode=0o700, exist_ok=True)
     with open(about / "lock", "wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
+        places.lock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -30,6 +30,7 @@ from distmagic.remote.records.manifest import ListedFile, Manifest
 
 _CHUNK = 1 << 20
 _FILE = "files.json"
+_ENDED_S = 3600.0  # nobody who brings files is as old: it was ended in the middle
 BESIDE = ".of-last-run"  # at the end of the name of what a run left, where something else is brought
 
 
@@ -87,7 +88,8 @@ class FileSync:
 
     def __init__(self, path: Path, about: Path) -> None:
         self._path, self._about = path, about
-        self._incoming = about / "incoming"
+        # Two hosts of one home may come at once where each has locks of its own.
+        self._incoming = about / f"incoming-{secrets.token_hex(4)}"
         self._safe_folders: set[str] = {""}
         self._stay: list[str] = []
         self._replaced: list[str] = []
@@ -107,8 +109,11 @@ class FileSync:
         """Bring the files that a manifest lists. Raises OSError, and ValueError for a blob that is no manifest."""
         wanted = manifest.decode(places.blob(sha256).read_bytes())
         before = self._with_what_came(last_brought(self._about))
-        # Of one that was ended in the middle.
-        shutil.rmtree(self._incoming, ignore_errors=True)
+        now = places.now_at(self._about)
+        for other in places.matching(self._about, "incoming*"):
+            with contextlib.suppress(OSError):
+                if now - other.stat().st_mtime > _ENDED_S:
+                    shutil.rmtree(other)
         self._incoming.mkdir(mode=0o700)
         try:
             self._remove_unlisted(wanted, before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import select
 import signal
@@ -25,7 +27,7 @@ from distmagic.remote.contact.environment_sync import (
     _why,
     _without_local_version,
 )
-from distmagic.remote.records import environments, owners
+from distmagic.remote.records import environments, owners, places
 from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol as p
 from distmagic.request.command_prefix import interpreter_words
@@ -204,6 +206,7 @@ def test_of_two_notebooks_one_makes_the_environment_by_uv_and_the_other_waits(
     half = Path(made.python).parents[1] / "half"
     half.touch()
     half.with_name("ready").unlink()
+    os.utime(half.parent, (1, 1))
     _, repaired = sync(first, "alpha", name="a")
     assert (repaired.was_there, repaired.python) == (False, made.python)
     assert not half.exists()
@@ -215,14 +218,19 @@ def test_an_interrupt_ends_all_that_was_started_for_it(tmp_path, opened):
     fake_uv(
         tmp_path,
         f'[ "$1" = venv ] && exec "$3" -m venv --without-pip "$4"\n'
-        f'(setsid sleep {mark} & echo > "$HOME/began")\nsleep {mark}',
+        f'(setsid sleep {mark} & touch "$TMPDIR/pip-unpack"; echo "$TMPDIR" > "$HOME/began")\nsleep {mark}',
     )
     link = opened()
-    link.send(p.SyncEnvironment(name="a", requirements=("alpha",)))
+    link.send(p.SyncEnvironment(name="a", requirements=("alpha",), owner="me"))
     wait_until((tmp_path / "began").exists, "uv")
     wait_until(lambda: len(sleeping(mark)) == 2, "two processes")
+    tmp = Path((tmp_path / "began").read_text().strip())
+    assert (tmp / "pip-unpack").exists()
+    assert tmp.parent.parent == environments.root()
+    assert owners.of(tmp.parent) == ("me",), "should the contact be killed"
     link.close()
     wait_until(lambda: not sleeping(mark), "their end")
+    wait_until(lambda: not tmp.parent.exists(), "half of it to go, with what pip had")
     with pytest.raises(ConnectionLost):
         heard(link)
 
@@ -476,3 +484,58 @@ def test_a_local_version_is_left_out_only_where_it_was_not_found():
     replaced = _without_local_version(lines, "no version of torch==2.9.0+cpu")
     assert replaced is not None
     assert replaced[0] == ["torch==2.9.0", "numpy==2.0"]
+
+
+def test_two_hosts_that_do_not_see_each_others_locks_do_not_share_half_of_one(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    places.make_private(environments.root())
+    digest = "0123456789abcdef"
+    first = environments.begin(digest)
+    (first.path / "half").touch()
+    second = environments.begin(digest)
+    assert second.path != first.path
+    assert (first.path / "half").exists()
+    assert environments.find(digest) is None
+    second.finish(())
+    assert environments.find(digest) == second
+    first.finish(())
+    found = environments.find(digest)
+    assert found in (first, second)
+    second.name_it("train")
+    for one in (first, second):
+        os.utime(one.path, (1, 1))
+    assert {path for path, _ in environments.unused(0.0, time.time())} == {
+        first.path,
+        second.path,
+    }
+    for one in (first, second):
+        environments.remove(one.path)
+    assert list(environments.root().iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_home_without_locks_has_environments_all_the_same(
+    tmp_path, monkeypatch, number
+):
+    def no_locks(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    places.make_private(environments.root())
+    made = environments.begin("0123456789abcdef")
+    with made.locked() as is_free:
+        assert is_free
+    os.utime(made.path, (1, 1))
+    environments.remove(made.path)
+    assert not made.path.exists()
+
+
+def test_what_a_killed_contact_left_of_one_goes_with_the_next(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    places.make_private(environments.root())
+    half = environments.begin("0123456789abcdef")
+    os.utime(half.path, (time.time() - 130,) * 2)
+    assert environments.begin("0123456789abcdef") == half

@@ -629,7 +629,35 @@ def test_nodes_of_one_home_that_come_at_once(project, home):
         thread.join()
     assert found == [home / "work" / NAME] * 6
     assert len(there(found[0])) == 300
-    assert not (home / "work" / ".train" / "incoming").exists()
+    assert not list((home / "work" / ".train").glob("incoming*"))
+
+
+def test_hosts_of_one_home_whose_locks_are_their_own_share_no_half_file(
+    project, home, monkeypatch
+):
+    """As NFS mounted with nolock: two nodes of a job bring their files at the same time."""
+    monkeypatch.setattr(work_dirs.fcntl, "flock", lambda *_: None)
+    for number in range(100):
+        write(project, **{f"d{number % 7}__f{number}": f"{number}"})
+    work = work_of(project, home)
+    for turn in range(5):
+        errors: list[BaseException] = []
+        both = threading.Barrier(2)
+
+        def node(node_rank: int) -> None:
+            both.wait()  # noqa: B023
+            try:
+                work_dirs.prepare(replace(work, name=f"t{turn}"), f"j{turn}", node_rank)  # noqa: B023
+            except OSError as error:
+                errors.append(error)  # noqa: B023
+
+        threads = [threading.Thread(target=node, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert len(there(home / "work" / f"t{turn}")) == 100
 
 
 def test_ranks_may_begin_in_a_folder_of_it(project, home):
@@ -643,6 +671,7 @@ def test_what_was_torn_by_a_killed_process_is_mended(project, home):
     path = prepared(work_of(project, home))
     about = path.with_name(".train")
     write(about, incoming__half="")
+    os.utime(about / "incoming", (1, 1))
     (about / "files.json").write_text('{"manifest": "x", "fil')
     prepared(work_of(project, home), "k")
     assert there(path) == {"a": "1"}

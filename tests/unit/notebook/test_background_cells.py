@@ -25,6 +25,7 @@ class Packed:
 
     blobs = ()
     folder = None
+    uses: frozenset[str] = frozenset()
 
     def __init__(self, call, *, title, **_) -> None:
         self.call, self.title = call, title

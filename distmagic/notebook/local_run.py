@@ -62,7 +62,7 @@ def note_library_changes(
     uses: Collection[str],
     filename: str,
     labels: Mapping[str, str],
-    noted: set[str],
+    noted: set[tuple[str, int, str]],
     made: re.Pattern[str] | None,
 ) -> None:
     """Print once where cells of this notebook have changed libraries that the call `uses`, its own cell `filename` too.
@@ -76,9 +76,10 @@ def note_library_changes(
         for effect in notebook_effects.library_changes(text, shown, shell.user_ns):
             is_seed = name == filename and "seed" in effect.words  # noted already
             is_made = made is not None and made.search(effect.words)
-            is_new = not is_seed and not is_made and effect.words not in noted
+            key = (name, effect.lineno, effect.name)
+            is_new = not is_seed and not is_made and key not in noted
             if effect.name in uses and is_new:
-                noted.add(effect.words)
+                noted.add(key)
                 found.append(effect)
     if found:
         print(f"! {notebook_effects.note(found)}")

@@ -70,7 +70,7 @@ class Magics:
             jobs=self.notebook.job_names,
             ranks=self.notebook.ranks_of,
         )
-        self._noted: set[str] = set()  # changes of libraries
+        self._noted: set[tuple[str, int, str]] = set()  # changes of libraries
         self.matcher = _matcher(Completer(names=names))
 
     def line(self, line: str) -> object:

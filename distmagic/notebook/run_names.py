@@ -1,5 +1,7 @@
 """The variables that a run goes into: those that its line or its cell names, else `_run`."""
 
+# ruff: noqa: T201  # what a magic prints is its output
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,7 +21,17 @@ def variable_of(names: Sequence[str]) -> str:
 
 
 def bind(shell: InteractiveShell, names: Sequence[str], run: object) -> None:
-    """Give the run its names. Only one that has none is `_run`: else that would keep it after `del run`."""
+    """Give the run its names. Only one that has none is `_run`: else that would keep it after `del run`.
+
+    A note says it of a name that had a value of the notebook's, as in `model = train(model)`.
+    """
+    for name in names:
+        older = shell.user_ns.get(name)
+        if older is not None and not isinstance(older, _kinds()):
+            print(
+                f"! {name} is the run now, and no longer a {type(older).__name__}. What a rank has returned: "
+                f"{name}.results[0]."
+            )
     shell.user_ns.pop(LAST_RUN, None)
     shell.user_ns_hidden.pop(LAST_RUN, None)
     if names:
@@ -38,16 +50,22 @@ def say_not_started(
     shell: InteractiveShell, names: Sequence[str], error: BaseException
 ) -> None:
     """Let no older run stand under the names of one that never began; other values stay. An error with a run had begun."""
-    from distmagic.runner.outcome import Detached, NotStarted, Run
-    from distmagic.session.background import BackgroundRun
-
     if isinstance(error, RunError) and error.run is not None:
         return
+    from distmagic.runner.outcome import NotStarted
+
     why = f"{type(error).__name__}: {error}".partition("\n")[0]
     for name in (LAST_RUN, *names):
         older = shell.user_ns.get(name)
-        kinds = Run | Detached | BackgroundRun | NotStarted
-        if older is None or isinstance(older, kinds):
+        if older is None or isinstance(older, _kinds()):
             shell.push(
                 {name: NotStarted(name, why, older)}, interactive=name != LAST_RUN
             )
+
+
+def _kinds() -> tuple[type, ...]:
+    """Return what a run's name may have had before: imported only now, as a magic must be there at once."""
+    from distmagic.runner.outcome import Detached, NotStarted, Run
+    from distmagic.session.background import BackgroundRun
+
+    return (Run, Detached, BackgroundRun, NotStarted)

@@ -234,3 +234,34 @@ train()
     assert text.startswith(
         "! Line 3 seeds the notebook, not the ranks. Move it into the function, or write "
     )
+
+
+def test_what_stays_in_the_notebook_and_what_stays_on_the_ranks_is_noted(
+    notebook: LiveNotebook,
+):
+    notebook.run("""\
+import json, logging
+json.BATCH = 512
+logging.basicConfig(level="INFO")
+losses, kept, best = [], [], 0
+def train():
+    global best
+    best = 1
+    losses.append(getattr(json, "BATCH", 32))
+    logging.info("seen")
+""")
+    text = notebook.run("%%distributed --hosts dm1:2 -o run\ntrain()")
+    assert "Cell In[" in text
+    assert "sets json.BATCH in the notebook, not on the ranks" in text
+    assert "logging (the root logger at INFO)" in text
+    shown = " ".join(text.split())
+    assert "changes of best, losses stay there: return what is needed here" in shown
+    assert shown.count("stay there") == 1
+    assert "INFO:root:seen" in notebook.run("print(run.logs(0))")
+    text = notebook.run("%%distributed --hosts dm1:1 --no-settings\nlen(losses)")
+    assert "calls logging.basicConfig in the notebook, not on the ranks" in text
+    assert "begin with this process's settings" not in text
+    assert "stay there" not in text
+    text = notebook.run("%%distributed --hosts dm1:1\nkept = sorted(kept)")
+    assert "! kept is the run now, and no longer a list" in text
+    assert notebook.run("kept.results[0]") == "[]"

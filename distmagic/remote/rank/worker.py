@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from distmagic.remote.rank import (
 from distmagic.remote.records import imported_modules
 from distmagic.remote.system import awake, processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
-from distmagic.remote.values import call, left_out, parcel, settings
+from distmagic.remote.values import call, captured, left_out, parcel, settings
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.wire.clipping import clipped, text_of
 from distmagic.remote.wire.codec import encode
@@ -115,8 +115,13 @@ def main(_: list[str]) -> None:
         else:
             if own := os.environ.pop(settings.VARIABLE, ""):
                 settings.begin_with(own, import_hooks.when_imported)
+            before = captured.marks(vars(user_main))
             value = call.perform(thunk, user_main)
+            lost = captured.changed(vars(user_main), before, value)
             ended = _keep(rank, value, sources.form_of_results(rank.code))
+            if lost and isinstance(thunk, call.Call) and not ended.meaning:
+                meaning = f"changes of {lost} stay there: return what is needed here"
+                ended = replace(ended, meaning=meaning)
     except SystemExit as stop:
         _stop_handlers()
         ended = _exited(rank, stop)

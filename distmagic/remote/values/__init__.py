@@ -12,6 +12,7 @@ Read in this order:
     side_files    large values in files of their own, which are not sent again while they stay the same
     unpicklable   which part of a value can't be pickled, in words
     left_out      what is kept of a result that can't be pickled whole
+    captured      what a call has changed of the values that came with it
     settings      what the notebook has set in torch and logging, and ranks begin with
     call          what the payload of a job holds, and how a rank runs it
 """

@@ -242,6 +242,8 @@ def test_a_library_that_the_notebook_has_changed_is_told_of_once_where_the_call_
     lab.run(call.replace("json\n", "json\njson.BATCH = 3\n", 1))
     lab.run("%%distributed\njson.BATCH = 3\nf()")
     assert "! Line 2 sets json.BATCH" in capsys.readouterr().out
+    lab.run(call)
+    assert "!" not in capsys.readouterr().out
 
 
 def test_a_variable_of_the_line_is_not_told_to_be_the_notebooks_alone(

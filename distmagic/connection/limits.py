@@ -232,7 +232,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
     },
     protocol.Route: {"address": WORD, "interface": WORD, "time_s": DATE},
     protocol.FreePort: {"port": PORT},
-    protocol.DevicesClaimed: {"before": items(1000)},
+    protocol.DevicesClaimed: {"others": items(1000)},
     protocol.DeviceClaim: {"device": WORD, "job": NAME, "owner": NAME, "since_s": DATE},
     protocol.MissingBlobs: {"sha256": items(10_000, WORD)},
     protocol.Serving: {"port": PORT, "why": TEXT},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -19,7 +20,7 @@ from distmagic.remote.wire.protocol import DeviceClaim
 from distmagic.request.spec import JobSpec
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.run_loop import RunLoop
-from distmagic.state.events import Connected, Unusable, Waiting, Warned
+from distmagic.state.events import Connected, Unusable, Waiting
 
 _PAUSE_S = 1.0  # until a host is asked again whether its devices are free
 
@@ -79,47 +80,58 @@ def claim_devices(
 ) -> tuple[Link, ...]:
     """Have all hosts keep `--devices` for this job, waiting for those that other jobs have; return the links by then.
 
-    With --no-wait it raises `PreflightError` in place of waiting, and nothing is kept. After any other error or an
-    interrupt the links are closed, which gives devices back.
+    It asks all hosts again and again until all have them free. Meanwhile nothing is kept, so two runs never wait for each
+    other; no order is promised. With --no-wait it raises `PreflightError` in place of waiting. After any other error or
+    an interrupt the links are closed, which gives devices back.
     """
     if not spec.devices:
         return links
-    with _closed_after_error(links):
-        before = _claimed_at_once(loop, links, spec, job)
-    for link, claims in zip(links, before, strict=True):
-        if claims and spec.no_wait:
-            raise devices.refusal(link.host.name, claims)
-    if not any(before):
-        return links
-    # What hosts keep loaded for this run must outlast the waiting.
     current = list(links)
+    shown = [""] * len(links)
+    # What hosts keep loaded for this run must outlast the waiting.
     lease_keeper = LeaseKeeper(reaching.access.lease_s)
     with _closed_after_error(current), closing(lease_keeper):
         while True:
             lease_keeper.keep_over(tuple(current))
             try:
-                if _wait_for_all(loop, current, spec, job, reaching.access.lease_s):
-                    return tuple(current)
+                others = _claimed_at_once(loop, current, spec, job)
             except (ConnectionLost, Unreachable):
-                # What that host kept is lost. To wait for it once more, nothing may be kept of hosts after it.
                 _begin_anew(loop, reaching, current, job)
+                continue
+            if spec.no_wait and any(others):
+                break
+            for node_rank, claims in enumerate(others):
+                what = _waits_for(claims, spec) if claims else ""
+                if what != shown[node_rank]:
+                    loop.note(Waiting(what=what), node_rank=node_rank)
+                    shown[node_rank] = what
+            if not any(others):
+                return tuple(current)
+            lease_keeper.keep_over(tuple(current))
+            _pause(loop)
+    name, claims = next((link.host.name, claims) for link, claims in zip(current, others, strict=True) if claims)  # fmt: skip
+    raise devices.refusal(name, claims)
 
 
-def _wait_for_all(
-    loop: RunLoop, links: Sequence[Link], spec: JobSpec, job: str, lease_s: float
-) -> bool:
-    """Wait for one host after the other; return whether the job has the devices of all of them, now for good.
+def _pause(loop: RunLoop) -> None:
+    """Wait for so long that of two runs which took devices from each other one comes first."""
+    pool = threads_for(1, "devices")
+    end = threading.Event()
+    try:
+        pause_s = _PAUSE_S * random.uniform(1, 2)  # noqa: S311  # no secret
+        loop.result(pool.submit(end.wait, pause_s))
+    finally:
+        end.set()
+        pool.shutdown(wait=False)
 
-    Until then each host keeps them under a lease, because this machine may sleep. Where one has given them to another run
-    meanwhile, all are given back.
-    """
-    for node_rank in devices.waiting_order([one.facts for one in links]):
-        _wait_for_turn(loop, links[node_rank], node_rank, spec, job, lease_s)
-    before = _claimed_at_once(loop, links, spec, job)
-    for link, claims in zip(links, before, strict=True):
-        if claims:
-            loop.note(Warned(text=devices.lapsed(link.host.name, claims)))
-    return not any(before)
+
+def _waits_for(claims: tuple[DeviceClaim, ...], spec: JobSpec) -> str:
+    text = devices.waits_for(claims)
+    if spec.detach:
+        text += (
+            "; the run is detached when it begins, and needs this notebook until then"
+        )
+    return text
 
 
 def _begin_anew(loop: RunLoop, reaching: Reaching, links: list[Link], job: str) -> None:
@@ -128,7 +140,7 @@ def _begin_anew(loop: RunLoop, reaching: Reaching, links: list[Link], job: str) 
     def give_back(node_rank: int) -> Link:
         old = links[node_rank]
         try:
-            host_requests.claim_devices(old, job, (), waits=False)
+            host_requests.claim_devices(old, job, ())
         except (ConnectionLost, Unreachable):
             old.close()
         else:
@@ -160,64 +172,24 @@ def _close(opening: Future[Link]) -> None:
 def _claimed_at_once(
     loop: RunLoop, links: Sequence[Link], spec: JobSpec, job: str
 ) -> list[tuple[DeviceClaim, ...]]:
-    """Get the devices of all hosts, or of none; return the claims of jobs before this one, by host."""
+    """Get the devices of all hosts, or of none; return the claims of other jobs, by host."""
     pool = threads_for(len(links), "devices")
 
     def ask(names: tuple[str, ...]) -> list[Future[tuple[DeviceClaim, ...]]]:
         asked = []
         for link in links:
-            asked.append(
-                pool.submit(host_requests.claim_devices, link, job, names, waits=False)
-            )
+            asked.append(pool.submit(host_requests.claim_devices, link, job, names))
         loop.wait_for(asked)
         return asked
 
     try:
-        before = [future.result() for future in ask(spec.devices)]
-        if any(before):
+        others = [future.result() for future in ask(spec.devices)]
+        if any(others):
             for future in ask(()):
                 future.result()
     finally:
         pool.shutdown(wait=False)
-    return before
-
-
-def _wait_for_turn(
-    loop: RunLoop,
-    link: Link,
-    node_rank: int,
-    spec: JobSpec,
-    job: str,
-    lease_s: float,
-) -> None:
-    """Return as soon as a host keeps the devices for this job, under a lease; meanwhile show what it waits for."""
-    pool = threads_for(1, "devices")
-    pause = threading.Event()
-    shown = ""
-    try:
-        while True:
-            asked = pool.submit(
-                host_requests.claim_devices,
-                link,
-                job,
-                spec.devices,
-                waits=True,
-                lease_s=lease_s,
-            )
-            before = loop.result(asked)
-            if not before:
-                return
-            waits_for = devices.waits_for(before)
-            if spec.detach:
-                waits_for += "; the run is detached when it begins, and needs this notebook until then"
-            if waits_for != shown:
-                loop.note(Waiting(what=waits_for), node_rank=node_rank)
-                shown = waits_for
-            loop.result(pool.submit(pause.wait, _PAUSE_S))
-    finally:
-        loop.note(Waiting(what=""), node_rank=node_rank)
-        pause.set()
-        pool.shutdown(wait=False)
+    return others
 
 
 @contextmanager

@@ -77,9 +77,9 @@ class NodeJoiner:
         assert self._begun.membership is not None
         devices = self._begun.terms.devices
         if devices:
-            before = host_requests.claim_devices(link, self.job, devices, waits=False)
-            if before:
-                raise missing_at_join(link.host.name, before)
+            others = host_requests.claim_devices(link, self.job, devices)
+            if others:
+                raise missing_at_join(link.host.name, others)
         route = host_requests.route_to(link, self._begun.membership.lead_address)
         with closing(self._open_lead()) as lead:
             hosts = job_requests.add_node(lead, self.job, link.host.name, request_id)

@@ -24,22 +24,14 @@ def free_port(link: Link, address: str) -> int:
 
 
 def claim_devices(
-    link: Link,
-    job: str,
-    devices: tuple[str, ...],
-    *,
-    waits: bool,
-    lease_s: float = 0.0,
+    link: Link, job: str, devices: tuple[str, ...]
 ) -> tuple[protocol.DeviceClaim, ...]:
-    """Get these devices of the host for a job; return the claims of jobs before it, none if it has the devices now.
+    """Get all these devices of the host for a job, or none; return the claims of jobs that have some of them.
 
-    With `waits` it keeps its place in the queue. It is asked for again until it has them; no devices: give all back.
-    With a `lease_s` they have to be renewed, until they are asked for without one.
+    None: this job has them now. No devices: give all back.
     """
-    request = protocol.ClaimDevices(
-        job=job, devices=devices, waits=waits, lease_s=lease_s
-    )
-    return link.query(request, protocol.DevicesClaimed).before
+    request = protocol.ClaimDevices(job=job, devices=devices)
+    return link.query(request, protocol.DevicesClaimed).others
 
 
 def list_jobs(link: Link, job: str = "") -> tuple[protocol.JobListing, ...]:

@@ -125,13 +125,9 @@ class Contact:
     def _line(self) -> bytes | None:
         while (line := self._lines.line()) is None:
             # Other hosts may take minutes to receive a payload that this one has already. Nobody else keeps it meanwhile.
-            silent_s = 0.0
-            pause_s = min(_TOUCH_S, self._devices.lease_s or _TOUCH_S)
-            while not select.select([0], [], [], pause_s)[0]:
+            while not select.select([0], [], [], _TOUCH_S)[0]:
                 places.touch(self._receiver.awaited)
                 environments.touch_own()
-                silent_s += pause_s
-                self._devices.lapse(silent_s)
                 if self._devices.descriptors:
                     self._knock()
             data = os.read(0, 65536)
@@ -204,24 +200,22 @@ class Contact:
         self.say(protocol.FreePort(port=port))
 
     def _claim_devices(self, request: protocol.ClaimDevices) -> None:
-        """Get devices for a job, or say which jobs come before it; of this user's own it is known more."""
+        """Get devices for a job, or send which jobs have them; of this user's own the list of jobs has more."""
         if not request.devices:
             self._devices.release()
             self.say(protocol.DevicesClaimed())
             return
-        before = self._devices.take(
-            request.job, request.devices, waits=request.waits, lease_s=request.lease_s
-        )
-        running = {one.job: one for one in listing.running()} if before else {}
+        others = self._devices.take(request.job, request.devices)
+        running = {one.job: one for one in listing.running()} if others else {}
         told = []
-        for claim in before:
+        for claim in others:
             job = running.get(claim.job)
             if job is None:
                 told.append(claim)
             else:
                 owner = job.terms.owner
                 told.append(replace(claim, owner=owner, since_s=job.began_s))
-        self.say(protocol.DevicesClaimed(before=tuple(told)))
+        self.say(protocol.DevicesClaimed(others=tuple(told)))
 
     # ---- jobs
 

@@ -67,9 +67,9 @@ class FreePort:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesClaimed:
-    """The claims of jobs that come before this one on its devices, the oldest first; none: it has the devices now."""
+    """The claims of other jobs on the devices, the oldest first; none: this job has the devices now."""
 
-    before: tuple[DeviceClaim, ...] = ()
+    others: tuple[DeviceClaim, ...] = ()
 
 
 @message

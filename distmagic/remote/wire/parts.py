@@ -87,7 +87,7 @@ class JobTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceClaim:
-    """A job that has a device of a host, or came before to wait for it; `is_held`: some job has the device.
+    """A job that has a device of a host.
 
     `device` is as this run has named it. `job` is "" where it is not known. `owner` is who began the job: of another
     user only the name, "" where nothing is known. `since_s`: seconds since 1970 by the host's clock.
@@ -97,7 +97,6 @@ class DeviceClaim:
     job: str
     owner: str = ""
     since_s: float = 0.0
-    is_held: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,15 +37,11 @@ class GetFreePort:
 class ClaimDevices:
     """Get these devices of the host for a job; `DevicesClaimed` follows, or `Refused`. No devices: give all back.
 
-    The agent that this conversation starts next keeps them as long as it lives. `waits`: a job that does not get them
-    keeps its place in the queue, as long as this conversation lasts and the notebook is heard. Where `lease_s` is not 0 the
-    devices, too, go to others when nothing has come from the notebook for so long: it waits for another host, and may sleep.
+    The agent that this conversation starts next keeps them as long as it lives.
     """
 
     job: str
     devices: tuple[str, ...] = ()
-    waits: bool = False
-    lease_s: float = 0.0
 
 
 @message

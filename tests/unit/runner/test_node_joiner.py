@@ -119,7 +119,7 @@ class FakeLink:
         self.said: list[object] = []
         self.route, self.is_open = one.route, True
         self.answers: list[p.Message] = []
-        self.before: tuple[p.DeviceClaim, ...] = ()
+        self.others: tuple[p.DeviceClaim, ...] = ()
 
     def close(self):
         self.is_open = False
@@ -127,7 +127,7 @@ class FakeLink:
     def query(self, request, kind):
         self.said.append(request)
         if kind is p.DevicesClaimed:
-            return p.DevicesClaimed(before=self.before)
+            return p.DevicesClaimed(others=self.others)
         return self.route if kind is p.Route else p.Final(reason="swept")
 
     def send(self, message):
@@ -220,7 +220,7 @@ def test_a_host_whose_devices_another_job_has_does_not_come(payload):
     joiner.admit(link, "a1")
     asked = p.ClaimDevices(job="j-1", devices=("0", "1"))
     assert [one for one in link.said if isinstance(one, p.ClaimDevices)] == [asked]
-    link.before = (p.DeviceClaim(device="1", job="j-0"),)
+    link.others = (p.DeviceClaim(device="1", job="j-0"),)
     with pytest.raises(PreflightError, match=r"gpu-c: .* device 1"):
         joiner.admit(link, "a2")
     requests = [said.request_id for one in lead.links for said in one.said]

@@ -115,28 +115,22 @@ def test_devices_are_free_when_the_conversation_that_claimed_them_ends(
     devices = (f"GPU-{secrets.token_hex(8)}",)
     other = open_link(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
 
-    def claim(one: Link, job: str, *, waits: bool) -> list[str]:
-        before = host_requests.claim_devices(one, job, devices, waits=waits)
-        return [claim.job for claim in before]
+    def claim(one: Link, job: str) -> list[str]:
+        others = host_requests.claim_devices(one, job, devices)
+        return [claim.job for claim in others]
 
     with closing(other):
-        assert claim(link, "j-1", waits=False) == []
-        assert claim(other, "j-2", waits=True) == ["j-1"]
-        assert host_requests.claim_devices(link, "j-1", (), waits=False) == ()
-        assert claim(link, "j-3", waits=False) == ["j-2"], "it came first"
-        assert claim(other, "j-2", waits=True) == []
+        assert claim(link, "j-1") == []
+        assert claim(other, "j-2") == ["j-1"]
+        assert host_requests.claim_devices(link, "j-1", ()) == ()
+        assert claim(other, "j-2") == []
     # A job that does not come to an agent has no devices either.
-    wait_until(lambda: not claim(link, "j-3", waits=False), "the other one's end")
+    wait_until(lambda: not claim(link, "j-3"), "the other one's end")
     with pytest.raises(PreflightError, match="--cwd"):
         link.start(replace(START, job="j-3", cwd="/no/such/folder"))
     third = open_link(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
     with closing(third):
-        assert claim(third, "j-4", waits=False) == []
-        # Under a lease they go to the next one when nothing is heard of the notebook for so long.
-        leased = p.ClaimDevices(job="j-4", devices=devices, waits=True, lease_s=0.2)
-        assert third.query(leased, p.DevicesClaimed).before == ()
-        wait_until(lambda: not claim(link, "j-5", waits=True), "the lease to end")
-        assert claim(third, "j-4", waits=False) == ["j-5"]
+        assert claim(third, "j-4") == []
 
 
 def test_what_an_agent_has_not_sent_when_it_leaves_comes_from_its_journal(
@@ -428,37 +422,22 @@ def test_a_host_is_tidied_when_the_notebook_has_its_answer(monkeypatch) -> None:
     assert order == ["facts", "sweep", "tidy"]
 
 
-@pytest.mark.parametrize(
-    ("lease_s", "silent_s"), [(0.0, [30.0, 60.0, 90.0]), (5.0, [5.0, 10.0, 15.0])]
-)
-def test_a_notebook_that_sleeps_keeps_nobody_from_devices(
-    monkeypatch, lease_s: float, silent_s: list[float]
+def test_a_notebook_that_is_silent_while_devices_are_kept_is_knocked_at(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its laptop was shut while it waited for them: the connection is there for hours."""
-    lapsed: list[float] = []
+    """A server learns only so that a firewall has cut the connection."""
     knocked: list[float] = []
     silence = iter([[], [], [], [0]])
-    waited: list[float] = []
-
-    def select_(*arguments: Any) -> tuple[list[int], list[int], list[int]]:
-        waited.append(arguments[-1])
-        return next(silence), [], []
-
-    monkeypatch.setattr(contact.select, "select", select_)
+    monkeypatch.setattr(contact.select, "select", lambda *_: (next(silence), [], []))
     monkeypatch.setattr(contact.os, "read", lambda *_: b"")
     played: Any = SimpleNamespace(
         _lines=SimpleNamespace(line=lambda: None),
         _receiver=SimpleNamespace(awaited=()),
-        _devices=SimpleNamespace(
-            lease_s=lease_s, lapse=lapsed.append, descriptors=(7,)
-        ),
-        _knock=lambda: knocked.append(lapsed[-1]),
+        _devices=SimpleNamespace(descriptors=(7,)),
+        _knock=lambda: knocked.append(1.0),
     )
     assert contact.Contact._line(played) is None
-    assert lapsed == silent_s
-    assert sum(waited[:3]) == lapsed[-1]
-    # A server learns only so that a firewall has cut the connection.
-    assert knocked == silent_s
+    assert len(knocked) == 3
 
 
 def test_more_jobs_than_fit_into_a_line(link: Link, tmp_path: Path) -> None:

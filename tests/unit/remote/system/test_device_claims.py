@@ -1,4 +1,4 @@
-"""Devices of a host: which job has them, in which order the others wait, and when they are free again."""
+"""Devices of a host: which job has them, and when they are free again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import pytest
 from distmagic.remote.system import device_claims
 from distmagic.remote.system.device_claims import (
     Claim,
-    ClaimQueue,
     DeviceClaims,
-    claims_before,
     device_key,
     parse,
 )
+from distmagic.remote.wire.parts import DeviceClaim
 
 LISTING = """Num       RefCount Protocol Flags    Type St Inode Path
 0000000000000000: 00000002 00000000 00010000 0001 01 18127 /run/systemd/notify
@@ -30,13 +29,9 @@ LISTING = """Num       RefCount Protocol Flags    Type St Inode Path
 """
 
 
-def claim(key: str, since_ns: int, job: str) -> Claim:
-    return Claim(key=key, since_ns=since_ns, uid=1000, job=job)
-
-
 def test_what_the_kernel_lists_is_read_and_all_else_is_left_out():
-    held = claim("0", 17, "1122-181500-ab")
-    assert parse(LISTING) == ClaimQueue(claims=(held,), held=frozenset({"0"}))
+    held = Claim(key="0", since_ns=17, uid=1000, job="1122-181500-ab")
+    assert parse(LISTING) == (held,)
     assert held.name == "distmagic-claim-0-17-1000-1122-181500-ab"
 
 
@@ -68,23 +63,6 @@ def test_other_gpus_have_other_keys():
     assert device_key("0", ("GPU-77aa",)) != device_key("0", UUIDS)
 
 
-def test_older_claims_of_other_jobs_on_the_same_devices_come_before():
-    own = (claim("0", 50, "own"), claim("1", 50, "own"))
-    other = (
-        claim("1", 40, "b"),
-        claim("0", 20, "a"),
-        claim("1", 20, "a"),
-        claim("0", 60, "later"),
-        claim("2", 10, "elsewhere"),
-        claim("0", 10, "own"),  # the same machine is another node of this job
-        claim("0", 50, "aaa"),  # at the same moment the name decides, for both alike
-    )
-    assert [(one.key, one.job) for one in claims_before(own, (*own, *other))] == [
-        ("0", "a"), ("1", "a"), ("1", "b"), ("0", "aaa"),
-    ]  # fmt: skip
-    assert claims_before(own, own) == ()
-
-
 @pytest.fixture
 def device() -> str:
     """A device that no other test, and no job on this machine, has ever named."""
@@ -100,144 +78,71 @@ def contacts() -> Iterator[list[DeviceClaims]]:
         one.release()
 
 
-def jobs(before: tuple) -> list[tuple[str, bool]]:
-    return [(claim.job, claim.is_held) for claim in before]
+def jobs(claims: tuple[DeviceClaim, ...]) -> list[str]:
+    return [claim.job for claim in claims]
 
 
-def test_a_clock_that_is_set_back_changes_no_place_in_the_queue(
-    contacts, device, monkeypatch
-):
-    first, second, *_ = contacts
-    now = time.time()
-    assert first.take("j-1", (device,), waits=False) == ()
-    with monkeypatch.context() as patch:
-        patch.setattr(time, "time", lambda: now - 3600)
-        patch.setattr(time, "time_ns", lambda: int((now - 3600) * 1e9))
-        assert jobs(second.take("j-2", (device,), waits=True)) == [("j-1", True)]
-        assert first.take("j-1", (device,), waits=False) == (), "it still has them"
-    (before,) = second.take("j-2", (device,), waits=True)
-    assert abs(before.since_s - now) < 60, "for people it is a date"
-
-
-def test_jobs_get_devices_in_the_order_in_which_they_asked(contacts, device):
+def test_a_job_gets_all_its_devices_or_none(contacts, device):
     first, second, third, fourth = contacts
     other = f"{device}-1"
-    assert first.take("j-1", (device,), waits=False) == ()
-    assert first.take("j-1", (device,), waits=False) == (), "asked again, it has them"
-    assert jobs(second.take("j-2", (device, other), waits=True)) == [("j-1", True)]
-    before = third.take("j-3", (other,), waits=True)
-    assert jobs(before) == [("j-2", False)], "nobody has it, but j-2 came first"
-    assert before[0].device == other
-    assert jobs(fourth.take("j-4", (device,), waits=True)) == [
-        ("j-1", True),
-        ("j-2", True),
-    ]
-    first.release()
-    assert jobs(fourth.take("j-4", (device,), waits=True)) == [("j-2", False)]
-    assert second.take("j-2", (device, other), waits=True) == ()
-    assert jobs(third.take("j-3", (other,), waits=True)) == [("j-2", True)]
-    second.release()
-    assert third.take("j-3", (other,), waits=True) == ()
-    assert fourth.take("j-4", (device,), waits=True) == ()
-
-
-def test_nothing_is_kept_of_a_job_that_does_not_wait(contacts, device):
-    first, second, third, _ = contacts
-    assert first.take("j-1", (device,), waits=False) == ()
-    assert jobs(second.take("j-2", (device,), waits=False)) == [("j-1", True)]
+    assert first.take("j-1", (device,)) == ()
+    assert first.take("j-1", (device,)) == (), "asked again, it has them"
+    (claim,) = second.take("j-2", (device, other))
+    assert (claim.device, claim.job, claim.owner) == (device, "j-1", "")
+    assert abs(claim.since_s - time.time()) < 60
     assert second.descriptors == ()
+    assert third.take("j-3", (other,)) == ()
+    assert jobs(fourth.take("j-4", (device, other))) == ["j-1", "j-3"]
     first.release()
-    assert third.take("j-3", (device,), waits=False) == ()
-
-
-def test_a_job_that_leaves_the_queue_lets_others_go_first_and_comes_behind_them(
-    contacts, device
-):
-    first, asleep, third, _ = contacts
-    assert first.take("a", (device,), waits=True) == ()
-    assert asleep.take("b", (device,), waits=True)
-    assert third.take("c", (device,), waits=True)
-    for silent_s in (30.0, 59.0):
-        asleep.lapse(silent_s)
-    assert jobs(third.take("c", (device,), waits=True)) == [("a", True), ("b", True)]
-    first.lapse(3600.0)  # nothing: it has the device
-    asleep.lapse(60.0)
-    assert jobs(third.take("c", (device,), waits=True)) == [("a", True)]
-    first.release()
-    assert third.take("c", (device,), waits=True) == ()
-    assert jobs(asleep.take("b", (device,), waits=True)) == [("c", True)]
-
-
-def test_devices_under_a_lease_go_to_others_when_the_notebook_is_silent(
-    contacts, device
-):
-    """It has them, waits for those of another host, and sleeps."""
-    asleep, second, *_ = contacts
-    assert asleep.take("a", (device,), waits=True, lease_s=90.0) == ()
-    assert second.take("b", (device,), waits=True)
-    asleep.lapse(89.0)
-    assert jobs(second.take("b", (device,), waits=True)) == [("a", True)]
-    asleep.lapse(90.0)
-    assert second.take("b", (device,), waits=True) == ()
-    assert jobs(asleep.take("a", (device,), waits=False)) == [("b", True)]
-
-
-def test_devices_that_are_asked_for_again_without_a_lease_are_kept(contacts, device):
-    asleep, second, *_ = contacts
-    assert asleep.take("a", (device,), waits=True, lease_s=90.0) == ()
-    assert asleep.take("a", (device,), waits=False) == ()
-    asleep.lapse(3600.0)
-    assert second.take("b", (device,), waits=True)
+    third.release()
+    assert fourth.take("j-4", (device, other)) == ()
+    assert jobs(second.take("j-2", (device, other))) == ["j-4", "j-4"]
 
 
 def test_devices_are_kept_as_long_as_an_agent_has_the_descriptors(contacts, device):
     first, second, *_ = contacts
-    assert first.take("j-1", (device,), waits=False) == ()
+    assert first.take("j-1", (device,)) == ()
     of_agent = [os.dup(descriptor) for descriptor in first.descriptors]
     first.release()
-    assert jobs(second.take("j-2", (device,), waits=True)) == [("j-1", True)]
+    assert jobs(second.take("j-2", (device,))) == ["j-1"]
     for descriptor in of_agent:
         os.close(descriptor)
-    assert second.take("j-2", (device,), waits=True) == ()
+    assert second.take("j-2", (device,)) == ()
 
 
 def test_two_nodes_of_one_job_on_one_machine_share_its_devices(contacts, device):
     first, second, third, _ = contacts
-    assert first.take("j-1", (device,), waits=False) == ()
-    assert second.take("j-1", (device,), waits=False) == ()
-    assert jobs(third.take("j-2", (device,), waits=True)) == [("j-1", True)] * 2
-
-
-def test_a_clock_that_was_set_back_lets_nobody_have_a_device_twice(
-    contacts, device, monkeypatch
-):
-    first, second, *_ = contacts
-    assert first.take("j-1", (device,), waits=False) == ()
-    monkeypatch.setattr(device_claims.time, "time_ns", lambda: 1)
-    assert jobs(second.take("j-2", (device,), waits=True)) == [("j-1", True)]
-    assert second.take("j-2", (device,), waits=True) != ()
+    assert first.take("j-1", (device,)) == ()
+    assert second.take("j-1", (device,)) == ()
+    assert jobs(third.take("j-2", (device,))) == ["j-1"] * 2
+    first.release()
+    assert jobs(third.take("j-2", (device,))) == ["j-1"], "the other node has it"
+    second.release()
+    assert third.take("j-2", (device,)) == ()
 
 
 def test_a_device_that_is_held_without_a_claim_is_another_run_s(contacts, device):
-    held = device_claims._bound(f"distmagic-device-{device_key(device)}")
-    with held:
-        (before,) = contacts[0].take("j-1", (device,), waits=True)
-    assert (before.job, before.owner, before.is_held) == ("", "", True)
-    assert contacts[0].take("j-1", (device,), waits=True) == ()
+    with device_claims._bound(f"distmagic-device-{device_key(device)}"):
+        (claim,) = contacts[0].take("j-1", (device,))
+    assert (claim.job, claim.owner) == ("", "")
+    assert contacts[0].take("j-1", (device,)) == ()
 
 
 def test_a_job_of_another_user_has_the_name_of_that_user(contacts, device, monkeypatch):
-    first, second, third, _ = contacts
+    first, second, *_ = contacts
     with monkeypatch.context() as as_root:
         as_root.setattr(os, "getuid", lambda: 0)
-        assert first.take("j-1", (device,), waits=False) == ()
+        assert first.take("j-1", (device,)) == ()
     monkeypatch.setattr(os, "getuid", lambda: 4242)
-    (before,) = second.take("j-2", (device,), waits=True)
-    assert before.owner == "root"
+    (claim,) = second.take("j-2", (device,))
+    assert claim.owner == "root"
+    first.release()
+    assert second.take("j-2", (device,)) == ()
     monkeypatch.setattr(os, "getuid", lambda: 4243)
-    assert third.take("j-3", (device,), waits=True)[1].owner == "", "no such user"
+    (claim,) = first.take("j-1", (device,))
+    assert claim.owner == "", "no such user"
 
 
 def test_more_devices_than_a_host_has_are_refused(contacts):
     with pytest.raises(ValueError, match="101 devices"):
-        contacts[0].take("j-1", tuple(map(str, range(101))), waits=False)
+        contacts[0].take("j-1", tuple(map(str, range(101))))

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import difflib
 import linecache
 import re
 import sys
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 from distmagic.errors import SpecError
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request import notebook_effects
-from distmagic.request.cell import CellPlan
+from distmagic.request.cell import CellPlan, names_evaluated, names_wanted
 from distmagic.request.notebook_effects import LocalEffect
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ _ARGPARSE_HINT = (
     'Give parse_args a list, such as parse_args(["--lr", "0.1"]); or move it into the function; or write %%distributed '
     "--whole, and every rank runs the whole cell. %%distributed --script -- --lr 0.1 does that with these arguments."
 )
+_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _OF_TORCH = ("environment variable", "Default process group has not been initialized")
 
 
@@ -53,8 +56,46 @@ def run_local(
             _add_note(error, cause)
         _show_from(error.__traceback__, error, shell)
         raise
+    _reject_names(shell, plan, filename, set(shell.user_ns) | set(dir(builtins)))
     if effects:
         print(f"! {notebook_effects.note(effects)}")
+
+
+def reject_names_early(shell: InteractiveShell, plan: CellPlan, filename: str) -> None:
+    """Raise NameError for a name of the call that is nowhere, before the cell's own statements have run: if they call nothing."""
+    for statement in plan.local:
+        for node in notebook_effects.executed(statement):
+            if isinstance(node, ast.Call):
+                return  # it may make any name
+    known = {
+        node.id for node in ast.walk(ast.parse(plan.text)) if isinstance(node, ast.Name)
+    }
+    _reject_names(
+        shell,
+        plan,
+        filename,
+        (known - names_wanted(plan).keys()) | shell.user_ns.keys(),
+    )
+
+
+def _reject_names(
+    shell: InteractiveShell, plan: CellPlan, filename: str, known: Collection[str]
+) -> None:
+    """Raise NameError, as Python would on each rank, for a name that the call evaluates and that is not known."""
+    close_by = [
+        statement.name for statement in plan.local if isinstance(statement, _NAMED)
+    ]
+    for node in names_evaluated(plan.call) if plan.call is not None else ():
+        if node.id in known:
+            continue
+        try:
+            eval(compile(ast.Expression(node), filename, "eval"), {})  # noqa: S307  # it raises
+        except NameError as error:
+            close = difflib.get_close_matches(node.id, {*close_by, *shell.user_ns}, 1)
+            if close:
+                error.args = (f"{error}. Did you mean: {close[0]!r}?",)
+            _show_from(error.__traceback__, error, shell)
+            raise
 
 
 def note_library_changes(

@@ -23,7 +23,11 @@ from distmagic.errors import Cancelled, PayloadTooLarge, RunError, SpecError
 from distmagic.notebook import commands, run_names
 from distmagic.notebook.backend import BACKEND, Backend
 from distmagic.notebook.completion import MAGICS, Completer
-from distmagic.notebook.local_run import note_library_changes, run_local
+from distmagic.notebook.local_run import (
+    note_library_changes,
+    reject_names_early,
+    run_local,
+)
 from distmagic.notebook.settings import Notebook
 from distmagic.remote.values.settings import MADE
 from distmagic.request import cell as cells
@@ -102,6 +106,7 @@ class Magics:
             print(sanitize.lines(self._export(plan, filename, request)))
             return None
         names[:0] = plan.targets
+        reject_names_early(self.shell, plan, filename)
         variable = run_names.variable_of(names)
         if request.workflow is not None:
             return self._bound(

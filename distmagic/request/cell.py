@@ -39,6 +39,8 @@ _IPYTHON_HINT = "Take it out, or run it in a cell of its own."
 _WRITTEN = {"run_line_magic": "%{} {}", "system": "!{}", "getoutput": "!{}"}
 _SHORT_CHARS = 60
 
+_WITH_OWN_NAMES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -297,7 +299,7 @@ def make_thunk(
 
 
 def names_wanted(plan: CellPlan) -> dict[str, int]:
-    """Return the names that the text of a whole cell takes from outside itself, with the line of the first use.
+    """Return the names that the text of a cell takes from outside itself, with the line of the first use.
 
     Built-in names are left out. Empty where it can't be known (`from x import *`).
     """
@@ -321,6 +323,22 @@ def names_wanted(plan: CellPlan) -> dict[str, int]:
             first_line[node.id] = min(node.lineno, first_line.get(node.id, node.lineno))
     missing = sorted(name for name in wanted - defined if not name.startswith("__"))
     return {name: first_line.get(name, 1) for name in missing}
+
+
+def names_evaluated(call: ast.expr) -> Iterator[ast.Name]:
+    """Yield the names that an expression certainly takes from outside itself."""
+    named = {
+        node.target.id for node in ast.walk(call) if isinstance(node, ast.NamedExpr)
+    }
+    waiting: list[ast.AST] = [call]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name) and node.id not in named:
+            yield node
+        elif isinstance(node, _WITH_OWN_NAMES):
+            waiting.append(node.generators[0].iter)  # all else of it may be its own
+        elif not isinstance(node, ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
 
 
 def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:

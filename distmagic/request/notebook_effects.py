@@ -111,7 +111,7 @@ def library_changes(
         return
     for statement in tree.body:
         lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-        for node in _executed(statement):
+        for node in executed(statement):
             for target, does in _changed(node):
                 library = _library(target, namespace)
                 if library and library not in _NOT_OF_A_LIBRARY:
@@ -191,7 +191,7 @@ def _computes(statement: ast.stmt) -> bool:
     """Whether a statement calls something here that may draw random numbers: anything but seeds and definitions."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return False
-    calls = [node for node in _executed(statement) if isinstance(node, ast.Call)]
+    calls = [node for node in executed(statement) if isinstance(node, ast.Call)]
     return any(dotted(call.func) not in _SEEDS for call in calls)
 
 
@@ -199,7 +199,7 @@ def _of_statement(statement: ast.stmt) -> Iterator[LocalEffect]:
     lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     assigned = {id(node) for target in targets for node in ast.walk(target)}
-    for node in _executed(statement):
+    for node in executed(statement):
         found = acts(node)
         if isinstance(node, ast.Attribute) and dotted(node) == "sys.argv":
             found = [_SETS_ARGV if id(node) in assigned else _READS_ARGV]
@@ -278,7 +278,7 @@ def _sets(name: str) -> str:
     return f"sets {name or 'variables'} in the notebook, not on the ranks"
 
 
-def _executed(node: ast.AST) -> Iterator[ast.AST]:
+def executed(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes that are evaluated when a statement runs: of a function only its decorators and defaults."""
     yield node
     children = ast.iter_child_nodes(node)
@@ -288,7 +288,7 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
     elif isinstance(node, ast.Lambda):
         children = iter(node.args.defaults)
     for child in children:
-        yield from _executed(child)
+        yield from executed(child)
 
 
 def dotted(node: ast.AST) -> str:

@@ -326,11 +326,66 @@ def test_a_syntax_error_looks_as_in_any_cell(lab, capsys, golden):
     ],
 )  # fmt: skip
 def test_a_wrong_request_starts_nothing(lab, cell, golden):
-    lab.shell.user_ns["data"] = []
+    lab.shell.user_ns.update(data=[], f=len)
     error = lab.error(cell)
     assert isinstance(error, SpecError)
     golden(error)
     assert lab.session.log == []
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        (
+            "def fit(n): return n\nfitt(3)",
+            "'fitt' is not defined. Did you mean: 'fit'?",
+        ),
+        ("import json as js\njs.dumps(steps)", "'steps' is not defined"),
+        ("run = abs(lr + 1)", "'lr' is not defined"),
+        ("async def fit(): pass\nawait fitt()", "Did you mean: 'fit'?"),
+        ("print([x for x in rows])", "'rows' is not defined"),
+    ],
+)
+def test_a_name_of_the_call_that_is_nowhere_fails_here_and_asks_no_host(
+    lab, cell, words, capsys
+):
+    error = lab.error(f"%%distributed -o run\n{cell}")
+    assert type(error) is NameError
+    assert words in str(error)
+    assert lab.session.log == []
+    shown = capsys.readouterr().out
+    assert f"----> {cell.count(chr(10)) + 2} {cell.splitlines()[-1]}" in shown
+    assert "local_run.py" not in shown
+
+
+def test_a_name_that_the_cells_own_lines_might_have_made_is_looked_for_once_they_have_run(
+    lab,
+):
+    error = lab.error("%%distributed\nimport math\nhalf = math.sqrt(4)\nlen(halff)")
+    assert "Did you mean: 'half'?" in str(error)
+    assert isinstance(lab.error("%%distributed\nn = 1\ndel n\nabs(n)"), NameError)
+    assert "launch" not in lab.session.log
+    assert all(reaching.cancelled for reaching in lab.session.reachings)
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        ("globals()['made'] = 1\nabs(made)", 1),
+        ("exec('made = 2')\nabs(made)", 2),
+        ("from math import *\nfloor(sqrt(4))", 2),
+        ("def make():\n    global made\n    made = 3\nmake()\nabs(made)", 3),
+        ("for n in [4]: pass\nabs(n)", 4),
+        ("sum([x for x in (1, 2)]) + (lambda y: y)(2)", 5),
+        ("sum(x * y for x in (1, 2) for y in (x,))", 5),
+        ("abs((z := 3) + z)", 6),
+        ("try:\n    import nothing_such as m\nexcept ImportError as e: m = 7\nabs(m)", 7),
+        ("match 8:\n    case m: pass\nabs(m)", 8),
+        ("print(__name__)", None),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_somewhere_is_no_error(lab, cell, value):
+    assert lab.value(f"%%distributed\n{cell}") == value
 
 
 def test_an_unpicklable_call_lets_go_of_the_hosts(lab):

@@ -181,7 +181,10 @@ def _compiled(path: Path, name: str) -> bytes:
 
 
 def _shortened(code: CodeType, name: str) -> CodeType:
-    """Return code of the file `name`, without the docstrings of it and its functions, which nobody on a host reads."""
+    """Return code of the file `name`, without the docstrings of it and its functions, and without columns.
+
+    Nobody on a host reads them.
+    """
     consts: list[object] = []
     for const in code.co_consts:
         consts.append(_shortened(const, name) if isinstance(const, CodeType) else const)
@@ -192,7 +195,29 @@ def _shortened(code: CodeType, name: str) -> CodeType:
     has_docstring = is_function or code.co_name == "<module>"
     if has_docstring and isinstance(consts[0], str):
         consts[0] = None
-    return code.replace(co_filename=name, co_consts=tuple(consts))
+    short = code.replace(co_filename=name, co_consts=tuple(consts))
+    if sys.version_info >= (3, 11):
+        short = short.replace(co_linetable=_lines_only(code))
+    return short
+
+
+def _lines_only(code: CodeType) -> bytes:
+    """Return the table of a code's line numbers without columns (CPython's Objects/locations.md)."""
+    table = bytearray()
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        for units in range((end - start) // 2, 0, -8):
+            kind = 15 if number is None else 13
+            table.append(0x80 | kind << 3 | min(units, 8) - 1)
+            if number is None:
+                continue
+            step, line = number - line, number
+            rest = -step << 1 | 1 if step < 0 else step << 1
+            while rest >= 64:
+                table.append(64 | rest & 63)
+                rest >>= 6
+            table.append(rest)
+    return bytes(table)
 
 
 def _package(name: str) -> dict[str, Path]:

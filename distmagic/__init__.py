@@ -41,6 +41,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     render/        a RunState as text and HTML, pure
     state/         events become a RunState, and what follows from it, pure
     exports/       a job as a folder that a cluster starts by itself; pure, but for the one module that writes it
+    exports/on_nodes/  scripts that travel in that folder
     planning/      from facts to the plan of what each host starts, pure
     payload/       a call becomes files
     request/       what is asked for: hosts, options, the cell; pure, but for two files and notebook_place.py

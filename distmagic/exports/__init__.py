@@ -23,8 +23,6 @@ Nothing here reaches a host or submits a job, and no value depends on a clock or
     sing.py          image, entry point, settings                                          pure
     by_hand.py       torchrun: one command a host, or one for all                          pure
     systems.py       the table of them all                                                 pure
-    run_call.py      travels as it is with a pickled call: makes it on every rank
-    start_ranks.py   travels as it is with OSMO's second form: starts the ranks of a task
-    sing_entry.py    travels as it is to SING Cloud: becomes torchrun on every node
+    on_nodes/        scripts that travel in the folder as they are
     folder.py        writes the files
 """

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distmagic.errors import SpecError
-from distmagic.exports import parts, quoting, start_ranks
+from distmagic.exports import parts, quoting
 from distmagic.exports.job import PROGRAM, ExportedJob, File, text_file
+from distmagic.exports.on_nodes import start_ranks
 from distmagic.exports.quoting import variable
 from distmagic.planning.torchrun import NodeWords
 

@@ -11,8 +11,9 @@ import posixpath
 from pathlib import Path
 
 from distmagic.errors import SpecError
-from distmagic.exports import parts, quoting, sing_entry
+from distmagic.exports import parts, quoting
 from distmagic.exports.job import PROGRAM, ExportedJob, File, text_file
+from distmagic.exports.on_nodes import sing_entry
 from distmagic.exports.quoting import variable
 from distmagic.planning import torchrun
 from distmagic.planning.torchrun import NodeWords

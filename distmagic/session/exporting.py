@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from distmagic.errors import SpecError
-from distmagic.exports import folder, run_call, systems
+from distmagic.exports import folder, systems
 from distmagic.exports.job import PROGRAM, ExportedJob, ExportedProgram, File, text_file
+from distmagic.exports.on_nodes import run_call, run_rank
 from distmagic.payload import bundle, local_modules, work_files
 from distmagic.payload.folder import Contents, check_size
 from distmagic.payload.local_modules import LocalModule
@@ -22,7 +23,12 @@ from distmagic.request.flags import Request
 from distmagic.request.hosts import Host
 from distmagic.request.program import Program
 
-_SCRIPT, _RUNNER, _ZIP = "cell.py", "run_call.py", "distmagic.zip"
+_SCRIPT, _RUNNER, _STARTER, _ZIP = (
+    "cell.py",
+    "run_call.py",
+    "run_rank.py",
+    "distmagic.zip",
+)
 _SECRET = "DISTMAGIC_SECRET"  # noqa: S105 - the variable's name
 
 
@@ -35,7 +41,7 @@ def of_script(text: str, request: Request) -> ExportedProgram:
         script = f"_{script}"
     files = (text_file(script, text), *_files(contents))
     words = (posixpath.relpath(script, inside or "."), *request.args)
-    return _with_zip(ExportedProgram(files=files, words=words, inside=inside))
+    return _as_started(ExportedProgram(files=files, words=words, inside=inside))
 
 
 def of_payload(payload: Payload, why: str, request: Request) -> ExportedProgram:
@@ -86,7 +92,7 @@ def export_program(program: Program, request: Request, hosts: Sequence[Host]) ->
         words: tuple[str, ...] = ("-m", program.target, *program.args)
     else:
         words = (_path_of_script(payload, contents, inside), *program.args)
-    exported = _with_zip(
+    exported = _as_started(
         ExportedProgram(files=_files(contents), words=words, inside=inside)
     )
     return write(exported, payload.name, request, hosts)
@@ -99,8 +105,17 @@ def _path_of_script(payload: Payload, contents: Contents, inside: str) -> str:
     raise AssertionError("the script is among the files: that was checked")
 
 
-def _with_zip(program: ExportedProgram) -> ExportedProgram:
-    """Return a program together with the travelling half of distmagic, if one of its files imports that."""
+def _as_started(program: ExportedProgram) -> ExportedProgram:
+    """Return a program with what starts it on each rank, and the half of distmagic that travels, if a file imports that."""
+    starter = _STARTER
+    while any(file.path == starter for file in program.files):
+        starter = f"_{starter}"
+    own = File(path=starter, data=Path(run_rank.__file__).read_bytes())
+    program = replace(
+        program,
+        files=(*program.files, own),
+        words=(posixpath.relpath(starter, program.inside or "."), *program.words),
+    )
     texts = [file.data for file in program.files if file.path.endswith(".py")]
     if not any(_imports_distmagic(text) for text in texts):
         return program

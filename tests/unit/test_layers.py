@@ -35,6 +35,7 @@ PACKAGES = (
     "request",
     "payload",
     "planning",
+    "exports.on_nodes",
     "exports",
     "state",
     "render",
@@ -66,7 +67,7 @@ FOREIGN = {
     "cryptography": "connection.certificate transports.ssh.client playground.server",
     "pathspec": "payload.ignored",
     "paramiko": "transports.ssh.client",
-    "torch": "exports.sing_entry remote.rank.checkpoint remote.engine.engine remote.engine.meeting remote.values.storages",
+    "torch": "exports.on_nodes.sing_entry remote.rank.checkpoint remote.engine.engine remote.engine.meeting remote.values.storages",
     "traitlets": "request.config screens.widget",
 }
 # `%load_ext distmagic` imports none of them.

@@ -193,7 +193,7 @@ def _fresh_main(rank: Rank) -> types.ModuleType:
     fresh.__file__ = str(call.write_main(rank.call, rank.folder))
     sys.modules["__main__"] = fresh
     # Registered before the user's own functions, so it is called after them.
-    atexit.register(_clear_main, fresh)
+    atexit.register(clear_main, fresh)
     return fresh
 
 
@@ -214,7 +214,7 @@ def _stop_handlers() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def _clear_main(main: types.ModuleType) -> None:
+def clear_main(main: types.ModuleType) -> None:
     """Delete the values in `__main__`, with their reference cycles, before Python's own shutdown.
 
     A model under DistributedDataParallel is a cycle that holds its process group. If that lived until the shutdown, its

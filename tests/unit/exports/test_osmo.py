@@ -16,8 +16,9 @@ import yaml
 
 from distmagic.clusters.inside.detect import detect
 from distmagic.errors import SpecError
-from distmagic.exports import osmo, start_ranks, systems
+from distmagic.exports import osmo, systems
 from distmagic.exports.job import ExportedJob, ExportedProgram, File
+from distmagic.exports.on_nodes import start_ranks
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, PLAIN, job, shown, texts
 from tests.builders.osmo_rules import rules_broken

@@ -9,7 +9,8 @@ import socket
 import pytest
 
 from distmagic.errors import SpecError
-from distmagic.exports import sing_entry, systems
+from distmagic.exports import systems
+from distmagic.exports.on_nodes import sing_entry
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, PLAIN, job, shown, texts
 

@@ -157,7 +157,7 @@ def test_a_script_of_a_cell_gets_its_arguments(cells, tmp_path):
         "%%distributed --export slurm out --script -- 1 'two words'\nimport sys, json\nprint(json.dumps(sys.argv[1:]))"
     )
     node = (tmp_path / "out/node.sh").read_text()
-    assert "    cell.py 1 'two words'\n" in node
+    assert "    run_rank.py cell.py 1 'two words'\n" in node
     assert json.loads(
         start(tmp_path / "out/program/cell.py", "1", "two words").stdout
     ) == ["1", "two words"]
@@ -180,7 +180,7 @@ def test_a_script_comes_with_its_folder_and_without_earlier_exports(
     }
     assert {"program/part.txt", "program/train.py"} <= files
     assert not any("out" in name or "other" in name for name in files)
-    assert "    train.py --lr 1\n" in (tmp_path / "out/node.sh").read_text()
+    assert "    run_rank.py train.py --lr 1\n" in (tmp_path / "out/node.sh").read_text()
     assert "#SBATCH --job-name=train\n" in (tmp_path / "out/job.sbatch").read_text()
     assert start(tmp_path / "out/program/train.py", "x").stdout == "here ['x']\n"
 

@@ -4,6 +4,7 @@ Beside it lie `call`, as it was pickled, with its large values; `code.zip`, the 
 which reads them. The value that the call returns is not kept.
 """
 
+import atexit
 import sys
 import types
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 
 def main(folder: Path) -> None:
     """Make the call in `folder`, and exit as any script does."""
-    from distmagic.remote.rank import sources, worker
+    from distmagic.remote.rank import process_groups, sources, worker
     from distmagic.remote.values import call, parcel
 
     labels = sources.load(folder / "code.zip")
@@ -19,6 +20,8 @@ def main(folder: Path) -> None:
     fresh.__builtins__ = __builtins__  # type: ignore[attr-defined]
     fresh.__file__ = __file__
     sys.modules["__main__"] = fresh
+    process_groups.install()
+    atexit.register(worker.clear_main, fresh)
     try:
         what = call.load(folder / "call", fresh)
         assert not isinstance(what, call.Script)

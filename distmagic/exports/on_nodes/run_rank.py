@@ -1,0 +1,89 @@
+"""Runs a program as Python does, and ends it without Python's shutdown. torchrun starts this script on every rank.
+
+    python run_rank.py train.py 50 --lr 0.1
+    python run_rank.py -m package.module
+
+A thread of gloo that needs Python when the shutdown has begun aborts the process ("terminate called without an active
+exception"), and the job counts as failed. It needs nothing but Python.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import io
+import os
+import runpy
+import sys
+import threading
+import types
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(words: Sequence[str]) -> None:
+    """Run the program that these words name, with its arguments, as `__main__`. Never returns."""
+    own = sys.modules["__main__"]
+    code: object = None
+    try:
+        _run(own, words)
+    except SystemExit as stop:
+        code = stop.code
+    except BaseException as error:  # noqa: BLE001 - as at the top of any program
+        below = error.__traceback__.tb_next if error.__traceback__ else None
+        sys.excepthook(type(error), error, below and below.tb_next)
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    if not isinstance(code, int | None):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+    atexit._run_exitfuncs()  # noqa: SLF001
+    _close(own)
+    os._exit((code or 0) & 0xFF)
+
+
+def _run(own: types.ModuleType, words: Sequence[str]) -> None:
+    for name in [name for name in vars(own) if name not in _OF_PYTHON]:
+        delattr(own, name)
+    vars(own).update(__doc__=None, __annotations__={}, __package__=None, __spec__=None)
+    if words[0] == "-m":
+        sys.path[0] = str(Path.cwd())
+        sys.argv[:] = words[1:]
+        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]  # noqa: SLF001 - what `python -m` calls
+        return
+    path = Path(words[0]).absolute()
+    sys.path[0] = str(path.resolve().parent)
+    sys.argv[:] = words
+    own.__file__ = str(path)
+    code = compile(path.read_bytes(), path, "exec", dont_inherit=True)
+    exec(code, vars(own))  # noqa: S102 - the user's program
+
+
+def _close(own: types.ModuleType) -> None:
+    """Have the program's open files written, as the shutdown would: let go of what is in `__main__`, and flush the rest."""
+    parallel = sys.modules.get("torch.nn.parallel.distributed")
+    model = getattr(parallel, "DistributedDataParallel", ())
+    # A model that is the last to hold its group waits for gloo's threads, and they for Python. Here it never is.
+    groups = [
+        one.process_group for one in gc.get_objects() if issubclass(type(one), model)
+    ]
+    if threading.active_count() == 1:  # else a daemon thread may still use any of them
+        kept = (types.ModuleType, types.FunctionType, type)  # a `__del__` may use them
+        names = [n for n, value in vars(own).items() if not isinstance(value, kept)]
+        for name in names:
+            if not name.startswith("__"):
+                delattr(own, name)
+        gc.collect()
+    for one in gc.get_objects():
+        if issubclass(type(one), io.IOBase):
+            with contextlib.suppress(Exception):  # closed, or of another kind
+                one.flush()
+    _held.extend(groups)
+
+
+_OF_PYTHON = ("__name__", "__builtins__")
+_held: "list[object]" = []  # for good
+
+if __name__ == "__main__":
+    # From a module of its own: the program takes the place of this one.
+    importlib.import_module(Path(__file__).stem).main(sys.argv[1:])

@@ -88,7 +88,8 @@ class Inside:
         """Run a cell or script as this node has to, and return its outcome.
 
         Node 0 calls `launch` with the hosts of the job. The others do what comes `before`, serve, and return what node 0
-        tells, with the results of their own ranks. Without a proof every node calls `launch` for itself alone. Raises what `launch` raises, on all nodes; and `Unreachable`, `SpecError`.
+        tells, with the results of their own ranks. Raises what `launch` raises, on all nodes; `Unreachable`; and `SpecError`,
+        also where the nodes can't prove who they are.
         """
         if self.place.task is not None:
             raise SpecError(
@@ -100,11 +101,12 @@ class Inside:
             raise self.refusal("--detach")
         self._cell += 1
         if self._proof is None:
-            self._say(
-                f"{missing(self.place)}, so that the nodes can't know each other. This node runs ranks "
-                "of its own, which do not train with those of the others."
+            raise SpecError(
+                f"{self.place.words}: {missing(self.place)}, so that the nodes can't know each other: each would train a "
+                "model of its own.",
+                "Set DISTMAGIC_SECRET to one random text of 16 characters or more on all nodes; where each node is to run "
+                "by itself, write --on none.",
             )
-            return launch((LOCALHOST,), access)
         if self.place.node_rank:
             return self._follow(self._proof, digest, access, before)
         others = self.place.nnodes - 1

@@ -173,18 +173,22 @@ def test_nodes_of_an_ordinary_user_prove_themselves_by_a_shared_home(
     shutil.rmtree(home)
 
 
-def test_without_any_proof_each_node_runs_ranks_of_its_own(
+def test_without_any_proof_no_node_trains_alone_unless_that_is_meant(
     slurm: SlurmLab, folder: Path
 ) -> None:
-    done = srun(slurm, folder, "/bin/env", without_munge(folder), *RUN, "train.py", secret="")  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, ""), done
+    env = ("/bin/env", without_munge(folder))
+    refused = srun(slurm, folder, *env, *RUN, "train.py", secret="")
+    assert refused.returncode == 2, refused
     for task in (0, 1):
-        told = lines_of(task, done.stdout)
+        told = lines_of(task, refused.stderr)
         assert (
-            f"node {task} of 2: DISTMAGIC_SECRET is not set, munge is not there, and the home is on no file system that "
-            "nodes share, so that the nodes can't know each other."
-        ) in told
-        assert seen(told) == ["rank 0 of 1, sum 0, args []"]
+            f"node {task} of 2: DISTMAGIC_SECRET is not set, munge is not there" in told
+        )
+        assert seen(lines_of(task, refused.stdout)) == []
+    meant = srun(slurm, folder, *env, *RUN, "--on", "none", "train.py", secret="")
+    assert (meant.returncode, meant.stderr) == (0, ""), meant
+    for task in (0, 1):
+        assert seen(lines_of(task, meant.stdout)) == ["rank 0 of 1, sum 0, args []"]
 
 
 def on_node(node: int, text: str, then: str) -> tuple[str, ...]:

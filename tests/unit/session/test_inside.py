@@ -22,7 +22,6 @@ from distmagic.errors import (
     WorkerFailed,
 )
 from distmagic.remote.wire import protocol
-from distmagic.request.hosts import LOCALHOST
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.outcome import Run
 from distmagic.session.inside import Inside, digest_of, part_of
@@ -166,20 +165,20 @@ def test_a_node_whose_own_statements_fail_leaves(nodes):
         assert isinstance(ran.exception(), NameError)
 
 
-def test_without_a_secret_it_runs_here_alone_and_says_so(capsys, golden):
-    place, _ = places()
-    given = []
-    Inside(place, None, "", no_link).run(
-        "", ACCESS, JobSpec(), lambda hosts, _: given.append(hosts)
-    )
-    assert given == [(LOCALHOST,)]
-    golden(capsys.readouterr().out)
+@pytest.mark.parametrize("node_rank", [0, 1])
+def test_nodes_that_can_not_prove_themselves_do_not_train_alone(node_rank, golden):
+    place = replace(places()[0], node_rank=node_rank)
+    with pytest.raises(SpecError) as caught:
+        Inside(place, None, "", no_link).run("", ACCESS, JobSpec(), not_here)
+    assert "--on none" in caught.value.hint
+    golden(caught.value)
 
 
-def test_under_slurm_all_that_was_looked_for_is_named(capsys, golden):
+def test_under_slurm_all_that_was_looked_for_is_named(golden):
     place = replace(places()[0], key="slurm 7.0")
-    Inside(place, None, "", no_link).run("", ACCESS, JobSpec(), lambda *_: None)
-    golden(capsys.readouterr().out)
+    with pytest.raises(SpecError) as caught:
+        Inside(place, None, "", no_link).run("", ACCESS, JobSpec(), not_here)
+    golden(caught.value)
 
 
 def test_what_can_not_run_inside(golden):

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,8 @@ _ROWS_AN_EVENT = 20
 
 
 class RankProcess:
-    """A rank that has connected. `hello` is its first message, `fds` are the reading ends of its stdout and stderr.
+    """A rank that has connected. `hello` is its first message, `fds` are the reading ends of its stdout and stderr, `others` the
+    streams that are read already.
 
     `ended` is its own report of its end, None where it has sent none. `is_open`: its connection may bring more.
     `is_over`: its end is in the journal, since `over_at`. `is_replaced`: the agent killed it for an elastic job to form
@@ -33,14 +34,15 @@ class RankProcess:
         fds: list[int],
         folder: Path,
         now: float,
+        others: Sequence[RankStream] = (),
     ) -> None:
         self.conn = conn
         self.began = now
         self.hello = hello
         out, err = fds
         self.streams = (
-            RankStream(out, folder, hello.rank, "stdout", now),
-            RankStream(err, folder, hello.rank, "stderr", now),
+            RankStream(out, folder, hello.rank, "stdout", now, others),
+            RankStream(err, folder, hello.rank, "stderr", now, others),
         )
         self.process = processes.read(hello.pid)
         self.cgroup = memory.Cgroup(hello.pid)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from distmagic.remote.records import logs, places
@@ -25,35 +26,28 @@ _READS = 4  # at a rank's end: a full pipe holds at most 1 MiB
 
 
 class RankStream:
-    """The reading end of stdout or stderr of one rank; rank -1 is torchrun itself."""
+    """The reading end of stdout or stderr of one rank; rank -1 is torchrun itself.
+
+    Where a process that was started again has the same rank as one whose children still write, its stream joins that one's
+    log: it is among the `others`.
+    """
 
     def __init__(
-        self, fd: int, folder: Path, rank: int, stream: str, now: float
-    ) -> None:
+        self, fd: int, folder: Path, rank: int, stream: str, now: float, others: Iterable[RankStream] = ()
+    ) -> None:  # fmt: skip
         os.set_blocking(fd, False)
         self.fd = fd
         self.rank = rank
         self.stream = stream
-        self._log = logs.Log(folder / log_name(rank, stream), places.log_limit_bytes())
-        # Up to here events cover the log; a restarted rank appends to the same log.
-        self._reported = self._log.end
-        self._tail = (
-            b""  # the last bytes in the log: they may begin a character or a colour
-        )
-        # The end of what the disk did not take, until an event carries it.
-        self._unlogged = bytearray()
-        self._unlogged_bytes = 0  # how much the disk did not take since that event
-        self._missing_bytes = (
-            0  # how much the log lacks, until a note in the log says so
-        )
-        self._budget = float(_BURST_BYTES)  # bytes that may be sent: a token bucket
-        self._at = now
+        same = [one for one in others if (one.rank, one.stream) == (rank, stream)]
+        self.text: _Text = same[0].text if same else _Text(folder, rank, stream, now)
+        self.text.streams += 1
         self.is_open = True
 
     @property
     def error(self) -> str:
         """Why the disk takes nothing at present, "" if it does."""
-        return self._log.error
+        return self.text.log.error
 
     def drain(self) -> bool:
         """Move the pipe's bytes to the log; return whether there were any. `is_open` is False after end of file."""
@@ -64,24 +58,8 @@ class RankStream:
         if not data:
             self.is_open = False
             return False
-        written = self._append(data)
-        self._tail = (self._tail + data[:written])[-_TAIL_BYTES:]
-        lost = data[written:]
-        self._missing_bytes += len(lost)
-        self._unlogged_bytes += len(lost)
-        self._unlogged = (self._unlogged + lost)[-_BURST_BYTES:]
+        self.text.add(data)
         return True
-
-    def _append(self, data: bytes) -> int:
-        """Write to the log, after a note of what it lacks; return how many bytes of `data` the disk took."""
-        if self._unlogged:
-            return 0  # an event has to carry that first: events come in the order of the text
-        if self._missing_bytes:
-            note = f"\n[distmagic: {self._missing_bytes:,} bytes are missing in this log: the disk was full]\n".encode()
-            if not self._log.append(note, whole=True):
-                return 0
-            self._missing_bytes = 0
-        return self._log.append(data)
 
     def drain_all(self) -> None:
         """Move what the pipe holds, but not much more: a child of the rank may go on writing for ever."""
@@ -96,7 +74,61 @@ class RankStream:
         lacks. An unfinished UTF-8 character or colour waits for its rest, unless `last`: the notebook takes out what is
         no whole one.
         """
-        end = self._log.end
+        return self.text.event(now, last=last)
+
+    def close(self) -> None:
+        """Close the pipe, and the log if no other pipe's text goes there."""
+        self.is_open = False
+        os.close(self.fd)
+        self.text.streams -= 1
+        if not self.text.streams:
+            self.text.close()
+
+
+class _Text:
+    """What the processes of one rank write to one of their streams: the log, and which bytes of it events have covered."""
+
+    def __init__(self, folder: Path, rank: int, stream: str, now: float) -> None:
+        self.streams = 0  # whose text it is
+        self.log = logs.Log(folder / log_name(rank, stream), places.log_limit_bytes())
+        self._rank, self._stream = rank, stream
+        # Up to here events cover the log; a restarted rank appends to the same log.
+        self._reported = self.log.end
+        self._tail = (
+            b""  # the last bytes in the log: they may begin a character or a colour
+        )
+        # The end of what the disk did not take, until an event carries it.
+        self._unlogged = bytearray()
+        self._unlogged_bytes = 0  # how much the disk did not take since that event
+        self._missing_bytes = (
+            0  # how much the log lacks, until a note in the log says so
+        )
+        self._budget = float(_BURST_BYTES)  # bytes that may be sent: a token bucket
+        self._at = now
+
+    def add(self, data: bytes) -> None:
+        """Write to the log, and keep what the disk does not take."""
+        written = self._append(data)
+        self._tail = (self._tail + data[:written])[-_TAIL_BYTES:]
+        lost = data[written:]
+        self._missing_bytes += len(lost)
+        self._unlogged_bytes += len(lost)
+        self._unlogged = (self._unlogged + lost)[-_BURST_BYTES:]
+
+    def _append(self, data: bytes) -> int:
+        """Write to the log, after a note of what it lacks; return how many bytes of `data` the disk took."""
+        if self._unlogged:
+            return 0  # an event has to carry that first: events come in the order of the text
+        if self._missing_bytes:
+            note = f"\n[distmagic: {self._missing_bytes:,} bytes are missing in this log: the disk was full]\n".encode()
+            if not self.log.append(note, whole=True):
+                return 0
+            self._missing_bytes = 0
+        return self.log.append(data)
+
+    def event(self, now: float, *, last: bool) -> protocol.Output | None:
+        """Return what `RankStream.event` does."""
+        end = self.log.end
         if not last and not self._unlogged:
             end -= _torn_bytes(self._tail)
         self._budget = min(
@@ -108,8 +140,8 @@ class RankStream:
             sent = self._spend(size)
             self._reported = end
             return protocol.Output(
-                rank=self.rank,
-                stream=self.stream,
+                rank=self._rank,
+                stream=self._stream,
                 offset=end - sent,
                 skipped_bytes=size - sent,
                 size_bytes=sent,
@@ -129,19 +161,17 @@ class RankStream:
         self._unlogged = bytearray()
         self._unlogged_bytes = 0
         return protocol.Output(
-            rank=self.rank,
-            stream=self.stream,
+            rank=self._rank,
+            stream=self._stream,
             offset=self._reported,
             text=text,
             skipped_bytes=skipped,
         )
 
     def close(self) -> None:
-        """Close the pipe and the log."""
-        self.is_open = False
+        """Close the log."""
         self._append(b"")  # the last chance to note what the log lacks
-        os.close(self.fd)
-        self._log.close()
+        self.log.close()
 
 
 def _torn_bytes(tail: bytes) -> int:

@@ -114,7 +114,9 @@ class RankTable:
             if len(fds) != 2:
                 # The kernel passes no descriptor beyond the limit.
                 raise _too_many_files(errno.EMFILE)
-            self._add_rank(RankProcess(conn, message, fds, self.folder, self.clock()))
+            now = self.clock()
+            rank = RankProcess(conn, message, fds, self.folder, now, self.streams)
+            self._add_rank(rank)
             return
         if isinstance(message, protocol.EngineEnded):
             self.engine_exits = message.exits

@@ -125,3 +125,50 @@ def test_a_rank_in_whose_place_another_one_starts_has_ended_before(tmp_path):
         "Worker",
     ]
     assert journaled[2] == p.Ended(rank=1, restart=0, outcome="replaced", code=-15)
+
+
+def test_a_child_of_a_restarted_rank_tears_no_line_of_the_new_one(tmp_path):
+    """Both write to one log: each byte of it is shown once, in its order."""
+    selector = selectors.DefaultSelector()
+    table = RankTable(tmp_path, Journal(tmp_path), selector, lambda: 0.0)
+    shown: list[p.Message] = []
+    table.journal.add = shown.append  # type: ignore[method-assign, assignment]
+    writing = []
+    for restart in (0, 1):
+        pipes = [os.pipe() for _ in ("stdout", "stderr")]
+        hello = p.Worker(
+            rank=0,
+            local_rank=0,
+            world_size=1,
+            restart=restart,
+            pid=os.getpid(),
+            local_world_size=1,
+        )
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        fds = [reading for reading, _ in pipes]
+        socket.send_fds(theirs, [p.encode(hello)], fds)
+        selector.register(ours, selectors.EVENT_READ)
+        table._receive_first(ours)
+        for fd in fds:
+            os.close(fd)
+        theirs.close()
+        writing.append(pipes[0][1])
+        os.close(pipes[1][1])
+    old, new = writing
+    said = b""
+    for number, end in enumerate((old, new, new, old, new)):
+        line = b"line %d\n" % number
+        os.write(end, line)
+        said += line
+        for stream in table.streams:
+            stream.drain()
+        table.write(0.0)
+    events = [one for one in shown if isinstance(one, p.Output)]
+    covered = [(one.offset, one.size_bytes) for one in events]
+    assert covered == [(at, 7) for at in range(0, 35, 7)]
+    assert (tmp_path / "rank0.stdout.log").read_bytes() == said
+    for end in writing:
+        os.close(end)
+    for rank in table.ranks:
+        rank.close()
+    selector.close()

@@ -256,6 +256,10 @@ class Agent:
             self.run_dir / places.PID,
         ]
         places.touch(files)
+        with contextlib.suppress(OSError):
+            processes.note_all(
+                processes.descendants(os.getpid()), self.run_dir / places.STARTED
+            )
         environments.touch_own()
         if self.start.work is not None:
             work_dirs.touch(

@@ -203,6 +203,8 @@ READERS = "readers"  # the socket in a run directory to which contacts connect
 RANKS = "ranks"  # that to which ranks connect
 # How many connections may wait at either socket while its process loads torch. Each look whether it listens is one too.
 BACKLOG = 1024
+# What an agent's job has started, as of its latest duty: a daemon with an empty environment has no mark of the job.
+STARTED = "started"
 PID = (
     "pid"  # in both: number and start time of the process that the directory belongs to
 )

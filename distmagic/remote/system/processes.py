@@ -239,6 +239,26 @@ def noted(path: Path) -> ProcessInfo | None:
     return process if process is not None and process.started == started else None
 
 
+def note_all(processes: Iterable[ProcessInfo], path: Path) -> None:
+    """Write down which processes these are, so that `noted_all` finds them. Raises OSError."""
+    path.write_text("".join(f"{one.pid} {one.started}\n" for one in processes))
+
+
+def noted_all(path: Path) -> tuple[ProcessInfo, ...]:
+    """Return the processes that were written down there and are not gone."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, ValueError):
+        return ()
+    found = []
+    for line in lines:
+        pid, _, started = line.partition(" ")
+        process = read(int(pid)) if pid.isdecimal() else None
+        if process is not None and str(process.started) == started:
+            found.append(process)
+    return tuple(found)
+
+
 def has_role(process: ProcessInfo, role: str) -> bool:
     """Whether a process was started as this role of a bundle, or shows it (see process_title.py)."""
     try:

@@ -56,7 +56,9 @@ def run_local(
             _add_note(error, cause)
         _show_from(error.__traceback__, error, shell)
         raise
-    _reject_names(shell, plan, filename, set(shell.user_ns) | set(dir(builtins)))
+    called = [] if plan.call is None else names_evaluated(plan.call)
+    known = shell.user_ns.keys() | set(dir(builtins))
+    _reject_names(shell, plan, filename, {node.id for node in called} - known)
     if effects:
         print(f"! {notebook_effects.note(effects)}")
 
@@ -67,26 +69,20 @@ def reject_names_early(shell: InteractiveShell, plan: CellPlan, filename: str) -
         for node in notebook_effects.executed(statement):
             if isinstance(node, ast.Call):
                 return  # it may make any name
-    known = {
-        node.id for node in ast.walk(ast.parse(plan.text)) if isinstance(node, ast.Name)
-    }
     _reject_names(
-        shell,
-        plan,
-        filename,
-        (known - names_wanted(plan).keys()) | shell.user_ns.keys(),
+        shell, plan, filename, names_wanted(plan).keys() - shell.user_ns.keys()
     )
 
 
 def _reject_names(
-    shell: InteractiveShell, plan: CellPlan, filename: str, known: Collection[str]
+    shell: InteractiveShell, plan: CellPlan, filename: str, nowhere: Collection[str]
 ) -> None:
-    """Raise NameError, as Python would on each rank, for a name that the call evaluates and that is not known."""
+    """Raise NameError, as Python would on each rank, if the call evaluates a name that is nowhere."""
     close_by = [
         statement.name for statement in plan.local if isinstance(statement, _NAMED)
     ]
     for node in names_evaluated(plan.call) if plan.call is not None else ():
-        if node.id in known:
+        if node.id not in nowhere:
             continue
         try:
             eval(compile(ast.Expression(node), filename, "eval"), {})  # noqa: S307  # it raises

@@ -337,6 +337,10 @@ def names_evaluated(call: ast.expr) -> Iterator[ast.Name]:
             yield node
         elif isinstance(node, _WITH_OWN_NAMES):
             waiting.append(node.generators[0].iter)  # all else of it may be its own
+        elif isinstance(node, ast.IfExp):
+            waiting.append(node.test)
+        elif isinstance(node, ast.BoolOp):
+            waiting.append(node.values[0])
         elif not isinstance(node, ast.Lambda):
             waiting += ast.iter_child_nodes(node)
 

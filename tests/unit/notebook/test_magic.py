@@ -382,6 +382,10 @@ def test_a_name_that_the_cells_own_lines_might_have_made_is_looked_for_once_they
         ("try:\n    import nothing_such as m\nexcept ImportError as e: m = 7\nabs(m)", 7),
         ("match 8:\n    case m: pass\nabs(m)", 8),
         ("print(__name__)", None),
+        ("def only():\n    return 9", 9),
+        ("if __name__ == '__main__':\n    abs(10)", 10),
+        ("11 if True else nothing_such(int())", 11),
+        ("bool(12) or nothing_such()", True),
     ],
 )  # fmt: skip
 def test_a_name_that_is_somewhere_is_no_error(lab, cell, value):

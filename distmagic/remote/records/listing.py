@@ -161,21 +161,22 @@ def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
         age_s = processes.age_s(agent)
     else:
         age_s = _changed_s(folder / journal.FILE) - _changed_s(folder / _WORK_DIR)
-    tail = _tail(folder)
+    chatter: list[bytes] = []
+    with contextlib.suppress(FileNotFoundError):  # of a job that is about to begin
+        chatter = _tail(folder / journal.CHATTER_FILE)
     return replace(
         begun,
         is_running=runs,
         is_detached=(folder / _DETACHED).exists(),
-        reason=_reason(tail),
-        reported=_reported(tail),
+        reason=_reason(_tail(folder / journal.FILE)),
+        reported=_reported(chatter),
         size_bytes=places.size_of(folder),
         age_s=max(0.0, age_s),
     )
 
 
-def _tail(folder: Path) -> list[bytes]:
-    """Return the last lines of a node's journal."""
-    path = folder / journal.FILE
+def _tail(path: Path) -> list[bytes]:
+    """Return the last lines of one of a journal's files."""
     return list(logs.lines(path, max(0, logs.end(path) - _TAIL_BYTES)))
 
 
@@ -214,7 +215,9 @@ def is_running(job: str, node_rank: int) -> bool:
     except OSError:
         return False
     folder = places.job_dir(job, node_rank)
-    return agent_of(job, node_rank) is not None and not _reason(_tail(folder))
+    return agent_of(job, node_rank) is not None and not _reason(
+        _tail(folder / journal.FILE)
+    )
 
 
 def agent_of(job: str, node_rank: int) -> processes.ProcessInfo | None:

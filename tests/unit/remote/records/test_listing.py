@@ -104,22 +104,36 @@ def progress(**values: float) -> p.Progress:
     )
 
 
+def written_by_agent(folder: Path, *events: p.Message) -> journal.Journal:
+    """Return a node's journal, as its agent writes it, with these events in it."""
+    made = journal.Journal(folder)
+    for event in events:
+        made.add(event)
+    return made
+
+
 def test_what_a_rank_has_reported_last_is_listed(home):
+    """The agent's own journal has it, in which file it may; also when the job is over."""
     folder = noted(START)
-    lines = [progress(loss=2.0), progress(loss=1.0), p.Notice(text="x")]
     quiet = replace(progress(), rows=())
-    data = b"".join(p.encode(one, n) for n, one in enumerate([*lines, quiet], 1))
-    (folder / journal.FILE).write_bytes(data + b'{"t":"progress","n":9,"ra')
+    lines = (progress(loss=2.0), progress(loss=1.0), p.Notice(text="x"), quiet)
+    written = written_by_agent(folder, *lines)
+    with (folder / journal.CHATTER_FILE).open("ab") as file:
+        file.write(b'{"t":"progress","n":9,"ra')
     (listed,) = listing.jobs()
     assert listed.reported.metrics == {"loss": 1.0}, (
         "a line that is being written is none yet"
     )
+    assert listed.reason == ""
+    written.add(p.Final(reason="done"))
+    (listed,) = listing.jobs()
+    assert (listed.reason, listed.reported.metrics) == ("done", {"loss": 1.0})
 
 
 def test_of_many_metrics_a_few_are_listed(home):
     folder = noted(START)
     many = {f"m{number}": float(number) for number in range(100)}
-    (folder / journal.FILE).write_bytes(p.encode(progress(**many), 1))
+    written_by_agent(folder, progress(**many))
     (listed,) = listing.jobs()
     assert list(listed.reported.metrics) == ["m0", "m1", "m2", "m3"]
 

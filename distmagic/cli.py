@@ -34,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"usage: distmagic {USAGE}\n\nRun a script on every rank of several hosts. Flags: distmagic run --help"
         )
         return 0 if words else MISUSED
+    if words[0] == "--version":
+        print(f"distmagic {sys.modules['distmagic'].__version__}")
+        return 0
     try:
         return _command(words[0], words[1:])
     except SpecError as error:
@@ -82,7 +85,7 @@ def _command(name: str, words: Sequence[str]) -> int:
     if name != "run":
         raise SpecError(f"distmagic {name} is not known.", f"Write distmagic {USAGE}.")
     if words and words[0] in ("-h", "--help"):
-        print(f"usage: distmagic {USAGE}\n\n{flag_parser.help_text()}")
+        print(flag_parser.help_of_program(f"distmagic {USAGE}", is_in_notebook=False))
         return 0
     own, program = split_program(words)
     check_system()

@@ -356,14 +356,18 @@ NAMES = tuple(command.name for command in SUBCOMMANDS)
 
 def usage_text() -> str:
     """Return the list of all subcommands, a line for each way to write one."""
-    lines = []
-    for command in SUBCOMMANDS:
-        for usage in command.usages:
-            written = f"%distributed {command.name} {usage.arguments}"
-            lines.append(f"{written:<{_TEXT_COLUMN - 2}}  {usage.text}")
+    lines = [_usage_of(command) for command in SUBCOMMANDS]
     lines.append(
         f"{'%distributed --help':<{_TEXT_COLUMN}}the flags of a %%distributed cell, too"
     )
+    return "\n".join(lines)
+
+
+def _usage_of(command: Subcommand) -> str:
+    lines = []
+    for usage in command.usages:
+        written = f"%distributed {command.name} {usage.arguments}"
+        lines.append(f"{written:<{_TEXT_COLUMN - 2}}  {usage.text}")
     return "\n".join(lines)
 
 
@@ -377,6 +381,10 @@ def execute(notebook: Notebook, line: str) -> object:
         print(f"{usage_text()}\n\n{flag_parser.help_text()}")
         return None
     command = find(words[0])
+    # What follows a script is the script's own; `run` itself has more to say than its usage.
+    if command.name != "run" and not {"-h", "--help"}.isdisjoint(words):
+        print(_usage_of(command))
+        return None
     with closing(asker_of(notebook.shell)) as asker:
         return command.handler(
             CommandLine(notebook=notebook, asker=asker, words=tuple(words[1:]))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def run(line: CommandLine) -> object:
     """Run a program and return the run, if it gets no name. Raises what a cell raises."""
     if line.words and line.words[0] in ("-h", "--help"):
-        print(f"%distributed {USAGE}\n\n{flag_parser.help_text()}")
+        print(flag_parser.help_of_program(f"%distributed {USAGE}", is_in_notebook=True))
         return None
     names: list[str] = []
     try:

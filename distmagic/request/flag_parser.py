@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from distmagic.errors import SpecError
-from distmagic.request.flag_table import FLAGS
+from distmagic.request.flag_table import FLAGS, HEADINGS
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -23,9 +23,28 @@ def parse(words: list[str]) -> argparse.Namespace:
     return args
 
 
-def help_text() -> str:
-    """Return the help of `%%distributed`."""
-    return _parser().format_help()
+def help_text(
+    usage: str = "%%distributed [FLAGS]",
+    description: str = "Run the cell's last expression on every rank of the hosts, under torchrun.",
+    without: Sequence[str] = (),
+) -> str:
+    """Return the help of `%%distributed`, or of a command that has its flags, `without` some of them."""
+    parser = _parser()
+    parser.usage, parser.description = usage.replace("%", "%%"), description
+    for action in parser._actions:  # noqa: SLF001  # argparse has no other way
+        if action.dest in without:
+            action.help = argparse.SUPPRESS
+    return parser.format_help()
+
+
+def help_of_program(command: str, *, is_in_notebook: bool) -> str:
+    """Return the help of the command that runs a program."""
+    without = "whole script" if is_in_notebook else "whole script output background"
+    return help_text(
+        command,
+        "Run a script on every rank of the hosts, under torchrun.",
+        without.split(),
+    )
 
 
 def flag_names() -> tuple[str, ...]:
@@ -52,19 +71,19 @@ def _hyphened(word: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-# Flags of other launchers for what has another name here, and whose nearest name here is something else.
-_FOREIGN = dict.fromkeys(
-    (
-        "--nprocs",
-        "--nproc",
-        "--num-processes",
-        "--ngpus",
-        "--num-gpus",
-        "-np",
-        "-n",
-    ),
-    "--nproc-per-node",
-)
+# Flags of other launchers, and what there is here for each. By spelling alone another one would be suggested.
+_ELSEWHERE = {
+    "The number of ranks on each host is --nproc-per-node.": "--nprocs --nproc --np -np -n --num-processes --ngpus --num-gpus --ranks --workers "
+    "--ntasks-per-node --ppn",
+    "Hosts are named with --hosts; of a scheduler --nodes says how many.": "-N -H --num-nodes --num-machines --ntasks",
+    "The GPUs of each host are named with --devices: --devices 0,1.": "--cuda --cuda-visible-devices --gpu-ids --gpu-id --device",
+    "GPUs of a scheduler's nodes are asked for with --gpus-per-node.": "--gres --gpus-per-task",
+    "Hosts keep all that ranks write: %distributed logs JOB RANK shows it.": "--log-dir --tee --redirects -r -t",
+    "Leave it out: the first host of --hosts is the one that the others dial.": "--master-addr --node-rank",
+    "This machine alone is --hosts localhost.": "--standalone",
+}
+_FOREIGN = {name: hint for hint, names in _ELSEWHERE.items() for name in names.split()}
+_ALIKE = 0.8  # from which on the names of two flags are
 
 
 def _unknown(word: str, words: Sequence[str]) -> SpecError:
@@ -79,18 +98,19 @@ def _unknown(word: str, words: Sequence[str]) -> SpecError:
     if name in _FOREIGN:
         return SpecError(
             f"{name} is not a flag of %%distributed.",
-            f"The number of ranks on each host is {_FOREIGN[name]}.",
+            _FOREIGN[name],
         )
     close = (
-        difflib.get_close_matches(name, flag_names(), n=1)
+        difflib.get_close_matches(name, flag_names(), n=1, cutoff=_ALIKE)
         if name.startswith("--")
         else []
     )
-    guess = f"Did you mean {close[0]}? " if close else ""
-    return SpecError(
-        f"{name} is not a flag of %%distributed.",
-        f"{guess}%distributed --help lists all flags.",
+    hint = (
+        "%distributed --help lists all flags; those of a script stand after its name."
     )
+    if close:
+        hint = f"Did you mean {close[0]}? %distributed --help lists all flags."
+    return SpecError(f"{name} is not a flag of %%distributed.", hint)
 
 
 def _hosts_with(word: str, words: Sequence[str]) -> list[str]:
@@ -144,12 +164,17 @@ def _parser() -> _Parser:
         ),
     )
     parser.add_argument("-h", "--help", action="store_true", help="print this text")
+    groups = {}
+    for heading, names_below in HEADINGS.items():
+        group = parser.add_argument_group(heading)
+        groups.update(dict.fromkeys(names_below.split(), group))
     for flag in FLAGS:
+        add_argument = groups.get(flag.name, parser).add_argument
         names = ("-o", "--output") if flag.name == "output" else (f"--{flag.name}",)
         if not flag.metavar:
-            parser.add_argument(*names, action="store_true", help=flag.help)
+            add_argument(*names, action="store_true", help=flag.help)
         elif flag.name == "export":
-            parser.add_argument(
+            add_argument(
                 *names,
                 action=_Once,
                 nargs=2,
@@ -157,7 +182,7 @@ def _parser() -> _Parser:
                 help=flag.help,
             )
         elif flag.repeats:
-            parser.add_argument(
+            add_argument(
                 *names,
                 metavar=flag.metavar,
                 type=flag.read,
@@ -166,7 +191,7 @@ def _parser() -> _Parser:
                 help=flag.help,
             )
         else:
-            parser.add_argument(
+            add_argument(
                 *names,
                 action=_Once,
                 metavar=flag.metavar,

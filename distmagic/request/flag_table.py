@@ -25,6 +25,16 @@ from distmagic.request.spec import (
     PAYLOAD_LIMIT_BYTES,
 )
 
+# The help's headings, which are those of help/flags.md, and the flags below each.
+HEADINGS = {
+    "torchrun's flags, under torchrun's names": "nproc-per-node nnodes max-restarts rdzv-backend rdzv-endpoint rdzv-id master-port local-addr",
+    "Hosts": "hosts hostfile python setup exec-prefix ssh-config ssh-command connect-timeout",
+    "Nodes of a scheduler": "on gpus sky nodes gpus-per-node partition account qos reservation time constraint cpus-per-task mem "
+    "exclusive slurm idle",
+    "Files in place of a run": "export image results",
+    "The ranks": "env sync name fetch fresh devices no-wait no-settings cwd whole script payload-limit output dry-run",
+    "How long": "timeout hang-timeout grace node-lost-after lease on-disconnect background detach warm-idle cold",
+}
 NO_SYSTEM = "none"  # after --on
 OSMO = "osmo"
 SBATCH_FLAGS = (
@@ -199,7 +209,7 @@ FLAGS = (
     Flag("no-wait", "fail at once where another job has some of the --devices"),
     Flag(
         "no-settings",
-        "ranks begin with the usual settings of torch and logging, not with those that this process has made",
+        "ranks begin with the default settings of torch and logging, not with those that this process has made",
     ),
     Flag("fresh", "begin in an empty working directory"),
     Flag("timeout", "end the run after 90s, 10m or 2h", "TIME", time_of("--timeout")),

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import distmagic
 from distmagic import cli
 from distmagic.errors import Cancelled, PreflightError, WorkerFailed
 from distmagic.request.program import Program
@@ -191,6 +192,15 @@ def test_a_job_that_goes_on_alone_is_named(ran, capsys):
     ran.outcome = Detached("1122-7", ("gpu-a",), attach=lambda: None, stop=lambda: None)
     assert cli.main(["run", "--detach", "train.py"]) == 0
     assert capsys.readouterr().out == "1122-7\n"
+
+
+def test_the_version_and_the_help_are_printed(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"distmagic {distmagic.__version__}\n"
+    assert cli.main(["run", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: distmagic run [FLAGS] SCRIPT")
+    assert text.index("--nproc-per-node") < text.index("--partition")
 
 
 @pytest.mark.parametrize(

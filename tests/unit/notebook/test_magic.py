@@ -188,6 +188,20 @@ def test_help_is_printed(lab, capsys):
     assert lab.session.log == []
 
 
+@pytest.mark.parametrize("name", commands.NAMES)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_behind_a_subcommand_is_its_usage(lab, capsys, name, flag):
+    lab.value(f"%distributed {name} {flag}")
+    text = capsys.readouterr().out
+    assert f"%distributed {name}" in text
+    assert lab.session.log == []
+    if name == "run":
+        assert "--nproc-per-node" in text
+    else:
+        (command,) = (one for one in commands.SUBCOMMANDS if one.name == name)
+        assert len(text.splitlines()) == len(command.usages)
+
+
 # ---- a cell that fails
 
 

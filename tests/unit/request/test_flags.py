@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 from distmagic.errors import SpecError
 from distmagic.notebook.commands import NAMES, OfferedNames
 from distmagic.notebook.completion import Completer
-from distmagic.request import flag_parser, flag_values, flags
+from distmagic.request import flag_parser, flag_table, flag_values, flags
 from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.request.config import Chosen, Distmagic, choose_hosts, read_hostfile
 from distmagic.request.flags import Defaults, Request, parse_line
 from distmagic.request.hosts import LOCALHOST, parse_hosts
 from distmagic.request.spec import Access, JobSpec
+from tests import REPOSITORY
 
 
 def parse(line: str, **defaults: object) -> Request:
@@ -201,6 +203,54 @@ def test_help_names_every_flag():
     assert all(name in text for name in flag_parser.flag_names())
     assert flags.asks_help("--hosts a -h")
     assert not flags.asks_help("--hosts a")
+
+
+def test_help_has_the_headings_of_the_page_of_flags():
+    page = (REPOSITORY / "distmagic" / "help" / "flags.md").read_text()
+    parts = re.split(r"^## (.+)$", page, flags=re.MULTILINE)
+    for heading, below in zip(parts[1::2], parts[2::2], strict=True):
+        rows = "\n".join(line.split(" | ")[0] for line in below.splitlines() if line.startswith("| `-"))  # fmt: skip
+        named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", rows))
+        ours = set(flag_table.HEADINGS.get(heading, "").split()) - {"output"}
+        assert named == ours, heading
+    grouped = [name for names in flag_table.HEADINGS.values() for name in names.split()]
+    assert sorted(grouped) == sorted(flag.name for flag in flag_table.FLAGS)
+
+
+def test_help_of_a_program_has_no_flags_that_are_refused_there():
+    text = flag_parser.help_of_program("distmagic run SCRIPT", is_in_notebook=False)
+    assert text.startswith("usage: distmagic run SCRIPT\n\nRun a script ")
+    assert not re.search(r"--(whole|script|output|background)\b", text)
+    in_notebook = flag_parser.help_of_program("%distributed run", is_in_notebook=True)
+    assert in_notebook.startswith("usage: %distributed run\n")
+    assert "--background" in in_notebook
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("--np", "--nproc-per-node"), ("--ranks", "--nproc-per-node"), ("--workers", "--nproc-per-node"),
+        ("--ntasks-per-node", "--nproc-per-node"), ("--num_gpus", "--nproc-per-node"), ("-n", "--nproc-per-node"),
+        ("-N", "--nodes"), ("--num-machines", "--hosts"), ("--gres", "--gpus-per-node"), ("--cuda", "--devices"),
+        ("--master_addr", "--hosts"), ("--log-dir", "%distributed logs"), ("--standalone", "--hosts localhost"),
+        ("--hots", "--hosts"), ("--time-out", "--timeout"),
+    ],
+)  # fmt: skip
+def test_a_flag_of_another_launcher_leads_to_ours(word, meant):
+    with pytest.raises(
+        SpecError, match=f"{word.replace('_', '-')} is not a flag"
+    ) as caught:
+        parse(f"{word}=2" if word.startswith("--") else f"{word} 2")
+    assert meant in caught.value.hint
+    assert "Did you mean" not in caught.value.hint or word in ("--hots", "--time-out")
+
+
+@pytest.mark.parametrize("word", ["--quiet", "--keep", "--epochs", "--lr", "--verbose"])
+def test_a_flag_that_is_like_none_of_ours_suggests_none(word):
+    with pytest.raises(SpecError) as caught:
+        parse(word)
+    assert "Did you mean" not in caught.value.hint
+    assert "those of a script stand after its name" in caught.value.hint
 
 
 @given(st.text(alphabet="-=:abhostenvnpc_ '\"0123", max_size=40))

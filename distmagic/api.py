@@ -116,7 +116,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
         fetch                patterns of files that rank 0 leaves there and that are brought here: ["checkpoints/*.pt"]
         devices              GPUs of each host that the job may use, by number: [0, 1]; else all
         no_wait              raise `PreflightError` at once where another job has some of these devices
-        no_settings          begin ranks with the usual settings of torch and logging, not with this process's
+        no_settings          begin ranks with the default settings of torch and logging, not with this process's
         timeout_s            end the run after this time
         hang_timeout_s       end the run when no rank advances for this time
         grace_s              time that ranks have to end after an interrupt or a timeout; 0: none

@@ -52,7 +52,7 @@ def metric_columns(runs: Sequence[RunSummary], name: str) -> MetricColumns:
     title = cut_middle(plain(name), _TITLE)
     return MetricColumns(
         title=title,
-        best_title=f"{'greatest' if is_max else 'least'} {title}",
+        best_title=f"{'max' if is_max else 'min'} {title}",
         lasts=tuple(lasts),
         bests=tuple(bests),
         best_rows=frozenset(best_rows if len(values) > 1 else ()),

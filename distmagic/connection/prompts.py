@@ -35,6 +35,7 @@ class NotebookAsker:
 
     def __init__(self, *, can_ask: bool) -> None:
         self.can_ask = can_ask
+        self.is_asking = False
         # None is an interrupt.
         self._questions: queue.Queue[_Question | None] = queue.Queue()
         self._lock = threading.Lock()
@@ -51,7 +52,9 @@ class NotebookAsker:
             return NoAsker().ask(prompt, secret=secret)
         question = _Question(prompt=prompt, secret=secret)
         if threading.current_thread() is threading.main_thread():
+            self.is_asking = True
             _answer(question)
+            self.is_asking = False
         else:
             with self._lock:
                 closed = self._closed

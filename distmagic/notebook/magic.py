@@ -194,7 +194,11 @@ class Magics:
                 screen = self.notebook.backend.screen_for(
                     self.shell, in_background=request.background
                 )
-                with announcing(screen, _OWN_LINES, _OWN_LINES_FAILED):
+
+                def what() -> str:
+                    return "waits for your answer" if asker.is_asking else _OWN_LINES
+
+                with announcing(screen, what, _OWN_LINES_FAILED):
                     payload = self._payload(plan, filename, request, asker)
                 if request.background:
                     return begin_in_background(

@@ -24,7 +24,7 @@ from distmagic.state.model import RunState
 _MAX_METRICS = 6  # columns; all of them have a curve
 _STATE_COLOURS = {
     "running": "#2f7fd6", "done": "#2f9e57", "failed": "#d9453d", "lost": "#d9453d",
-    "slow": "#d98a1e", "still": "#d98a1e", "reconnecting": "#d98a1e",
+    "slow": "#d98a1e", "stalled": "#d98a1e", "reconnecting": "#d98a1e",
 }  # fmt: skip
 _NAME = 28  # columns of a host's name
 _FEW_HOSTS = 4  # whose hardware is shown at once; that of more hosts is to be unfolded
@@ -118,6 +118,8 @@ def _what(view: Overview) -> str:
 
 
 def _phase_class(phase: str) -> str:
+    if phase == "last seen":
+        return "dm-detached"
     return f"dm-{phase}" if phase.isalpha() else ""
 
 
@@ -184,7 +186,10 @@ def _table_of(
             )
         for row in group.rows:
             cells = "".join(column.cells[index] for column in columns)
-            lines.append(f'<tr class="{_phase_class(state_word(row))}">{cells}</tr>')
+            awaited = " dm-awaited" if row.is_awaited else ""
+            lines.append(
+                f'<tr class="{_phase_class(state_word(row))}{awaited}">{cells}</tr>'
+            )
             index += 1
     more = len(metrics) - _MAX_METRICS
     note = ""

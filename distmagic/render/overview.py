@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from distmagic.errors import Cancelled
 from distmagic.remote.wire.vocabulary import POLITE_REASONS
@@ -18,13 +19,14 @@ from distmagic.render.rows import (
     counts_by_phase,
     fraction_of,
     groups,
+    last_seen_word,
     mean,
 )
 from distmagic.render.text_width import one_line, plain
 from distmagic.state.hangs import (
     dump_of,
+    explain_dump,
     explain_last,
-    explain_request,
     stacks_text,
 )
 from distmagic.state.model import RunState, WorkerState
@@ -66,7 +68,7 @@ class Overview:
     """
 
     job: str
-    phase: RunPhase
+    phase: RunPhase | Literal["detached", "last seen"]
     fraction: float | None
     facts: tuple[str, ...]
     concern: str
@@ -86,15 +88,16 @@ class Overview:
 def overview(state: RunState) -> Overview:
     """Return what to show of a run."""
     workers = [state.workers[rank] for rank in sorted(state.workers)]
-    slow = slow_ranks(workers)
-    still = still_ranks(state)
+    is_seen_last = bool(state.seen_unix_s)
+    slow = set() if is_seen_last else slow_ranks(workers)
+    still = {} if is_seen_last else still_ranks(state)
     all_still = all_still_s(state, still)
     since = ""
     if state.began_unix_s:
         since = f"since {q.moment(state.began_unix_s, state.began_unix_s + state.at_s)}"
     return Overview(
         job=plain(state.job),
-        phase=state.phase,
+        phase=last_seen_word(state) if is_seen_last else state.phase,
         fraction=mean(fraction_of(w) for w in workers)
         if workers
         else _share_sent(state),
@@ -103,7 +106,7 @@ def overview(state: RunState) -> Overview:
         alerts=tuple(_alerts(state, is_still=all_still is not None)),
         call=one_line(state.call),
         since=since,
-        groups=tuple(groups(state, workers, slow, still)),
+        groups=tuple(groups(state, workers, slow, still, _awaited(state))),
         hardware=tuple(_hardware(state)),
         metrics=tuple(dict.fromkeys(name for w in workers for name in w.metrics)),
     )
@@ -123,6 +126,8 @@ def _share_sent(state: RunState) -> float | None:
 def _facts(
     state: RunState, workers: Sequence[WorkerState], still: Mapping[int, float]
 ) -> Iterable[str]:
+    if state.seen_unix_s:
+        yield q.clock(state.seen_unix_s)
     yield size(state)
     took = q.duration(state.before_s + state.at_s)
     yield f"took {took}" if state.is_over else took
@@ -130,7 +135,8 @@ def _facts(
         connected = sum(node.phase != "connecting" for node in state.nodes)
         yield f"{connected} of {len(state.nodes)} connected"
     slowest = max(workers, key=lambda w: -1 if w.eta_s is None else w.eta_s, default=None)  # fmt: skip
-    if slowest is not None and state.phase == "running":
+    goes_on = state.phase == "running" and not state.seen_unix_s
+    if slowest is not None and goes_on:
         part = _part_of_run(slowest)
         if part:
             yield part
@@ -144,7 +150,10 @@ def _facts(
         limit = q.duration(state.grace_s)
         yield f"waits up to {limit} for {q.plural(running, 'rank')}; stop again to end them now"
     phases: Counter[ShownPhase] = Counter(w.phase for w in workers)
-    if len(phases) > 1:
+    unborn = (state.world_size or state.planned_world_size) - len(workers)
+    if state.is_over and workers and unborn > 0:
+        yield f"{counts_by_phase(phases)}, {unborn} never started"
+    elif len(phases) > 1:
         yield counts_by_phase(phases)
 
 
@@ -156,6 +165,14 @@ def _part_of_run(worker: WorkerState) -> str:
     if found is None or int(found[2]) > int(found[3]):
         return ""
     return f"{found[1].strip().lower()} {found[2]} of {found[3]}".strip()
+
+
+def _awaited(state: RunState) -> frozenset[int]:
+    """Return the ranks that the others wait for, as far as the last answers of all of them show it."""
+    if not state.stack_dumps or state.phase == "done":
+        return frozenset()
+    last = explain_last(state)
+    return frozenset() if last is None else last.awaited
 
 
 def _still_words(
@@ -237,7 +254,8 @@ def _alerts(state: RunState, *, is_still: bool) -> Iterable[Alert]:
     ]
     if is_still:
         urgent += _where_ranks_are(state)
-    urgent += _where_ranks_were(state)
+    told = {alert.detail for alert in urgent if alert.detail}
+    urgent += [one for one in _where_ranks_were(state) if one.detail not in told]
     notices = [Alert(level="warning", text=text) for text in notes(state)]
     room = max(0, _MAX_ALERTS - len(urgent))
     newest = notices[-room:] if room else []
@@ -280,16 +298,18 @@ def _where_ranks_are(state: RunState) -> Iterable[Alert]:
 
 
 def _where_ranks_were(state: RunState) -> Iterable[Alert]:
-    """Yield where the ranks were when the user asked."""
-    if not state.wanted_stacks or state.is_over:
-        return
-    explanation = explain_request(state, state.wanted_stacks)
-    if explanation is None:
-        yield Alert(level="info", text="asking every rank where it is")
-        return
+    """Yield where the ranks were when the user asked; in the end where they were when they were asked last."""
     dump = dump_of(state, state.wanted_stacks)
-    asked_s = state.at_s if dump is None else dump.at_s
-    words = f"at {q.duration(asked_s)}: {explanation.sentence}. {explanation.advice}"
+    if state.is_over and state.phase != "done":
+        dump = next(reversed(state.stack_dumps), None)
+    elif state.is_over or not state.wanted_stacks:
+        return
+    if dump is None:
+        if not state.is_over:
+            yield Alert(level="info", text="asking every rank where it is")
+        return
+    explanation = explain_dump(state, dump)
+    words = f"at {q.duration(dump.at_s)}: {explanation.sentence}. {explanation.advice}"
     yield Alert(level="info", text=one_line(words), detail=stacks_text(explanation))
 
 

@@ -158,6 +158,11 @@ def eta(seconds: float) -> str:
     return duration(seconds)
 
 
+def clock(unix_s: float) -> str:
+    """Return a time of day of this machine with its seconds: `14:03:27`."""
+    return f"{datetime.fromtimestamp(unix_s).astimezone():%H:%M:%S}"
+
+
 def moment(unix_s: float, now_s: float) -> str:
     """Return a time of day of this machine: `14:03`, and the date too where `now_s` is more than 12 hours later."""
     when = datetime.fromtimestamp(unix_s).astimezone()

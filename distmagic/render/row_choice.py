@@ -13,15 +13,22 @@ UNFOLDED = 64  # rows of ranks to unfold; of more ranks those that want to be se
 # What the state column shows. sent: all of the payload. reconnecting: the connection to a living rank's host broke.
 # waiting: for devices of the host.
 # "": of a row that only counts others.
-ShownPhase = NodePhase | RankPhase | Literal["sent", "reconnecting", "waiting", ""]
+# detached, last seen: of a rank that was alive when this notebook saw it last.
+ShownPhase = (
+    NodePhase
+    | RankPhase
+    | Literal["sent", "reconnecting", "waiting", "detached", "last seen", ""]
+)
 # Of ranks; first what a user must see first.
-PHASES: tuple[RankPhase | Literal["reconnecting"], ...] = (
+PHASES: tuple[RankPhase | Literal["reconnecting", "detached", "last seen"], ...] = (
     "failed",
     "lost",
     "reconnecting",
     "stopped",
     "starting",
     "running",
+    "detached",
+    "last seen",
     "done",
 )
 _PICKED = 8  # failed ranks, and as many slow ones, that have a row of their own in a large run

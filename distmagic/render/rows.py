@@ -19,7 +19,7 @@ from distmagic.render.row_choice import (
 )
 from distmagic.render.text_width import one_line, plain
 from distmagic.state.model import NodeState, RunState, WorkerState
-from distmagic.state.phases import ALIVE, OPENING, RankPhase, meaning_of
+from distmagic.state.phases import ALIVE, OPENING, meaning_of
 
 ALL_RANKS = 16  # up to here the table is a row a rank and nothing else
 MAX_HOSTS = 64  # rows by host; the others are counted
@@ -49,11 +49,13 @@ class Row:
     slow: bool = False
     still: bool = False
     note: str = ""
+    is_awaited: bool = False
 
     @property
     def remarks(self) -> str:
-        """What stands in the last column: inner bars and note."""
-        return ", ".join(text for text in (self.inner, self.note) if text)
+        """What stands in the last column: what makes the row worth a look, inner bars and note."""
+        awaited = "the others wait for it" if self.is_awaited else ""
+        return ", ".join(text for text in (awaited, self.inner, self.note) if text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +85,13 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def groups(
-    state: RunState, workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
+    state: RunState, workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float],
+    awaited: frozenset[int],
 ) -> Iterable[Group]:  # fmt: skip
     """Return the table's rows: of every rank, or in a large run of the ranks that want to be seen, then of every host.
 
-    `slow` are ranks that are behind, `still` those that stand still, with their seconds.
+    `slow` are ranks that are behind, `still` those that stand still, with their seconds, and `awaited` those that all
+    others wait for.
     """
     by_node: dict[int, list[WorkerState]] = {}
     for worker in workers:
@@ -99,14 +103,18 @@ def groups(
     ]
     waiting = [_waiting_row(state, node) for node in without]
     if len(workers) <= ALL_RANKS:
-        rows = [_rank_row(state, w, slow, still) for w in workers] + _bounded(waiting)
+        rows = [_rank_row(state, w, slow, still, awaited) for w in workers] + _bounded(
+            waiting
+        )
         yield Group(title="", rows=tuple(rows))
         return
     picked = picked_ranks(workers, slow, still)
     if picked:
         yield Group(
             title=f"failed and slowest: {len(picked)} of {len(workers)} ranks",
-            rows=tuple(_rank_row(state, worker, slow, still) for worker in picked),
+            rows=tuple(
+                _rank_row(state, worker, slow, still, awaited) for worker in picked
+            ),
         )
     rows = []
     for node in state.nodes:
@@ -121,7 +129,7 @@ def groups(
         title = f"{len(shown)} of {len(workers):,} ranks, those with trouble first"
     yield Group(
         title=title,
-        rows=tuple(_rank_row(state, worker, slow, still) for worker in shown),
+        rows=tuple(_rank_row(state, worker, slow, still, awaited) for worker in shown),
         is_folded=True,
     )
 
@@ -155,7 +163,7 @@ def _bounded(rows: list[Row]) -> list[Row]:
 def state_word(row: Row) -> str:
     """Return what the column of the state says."""
     if row.still:
-        return "still"
+        return "stalled"
     return "slow" if row.slow else row.phase
 
 
@@ -203,10 +211,11 @@ def _waits_for(state: RunState, node: NodeState) -> str:
 
 
 def _rank_row(
-    state: RunState, w: WorkerState, slow: set[int], still: Mapping[int, float]
-) -> Row:
+    state: RunState, w: WorkerState, slow: set[int], still: Mapping[int, float], awaited: frozenset[int]
+) -> Row:  # fmt: skip
     done, total = w.progress
     is_still = w.rank in still
+    has_no_rate = is_still or done is None or bool(state.seen_unix_s)
     count = ""
     if done is not None:
         name = "" if _has_steps(w) else bar_name(w.bars[0])
@@ -222,11 +231,12 @@ def _rank_row(
         count=count,
         inner=_inner_bars(w) if w.phase in ALIVE else "",
         metrics=w.metrics,
-        rate="" if is_still or done is None else q.rate(w.rate or 0.0, _unit(w)),
-        left="" if is_still or w.eta_s is None else q.eta(w.eta_s),
+        rate="" if has_no_rate else q.rate(w.rate or 0.0, _unit(w)),
+        left="" if has_no_rate or w.eta_s is None else q.eta(w.eta_s),
         slow=w.rank in slow and not is_still and not _is_out_of_sight(state, w),
         still=is_still,
         note=_rank_note(state, w, still),
+        is_awaited=w.rank in awaited,
     )
 
 
@@ -268,8 +278,15 @@ def _is_out_of_sight(state: RunState, w: WorkerState) -> bool:
     )
 
 
-def _phase_of(state: RunState, w: WorkerState) -> RankPhase | Literal["reconnecting"]:
+def _phase_of(state: RunState, w: WorkerState) -> ShownPhase:
+    if state.seen_unix_s and w.phase in ALIVE:
+        return last_seen_word(state)
     return "reconnecting" if _is_out_of_sight(state, w) else w.phase
+
+
+def last_seen_word(state: RunState) -> Literal["detached", "last seen"]:
+    """Return what a run, or a rank, is called that this notebook does not follow any more."""
+    return "detached" if state.detached_by else "last seen"
 
 
 def _bar_words(bar: Bar) -> str:
@@ -339,7 +356,7 @@ def _host_row(
         notes.append(
             f"{q.plural(len(still_here), 'rank')} without a step for {q.duration(longest_s)}"
         )
-    moving = [w for w in workers if w.rank not in still]
+    moving = [] if state.seen_unix_s else [w for w in workers if w.rank not in still]
     metrics: dict[str, float] = {}
     for metric in dict.fromkeys(name for w in workers for name in w.metrics):
         metrics[metric] = mean(w.metrics.get(metric) for w in workers) or 0.0

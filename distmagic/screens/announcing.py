@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from distmagic.render.screen import AnnouncingScreen
@@ -15,19 +15,26 @@ _EVERY_S = 1.0
 
 
 @contextmanager
-def announcing(screen: AnnouncingScreen, what: str, in_vain: str) -> Iterator[None]:
-    """Show on `screen` what goes on while the block runs, and for how long; where it raises, `in_vain` in its place."""
+def announcing(
+    screen: AnnouncingScreen, what: Callable[[], str], in_vain: str
+) -> Iterator[None]:
+    """Show on `screen` what goes on while the block runs, and for how long; where it raises, `in_vain` in its place.
+
+    `what` is called on another thread, now and then.
+    """
     is_over = threading.Event()
-    began_s = time.monotonic()
-    has_said: list[bool] = []
+    has_said: list[str] = []
 
     def announce() -> None:
-        pause_s = FIRST_S
+        pause_s, began_s = FIRST_S, time.monotonic()
         while not is_over.wait(pause_s):
             pause_s = _EVERY_S
-            has_said.append(True)
+            text = what()
+            if has_said and text != has_said[-1]:
+                began_s = time.monotonic()
+            has_said.append(text)
             past_s = time.monotonic() - began_s
-            screen.announce(f"{what}, {past_s:.0f} s" if past_s >= 1 else what)
+            screen.announce(f"{text}, {past_s:.0f} s" if past_s >= 1 else text)
 
     # In the context of this thread: a kernel finds the cell that an output belongs to by it.
     context = contextvars.copy_context()

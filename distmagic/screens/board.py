@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -76,6 +77,7 @@ class Board:
         """`view_id` names the place in the page: that of a view which is closed by now is this one's."""
         self.view_id = view_id or secrets.token_hex(8)
         self.has_page = False
+        self.is_in_background = False
         self._requests: deque[UserRequest] = deque()
         self._state: RunState | None = None
         self._table = Pane(*TABLE_SHARE)
@@ -85,6 +87,11 @@ class Board:
         self._kept = KeptLines()
         self._lines_sent = 0
         self._has_sent_torchrun = False
+        self._is_over = False
+        self._is_cleared = False
+        self._is_closed = False
+        self._foreground = threading.Lock()
+        self._is_in_foreground = False
         # Before there is a view: a page says hello as soon as it knows of one, and only once.
         page_requests.serve(self.view_id, self)
         self._view = make_view(self.view_id)
@@ -104,13 +111,20 @@ class Board:
     def show(self, state: RunState) -> None:
         """Send what has changed, all of it in one message."""
         self._state = state
+        is_main = threading.current_thread() is threading.main_thread()
+        self._is_in_foreground = is_main and not self.is_in_background
         self._kept.add(state)
+        if self._is_cleared and not self._view.is_cleared:
+            self._view.is_cleared = True
         if self.has_page:
             self._send(self._changes(state))
 
     def finish(self, state: RunState, html: str, text: str) -> None:
         """Send the last state, and what the document is to keep of it. Of the state itself nothing is kept."""
         reloaded_pages.leave(self)
+        with self._foreground:
+            self._is_in_foreground = False
+        self._is_over = True
         self._state = None
         self._table, self._curves = Pane(*TABLE_SHARE), Pane(*CURVES_SHARE)
         self._pictures = Pane(*PICTURES_SHARE)
@@ -119,6 +133,14 @@ class Board:
         last["log"] = self._log_of(state, _LAST_LINES)
         last["final"] = {"html": html, "text": text}
         self._send(last)
+        if self._is_cleared:
+            self.close()
+
+    def while_in_foreground(self, act: Callable[[], object]) -> None:
+        """Call `act` if the run is what its cell waits for; the cell does not end meanwhile."""
+        with self._foreground:
+            if self._is_in_foreground:
+                act()
 
     def requests(self) -> tuple[UserRequest, ...]:
         """Return what the user has asked for since the last call."""
@@ -130,7 +152,9 @@ class Board:
     def close(self) -> None:
         """Leave no widget behind."""
         reloaded_pages.leave(self)
-        widget.close(self._view)
+        if not self._is_closed:
+            self._is_closed = True
+            widget.close(self._view)
 
     def answer(self, op: object, before: object = None) -> dict[str, object]:
         """Take a request of a page; "lines" asks for those before a number. Raises `ValueError` for one that is not known."""
@@ -140,7 +164,14 @@ class Board:
             return {} if state is None else {"log": self._lines(state, _LAST_LINES)}
         if op == "lines" and isinstance(before, int):
             return self._kept.before(before, _EARLIER_LINES)
+        if op == "cleared":  # the output of the run, in the notebook
+            self._is_cleared = True
+            if self._is_over:
+                self.close()
+            return {}
         if op == "stop" or op == "stacks" or op == "detach":  # noqa: PLR1714  # mypy knows the words so
+            if self._is_over:
+                raise ValueError(f"this view is not fed any more: it can't {op!r}")
             self._requests.append(op)
             return {}
         raise ValueError(f"a live view can't {op!r}")
@@ -204,7 +235,7 @@ def _head_and_table(state: RunState) -> dict[str, object]:
         "is_running": state.phase == "running",
         "is_stopping": state.phase == "stopping",
         "is_detached": bool(state.detached_by),
-        "is_over": state.is_over,
+        "is_over": state.is_over or bool(state.seen_unix_s),
     }
     return {"run": run, "head": head, "table": table}
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from distmagic import render
 from distmagic.render.screen import UserRequest
@@ -142,6 +144,7 @@ class NotebookScreen:
             before.close()
         try:
             self._board = self._make_board(self._cell.view_id)
+            self._board.is_in_background = self._in_background
         except Exception:  # noqa: BLE001  # anywidget is missing, or does not work here: text and HTML do as well
             self._board = None
         self._publish(state, is_over=False)
@@ -151,6 +154,9 @@ class NotebookScreen:
     ) -> tuple[str, str]:
         """Write the output, and return its HTML and its text."""
         board = self._board
+        if not is_over and self._has_page:
+            # What is seen is the live view. This is for a document that is opened when nobody feeds it any more.
+            state = replace(state, seen_unix_s=time.time())
         text, html = render.text(state), render.html(state)
         if is_first:
             text, html = f"{text}\n{AT_FIRST}", self._until_view(html)

@@ -6,12 +6,13 @@ An ordinary message of a widget waits until the cell has ended. The control chan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 _REQUEST, _REPLY = "distmagic_request", "distmagic_reply"
+_LATER_S = 0.3
 
 
 class Answering(Protocol):
@@ -22,6 +23,9 @@ class Answering(Protocol):
 
         `before` is the number of a line, where earlier ones are asked for.
         """
+
+    def while_in_foreground(self, act: Callable[[], object]) -> None:
+        """Call `act` if the run is what its cell waits for."""
 
 
 _views: WeakValueDictionary[str, Answering] = WeakValueDictionary()
@@ -45,6 +49,26 @@ def _reply(kernel: Any, stream: Any, ident: Any, parent: Mapping[str, Any]) -> N
     except Exception as error:  # noqa: BLE001  # whatever it is, the page is told
         content = {"status": "error", "evalue": str(error)}
     kernel.session.send(stream, _REPLY, content, parent, ident)
+    thread = getattr(kernel, "control_thread", None)
+    if (
+        thread is not None
+    ):  # after the kernel has said that it is idle again, of this request
+        thread.io_loop.add_callback(tell_busy, kernel)
+        thread.io_loop.call_later(
+            _LATER_S, tell_busy, kernel
+        )  # a view asks before its run is first shown
+
+
+def tell_busy(kernel: Any) -> None:
+    """Say that a cell goes on, if one does that a view is of: pages take the last status for that of the kernel."""
+    content = {"execution_state": "busy"}
+
+    def tell() -> None:
+        parent = kernel.get_parent("shell")
+        kernel.session.send(kernel.iopub_socket, "status", content, parent=parent)
+
+    for view in list(_views.values()):
+        view.while_in_foreground(tell)
 
 
 def answered(content: Mapping[str, Any]) -> dict[str, object]:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
 
+from distmagic.screens import page_requests
+
 _QUESTIONS = ("kernel_info_request", "comm_info_request")
 _COMM_MESSAGES = ("comm_open", "comm_msg", "comm_close")
 _CONTROL = "jupyter.widget.control"  # the comm by which a page asks for the state of all widgets
@@ -102,6 +104,7 @@ class Pages:
             kernel.log.exception("distmagic can't answer a page that was loaded anew")
         finally:
             self._tell("idle", message)
+            page_requests.tell_busy(kernel)
 
     def _tell(self, status: str, message: Mapping[str, Any]) -> None:
         """Say that a message is being answered, or has been: a page waits for both."""

@@ -63,13 +63,14 @@ def _kind() -> Any:
     from traitlets import Bool, Dict, List, Unicode
 
     class View(anywidget.AnyWidget):  # type: ignore[misc]  # its types are not known here
-        """What a page is told of one run. `head`, `table`, `ranks` and `pictures` are HTML, `log` are lines that are new."""
+        """What a page is told of one run. `is_cleared`: its output was taken out of the notebook. `head`, `table`, `ranks` and `pictures` are HTML, `log` are lines that are new."""
 
         _esm = Unicode().tag(sync=True)
         looks = Unicode().tag(sync=True)
         view_id = Unicode().tag(sync=True)
         cell_id = Unicode().tag(sync=True)
         shows_itself = Bool().tag(sync=True)
+        is_cleared = Bool().tag(sync=True)
         run = Dict().tag(sync=True)
         head = Unicode().tag(sync=True)
         table = Unicode().tag(sync=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -343,7 +344,8 @@ class Session(Housekeeping):
             attach=lambda: self.attach(*again(whereabouts), screen_for()),
             stop=lambda: self.stop(*again(known_whereabouts)).raise_unknown(),
         )  # fmt: skip
-        screen.finish(replace(state, notices=(*state.notices, str(left))))
+        notices = (*state.notices, str(left))
+        screen.finish(replace(state, notices=notices, seen_unix_s=time.time()))
         return left
 
     def down(self) -> tuple[str, ...]:

@@ -71,6 +71,15 @@ class Explanation:
         return "; ".join(parts)
 
     @property
+    def awaited(self) -> frozenset[int]:
+        """The ranks that all others wait for; none where the stacks don't show it."""
+        first, *others = self.groups or (None,)
+        others_wait = bool(others) and all(group.in_collective for group in others)
+        if first is None or self.unanswered or first.in_collective or not others_wait:
+            return frozenset()
+        return frozenset(first.ranks)
+
+    @property
     def advice(self) -> str:
         """What the user should look at first, "" where the stacks don't show it."""
         if not self.groups or self.unanswered:
@@ -88,7 +97,7 @@ class Explanation:
                 'itself, in place of mp.spawn: train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])).'
             )
         others_wait = bool(others) and all(group.in_collective for group in others)
-        if others_wait and not first.in_collective:
+        if self.awaited:
             them = "it" if len(first.ranks) == 1 else "them"
             return f"Look at {_names(first, None)} first: the others wait for {them}."
         if others_wait and first.in_collective:
@@ -164,16 +173,17 @@ def explain_last(state: RunState) -> Explanation | None:
     """Return where the ranks are, if no rank has advanced since the last request for stacks; else None."""
     if not state.stack_dumps or state.stack_dumps[-1].at_s < state.advanced_at_s:
         return None
-    return _explained(state, state.stack_dumps[-1])
+    return explain_dump(state, state.stack_dumps[-1])
 
 
 def explain_request(state: RunState, request_id: str) -> Explanation | None:
     """Return where the ranks were by their answers to one request; None before the first answer."""
     dump = dump_of(state, request_id)
-    return None if dump is None else _explained(state, dump)
+    return None if dump is None else explain_dump(state, dump)
 
 
-def _explained(state: RunState, dump: StackDump) -> Explanation:
+def explain_dump(state: RunState, dump: StackDump) -> Explanation:
+    """Return where the ranks were by their answers."""
     answers = []
     for rank, stacks in dump.stacks.items():
         if rank in state.workers:

@@ -224,6 +224,8 @@ class RunState:
     began_unix_s        when this notebook began the run, in seconds since 1970; 0 for a run that it only follows
     before_s            how long the job had run when this kernel began to follow it
     variable            the variable that has the run, as messages name it
+    seen_unix_s         when this notebook saw the run last, in seconds since 1970, where it shows a state that is no newer;
+                        else 0
 
     Times are seconds since the run began, or since this kernel began to follow it, by the notebook's clock.
     """
@@ -267,6 +269,7 @@ class RunState:
     name: str = ""
     began_unix_s: float = 0.0
     variable: str = "run"
+    seen_unix_s: float = 0.0
 
     @property
     def lost_nodes(self) -> frozenset[int]:

@@ -64,7 +64,7 @@ def assert_goes_on(page: NotebookPage, index: int) -> None:
 def assert_compares(page: NotebookPage, index: int, runs: int) -> None:
     """Assert that a cell has a table with a row a run, and their curves of the loss over each other."""
     cell = page.cell(index)
-    rows = cell.locator("table", has_text="least loss").first.locator("tr")
+    rows = cell.locator("table", has_text="min loss").first.locator("tr")
     assert rows.count() == runs + 1
     figure = cell.locator("figure.dm-curve", has_text="loss").first
     assert figure.locator("path:not(.dm-band)").count() >= 3

@@ -89,6 +89,7 @@ def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, notebooks
         can_be_read_by_anybody(page)
         button(page, "Stacks").click()
         page.wait_text(RUN, r"at \d+ s: .*ranks are in work|at \d+ s: rank")
+        is_busy(page)
         button(page, "Stop").click()
         button(page, "Let it run").click()
         assert button(page, "Stop").is_visible()
@@ -101,6 +102,7 @@ def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, notebooks
         assert "Cancelled: The run was interrupted" in text
         assert not button(page, "Stop").is_visible()
         assert not button(page, "Stacks").is_visible()
+        wait_until(lambda: status_of_kernel(page) == "idle", "the kernel to be idle")
         page.run_cell(NEXT)
         page.wait_text(NEXT, "'stopped'")
         page.screenshot(tmp_path / "stopped.png")
@@ -111,6 +113,15 @@ def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, notebooks
         page.reload()
         page.wait_text(RUN, r"^stopped")
         assert "stopped</span>" in saved_html(page)
+
+
+def status_of_kernel(page: NotebookPage) -> str:
+    return page.page.evaluate("notebook.panel().sessionContext.session.kernel.status")
+
+
+def is_busy(page: NotebookPage) -> None:
+    """See what Jupyter says of its kernel: that it is busy, also after it has answered the page."""
+    wait_until(lambda: status_of_kernel(page) == "busy", "the kernel to be busy")
 
 
 def is_live_again(page: NotebookPage) -> None:
@@ -146,6 +157,7 @@ def test_a_page_that_is_loaded_anew_is_live_again_and_shows_how_it_ended(
         page.wait_text(RUN, r"more 30\.39")
         page.reload(is_busy=True)
         is_live_again(page)
+        is_busy(page)
         shows_earlier_lines(page)
         page.save()
         saved = saved_html(page)
@@ -180,6 +192,51 @@ def test_a_run_in_the_background_is_live_when_its_cell_is_over(tmp_path, noteboo
         assert page.console_errors == []
 
 
+def write(page: NotebookPage, index: int, source: str) -> None:
+    page.page.evaluate("([i, text]) => notebook.code(i).model.sharedModel.setSource(text)", [index, source])  # fmt: skip
+
+
+def answer(page: NotebookPage, index: int) -> str:
+    page.run_cell(index)
+    page.wait_done(index)
+    return page.wait_text(index, r"\[")
+
+
+@in_jupyterlab
+def test_a_reload_brings_back_nothing_that_was_cleared_or_replaced(tmp_path, notebooks):
+    """Run twice, then not at all: a page that is loaded anew has the last of these, and in the end nothing."""
+    with opened(notebooks, tmp_path) as page:
+        page.page.on("dialog", lambda dialog: dialog.accept())
+        (tmp_path / "end").touch()
+        page.wait_done(RUN)
+        page.wait_text(RUN, r"^done")
+        first = live(page).locator(".dm-job").inner_text()
+        page.run_cell(RUN)
+        page.wait_done(RUN)
+        wait_until(lambda: live(page).count() == 1, "one view")
+        wait_until(
+            lambda: live(page).locator(".dm-job").inner_text() != first, "the other run"
+        )
+        second = live(page).locator(".dm-job").inner_text()
+        page.reload()
+        page.wait_text(RUN, second)
+        assert first not in page.shown(), "it was replaced"
+        write(page, RUN, "print('something else')")
+        page.run_cell(RUN)
+        page.wait_text(RUN, "^something else")
+        wait_until(lambda: live(page).count() == 0, "no view")
+        write(page, NEXT, "from distmagic.screens import notebook\n[one._is_closed for one in notebook._ended]")  # fmt: skip
+        wait_until(
+            lambda: "False" not in answer(page, NEXT), "the kernel to have heard of it"
+        )
+        page.save()
+        page.reload()
+        page.run_cell(NEXT)
+        page.wait_done(NEXT)
+        assert page.cell(RUN).locator(".dm-live").count() == 0
+        assert "2 ranks" not in page.shown(), "nothing comes back"
+
+
 @in_jupyterlab
 def test_when_the_kernel_ends_the_view_says_so_and_keeps_what_it_knew(
     tmp_path, notebooks
@@ -191,8 +248,12 @@ def test_when_the_kernel_ends_the_view_says_so_and_keeps_what_it_knew(
         text = page.wait_text(RUN, r"The kernel has ended: this is the last")
         assert "2 ranks on localhost" in text
         assert not button(page, "Stop").is_visible()
+        head = r"^last seen \d\d:\d\d:\d\d"
+        assert re.search(head, text)
+        assert " left" not in live(page).locator(".dm-head").inner_text()
         page.reload()
-        text = page.wait_text(RUN, r"^running")
+        text = page.wait_text(RUN, head)
+        assert " left" not in page.cell(RUN).locator(".dm-head").inner_text()
         assert "what came of it is not known here" in text
         assert "loss" in text, "with its curves"
         assert page.page.get_by_text("model not found").count() == 0
@@ -230,7 +291,12 @@ def test_output_is_filtered_and_a_selection_stays_while_lines_pour_in(
         assert before.strip().endswith("ValueError: only a line")
         button(page, "Detach").click()
         page.wait_done(RUN)
-        page.wait_text(RUN, "without this notebook|detached")
+        page.wait_text(
+            RUN, r"^detached\s+(\d+%\s+)?\d\d:\d\d:\d\d · 2 ranks on localhost"
+        )
+        for name in ("Stop", "Stacks", "Detach"):
+            assert not button(page, name).is_visible(), "nobody follows it any more"
+        assert " left" not in live(page).locator(".dm-head").inner_text()
 
 
 @in_jupyterlab

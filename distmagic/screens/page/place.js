@@ -3,8 +3,12 @@
 
 import { LINES_SAVED } from './log.js';
 
+const AWAY_MS = 500;
+
 export class Place {
-  constructor(viewId, root) {
+  // `onAway` is called, at most twice a second, while the view is nowhere in the page.
+  constructor(viewId, root, onAway) {
+    this.onAway = onAway;
     this.className = `dm-view-${viewId}`;
     this.root = root;
     this.tops = new Map(); // how far each pane is scrolled: a pane that is moved begins at its top
@@ -17,20 +21,48 @@ export class Place {
   put() {
     if (this.root.isConnected) return;
     const spot = document.getElementsByClassName(this.className)[0];
-    if (!spot) return;
+    if (!spot) {
+      this.timer ??= setTimeout(() => {
+        this.timer = null;
+        if (!this.root.isConnected) this.onAway();
+      }, AWAY_MS);
+      return;
+    }
     spot.replaceChildren(this.root);
     for (const [pane, top] of this.tops) pane.scrollTop = top;
   }
 
   leave() {
+    clearTimeout(this.timer);
+    this.onAway = () => {};
     this.observer.disconnect();
   }
 }
 
+// Whether the document of a page has an output of a view; null where there is no document to look at any more.
+export function isInDocument(model) {
+  const context = model.widget_manager?.context;
+  if (!context?.model || context.isDisposed || context.model.isDisposed) return null;
+  const className = `dm-view-${model.get('view_id')}`;
+  return [...context.model.cells].some(cell => cell.type === 'code' && JSON.stringify(cell.outputs.toJSON()).includes(className));
+}
+
+// Show a view as one that nobody feeds any more: when it was seen last, and nothing that passes since.
+export function showAsLastSeen(root, seen) {
+  root.classList.add('dm-unfed');
+  const phase = root.querySelector('.dm-phase');
+  if (!phase) return;
+  phase.textContent = `last seen ${seen.toLocaleTimeString('en-GB')}`;
+  for (const facts of root.querySelectorAll('.dm-head > span:not([class])')) {
+    facts.textContent = facts.textContent.split(' · ').filter(fact => !/ left( in this bar)?$/.test(fact)).join(' · ');
+  }
+}
+
 // Return the view as HTML that needs no script, as it is just now: of the output its end, whatever is filtered in the page.
-export function asSaved(model, root, aboutOutput, words) {
+export function asSaved(model, root, aboutOutput, words, seen) {
   const copy = root.cloneNode(true);
   copy.className = 'distmagic';
+  showAsLastSeen(copy, seen);
   for (const rank of copy.querySelectorAll('.dm-rank')) {
     const label = document.createElement('b');
     label.className = rank.className.replace('dm-rank', '');
@@ -55,11 +87,9 @@ export function asSaved(model, root, aboutOutput, words) {
 // since the cell began. All else in the cell stays: where the view is drawn inside a widget it is in no cell's outputs.
 export function makeOutput(model) {
   const className = `dm-view-${model.get('view_id')}`;
-  if (document.getElementsByClassName(className).length) return;
-  const cells = [...(model.widget_manager?.context?.model?.cells ?? [])];
-  const has = cell => cell.type === 'code' && JSON.stringify(cell.outputs.toJSON()).includes(className);
-  const cell = cells.find(one => one.id === model.get('cell_id'));
-  if (!cell || cell.type !== 'code' || cells.some(has)) return;
+  if (model.get('is_cleared') || isInDocument(model) !== false || document.getElementsByClassName(className).length) return;
+  const cell = [...model.widget_manager.context.model.cells].find(one => one.id === model.get('cell_id'));
+  if (cell?.type !== 'code') return;
   const { html, text } = model.get('final');
   const data = html ? { 'text/html': html, 'text/plain': text } : { 'text/html': `<div class="${className}"></div>` };
   cell.outputs.add({ output_type: 'display_data', data, metadata: {} });

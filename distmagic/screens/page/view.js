@@ -5,7 +5,7 @@ import { Charts } from './charts.js';
 import { Controls } from './controls.js';
 import { Log } from './log.js';
 import { element, patch } from './patch.js';
-import { Place, asSaved, makeOutput, writeIntoDocument } from './place.js';
+import { Place, asSaved, isInDocument, makeOutput, showAsLastSeen, writeIntoDocument } from './place.js';
 
 const PARTS = ['head', 'table', 'ranks', 'pictures'];
 const ENDED = ['restarting', 'autorestarting', 'dead', 'terminating'];
@@ -31,6 +31,8 @@ class View {
     scroll.tabIndex = 0;
     scroll.append(this.parts.table, this.parts.ranks);
     this.root.append(looks, top, this.note, scroll, this.charts.node, this.parts.pictures, this.log.node);
+    this.seen = new Date();
+    this.model.on('change:head', () => { this.seen = new Date(); });
     for (const name of PARTS) this.watch(name, html => patch(this.parts[name], html));
     this.watch('charts', data => this.charts.update(data));
     scroll.onclick = ({ target }) => this.chooseRow(target.closest('tr'));
@@ -49,7 +51,7 @@ class View {
   // What is saved in the middle of a run is the view of this moment.
   saveAsItIs(words) {
     if (this.place && !this.model.get('run').is_over) {
-      writeIntoDocument(this.model, { html: asSaved(this.model, this.root, this.log.saved(), words) });
+      writeIntoDocument(this.model, { html: asSaved(this.model, this.root, this.log.saved(), words, this.seen) });
     }
   }
 
@@ -69,9 +71,21 @@ class View {
   live() {
     this.watch('head', html => {
       if (!html || this.place) return;
-      this.place = new Place(this.model.get('view_id'), this.root);
+      this.place = new Place(this.model.get('view_id'), this.root, () => this.lookForOutput());
       makeOutput(this.model);
+      this.wasInDocument = isInDocument(this.model);
     });
+  }
+
+  // An output that was in the document and is no more was cleared, or another execution of its cell has replaced it: no
+  // page is to bring it back. Inside a widget it never is in one.
+  lookForOutput() {
+    const isThere = isInDocument(this.model);
+    if (isThere === false && this.wasInDocument && !this.isCleared) {
+      this.isCleared = true;
+      ask(this.model, 'cleared').catch(() => null);
+    }
+    this.wasInDocument ||= isThere;
   }
 
   // A click on a rank's row shows its curves alone.
@@ -84,6 +98,7 @@ class View {
     this.log.close();
     if (this.model.get('run').is_over) return;
     this.controls.close();
+    showAsLastSeen(this.root, this.seen);
     this.saveAsItIs(GONE);
     this.note.textContent = GONE;
     this.note.hidden = false;

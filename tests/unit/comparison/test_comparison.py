@@ -40,7 +40,7 @@ def table_of(*states: RunState) -> list[list[str]]:
 def test_a_row_a_run_with_the_last_and_the_best_value_of_each_metric():
     titles, first, second = table_of(SLOW, FAST)
     assert titles == [
-        "run", "state", "took", "ranks", "loss", "least loss", "val/acc", "greatest val/acc", "job",
+        "run", "state", "took", "ranks", "loss", "min loss", "val/acc", "max val/acc", "job",
     ]  # fmt: skip
     assert first == [
         "train(lr=0.1)", "done", "27 s", "1", "2", "1", "0.2", "0.4 *", "job-train(lr=0.1)",
@@ -88,7 +88,7 @@ def test_runs_without_a_metric_or_without_a_number_have_gaps():
     silent = replace(SLOW, series={}, job="silent", call="other()")
     broken = run_of("broken()", math.nan, math.nan)
     titles, *rows = table_of(silent, broken, SLOW)
-    assert titles[4:6] == ["loss", "least loss"]
+    assert titles[4:6] == ["loss", "min loss"]
     text = repr(Comparison([summary(one) for one in (silent, broken, SLOW)]))
     assert "NaN" in text
     assert "1 *" not in text, "there is nothing that it is better than"

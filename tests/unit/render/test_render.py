@@ -31,6 +31,7 @@ from tests.scenes import (
     ranks_1024,
     run,
     running,
+    standing_still,
     starting,
     unicode_names,
     waiting,
@@ -180,6 +181,41 @@ def test_a_rank_that_began_a_little_later_is_not_slow(step, rate, is_slow):
     assert (overview(state).concern == "slow: rank 3 (gpu-b, local_rank 1)") == is_slow
 
 
+def test_a_run_that_nobody_follows_any_more_is_grey_with_its_time():
+    """After Detach, or in a document that was saved while it went on."""
+    seen = replace(standing_still(), seen_unix_s=1e9)
+    for state, word in ((seen, "last seen"), (replace(seen, detached_by="asked"), "detached")):  # fmt: skip
+        view = overview(state)
+        assert view.phase == word
+        assert re.fullmatch(r"\d\d:\d\d:\d\d", view.facts[0])
+        assert view.concern == ""
+        rows = view.groups[0].rows
+        assert {row.phase for row in rows} == {word}
+        assert {row.rate + row.left for row in rows} == {""}
+        page = Page(render.html(state))
+        assert page.classes.count("dm-detached") == 5, "the head and the rows"
+        assert not {"dm-running", "dm-stalled"} & set(page.classes)
+        assert render.text(state).startswith(word)
+    over = overview(replace(done(), seen_unix_s=1e9))
+    assert {row.phase for row in over.groups[0].rows} == {"done"}
+    crowd = overview(replace(SCENES["ranks_64"](), seen_unix_s=1e9))
+    assert {row.left for group in crowd.groups for row in group.rows} == {""}
+
+
+def test_ranks_that_never_began_are_counted():
+    ended = Ended(rank=0, restart=0, outcome="exited", code=1)
+    workers = [worker(0, phase="failed", ended=ended), worker(2, phase="stopped")]
+    state = over(run(workers, world_size=4, first_failure=0, stopping="failed"), code=1)
+    assert "1 failed, 1 stopped, 2 never started" in overview(state).facts
+    planned = replace(state, world_size=0, planned_world_size=3)
+    assert "1 failed, 1 stopped, 1 never started" in overview(planned).facts
+    assert not any(
+        "never" in fact for fact in overview(replace(state, world_size=2)).facts
+    )
+    going_on = run([worker(0)], world_size=4)
+    assert not any("never" in fact for fact in overview(going_on).facts)
+
+
 @pytest.mark.parametrize(
     ("desc", "before", "part", "left"),
     [
@@ -235,7 +271,7 @@ def test_ranks_that_stand_still_have_no_rate_and_no_time_left(golden):
     assert "left" not in text
     assert "step/s" not in text
     assert text.count("no step for 44 s") == 4
-    assert "dm-still" in render.html(state)
+    assert "dm-stalled" in render.html(state)
 
 
 def test_the_head_says_what_is_run_and_since_when(monkeypatch):
@@ -264,7 +300,28 @@ def test_stacks_that_the_user_asked_for_are_shown_while_ranks_move():
     html = render.html(replace(asking, stack_dumps=(dump,)))
     assert "at 26 s: all 4 ranks" in html
     assert "load()" in html
-    assert "line 14" not in render.html(replace(over(asking), stack_dumps=(dump,)))
+    ended = replace(over(asking), stack_dumps=(dump,))
+    assert "line 14" not in render.html(ended)
+    stopped = replace(ended, stopping="interrupted")
+    assert "at 26 s: all 4 ranks are in train" in render.html(stopped)
+    unasked = render.html(replace(stopped, wanted_stacks=""))
+    assert "load()" in unasked, "also what the view has asked for by itself"
+
+
+def test_the_rank_that_the_others_wait_for_is_marked():
+    mine = Frame(file="Cell In[3]", line=14, function="load", text="load()", mine=True)
+    waits = Frame(file="torch/distributed/distributed_c10d.py", line=9, function="all_reduce", text="work.wait()", mine=False)  # fmt: skip
+    stacks = {
+        rank: Stacks(request_id="1", rank=rank, local_rank=rank % 2, threads=(Thread(frames=(mine if rank == 1 else waits,)),))
+        for rank in range(4)
+    }  # fmt: skip
+    dump = StackDump(request_id="1", at_s=90.0, stacks=stacks, nodes=(0, 1))
+    state = replace(running(), at_s=91.0, advanced_at_s=27.0, stack_dumps=(dump,))
+    assert "Look at rank 1" in render.text(state)
+    rows = overview(state).groups[0].rows
+    assert [row.is_awaited for row in rows] == [False, True, False, False]
+    assert rows[1].remarks.startswith("the others wait for it")
+    assert render.html(state).count('dm-awaited"') == 1
 
 
 def test_one_rank_that_stands_still_is_named(golden):

@@ -6,12 +6,13 @@ import itertools
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from distmagic import render
 from distmagic.screens import announcing, notebook
-from tests.lab.waiting import HANG_S
+from tests.lab.waiting import HANG_S, wait_until
 from tests.scenes import running
 
 
@@ -39,7 +40,7 @@ class Heard:
 def test_what_takes_no_time_is_not_worth_a_word(monkeypatch):
     monkeypatch.setattr(announcing, "FIRST_S", 5.0)
     screen = Heard()
-    with announcing.announcing(screen, "own lines", "failed"):
+    with announcing.announcing(screen, lambda: "own lines", "failed"):
         pass
     assert screen.texts == []
 
@@ -48,7 +49,7 @@ def test_the_first_word_comes_within_a_tenth_of_a_second():
     for _ in range(200):  # a busy machine may be late now and then
         screen = Heard()
         began_s = time.monotonic()
-        with announcing.announcing(screen, "own lines", "failed"):
+        with announcing.announcing(screen, lambda: "own lines", "failed"):
             assert screen.has_heard.wait(HANG_S)
         if screen.heard_s - began_s < 0.1:
             return
@@ -60,7 +61,7 @@ def test_the_seconds_are_counted(monkeypatch):
     clock = itertools.count(step=0.7)
     monkeypatch.setattr(announcing, "time", type("", (), {"monotonic": clock.__next__}))
     screen = Heard()
-    with announcing.announcing(screen, "own lines", "failed"):
+    with announcing.announcing(screen, lambda: "own lines", "failed"):
         while len(screen.texts) < 3:
             screen.has_heard.wait(HANG_S)
             screen.has_heard.clear()
@@ -71,7 +72,7 @@ def test_lines_that_fail_leave_no_word_that_they_still_run():
     screen = Heard()
 
     def fail() -> None:
-        with announcing.announcing(screen, "own lines", "failed"):
+        with announcing.announcing(screen, lambda: "own lines", "failed"):
             screen.has_heard.wait(HANG_S)
             raise ZeroDivisionError
 
@@ -96,3 +97,16 @@ def test_a_notebook_shows_the_words_in_the_place_of_the_run(monkeypatch):
     assert run == f"{hidden_by_view}{render.html(running())}</div>"
     assert first_id == second_id
     assert (is_update, is_second_update) == (False, True)
+
+
+def test_what_goes_on_may_change_and_its_seconds_begin_anew(monkeypatch):
+    """The cell's own lines are over, and a question waits for its answer."""
+    monkeypatch.setattr(announcing, "_EVERY_S", 0.01)
+    clock = itertools.count(step=3)
+    ticks = SimpleNamespace(monotonic=lambda: float(next(clock)))
+    monkeypatch.setattr(announcing, "time", ticks)
+    texts = iter(["own lines"] * 2)
+    screen = Heard()
+    with announcing.announcing(screen, lambda: next(texts, "waits"), "failed"):
+        wait_until(lambda: len(screen.texts) >= 4, "four words")
+    assert screen.texts[:4] == ["own lines, 3 s", "own lines, 6 s", "waits, 3 s", "waits, 6 s"]  # fmt: skip

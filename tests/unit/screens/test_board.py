@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ class FakeView:
     """Stands for the widget: counts what it is sent. A page is there when it says hello."""
 
     shows_itself = False
+    is_cleared = False
     model_id = "m1"
 
     def __init__(self, view_id: str = "v1") -> None:
@@ -300,3 +303,93 @@ def test_the_page_gets_one_script_of_all_modules():
     assert len(names) == len(set(names)), "no two modules use one name"
     modules = {path.name for path in widget._PAGE.glob("*.js")}
     assert modules == set(widget._MODULES)
+
+
+# ---- a view that nobody feeds any more
+
+
+def test_a_view_of_a_run_that_was_let_go_on_has_no_buttons_and_takes_no_request():
+    shown, view = shown_board()
+    shown.answer("hello")
+    shown.show(running())
+    assert view.run["is_over"] is False
+    detached = replace(running(), detached_by="asked", seen_unix_s=1e9, at_s=40.0)
+    shown.finish(detached, "<p>", "text")
+    assert view.run["is_over"] is True, "its buttons are gone"
+    assert re.search(r">detached</span>.*>\d\d:\d\d:\d\d · 4 ranks on gpu-a, gpu-b", view.head)  # fmt: skip
+    assert " left" not in view.head + view.table
+    for op in ("stop", "stacks", "detach"):
+        with pytest.raises(ValueError, match="not fed any more"):
+            shown.answer(op)
+
+
+def test_what_is_saved_beside_a_live_view_is_what_was_seen_last(monkeypatch):
+    """Opened later without its kernel, it does not look as if the run went on."""
+    published = publishing(monkeypatch)
+    shown, _ = shown_board()
+    screen = notebook.NotebookScreen(lambda _: shown)
+    screen.show(running())
+    assert ">running</span>" in published[-1]["text/html"], "nobody has a live view yet"
+    shown.answer("hello")
+    screen.show(replace(running(), at_s=300.0))
+    saved = published[-1]["text/html"]
+    assert re.search(r">last seen</span>.*>\d\d:\d\d:\d\d · 4 ranks", saved)
+    assert "s left" not in saved
+    assert '<tr class="dm-running' not in saved
+    screen.finish(done())
+    assert ">done</span>" in published[-1]["text/html"]
+
+
+def test_a_view_whose_output_was_cleared_is_brought_back_by_no_page():
+    going_on, view = shown_board()
+    going_on.answer("hello")
+    going_on.show(running())
+    page_requests.answered({"view": going_on.view_id, "op": "cleared"})
+    assert not view.is_closed, "the run goes on"
+    going_on.show(running())
+    assert view.is_cleared is True
+    going_on.finish(done(), "<p>", "text")
+    assert view.is_closed
+    over, view = shown_board()
+    over.answer("hello")
+    over.finish(done(), "<p>", "text")
+    assert not view.is_closed, "a page that is loaded later shows it"
+    over.answer("cleared")
+    assert view.is_closed
+    over.close()  # as when newer ones come
+
+
+def test_a_kernel_is_busy_while_the_cell_of_a_view_runs_whatever_a_page_asks(
+    monkeypatch,
+):
+    """The kernel calls itself idle after each request of a page, and pages believe the last word."""
+    monkeypatch.setattr(page_requests, "_views", {})
+    sent = []
+    loop = SimpleNamespace(
+        add_callback=lambda act, *args: act(*args),
+        call_later=lambda _, act, *args: act(*args),
+    )
+    kernel = SimpleNamespace(
+        session=SimpleNamespace(send=lambda _, kind, content, *more, parent=None: sent.append((kind, content, parent))),
+        iopub_socket=None,
+        control_thread=SimpleNamespace(io_loop=loop),
+        get_parent=lambda channel: f"the cell, of {channel}",
+    )  # fmt: skip
+    shown, _ = shown_board()
+    parent = {"content": {"view": shown.view_id, "op": "hello"}}
+
+    def told() -> list[object]:
+        sent.clear()
+        page_requests._reply(kernel, "stream", "id", parent)
+        return [message[1:] for message in sent if message[0] == "status"]
+
+    assert told() == [], "no run has been shown yet"
+    shown.show(running())
+    assert told() == [({"execution_state": "busy"}, "the cell, of shell")] * 2
+    thread = threading.Thread(target=shown.show, args=(running(),))
+    thread.start()
+    thread.join()
+    assert told() == [], "it goes on in the background"
+    shown.show(running())
+    shown.finish(done(), "<p>", "text")
+    assert told() == []

@@ -79,7 +79,7 @@ def test_output_of_a_loop(cell):
         assert [f"f({one})  " in text for one in range(3)] == [
             one < number for one in range(3)
         ], "those that are over"
-        assert text.count("least loss") == (number > 0)
+        assert text.count("min loss") == (number > 0)
         cell.finish(screen, f"f({number})")
     (output,) = cell.outputs.values()
     text, html = output["text/plain"], output["text/html"]
@@ -101,7 +101,7 @@ def test_there_is_one_live_view_at_a_time_in_one_place_of_the_page(cell):
 def test_a_single_run_has_no_table(cell):
     cell.finish(cell.begin("f(0)"), "f(0)")
     (output,) = cell.outputs.values()
-    assert "least loss" not in output["text/plain"]
+    assert "min loss" not in output["text/plain"]
 
 
 def test_runs_at_the_same_time_have_outputs_of_their_own(cell):

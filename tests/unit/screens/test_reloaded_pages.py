@@ -11,7 +11,7 @@ import pytest
 import zmq
 from jupyter_client.session import Session
 
-from distmagic.screens import reloaded_pages
+from distmagic.screens import page_requests, reloaded_pages
 
 OPEN = {"comm_id": "c1", "target_name": "jupyter.widget.control", "data": {}}
 ASK = {"comm_id": "c1", "data": {"method": "request_states"}}
@@ -26,6 +26,7 @@ class Kernel:
         self.session.send = self.note
         self.iopub_socket = self.shell_stream = None
         self.log = logging.getLogger("kernel")
+        self.get_parent = lambda channel: {"header": channel}
         self.passed_on: list[list[zmq.Frame]] = []
         self.handled: list[tuple[str, dict]] = []
         self.shell_handlers = {
@@ -58,12 +59,16 @@ class Kernel:
 
 
 class View:
-    """A live view."""
+    """A live view, of a run that its cell waits for."""
+
+    def while_in_foreground(self, act) -> None:
+        act()
 
 
 @pytest.fixture(autouse=True)
 def no_other_views(monkeypatch):
     monkeypatch.setattr(reloaded_pages, "_live", WeakSet())
+    monkeypatch.setattr(page_requests, "_views", {})
 
 
 @pytest.fixture
@@ -88,6 +93,14 @@ def test_what_a_loaded_page_asks_is_answered_at_once(view):
     assert kernel.passed_on == []
     states = [content["execution_state"] for _, content in kernel.sent]
     assert states == ["busy", "idle"] * 4
+
+
+def test_a_kernel_whose_cell_runs_is_busy_after_such_an_answer(view):
+    kernel = Kernel()
+    page_requests._views["v1"] = view
+    received(kernel, ("kernel_info_request", {}))
+    states = [content["execution_state"] for _, content in kernel.sent]
+    assert states == ["busy", "idle", "busy"]
 
 
 def test_a_page_that_has_lost_patience_asks_each_widget_for_its_state(view):

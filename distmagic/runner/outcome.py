@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distmagic import sanitize
+from distmagic.comparison.metrics import Metrics, metrics_of
 from distmagic.connection.link import Link
 from distmagic.connection.requests import job_requests
 from distmagic.connection.requests.progress_line import ProgressLine
@@ -28,8 +29,9 @@ from distmagic.state.model import RunState
 class Run:
     """A run that is over.
 
-    `results[rank]` is what the rank returned; `logs(rank)` what it wrote; `metrics` what it reported; `state` all that
-    was known at the end. Shown as a cell's value it is the table and the curves once more.
+    `run[rank]` is what the rank returned; `logs(rank)` what it wrote; `metrics` what it reported; `state` all that was
+    known at the end. It is a sequence of what its ranks returned, in their order, as far as they did; `results` are the
+    same by rank. Shown as a cell's value it is the table and the curves once more.
     """
 
     def __init__(
@@ -52,13 +54,25 @@ class Run:
         """The job's name, which its directories on the hosts carry."""
         return self.state.job
 
+    def __getitem__(self, rank: int) -> Any:
+        return self.results[rank]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.results[rank] for rank in self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __bool__(self) -> bool:
+        return True  # also where no rank has returned anything
+
     @property
-    def metrics(self) -> list[dict[str, float | int | None]]:
+    def metrics(self) -> Metrics:
         """What was reported: one row a report, with rank, at_s (seconds since the rank began), step and the values.
 
         At most 20 rows a tenth of a second and rank come to the notebook (of more than 200 ranks, 20 in a longer time);
         every one of them is on the rank's host.
-        `pandas.DataFrame(run.metrics)` makes a frame of it. A metric called rank or at_s has an underscore behind it.
+        `run.metrics.frame()` is a frame of pandas. A metric called rank or at_s has an underscore behind it.
         """
         return metrics_of(self.state)
 
@@ -171,20 +185,6 @@ def _unseen_rank(state: RunState, rank: int) -> NoResult | None:
         f"Nothing is known here of rank {rank}: {hosts} could not be followed.",
         f"If it ran there, %distributed attach {state.job} shows it, and has its result, as soon as they can be reached.",
     )
-
-
-def metrics_of(state: RunState) -> list[dict[str, float | int | None]]:
-    """Return the rows of `Run.metrics`."""
-    rows: dict[tuple[int, float, float | None], dict[str, float | int | None]] = {}
-    for rank, table in sorted(state.series.items()):
-        for name, series in table.items():
-            column = f"{name}_" if name in ("rank", "at_s") else name
-            for point in series:
-                key = (rank, point.at_s, point.step)
-                rows.setdefault(
-                    key, {"rank": rank, "at_s": point.at_s, "step": point.step}
-                )[column] = point.value
-    return sorted(rows.values(), key=lambda row: (row["at_s"], row["rank"]))
 
 
 class _Files:

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from distmagic.comparison.metrics import Metrics, metrics_of
 from distmagic.connection import parallel
 from distmagic.connection.link import Link
 from distmagic.errors import DistmagicError, SpecError
 from distmagic.remote.wire.protocol import FoundFile
 from distmagic.render.screen import Screen, UserRequest
-from distmagic.runner.outcome import Detached, Results, Run, cell_number, metrics_of
+from distmagic.runner.outcome import Detached, Results, Run, cell_number
 from distmagic.state.hangs import Explanation, dump_of, explain_request, unanswered
 from distmagic.state.model import RunState
 
@@ -222,7 +223,7 @@ class BackgroundRun:
         return state.is_over or (is_answered and not unanswered(state, dump))
 
     @property
-    def metrics(self) -> list[dict[str, float | int | None]]:
+    def metrics(self) -> Metrics:
         """What was reported so far, as `Run.metrics`."""
         return metrics_of(self.state)
 

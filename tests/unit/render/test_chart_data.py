@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmagic import render
+from distmagic.comparison.metrics import metrics_of
 from distmagic.render import quantities as q
-from distmagic.runner.outcome import metrics_of
 from distmagic.state.model import RunState
 from distmagic.state.series import Series
 from tests.scenes import curve, ranks_1024, run, running, worker

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +25,7 @@ from distmagic.state.fold import begin, fold
 from tests.builders.later import Later
 from tests.builders.since import Since
 from tests.lab.waiting import wait_until
+from tests.scenes import running
 
 torch = Later("torch")
 
@@ -204,6 +206,37 @@ def test_results_are_a_mapping_of_ranks_that_left_one(value):
         None,
         "none",
     )
+
+
+def test_a_run_is_a_sequence_of_what_its_ranks_returned(value):
+    host = FakeHost(value)
+    run = run_of(
+        host,
+        {"result_bytes": 0},
+        {"outcome": "raised", "code": 1},
+        {"result_bytes": len(value)},
+    )
+    assert (len(run), run[0]) == (2, None)
+    assert host.asked == [], "to count them fetches nothing"
+    first, second = run
+    assert (first, second) == (run.results[0], run.results[2])
+    assert list(run) == [run[0], run[2]]
+    with pytest.raises(NoResult, match="rank 1"):
+        run[1]
+    none = run_of(host, {"outcome": "raised", "code": 1})
+    assert (list(none), len(none), bool(none)) == ([], 0, True)
+
+
+def test_metrics_are_a_frame_where_pandas_is_there(monkeypatch):
+    metrics = Run(running(), {}, FakeHost(b"").open, shown=False).metrics
+    pandas = SimpleNamespace(DataFrame=lambda rows: ("frame", rows))
+    monkeypatch.setitem(sys.modules, "pandas", pandas)
+    assert metrics.frame() == ("frame", list(metrics))
+    assert metrics[0].keys() == {"rank", "at_s", "step", "loss", "acc"}
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(SpecError, match="pandas is not installed") as caught:
+        metrics.frame()
+    assert caught.value.hint == "%pip install pandas"
 
 
 @pytest.mark.parametrize(("rank", "message"), [

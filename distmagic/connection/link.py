@@ -51,6 +51,10 @@ class Link:
         self.host = host
         self.transport = transport
         self.by_hand = host.by_hand()
+        # The log-in shell, where there is one, has come to the command that it was given.
+        self.is_past_shell = threading.Event()
+        self.is_past_shell.set()
+        self.shell_trouble = ""  # what it does in place of that
         self._process = process
         self._lines = Lines()
         self._writing = threading.Lock()
@@ -81,11 +85,14 @@ class Link:
             yield
         except ConnectionLost:
             if late.is_set():
-                name = self.host.name
+                hint = "Is the machine overloaded, or its home directory's file server down?"
+                if not self.is_past_shell.is_set():
+                    what = "its log-in shell did not come to Python"
+                    hint = f"Do its start-up files wait for something? {hint}"
                 raise Unreachable(
-                    name,
+                    self.host.name,
                     f"connected, but {what} within {timeout_s:g} s.",
-                    f"Is the machine overloaded, or its home directory's file server down? Try: {self.by_hand} true",
+                    f"{hint} Try: {self.by_hand} true",
                 ) from None
             raise
         finally:

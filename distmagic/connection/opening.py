@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
+
 from distmagic.connection import limits
 from distmagic.connection.link import BOOT_TIMEOUT_S, Link
-from distmagic.errors import ConnectionLost, PreflightError, ProtocolError
+from distmagic.connection.time_limits import time_limits
+from distmagic.errors import ConnectionLost, HostError, PreflightError, ProtocolError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.planning import preflight
 from distmagic.remote.contact import boot
@@ -14,6 +18,8 @@ from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import Process, Transport
 
+SHELL_S = 5.0  # what it takes to come to Python, before the log-in shell is looked at
+_WORD = b"distmagic-word"
 _NOISE_BYTES = 1 << 20  # of log-in banners before our first line
 
 
@@ -32,9 +38,12 @@ def open_link(
     words = (*access.before_python, *interpreter_words(python))
     process = transport.start((*words, "-u", "-c", boot.BOOTSTRAP))
     link = Link(host, process, transport)
-    client = (access.ssh_command or "ssh").strip().partition(" ")[0]
-    link.by_hand = host.by_hand(f"{client} {access.ssh_options}".strip())
+    link.by_hand = access.by_hand(host)
     link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
+    look = None
+    if host.has_log_in_shell and not access.setup_line:
+        link.is_past_shell.clear()
+        look = time_limits().after(SHELL_S, partial(_look_at_shell, link, transport))
     try:
         with link.bounded(BOOT_TIMEOUT_S + (SETUP_LIMIT_S if access.setup_line else 0)):
             _boot(link, process, python, bundle, access)
@@ -42,18 +51,41 @@ def open_link(
     except BaseException:
         link.close()
         raise
+    finally:
+        if look is not None:
+            time_limits().call_off(look)
     return link
 
 
+def _look_at_shell(link: Link, transport: Transport) -> None:
+    """End the conversation if the log-in shell does not even run a `cat` that hands back its input.
+
+    A Python that is slow to start, and a shell that is slow itself, are waited for.
+    """
+    try:
+        process = transport.start(("cat",))
+    except (HostError, ConnectionLost):
+        return  # it may allow no second process
+    limit = time_limits().after(BOOT_TIMEOUT_S, process.close)
+    with suppress(ConnectionLost):
+        process.write(b"\n" * boot.FIRST.count(b"\n") + _WORD + b"\n")
+        process.close_stdin()
+    said = b""
+    while data := process.read():
+        said = said[-_NOISE_BYTES:] + data
+    code = process.wait(SHELL_S)
+    time_limits().call_off(limit)
+    process.close()
+    if code is not None and _WORD not in said and not link.is_past_shell.is_set():
+        link.shell_trouble = "does not run the command, or reads what is meant for it"
+        link.close()
+
+
 def _boot(
-    link: Link,
-    process: Process,
-    python: str,
-    bundle: LocalBlob,
-    access: Access,
+    link: Link, process: Process, python: str, bundle: LocalBlob, access: Access
 ) -> None:
     try:
-        link.write(access.setup_line + boot.program(bundle.blob.sha256))
+        link.write(boot.FIRST + access.setup_line + boot.program(bundle.blob.sha256))
         reply = _boot_reply(link)
     except ConnectionLost:  # it may end even before anything can be sent
         raise _no_python(link, process, python, access.exec_prefix) from None
@@ -80,6 +112,11 @@ def _boot_reply(link: Link) -> limits.FirstReply:
     while noise < _NOISE_BYTES:
         line = link.line()
         noise += len(line) + 1
+        if boot.SHELL in line:
+            link.shell_trouble = "runs another shell in place of the command"
+            raise ConnectionLost(link.shell_trouble)
+        if boot.PYTHON in line:
+            link.is_past_shell.set()
         start = line.find(boot.MARK)
         if start >= 0:
             return limits.first_reply(line[start + len(boot.MARK) :], link.host.name)
@@ -93,10 +130,19 @@ def _no_python(
     link: Link, process: Process, python: str, exec_prefix: str
 ) -> Exception:
     """Return why no Python has answered on the host."""
-    if link.is_closed:
-        return ConnectionLost(f"{link.host.name}: the connection was closed.")
-    code = process.wait(2.0)
+    host = link.host
+    trouble = link.shell_trouble
+    if link.is_closed and not trouble:
+        return ConnectionLost(f"{host.name}: the connection was closed.")
+    code = None if trouble else process.wait(2.0)
     stderr = " ".join(process.stderr().split())
+    has_no_words = code == 0 or (not stderr and code not in (None, 126, 127))
+    if has_no_words and not link.is_past_shell.is_set():
+        trouble = f"ended (exit code {code}) before it came to Python"
+    elif code == 0 and host.has_log_in_shell:
+        trouble = "leaves no input for Python"
+    if trouble:
+        return preflight.shell_in_the_way(host.name, trouble, link.by_hand)
     return preflight.no_python(
-        link.host.name, python, code, stderr, link.by_hand, exec_prefix
+        host.name, python, code, stderr, link.by_hand, exec_prefix
     )

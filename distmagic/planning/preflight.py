@@ -17,6 +17,10 @@ from distmagic.request.command_prefix import (
     SETUP_FAILED,
 )
 
+_START_UP_FILES = (
+    "There exec, exit and what reads input may only come behind a test for a terminal:\n"
+    "  case $- in *i*) ;; *) return;; esac\n"
+)
 OLDEST_PYTHON = (3, 10)  # of hosts
 _CLOCKS_APART_S = 2.0  # what a host that keeps its clock right never is
 
@@ -62,6 +66,15 @@ def no_python(
         host,
         f"{started} ended before it said anything (exit code {code}{words}).",
         f"Try by hand: {by_hand} {started} -c 'import sys'",
+    )
+
+
+def shell_in_the_way(host: str, what: str, by_hand: str) -> PreflightError:
+    """Return the error of a log-in shell that does not come to the command which it was given."""
+    return PreflightError(
+        host,
+        f"its log-in shell {what}: a start-up file such as ~/.bashrc is in the way.",
+        f"{_START_UP_FILES}It is right when this prints ok: {by_hand} echo ok",
     )
 
 

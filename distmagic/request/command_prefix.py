@@ -3,7 +3,7 @@
 A setup is run once on a host, and what it did to the variables is kept there. Its text is never on a command line, which
 everybody on the host can read: it is the first line of standard input.
 
-    notebook: setup line, then what the program reads     host: runs the setup, unless its variables are kept; the program
+    notebook: lines for a shell that is in the way, setup line, then what the program reads     host: runs the setup, unless its variables are kept; the program
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ _CHANGES = (
 _KEPT_SETUP = (
     '_dm_u=$(umask); umask 077; _dm_d="${DISTMAGIC_HOME:-$HOME/.distmagic}/setup"; '
     "read -r _dm_b </proc/sys/kernel/random/boot_id; "
-    '_dm_f="$_dm_d/$1-$HOSTNAME-${_dm_b%%-*}"; shift; IFS= read -r _dm_l; eval "_dm_t=$_dm_l"; '
+    '_dm_f="$_dm_d/$1-$HOSTNAME-${_dm_b%%-*}"; shift; '
+    'while IFS= read -r _dm_l; do case $_dm_l in echo*) ;; *) break;; esac; done; eval "_dm_t=$_dm_l"; '
     '{ mkdir -p "$_dm_d" && exec 9>>"$_dm_d/.lock"; } 2>/dev/null && flock 9 2>/dev/null; '
     f'if [ -z "$(find "$_dm_f" -size +0 -mmin -{_KEPT_MIN} 2>/dev/null)" ]; then _dm_w="$_dm_f.$$"; '
     '{ head -c 99999 /dev/zero >"$_dm_w" && : >"$_dm_w"; } 2>/dev/null || { rm -f "$_dm_w"; _dm_w=$(mktemp); }; '

@@ -54,13 +54,19 @@ class Host:
 
         `client` is the ssh program with its options.
         """
+        if self.has_log_in_shell:
+            return f"{client} {self.login}"
         if self.is_local:
             return "env"
         if self.allocation.startswith(INSIDE):
             return f"on {self.name}:"
-        if self.allocation and not self.allocation.startswith(SKY):
-            return f"srun --jobid={self.allocation.rpartition(':')[2]} --overlap -N1 -n1 -w {self.name}"
-        return f"{client} {self.login}"
+        return f"srun --jobid={self.allocation.rpartition(':')[2]} --overlap -N1 -n1 -w {self.name}"
+
+    @property
+    def has_log_in_shell(self) -> bool:
+        """Whether it is reached by SSH, whose server hands each command to the user's shell."""
+        is_a_place = not self.allocation or self.allocation.startswith(SKY)
+        return is_a_place and not self.is_local
 
     @property
     def login(self) -> str:

@@ -18,7 +18,7 @@ from distmagic.remote.records.manifest import is_inside
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.command_prefix import setup_line, words_before_python
 from distmagic.request.flag_values import refuse_zero_bytes
-from distmagic.request.hosts import SLOT_WORDS, Slots, is_port
+from distmagic.request.hosts import SLOT_WORDS, Host, Slots, is_port
 
 BACKENDS = ("static", "c10d")
 ON_DISCONNECT = ("stop", "keep")
@@ -331,6 +331,11 @@ class Access:
         if self.ssh_config is not None:
             options += f"-F {shlex.quote(os.path.expanduser(self.ssh_config))} "
         return options
+
+    def by_hand(self, host: Host) -> str:
+        """Return the command that runs a program on a host by hand, to which the program is added."""
+        client = (self.ssh_command or "ssh").strip().partition(" ")[0]
+        return host.by_hand(f"{client} {self.ssh_options}".strip())
 
     def python_of(self, name: str) -> str | None:
         """Return the interpreter chosen for host `name`, or None."""

@@ -19,6 +19,7 @@ import threading
 from pathlib import Path
 
 from distmagic.errors import ConnectionLost, HostKeyError, SpecError
+from distmagic.planning import preflight
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import quoting, ssh_words, troubles
@@ -78,6 +79,10 @@ class CommandTransport:
         self._master: PipedProcess | None = None
         self._processes = OpenProcesses()
         self._is_late = False
+        self._is_logged_in = False
+        self.shell_trouble = (
+            ""  # what the log-in shell does in place of what it was told
+        )
 
     def open(self, seconds: float) -> str:
         """Start the master; return "" once it is connected, else what the client said. Raises OSError."""
@@ -94,6 +99,9 @@ class CommandTransport:
         limit.start()
         output = b""
         try:
+            # A shell that start-up files put in the place of `cat` ends by it.
+            with contextlib.suppress(ConnectionLost):
+                self._master.write(b"exit\n" * 3)
             # A log-in shell may print a banner first.
             while _READY.encode() not in output:
                 data = self._master.read()
@@ -106,14 +114,21 @@ class CommandTransport:
 
     def _give_up(self, master: PipedProcess) -> None:
         self._is_late = True
+        self._is_logged_in = self._socket.exists()
         master.close()
 
     def _why_not(self) -> str:
         assert self._master is not None
+        code = self._master.wait(_END_TIMEOUT_S)
+        what = f"ended (exit code {code}) before it came to its command"
         if self._is_late:
-            return "Connection timed out"
-        self._master.wait(_END_TIMEOUT_S)
-        return self._master.stderr() or "it ended without a word"
+            code = 0 if self._is_logged_in else None
+            what = "did not come to its command in time"
+        if code in (None, _CLIENT_FAILED) or code < 0:
+            late = "Connection timed out" if self._is_late else ""
+            return late or self._master.stderr() or "it ended without a word"
+        self.shell_trouble = what
+        return what
 
     def start(self, argv: tuple[str, ...]) -> SessionProcess:
         """Start `argv` through the log-in shell there. Raises `ConnectionLost`."""
@@ -180,6 +195,8 @@ def connect(
         raise
     if said:
         transport.close()
+        if transport.shell_trouble:
+            raise preflight.shell_in_the_way(host.name, said, access.by_hand(host))
         file = pins or _file_for_new_keys((*client, *destination))
         trouble = ssh_words.trouble(said, host, access.connect_timeout_s, file)
         if pins is not None and trouble.kind is HostKeyError:

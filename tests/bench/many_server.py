@@ -56,7 +56,8 @@ class Hosts:
     async def _converse(
         self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        await reader.readline()  # the program that boots
+        while (await reader.readline()).startswith(b"echo "):
+            pass  # what comes before the program that boots
         await self._answer(writer, boot.MARK + json.dumps(_BOOTED).encode() + b"\n")
         await reader.readline()  # the size of the bundle: it is there
         await self._answer(writer, protocol.encode(_facts(number)))

@@ -10,6 +10,7 @@ import pytest
 
 from distmagic.errors import HostErrors, PreflightError, Unreachable
 from tests.e2e import runner
+from tests.e2e.runner import as_value
 from tests.lab import HostSetup, Lab
 
 pytestmark = pytest.mark.needs("lab")
@@ -44,6 +45,37 @@ def test_a_host_without_torch(make_lab: Callable[..., Lab]) -> None:
     )
 
 
+def test_start_up_files_of_a_log_in_shell_that_are_in_the_way(lab: Lab) -> None:
+    """Each host has others; none takes the time of a host that does not answer."""
+    for host, lines in zip(
+        lab.hosts,
+        ("exec sh", "case $- in *i*) ;; *) exit ;; esac", "cat >/dev/null"),
+        strict=True,
+    ):
+        (host.home / ".bashrc").write_text(f"{lines}\n")
+    error = runner.failure(lab, "dm1,dm2,dm3", lambda: None)
+    assert isinstance(error, HostErrors)
+    whys = (
+        "runs another shell",
+        "ended (exit code 0)",
+        "does not run the command, or reads",
+    )
+    for one, why in zip(error.errors, whys, strict=True):
+        assert isinstance(one, PreflightError)
+        assert f"{one.host}: its log-in shell {why}" in one.message
+        assert one.hint.endswith(f"{one.host} echo ok")
+
+
+def seven() -> int:
+    return 7
+
+
+def test_start_up_files_that_read_some_lines_are_no_obstacle(lab: Lab) -> None:
+    (lab.hosts[0].home / ".bashrc").write_text("read -r PROJECT; read -r TEAM\n")
+    run = runner.run(lab, "dm1:1,dm2:1", as_value(seven))
+    assert run.results == {0: 7, 1: 7}
+
+
 def test_a_host_with_another_torch(lab: Lab) -> None:
     fake = lab.hosts[1].home / "other" / "torch"
     fake.mkdir(parents=True)
@@ -66,7 +98,8 @@ def test_a_host_with_another_torch(lab: Lab) -> None:
 
 def test_a_host_with_a_python_that_is_too_old(lab: Lab) -> None:
     fake = lab.hosts[1].home / "another-python"
-    first = "import sys; sys.version_info=(3,9,7); exec(sys.stdin.buffer.readline())"
+    first = "import sys; sys.version_info=(3,9,7); "
+    first += "exec(next(x for x in iter(sys.stdin.buffer.readline, b'') if x[:5] != b'echo '))"
     fake.write_text(f'#!/bin/sh\nexec python3 -u -c "{first}"\n')
     fake.chmod(0o755)
     way = runner.access(lab, pythons=(("dm2", "~/another-python"),))

@@ -19,6 +19,7 @@ from distmagic.errors import (
     AuthenticationError,
     HostError,
     HostKeyError,
+    PreflightError,
     SpecError,
     Unreachable,
 )
@@ -211,6 +212,22 @@ def test_an_unknown_key_behind_a_jump_host_is_not_looked_for_from_here(
         )
         in caught.value.hint
     )
+
+
+@pytest.mark.needs("sshd")
+def test_a_log_in_shell_that_ends_before_its_command(
+    home: Home, tmp_path: Path, user_key: Path
+) -> None:
+    """As start-up files that exit make it; the system's client only says how it ended."""
+    options = ("ForceCommand exit 3",)
+    with sshd(tmp_path / "server", Path(f"{user_key}.pub"), options=options) as server:
+        home.trust(server)
+        host = replace(home.host(server), user=getpass.getuser())
+        with pytest.raises(PreflightError) as caught:
+            ssh_command.connect(host, with_command(home.access), NoAsker())
+    assert "its log-in shell ended (exit code 3)" in caught.value.message
+    command = f"ssh -F {home.config} -p {server.port} {host.user}@127.0.0.1 echo ok"
+    assert command in caught.value.hint
 
 
 def fingerprint_of(server: Sshd, tmp_path: Path) -> str:

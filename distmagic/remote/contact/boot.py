@@ -1,5 +1,6 @@
 """The first program on a host: sent as text on stdin, runs on any Python, fetches the bundle if it isn't there.
 
+notebook: FIRST lines           host: PYTHON
 notebook: PROGRAM line          host: MARK + {"python", "have", "error"}
 notebook: size, bundle bytes    host: goes on as `contact`, out of the bundle
 """
@@ -10,9 +11,17 @@ import base64
 import functools
 import zlib
 
-# The first words take the working directory out of the path: a json.py in the user's home is not Python's own.
-BOOTSTRAP = 'import sys;sys.path[:]=[p for p in sys.path if p];exec(getattr(sys.stdin,"buffer",sys.stdin).readline())'
 MARK = b"distmagic-boot "
+PYTHON = b"distmagic-python"
+# What a log-in shell says whose start-up files have put another shell in the place of the Python, which reads this.
+# Where they take some lines of input, it is these.
+SHELL = b"distmagic-shell"
+FIRST = b"echo distmagic-shell; exit\n" * 3
+# The first words take the working directory out of the path: a json.py in the user's home is not Python's own.
+BOOTSTRAP = (
+    'import sys;sys.path[:]=[p for p in sys.path if p];print("distmagic-python");f=getattr(sys.stdin,"buffer",sys.stdin);'
+    'exec(next((l for l in iter(f.readline,b"")if l[:5]!=b"echo "),""))'
+)
 
 # Runs on Pythons that are too old for the rest, so that the notebook can say so.
 _PROGRAM = r"""

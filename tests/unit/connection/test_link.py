@@ -69,7 +69,7 @@ def test_a_host_that_has_the_bundle(bundle):
     link = open_link(HOST, transport, "/opt/python", bundle)
     assert link.facts == FACTS
     assert transport.argv == ("/opt/python", "-u", "-c", boot.BOOTSTRAP)
-    assert process.written == boot.program("ab" * 32) + b"0\n"
+    assert process.written == boot.FIRST + boot.program("ab" * 32) + b"0\n"
     assert not process.is_closed.is_set()
 
 
@@ -169,6 +169,66 @@ def test_a_python_that_ends_at_once(bundle, deaf, golden):
     )
     assert isinstance(error, PreflightError)
     golden(error)
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "stderr"),
+    [
+        (b"banner\n" + boot.SHELL, 0, ""),  # exec dash
+        (b"banner\n", 0, "Agent pid 7"),  # exit
+        (b"", 1, ""),  # set -e
+        (boot.PYTHON, 0, ""),  # exec </dev/null
+    ],
+)
+def test_start_up_files_that_are_in_the_way(bundle, said, code, stderr, golden):
+    error = refusal(FakeProcess(said + b"\n", code=code, stderr=stderr), bundle)
+    assert isinstance(error, PreflightError)
+    golden(error)
+
+
+class Shells(FakeTransport):
+    """A host whose first process hangs, and whose next one, of the look at its shell, is `look`."""
+
+    def __init__(self, first: FakeProcess, look: FakeProcess) -> None:
+        super().__init__(first)
+        self.processes = [first, look]
+
+    def start(self, argv: tuple[str, ...]) -> FakeProcess:
+        self.argv = argv
+        return self.processes.pop(0)
+
+
+def test_a_log_in_shell_that_hangs_is_looked_at(bundle, golden, monkeypatch):
+    monkeypatch.setattr(opening, "SHELL_S", 0.01)
+    look = FakeProcess(b"banner\n", code=0)
+    shells = Shells(FakeProcess(hang=True), look)
+    with pytest.raises(PreflightError) as caught:
+        open_link(HOST, shells, "python3", bundle)
+    assert shells.argv == ("cat",)
+    assert look.written.splitlines()[-1] == b"distmagic-word"
+    assert not look.has_stdin
+    golden(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [(b"distmagic-word\n", 0), (b"", None)],
+    ids=["Python is slow", "the connection is lost"],
+)
+def test_who_is_slow_behind_a_log_in_shell_is_waited_for(
+    bundle, said, code, monkeypatch
+):
+    monkeypatch.setattr(opening, "SHELL_S", 0.01)
+    look = FakeProcess(said, code=code)
+
+    class Slow(FakeProcess):
+        def read(self, max_bytes: int = 65536) -> bytes:
+            assert look.is_closed.wait(60)
+            return super().read(max_bytes)
+
+    slow = Slow(boot.PYTHON + b"\n" + reply(), lines(FACTS))
+    assert open_link(HOST, Shells(slow, look), "python3", bundle).facts == FACTS
+    assert not slow.is_closed.is_set()
 
 
 def test_a_connection_that_ends_before_python_speaks(bundle, golden):

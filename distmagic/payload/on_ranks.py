@@ -8,6 +8,7 @@ knows: any variable counts that is set anywhere, but for those of torchrun, whic
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,10 @@ from distmagic.payload.local_modules import (
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.notebook_effects import ENVIRON, acts, dotted
 
-_WORDS = (b"env", b"spawn", b"start_processes")
+# Without one of these a text need not be parsed.
+_WORDS = re.compile(
+    rb"environ\b|putenv|unsetenv|load_dotenv|run_line_magic|spawn|start_processes"
+)
 _MORE_SETTERS = ("load_dotenv", "dotenv.load_dotenv", "os.unsetenv", "unsetenv")
 _STARTERS = ("spawn", "start_processes")
 _OF_TORCH = ("mp", "multiprocessing", "torch.multiprocessing")
@@ -45,7 +49,7 @@ def look(texts: Iterable[Text]) -> OnRanks:
     needs_new, notice = False, ""
     for label, text, lines in texts:
         data = text if isinstance(text, bytes) else text.encode()
-        if not any(word in data for word in _WORDS):
+        if not _WORDS.search(data):
             continue
         try:
             tree = ast.parse(text)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import logging
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -158,6 +159,12 @@ def _library(target: ast.expr, namespace: Mapping[str, object]) -> str:
         found = "logging"
     elif isinstance(value, type | FunctionType | BuiltinFunctionType | MethodType):
         found = value.__module__
+    else:
+        # One object of a library, such as a registry or matplotlib's rcParams, that the library itself keeps.
+        module = sys.modules.get(type(value).__module__)
+        kept = () if module is None else vars(module).values()
+        if any(value is one for one in kept):
+            found = type(value).__module__
     return found.partition(".")[0] if isinstance(found, str) else ""
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import json.decoder
 import logging
+import random
 import textwrap
 import warnings
-from json import JSONDecoder
+from json import JSONDecoder, JSONEncoder
 from random import seed
 from warnings import simplefilter
 
@@ -141,7 +142,7 @@ class Own:
 
 OF_A_NOTEBOOK = {
     "json": json, "JSONDecoder": JSONDecoder, "warnings": warnings, "logging": logging, "log": logging.getLogger("train"),
-    "seed": seed, "simplefilter": simplefilter, "own": Own(), "setattr": setattr,
+    "seed": seed, "simplefilter": simplefilter, "own": Own(), "setattr": setattr, "registry": random._inst, "encoder": JSONEncoder(),
 }  # fmt: skip
 Own.__module__ = "__main__"
 OF_A_NOTEBOOK["Own"] = Own
@@ -165,6 +166,8 @@ CHANGES = {
     "logging": ("logging.basicConfig(level=10)", "logging", "calls logging.basicConfig"),
     "a logger": ("log.setLevel(10)", "logging", "calls log.setLevel"),
     "a logger that is made there": ("logging.getLogger('x').addHandler(h)", "logging", "addHandler"),
+    "an object that a library keeps": ("registry.register('x', f)", "random", "calls registry.register"),
+    "a value of a library's class": ("encoder.register_buffer('x')", "", ""),
     "a value": ("own.rate = 1", "", ""),
     "a value's method": ("own.set_rate(1)", "", ""),
     "a class of the notebook": ("Own.rate = 1", "", ""),

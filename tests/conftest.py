@@ -21,7 +21,7 @@ pytest.register_assert_rewrite("tests.builders.golden")
 
 from tests import REPOSITORY  # noqa: E402
 from tests.builders.forks import Forks  # noqa: E402
-from tests.builders.golden import COLLECTED, Golden  # noqa: E402
+from tests.builders.golden import COLLECTED, MESSAGES, Golden, read  # noqa: E402
 from tests.lab import HostSetup, Lab, isolate  # noqa: E402
 from tests.lab.slurm import SlurmLab  # noqa: E402
 from tests.system.components import in_ci, reason_without  # noqa: E402
@@ -84,13 +84,33 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     return outcome
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Renew a test's golden messages when all of its fixtures are gone."""
+    outcome = yield
+    if golden := getattr(item, "funcargs", {}).get("golden"):
+        golden.close()
+    return outcome
+
+
+@pytest.fixture(scope="session")
+def golden_messages() -> dict[str, str]:
+    """Return all entries, read before any test plays that files can't be read."""
+    pages = MESSAGES.glob("*.txt")
+    return {entry: texts for page in pages for entry, texts in read(page).items()}
+
+
 @pytest.fixture
 def golden(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    golden_messages: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Golden:
     """Compare what users read with tests/golden/messages: `golden(error)`, `golden(text)`."""
+    entry = request.node.nodeid.removeprefix("tests/")
     return Golden(
-        request.node.stash[NAME].removeprefix("tests/"),
+        entry,
+        golden_messages.get(entry, ""),
         tmp_path_factory.getbasetemp(),
         is_renewed=request.config.getoption("renew_golden"),
     )

@@ -39,11 +39,16 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the name of an entry of two texts."""
     monkeypatch.setattr(builder, "MESSAGES", tmp_path)
     made = "unit/request/test_x.py::test_y[a\\nb]"
-    new = Golden(made, tmp_path.parent, is_renewed=True)
+    new = Golden(made, "", tmp_path.parent, is_renewed=True)
     new(SpecError(f"{tmp_path}/x is red.", "Look.\n\nAgain."))
     new("\x1b one", 2)
     new.finish()
+    new.close()
     return made
+
+
+def texts_of(entry: str) -> str:
+    return read(page_of(entry))[entry]
 
 
 def test_an_entry_is_read_as_it_was_written(entry: str, tmp_path: Path):
@@ -52,7 +57,7 @@ def test_an_entry_is_read_as_it_was_written(entry: str, tmp_path: Path):
         "unit/request/test_a.py::test_b\n    b\n"
         f"{entry}\n    SpecError: TMP/x is red.\n    Look.\n\n    Again.\n    ---\n    \\x1b one\n    2\n"
     )
-    same = Golden(entry, tmp_path.parent, is_renewed=False)
+    same = Golden(entry, texts_of(entry), tmp_path.parent, is_renewed=False)
     same(SpecError("TMP/x is red.", "Look.\n\nAgain."))
     same("\x1b one\n2")
     same.finish()
@@ -62,15 +67,15 @@ def test_an_entry_is_read_as_it_was_written(entry: str, tmp_path: Path):
 
 @pytest.mark.parametrize("texts", [["other"], ["SpecError: TMP/x is"], ["\x1b one\n2"]])
 def test_another_text_fails(entry: str, tmp_path: Path, texts: list[str]):
-    found = Golden(entry, tmp_path, is_renewed=False)
+    found = Golden(entry, texts_of(entry), tmp_path, is_renewed=False)
     with pytest.raises(AssertionError, match="make golden"):
         found(*texts)
 
 
 def test_more_texts_and_fewer_fail(entry: str, tmp_path: Path):
-    found = Golden(entry, tmp_path, is_renewed=False)
+    found = Golden(entry, texts_of(entry), tmp_path, is_renewed=False)
     with pytest.raises(AssertionError, match="stale"):
         found.finish()
-    other = Golden("unit/request/test_x.py::test_z", tmp_path, is_renewed=False)
+    other = Golden(entry, "", tmp_path, is_renewed=False)
     with pytest.raises(AssertionError, match="make golden"):
         other("")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -57,14 +56,12 @@ def test_the_files_of_a_job_with_three_tasks():
     assert shown(systems.files(JOBS["large"])) == (GOLDEN / "osmo.txt").read_text()
 
 
-def test_a_file_whose_name_is_a_template_is_refused():
+def test_a_file_whose_name_is_a_template_is_refused(golden):
     files = (File(path="cell.py", data=b""), File(path="{{ x }}/a.py", data=b""))
     one = job("osmo", program=ExportedProgram(files=files, words=("cell.py",)))
     with pytest.raises(SpecError) as caught:
         systems.files(one)
-    assert caught.value.message == (
-        "program/{{ x }}/a.py: OSMO would read its name as a template."
-    )
+    golden(caught.value)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -120,15 +117,13 @@ def test_the_table_of_rules_sees_what_is_wrong(good, bad):
     assert rules_broken(workflow.replace(good, bad)) != []
 
 
-def test_a_file_that_is_too_large_to_be_carried():
+def test_a_file_that_is_too_large_to_be_carried(golden):
     program = ExportedProgram(
         files=(*PLAIN.files, File(path="big", data=bytes(1 << 21))), words=("cell.py",)
     )
-    with pytest.raises(
-        SpecError,
-        match=re.escape("big has 2,097,152 bytes, and a workflow of OSMO carries"),
-    ):
+    with pytest.raises(SpecError) as caught:
         systems.files(job("osmo", program=program))
+    golden(caught.value)
 
 
 def test_results_that_are_neither_a_dataset_nor_a_url():

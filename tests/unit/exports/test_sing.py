@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 
 import pytest
@@ -61,17 +60,16 @@ def test_a_setup_is_one_line_of_the_dockerfile_whatever_is_in_it():
         assert len(lines) == 6 + len(runs)
 
 
-def test_a_home_that_an_image_does_not_have():
+def test_a_home_that_an_image_does_not_have(golden):
     with pytest.raises(SpecError) as caught:
         systems.files(job("sing", python="~/venv/bin/python"))
-    assert caught.value.message == (
-        "--python ~/venv/bin/python: an image has no home, and no shell that knows ~."
-    )
+    golden(caught.value)
 
 
-def test_a_secret_with_a_line_break():
-    with pytest.raises(SpecError, match="it is a secret with a line break"):
+def test_a_secret_with_a_line_break(golden):
+    with pytest.raises(SpecError) as caught:
         systems.files(job("sing", spec={"env": (("A_TOKEN", "a\nb"),)}))
+    golden(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -87,23 +85,24 @@ def test_the_place_of_a_node(variables, found):
 
 
 @pytest.mark.parametrize(
-    ("variables", "message"),
+    "variables",
     [
-        ({}, "SING_RANK is '', not a number"),
-        ({"SING_RANK": "0"}, "SING_WORLD_SIZE is '', not a number"),
-        ({"SING_RANK": "0", "SING_WORLD_SIZE": "two"}, "SING_WORLD_SIZE is 'two', not a number"),
-        ({"SING_RANK": "2", "SING_WORLD_SIZE": "2"}, "SING_RANK is 2, and SING_WORLD_SIZE 2: there is no such node."),
-        (TWO, "Neither SING_MASTER_ADDR nor SING_JOB_NAME and SING_HOSTNAME_SUFFIX"),
-        ({**TWO, "SING_JOB_NAME": "test"}, "SING_HOSTNAME_SUFFIX is not set, but SING_JOB_NAME is"),
-        ({**TWO, "SING_MASTER_ADDR": "m", "SING_HOSTNAME_SUFFIX": "s"}, "SING_JOB_NAME is not set, but SING_HOSTNAME_SUFFIX is"),
-        ({**TWO, "SING_MASTER_ADDR": "m", "SING_HOST_ADDR": "m"}, "SING_RANK is 1, and SING_HOST_ADDR is that of node 0, SING_MASTER_ADDR."),
-        ({**TWO, **NAMED, "SING_HOST_ADDR": "test-0.svc.local"}, "SING_HOST_ADDR is test-0.svc.local, and node 1 of this job is test-1.svc.local."),
-        ({**TWO, **NAMED, "SING_MASTER_ADDR": "test-1.svc.local"}, "SING_MASTER_ADDR is test-1.svc.local, and node 0 of this job is test-0.svc.local."),
+        {},
+        {"SING_RANK": "0"},
+        {"SING_RANK": "0", "SING_WORLD_SIZE": "two"},
+        {"SING_RANK": "2", "SING_WORLD_SIZE": "2"},
+        TWO,
+        {**TWO, "SING_JOB_NAME": "test"},
+        {**TWO, "SING_MASTER_ADDR": "m", "SING_HOSTNAME_SUFFIX": "s"},
+        {**TWO, "SING_MASTER_ADDR": "m", "SING_HOST_ADDR": "m"},
+        {**TWO, **NAMED, "SING_HOST_ADDR": "test-0.svc.local"},
+        {**TWO, **NAMED, "SING_MASTER_ADDR": "test-1.svc.local"},
     ],
 )  # fmt: skip
-def test_variables_that_do_not_say_it(variables, message):
-    with pytest.raises(SystemExit, match=re.escape(message)):
+def test_variables_that_do_not_say_it(variables, golden):
+    with pytest.raises(SystemExit) as caught:
         sing_entry.place(variables)
+    golden(caught.value)
 
 
 def test_with_c10d_a_node_of_several_has_to_know_its_own_address(tmp_path, monkeypatch):
@@ -132,7 +131,7 @@ def test_with_c10d_a_node_of_several_has_to_know_its_own_address(tmp_path, monke
         sing_entry.main(tmp_path / "c10d")
 
 
-def test_a_name_that_is_known_late_is_waited_for(monkeypatch):
+def test_a_name_that_is_known_late_is_waited_for(monkeypatch, golden):
     asked = []
 
     def look_up(name, port):
@@ -145,5 +144,6 @@ def test_a_name_that_is_known_late_is_waited_for(monkeypatch):
     assert (asked, slept) == (["test-0"] * 3, [1.0, 1.0])
     monkeypatch.setattr(sing_entry, "_WAIT_S", -1.0)
     asked.clear()
-    with pytest.raises(SystemExit, match="test-0, the first node, is not known after"):
+    with pytest.raises(SystemExit) as caught:
         sing_entry.wait_for("test-0", look_up=look_up, sleep=slept.append)
+    golden(caught.value)

@@ -74,9 +74,10 @@ def test_variables_and_secrets_are_in_the_places_for_them(form: str):
     assert {file.path for file in files if file.is_private} == set(FORMS)
 
 
-def test_a_kind_of_gpu_is_needed():
-    with pytest.raises(SpecError, match="SkyPilot has to know their kind"):
+def test_a_kind_of_gpu_is_needed(golden):
+    with pytest.raises(SpecError) as caught:
         systems.files(job("skypilot", options=(("gpus-per-node", "4"),)))
+    golden(caught.value)
 
 
 _LOAD = """

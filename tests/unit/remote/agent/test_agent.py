@@ -452,7 +452,7 @@ def test_a_stalled_reader_is_dropped_when_its_notebook_comes_back(node: Node) ->
 
 
 def test_an_error_in_a_callback_is_noted_once_and_the_job_goes_on(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch, golden
 ) -> None:
     def no_descriptor(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -465,16 +465,14 @@ def test_an_error_in_a_callback_is_noted_once_and_the_job_goes_on(
         node.step()
         node.step()
     texts = [notice.text for notice in node.events(protocol.Notice)]
-    assert texts == [
-        "the agent goes on after an error of the system: [Errno 24] Too many open files"
-    ]
+    golden(*texts)
     node.send(waiting, protocol.FollowJob(job=JOB, node_rank=0))
     assert waiting.recv(100).startswith(b'{"t":"hello"')
     waiting.close()
 
 
 def test_a_journal_that_can_not_be_read_costs_the_reader_alone(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch, golden
 ) -> None:
     def stale(*_: object) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
@@ -486,9 +484,7 @@ def test_a_journal_that_can_not_be_read_costs_the_reader_alone(
             assert conn.recv(100) == b""
             conn.close()
     texts = [notice.text for notice in node.events(protocol.Notice)]
-    assert texts == [
-        f"can't read the journal in {node.agent.folder}: [Errno 116] Stale file handle"
-    ]
+    golden(*(text.replace(str(node.agent.folder), "FOLDER") for text in texts))
     again = node.follow()
     assert again.recv(100).startswith(b'{"t":"hello"')
     again.close()
@@ -613,7 +609,7 @@ def test_the_agent_may_open_more_files_than_its_ranks(
 
 
 def test_too_many_ranks_for_the_hosts_limit_have_a_clear_error(
-    tmp_path: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, node: Node, monkeypatch: pytest.MonkeyPatch, golden
 ) -> None:
     class Full:
         def accept(self) -> None:
@@ -623,10 +619,7 @@ def test_too_many_ranks_for_the_hosts_limit_have_a_clear_error(
     table = RankTable(tmp_path, node.agent.journal, node.agent.selector, lambda: 0.0)
     with pytest.raises(RuntimeError) as caught:
         table._accept(Full())  # type: ignore[arg-type]
-    assert str(caught.value) == (
-        "Too many open files: this host allows a process 4,096, and the agent has 7 for each rank. "
-        "Raise the hard limit (ulimit -Hn), or start fewer ranks here (--nproc-per-node)"
-    )
+    golden(caught.value)
 
 
 LEAVES_AN_ORPHAN = """

@@ -217,7 +217,7 @@ def test_an_agent_that_can_not_begin_is_told_with_its_last_words_and_leaves_noth
 
 
 def test_a_full_disk_is_a_fact_and_jobs_can_be_listed_and_stopped(
-    link: Link, agent: PlayedAgent, tmp_path: Path
+    link: Link, agent: PlayedAgent, tmp_path: Path, golden
 ) -> None:
     python = tmp_path / "python-that-writes-nothing"
     python.write_text(f'#!/bin/sh\nulimit -f 0\nexec {sys.executable} "$@"\n')
@@ -232,10 +232,7 @@ def test_a_full_disk_is_a_fact_and_jobs_can_be_listed_and_stopped(
         assert host_requests.list_jobs(other) == ()
         with pytest.raises(PreflightError) as caught:
             preflight.check("gpu-a", other.facts, None)
-    assert str(caught.value) == (
-        f"gpu-a: can't write to {tmp_path}: [Errno 27] File too large.\n"
-        "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere."
-    )
+    golden(caught.value)
 
 
 def test_a_full_disk_without_the_bundle(
@@ -314,27 +311,28 @@ def hidden(link: Link, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_job_whose_socket_somebody_has_removed_is_running(
-    link: Link, hidden: subprocess.Popen[bytes]
+    link: Link, hidden: subprocess.Popen[bytes], golden
 ) -> None:
     job = str(list(hidden.args)[-1])  # type: ignore[arg-type]
     (listed,) = host_requests.list_jobs(link, job)
     assert listed.is_running
-    with pytest.raises(PreflightError, match="still runs here; stop it first"):
+    with pytest.raises(PreflightError) as caught:
         host_requests.remove_job(link, job)
+    golden(caught.value)
     # Its agent is about to make another one: whoever follows it connects again.
     link.attach(p.FollowJob(job=job, node_rank=0))
     with pytest.raises(ConnectionLost):
         list(link.events())
 
 
-def test_a_node_that_never_began_on_this_host_has_nothing_to_tell(link: Link) -> None:
+def test_a_node_that_never_began_on_this_host_has_nothing_to_tell(
+    link: Link, golden
+) -> None:
     """The kernel that started the job was killed before it came to this host."""
     link.attach(p.FollowJob(job="never-begun", node_rank=1))
     with pytest.raises(PreflightError) as caught:
         list(link.events())
-    assert caught.value.message == (
-        "localhost: it has nothing of job never-begun: its part never began, or what it kept of it was removed."
-    )
+    golden(caught.value)
 
 
 def test_an_agent_that_has_said_its_last_word_is_not_running(
@@ -456,7 +454,7 @@ def test_more_jobs_than_fit_into_a_line(link: Link, tmp_path: Path) -> None:
 
 
 def test_an_agent_that_is_stopped_is_there_and_nobody_waits_for_it(
-    link: Link, agent: PlayedAgent
+    link: Link, agent: PlayedAgent, golden
 ) -> None:
     listing.remember(
         places.job_dir(agent.job, 0), replace(START, job=agent.job, node_rank=0)
@@ -473,13 +471,11 @@ def test_an_agent_that_is_stopped_is_there_and_nobody_waits_for_it(
         ] == [(agent.job, True)]
         with pytest.raises(PreflightError) as caught:
             job_requests.stop(link, agent.job, 0, 3.0)
-    assert str(caught.value) == (
-        f"localhost: the agent of job {agent.job} takes no connection: its process is stopped, or waits for a disk."
-    )
+    golden(str(caught.value).replace(agent.job, "JOB"))
 
 
 def test_a_job_that_was_followed_is_not_refused_for_an_error_of_the_system(
-    link: Link, agent: PlayedAgent
+    link: Link, agent: PlayedAgent, golden
 ) -> None:
     """A refusal would end a healthy run, and the error may pass: the notebook connects again."""
     folder = places.job_dir(agent.job, 0)
@@ -490,9 +486,7 @@ def test_a_job_that_was_followed_is_not_refused_for_an_error_of_the_system(
     link.attach(p.FollowJob(job=agent.job, node_rank=0, after=7))
     with pytest.raises(ConnectionLost) as caught:
         next(link.events())
-    assert str(caught.value) == (
-        f"localhost: the connection ended. [Errno 21] Is a directory: '{folder / journal.FILE}'"
-    )
+    golden(str(caught.value).replace(agent.job, "JOB"))
 
 
 @pytest.fixture
@@ -505,7 +499,7 @@ def process(agent: PlayedAgent) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_an_agent_that_is_stopped_for_longer_than_its_lease_is_given_up(
-    link: Link, agent: PlayedAgent, process: subprocess.Popen[bytes]
+    link: Link, agent: PlayedAgent, process: subprocess.Popen[bytes], golden
 ) -> None:
     terms = replace(START.terms, lease_s=0.5)
     listing.remember(
@@ -516,9 +510,7 @@ def test_an_agent_that_is_stopped_for_longer_than_its_lease_is_given_up(
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
     with pytest.raises(PreflightError) as caught:
         next(link.events())
-    assert str(caught.value) == (
-        f"localhost: the agent of job {agent.job} (pid {process.pid}) has been stopped by a signal for 0.5 s."
-    )
+    golden(str(caught.value).replace(agent.job, "JOB"))
     assert [one.job for one in host_requests.list_jobs(link, agent.job)] == [
         agent.job
     ], "the conversation goes on"
@@ -760,7 +752,7 @@ def test_a_free_port_is_told_at_once_and_only_of_its_own_address(link: Link) -> 
 # ---- working directories
 
 
-def test_working_directories_are_told_and_removed(link: Link) -> None:
+def test_working_directories_are_told_and_removed(link: Link, golden) -> None:
     path = work_dirs.prepare(p.WorkDir(name="train", origin="nb"), "job-1", 0).path
     (path / "snapshot").write_bytes(b"12345")
     (kept,) = host_requests.list_work_dirs(link)
@@ -770,10 +762,9 @@ def test_working_directories_are_told_and_removed(link: Link) -> None:
         5,
         True,
     )
-    with pytest.raises(
-        PreflightError, match="job job-1 uses the working directory train"
-    ):
+    with pytest.raises(PreflightError) as caught:
         host_requests.remove_work_dir(link, "train")
+    golden(caught.value)
     work_dirs.leave(path, "job-1", 0)
     assert host_requests.remove_work_dir(link, "train") == 5
     assert host_requests.list_work_dirs(link) == ()
@@ -841,13 +832,10 @@ def test_modules_in_the_working_directory_are_not_pythons_own(tmp_path: Path) ->
     assert first_answer(tmp_path)["error"] == ""
 
 
-def test_no_home_no_directory_of_that_name(tmp_path: Path) -> None:
+def test_no_home_no_directory_of_that_name(tmp_path: Path, golden) -> None:
     found = first_answer(tmp_path, DISTMAGIC_HOME="~no-such-user/distmagic")
     assert found["home"] == "~no-such-user/distmagic"
-    assert (
-        found["error"]
-        == "HOME is not set, and this user has no entry in the password file"
-    )
+    golden(found["error"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -868,7 +856,7 @@ def of_the_first_program() -> dict[str, Any]:
     ],
 )
 def test_a_folder_that_others_of_a_group_can_change(
-    tmp_path: Path, mode: int, others: str, is_refused: bool
+    tmp_path: Path, mode: int, others: str, is_refused: bool, golden
 ) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -878,10 +866,9 @@ def test_a_folder_that_others_of_a_group_can_change(
     if not is_refused:
         functions["distmagic_trust"](str(shared / "home"))
         return
-    with pytest.raises(
-        OSError, match=r"^eve \(of group 7\) can replace what is in .*/shared$"
-    ):
+    with pytest.raises(OSError) as caught:
         functions["distmagic_trust"](str(shared / "home"))
+    golden(caught.value)
 
 
 ROOT, ME = "root:x:0:0:r:/:/bin/sh", "me:x:1000:7:M\xfc:/home/me:/bin/sh"

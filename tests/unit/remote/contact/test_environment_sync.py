@@ -105,7 +105,9 @@ def test_an_environment_remembers_all_who_asked_for_it(index, opened):
     assert owners.of(Path(made.python).parents[1]) == ("me", "you")
 
 
-def test_an_environment_is_made_once_and_has_the_packages_and_a_name(index, opened):
+def test_an_environment_is_made_once_and_has_the_packages_and_a_name(
+    index, opened, golden
+):
     wheel(index, "alpha", requires=("beta",))
     wheel(index, "beta", "2.0")
     wheel(index, "gpu", "3.1")
@@ -113,9 +115,7 @@ def test_an_environment_is_made_once_and_has_the_packages_and_a_name(index, open
     progress, made = sync(link, "alpha==1.0", "gpu==3.1+cu9")
     assert not made.was_there
     assert asked(made.python, "import alpha, beta; print(beta.VERSION)") == "2.0"
-    assert made.notes == (
-        "gpu==3.1 is there in place of gpu==3.1+cu9, which was not found",
-    )
+    golden(*made.notes)
     stages = list(dict.fromkeys(one.stage for one in progress))
     assert stages == ["making the environment", "fetching", "installing"]
     assert (progress[-1].done, progress[-1].total) == (3, 3)
@@ -139,25 +139,23 @@ def asked_by(words: tuple[str, ...], code: str) -> str:
 
 
 def test_a_package_that_cant_be_had_is_named_and_the_environment_is_not_there(
-    index, opened
+    index, opened, golden
 ):
     wheel(index, "alpha")
     link = opened()
     with pytest.raises(PreflightError) as caught:
         sync(link, "alpha", "nowhere==7")
-    assert caught.value.message.startswith(
-        "localhost: nowhere==7 could not be installed: ERROR: No matching distribution found for nowhere==7."
-    )
-    assert "PIP_INDEX_URL" in caught.value.hint
+    golden(caught.value)
     assert not (environments.root() / "train").exists()
     with pytest.raises(PreflightError, match="is no name"):
         sync(link, name="..")  # the conversation goes on
 
 
 @pytest.mark.parametrize("name", ["", ".x", "a/b"])
-def test_a_name_that_leads_elsewhere_is_refused(opened, name):
-    with pytest.raises(PreflightError, match="is no name of an environment"):
+def test_a_name_that_leads_elsewhere_is_refused(opened, name, golden):
+    with pytest.raises(PreflightError) as caught:
         sync(opened(), name=name)
+    golden(caught.value)
 
 
 def fake_uv(tmp_path: Path, script: str) -> None:
@@ -400,7 +398,7 @@ def test_a_job_keeps_its_environment_when_the_name_leads_to_another_one(index, b
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "dangling"])
 def test_what_a_user_has_made_keeps_its_name_and_nothing_is_made(
-    kind, tmp_path, opened
+    kind, tmp_path, opened, golden
 ):
     there = environments.root() / "train"
     there.parent.mkdir(parents=True)
@@ -411,8 +409,9 @@ def test_what_a_user_has_made_keeps_its_name_and_nothing_is_made(
     else:
         there.symlink_to(tmp_path if kind == "link" else "nowhere")
     before = os.lstat(there).st_ino
-    with pytest.raises(PreflightError, match=r"train is there, and not from env sync: move it away, or choose"):  # fmt: skip
+    with pytest.raises(PreflightError) as caught:  # fmt: skip
         sync(opened(), "alpha")
+    golden(caught.value)
     assert os.lstat(there).st_ino == before
     assert list(environments.root().iterdir()) == [there]
 
@@ -458,24 +457,18 @@ def test_an_environment_that_cant_be_read_just_now_is_not_made_anew(opened):
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    "said",
     [
-        (
-            "WARNING: Retrying: Failed to establish a new connection: [Errno 111]\nERROR: No matching distribution found for numpy==2",
-            "this host can't reach a package index for numpy==2: ERROR: No matching distribution found for numpy==2",
-        ),
-        (
-            "error: No solution found.\n  Because numpy was not found in the provided links",
-            "numpy could not be installed: error: No solution found. Because numpy was not found in the provided links",
-        ),
-        ("  ERROR: Failed building wheel for apex\n", "apex could not be installed: ERROR: Failed building wheel for apex"),
-        ("no space left\n", "no space left"),
-        ("", "it said nothing"),
+        "WARNING: Retrying: Failed to establish a new connection: [Errno 111]\nERROR: No matching distribution found for numpy==2",
+        "error: No solution found.\n  Because numpy was not found in the provided links",
+        "  ERROR: Failed building wheel for apex\n",
+        "no space left\n",
+        "",
     ],
 )  # fmt: skip
-def test_why_a_program_failed(said, why):
+def test_why_a_program_failed(said, golden):
     lines = [line.strip() for line in said.splitlines()]
-    assert _why("\n".join(lines)) == why
+    golden(_why("\n".join(lines)))
 
 
 def test_a_local_version_is_left_out_only_where_it_was_not_found():

@@ -47,7 +47,7 @@ def link(home: Path) -> Iterator[Link]:
     found.close()
 
 
-def test_files_of_a_job_are_found_and_read(link: Link, home: Path) -> None:
+def test_files_of_a_job_are_found_and_read(link: Link, home: Path, golden) -> None:
     work = home / "work"
     (work / "ck").mkdir(parents=True)
     (work / "ck" / "a.pt").write_bytes(b"0123456789")
@@ -73,10 +73,9 @@ def test_files_of_a_job_are_found_and_read(link: Link, home: Path) -> None:
     ):
         with pytest.raises(PreflightError, match=error):
             read_file(link, replace(request, path=path), begun.append, data.extend)
-    with pytest.raises(
-        PreflightError, match="what job job-2 kept on this host is gone"
-    ):
+    with pytest.raises(PreflightError) as caught:
         find_files(link, Folder(job="job-2"), "**")
+    golden(caught.value)
 
 
 NAMES = [
@@ -185,7 +184,9 @@ def test_a_later_call_goes_on_too_and_one_that_finds_the_file_sends_nothing(
     assert "big.bin: 3 of 3 MB (0 MB/s)" in capsys.readouterr().err
 
 
-def test_a_part_of_another_file_is_found_out(home: Path, tmp_path: Path) -> None:
+def test_a_part_of_another_file_is_found_out(
+    home: Path, tmp_path: Path, golden
+) -> None:
     data = os.urandom(100_000)
     (tmp_path / "big.bin").write_bytes(data)
     (home / "in").mkdir()
@@ -193,10 +194,9 @@ def test_a_part_of_another_file_is_found_out(home: Path, tmp_path: Path) -> None
     part = home / "in" / f".distmagic-{sha256[:32]}.part"
     part.write_bytes(b"another")
     folder = RemoteFolder(Folder(path="in"), opened)
-    with pytest.raises(
-        PreflightError, match=r"'big\.bin' has changed while it was sent"
-    ):
+    with pytest.raises(PreflightError) as caught:
         folder.send(tmp_path / "big.bin")
+    golden(caught.value)
     folder.send(tmp_path / "big.bin")
     assert (home / "in" / "big.bin").read_bytes() == data
 
@@ -213,7 +213,7 @@ def test_where_nothing_can_be_written_the_host_says_why(
         RemoteFolder(Folder(path="file/in"), opened).send(tmp_path / "one")
 
 
-def test_links_are_not_sent(home: Path, tmp_path: Path) -> None:
+def test_links_are_not_sent(home: Path, tmp_path: Path, golden) -> None:
     source = tmp_path / "source"
     source.mkdir()
     with pytest.raises(SpecError, match="has no file"):
@@ -223,8 +223,9 @@ def test_links_are_not_sent(home: Path, tmp_path: Path) -> None:
     (source / "loop").symlink_to(source)
     sent = RemoteFolder(Folder(path="in"), opened).send(source)
     assert sent == ["source/real"]
-    with pytest.raises(SpecError, match="is no file and no folder of this machine"):
+    with pytest.raises(SpecError) as caught:
         RemoteFolder(Folder(path="in"), opened).send(tmp_path / "nothing")
+    golden(caught.value)
 
 
 class Notebook:

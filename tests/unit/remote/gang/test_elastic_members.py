@@ -50,24 +50,20 @@ def test_hosts_are_counted_one_after_the_other():
 
 
 @pytest.mark.parametrize(
-    ("heard", "host", "why"),
+    ("heard", "host"),
     [
-        ({"node1": True, "node2": True}, "b", "b is a node of this job"),
-        ({"node1": True, "node2": False}, "a", "a is a node of this job"),
-        (
-            {"node1": True, "node2": True},
-            "d",
-            "it has 3 nodes, and --nnodes allows no more",
-        ),
+        ({"node1": True, "node2": True}, "b"),
+        ({"node1": True, "node2": False}, "a"),
+        ({"node1": True, "node2": True}, "d"),
     ],
 )
-def test_who_is_not_let_in(heard, host, why):
+def test_who_is_not_let_in(heard, host, golden):
     with pytest.raises(ValueError) as caught:
         hosts_after(members(**heard), host)
-    assert str(caught.value) == why
+    golden(caught.value)
 
 
-def test_nobody_comes_to_a_job_that_ends_or_is_not_elastic():
+def test_nobody_comes_to_a_job_that_ends_or_is_not_elastic(golden):
     with pytest.raises(ValueError, match=r"^it is about to end$"):
         hosts_after(members(node2=False), "c", is_ending=True)
     for start in (
@@ -75,18 +71,16 @@ def test_nobody_comes_to_a_job_that_ends_or_is_not_elastic():
         replace(LEAD, terms=replace(TERMS, max_nodes=0)),
         replace(LEAD, lead=False),
     ):
-        with pytest.raises(
-            ValueError,
-            match=r"^this job is not elastic, or its first host is another one$",
-        ):
+        with pytest.raises(ValueError) as caught:
             hosts_after(members(start, node2=False), "c")
+        golden(caught.value)
 
 
-def test_nobody_comes_once_all_ranks_of_a_node_have_returned():
+def test_nobody_comes_once_all_ranks_of_a_node_have_returned(golden):
     found = members(node1=True, node2=False)
     with pytest.raises(ValueError) as caught:
         hosts_after(found, "c", has_returned_node=True)
-    assert str(caught.value) == "all ranks of one of its hosts have returned"
+    golden(caught.value)
     assert hosts_after(found, "c") == ("a", "b", "c", "c")
 
 

@@ -26,19 +26,17 @@ warnings.warn_explicit("too late", RuntimeWarning, "/tmp/ipykernel_71/123.py", 9
 """
 
 
-def test_a_warning_of_a_cell_names_the_cell_as_tracebacks_do():
+def test_a_warning_of_a_cell_names_the_cell_as_tracebacks_do(golden):
     done = subprocess.run(
         [sys.executable, "-c", WARN], capture_output=True, text=True, check=True
     )
-    assert [
-        line
-        for line in done.stderr.splitlines()
-        if line.strip() and not line.startswith(" ")
-    ] == [
-        "Cell In[3], line 3: UserWarning: too hot",
-        "/somewhere/train.py:3: UserWarning: too hot",
-        "log: Cell In[3], line 9: RuntimeWarning: too late",
-    ]
+    golden(
+        *[
+            line
+            for line in done.stderr.splitlines()
+            if line.strip() and (not line.startswith(" "))
+        ]
+    )
 
 
 def rank_in(folder: Path) -> worker.Rank:
@@ -66,16 +64,14 @@ def test_a_result_that_finds_no_room_says_how_much_it_needs(tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     value = bytes(1_000_000)
-    needed = parcel.measure(value)
     monkeypatch.setattr(parcel, "dump", dump)
     monkeypatch.setattr(
         worker.shutil, "disk_usage", lambda _: type("", (), {"free": 4096})()
     )
     ended = worker._keep(rank_in(tmp_path), value)
     assert (ended.outcome, ended.code, ended.result_bytes) == ("returned", 0, None)
-    assert ended.meaning == (
-        f"its result is lost: it takes {needed:,} bytes, and {tmp_path} has 4,096 bytes free (No space left on device)"
-    )
+    assert f"it takes {parcel.measure(value):,} bytes" in ended.meaning
+    assert "4,096 bytes free" in ended.meaning
 
 
 class Odd:
@@ -86,7 +82,7 @@ class Odd:
         raise self.error
 
 
-def test_a_result_that_can_not_be_pickled_fails_no_rank(tmp_path):
+def test_a_result_that_can_not_be_pickled_fails_no_rank(tmp_path, golden):
     ended = worker._keep(rank_in(tmp_path), Odd(RuntimeError("I stay here")))
     assert (ended.outcome, ended.code, ended.result_bytes, ended.failure) == (
         "returned",
@@ -94,19 +90,13 @@ def test_a_result_that_can_not_be_pickled_fails_no_rank(tmp_path):
         None,
         None,
     )
-    assert ended.meaning == (
-        "its result is lost: result is a tests.unit.remote.rank.test_worker.Odd, which can't be pickled "
-        "(RuntimeError: I stay here). Return only what can be pickled: numbers, tensors, a state_dict()."
-    )
+    golden(ended.meaning)
 
 
-def test_a_result_for_which_there_is_no_memory_fails_no_rank(tmp_path):
+def test_a_result_for_which_there_is_no_memory_fails_no_rank(tmp_path, golden):
     ended = worker._keep(rank_in(tmp_path), {"a": Odd(MemoryError())})
     assert (ended.outcome, ended.code, ended.result_bytes) == ("returned", 0, None)
-    assert (
-        ended.meaning
-        == "its result is lost: there is not enough memory to write it to a file"
-    )
+    golden(ended.meaning)
 
 
 def test_a_result_is_kept_without_the_part_that_can_not_be_pickled(tmp_path):

@@ -66,9 +66,10 @@ def test_too_many_files_are_refused(folder, monkeypatch):
     "path",
     ["../outside/secret.pt", "/etc/passwd", "", "ck/../../outside/secret.pt", "a\0b"],
 )
-def test_a_path_that_leads_out_is_refused(folder, path):
-    with pytest.raises(ValueError, match="is no path below a folder"):
+def test_a_path_that_leads_out_is_refused(folder, path, golden):
+    with pytest.raises(ValueError) as caught:
         opened(str(folder), path)
+    golden(caught.value)
 
 
 def test_links_and_pipes_are_not_read(folder):

@@ -38,13 +38,10 @@ def test_how_long_a_log_may_be(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["1G", "-1", "65535", "0", "1e9", "²"])
-def test_what_is_no_length_of_a_log(text):
+def test_what_is_no_length_of_a_log(text, golden):
     with pytest.raises(ValueError) as caught:
         places.log_limit_bytes({"DISTMAGIC_LOG_BYTES": text})
-    assert (
-        str(caught.value)
-        == f"DISTMAGIC_LOG_BYTES={text} is no number of bytes of at least 65,536"
-    )
+    golden(caught.value)
 
 
 def test_a_blob_has_the_name_of_its_hash(home):
@@ -104,12 +101,12 @@ def test_a_run_directory_is_private(run_dir):
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701, 0o1700, 0o600])
-def test_a_directory_that_others_may_enter_is_refused(run_dir, mode):
+def test_a_directory_that_others_may_enter_is_refused(run_dir, mode, golden):
     run_dir.mkdir()
     run_dir.chmod(mode)
     with pytest.raises(PermissionError) as caught:
         places.check_run_dir(run_dir)
-    assert str(caught.value) == f"{run_dir} is not a private directory of this user"
+    golden(caught.value)
 
 
 def test_links_files_and_others_directories_are_refused(run_dir, tmp_path, monkeypatch):
@@ -136,13 +133,12 @@ def test_the_home_is_absolute(given, monkeypatch, tmp_path):
     assert places.home() == tmp_path / given.removeprefix("~/")
 
 
-def test_a_user_without_a_home(monkeypatch):
+def test_a_user_without_a_home(monkeypatch, golden):
     """Python leaves a `~` of which it knows nothing as it is."""
     monkeypatch.setenv("DISTMAGIC_HOME", "~no-such-user/distmagic")
-    with pytest.raises(
-        FileNotFoundError, match=r"^~no-such-user/distmagic is nowhere: HOME is not set"
-    ):
+    with pytest.raises(FileNotFoundError) as caught:
         places.home()
+    golden(caught.value)
 
 
 def test_whether_the_disk_takes_anything(home):
@@ -334,9 +330,9 @@ def test_folders_that_are_open_to_others_are_shut(home):
 
 @pytest.mark.needs("lab")
 @pytest.mark.parametrize("which", [".", "blobs"])
-def test_folders_of_somebody_else_are_refused(home, which):
+def test_folders_of_somebody_else_are_refused(home, which, golden):
     (home / "blobs").mkdir(parents=True)
     os.chown(home / which, 1, 1)
     with pytest.raises(PermissionError) as caught:
         places.make_private(home / "blobs")
-    assert str(caught.value) == f"{home / which} belongs to another user (uid 1)"
+    golden(caught.value)

@@ -385,37 +385,29 @@ def test_what_can_not_be_ended_is_named(tree):
 
 
 @pytest.mark.parametrize(
-    ("code", "meaning"),
+    "code",
     [
-        (0, ""),
-        (1, ""),
-        (127, ""),
-        (-9, "SIGKILL: killed from outside"),
-        (137, "SIGKILL: killed from outside"),
-        (
-            -11,
-            "SIGSEGV: segmentation fault: native code touched memory that isn't its own",
-        ),
-        (
-            139,
-            "SIGSEGV: segmentation fault: native code touched memory that isn't its own",
-        ),
-        (-6, "SIGABRT: aborted by native code; its last words are on stderr"),
-        (
-            -7,
-            "SIGBUS: bus error: often /dev/shm is full (DataLoader workers) or a mapped file was cut short",
-        ),
-        (-15, "SIGTERM: asked to end from outside"),
-        (-2, "SIGINT: Interrupt"),
-        (-40, "signal 40"),
-        (-99, "signal 99"),
-        (128, ""),
-        (200, ""),
-        (255, ""),
+        0,
+        1,
+        127,
+        -9,
+        137,
+        -11,
+        139,
+        -6,
+        -7,
+        -15,
+        -2,
+        -40,
+        -99,
+        128,
+        200,
+        255,
     ],
+    ids=str,
 )
-def test_meanings(code, meaning):
-    assert exit_codes.meaning_of(code, out_of_memory="") == meaning
+def test_meanings(code, golden):
+    golden(exit_codes.meaning_of(code, out_of_memory=""))
     assert exit_codes.outcome_of(code) == ("signalled" if code < 0 else "exited")
 
 

@@ -53,7 +53,7 @@ def test_this_user_is_ours_on_both_ends(listener):
 
 
 @pytest.mark.needs("lab")
-def test_another_user_is_not_ours(listener):
+def test_another_user_is_not_ours(listener, golden):
     def connect() -> bool:
         with socket.socket(socket.AF_UNIX) as conn:
             conn.connect(listener.getsockname())
@@ -66,10 +66,7 @@ def test_another_user_is_not_ours(listener):
         assert not socket_peer.is_ours(accepted)
         with pytest.raises(PermissionError) as caught:
             socket_peer.check(accepted)
-    assert (
-        str(caught.value)
-        == "the process at the other end of a socket of distmagic is not this user's"
-    )
+    golden(caught.value)
 
 
 def test_a_socket_that_is_closed_is_nobodys():

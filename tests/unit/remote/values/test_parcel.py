@@ -450,16 +450,12 @@ def test_the_standard_streams_are_those_of_the_other_end(tmp_path, monkeypatch):
 # ---- errors
 
 
-def test_a_part_that_cannot_be_pickled_is_named(tmp_path):
+def test_a_part_that_cannot_be_pickled_is_named(tmp_path, golden):
     model = torch.nn.Linear(2, 2)
     model.lock = threading.Lock()
     with pytest.raises(parcel.ParcelError) as caught:
         parcel.dump({"loss": 1.0, "model": [model]}, tmp_path / "value")
-    assert (
-        caught.value.message
-        == "result['model'][0].lock is a lock, which can't be pickled."
-    )
-    assert "state_dict()" in caught.value.hint
+    golden(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -479,15 +475,14 @@ def test_a_cycle_with_a_lock_is_taken_apart_once(tmp_path):
         parcel.dump(box, tmp_path / "value")
 
 
-def test_an_object_that_refuses_is_the_culprit(tmp_path):
+def test_an_object_that_refuses_is_the_culprit(tmp_path, golden):
     class Stubborn:
         def __reduce__(self):
             raise RuntimeError("no")
 
-    with pytest.raises(
-        parcel.ParcelError, match=r"result\[1\] is a .*Stubborn, which can't be pickled"
-    ):
+    with pytest.raises(parcel.ParcelError) as caught:
         parcel.dump([1, Stubborn()], tmp_path / "value")
+    golden(caught.value)
 
 
 def test_a_part_among_very_many_is_told_by_what_pickle_said(tmp_path):
@@ -625,10 +620,11 @@ def test_a_whole_cell_keeps_its_lines_and_its_name(tmp_path):
     ]
 
 
-def test_what_is_no_payload_is_refused(tmp_path):
+def test_what_is_no_payload_is_refused(tmp_path, golden):
     parcel.dump(42, tmp_path / "value")
-    with pytest.raises(parcel.ParcelError, match="is no payload but a int"):
+    with pytest.raises(parcel.ParcelError) as caught:
         call.load(tmp_path / "value", types.ModuleType("__main__"))
+    golden(caught.value)
 
 
 @pytest.mark.parametrize("pack", [parcel.dump, lambda value, _: parcel.measure(value)])

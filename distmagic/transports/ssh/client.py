@@ -257,11 +257,9 @@ class SshSession:
     def open_stream(self, hostname: str, port: int, where: str) -> Stream:
         """Return a byte stream from this host on to another one. Raises `Trouble`."""
         try:
-            target = (hostname, port)
-            origin = ("127.0.0.1", 0)
             stream: Stream = self._transport.open_channel(
-                "direct-tcpip", target, origin, timeout=CHANNEL_TIMEOUT_S
-            )
+                "direct-tcpip", (hostname, port), ("127.0.0.1", 0), timeout=CHANNEL_TIMEOUT_S
+            )  # fmt: skip
         except _BROKEN as error:
             why = (
                 error.text
@@ -275,6 +273,7 @@ class SshSession:
 
     def start(self, command: str, name: str) -> SshProcess:
         """Run a command line on host `name`. Raises `ConnectionLost`, or `PreflightError` if it is refused."""
+        lost = ConnectionLost(f"{name}: the connection to {self.where} is lost.")
         try:
             channel = self._transport.open_session(timeout=CHANNEL_TIMEOUT_S)
         except paramiko.ChannelException as error:
@@ -285,16 +284,12 @@ class SshSession:
                 hint,
             ) from error
         except _BROKEN as error:
-            raise ConnectionLost(
-                f"{name}: the connection to {self.where} is lost."
-            ) from error
+            raise lost from error
         try:
             channel.exec_command(command)
         except _BROKEN as error:
             if not self.is_active:
-                raise ConnectionLost(
-                    f"{name}: the connection to {self.where} is lost."
-                ) from error
+                raise lost from error
             hint = "The account may be restricted to other uses: ask the machine's administrator."
             raise PreflightError(
                 name, "the SSH server refuses to run commands.", hint

@@ -127,7 +127,7 @@ def _resolved(scope: Scope) -> Resolved:
             if file.lower() != "none"
         ),
         host_key_alias=alias or None,
-        connect_timeout_s=_seconds(scope, "connecttimeout"),
+        connect_timeout_s=_connect_timeout(scope),
         batch_mode=_yes(scope, "batchmode"),
         warnings=tuple(scope.warnings),
     )
@@ -144,11 +144,9 @@ def _port(scope: Scope) -> int:
     return int(text)
 
 
-def _seconds(scope: Scope, keyword: str) -> float | None:
-    """Return a time such as 90 or 1m30s; None for none and 0."""
-    text = scope.first(keyword, "none")
-    if text.lower() == "none":
-        return None
+def _connect_timeout(scope: Scope) -> float | None:
+    """Return a time such as 90 or 1m30s in seconds; None for none and 0."""
+    text = scope.first("connecttimeout", "0")
     if not re.fullmatch(r"(?:\d+[smhdw]?)+", text, re.IGNORECASE | re.ASCII):
         raise _not_understood(scope, "ConnectTimeout", text, "time")
     parts = re.findall(r"(\d+)([a-z]?)", text.lower())
@@ -163,11 +161,7 @@ def _not_understood(scope: Scope, keyword: str, text: str, what: str) -> SpecErr
 
 
 def _paths(scope: Scope, words: list[str]) -> tuple[str, ...]:
-    paths = []
-    for word in words:
-        if word.lower() != "none":
-            paths.append(_path(scope, word))
-    return tuple(paths)
+    return tuple(_path(scope, word) for word in words if word.lower() != "none")
 
 
 def _path(scope: Scope, word: str) -> str:

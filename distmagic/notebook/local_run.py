@@ -12,13 +12,18 @@ import re
 import sys
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING
 
 from distmagic.errors import SpecError
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request import notebook_effects
-from distmagic.request.cell import CellPlan, names_evaluated, names_wanted
+from distmagic.request.cell import (
+    CellPlan,
+    first_missing,
+    names_evaluated,
+    names_wanted,
+)
 from distmagic.request.notebook_effects import LocalEffect
 
 if TYPE_CHECKING:
@@ -33,6 +38,10 @@ _ARGPARSE_HINT = (
     "--whole, and every rank runs the whole cell. %%distributed --script -- --lr 0.1 does that with these arguments."
 )
 _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_OF_A_RANK = ("__file__",)
+_MAKES_NAMES = re.compile(
+    r"(?<!def )(?<![.\w])(?:globals|exec|eval|setattr|vars)\s*\(|\bbuiltins\b|import __main__|\bmodules\["
+)
 _OF_TORCH = ("environment variable", "Default process group has not been initialized")
 
 
@@ -56,9 +65,13 @@ def run_local(
             _add_note(error, cause)
         _show_from(error.__traceback__, error, shell)
         raise
-    called = [] if plan.call is None else names_evaluated(plan.call)
-    known = shell.user_ns.keys() | set(dir(builtins))
-    _reject_names(shell, plan, filename, {node.id for node in called} - known)
+    nowhere = []
+    if plan.call is not None:
+        known = {*shell.user_ns, *dir(builtins), *_OF_A_RANK}
+        nowhere = [
+            node.id for node in names_evaluated(plan.call) if node.id not in known
+        ]
+    _reject_names(shell, plan, filename, nowhere)
     if effects:
         print(f"! {notebook_effects.note(effects)}")
 
@@ -84,14 +97,47 @@ def _reject_names(
     for node in names_evaluated(plan.call) if plan.call is not None else ():
         if node.id not in nowhere:
             continue
-        try:
-            eval(compile(ast.Expression(node), filename, "eval"), {})  # noqa: S307  # it raises
-        except NameError as error:
-            close = difflib.get_close_matches(node.id, {*close_by, *shell.user_ns}, 1)
-            if close:
-                error.args = (f"{error}. Did you mean: {close[0]!r}?",)
-            _show_from(error.__traceback__, error, shell)
-            raise
+        close = {*close_by, *shell.user_ns}
+        _raise_name_error(shell, node, filename, close)
+
+
+def reject_names_of_function(
+    shell: InteractiveShell, plan: CellPlan, labels: Mapping[str, str]
+) -> None:
+    """Raise NameError for a name that is nowhere, where the function that the call names certainly asks for it.
+
+    `labels` are of the notebook's cells. A name that any of their texts may make on a rank is left alone.
+    """
+    call = plan.call
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        return
+    function = shell.user_ns.get(call.func.id)
+    if (
+        type(function) is not FunctionType
+        or function.__code__.co_filename not in labels
+    ):
+        return
+    found = first_missing(function)
+    texts = "\n".join("".join(linecache.getlines(name)) for name in labels)
+    if found is None or _MAKES_NAMES.search(texts):
+        return
+    name, line = found
+    if not re.search(rf"\bglobal\b.*\b{name}\b", texts):
+        node = ast.Name(name, ast.Load(), lineno=line, col_offset=0)
+        node.end_lineno, node.end_col_offset = line, 0
+        _raise_name_error(shell, node, function.__code__.co_filename, shell.user_ns)
+
+
+def _raise_name_error(
+    shell: InteractiveShell, node: ast.Name, filename: str, close_to: Collection[str]
+) -> None:
+    try:
+        eval(compile(ast.Expression(node), filename, "eval"), {})  # noqa: S307  # it raises
+    except NameError as error:
+        if close := difflib.get_close_matches(node.id, close_to, 1):
+            error.args = (f"{error}. Did you mean: {close[0]!r}?",)
+        _show_from(error.__traceback__, error, shell)
+        raise
 
 
 def note_library_changes(

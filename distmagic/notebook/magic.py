@@ -26,6 +26,7 @@ from distmagic.notebook.completion import MAGICS, Completer
 from distmagic.notebook.local_run import (
     note_library_changes,
     reject_names_early,
+    reject_names_of_function,
     run_local,
 )
 from distmagic.notebook.settings import Notebook
@@ -344,6 +345,7 @@ class Magics:
         if plan.call is not None:
             given = [name for name, _ in request.spec.env]
             run_local(self.shell, plan, filename, given)
+            reject_names_of_function(self.shell, plan, _labels(self.shell))
 
 
 def _matcher(completer: Completer) -> Callable[[Any], dict[str, Any]]:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dis
 import inspect
 import re
 import symtable
+import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from distmagic.errors import SpecError
 from distmagic.remote.values.source_form import code_of_call
@@ -39,6 +42,8 @@ _IPYTHON_HINT = "Take it out, or run it in a cell of its own."
 _WRITTEN = {"run_line_magic": "%{} {}", "system": "!{}", "getoutput": "!{}"}
 _SHORT_CHARS = 60
 
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
+_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _WITH_OWN_NAMES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -343,6 +348,29 @@ def names_evaluated(call: ast.expr) -> Iterator[ast.Name]:
             waiting.append(node.values[0])
         elif not isinstance(node, ast.Lambda):
             waiting += ast.iter_child_nodes(node)
+
+
+def first_missing(function: types.FunctionType) -> tuple[str, int] | None:
+    """Return the first global name that any call of a function asks for and that is nowhere, with its line; None for none.
+
+    Only what comes before the first branch is certain. A function with a `try` or a `with` may expect the error.
+    """
+    code: Any = function.__code__
+    if code.co_flags & _SUSPENDED or getattr(code, "co_exceptiontable", b""):
+        return None
+    lines = dict(dis.findlinestarts(code))
+    line = code.co_firstlineno
+    for step in dis.get_instructions(code):
+        line = lines.get(step.offset) or line
+        if step.opcode in _JUMPS or step.opname.startswith(("RETURN", "RAISE")):
+            return None
+        name = step.argval
+        if step.opname == "IMPORT_NAME" and name not in sys.modules:
+            return None  # it may make names
+        is_known = name in function.__globals__ or hasattr(builtins, str(name))
+        if step.opname == "LOAD_GLOBAL" and not is_known and not name.startswith("__"):
+            return name, line
+    return None
 
 
 def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:

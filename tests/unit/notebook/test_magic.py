@@ -396,6 +396,7 @@ def test_a_name_that_the_cells_own_lines_might_have_made_is_looked_for_once_they
         ("try:\n    import nothing_such as m\nexcept ImportError as e: m = 7\nabs(m)", 7),
         ("match 8:\n    case m: pass\nabs(m)", 8),
         ("print(__name__)", None),
+        ("def fit():\n    return helper_\ntry:\n    fit()\nexcept NameError:\n    helper_ = 13\nfit()", 13),
         ("def only():\n    return 9", 9),
         ("if __name__ == '__main__':\n    abs(10)", 10),
         ("11 if True else nothing_such(int())", 11),
@@ -404,6 +405,38 @@ def test_a_name_that_the_cells_own_lines_might_have_made_is_looked_for_once_they
 )  # fmt: skip
 def test_a_name_that_is_somewhere_is_no_error(lab, cell, value):
     assert lab.value(f"%%distributed\n{cell}") == value
+
+
+def test_a_name_that_the_function_of_the_call_certainly_lacks_fails_here(lab, capsys):
+    lab.run(
+        "def helper(n): return n\nclass Net:\n    def eval(self): return self.eval()"
+    )
+    cell = "def fit(n):\n    import math\n    m = math.sqrt(n)\n    return helpr(m)\nfit(4)"
+    error = lab.error(f"%%distributed\n{cell}")
+    assert type(error) is NameError
+    assert "'helpr' is not defined. Did you mean: 'helper'?" in str(error)
+    assert "----> 5 return helpr(m)" in capsys.readouterr().out
+    assert "launch" not in lab.session.log
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "def fit(n):\n    if n:\n        return n\n    return nothing_such\nfit(1)",
+        "def fit(n):\n    try:\n        nothing_such\n    except NameError:\n        pass\n    return n\nfit(1)",
+        "def fit(n):\n    return n or nothing_such\nfit(1)",
+        "def fit(n):\n    later = lambda: nothing_such\n    return n\nfit(1)",
+        "def fit(n):\n    return n\n    nothing_such\nfit(1)",
+        "def fit(n):\n    make()\n    return made\ndef make():\n    global unused, made\n    made = 1\nfit(1)",
+        "def fit(n):\n    globals()['made'] = 1\n    return made\nfit(1)",
+        "def fit(n):\n    exec('made = 1', globals())\n    return made\nfit(1)",
+        "def fit(n):\n    print(__name__, display, exit)\n    return n\nfit(1)",
+        "from math import *\ndef fit(n):\n    return floor(n)\nfit(1)",
+        "import functools\n@functools.lru_cache\ndef fit(n):\n    return n\nfit(1)",
+    ],
+)
+def test_a_name_that_a_function_may_do_without_is_no_error(lab, cell):
+    assert lab.value(f"%%distributed\n{cell}") == 1
 
 
 def test_an_unpicklable_call_lets_go_of_the_hosts(lab):

@@ -6,6 +6,7 @@ begin_with  --in a rank, before the call-->      the same settings
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import operator
@@ -29,7 +30,7 @@ _OF_TORCH = (
 # How a text says that a notebook makes one of them.
 MADE = re.compile(
     r"(set_default_dtype|set_float32_matmul_precision|set_deterministic_debug_mode|use_deterministic_algorithms"
-    r"|set_grad_enabled|set_detect_anomaly|cudnn\.deterministic|cudnn\.benchmark|basicConfig"
+    r"|set_grad_enabled|set_detect_anomaly|cudnn\.deterministic|cudnn\.benchmark|cuda\.matmul\.allow_tf32|basicConfig"
     r"|(getLogger\(\)|calls \w+)\.(setLevel|addHandler)) in"
 )
 _STREAMS = ("stdout", "stderr")
@@ -42,8 +43,11 @@ def read() -> tuple[str, str]:
     torch = sys.modules.get("torch")
     of_torch = {}
     for name, path, _, usual in _OF_TORCH:
-        value = operator.attrgetter(path)(torch) if torch else usual
-        value = value() if callable(value) else value
+        try:
+            value = operator.attrgetter(path)(torch) if torch else usual
+            value = value() if callable(value) else value
+        except (AttributeError, RuntimeError):
+            continue  # a torch without it, or one whose other settings contradict it
         if name == "default dtype":
             value = str(value).removeprefix("torch.")
         if value != usual:
@@ -122,8 +126,9 @@ def _set_torch(values: dict[str, Any], torch: Any) -> None:
         value = values[name]
         if name == "default dtype":
             value = getattr(torch, value)
-        if setter:
-            operator.attrgetter(setter)(torch)(value)
-        else:
-            owner, _, attribute = path.rpartition(".")
-            setattr(operator.attrgetter(owner)(torch), attribute, value)
+        with contextlib.suppress(AttributeError, RuntimeError):  # as above
+            if setter:
+                operator.attrgetter(setter)(torch)(value)
+            else:
+                owner, _, attribute = path.rpartition(".")
+                setattr(operator.attrgetter(owner)(torch), attribute, value)

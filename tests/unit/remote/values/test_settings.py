@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -105,3 +106,20 @@ def test_a_logger_that_has_handlers_gets_no_second_one():
     settings.begin_with(text.replace("'", '"').replace("None", "null"), lambda *_: None)
     assert logger.level == 10
     assert len(logger.handlers) == 1
+
+
+def test_what_this_torch_can_not_say_is_not_taken_and_stops_nothing(monkeypatch):
+    def mixed(*_):
+        raise RuntimeError("mix of the legacy and new APIs to set the matmul precision")
+
+    torch = types.SimpleNamespace(
+        get_default_dtype=lambda: "torch.float64",
+        get_float32_matmul_precision=mixed,
+        set_default_dtype=mixed,
+        float64="its dtype",
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    text, words = settings.read()
+    assert "default dtype float64" in words
+    assert "precision" not in words
+    settings.begin_with(text, lambda _, patch: patch(torch))

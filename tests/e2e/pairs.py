@@ -323,6 +323,8 @@ def _draw(rng: random.Random, seed: int) -> Pair:
     )
     if relative is None and phase == later == "running":
         strikes = tuple(sorted(strikes, key=lambda one: one.moment.step))
+    if relative is None and phase == later == "fetching":
+        strikes = tuple(sorted(strikes, key=lambda one: one.moment.rank))
     pair = Pair(seed=seed, job=job, strikes=strikes)
     # A host that a run's own thread has switched on ends with that thread, so no
     # job grows there.
@@ -446,7 +448,7 @@ def is_in_vain(pair: Pair) -> bool:
 def _goes_on(strike: Strike, pair: Pair) -> bool:
     """Whether a job goes on when this has struck, with all its ranks where moments of a rank may be still to come."""
     row, phase = strike.row, strike.moment.phase
-    if phase in EARLY:
+    if phase in (*EARLY, "fetching"):
         return row.outcome == "done" and row.kind not in _BREAKS_CONNECTIONS
     if pair.job.kind == "elastic" and row.process.split()[0] in ("link", "host"):
         later = pair.strikes[1].moment

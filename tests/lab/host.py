@@ -120,14 +120,15 @@ class LabHost:
                 f"link set {wiring.card} master {wiring.bridge} up",
             )
             process.stdin.write("go\n")
-        self._wait_for_server(before)
+        self._wait_until_it_listens(before)
+        # Who asks it sooner waits for ARP.
+        wait_until(self._answers, f"{self.name}'s SSH server to answer")
 
-    def _wait_for_server(self, before: int) -> None:
-        """Wait until its log says once more than `before` that it listens. Who asks it sooner waits for ARP."""
+    def _wait_until_it_listens(self, before: int) -> None:
+        """Wait until its log says once more than `before` that it listens."""
         wait_until(
             lambda: self.log().count(_LISTENS) > before, f"{self.name}'s SSH server"
         )
-        wait_until(self._answers, f"{self.name}'s SSH server to answer")
 
     def _answers(self) -> bool:
         try:
@@ -315,7 +316,7 @@ class LabHost:
     def _reload(self) -> None:
         before = self.log().count(_LISTENS)
         os.kill(self._pid(), signal.SIGHUP)
-        self._wait_for_server(before)
+        self._wait_until_it_listens(before)  # its cable may be cut
 
     # ---- looking at it
 

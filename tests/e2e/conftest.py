@@ -9,7 +9,7 @@ import pytest
 from distmagic import api
 from distmagic.session.session import Session
 from tests.e2e.slurm_cells import Held
-from tests.lab import HostProcess, wait_until
+from tests.lab import HostProcess, Lab, wait_until
 from tests.lab.slurm import LOOK_S, SlurmLab
 
 
@@ -18,6 +18,14 @@ def _own_session() -> None:
     """A session knows the hosts of all its runs. Those of earlier modules may be of a lab that is gone."""
     api.session().close()
     api.session.cache_clear()
+
+
+@pytest.fixture
+def ended(lab: Lab) -> Iterator[Lab]:
+    """The lab, on which nothing is left after the test."""
+    yield lab
+    api.session().close()
+    lab.assert_clean()
 
 
 @pytest.fixture

@@ -161,7 +161,6 @@ def clean_tmp(host: LabHost) -> None:
     host.exec(["sh", "-c", "rm -rf /tmp/distmagic-*"]).check_returncode()
 
 
-HEAL = lambda lab: lab.hosts[1].heal()  # noqa: E731
 THAW = lambda lab: (lab.hosts[1].thaw(), faults.all_clean(lab))  # noqa: E731
 
 

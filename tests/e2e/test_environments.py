@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -32,14 +31,6 @@ def seen() -> tuple[str | None, str | None, str | None]:
         ["sh", "-c", "echo $MODEL"], capture_output=True, text=True, check=False
     )
     return os.environ.get("MODEL"), child.stdout.strip(), os.environ.get("INSIDE")
-
-
-@pytest.fixture
-def ended(lab: Lab) -> Iterator[Lab]:
-    """The lab, on which nothing is left after the test."""
-    yield lab
-    session().close()
-    lab.assert_clean()
 
 
 @pytest.mark.parametrize("warm_idle_s", [0.0, 900.0], ids=["cold", "warm"])

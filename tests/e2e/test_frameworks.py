@@ -7,7 +7,6 @@ their home, those of Accelerate and Lightning on hosts with homes of their own, 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,14 +21,6 @@ from tests.system.packages import folder_of
 
 pytestmark = pytest.mark.needs("lab")
 SHAPES = REPOSITORY / "tests" / "e2e" / "shapes"
-
-
-@pytest.fixture
-def ended(lab: Lab) -> Iterator[Lab]:
-    """The lab, on which nothing is left after the test."""
-    yield lab
-    session().close()
-    lab.assert_clean()
 
 
 def run_with(

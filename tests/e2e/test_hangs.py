@@ -97,7 +97,7 @@ def all_report(state: RunState) -> bool:
         pytest.param(0.0, 30.0, id="cold"),
         pytest.param(
             900.0,
-            6.0,
+            12.0,
             id="forked from a template",
             marks=pytest.mark.promise("a hang ends the run and says who stands out"),
         ),
@@ -166,7 +166,7 @@ def test_a_rank_that_is_stopped_is_said_not_to_answer(lab: Lab) -> None:
         as_value(train),
         2,
         "",
-        hang_timeout_s=6.0,
+        hang_timeout_s=12.0,
         screen=screen,
         is_warm=True,
     )

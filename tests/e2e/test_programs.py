@@ -21,14 +21,6 @@ SHAPES = REPOSITORY / "tests" / "e2e" / "shapes"
 TWO = {"hosts": "dm1:1,dm2:1", "warm_idle_s": 900.0}
 
 
-@pytest.fixture
-def ended(lab: Lab) -> Iterator[Lab]:
-    """The lab, on which nothing is left after the test."""
-    yield lab
-    session().close()
-    lab.assert_clean()
-
-
 @pytest.fixture(params=["own homes", "one home"])
 def homes(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """Two hosts or more with homes of their own, and two that share one."""

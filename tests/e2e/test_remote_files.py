@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,6 @@ from tests.e2e.scripts import detached, run
 from tests.lab import Lab, wait_until
 
 pytestmark = pytest.mark.needs("lab")
-
-
-@pytest.fixture
-def ended(lab: Lab) -> Iterator[Lab]:
-    """The lab, on which nothing is left after the test."""
-    yield lab
-    session().close()
-    lab.assert_clean()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +101,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).write_text(text)
     monkeypatch.chdir(folder)
     return folder
-
-
-@pytest.fixture
-def ended(lab: Lab) -> Iterator[Lab]:
-    """The lab, on which nothing is left after the test."""
-    yield lab
-    session().close()
-    lab.assert_clean()
 
 
 class SentBytes(runner.Watch):

@@ -350,7 +350,8 @@ def test_a_program_that_starts_its_own_ranks_is_named_before_it_starts_and_when_
         lambda: unnamed.append(True),
     )
     with pytest.raises(Hung) as found:
-        scripts.run(lab, "--hang-timeout 8 spawns.py", screen=screen)
+        # None of them advances while it imports torch.
+        scripts.run(lab, "--hang-timeout 30 spawns.py", screen=screen)
     assert screen.last is not None
     assert unnamed == []
     assert any("spawns.py, line 8 starts" in text for text in screen.last.notices)

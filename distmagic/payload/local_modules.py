@@ -34,6 +34,7 @@ class LocalModule:
     name: str
     file: Path | None = None
     places: tuple[Path, ...] = ()
+    at: str = ""  # the folder below the working directory that gets it, "" for itself
 
     @property
     def root(self) -> Path:
@@ -41,10 +42,13 @@ class LocalModule:
         return self.file.parent if self.file is not None else self.places[0].parent
 
 
-def found(names: Iterable[str]) -> tuple[LocalModule, ...]:
+def found(
+    names: Iterable[str], script: Path | None = None, current: Path | None = None
+) -> tuple[LocalModule, ...]:
     """Return the local modules among `names` and those that they import in turn, in alphabetical order.
 
-    Raises `PayloadError` for a package that is too large.
+    Of a program, `script` is the directory that it imports from first, and `current` has what is importable nowhere else.
+    Raises `PayloadError` for a package that is too large, but not of a program.
     """
     modules: dict[str, LocalModule] = {}
     waiting, done = sorted(set(map(_top, names))), set(_NEVER)
@@ -53,11 +57,18 @@ def found(names: Iterable[str]) -> tuple[LocalModule, ...]:
         if top in done:
             continue
         done.add(top)
-        module = _local(top)
-        if module is not None:
-            modules[top] = module
+        module = _beside(top, script) or _local(top)
+        if module is None and not _is_importable(top):
+            module = _beside(top, current)
+        if module is None:
+            continue
+        modules[top] = module
+        try:
             for path, data in python_texts(module):
                 waiting += sorted(set(map(_top, imports_of_text(data, path))) - done)
+        except PayloadError:
+            if current is None:
+                raise
     return tuple(modules[name] for name in sorted(modules))
 
 
@@ -110,6 +121,22 @@ def imports_of_text(text: str | bytes, filename: str) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
+
+
+def _beside(top: str, folder: Path | None) -> LocalModule | None:
+    if folder is None:
+        return None
+    if (folder / top / "__init__.py").is_file():
+        return LocalModule(name=top, places=(folder / top,))
+    file = folder / f"{top}.py"
+    return LocalModule(name=top, file=file) if file.is_file() else None
+
+
+def _is_importable(top: str) -> bool:
+    try:
+        return top in sys.modules or importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
 
 
 def _local(top: str) -> LocalModule | None:
@@ -189,7 +216,22 @@ def is_installed(path: str | os.PathLike[str]) -> bool:
     real = Path(os.path.realpath(path))
     if {"site-packages", "dist-packages"} & set(real.parts):
         return True
-    return any(real.is_relative_to(root) for root in _installed_roots())
+    if any(real.is_relative_to(root) for root in _installed_roots()):
+        return True
+    return any(
+        _is_recorded(str(folder), name)
+        for folder, name in zip(real.parents, real.parts[:0:-1], strict=False)
+    )
+
+
+@functools.cache
+def _is_recorded(folder: str, name: str) -> bool:
+    """Whether `pip install --target` has put this file or package into a folder: a .dist-info beside it names it."""
+    for record in Path(folder).glob("*.dist-info/RECORD"):
+        with record.open(encoding="utf-8", errors="replace") as lines:
+            if any(line.split(",", 1)[0].split("/", 1)[0] == name for line in lines):
+                return True
+    return False
 
 
 @functools.cache

@@ -48,7 +48,8 @@ class OtherPython:
 class Payload:
     """What every rank of a job gets. Equal calls give equal files, which a host that has them is not sent again.
 
-    `modules` are the local modules that the call needs, `folder` is what a script brings along; `tree` is both as blobs,
+    `modules` are the local modules that the call needs, `folder` is what a script brings along, which imports from `roots`
+    of its working directory, too; `tree` is both as blobs,
     None before it is known that a host needs them (payload/work_files.py). `limit_bytes` counts for it, too. `script` is
     the script's own file, `name` what its working directory is called by default, "" for a cell. `notice` is what a user
     should know of the files. `uses` are the top-level names of modules that a call's functions and values need, and of
@@ -62,6 +63,7 @@ class Payload:
     side_files: tuple[LocalBlob, ...] = ()
     modules: tuple[LocalModule, ...] = ()
     folder: Path | None = None
+    roots: tuple[str, ...] = ()
     script: Path | None = None
     name: str = ""
     notice: str = ""

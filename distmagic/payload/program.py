@@ -6,15 +6,19 @@ import os
 import posixpath
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from distmagic.errors import SpecError
 from distmagic.payload import on_ranks
+from distmagic.payload.local_modules import LocalModule, found, imports_of_text
 from distmagic.payload.pack import Payload, dumped, payload_folder, write_code
-from distmagic.payload.work_files import place_of
+from distmagic.payload.work_files import may_travel, place_of
 from distmagic.remote.values.call import Script
 from distmagic.remote.values.pickling import Seen
 from distmagic.request.program import Program
+
+_MODULES = ".local-modules"  # below the working directory: what a program imports from elsewhere on this machine
 
 
 def pack_program(
@@ -31,38 +35,79 @@ def pack_program(
     """
     scratch = payload_folder(scratch)
     current = current.resolve()
-    if program.is_module:
-        call = Script(program.target, program.args, is_module=True)
-        name, script = program.target, None
-        folder = current if _is_below(program.target, current) else None
+    script = None if program.is_module else _file_of(program.target, current)
+    own = current if script is None else script.parent
+    folder = _folder(program, script, current, limit_bytes)
+    named = Path(os.path.expanduser(sync)).resolve() if sync else folder
+    modules, roots = _modules(program, script, named, current)
+    if script is None:
+        call = Script(program.target, program.args, is_module=True, roots=roots)
     else:
-        script = _file_of(program.target, current)
-        name, folder = script.stem, script.parent
-        call = _script(
-            program, script, Path(os.path.expanduser(sync)) if sync else folder, current
-        )
+        call = replace(_script(program, script, named or own, current), roots=roots)
     start = script or _file_of_module(program.target, current)
-    root = script.parent if script else current
-    shown = on_ranks.look(on_ranks.of_program(start, root) if start else ())
+    shown = on_ranks.look(on_ranks.of_program(start, own) if start else ())
     return Payload(
         call=dumped(call, scratch, Seen(), None),
-        code=write_code((), {}, {}, scratch, shown),
+        code=write_code(modules, {}, {}, scratch, shown),
+        modules=tuple(one for one in modules if one.at),
         folder=folder,
+        roots=roots,
         script=script,
-        name=name,
+        name=program.target if script is None else script.stem,
         notice=shown.notice,
         title=shlex.join([program.target, *program.args]),
         limit_bytes=limit_bytes,
     )
 
 
-def placed(program: Program, *, sync: str | None, current: Path) -> str:
-    """Return the name by which ranks run a program, from where they begin. Raises what `pack_program` raises."""
+def _folder(
+    program: Program, script: Path | None, current: Path, limit_bytes: int
+) -> Path | None:
+    """Return the folder that travels: the current directory, which paths count from, where the program does not lie elsewhere.
+
+    One that can't travel is left out: then it is the script's own folder, or none for a module that hosts have installed.
+    """
+    own = script.parent if script is not None else None
+    if script is None and _is_below(program.target, current):
+        own = current
+    if own == current or (own is not None and not own.is_relative_to(current)):
+        return own
+    return current if may_travel(current, limit_bytes) else own
+
+
+def _modules(
+    program: Program, script: Path | None, folder: Path | None, current: Path
+) -> tuple[tuple[LocalModule, ...], tuple[str, ...]]:
+    """Return the local modules that a program imports, and the directories to import from, below the working directory.
+
+    A module of the folder that travels is imported from its place there; another one has `at` set, and travels besides.
+    """
+    own = current if script is None else script.parent
+    names = [program.target]
+    if script is not None:
+        names = list(imports_of_text(script.read_bytes(), str(script)))
+    modules, roots = [], []
+    at = place_of(folder, current)[0] if folder is not None else ""
+    for one in found(names, own, current):
+        root = one.root.resolve()
+        if root == own:
+            continue  # Python finds it by itself
+        if folder is not None and root.is_relative_to(folder):
+            modules.append(one)
+            roots.append(posixpath.join(at, root.relative_to(folder).as_posix()))
+        else:
+            modules.append(replace(one, at=_MODULES))
+            roots.append(_MODULES)
+    return tuple(modules), tuple(dict.fromkeys(roots))
+
+
+def placed(program: Program, folder: Path | None, current: Path) -> str:
+    """Return the name by which ranks run a program of this folder, from where they begin. Raises what `pack_program` raises."""
     if program.is_module:
         return program.target
     current = current.resolve()
     script = _file_of(program.target, current)
-    folder = Path(os.path.expanduser(sync)) if sync else script.parent
+    folder = folder or script.parent
     call = _script(program, script, folder, current)
     _, inside = place_of(folder.resolve(), current)
     return call.shown or posixpath.relpath(call.path, inside or ".")

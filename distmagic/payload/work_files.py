@@ -116,6 +116,15 @@ def named_folder(sync: str) -> Path:
     return folder
 
 
+def may_travel(folder: Path, limit_bytes: int) -> bool:
+    """Whether `with_tree` would take a folder that nobody has named: it is neither a home nor too large, and can be read."""
+    try:
+        _check_not_home(folder, None)
+        return contents_of(folder).size_bytes <= limit_bytes
+    except (SpecError, PayloadError):
+        return False
+
+
 def check_folder(payload: Payload, sync: str | None) -> None:
     """Raise `SpecError` if `with_tree` would refuse the folder, whatever is in it: before anybody waits for hosts."""
     folder = named_folder(sync) if sync is not None else payload.folder
@@ -163,18 +172,18 @@ def _check_script(script: Path | None, contents: Contents, folder: Path) -> None
 
 def add_module(contents: Contents, module: LocalModule) -> str:
     """Add the files of a local module, where an import finds them; return their place."""
+    path = f"{module.at}/{module.name}" if module.at else module.name
     if module.file is not None:
-        path = f"{module.name}.py"
+        path = f"{path}.py"
         contents.files[path] = file_of(module.file)
         return path
     for place in module.places:
-        contents.add(contents_of(place), module.name)
+        contents.add(contents_of(place), path)
         # Also those that git ignores, such as a generated _version.py.
         for file in python_files(place):
-            contents.files[f"{module.name}/{file.relative_to(place).as_posix()}"] = (
-                file_of(file)
-            )
-    return module.name
+            inner = file.relative_to(place).as_posix()
+            contents.files[f"{path}/{inner}"] = file_of(file)
+    return path
 
 
 def _private(contents: Contents) -> str:

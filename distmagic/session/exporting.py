@@ -86,14 +86,18 @@ def export_program(program: Program, request: Request, hosts: Sequence[Host]) ->
     )
     sync = request.spec.sync
     named = payload.folder if sync is None else work_files.named_folder(sync)
-    contents, _, inside = work_files.gather(named, (), current, payload.script)
+    contents, _, inside = work_files.gather(
+        named, payload.modules, current, payload.script
+    )
     check_size(contents, limit_bytes, f"The folder {named}")
     if program.is_module:
         words: tuple[str, ...] = ("-m", program.target, *program.args)
     else:
         words = (_path_of_script(payload, contents, inside), *program.args)
     exported = _as_started(
-        ExportedProgram(files=_files(contents), words=words, inside=inside)
+        ExportedProgram(
+            files=_files(contents), words=words, inside=inside, imports=payload.roots
+        )
     )
     return write(exported, payload.name, request, hosts)
 
@@ -120,7 +124,9 @@ def _as_started(program: ExportedProgram) -> ExportedProgram:
     if not any(_imports_distmagic(text) for text in texts):
         return program
     zipped = File(path=_ZIP, data=bundle.build().path.read_bytes())
-    return replace(program, files=(*program.files, zipped), imports=(_ZIP,))
+    return replace(
+        program, files=(*program.files, zipped), imports=(*program.imports, _ZIP)
+    )
 
 
 def _imports_distmagic(text: bytes) -> bool:
@@ -175,7 +181,7 @@ def write(
     assert request.export is not None
     spec = request.spec
     has_secret = _SECRET in dict(spec.env)
-    if program.imports and not has_secret:
+    if _ZIP in program.imports and not has_secret:
         # With it the nodes of a job prove to each other that they are of the same.
         spec = replace(spec, env=(*spec.env, (_SECRET, secrets.token_hex(16))))
     if request.python_hosts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def local_hint(state: RunState, folder: Path) -> str:
         return ""
     return sanitize.lines(
         _of_file(failure, worker.host, folder)
-        or _of_module(failure, worker.host)
+        or _of_module(failure, worker.host, folder)
         or _of_name(failure)
     )
 
@@ -65,12 +66,18 @@ def _of_file(failure: Failure, host: str, folder: Path) -> str:
             f"{file} (%distributed help files)."
         )
     return (
-        f"{where} Bring its folder there (%distributed help files), or read it in the notebook and pass what is in it "
-        "as an argument."
+        f"{where} Bring its folder there: {_sync(here.parent, folder)}; or read it here and pass what is in it as an "
+        "argument (%distributed help files)."
     )
 
 
-def _of_module(failure: Failure, host: str) -> str:
+def _sync(place: Path, folder: Path) -> str:
+    """Return the flag that brings what lies in a place of this machine."""
+    is_below = place.is_relative_to(folder.resolve())
+    return "--sync ." if is_below else f"--sync {shlex.quote(str(place))}"
+
+
+def _of_module(failure: Failure, host: str, folder: Path) -> str:
     found = _MODULE.search(failure.message)
     if found is None:
         return ""
@@ -96,7 +103,7 @@ def _of_module(failure: Failure, host: str) -> str:
         )
     return (
         f"{top} is a module of yours, {lies_at}. It travels where code imports it by its name: write `import {top}` in the "
-        "cell, or in a module that travels; or bring its folder (%distributed help files)."
+        f"cell, in the script, or in a module that travels; or bring its folder: {_sync(Path(lies_at).parent, folder)}."
     )
 
 

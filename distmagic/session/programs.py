@@ -14,6 +14,7 @@ from distmagic.clusters.inside.job_node import JobNode
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, SpecError
 from distmagic.payload.program import pack_program, placed
+from distmagic.payload.work_files import named_folder
 from distmagic.render.screen import Screen
 from distmagic.request.flags import Request
 from distmagic.request.hosts import Host
@@ -53,7 +54,9 @@ def dry_run(
         current=Path.cwd(),
         limit_bytes=request.payload_limit_bytes,
     )
-    target = placed(program, sync=request.spec.sync, current=Path.cwd())
+    sync = request.spec.sync
+    folder = payload.folder if sync is None else named_folder(sync)
+    target = placed(program, folder, Path.cwd())
     words = ["-m"] if program.is_module else []
     words += [target, *program.args]
     reaching = session.reach(hosts, access, asker)

@@ -170,9 +170,35 @@ def test_a_script_below_the_current_directory_lies_below_on_the_hosts_too(
     assert ours.replace(work, "PROJECT") == theirs.replace(
         "/home/node/project", "PROJECT"
     )
-    assert not (ended.hosts[0].home / ".distmagic/work/look/train.py").exists(), (
-        "only the script's own folder travels"
-    )
+
+
+LAYOUT = {
+    "configs/a.yaml": "lr: 0.1",
+    "data/d.txt": "a line",
+    "src/dm_layout/__init__.py": "def f(): return 'of the package'",
+    "scripts/look.py": """
+import pathlib, subprocess, sys
+import dm_layout
+print(open(sys.argv[2]).read())
+print(pathlib.Path(__file__).resolve().parent.parent.joinpath("data/d.txt").read_text())
+print(dm_layout.f(), flush=True)
+subprocess.run([sys.executable, "scripts/eval.py", dm_layout.__file__], check=True)
+""",
+    "scripts/eval.py": "import sys, dm_layout\nprint(dm_layout.__file__ == sys.argv[1])",
+}
+
+
+def test_a_repositorys_usual_layout_is_found_as_it_is_here(ended, project, monkeypatch):
+    """Paths count from its root, and the package is on PYTHONPATH or an editable install."""
+    for name, text in LAYOUT.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    monkeypatch.syspath_prepend(str(project / "src"))
+    text = run(ended, "scripts/look.py --config configs/a.yaml").logs(0, "stdout")
+    assert text == "lr: 0.1\na line\nof the package\nTrue\n"
+    # Of a module that is installed, too, paths count from the current directory.
+    (project / "x.json").write_text('{"a": 1}')
+    assert '"a": 1' in run(ended, "-m json.tool x.json").logs(0, "stdout")
 
 
 def by_torchrun_text(lab: Lab, project: Path, words: str) -> str:

@@ -16,14 +16,23 @@ def run(script: Script, main: ModuleType, ours: Sequence[str], folder: str) -> N
     """Run it in `main`, which is `sys.modules["__main__"]`. Raises whatever it raises, and SystemExit.
 
     `ours` are the first entries of `sys.path`, which are distmagic's own: the first of them goes to the end, for
-    `import distmagic`. `folder` is the working directory that the script's files were brought to, "" where the script
+    `import distmagic`; on this machine the others are where its local modules lie. Its children import from there, too.
+    `folder` is the working directory that the script's files were brought to, "" where the script
     lies at its own place.
     """
     bundle = ours[0]
     sys.path[: len(ours)] = []
     path = os.path.join(folder, script.path) if folder else script.origin
+    roots = ours[1:]
+    if folder:
+        roots = [os.path.normpath(os.path.join(folder, root)) for root in script.roots]
+    if roots:
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            [*roots, *([before] if before else [])]
+        )
     if script.is_module:
-        sys.path[:] = [os.getcwd(), *sys.path, bundle]
+        sys.path[:] = [os.getcwd(), *roots, *sys.path, bundle]
         sys.argv[:] = ["-m", *script.args]
         sys.orig_argv[:] = [sys.executable, "-u", "-m", script.path, *script.args]
         _empty(main)
@@ -32,7 +41,12 @@ def run(script: Script, main: ModuleType, ours: Sequence[str], folder: str) -> N
     # Not from another directory: --cwd.
     is_there = script.shown and os.path.exists(script.shown)
     shown = script.shown if is_there else path
-    sys.path[:] = [os.path.dirname(os.path.realpath(path)), *sys.path, bundle]
+    sys.path[:] = [
+        os.path.dirname(os.path.realpath(path)),
+        *roots,
+        *sys.path,
+        bundle,
+    ]
     sys.argv[:] = [shown, *script.args]
     sys.orig_argv[:] = [sys.executable, "-u", shown, *script.args]
     _empty(main)

@@ -49,6 +49,7 @@ class Script:
 
     `path` is the script's below the working directory, or the module's name. `shown` is the script as the user named
     it, which its `sys.argv` begins with; "" for its whole path. `origin` is where it lies on the notebook's machine.
+    `roots` are directories below the working directory that it imports from, after its own.
     """
 
     path: str
@@ -56,6 +57,7 @@ class Script:
     is_module: bool = False
     shown: str = ""
     origin: str = ""
+    roots: tuple[str, ...] = ()
 
 
 def load(path: str | os.PathLike[str], main: ModuleType) -> Call | Whole | Script:

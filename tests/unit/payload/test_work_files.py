@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import PayloadError, PayloadTooLarge, SpecError
-from distmagic.payload import blobs, tree
+from distmagic.payload import blobs, folder, local_modules, tree
 from distmagic.payload.blobs import in_use
 from distmagic.payload.folder import contents_of
 from distmagic.payload.local_modules import LocalModule
@@ -303,11 +303,13 @@ def script_of(
     return made, found
 
 
-def test_a_script_brings_its_folder_and_lies_where_it_lies_here(project, scratch):
+def test_a_script_brings_the_current_directory_and_lies_where_it_lies_here(
+    project, scratch
+):
     write(project, "src/train.py", "src/helper.py", "data/x")
     made, script = script_of(project, scratch, "src/train.py")
     assert (made.folder, made.name, made.script) == (
-        project / "src",
+        project,
         "train",
         project / "src/train.py",
     )
@@ -318,9 +320,91 @@ def test_a_script_brings_its_folder_and_lies_where_it_lies_here(project, scratch
         origin=str(project / "src/train.py"),
     )
     assert paths(with_tree(made, None, project, scratch)) == [
+        "data/x",
         "src/helper.py",
         "src/train.py",
     ]
+
+
+@pytest.mark.parametrize("kind", ["home", "too large", "can't be read"])
+def test_a_script_brings_its_own_folder_where_the_current_directory_can_not_travel(
+    project, scratch, kind, monkeypatch
+):
+    write(project, "src/train.py", "data/x")
+    if kind == "home":
+        monkeypatch.setenv("HOME", str(project))
+    elif kind == "too large":
+        write(project, "data/large", text="x" * (1 << 20))
+    else:
+        monkeypatch.setattr(folder, "MAX_FILES", 1)
+    made, script = script_of(project, scratch, "src/train.py")
+    assert made.folder == project / "src"
+    assert script.shown == script.path == "src/train.py"
+
+
+def program_of(
+    project: Path, scratch: Path, program: Program
+) -> tuple[Payload, call.Script]:
+    made = pack_program(
+        program, sync=None, current=project, limit_bytes=1 << 20, scratch=scratch
+    )
+    found = call.load(made.call.path, __import__("types").ModuleType("__main__"))
+    assert isinstance(found, call.Script)
+    return made, found
+
+
+@pytest.mark.parametrize(("on_path", "root"), [("src", "src"), ("", ""), (None, "")])
+def test_a_package_of_the_folder_is_imported_from_its_place_there(
+    project, scratch, monkeypatch, on_path, root
+):
+    """As an editable install or PYTHONPATH has it; or it lies in the current directory alone."""
+    monkeypatch.syspath_prepend(str(project / (on_path or "nowhere")))
+    write(project, "scripts/train.py", text="import helper")
+    write(project, "scripts/helper.py", text="import dm_test_pkg.part")
+    write(project, f"{root}/dm_test_pkg/__init__.py".lstrip("/"))
+    for program in (
+        Program(target="scripts/train.py"),
+        Program(target="dm_test_pkg.train", is_module=True),
+    ):
+        made, script = program_of(project, scratch, program)
+        assert made.modules == ()
+        found_by_itself = program.is_module and not root
+        assert script.roots == made.roots == (() if found_by_itself else (root or ".",))
+
+
+@pytest.mark.parametrize("is_module", [False, True])
+def test_a_package_of_elsewhere_travels_besides(
+    project, scratch, monkeypatch, tmp_path, is_module
+):
+    write(tmp_path / "other", "dm_test_pkg/__init__.py", "dm_test_pkg/data.txt")
+    monkeypatch.syspath_prepend(str(tmp_path / "other"))
+    write(project, "train.py", text="def f():\n    from dm_test_pkg import x")
+    target = "dm_test_pkg" if is_module else "train.py"
+    made, script = program_of(
+        project, scratch, Program(target=target, is_module=is_module)
+    )
+    (place,) = script.roots
+    assert paths(with_tree(made, None, project, scratch)) == [
+        f"{place}/dm_test_pkg/__init__.py",
+        f"{place}/dm_test_pkg/data.txt",
+        "train.py",
+    ]
+
+
+@pytest.mark.parametrize("files", [("dm_test_pkg/__init__.py",), ("dm_test_pkg.py",)])
+def test_what_pip_has_installed_to_a_folder_of_its_own_is_no_local_package(
+    project, scratch, monkeypatch, files
+):
+    target = project / "lib"
+    write(target, *files, text="")
+    monkeypatch.syspath_prepend(str(target))
+    assert [one.name for one in local_modules.found(["dm_test_pkg"])] == ["dm_test_pkg"]
+    record = "".join(f"{name},sha256=,1\n" for name in files)
+    write(target, "dm_test-1.0.dist-info/RECORD", text=record)
+    write(target, "mine.py")
+    local_modules._is_recorded.cache_clear()
+    assert local_modules.found(["dm_test_pkg"]) == ()
+    assert [one.name for one in local_modules.found(["mine"])] == ["mine"]
 
 
 def test_a_script_elsewhere_is_called_by_its_whole_path(project, scratch, tmp_path):
@@ -358,15 +442,18 @@ def test_a_script_must_be_there_and_in_the_folder_that_travels(
     golden(refused.value)
 
 
-def test_a_module_brings_the_current_directory_if_it_is_there(project, scratch):
+def test_a_module_brings_the_current_directory(project, scratch):
     write(project, "pkg/__init__.py", "x.txt")
     installed = Program(target="timeit", is_module=True)
-    assert (
-        pack_program(
-            installed, sync=None, current=project, limit_bytes=1, scratch=scratch
-        ).folder
-        is None
-    )
+    for limit_bytes, brought in ((1 << 20, project), (1, None)):
+        made = pack_program(
+            installed,
+            sync=None,
+            current=project,
+            limit_bytes=limit_bytes,
+            scratch=scratch,
+        )
+        assert made.folder == brought
     own = Program(target="pkg.train", args=("1",), is_module=True)
     made = pack_program(
         own, sync=None, current=project, limit_bytes=1 << 20, scratch=scratch

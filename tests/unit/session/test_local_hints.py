@@ -59,7 +59,7 @@ def test_a_file_that_git_ignores_is_told_with_the_line_that_sends_it(
     assert written not in contents_of(here).files
     lines.write_text(line)
     assert written in contents_of(here).files
-    assert "Bring its folder" in hint("FileNotFoundError", missing(written), here)
+    assert "--sync ." in hint("FileNotFoundError", missing(written), here)
 
 
 def test_a_file_in_the_home_is_found(tmp_path, monkeypatch):

@@ -111,16 +111,14 @@ def test_an_empty_list_of_hosts_is_refused_as_on_the_line(session, hosts):
         api.run(len, [], hosts=hosts)
 
 
-def test_of_a_run_that_fails_the_error_is_named_as_what_has_it(session):
+def test_of_a_run_that_fails_the_error_is_named_as_what_has_it(session, golden):
     session.failure = WorkerFailed(
         "rank 1 (gpu-a, local_rank 1) returned, but its process failed",
         "Its result is kept: run.results[1]. Its whole output: run.logs(1).",
     )
     with pytest.raises(WorkerFailed) as caught:
         api.run(len, [])
-    assert caught.value.hint == (
-        "Its result is kept: error.run.results[1]. Its whole output: error.run.logs(1)."
-    )
+    golden(caught.value)
 
 
 def test_in_a_notebook_it_runs_where_its_cells_do(session, monkeypatch):
@@ -220,22 +218,19 @@ def test_options_that_are_not_given_leave_access_as_it_is(session):
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
+    "name",
     [
-        ("host", "Did you mean hosts?"),
-        ("time_out_s", "Did you mean timeout_s?"),
-        ("nproc", "Did you mean nproc_per_node?"),
-        ("payload_limit", "Did you mean payload_limit_bytes?"),
-        ("xyz", ""),
+        "host",
+        "time_out_s",
+        "nproc",
+        "payload_limit",
+        "xyz",
     ],
 )
-def test_a_wrong_option_is_answered_with_the_nearest(session, name, hint):
+def test_a_wrong_option_is_answered_with_the_nearest(session, name, golden):
     with pytest.raises(SpecError) as caught:
         distmagic.run(len, [], **{name: 1})
-    assert (caught.value.message, caught.value.hint) == (
-        f"There is no option {name!r}.",
-        hint,
-    )
+    golden(caught.value)
 
 
 def test_tab_after_distmagic_offers_what_is_public():

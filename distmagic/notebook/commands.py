@@ -356,19 +356,18 @@ NAMES = tuple(command.name for command in SUBCOMMANDS)
 
 def usage_text() -> str:
     """Return the list of all subcommands, a line for each way to write one."""
-    lines = [_usage_of(command) for command in SUBCOMMANDS]
-    lines.append(
+    last = (
         f"{'%distributed --help':<{_TEXT_COLUMN}}the flags of a %%distributed cell, too"
     )
-    return "\n".join(lines)
+    return "\n".join([*map(_usage_of, SUBCOMMANDS), last])
 
 
 def _usage_of(command: Subcommand) -> str:
-    lines = []
-    for usage in command.usages:
-        written = f"%distributed {command.name} {usage.arguments}"
-        lines.append(f"{written:<{_TEXT_COLUMN - 2}}  {usage.text}")
-    return "\n".join(lines)
+    name, width = command.name, _TEXT_COLUMN - 2
+    return "\n".join(
+        f"{f'%distributed {name} {usage.arguments}':<{width}}  {usage.text}"
+        for usage in command.usages
+    )
 
 
 def execute(notebook: Notebook, line: str) -> object:
@@ -381,7 +380,7 @@ def execute(notebook: Notebook, line: str) -> object:
         print(f"{usage_text()}\n\n{flag_parser.help_text()}")
         return None
     command = find(words[0])
-    # What follows a script is the script's own; `run` itself has more to say than its usage.
+    # What follows a script is its own.
     if command.name != "run" and not {"-h", "--help"}.isdisjoint(words):
         print(_usage_of(command))
         return None

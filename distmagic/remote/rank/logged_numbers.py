@@ -68,12 +68,13 @@ def _follow_tqdm(module: ModuleType) -> None:
     ) -> None:
         del refresh
         if _counts(bar):
-            report_logged({**dict(ordered_dict or {}), **values}, NumberSource.BAR)
+            numbers = {**dict(ordered_dict or {}), **values}
+            report_logged(numbers, NumberSource.BAR, step=bar.n)
 
     def set_postfix_str(bar: Any, s: object = "", refresh: object = None) -> None:
         del refresh
         if _counts(bar):
-            report_logged(numbers_in(str(s)), NumberSource.BAR)
+            report_logged(numbers_in(str(s)), NumberSource.BAR, step=bar.n)
 
     _before(module.tqdm, "set_postfix", set_postfix)
     _before(module.tqdm, "set_postfix_str", set_postfix_str)

@@ -194,12 +194,12 @@ def test_the_cell_of_the_readme_says_what_it_means():
     )
 
 
-def test_the_cell_of_the_readme_has_eight_lines():
+def test_the_cell_of_the_readme_has_nine_lines():
     (snippet,) = [
         one for one in blocks(README, "python") if one.startswith("%%distributed")
     ]
     _, *lines = snippet.splitlines()
-    assert len(lines) == 8
+    assert len(lines) == 9
     assert [line for line in lines if ";" in line or len(line) > 120] == []
 
 

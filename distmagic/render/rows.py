@@ -207,7 +207,7 @@ def _waits_for(state: RunState, node: NodeState) -> str:
         return q.size(node.sent_bytes, node.total_bytes)
     if node.phase != "starting":
         return "waits for the others" if len(state.nodes) > 1 else ""
-    return "loads torch" if node.hostname else "starts its agent"
+    return "loading torch" if node.hostname else "starting Python"
 
 
 def _rank_row(

@@ -320,7 +320,7 @@ def _failed_afterwards(state: RunState, worker: WorkerState) -> WorkerFailed:
 
 def _with_last_lines(state: RunState, rank: int, hint: str) -> str:
     lines = _stderr(state, rank)
-    return f"Its last words:\n{_indented(lines)}\n{hint}" if lines else hint
+    return f"Last output:\n{_indented(lines)}\n{hint}" if lines else hint
 
 
 def _indented(lines: Sequence[str]) -> str:

@@ -397,7 +397,7 @@ def test_notices_that_several_hosts_give_are_one():
 
 
 def test_hosts_without_ranks_have_a_row():
-    assert "gpu-b  starting  starts its agent" in render.text(starting())
+    assert "gpu-b  starting  starting Python" in render.text(starting())
 
 
 def test_inner_bars_are_told_and_the_outer_one_fills():

@@ -27,6 +27,15 @@ _DEFAULT_KEYS = (
     "~/.ssh/id_ed25519_sk",
     "~/.ssh/id_ecdsa_sk",
 )
+# What paramiko can't do, and what else cures it.
+_NOT_FOLLOWED = {
+    "CanonicalizeHostname": "write the full name, or ",
+    "PKCS11Provider": "run ssh-add -s with it, or ",
+    "KnownHostsCommand": "log in once with ssh, or ",
+    "ProxyUseFdpass": "",
+    "BindAddress": "",
+    "BindInterface": "",
+}
 _USER_KNOWN_HOSTS = ["~/.ssh/known_hosts", "~/.ssh/known_hosts2"]
 _GLOBAL_KNOWN_HOSTS = ["/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"]
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -96,14 +105,9 @@ def _resolved(scope: Scope) -> Resolved:
     alias = scope.first("hostkeyalias", "").lower()
     # Without one %k is the name that was typed, but in a Match line, where it is the name to dial.
     scope.options["hostkeyalias"] = [alias or scope.name]
-    if scope.first("canonicalizehostname", "no").lower() != "no":
-        scope.warn(
-            "CanonicalizeHostname is not followed; write the full name, or use --ssh-command ssh."
-        )
-    if scope.first("pkcs11provider", "none").lower() != "none":
-        scope.warn(
-            "PKCS11Provider is not followed; run ssh-add -s with it, or use --ssh-command ssh."
-        )
+    for keyword, instead in _NOT_FOLLOWED.items():
+        if scope.first(keyword.lower(), "no").lower() not in ("no", "none", "false"):
+            scope.warn(f"{keyword} is not followed; {instead}use --ssh-command ssh.")
     command = scope.first("proxycommand", "none")
     identities = scope.options.get("identityfile")
     return Resolved(

@@ -224,10 +224,22 @@ def test_canonical_names_are_named(dot_ssh: Path) -> None:
     )
 
 
-def test_keys_behind_a_library_are_named(dot_ssh: Path) -> None:
-    text = "PKCS11Provider /usr/lib/opensc-pkcs11.so\n"
-    assert "PKCS11Provider is not followed" in look_up(dot_ssh, text).warnings[0]
-    assert look_up(dot_ssh, "PKCS11Provider none\n").warnings == ()
+@pytest.mark.parametrize(
+    ("text", "harmless"),
+    [
+        ("PKCS11Provider /usr/lib/opensc-pkcs11.so", "none"),
+        ("KnownHostsCommand /usr/bin/known %H", "none"),
+        ("ProxyUseFdpass yes", "no"),
+        ("BindAddress 10.0.0.9", "none"),
+        ("CanonicalizeHostname always", "No"),
+    ],
+)
+def test_what_is_not_followed_is_named(text: str, harmless: str, dot_ssh: Path) -> None:
+    keyword = text.partition(" ")[0]
+    (warning,) = look_up(dot_ssh, f"{text}\n").warnings
+    assert warning.startswith(f"{keyword} is not followed; ")
+    assert warning.endswith("use --ssh-command ssh.")
+    assert look_up(dot_ssh, f"{keyword} {harmless}\n").warnings == ()
 
 
 @pytest.mark.parametrize(

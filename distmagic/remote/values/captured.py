@@ -80,13 +80,16 @@ def _mark(value: Any, room: Iterator[int], deep: int) -> object:
 
 
 def _numbers(value: Any) -> object:
-    """Return what a tensor or an array is like, by its first numbers; of anything else only which object it is."""
+    """Return what a tensor or an array is like, by its first numbers; of anything else only which object it is.
+
+    Nothing large is copied for that.
+    """
     if _is_of_torch(value):
-        is_here = value.device.type == "cpu" and not value.is_sparse
+        is_here = value.device.type == "cpu" and value.is_contiguous()
         sample = value.detach().flatten()[:_SAMPLE].tolist() if is_here else ()
         return [value._version, value.data_ptr() if is_here else 0, repr(sample)]  # noqa: SLF001
-    if type(value).__module__ == "numpy" and hasattr(value, "ravel"):
-        return [value.shape, value.ravel()[:_SAMPLE].tobytes()]
+    if type(value).__module__ == "numpy" and hasattr(value, "flat"):
+        return [value.shape, value.flat[:_SAMPLE].tobytes()]
     return id(value)
 
 

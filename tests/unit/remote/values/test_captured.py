@@ -96,7 +96,10 @@ def train(torch, model):
 
 def test_what_was_trained_is_named_unless_the_call_returns_something():
     torch = pytest.importorskip("torch")
+    numpy = pytest.importorskip("numpy")
     acts = {
+        "array": lambda v: v.__setitem__((1, 0), 5.0),
+        "turned": lambda v: v.t().add_(1),
         "model": lambda v: train(torch, v),
         "data": lambda v: v.weight.data.fill_(7.0),
         "norm": lambda v: v(torch.ones(3, 2)),
@@ -104,11 +107,13 @@ def test_what_was_trained_is_named_unless_the_call_returns_something():
         "same": lambda v: v(torch.ones(3, 2)),
     }
     made = {
+        "array": numpy.zeros((3, 2)).T,
+        "turned": torch.zeros(2, 3).t(),
         "model": torch.nn.Linear(2, 1), "data": torch.nn.Linear(2, 1), "norm": torch.nn.BatchNorm1d(2),
         "tensor": torch.zeros(2), "same": torch.nn.Linear(2, 1),
     }  # fmt: skip
     before = marks(made)
     for name, act in acts.items():
         act(made[name])
-    assert changed(made, before, None) == "data, model, norm, tensor"
-    assert changed(made, before, 0.5) == ""
+    assert changed(made, before, None) == "array, data, model, norm, tensor, ..."
+    assert changed(made, before, 0.5) == "array"

@@ -12,10 +12,11 @@ import re
 import sys
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from types import FunctionType, TracebackType
+from types import FunctionType, ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from distmagic.errors import SpecError
+from distmagic.payload.refused import made_alone
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request import notebook_effects
 from distmagic.request.cell import (
@@ -51,8 +52,10 @@ def run_local(
     """Run the cell's own statements, as a cell without the magic would, and print what they did in the notebook alone.
 
     `given` are variables that the ranks get from the request. Raises what the statements raise, with a note where that
-    is because the notebook is no rank; `SpecError` where argparse ended the cell.
+    is because the notebook is no rank; `SpecError` where argparse ended the cell, and, before any of them has run, where
+    the call takes what has to be made on each rank.
     """
+    _reject_made_alone(shell, plan)
     effects = notebook_effects.local_effects(plan.local, given)
     module = shell.transform_ast(ast.Module(list(plan.local), []))
     code = shell.compile(module, filename, "exec")
@@ -74,6 +77,48 @@ def run_local(
     _reject_names(shell, plan, filename, nowhere)
     if effects:
         print(f"! {notebook_effects.note(effects)}")
+
+
+def _reject_made_alone(shell: InteractiveShell, plan: CellPlan) -> None:
+    """Raise `SpecError` where the call takes an object to the ranks that each has to make itself, before it is made here."""
+    taken = {node.id for node in names_evaluated(plan.call)} if plan.call else set()
+    origins = _origins(shell.user_ns, plan)
+    for statement in plan.local:
+        if not isinstance(statement, ast.Assign) or not isinstance(
+            statement.value, ast.Call
+        ):
+            continue
+        first, _, rest = notebook_effects.dotted(statement.value.func).partition(".")
+        what = made_alone(f"{origins.get(first, '')}.{rest}".strip("."))
+        names = {one.id for one in statement.targets if isinstance(one, ast.Name)}
+        for name in names & taken if what else ():
+            raise SpecError(
+                f"line {statement.lineno} would make `{name}`, {what}, in the notebook, which is no rank, and the call "
+                "takes it to the ranks; nothing has run.",
+                notebook_effects.CURE,
+            )
+
+
+def _origins(namespace: Mapping[str, object], plan: CellPlan) -> dict[str, str]:
+    """Return the full names of modules and classes, by the names that the cell's statements have for them."""
+    found = {}
+    for name, value in namespace.items():
+        if isinstance(value, type):
+            found[name] = f"{value.__module__}.{value.__qualname__}"
+        elif isinstance(value, ModuleType):
+            found[name] = value.__name__
+    for statement in plan.local:
+        if isinstance(statement, _NAMED):
+            found[statement.name] = ""
+        elif isinstance(statement, ast.ImportFrom):
+            for alias in statement.names:
+                whole = f"{statement.module}.{alias.name}"
+                found[alias.asname or alias.name] = whole
+        elif isinstance(statement, ast.Import):
+            for alias in statement.names:
+                top = alias.name.partition(".")[0]
+                found[alias.asname or top] = alias.name if alias.asname else top
+    return found
 
 
 def reject_names_early(shell: InteractiveShell, plan: CellPlan, filename: str) -> None:
@@ -189,6 +234,8 @@ def _note_on(
     """Return what to say of an error if it comes of the notebook's being no rank, or of what only hosts have; else ""."""
     if isinstance(error, ModuleNotFoundError):
         return _WHOLE_NOTE
+    if isinstance(error, SystemExit):
+        return _NO_RANK_NOTE
     if (
         isinstance(error, KeyError)
         and error.args

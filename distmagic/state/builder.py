@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -37,6 +38,11 @@ _MOST_FRAMES = 220  # more than an agent of ours sends
 _STACK_CHARS_OF_ALL = 4_000_000  # of the texts in them; of each rank at least:
 _FEWEST_STACK_CHARS = 1000
 STREAMS = ("stdout", "stderr")
+# Lines of torch that are in the logs alone: of a host without a reverse name, and of torchrun's usual number of threads.
+_NOISE = re.compile(
+    r"\[c10d\] The hostname of the client socket cannot be retrieved"
+    r"|torch/distributed/run\.py:\d+\] *(\**$|Setting OMP_NUM_THREADS environment variable for each process)"
+)
 
 
 class RunStateBuilder:
@@ -227,7 +233,9 @@ class RunStateBuilder:
             del self.lines[:-KEPT_LINES]
 
     def add_line(self, rank: int, node_rank: int, stream: str, text: str) -> None:
-        """Keep a finished line."""
+        """Keep a finished line, unless torch writes it in every run and nobody needs it."""
+        if _NOISE.search(text):
+            return
         host = self.nodes[node_rank].host
         label = f"rank {rank} {host}" if rank >= 0 else f"torchrun {host}"
         self.lines.append(

@@ -894,3 +894,23 @@ def test_what_a_node_tells_late_of_an_earlier_round_changes_nothing():
             0: ("done", 0),
             1: ("done", 1),
         }
+
+
+NOISE = """\
+[W1125 14:19:41.13 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3
+W1125 14:19:40.97 412 torch/distributed/run.py:852]
+W1125 14:19:40.97 412 torch/distributed/run.py:852] *****************************************
+W1125 14:19:40.97 412 torch/distributed/run.py:852] Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded
+mine
+"""
+
+
+@pytest.mark.parametrize("cut", [None, 40])
+def test_lines_that_torch_writes_in_every_run_are_in_the_logs_alone(cut):
+    pieces = [NOISE] if cut is None else [NOISE[:cut], NOISE[cut:]]
+    state = begin("j", ["gpu-a"], 0)
+    state = fold(
+        state, [worker(0, 0), *(output(text, stream="stderr") for text in pieces)]
+    )
+    assert [line.text for line in state.lines] == ["mine"]
+    assert state.lines_seen == 1

@@ -125,6 +125,11 @@ def _file_of(target: str, current: Path) -> Path:
         raise SpecError(
             f"{target} is not a script.", "Name a Python file, or a module with -m."
         )
+    if path.suffix in (".ipynb", ".sh"):
+        raise SpecError(
+            f"{target} is no program of Python.",
+            "jupyter nbconvert --to script makes one of a notebook. Of a shell script, name the program that it starts.",
+        )
     return path.parent.resolve() / path.name
 
 

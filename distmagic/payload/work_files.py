@@ -26,6 +26,7 @@ from distmagic.payload.pack import Payload
 from distmagic.payload.tree import packed
 
 _IGNORE_FILE = ".distmagicignore"
+_SNAPSHOTS = (".pt", ".pth", ".ckpt", ".safetensors")
 # The last part of a path, or all of a name, at the end of a string in Python's text.
 _END_OF_STRING = re.compile(r"""([^'"/\\\n]+)['"]""")
 
@@ -53,8 +54,9 @@ def begins_in(payload: Payload | None, sync: str | None, current: Path) -> str:
 
 
 def with_tree(
-    payload: Payload, sync: str | None, current: Path, scratch: Path | None = None
-) -> Payload:
+    payload: Payload, sync: str | None, current: Path, scratch: Path | None = None,
+    *, is_fresh: bool = False,
+) -> Payload:  # fmt: skip
     """Return a payload with all files that hosts need.
 
     `sync` is the folder that the user has named, instead of a script's own. Raises `SpecError` for one that is none or
@@ -76,6 +78,7 @@ def with_tree(
         _private(contents),
         _left_out(contents),
         _ignored_but_named(contents),
+        _snapshots(contents) if is_fresh else "",
     )
     notice = "; ".join(text for text in notices if text)
     return replace(payload, tree=tree, notice=notice)
@@ -217,6 +220,14 @@ def _ignored_but_named(contents: Contents) -> str:
         f"not sent: {_first_of(named)} (.gitignore keeps {them} here, but the code names {them}; a .distmagicignore "
         f"can send {them}, %distributed help files)"
     )
+
+
+def _snapshots(contents: Contents) -> str:
+    """Say what may let a program go on from an earlier run although its working directory is emptied."""
+    found = [path for path in contents.files if path.endswith(_SNAPSHOTS)]
+    if not found:
+        return ""
+    return f"--fresh empties the working directory, and the folder brings {_first_of(found)}: a program may go on from there"
 
 
 def _first_of(paths: list[str]) -> str:

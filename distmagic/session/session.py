@@ -241,12 +241,15 @@ class Session(Housekeeping):
         if all(host.is_local for host in reaching.hosts):
             return payload  # they are here
         try:
-            return with_tree(payload, spec.sync, Path.cwd())
+            return with_tree(payload, spec.sync, Path.cwd(), is_fresh=spec.fresh)
         except PayloadTooLarge as error:
             if not reaching.asker.confirm(f"{error.message} Send it all the same?"):
                 raise
         return with_tree(
-            replace(payload, limit_bytes=sys.maxsize), spec.sync, Path.cwd()
+            replace(payload, limit_bytes=sys.maxsize),
+            spec.sync,
+            Path.cwd(),
+            is_fresh=spec.fresh,
         )
 
     def attach(

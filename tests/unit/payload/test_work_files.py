@@ -422,6 +422,23 @@ def test_a_folder_may_have_the_name_of_a_home_that_is_not_there(project, scratch
     assert script.shown == "~no-such-user/train.py"
 
 
+def test_a_fresh_run_says_which_snapshots_come_along(project, scratch):
+    write(project, "train.py", "out/snapshot.pt", "model.safetensors", "notes.txt")
+    made, _ = script_of(project, scratch, "train.py")
+    assert with_tree(made, None, project, scratch).notice == ""
+    fresh = with_tree(made, None, project, scratch, is_fresh=True)
+    assert "--fresh" in fresh.notice
+    assert "model.safetensors, out/snapshot.pt" in fresh.notice
+    assert "notes.txt" not in fresh.notice
+
+
+@pytest.mark.parametrize("name", ["study.ipynb", "run.sh"])
+def test_what_is_no_program_of_python_is_refused(project, scratch, name):
+    write(project, name)
+    with pytest.raises(SpecError, match=f"{name} is no program of Python"):
+        script_of(project, scratch, name)
+
+
 def test_a_script_must_be_there_and_in_the_folder_that_travels(
     project, scratch, tmp_path, golden
 ):

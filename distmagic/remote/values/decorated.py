@@ -23,7 +23,7 @@ _DEPTH = 8  # of decorators over each other
 
 
 def function_in(obj: object) -> FunctionType | None:
-    """Return the function that such an object was made of, if the object has its name; None for any other object."""
+    """Return the function that such an object was made of; None for any other object."""
     inner: Any = obj
     is_bound = False
     for _ in range(_DEPTH):
@@ -36,15 +36,17 @@ def function_in(obj: object) -> FunctionType | None:
         inner = next((own[name] for name in _INNER if callable(own.get(name))), None)
     if not is_bound or not isinstance(inner, FunctionType):
         return None
-    return inner if inner.__globals__.get(inner.__qualname__) is obj else None
+    return inner
 
 
-def reduced(function: FunctionType, main: object) -> Any:
-    """Return how to pickle the object that was made of `function`, as `__reduce__` does; `main` stands for `__main__`.
+def reduced(obj: object, function: FunctionType, main: object) -> Any:
+    """Return how to pickle what was made of `function`, as `__reduce__` does; `main` stands for `__main__`.
 
-    NotImplemented where its text is not known.
+    NotImplemented for an object that has not the function's name, or where the text is not known.
     """
     name = function.__qualname__
+    if function.__globals__.get(name) is not obj:
+        return NotImplemented
     module = sys.modules.get(function.__module__)
     if module is not None and function.__module__ != "__main__":
         return getattr, (module, name)

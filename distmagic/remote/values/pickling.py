@@ -145,11 +145,9 @@ class Packer:
             return self._reduce_code(obj)
         if isinstance(obj, types.ModuleType):
             return self._reduce_module(obj)
-        function = decorated.function_in(obj)
-        if function is not None:
-            self._seen.codes.append(function.__code__)
-            self._note_global(function)
-            return decorated.reduced(function, _MAIN)
+        made = self._reduce_decorated(obj)
+        if made is not NotImplemented:
+            return made
         if isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType)):
             self._note_global(obj)
         elif obj is _MAIN:
@@ -159,6 +157,14 @@ class Packer:
         elif "torch" in sys.modules:
             return self._reduce_torch(obj)
         return NotImplemented
+
+    def _reduce_decorated(self, obj: Any) -> Any:
+        function = decorated.function_in(obj)
+        if function is None:
+            return NotImplemented
+        self._seen.codes.append(function.__code__)
+        self._note_global(function)
+        return decorated.reduced(obj, function, _MAIN)
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
         """Have a module go by the name that an import finds it by, also one of a class of its own (`torch.backends`)."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from distmagic.remote.values import decorated
 from distmagic.remote.values.cell_objects import LruCached
 
 MAX_TRIALS = 5_000  # parts that are tried; then the part found so far has to do
@@ -325,6 +326,8 @@ def _kind(value: object) -> str | None:
         return _kind(value.__self__)
     if isinstance(value, type):
         return None
+    if (function := decorated.function_in(value)) is not None:
+        return f"a {type(value).__qualname__} of the function {function.__qualname__}"
     for cls in type(value).__mro__:
         full = f"{cls.__module__}.{cls.__qualname__.removeprefix(cls.__module__ + '.')}"
         for name, words in _KINDS.items():

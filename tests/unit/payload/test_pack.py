@@ -714,6 +714,24 @@ fit(Net())"""
     assert [module.name for module in payload.modules] == ["kernels"]
 
 
+@pytest.mark.parametrize("made", ["jit(2)(plain)", "tune('a')(jit(2)(plain))"])
+def test_an_object_with_a_lock_that_is_no_definition_is_named_with_its_function(
+    made, beside
+):
+    beside(kernels=KERNELS)
+    kernels = importlib.import_module("kernels")
+    names = {"jit": kernels.jit, "tune": kernels.tune}
+    source = (
+        f"def plain(x): return x\nkernel = {made}\ndef fit(): return kernel(1)\nfit()"
+    )
+    linecache.cache[CELL] = (1, None, source.splitlines(keepends=True), CELL)
+    error = refused(cell(source, **names))
+    assert error.message.startswith("fit uses `kernel`, a ")
+    assert "of the function plain" in error.message
+    assert "lock" not in error.message
+    assert error.hint.startswith("Create it inside the function")
+
+
 COMPILED = """
 import torch
 @torch.compile(backend="eager")

@@ -181,7 +181,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.Endpoint: {"state": WORD, "detail": TEXT},
     protocol.Worker: {
         "rank": RANK, "local_rank": RANK, "world_size": COUNT, "restart": COUNT, "pid": COUNT, "round": COUNT,
-        "local_world_size": COUNT,
+        "local_world_size": COUNT, "order": items(MOST_NODES, WORD),
     },
     protocol.Progress: {
         "rank": RANK, "restart": COUNT, "at_s": SECONDS, "step": AMOUNT_OR_NONE, "total": AMOUNT_OR_NONE,

@@ -342,6 +342,7 @@ def _plan(
         ranks=torchrun.ranks_of_nodes(plan.rdzv, nproc),
         world_size=torchrun.world_size(plan.rdzv, nproc),
         chose_port=plan.chose_port,
+        nproc=tuple(nproc),
     )
     loop.note(planned)
     for why in reaching.absent.values():

@@ -80,6 +80,7 @@ class RunStateBuilder:
     stack_dumps: list[StackDump]
     held: dict[int, tuple[Event, ...]]
     planned_world_size: int
+    order: list[str]
     chose_port: bool
     wanted_stacks: str
 

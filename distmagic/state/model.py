@@ -38,7 +38,7 @@ class NodeState:
     is_agent_gone whether its host has said that its agent has ended without a last event
     stopping      why its agent ends its ranks, "" while it doesn't; `culprit` is the node to blame, None for nobody
     accused_at_s  since when the other nodes don't hear this one, while it says nothing itself; else None
-    ranks         the ranks that the plan gives to this node, None without such a plan
+    ranks         the ranks that the plan gives to this node, None without such a plan; `nproc` how many, 0 if not known
     hardware      how busy the host was at the last look, None before the first one
     peak_bytes    the most memory of the host that was in use at any look
     gpu_peaks     the same of each GPU, in the order in which ranks count them; 0 where nothing tells
@@ -65,6 +65,7 @@ class NodeState:
     culprit: int | None = None
     accused_at_s: float | None = None
     ranks: range | None = None
+    nproc: int = 0
     hardware: protocol.Hardware | None = None
     peak_bytes: int = 0
     gpu_peaks: tuple[int, ...] = ()
@@ -209,6 +210,7 @@ class RunState:
     max_restarts        of torchrun
     min_nodes           how many nodes an elastic run needs to go on, 0 where it needs them all
     rdzv_round          the last round of the rendezvous, as the lead counts them
+    order               addresses of the nodes of that round, in the order of their ranks; empty where that is not known
     held                events of nodes that are in a later round than the lead, in order
     planned_world_size  as the plan has it, 0 where no plan gives one
     chose_port          whether the plan has chosen the port of the rendezvous; not known of a run that is only followed
@@ -263,6 +265,7 @@ class RunState:
     before_s: float = 0.0
     held: Mapping[int, tuple[Event, ...]] = field(default_factory=dict)
     planned_world_size: int = 0
+    order: tuple[str, ...] = ()
     chose_port: bool = False
     wanted_stacks: str = ""
     call: str = ""

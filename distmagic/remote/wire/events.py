@@ -36,7 +36,8 @@ class Worker:
 
     `round` counts how often the nodes have met before, where they may meet more than once: the ranks of a later round
     take the place of all earlier ones, on whatever node. `local_world_size`: the ranks of its node; 0 where it is not
-    known, as from an agent of an earlier version.
+    known, as from an agent of an earlier version. `order`, which the lead's ranks say: the addresses of the nodes of this
+    round, in the order of their ranks.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class Worker:
     pid: int
     round: int = 0
     local_world_size: int = 0
+    order: tuple[str, ...] = ()
 
 
 @message

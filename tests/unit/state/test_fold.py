@@ -914,3 +914,54 @@ def test_lines_that_torch_writes_in_every_run_are_in_the_logs_alone(cut):
     )
     assert [line.text for line in state.lines] == ["mine"]
     assert state.lines_seen == 1
+
+
+@pytest.mark.parametrize("order", [("a", "b", "c"), ("b", "a", "c"), ("c", "b", "a")])
+def test_a_node_has_the_ranks_that_the_order_of_the_lead_gives_it(order):
+    """The least trusted one claims all others before their own words come: their results would be taken from it."""
+    nproc = {"a": 1, "b": 2, "c": 1}
+    planned = Planned(addresses=("a", "b", "c"), min_nodes=2, nproc=(1, 2, 1))
+    state = fold(begin("j", ["lead", "gpu-b", "evil"]), [at(planned)])
+    owners = [address for address in order for _ in range(nproc[address])]
+
+    def claim(rank: int, address: str) -> Event:
+        hello = p.Worker(
+            rank=rank, local_rank=0, world_size=4, restart=0, pid=1, round=1,
+            order=order if address == "a" else (),
+        )  # fmt: skip
+        return at(hello, node="abc".index(address))
+
+    state = fold(state, [claim(owners.index("a"), "a")])
+    state = fold(state, [claim(rank, "c") for rank in range(4)])
+    state = fold(state, [claim(rank, "b") for rank in range(4)])
+    hosts = {"a": "lead", "b": "gpu-b", "c": "evil"}
+    assert [state.workers[rank].host for rank in range(4)] == [
+        hosts[one] for one in owners
+    ]
+
+
+def test_where_two_nodes_have_one_address_the_first_claim_counts():
+    planned = Planned(addresses=("a", "a"), min_nodes=1, nproc=(1, 1))
+    state = fold(begin("j", ["gpu-a", "gpu-a"]), [at(planned)])
+    worker = p.Worker(
+        rank=0, local_rank=0, world_size=2, restart=0, pid=1, round=1, order=("a", "a")
+    )
+    state = fold(
+        state, [at(worker), at(dataclasses.replace(worker, rank=1, order=()), node=1)]
+    )
+    assert [state.workers[rank].node_rank for rank in (0, 1)] == [0, 1]
+
+
+def test_a_host_that_comes_back_as_another_node_has_ranks():
+    planned = Planned(addresses=("a", "b"), min_nodes=1, nproc=(1, 1))
+    state = fold(begin("j", ["gpu-a", "gpu-b"]), [at(planned)])
+    state = fold(
+        state, [at(p.NodeAdded(hosts=("gpu-a", "gpu-b", "gpu-b"), request_id=""))]
+    )
+    lead = p.Worker(
+        rank=0, local_rank=0, world_size=2, restart=1, pid=1, round=1, order=("a", "b")
+    )
+    state = fold(
+        state, [at(lead), at(dataclasses.replace(lead, rank=1, order=()), node=2)]
+    )
+    assert state.workers[1].node_rank == 2

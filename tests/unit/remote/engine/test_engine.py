@@ -86,3 +86,33 @@ def test_nodes_meet_anew_when_one_is_lost_in_the_middle_of_it(
         "Meeting the other nodes anew: wait timeout after 15000ms, keys: /a",
         "Meeting the other nodes anew: once more",
     ]
+
+
+ORDER = """
+import json, os
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
+from distmagic.remote.engine import engine
+
+class Group:
+    class spec:
+        class rdzv_handler:
+            class _state_holder:
+                class state:
+                    round = 3
+                    participants = {_NodeDesc("10.0.0.9", 1, 0): 1, _NodeDesc("10.0.0.10", 1, 0): 0}
+
+SimpleElasticAgent._rendezvous = lambda agent, group: None
+engine.follow_rounds(is_elastic=True)
+for endpoint in ("", "10.0.0.10 29500"):
+    os.environ["DISTMAGIC_WORKER"] = json.dumps({"endpoint": endpoint})
+    SimpleElasticAgent._rendezvous("agent", Group)
+    print(json.loads(os.environ["DISTMAGIC_WORKER"]).get("order"))
+"""
+
+
+def test_ranks_of_the_lead_know_in_which_order_the_nodes_have_met(
+    torch_forks: Forks, tmp_path: Path
+) -> None:
+    printed, _ = run(ORDER, torch_forks, tmp_path)
+    assert printed.splitlines() == ["['10.0.0.10', '10.0.0.9']", "None"]

@@ -55,6 +55,7 @@ MESSAGES = (
             pid=73,
             round=2,
             local_world_size=2,
+            order=("10.0.0.2", "10.0.0.1"),
         ),
     ),
     (

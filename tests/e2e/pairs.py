@@ -440,9 +440,22 @@ def is_in_vain(pair: Pair) -> bool:
     if second.moment.phase == "noticed" and not _is_noticed_alone(first):
         return True
     is_relative = second.moment.phase in ("with the other", "noticed")
+    later = first.moment if is_relative else second.moment
+    if _is_left_alone(first, first.moment, pair.job):
+        return True
+    if _is_left_alone(second, later, pair.job):
+        return True
     if not is_relative and not _goes_on(first, pair):
         return True
     return _has_taken(first, second, pair)
+
+
+def _is_left_alone(strike: Strike, moment: Moment, job: Job) -> bool:
+    """Whether no conversation is there to be struck: a run that is over talks only to the host of a result."""
+    if moment.phase != "fetching" or strike.row.process.split()[0] not in ("contact", "sshd's"):  # fmt: skip
+        return False
+    hosts = [name for name, slots in job.hosts for _ in range(slots)]
+    return job.kind == "elastic" or hosts[moment.rank] != strike.row.host
 
 
 def _goes_on(strike: Strike, pair: Pair) -> bool:

@@ -253,6 +253,7 @@ def test_a_seed_is_the_same_pair_in_each_process() -> None:
         ("plain", "link, training: cut for 5 s", "running", "host, training: power off", "noticed", False),
         ("plain", "host, training: frozen for 1 s", "running", "host, training: power off", "noticed", True),
         ("plain", "contact, training: SIGKILL", "running", "contact, training: SIGSTOP, SIGCONT 1 s later", "noticed", True),
+        ("plain", "link, training: cut for 5 s", "running", "contact, training: SIGKILL", "fetching", True),
         ("plain", "rank, training: raises", "running", "torchrun of the lead, training: SIGKILL", "noticed", True),
         ("plain", "rank, training: raises", "running", "contact, training: SIGKILL", "noticed", False),
     ],

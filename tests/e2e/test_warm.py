@@ -211,7 +211,7 @@ def test_what_a_package_reads_when_it_is_imported_is_what_the_program_has_set(
         return found.results[1]
 
     assert seen(is_set=True) == ("/set/here", "DETAIL")
-    wait_until(is_kept, "the package to be loaded", 60.0)
+    wait_until(is_kept, "the package to be loaded")
     assert loaded()
     assert seen(is_set=True) == ("/set/here", "DETAIL")
     assert seen(is_set=False) == ("none", "OFF")

@@ -96,4 +96,4 @@ def _numbers(value: Any) -> object:
 def _is_of_torch(value: object) -> bool:
     """Whether it is a tensor or a module."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor | torch.nn.Module)
+    return torch is not None and issubclass(type(value), torch.Tensor | torch.nn.Module)

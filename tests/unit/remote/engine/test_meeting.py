@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from tests.builders.forks import Forks
 
 PROGRAM = """
 import pickle, sys, time
+import time
 from datetime import datetime, timedelta, timezone
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
 from distmagic.remote.engine import meeting
@@ -89,13 +91,13 @@ def test_a_node_is_dead_when_nothing_is_heard_of_it_and_not_by_its_clock(
 def test_a_clock_that_is_set_does_not_change_the_steady_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = SteadyTime.now()
+    passed_s = time.monotonic() - SteadyTime._began_s
     clock = SimpleNamespace(
-        monotonic=lambda: SteadyTime._began_s + 60.0, time=lambda: 0.0
+        monotonic=lambda: SteadyTime._began_s + passed_s + 60.0, time=lambda: 0.0
     )
+    before = SteadyTime._began + timedelta(seconds=passed_s)
     monkeypatch.setattr(meeting, "time", clock)
-    assert SteadyTime.now() - SteadyTime._began == timedelta(seconds=60)
-    assert SteadyTime.now() > before
+    assert abs(SteadyTime.now() - before - timedelta(seconds=60)).total_seconds() < 0.01
 
 
 def test_the_wait_for_one_more_node_begins_anew_with_each_round() -> None:

@@ -8,6 +8,8 @@ Read in this order:
     pickling      the pickler and the unpickler, and what they do in their own way
     source_form   functions and classes for another Python: as source
     cell_objects  what a cell defines and pickle knows by name only
+    decorated     what a decorator made and nobody can pickle, such as Triton's kernels
+    by_name       what the notebook has by name and the call's code does not name
     storages      which bytes of which tensor travel
     side_files    large values in files of their own, which are not sent again while they stay the same
     unpicklable   which part of a value can't be pickled, in words

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -75,14 +76,38 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_whatever_two_faults_do_the_promises_hold(
     lab: Lab, seed: int, temporary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def play(pair: Pair) -> bool:
+        lab.mend()
+        return played_and_kept(pair, lab, temporary, capsys)
+
+    until_both_strike(seed, play)
+
+
+def until_both_strike(seed: int, play: Callable[[Pair], bool]) -> Pair:
+    """Play a pair of a seed, and draw it again while not both have struck."""
     missed = []
     for redraw in range(DRAWS):
         pair = draw(seed, redraw)
-        if played_and_kept(pair, lab, temporary, capsys):
-            return
+        if play(pair):
+            return pair
         missed.append(str(pair))
-        lab.mend()
     pytest.fail("No pair of this seed struck twice:\n" + "\n".join(missed))
+
+
+def test_a_pair_that_misses_is_drawn_again_but_not_for_ever() -> None:
+    played: list[Pair] = []
+
+    def strike_third(pair: Pair) -> bool:
+        played.append(pair)
+        return len(played) == 3
+
+    assert until_both_strike(9, strike_third) == draw(9, 2)
+    assert played == [draw(9, redraw) for redraw in range(3)]
+    with pytest.raises(pytest.fail.Exception) as failed:
+        until_both_strike(9, lambda _: False)
+    for redraw in range(DRAWS):
+        for strike in draw(9, redraw).strikes:
+            assert str(strike) in str(failed.value)
 
 
 def played_and_kept(

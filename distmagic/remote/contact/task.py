@@ -157,7 +157,10 @@ class Task:
             now = time.monotonic()
             if self._must_stop and not is_stopping:
                 is_stopping = True
-                self._send(protocol.StopNode(grace_s=self._start.terms.grace_s))
+                # For this reason ranks that handle SIGTERM get it, as they would from OSMO.
+                grace_s = self._start.terms.grace_s
+                why = "the agent was asked to end"
+                self._send(protocol.StopNode(grace_s=grace_s, reason=why))
             if now - renewed_at > self._start.terms.lease_s / 4:
                 renewed_at = now
                 self._send(protocol.RenewLease())

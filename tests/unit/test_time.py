@@ -26,6 +26,8 @@ REASONS = {
         "notebook/job_commands.py",
         "time.time",
     ): "how long ago a job began that has ended, in minutes: nothing is decided by it",
+    ("screens/notebook.py", "time.time"): _SHOWN,
+    ("session/session.py", "time.time"): _SHOWN,
     ("session/names.py", "time.strftime"): _NAME,
     ("session/osmo.py", "time.strftime"): _NAME,
     (

@@ -280,7 +280,11 @@ class FileSync:
                 if stat.S_IMODE(os.lstat(here).st_mode) != mode:
                     here.chmod(mode)
                 return coming._replace(look=self._look(path))
-        elif os.path.lexists(here) and not self._is_as_brought(path, before):
+        elif (
+            os.path.lexists(here)
+            and not self._is_as_brought(path, before)
+            and not self._has(path, coming, known)  # another host has just brought it
+        ):
             if known is not None and known.digest == coming.digest:
                 self._stay.append(path)
                 return coming._replace(look=known.look)

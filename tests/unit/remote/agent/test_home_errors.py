@@ -17,6 +17,7 @@ from distmagic.remote.records import environments, places, work_dirs
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.wire import protocol as p
 from tests.builders.agent_node import ENGINE, JOB, Node
+from tests.builders.descriptors import closed_at_the_end
 from tests.builders.file_server import FileServer
 from tests.builders.messages import START
 
@@ -108,6 +109,7 @@ def test_no_error_of_the_home_ends_a_healthy_job(
     calls = server.calls_before
     assert calls > 100
     for at in range(0, calls, 7 if stays else 1):
-        told, kept = play(monkeypatch, server, at, stays=stays)
+        with closed_at_the_end():
+            told, kept = play(monkeypatch, server, at, stays=stays)
         assert told == well, server.failed
         assert stays or kept == well, server.failed

@@ -18,6 +18,7 @@ from distmagic.remote.contact.contact import Contact
 from distmagic.remote.records import environments, expiry, listing, places, work_dirs
 from distmagic.remote.records.journal import FILE, Journal
 from distmagic.remote.wire import protocol as p
+from tests.builders.descriptors import closed_at_the_end
 from tests.builders.file_server import FileServer
 from tests.builders.messages import START
 
@@ -106,9 +107,10 @@ def test_an_error_of_the_home_costs_the_request_alone_and_nothing_that_is_in_use
     monkeypatch.setattr(expiry, "_LOOK_S", 1e9)
     at, calls = -1, 0
     while at < calls:
-        in_use = furnish(home)
-        server.fail(at, stays=stays)
-        said = act()
+        with closed_at_the_end():
+            in_use = furnish(home)
+            server.fail(at, stays=stays)
+            said = act()
         failed = server.failed
         calls = max(calls, server.calls)
         server.fail(-1, stays=False)

@@ -111,9 +111,9 @@ def test_an_error_of_the_home_costs_the_request_alone_and_nothing_that_is_in_use
             in_use = furnish(home)
             server.fail(at, stays=stays)
             said = act()
-        failed = server.failed
-        calls = max(calls, server.calls)
-        server.fail(-1, stays=False)
+            failed = server.failed
+            calls = max(calls, server.calls)
+            server.fail(-1, stays=False)
         assert [path for path in in_use if not path.exists()] == [], failed
         if isinstance(said, list):
             ends = [m for m in said if not isinstance(m, p.Jobs) or not m.jobs]

@@ -218,8 +218,12 @@ class Link:
                 raise ProtocolError(
                     f"{self.host.name}: event {number} came after event {n}."
                 )
-            if isinstance(message, protocol.Hello):
-                self._check_version(message)
+            if (
+                isinstance(message, protocol.Hello)
+                and message.protocol != protocol.PROTOCOL
+            ):
+                why = protocol.another_version(message.job, message.protocol)
+                raise ProtocolError(f"{self.host.name}: {why}.")
             n = self._number_of_last(number, message)
             if message is not None:  # else of a younger protocol
                 yield n, message
@@ -233,11 +237,6 @@ class Link:
                 f"{self.host.name}: event {number} goes on before itself."
             )
         return message.through
-
-    def _check_version(self, hello: protocol.Hello) -> None:
-        if hello.protocol != protocol.PROTOCOL:
-            why = protocol.another_version(hello.job, hello.protocol)
-            raise ProtocolError(f"{self.host.name}: {why}.")
 
     # ---- bytes
 

@@ -95,17 +95,13 @@ def _show_from_ipython(module: Any) -> None:
 
     @functools.wraps(original)
     def display(*objects: Any, **kwargs: Any) -> Any:
-        rest = objects
-        if report.is_in_run():
-            pictures = [_picture(one) for one in objects]
-            for picture in pictures:
-                if picture is not None:
-                    show(picture)
-            rest = tuple(
-                one
-                for one, picture in zip(objects, pictures, strict=True)
-                if picture is None
-            )
+        rest = []
+        for one in objects:
+            picture = _picture(one) if report.is_in_run() else None
+            if picture is None:
+                rest.append(one)
+            else:
+                show(picture)
         return original(*rest, **kwargs) if rest or not objects else None
 
     for name in _DISPLAYING:

@@ -81,11 +81,7 @@ def expire(now: float | None = None) -> None:
 
 def _expire_jobs(now: float) -> None:
     folder = places.home() / "jobs"
-    jobs = sorted(
-        _entries(folder),
-        key=lambda entry: entry.changed_s,
-        reverse=True,
-    )
+    jobs = _entries(folder)
     is_full = bool(jobs) and shutil.disk_usage(places.home()).free < places.FULL_BYTES
     kept_bytes: dict[str, int] = {}  # by owner
     for job in jobs:
@@ -105,11 +101,7 @@ def _expire_jobs(now: float) -> None:
 
 def _expire_blobs(now: float) -> None:
     folder = places.home() / "blobs"
-    blobs = sorted(
-        _entries(folder),
-        key=lambda entry: entry.changed_s,
-        reverse=True,
-    )
+    blobs = _entries(folder)
     is_receiving = _is_receiving(blobs, now)
     kept_bytes = 0
     for blob in blobs:
@@ -194,7 +186,7 @@ class _Entry:
 
 
 def _entries(folder: Path) -> list[_Entry]:
-    """Return the entries of a folder that can be read, in any order, and as many as there is time for.
+    """Return the entries of a folder that can be read, the newest first, and as many as there is time for.
 
     There may be tens of thousands, and a notebook's kernel looks at its own: so names are text here, as a `Path` costs
     several times the memory.
@@ -211,7 +203,7 @@ def _entries(folder: Path) -> list[_Entry]:
         # Another contact may remove it at the same time. If it is not ours, it is not ours to remove.
         with contextlib.suppress(OSError):
             found.append(_entry(str(folder), name))
-    return found
+    return sorted(found, key=lambda entry: entry.changed_s, reverse=True)
 
 
 def _entry(folder: str, name: str) -> _Entry:

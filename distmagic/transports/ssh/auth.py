@@ -36,7 +36,6 @@ from distmagic.transports.ssh.public_keys import (
     read_public_key,
 )
 
-_METHODS = ("publickey", "keyboard-interactive", "password")
 _MAX_STEPS = 4  # factors that one log-in may take
 
 
@@ -52,6 +51,7 @@ class LogIn:
     deadline: Deadline
     tried: list[str] = field(default_factory=list)
     offered: set[bytes] = field(default_factory=set)
+    asked: int = 0
 
     def run(self) -> None:
         """Return once the server has let us in."""
@@ -66,23 +66,20 @@ class LogIn:
             if not answer.partial:
                 break
         if not answer.accepted:
-            raise self._refusal(accepts)
-
-    def _refusal(self, accepts: tuple[str, ...]) -> troubles.Trouble:
-        return troubles.not_accepted(
-            self.session.where,
-            self.resolved.user,
-            tuple(self.tried),
-            accepts,
-            str(self.agent.path) if self.agent.trouble else "",
-        )
+            raise troubles.not_accepted(
+                self.session.where,
+                self.resolved.user,
+                tuple(self.tried),
+                accepts,
+                str(self.agent.path) if self.agent.trouble else "",
+            )
 
     def _step(self, accepts: tuple[str, ...]) -> AuthAnswer:
         """Try the accepted methods until one gets further."""
         answer = AuthAnswer(accepted=False)
-        for method in _METHODS:
+        for method, attempt in _METHODS.items():
             if method in accepts:
-                answer = _TRY[method](self)
+                answer = attempt(self)
                 if answer.accepted or answer.partial:
                     break
         return answer
@@ -210,13 +207,10 @@ class LogIn:
 
     def answer_questions(self) -> AuthAnswer:
         """Let the user answer what the server asks: passwords, one-time passwords."""
-        asked = 0
 
         def handler(
             title: str, instructions: str, questions: list[tuple[str, bool]]
         ) -> list[str]:
-            nonlocal asked
-            asked += len(questions)
             lead = " ".join(
                 part.strip() for part in (title, instructions) if part.strip()
             )
@@ -228,40 +222,33 @@ class LogIn:
         return self._repeat(
             "keyboard-interactive",
             lambda: self.session.answer_questions(handler),
-            lambda: asked,
         )
 
     def offer_password(self) -> AuthAnswer:
         """Ask the user for a password."""
-        asked = 0
+        question = f"Password of {self.resolved.user}:"
+        return self._repeat(
+            "password",
+            lambda: self.session.offer_password(self._ask(question, secret=True)),
+        )
 
-        def offer() -> AuthAnswer:
-            nonlocal asked
-            asked += 1
-            return self.session.offer_password(
-                self._ask(f"Password of {self.resolved.user}:", secret=True)
-            )
-
-        return self._repeat("password", offer, lambda: asked)
-
-    def _repeat(
-        self, method: str, attempt: Callable[[], AuthAnswer], asked: Callable[[], int]
-    ) -> AuthAnswer:
+    def _repeat(self, method: str, attempt: Callable[[], AuthAnswer]) -> AuthAnswer:
         """Let the user try again after a wrong answer, unless nothing was asked."""
         if self.resolved.batch_mode:
             self.tried.append(f"{method} (BatchMode forbids to ask)")
             return AuthAnswer(accepted=False)
         answer = AuthAnswer(accepted=False)
         for _ in range(asking.ATTEMPTS):
-            before = asked()
+            before = self.asked
             answer = attempt()
-            if answer.accepted or answer.partial or asked() == before:
+            if answer.accepted or answer.partial or self.asked == before:
                 break
         if not (answer.accepted or answer.partial):
             self.tried.append(method)
         return answer
 
     def _ask(self, question: str, *, secret: bool) -> str:
+        self.asked += 1
         with self._asking():
             return asking.ask(self.asker, self.name, question, secret=secret)
 
@@ -280,7 +267,7 @@ class LogIn:
             ) from None
 
 
-_TRY: dict[str, Callable[[LogIn], AuthAnswer]] = {
+_METHODS: dict[str, Callable[[LogIn], AuthAnswer]] = {
     "publickey": LogIn.try_keys,
     "keyboard-interactive": LogIn.answer_questions,
     "password": LogIn.offer_password,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.errors import SpecError
@@ -39,6 +39,8 @@ _NOT_FOLLOWED = {
 _USER_KNOWN_HOSTS = ["~/.ssh/known_hosts", "~/.ssh/known_hosts2"]
 _GLOBAL_KNOWN_HOSTS = ["/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"]
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+# A file of the configuration, its time of change in ns and its size in bytes; both are -1 where there is none.
+FileVersion = tuple[str, int, int]
 _JUMP = re.compile(
     r"(?:ssh://)?(?:(?P<user>.+)@)?(?P<name>\[[^\]]+\]|[^:\[\]/]+)(?::(?P<port>\d+))?/?\Z"
 )
@@ -209,58 +211,41 @@ def _local_user() -> str:
 
 def host_names(path: str | None = None) -> tuple[str, ...]:
     """Return the names in Host lines without wildcards, for completion. Never raises: what can't be read has none."""
-    found = _Contents()
-    for file, base in _files(path)[:1]:
-        _collect(file, base, found, 0)
-    return tuple(found.names)
+    names: dict[str, None] = {}
+    file, base = _files(path)[0]
+    _collect(file, base, [], names, 0)
+    return tuple(names)
 
 
 def file_versions(path: str | None) -> tuple[FileVersion, ...]:
     """Return all files that `resolve` may look at, by which an edit of one of them is noticed. Never raises."""
-    found = _Contents()
+    files: list[str] = []
     for file, base in _files(path):
-        _collect(file, base, found, 0)
+        _collect(file, base, files, {}, 0)
     versions = []
-    for name in found.files:
+    for name in files:
         try:
             status = Path(name).stat()
         except OSError:
-            versions.append(FileVersion(path=name))
+            versions.append((name, -1, -1))
         else:
-            version = FileVersion(
-                path=name, changed_ns=status.st_mtime_ns, size_bytes=status.st_size
-            )
-            versions.append(version)
+            versions.append((name, status.st_mtime_ns, status.st_size))
     return tuple(versions)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileVersion:
-    """A file of the configuration as it is now. `changed_ns` and `size_bytes` are -1 where there is none."""
-
-    path: str
-    changed_ns: int = -1
-    size_bytes: int = -1
-
-
-@dataclass(slots=True, kw_only=True)
-class _Contents:
-    """Files of the configuration, with those that they include, and the names in their Host lines, all in order."""
-
-    files: list[str] = field(default_factory=list)
-    names: dict[str, None] = field(default_factory=dict)
-
-
-def _collect(file: str, base: str, found: _Contents, depth: int) -> None:
-    found.files.append(file)
+def _collect(
+    file: str, base: str, files: list[str], names: dict[str, None], depth: int
+) -> None:
+    """Add a file and those that it includes to `files`, and the names in their Host lines to `names`, all in order."""
+    files.append(file)
     try:
         for line in read_lines(file):
             if line.keyword == "host":
                 for word in line.words:
                     if not re.search(r"[*?!]", word):
-                        found.names[word] = None
+                        names[word] = None
             elif line.keyword == "include":
                 for included in included_files(line, base, depth):
-                    _collect(included, base, found, depth + 1)
+                    _collect(included, base, files, names, depth + 1)
     except OSError:
         return

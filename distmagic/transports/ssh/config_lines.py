@@ -128,34 +128,26 @@ def evaluate(files: tuple[tuple[str, str], ...], scope: Scope) -> None:
     for is_second in (False, True):
         if not is_second or scope.wants_final:
             for file, base in files:
-                _evaluate_readable(file, base, scope, 0, active=True)
+                _evaluate(file, base, scope, 0, active=True)
         scope.final = True
         # From now on this is the name, whatever HostName the second pass comes by.
         scope.options["hostname"] = [scope.hostname.replace("%", "%%")]
 
 
-def _evaluate_file(
-    file: str, base: str, scope: Scope, depth: int, *, active: bool
-) -> None:
+def _evaluate(file: str, base: str, scope: Scope, depth: int, *, active: bool) -> None:
     outer = active
-    for line in read_lines(file):
-        if line.keyword == "host":
-            name = scope.hostname if scope.final else scope.name
-            active = outer and matches_any(line.words, name)
-        elif line.keyword == "match":
-            active = _match(line, scope) and outer  # it may ask for a second pass
-        elif line.keyword == "include":
-            for included in included_files(line, base, depth):
-                _evaluate_readable(included, base, scope, depth + 1, active=active)
-        elif active:
-            _set(line, scope)
-
-
-def _evaluate_readable(
-    file: str, base: str, scope: Scope, depth: int, *, active: bool
-) -> None:
     try:
-        _evaluate_file(file, base, scope, depth, active=active)
+        for line in read_lines(file):
+            if line.keyword == "host":
+                name = scope.hostname if scope.final else scope.name
+                active = outer and matches_any(line.words, name)
+            elif line.keyword == "match":
+                active = _match(line, scope) and outer  # it may ask for a second pass
+            elif line.keyword == "include":
+                for included in included_files(line, base, depth):
+                    _evaluate(included, base, scope, depth + 1, active=active)
+            elif active:
+                _set(line, scope)
     except FileNotFoundError:
         return
     except OSError as error:

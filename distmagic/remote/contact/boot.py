@@ -17,15 +17,18 @@ PYTHON = b"distmagic-python"
 # Where they take some lines of input, it is these.
 SHELL = b"distmagic-shell"
 FIRST = b"echo distmagic-shell; exit\n" * 3
+# A host never learns that its connection died before the program came: this Python ends by itself after this silence.
+SILENCE_S = 60
 # The first words take the working directory out of the path: a json.py in the user's home is not Python's own.
 BOOTSTRAP = (
-    'import sys;sys.path[:]=[p for p in sys.path if p];print("distmagic-python");f=getattr(sys.stdin,"buffer",sys.stdin);'
+    f"import sys;sys.path[:]=[p for p in sys.path if p];import signal;signal.alarm({SILENCE_S});"
+    'print("distmagic-python");f=getattr(sys.stdin,"buffer",sys.stdin);'
     'exec(next((l for l in iter(f.readline,b"")if l[:5]!=b"echo "),""))'
 )
 
 # Runs on Pythons that are too old for the rest, so that the notebook can say so.
 _PROGRAM = r"""
-import hashlib, json, os, stat, sys
+import hashlib, json, os, signal, stat, sys
 def distmagic_others(gid):
     if not gid:
         return ""  # root's own group
@@ -122,6 +125,7 @@ def distmagic_boot(sha):
     if size:
         data = b""
         while len(data) < size:
+            signal.alarm(@SILENCE_S@)
             more = os.read(0, min(1 << 20, size - len(data)))
             if not more:
                 sys.exit(0)
@@ -141,11 +145,12 @@ def distmagic_boot(sha):
             sys.exit(1)
     sys.path.insert(0, path)
     sys.argv = [path, "contact"]
+    signal.alarm(0)
     from distmagic.remote.contact import contact
     os.umask(umask)
     contact.main([])
 distmagic_boot("@SHA@")
-"""
+""".replace("@SILENCE_S@", str(SILENCE_S))
 
 
 @functools.cache

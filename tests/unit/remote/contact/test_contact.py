@@ -813,9 +813,19 @@ def first_answer(folder: Path, **env: str) -> dict[str, object]:
     return json.loads(ran.stdout.partition(boot.MARK)[2])
 
 
+def test_a_first_program_ends_whose_connection_has_died_before_it_came() -> None:
+    soon = boot.BOOTSTRAP.replace(str(boot.SILENCE_S), "1")
+    assert soon != boot.BOOTSTRAP
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", soon], stdin=subprocess.PIPE
+    ) as begun:
+        assert begun.wait(HANG_S) == -signal.SIGALRM
+
+
 def test_modules_in_the_working_directory_are_not_pythons_own(tmp_path: Path) -> None:
     for name in (
         "base64",
+        "signal",
         "zlib",
         "hashlib",
         "json",

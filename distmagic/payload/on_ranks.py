@@ -99,13 +99,13 @@ def of_program(start: Path, folder: Path) -> Iterator[Text]:
 
 def _sets_variable(node: ast.AST) -> bool:
     # Under another name `os.environ` may be changed unseen.
-    if isinstance(node, ast.Assign) and dotted(node.value) in ENVIRON:
-        return True
+    if isinstance(node, ast.Assign):
+        return dotted(node.value) in ENVIRON
     if isinstance(node, ast.Call) and dotted(node.func) in _MORE_SETTERS:
         return True
     return any(
         kind == "variable" and name not in TORCHRUN_VARIABLES
-        for kind, _, name in acts(node)
+        for kind, name in acts(node)
     )
 
 

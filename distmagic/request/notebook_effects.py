@@ -12,7 +12,7 @@ import ast
 import logging
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Literal
@@ -20,22 +20,13 @@ from typing import Literal
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 
 CURE = "Move it into the function, or write %%distributed --whole, and every rank runs the whole cell."
-_CURE_OF_SEVERAL = "Move them into the function, or write %%distributed --whole, and every rank runs the whole cell."
 _CURE_OF_LIBRARIES = "Ranks import libraries anew: do it inside the function, too."
 _CURE_OF_VARIABLES = "Ranks get variables by --env NAME=VALUE."
 _NAMED_AT_MOST = 4
 
 ENVIRON = ("os.environ", "environ")
-_GETENV = ("os.getenv", "getenv", "os.environ.get", "environ.get")
-_SETENV = (
-    "os.putenv",
-    "putenv",
-    "os.environ.setdefault",
-    "environ.setdefault",
-    "os.environ.pop",
-    "environ.pop",
-)
-_SETENV_MANY = ("os.environ.update", "environ.update")
+# Without a leading `os.`.
+_SETENV = ("putenv", "environ.setdefault", "environ.pop")
 _PARSE = ("parse_args", "parse_known_args", "parse_args_into_dataclasses")
 _SEEDS = {
     "random.seed", "np.random.seed", "numpy.random.seed", "torch.manual_seed", "manual_seed", "torch.random.manual_seed",
@@ -58,26 +49,29 @@ _NOT_OF_A_LIBRARY = (
 )
 
 Kind = Literal["library", "rank", "argv", "sets argv", "seed", "group", "variable"]
-# What is done: its kind, in words, and the environment variable.
-Act = tuple[Kind, str, str]
-_READS_ARGV: Act = (
-    "argv",
-    "reads the command line of the notebook, not of a rank",
-    "",
-)
-_SETS_ARGV: Act = ("sets argv", "sets sys.argv of the notebook, not of the ranks", "")
+# What is done: its kind, and the environment variable.
+Act = tuple[Kind, str]
+_IN_WORDS: dict[Kind, str] = {
+    "rank": "reads {} of the notebook, not of a rank",
+    "argv": "reads the command line of the notebook, not of a rank",
+    "sets argv": "sets sys.argv of the notebook, not of the ranks",
+    "seed": "seeds the notebook, not the ranks",
+    "group": "makes a process group in the notebook, which is no rank",
+    "variable": "sets {} in the notebook, not on the ranks",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEffect:
     """Something that a statement of the notebook does: in words, `line 4 reads LOCAL_RANK of the notebook, not of a rank`.
 
-    `lines` are those of the whole statement. `name` is that of an environment variable, "" where there is none.
+    `lines` are those of the whole statement, but of a library's change none. `name` is that of an environment variable, or
+    of the library, "" where there is none.
     """
 
     kind: Kind
     lineno: int
-    lines: range
+    lines: range = range(0)
     words: str
     name: str = ""
 
@@ -91,15 +85,16 @@ def local_effects(
     """
     found: list[LocalEffect] = []
     for index, statement in enumerate(statements):
-        effects = list(_of_statement(statement))
-        if any(_computes(later) for later in statements[index:]):
-            effects = [effect for effect in effects if effect.kind != "seed"]
-        for effect in effects:
-            # Read by this package, in the notebook.
-            is_ours = effect.name.startswith("DISTMAGIC_")
-            if not is_ours and (not effect.name or effect.name not in given):
+        is_data = any(_computes(later) for later in statements[index:])
+        for effect in _of_statement(statement):
+            is_given = effect.name in given or effect.name.startswith("DISTMAGIC_")
+            if not is_given and not (is_data and effect.kind == "seed"):
                 found.append(effect)
-    return tuple(_without_own_argv(found))
+    # A command line that the cell itself has written and then parses: its arguments travel as values.
+    kinds = [effect.kind for effect in found]
+    if "sets argv" in kinds and "argv" in kinds[kinds.index("sets argv") :]:
+        found = [one for one in found if one.kind not in ("argv", "sets argv")]
+    return tuple(found)
 
 
 def library_changes(
@@ -111,7 +106,6 @@ def library_changes(
     except SyntaxError:
         return
     for statement in tree.body:
-        lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
         for node in executed(statement):
             for target, does in _changed(node):
                 library = _library(target, namespace)
@@ -121,7 +115,6 @@ def library_changes(
                     yield LocalEffect(
                         kind="library",
                         lineno=lineno,
-                        lines=lines,
                         words=f"{where} {does} in the notebook, not on the ranks",
                         name=library,
                     )
@@ -136,7 +129,7 @@ def _changed(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
         targets = [node.target]
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         called, args = node.value.func, node.value.args
-        name = called.attr if isinstance(called, ast.Attribute) else dotted(called)
+        name = _last(called)
         if name == "setattr" and args:
             yield args[0], f"sets an attribute of {ast.unparse(args[0])}"
         elif _CHANGES.match(name):
@@ -175,23 +168,13 @@ def note(effects: Sequence[LocalEffect]) -> str:
     words = [effect.words for effect in effects[:_NAMED_AT_MOST]]
     if len(effects) > _NAMED_AT_MOST:
         words.append(f"and {len(effects) - _NAMED_AT_MOST} more")
-    cure = CURE if len(effects) == 1 else _CURE_OF_SEVERAL
+    cure = CURE if len(effects) == 1 else CURE.replace("it", "them", 1)
     if all(effect.kind == "library" for effect in effects):
         cure = _CURE_OF_LIBRARIES
     if any(effect.kind == "variable" for effect in effects):
         cure += f" {_CURE_OF_VARIABLES}"
     sentence = "; ".join(words)
     return f"{sentence[0].upper()}{sentence[1:]}. {cure}"
-
-
-def _without_own_argv(effects: Sequence[LocalEffect]) -> list[LocalEffect]:
-    """Leave out a command line that the cell itself has written and then parses: its arguments travel as values."""
-    kinds = [effect.kind for effect in effects]
-    if "sets argv" in kinds and "argv" in kinds[kinds.index("sets argv") :]:
-        return [
-            effect for effect in effects if effect.kind not in ("argv", "sets argv")
-        ]
-    return list(effects)
 
 
 def _computes(statement: ast.stmt) -> bool:
@@ -207,11 +190,12 @@ def _of_statement(statement: ast.stmt) -> Iterator[LocalEffect]:
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     assigned = {id(node) for target in targets for node in ast.walk(target)}
     for node in executed(statement):
-        found = acts(node)
+        found = list(acts(node))
         if isinstance(node, ast.Attribute) and dotted(node) == "sys.argv":
-            found = [_SETS_ARGV if id(node) in assigned else _READS_ARGV]
-        for kind, does, name in found:
+            found = [("sets argv" if id(node) in assigned else "argv", "")]
+        for kind, name in found:
             lineno = getattr(node, "lineno", statement.lineno)
+            does = _IN_WORDS[kind].format(name or "variables")
             yield LocalEffect(
                 kind=kind,
                 lineno=lineno,
@@ -221,68 +205,54 @@ def _of_statement(statement: ast.stmt) -> Iterator[LocalEffect]:
             )
 
 
-def acts(node: ast.AST) -> Iterable[Act]:
-    """Return what this node by itself does when it is evaluated: its kind, in words, and the environment variable."""
-    if isinstance(node, ast.Subscript | ast.Compare):
-        return _of_environ(node)
+def acts(node: ast.AST) -> Iterator[Act]:
+    """Yield what this node by itself does when it is evaluated."""
     if isinstance(node, ast.Call):
-        return _of_call(node)
-    if isinstance(node, ast.AugAssign) and dotted(node.target) in ENVIRON:
-        return [("variable", _sets(""), "")]
-    return []
-
-
-def _of_environ(node: ast.Subscript | ast.Compare) -> Iterator[Act]:
-    """Yield what `os.environ[...]`, read or written, and `... in os.environ` do."""
-    environ, key = (
-        (node.value, node.slice)
-        if isinstance(node, ast.Subscript)
-        else (node.comparators[-1], node.left)
-    )
-    name = _text(key)
-    if dotted(environ) not in ENVIRON:
-        return
-    if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
-        yield "variable", _sets(name), name
-    elif name in TORCHRUN_VARIABLES:
-        yield "rank", _reads(name), name
+        yield from _of_call(node)
+    elif isinstance(node, ast.AugAssign) and dotted(node.target) in ENVIRON:
+        yield "variable", ""
+    elif isinstance(node, ast.Subscript) and dotted(node.value) in ENVIRON:
+        name = _text(node.slice)
+        if not isinstance(node.ctx, ast.Load):
+            yield "variable", name
+        elif name in TORCHRUN_VARIABLES:
+            yield "rank", name
+    elif isinstance(node, ast.Compare) and dotted(node.comparators[-1]) in ENVIRON:
+        name = _text(node.left)
+        if name in TORCHRUN_VARIABLES:
+            yield "rank", name
 
 
 def _of_call(call: ast.Call) -> Iterator[Act]:
     """Yield what a call does."""
     called = dotted(call.func)
-    last = call.func.attr if isinstance(call.func, ast.Attribute) else called
-    first = _text(call.args[0]) if call.args else ""
-    if called in _GETENV and first in TORCHRUN_VARIABLES:
-        yield "rank", _reads(first), first
-    elif called in _SETENV and first:
-        yield "variable", _sets(first), first
-    elif called in _SETENV_MANY:
-        yield "variable", _sets(""), ""
+    last = _last(call.func)
+    texts = [*map(_text, call.args), "", ""]
+    first = texts[0]
+    short = called.removeprefix("os.")
+    if short in ("getenv", "environ.get") and first in TORCHRUN_VARIABLES:
+        yield "rank", first
+    elif (short in _SETENV and first) or short == "environ.update":
+        yield "variable", first
     elif (
         last in _PARSE
         and not call.args
         and not any(keyword.arg == "args" for keyword in call.keywords)
     ):
-        yield _READS_ARGV
+        yield "argv", ""
     elif called in _SEEDS:
-        yield "seed", "seeds the notebook, not the ranks", ""
+        yield "seed", ""
     elif last == "init_process_group":
-        yield "group", "makes a process group in the notebook, which is no rank", ""
-    elif (
-        last == "run_line_magic" and first in ("env", "set_env") and len(call.args) > 1
-    ):
-        name = _text(call.args[1]).replace("=", " ").split(" ")[0]
-        if name and name != _text(call.args[1]):
-            yield "variable", _sets(name), name
+        yield "group", ""
+    elif last == "run_line_magic" and first in ("env", "set_env"):
+        name = texts[1].replace("=", " ").partition(" ")[0]
+        if name and name != texts[1]:
+            yield "variable", name
 
 
-def _reads(name: str) -> str:
-    return f"reads {name} of the notebook, not of a rank"
-
-
-def _sets(name: str) -> str:
-    return f"sets {name or 'variables'} in the notebook, not on the ranks"
+def _last(called: ast.expr) -> str:
+    """Return the last name of what is called: `parse_args` of `ArgumentParser().parse_args`."""
+    return called.attr if isinstance(called, ast.Attribute) else dotted(called)
 
 
 def executed(node: ast.AST) -> Iterator[ast.AST]:

@@ -17,6 +17,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType
 
@@ -58,7 +59,7 @@ def found(
             continue
         done.add(top)
         module = _beside(top, script) or _local(top)
-        if module is None and not _is_importable(top):
+        if module is None and top not in sys.modules and _spec(top) is None:
             module = _beside(top, current)
         if module is None:
             continue
@@ -92,11 +93,10 @@ def loaded_by_path() -> list[str]:
 def _is_found(name: str) -> bool:
     """Whether a new import of a module's package would find what is loaded: an editable install may name its folder."""
     top = _top(name)
-    for finder in sys.meta_path:
-        spec = finder.find_spec(top, None)
-        if spec is not None:
-            return spec.origin == getattr(sys.modules.get(top), "__file__", None)
-    return False
+    specs = (finder.find_spec(top, None) for finder in sys.meta_path)
+    spec = next(filter(None, specs), None)
+    loaded = getattr(sys.modules.get(top), "__file__", None)
+    return spec is not None and spec.origin == loaded
 
 
 def _top(name: str) -> str:
@@ -132,18 +132,30 @@ def _beside(top: str, folder: Path | None) -> LocalModule | None:
     return LocalModule(name=top, file=file) if file.is_file() else None
 
 
-def _is_importable(top: str) -> bool:
-    try:
-        return top in sys.modules or importlib.util.find_spec(top) is not None
-    except (ImportError, ValueError, AttributeError):
-        return False
-
-
 def _local(top: str) -> LocalModule | None:
-    origin, places = _where(top)
+    """Return a top-level module where an import finds it; None unless it is local."""
+    module, spec = sys.modules.get(top), _spec(top)
+    folders = (
+        getattr(spec, "submodule_search_locations", None)
+        or getattr(module, "__path__", None)
+        or ()
+    )
+    places = [Path(one) for one in folders if not is_installed(one)]
+    places = [place for place in places if place.is_dir()]
     if places:
         return LocalModule(name=top, places=tuple(places))
-    return LocalModule(name=top, file=origin) if origin is not None else None
+    origin = getattr(spec, "origin", None) or getattr(module, "__file__", None) or ""
+    is_file = origin.endswith(".py") and Path(origin).is_file()
+    if not is_file or is_installed(origin):
+        return None
+    return LocalModule(name=top, file=Path(origin))
+
+
+def _spec(top: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):
+        return None
 
 
 def python_texts(module: LocalModule) -> Iterator[tuple[str, bytes]]:
@@ -166,37 +178,6 @@ def python_texts(module: LocalModule) -> Iterator[tuple[str, bytes]]:
             yield str(file), data
 
 
-def _where(top: str) -> tuple[Path | None, list[Path]]:
-    """Return a top-level module's file, or a package's directories; only what is local."""
-    module = sys.modules.get(top)
-    spec = getattr(module, "__spec__", None)
-    if module is None:
-        try:
-            spec = importlib.util.find_spec(top)
-        except (ImportError, ValueError, AttributeError):
-            return None, []
-    origin = getattr(spec, "origin", None) or getattr(module, "__file__", None)
-    places = list(
-        getattr(spec, "submodule_search_locations", None)
-        or getattr(module, "__path__", None)
-        or ()
-    )
-    local = [
-        Path(place)
-        for place in places
-        if Path(place).is_dir() and not is_installed(place)
-    ]
-    if (
-        local
-        or not origin
-        or not origin.endswith(".py")
-        or not Path(origin).is_file()
-        or is_installed(origin)
-    ):
-        return None, local
-    return Path(origin), []
-
-
 def python_files(root: Path) -> Iterator[Path]:
     """Yield the Python files of a package's directory."""
     for folder, names, files in os.walk(root):
@@ -206,9 +187,9 @@ def python_files(root: Path) -> Iterator[Path]:
         if "pyvenv.cfg" in files:
             names.clear()
             continue
-        yield from (
-            Path(folder, name) for name in sorted(files) if name.endswith(".py")
-        )
+        for name in sorted(files):
+            if name.endswith(".py"):
+                yield Path(folder, name)
 
 
 def is_installed(path: str | os.PathLike[str]) -> bool:

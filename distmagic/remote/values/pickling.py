@@ -111,7 +111,8 @@ class Packer:
         annotated: set[str] = set()
         while waiting := self._seen.annotated & found.keys() - annotated:
             annotated |= waiting
-            for _, seen in map(found.__getitem__, waiting):
+            for name in waiting:
+                _, seen = found[name]
                 self._seen.codes += seen.codes
                 self._seen.modules |= seen.modules
                 self._seen.annotated |= seen.annotated
@@ -200,19 +201,17 @@ class Packer:
         return code_of_file, (code.replace(co_filename=_NAMELESS), code.co_filename)
 
     def _note_global(self, obj: Any) -> None:
-        module, name = (
-            getattr(obj, "__module__", None),
-            getattr(obj, "__qualname__", ""),
-        )
+        module = getattr(obj, "__module__", None)
+        name = getattr(obj, "__qualname__", "")
         if isinstance(module, str):
             self._seen.modules.add(module)
         if module == "__main__" and callable(obj):
             annotations = inspect.get_annotations(obj).values()
             self._seen.annotated |= by_name.in_annotations(annotations)
         if module == "__main__" and name.isidentifier():
-            current = sys.modules["__main__"].__dict__.get(name)
-            if name not in self._definitions or current is obj:
+            if vars(sys.modules["__main__"]).get(name) is obj:
                 self._definitions[name] = obj
+            self._definitions.setdefault(name, obj)
         if (
             isinstance(obj, types.FunctionType)
             and obj.__globals__.get("__name__") == "__main__"
@@ -244,14 +243,10 @@ def _stays_behind(module: str) -> bool:
 
     cloudpickle adds any loaded submodule whose name a function mentions (`x.state` and distmagic.state).
     """
-    return (
-        module.startswith("distmagic.")
-        and module != "distmagic.remote"
-        and not module.startswith(_REMOTE)
-    )
+    first, _, rest = module.partition(".")
+    return first == "distmagic" and rest.partition(".")[0] not in ("", "remote")
 
 
-_REMOTE = "distmagic.remote."
 _OF_AN_IMPORT = ("__builtins__", "__loader__", "__spec__", "__cached__")
 
 
@@ -362,7 +357,6 @@ class Loader(pickle.Unpickler):
             "_typed_storage": tensors.typed_storage,
             "_main": lambda: namespace,
             "_weak": self._weak,
-            "_same": _same,
         }
 
     def find_class(self, module: str, name: str, /) -> Any:

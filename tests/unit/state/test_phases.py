@@ -14,7 +14,7 @@ from distmagic.state.model import RunState
 
 NEVER_CHANGED = {
     "job", "max_restarts", "before_s", "call", "name", "began_unix_s", "goes_on_alone",
-    "grace_s", "variable",
+    "grace_s", "variable", "seen_unix_s",
 }  # fmt: skip
 
 
@@ -25,7 +25,8 @@ def test_every_stop_reason_has_a_meaning_and_a_number_in_a_datagram():
 
 
 def test_every_phase_of_a_rank_has_its_place_in_the_table():
-    assert set(rows.PHASES) == {*get_args(phases.RankPhase), "reconnecting"}
+    shown = {*get_args(phases.RankPhase), "reconnecting", "detached", "last seen"}
+    assert set(rows.PHASES) == shown
     assert len(rows.PHASES) == len(set(rows.PHASES))
 
 

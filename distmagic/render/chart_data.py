@@ -62,7 +62,7 @@ def _chart(
     return {
         "name": shown_name,
         "counts_steps": curve.by_step,
-        "is_log": curve.is_log,
+        "is_log": curve.frame.is_log,
         "ranks": len(curve.lines),
         "lines": lines,
         "last": curve.last_words,

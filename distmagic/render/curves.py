@@ -46,15 +46,24 @@ class Curve:
     end: float = math.inf
 
     @property
-    def is_log(self) -> bool:
-        """Whether the axis is logarithmic: on a plain one most of the curve would lie on the floor."""
+    def frame(self) -> _Frame:
+        """The range of its drawing. Its axis is logarithmic where most of the curve would lie on the floor of a plain one."""
         bins = [one for line in self.lines.values() for one in line]
+        xs = [one.x for one in bins]
+        xs += [x for hole in self.all_holes for x in hole]
         low = min((one.low for one in bins), default=0.0)
         high = max((one.high for one in bins), default=0.0)
-        if low <= 0 or high / low <= _LOG_FROM:
-            return False
-        middle = statistics.median(one.mean for one in bins)
-        return _part(middle, low, high) < _FLOOR
+        is_log = False
+        if low > 0 and high / low > _LOG_FROM:
+            middle = statistics.median(one.mean for one in bins)
+            is_log = _part(middle, low, high) < _FLOOR
+        return _Frame(
+            left=min(xs, default=0.0),
+            right=max(xs, default=0.0),
+            low=low,
+            high=high,
+            is_log=is_log,
+        )
 
     @property
     def all_holes(self) -> list[tuple[float, float]]:
@@ -125,12 +134,9 @@ def palette(rank: int) -> str:
 
 def names_of_curves(state: RunState) -> list[str]:
     """Return the metrics that were reported more than once, in the order in which ranks reported them."""
-    names: dict[str, None] = {}
-    for table in state.series.values():
-        for name, series in table.items():
-            if len(series) > 1:
-                names[name] = None
-    return list(names)
+    tables = state.series.values()
+    found = (name for table in tables for name, series in table.items() if len(series) > 1)  # fmt: skip
+    return list(dict.fromkeys(found))
 
 
 def curves(state: RunState) -> str:
@@ -139,7 +145,15 @@ def curves(state: RunState) -> str:
     if not names:
         return ""
     shown = [curve_of(state, name) for name in names[:_MAX_CURVES]]
-    figures = "".join(figure(curve, _caption(curve), _spark(curve)) for curve in shown)
+    figures = ""
+    for curve in shown:
+        warning = f' <b class="dm-bad">{curve.warning}</b>' if curve.warning else ""
+        metric = escape(cut_middle(plain(curve.name), 40))
+        caption = (
+            f"<span><b>{metric}</b>{warning}</span> <span>{curve.last_words}</span>"
+        )
+        spark = sparkline(joined(curve), mean(curve.lasts.values()) or 0.0)
+        figures += figure(curve, caption, spark)
     ranks = sorted({rank for curve in shown for rank in curve.lines})
     if len(ranks) > MAX_LINES:
         legend = f'<b class="dm-c0">mean of {len(ranks)} ranks</b><span class="dm-faint">band: lowest to highest</span>'
@@ -206,20 +220,13 @@ def _part(value: float, low: float, high: float) -> float:
 def figure(
     curve: Curve, caption: str, spark: str, *, most_lines: int = MAX_LINES
 ) -> str:
-    """Return the drawing of a curve; `caption` is HTML, `spark` stands for the drawing where that is taken away.
+    """Return the drawing of a curve; `caption` is HTML.
+
+    `spark` is the curve in text, for pages from which drawings are taken away; the style sheet hides it.
 
     More than `most_lines` are drawn as their mean, with a band.
     """
-    bins = [one for line in curve.lines.values() for one in line]
-    xs = [one.x for one in bins]
-    xs += [x for hole in curve.all_holes for x in hole]
-    frame = _Frame(
-        left=min(xs, default=0.0),
-        right=max(xs, default=0.0),
-        low=min((one.low for one in bins), default=0.0),
-        high=max((one.high for one in bins), default=0.0),
-        is_log=curve.is_log,
-    )
+    frame = curve.frame
     paths: list[str] = []
     if len(curve.lines) > most_lines:
         paths += _line_and_band(joined(curve), (), frame, "dm-c0")
@@ -227,22 +234,22 @@ def figure(
         for rank, line in curve.lines.items():
             holes = curve.holes.get(rank, ())
             paths += _line_and_band(line, holes, frame, palette(rank))
-    inner = "".join(paths) + _marks(curve, frame)
+    marks = "".join(
+        f"M{frame.x(first)},24V0H{frame.x(last)}v24" for first, last in curve.all_holes
+    )
+    if marks:  # a bracket at the top for each hole
+        paths.append(f'<path class="dm-nan" d="{marks}"/>')
     name = escape(cut_middle(plain(curve.name), 40), quote=True)
     label = f"{name}: {q.number(frame.low)} to {q.number(frame.high)}, last {curve.last_words}"
-    drawing = f'<svg viewBox="0 0 {_WIDE} {_HIGH}" preserveAspectRatio="none" role="img" aria-label="{label}">{inner}</svg>'
-    top = q.number(frame.high) if bins else ""
-    bottom = q.number(frame.low) if bins else ""
+    drawing = f'<svg viewBox="0 0 {_WIDE} {_HIGH}" preserveAspectRatio="none" role="img" aria-label="{label}">{"".join(paths)}</svg>'
+    top = bottom = ""
+    if any(curve.lines.values()):
+        top, bottom = q.number(frame.high), q.number(frame.low)
     left, right = x_words(frame.left, curve), x_words(frame.right, curve)
     y_axis = f'<div class="dm-axis dm-y"><span>{top} </span><span>{bottom}</span></div>'
     x_axis = f'<div class="dm-axis dm-x"><span>{left} </span><span>{right}</span></div>'
     spark = f'<span class="dm-spark">{spark}</span>'
     return f'<figure class="dm-curve"><figcaption>{caption}</figcaption>{spark}{y_axis}{drawing}{x_axis}</figure>'
-
-
-def _spark(curve: Curve) -> str:
-    """Return the curve in text, for pages from which drawings are taken away; the style sheet hides it."""
-    return sparkline(joined(curve), mean(curve.lasts.values()) or 0.0)
 
 
 def sparkline(line: Sequence[Bin], last: float) -> str:
@@ -256,12 +263,6 @@ def sparkline(line: Sequence[Bin], last: float) -> str:
         _SIGNS[round(_part(value, low, high) * (len(_SIGNS) - 1))] for value in means
     ]
     return f"{''.join(signs)} {q.number(line[0].mean)} to {q.number(last)}"
-
-
-def _caption(curve: Curve) -> str:
-    warning = f' <b class="dm-bad">{curve.warning}</b>' if curve.warning else ""
-    name = escape(cut_middle(plain(curve.name), 40))
-    return f"<span><b>{name}</b>{warning}</span> <span>{curve.last_words}</span>"
 
 
 def x_words(value: float, curve: Curve) -> str:
@@ -325,34 +326,18 @@ def _line_and_band(
         upper = [f"{frame.x(one.x)},{frame.y(one.high)}" for one in line]
         lower = [f"{frame.x(one.x)},{frame.y(one.low)}" for one in reversed(line)]
         yield f'<path class="dm-band {color}" d="M{"L".join(upper + lower)}Z"/>'
-    path = _path(line, holes, frame)
-    if path:
-        yield f'<path class="{color}" d="{path}"/>'
-
-
-def _path(
-    line: Sequence[Bin], holes: Sequence[tuple[float, float]], frame: _Frame
-) -> str:
-    """Return a path with gaps where a value is no number; a lone point becomes a dot."""
-    parts: list[str] = []
+    path = ""
     before_x = math.inf
     for one in line:
         point = f"{frame.x(one.x)},{frame.y(one.mean)}"
         has_gap = before_x == math.inf or _has_hole(holes, before_x, one.x)
         # h0, a line of no length, shows where no other point follows.
-        parts.append(f"M{point}h0" if has_gap else f"L{point}")
+        path += f"M{point}h0" if has_gap else f"L{point}"
         before_x = one.x
-    return "".join(parts)
+    if path:
+        yield f'<path class="{color}" d="{path}"/>'
 
 
 def _has_hole(holes: Sequence[tuple[float, float]], left: float, right: float) -> bool:
     """Whether a value between two x is no number."""
     return any(first <= right and last >= left for first, last in holes)
-
-
-def _marks(curve: Curve, frame: _Frame) -> str:
-    """Return a bracket at the top for each hole."""
-    path = ""
-    for first, last in curve.all_holes:
-        path += f"M{frame.x(first)},24V0H{frame.x(last)}v24"
-    return f'<path class="dm-nan" d="{path}"/>' if path else ""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from distmagic import render
@@ -80,10 +81,12 @@ class Board:
         self.is_in_background = False
         self._requests: deque[UserRequest] = deque()
         self._state: RunState | None = None
-        self._table = Pane(*TABLE_SHARE)
-        self._curves = Pane(*CURVES_SHARE)
+        self._panes = (
+            (Pane(*TABLE_SHARE), _head_and_table),
+            (Pane(*CURVES_SHARE), _curves_and_ranks),
+            (Pane(*PICTURES_SHARE), _pictures),
+        )
         self._log = Pane(*LOG_SHARE)
-        self._pictures = Pane(*PICTURES_SHARE)
         self._kept = KeptLines()
         self._lines_sent = 0
         self._has_sent_torchrun = False
@@ -117,7 +120,10 @@ class Board:
         if self._is_cleared and not self._view.is_cleared:
             self._view.is_cleared = True
         if self.has_page:
-            self._send(self._changes(state))
+            changes = self._log.offer(state.at_s, lambda: self._new_lines(state))
+            for pane, make in self._panes:
+                changes |= pane.offer(state.at_s, partial(make, state))
+            self._send(changes)
 
     def finish(self, state: RunState, html: str, text: str) -> None:
         """Send the last state, and what the document is to keep of it. Of the state itself nothing is kept."""
@@ -126,9 +132,7 @@ class Board:
             self._is_in_foreground = False
         self._is_over = True
         self._state = None
-        self._table, self._curves = Pane(*TABLE_SHARE), Pane(*CURVES_SHARE)
-        self._pictures = Pane(*PICTURES_SHARE)
-        last = self._changes(state)
+        last = _head_and_table(state) | _curves_and_ranks(state) | _pictures(state)
         self._kept.add(state)
         last["log"] = self._log_of(state, _LAST_LINES)
         last["final"] = {"html": html, "text": text}
@@ -184,13 +188,6 @@ class Board:
         with self._view.hold_sync():
             for name, value in changes.items():
                 setattr(self._view, name, value)
-
-    def _changes(self, state: RunState) -> dict[str, object]:
-        changes = self._table.offer(state.at_s, lambda: _head_and_table(state))
-        changes |= self._curves.offer(state.at_s, lambda: _curves_and_ranks(state))
-        changes |= self._pictures.offer(state.at_s, lambda: _pictures(state))
-        changes |= self._log.offer(state.at_s, lambda: self._new_lines(state))
-        return changes
 
     def _new_lines(self, state: RunState) -> dict[str, object]:
         new = state.lines_seen - self._lines_sent

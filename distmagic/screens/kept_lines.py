@@ -25,7 +25,8 @@ class KeptLines:
         self._lines: deque[tuple[int, OutputLine]] = deque()
         self._chars = 0
         self._next = 0  # the number of the first line that has not been seen
-        self._shows_torchrun = False
+        # Whether torchrun's own lines are among those that are shown.
+        self.shows_torchrun = False
         self._lock = threading.Lock()
 
     def add(self, state: RunState) -> None:
@@ -33,7 +34,7 @@ class KeptLines:
         first = state.lines_seen - len(state.lines)
         new = state.lines[max(0, self._next - first) :]
         with self._lock:
-            self._shows_torchrun = render.torchrun_matters(state)
+            self.shows_torchrun = render.torchrun_matters(state)
             for number, line in enumerate(new, start=state.lines_seen - len(new)):
                 self._lines.append((number, line))
                 self._chars += len(line.text)
@@ -41,11 +42,6 @@ class KeptLines:
             while len(self._lines) > _KEPT or self._chars > _KEPT_CHARS:
                 _, oldest = self._lines.popleft()
                 self._chars -= len(oldest.text)
-
-    @property
-    def shows_torchrun(self) -> bool:
-        """Whether torchrun's own lines are among those that are shown."""
-        return self._shows_torchrun
 
     def last(self, count: int, room_bytes: int = MOST_BYTES) -> dict[str, Any]:
         """Return the last `count` lines as `before` does, and in `total` how many there were ever."""
@@ -63,7 +59,7 @@ class KeptLines:
         """
         with self._lock:
             kept = [entry for entry in self._lines if entry[0] < end]
-            shows_torchrun = self._shows_torchrun
+            shows_torchrun = self.shows_torchrun
         first = end
         upward: list[tuple[int, int | None, str | int]] = []
         for number, line in islice(reversed(kept), count):

@@ -24,7 +24,7 @@ from distmagic.errors import DistmagicError, SpecError
 from distmagic.remote.wire.protocol import FoundFile
 from distmagic.render.screen import Screen, UserRequest
 from distmagic.runner.outcome import Detached, Results, Run, cell_number
-from distmagic.state.hangs import Explanation, dump_of, explain_request, unanswered
+from distmagic.state.hangs import Explanation, dump_of, explain_dump, unanswered
 from distmagic.state.model import RunState
 
 _ANSWER_S = 20.0  # that the ranks have to say where they are
@@ -209,10 +209,10 @@ class BackgroundRun:
             screen.ask("stacks")
             screen.has_changed.wait_for(lambda: self._has_answers(before), _ANSWER_S)
             state = screen.state
-        found = explain_request(state, state.wanted_stacks)
-        if found is None or state.wanted_stacks == before:
+        dump = dump_of(state, state.wanted_stacks)
+        if dump is None or state.wanted_stacks == before:
             raise SpecError(f"No rank of job {self.job} has said where it is.")
-        return RunStacks(explanation=found, job=self.job)
+        return RunStacks(explanation=explain_dump(state, dump), job=self.job)
 
     def _has_answers(self, before: str) -> bool:
         """Whether all ranks have answered a request that came after `before`, or there is nothing to wait for."""

@@ -39,7 +39,8 @@ _C10D_LINE = re.compile(
 class StackGroup:
     """Ranks that are at the same place. `labels` name them, `doing` and `place` say what they do and where.
 
-    `doing` is a pair, for one rank and for several: ("waits in all_reduce", "wait in all_reduce").
+    `doing` is a pair, for one rank and for several: ("waits in all_reduce", "wait in all_reduce"). Ranks that don't
+    answer have no `threads`.
     """
 
     ranks: tuple[int, ...]
@@ -47,7 +48,6 @@ class StackGroup:
     doing: tuple[str, str]
     place: str
     in_collective: bool = False
-    is_silent: bool = False
     threads: tuple[Thread, ...] = ()
 
 
@@ -96,18 +96,17 @@ class Explanation:
                 "ranks already, and process groups of other processes don't come about. Have each rank call the function "
                 'itself, in place of mp.spawn: train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])).'
             )
-        others_wait = bool(others) and all(group.in_collective for group in others)
         if self.awaited:
             them = "it" if len(first.ranks) == 1 else "them"
             return f"Look at {_names(first, None)} first: the others wait for {them}."
-        if others_wait and first.in_collective:
+        if not all(group.in_collective for group in self.groups):
+            return ""
+        if others:
             return "They wait in different calls: every rank has to make the same collective calls, in the same order."
-        if first.in_collective and not others:
-            return (
-                "All wait in the same call, so what it sends does not arrive: look at the network between the hosts, "
-                "and whether each rank calls it with the same shapes and as often as the others."
-            )
-        return ""
+        return (
+            "All wait in the same call, so what it sends does not arrive: look at the network between the hosts, "
+            "and whether each rank calls it with the same shapes and as often as the others."
+        )
 
 
 def _is_in(group: StackGroup, *files: str) -> bool:
@@ -176,12 +175,6 @@ def explain_last(state: RunState) -> Explanation | None:
     return explain_dump(state, state.stack_dumps[-1])
 
 
-def explain_request(state: RunState, request_id: str) -> Explanation | None:
-    """Return where the ranks were by their answers to one request; None before the first answer."""
-    dump = dump_of(state, request_id)
-    return None if dump is None else explain_dump(state, dump)
-
-
 def explain_dump(state: RunState, dump: StackDump) -> Explanation:
     """Return where the ranks were by their answers."""
     answers = []
@@ -205,7 +198,7 @@ def explain(
     # smaller groups.
     def oddness(group: StackGroup) -> tuple[bool, bool, int, int]:
         return (
-            not group.is_silent,
+            bool(group.threads),
             group.in_collective,
             len(group.ranks),
             group.ranks[0],
@@ -272,14 +265,11 @@ def _group(members: Sequence[tuple[str, Stacks]]) -> StackGroup:
     for host, stacks in members:
         labels.append(f"rank {stacks.rank} ({host}, local_rank {stacks.local_rank})")
     _, first = members[0]
+    frames = first.threads[0].frames if first.threads else ()
+    doing, in_collective = _doing(frames)
     if not first.threads:
         why = first.silence
         doing = (f"doesn't answer: {why}", f"don't answer: {why}")
-        return StackGroup(
-            ranks=ranks, labels=tuple(labels), doing=doing, place="", is_silent=True
-        )
-    frames = first.threads[0].frames
-    doing, in_collective = _doing(frames)
     return StackGroup(
         ranks=ranks,
         labels=tuple(labels),

@@ -246,16 +246,16 @@ class Agent:
 
         Without its sockets an agent can't be reached, and a contact takes its job for dead.
         """
-        files: list[str | Path] = [self.folder / FILE, sys.path[0]]
-        for name in (self.start.call, self.start.code, *self.start.side_files):
-            files.append(places.blob(name))
-        files += [
-            self.run_dir,
-            self.run_dir / places.READERS,
-            self.run_dir / places.RANKS,
-            self.run_dir / places.PID,
-        ]
-        places.touch(files)
+        blobs = (self.start.call, self.start.code, *self.start.side_files)
+        in_run_dir = ("", places.READERS, places.RANKS, places.PID)
+        places.touch(
+            [
+                self.folder / FILE,
+                sys.path[0],
+                *map(places.blob, blobs),
+                *(self.run_dir / name for name in in_run_dir),
+            ]
+        )
         with contextlib.suppress(OSError):
             processes.note_all(
                 processes.descendants(os.getpid()), self.run_dir / places.STARTED

@@ -137,21 +137,21 @@ class Environment:
 
 def find(digest: str) -> Environment | None:
     """Return the environment of a digest that is ready, if there is one. Raises OSError where that can't be told."""
-    for path in places.matching(root(), f".{digest}*"):
-        if _DIGEST.fullmatch(path.name) and Environment(path=path).notes() is not None:
-            return Environment(path=path)
-    return None
+    return next((one for one in _made(digest) if one.notes() is not None), None)
+
+
+def _made(digest: str) -> list[Environment]:
+    """Return the environments of a digest, with those that are not finished. Raises OSError."""
+    found = places.matching(root(), f".{digest}*")
+    return [Environment(path=path) for path in found if _DIGEST.fullmatch(path.name)]
 
 
 def begin(digest: str) -> Environment:
     """Make the folder of a new environment, after removing what others have not finished. Raises OSError."""
     now = places.now_at(root())
-    for path in places.matching(root(), f".{digest}*"):
-        is_half = (
-            _DIGEST.fullmatch(path.name) and Environment(path=path).notes() is None
-        )
-        if is_half and now - path.stat().st_mtime > _IN_USE_S:
-            shutil.rmtree(path)
+    for half in _made(digest):
+        if half.notes() is None and now - half.path.stat().st_mtime > _IN_USE_S:
+            shutil.rmtree(half.path)
     path = root() / f".{digest}"
     try:
         path.mkdir()

@@ -5,6 +5,5 @@ other package imports this one but notebook/. The server is asyncssh's, though t
 serves all hosts, with the pipes of a command joined to its channel, which paramiko leaves to its user. In this order:
 
     playground.py  starts and ends the server's process; writes the OpenSSH configuration that leads to the hosts
-    server.py      that process: an asyncssh server for each host
-    command.py     one command on a host
+    server.py      that process: an asyncssh server for each host, and the commands on it
 """

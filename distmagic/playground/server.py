@@ -16,6 +16,7 @@ import shlex
 import shutil
 import signal
 import site
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -23,7 +24,6 @@ from pathlib import Path
 
 import asyncssh
 
-from distmagic.playground.command import Command, signal_name
 from distmagic.remote.system import processes
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL at the end
@@ -56,8 +56,10 @@ class SharedByHosts:
     directory: Path
     user: str
     client_key: asyncssh.SSHKey
-    # By process id, until reaped.
-    commands: dict[int, Command] = field(default_factory=dict)
+    # By process id, until reaped; the event is set when its exit code is there.
+    commands: dict[int, tuple[subprocess.Popen[bytes], asyncio.Event]] = field(
+        default_factory=dict
+    )
 
     def environment(
         self, home: Path, client: tuple[str, int], server: tuple[str, int]
@@ -114,14 +116,14 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
 
 
 class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
-    """One channel: asyncssh joins the pipes of a `Command` to it."""
+    """One channel: asyncssh joins the pipes of a command to it, which has a session of its own, and no terminal."""
 
     def __init__(self, shared: SharedByHosts, home: Path) -> None:
         super().__init__(
             self._start, sftp_factory=None, sftp_version=3, allow_scp=False
         )
         self._shared, self._home = shared, home
-        self._running: Command | None = None
+        self._command: subprocess.Popen[bytes] | None = None
 
     async def _start(self, _process: asyncssh.SSHServerProcess) -> None:
         try:
@@ -140,25 +142,41 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
             if name == "LANG" or name.startswith("LC_"):
                 env[name] = value
         argv = ["/bin/sh"] if self.command is None else ["/bin/sh", "-c", self.command]
-        # Its home was removed, or there is no room for another process.
+        pipe = subprocess.PIPE
         try:
-            command = Command(argv, env, self._home)
-        except OSError as error:
+            command = subprocess.Popen(  # noqa: ASYNC220 - it returns after the exec
+                argv,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                bufsize=0,
+                env=env,
+                cwd=self._home,
+                start_new_session=True,
+            )
+        except OSError as error:  # no home any more, or too many processes
             self.stderr.write(f"playground: {error}\n".encode())
             self.exit(255)
             return
-        self._running = self._shared.commands[command.pid] = command
+        self._command = command
+        ended = asyncio.Event()
+        self._shared.commands[command.pid] = command, ended
         # The end of one output is not the end of the other, so neither may send the channel's end of file.
         await self.redirect(
             command.stdin, command.stdout, command.stderr, send_eof=False
         )
-        status = await command.status
+        await ended.wait()
         await self.stdout.drain()
         await self.stderr.drain()
-        if status >= 0:
-            self.exit(status)
+        if command.returncode >= 0:
+            self.exit(command.returncode)
         else:
-            self.exit_with_signal(signal_name(-status))
+            # RFC 4254, 6.10 wants `name@domain` for signals without a name of their own: the real-time ones.
+            names = {
+                each.value: each.name.removeprefix("SIG") for each in signal.Signals
+            }
+            number = -command.returncode
+            self.exit_with_signal(names.get(number, f"RT{number}@playground"))
 
     def eof_received(self) -> bool:
         """End the command's input in a turn of the event loop of its own.
@@ -169,9 +187,12 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
         asyncio.get_running_loop().call_soon(super().eof_received)
         return True  # the output stays open
 
-    def signal_received(self, signal: str) -> None:
-        if self._running is not None:
-            self._running.signal(signal)
+    def signal_received(self, name: str) -> None:
+        """Send a signal, named without its SIG, to the command and its group."""
+        number = getattr(signal, f"SIG{name}", None)
+        # A process that is not reaped keeps its pid.
+        if number and self._command and self._command.returncode is None:
+            os.killpg(self._command.pid, number)
 
 
 # ---- the hosts
@@ -190,7 +211,11 @@ async def serve(order: Order) -> None:
     )
     loop.add_signal_handler(signal.SIGCHLD, _reap, shared)
     _make_python(order.directory / "bin", order.python)
-    ports = [await _listen(shared, home) for home in _make_homes(order)]
+    ports = []
+    for number in range(1, order.count + 1):
+        home = order.directory / f"node{number}"
+        home.mkdir(mode=0o700)
+        ports.append(await _listen(shared, home))
     print(json.dumps({"ports": ports, "user": shared.user}), flush=True)  # noqa: T201
     try:
         _watch(order.parent, over)
@@ -228,15 +253,6 @@ async def _listen(shared: SharedByHosts, home: Path) -> int:
     return port
 
 
-def _make_homes(order: Order) -> list[Path]:
-    homes = []
-    for number in range(1, order.count + 1):
-        home = order.directory / f"node{number}"
-        home.mkdir(mode=0o700)
-        homes.append(home)
-    return homes
-
-
 def _make_client_key(directory: Path) -> asyncssh.SSHKey:
     key = asyncssh.generate_private_key("ssh-ed25519", comment="distmagic playground")
     path = directory / "id_ed25519"
@@ -265,9 +281,10 @@ def _user() -> str:
 
 def _reap(shared: SharedByHosts) -> None:
     for pid, status in processes.reap().items():
-        command = shared.commands.pop(pid, None)
-        if command is not None:
-            command.reaped(status)
+        if pid in shared.commands:
+            command, ended = shared.commands.pop(pid)
+            command.returncode = os.waitstatus_to_exitcode(status)
+            ended.set()
 
 
 def end_all(shared: SharedByHosts) -> None:
@@ -299,13 +316,8 @@ def end_all(shared: SharedByHosts) -> None:
 
 def main() -> None:
     """Read the order from stdin, be the playground, clean up."""
-    line = json.loads(sys.stdin.buffer.readline())
-    order = Order(
-        directory=Path(line["directory"]),
-        count=line["count"],
-        python=line["python"],
-        parent=line["parent"],
-    )
+    wanted = json.loads(sys.stdin.buffer.readline())
+    order = Order(**wanted | {"directory": Path(wanted["directory"])})
     if sys.platform == "linux":
         processes.become_subreaper()
     try:

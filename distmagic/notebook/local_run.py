@@ -11,7 +11,7 @@ import linecache
 import re
 import sys
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType, ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,6 @@ _ARGPARSE_HINT = (
     "--whole, and every rank runs the whole cell. %%distributed --script -- --lr 0.1 does that with these arguments."
 )
 _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_OF_A_RANK = ("__file__",)
 _MAKES_NAMES = re.compile(
     r"(?<!def )(?<![.\w])(?:globals|exec|eval|setattr|vars)\s*\(|\bbuiltins\b|import __main__|\bmodules\["
 )
@@ -68,13 +67,8 @@ def run_local(
             _add_note(error, cause)
         _show_from(error.__traceback__, error, shell)
         raise
-    nowhere = []
-    if plan.call is not None:
-        known = {*shell.user_ns, *dir(builtins), *_OF_A_RANK}
-        nowhere = [
-            node.id for node in names_evaluated(plan.call) if node.id not in known
-        ]
-    _reject_names(shell, plan, filename, nowhere)
+    known = {*shell.user_ns, *dir(builtins), "__file__"}
+    _reject_names(shell, plan, filename, lambda name: name not in known)
     if effects:
         print(f"! {notebook_effects.note(effects)}")
 
@@ -84,11 +78,10 @@ def _reject_made_alone(shell: InteractiveShell, plan: CellPlan) -> None:
     taken = {node.id for node in names_evaluated(plan.call)} if plan.call else set()
     origins = _origins(shell.user_ns, plan)
     for statement in plan.local:
-        if not isinstance(statement, ast.Assign) or not isinstance(
-            statement.value, ast.Call
-        ):
+        value = getattr(statement, "value", None)
+        if not isinstance(statement, ast.Assign) or not isinstance(value, ast.Call):
             continue
-        first, _, rest = notebook_effects.dotted(statement.value.func).partition(".")
+        first, _, rest = notebook_effects.dotted(value.func).partition(".")
         what = made_alone(f"{origins.get(first, '')}.{rest}".strip("."))
         names = {one.id for one in statement.targets if isinstance(one, ast.Name)}
         for name in names & taken if what else ():
@@ -110,14 +103,14 @@ def _origins(namespace: Mapping[str, object], plan: CellPlan) -> dict[str, str]:
     for statement in plan.local:
         if isinstance(statement, _NAMED):
             found[statement.name] = ""
-        elif isinstance(statement, ast.ImportFrom):
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
             for alias in statement.names:
-                whole = f"{statement.module}.{alias.name}"
-                found[alias.asname or alias.name] = whole
-        elif isinstance(statement, ast.Import):
-            for alias in statement.names:
-                top = alias.name.partition(".")[0]
-                found[alias.asname or top] = alias.name if alias.asname else top
+                whole, name = alias.name, alias.asname or alias.name
+                if isinstance(statement, ast.ImportFrom):
+                    whole = f"{statement.module}.{whole}"
+                elif not alias.asname:
+                    whole = name = name.partition(".")[0]
+                found[name] = whole
     return found
 
 
@@ -127,23 +120,21 @@ def reject_names_early(shell: InteractiveShell, plan: CellPlan, filename: str) -
         for node in notebook_effects.executed(statement):
             if isinstance(node, ast.Call):
                 return  # it may make any name
-    _reject_names(
-        shell, plan, filename, names_wanted(plan).keys() - shell.user_ns.keys()
-    )
+    wanted = names_wanted(plan).keys() - shell.user_ns.keys()
+    _reject_names(shell, plan, filename, wanted.__contains__)
 
 
 def _reject_names(
-    shell: InteractiveShell, plan: CellPlan, filename: str, nowhere: Collection[str]
+    shell: InteractiveShell,
+    plan: CellPlan,
+    filename: str,
+    is_nowhere: Callable[[str], bool],
 ) -> None:
     """Raise NameError, as Python would on each rank, if the call evaluates a name that is nowhere."""
-    close_by = [
-        statement.name for statement in plan.local if isinstance(statement, _NAMED)
-    ]
     for node in names_evaluated(plan.call) if plan.call is not None else ():
-        if node.id not in nowhere:
-            continue
-        close = {*close_by, *shell.user_ns}
-        _raise_name_error(shell, node, filename, close)
+        if is_nowhere(node.id):
+            made = [one.name for one in plan.local if isinstance(one, _NAMED)]
+            _raise_name_error(shell, node, filename, {*made, *shell.user_ns})
 
 
 def reject_names_of_function(
@@ -234,28 +225,18 @@ def _note_on(
     """Return what to say of an error if it comes of the notebook's being no rank, or of what only hosts have; else ""."""
     if isinstance(error, ModuleNotFoundError):
         return _WHOLE_NOTE
-    if isinstance(error, SystemExit):
-        return _NO_RANK_NOTE
-    if (
-        isinstance(error, KeyError)
-        and error.args
-        and error.args[0] in TORCHRUN_VARIABLES
-    ):
-        return _NO_RANK_NOTE
-    if isinstance(error, ValueError | RuntimeError) and any(
-        words in str(error) for words in _OF_TORCH
-    ):
-        return _NO_RANK_NOTE
     frames = traceback.extract_tb(error.__traceback__)
-    lineno = next(
-        (frame.lineno for frame in frames if frame.filename == filename), None
-    )
-    is_effect = any(
-        lineno in effect.lines
-        for effect in effects
-        if effect.kind in ("rank", "argv", "group")
-    )
-    return _NO_RANK_NOTE if is_effect else ""
+    lineno = next((one.lineno for one in frames if one.filename == filename), None)
+    is_of_rank = isinstance(error, SystemExit)
+    if isinstance(error, KeyError):
+        is_of_rank = any(one in TORCHRUN_VARIABLES for one in error.args[:1])
+    elif isinstance(error, ValueError | RuntimeError):
+        is_of_rank = any(words in str(error) for words in _OF_TORCH)
+    for effect in effects:
+        is_of_rank |= (
+            effect.kind in ("rank", "argv", "group") and lineno in effect.lines
+        )
+    return _NO_RANK_NOTE if is_of_rank else ""
 
 
 def _add_note(error: BaseException, note: str) -> None:

@@ -45,9 +45,7 @@ _MAKES_NAMES = re.compile(
 _OF_TORCH = ("environment variable", "Default process group has not been initialized")
 
 
-def run_local(
-    shell: InteractiveShell, plan: CellPlan, filename: str, given: Collection[str]
-) -> None:
+def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -> None:
     """Run the cell's own statements, as a cell without the magic would, and print what they did in the notebook alone.
 
     `given` are variables that the ranks get from the request. Raises what the statements raise, with a note where that
@@ -57,18 +55,18 @@ def run_local(
     _reject_made_alone(shell, plan)
     effects = notebook_effects.local_effects(plan.local, given)
     module = shell.transform_ast(ast.Module(list(plan.local), []))
-    code = shell.compile(module, filename, "exec")
+    code = shell.compile(module, plan.filename, "exec")
     try:
         exec(code, shell.user_global_ns, shell.user_ns)  # noqa: S102  # to run the cell is the purpose
     except BaseException as error:
-        if (refusal := _of_argparse(error, filename)) is not None:
+        if (refusal := _of_argparse(error, plan.filename)) is not None:
             raise refusal from None
-        if cause := _note_on(error, filename, effects):
+        if cause := _note_on(error, plan.filename, effects):
             _add_note(error, cause)
         _show_from(error.__traceback__, error, shell)
         raise
     known = {*shell.user_ns, *dir(builtins), "__file__"}
-    _reject_names(shell, plan, filename, lambda name: name not in known)
+    _reject_names(shell, plan, lambda name: name not in known)
     if effects:
         print(f"! {notebook_effects.note(effects)}")
 
@@ -114,27 +112,26 @@ def _origins(namespace: Mapping[str, object], plan: CellPlan) -> dict[str, str]:
     return found
 
 
-def reject_names_early(shell: InteractiveShell, plan: CellPlan, filename: str) -> None:
+def reject_names_early(shell: InteractiveShell, plan: CellPlan) -> None:
     """Raise NameError for a name of the call that is nowhere, before the cell's own statements have run: if they call nothing."""
     for statement in plan.local:
         for node in notebook_effects.executed(statement):
             if isinstance(node, ast.Call):
                 return  # it may make any name
     wanted = names_wanted(plan).keys() - shell.user_ns.keys()
-    _reject_names(shell, plan, filename, wanted.__contains__)
+    _reject_names(shell, plan, wanted.__contains__)
 
 
 def _reject_names(
     shell: InteractiveShell,
     plan: CellPlan,
-    filename: str,
     is_nowhere: Callable[[str], bool],
 ) -> None:
     """Raise NameError, as Python would on each rank, if the call evaluates a name that is nowhere."""
     for node in names_evaluated(plan.call) if plan.call is not None else ():
         if is_nowhere(node.id):
             made = [one.name for one in plan.local if isinstance(one, _NAMED)]
-            _raise_name_error(shell, node, filename, {*made, *shell.user_ns})
+            _raise_name_error(shell, node, plan.filename, {*made, *shell.user_ns})
 
 
 def reject_names_of_function(

@@ -15,6 +15,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distmagic import sanitize
@@ -102,16 +103,16 @@ class Magics:
         """Do what `cell` promises; `names` are given the names of the run as soon as they are known."""
         request = flags.parse_line(line, self.config.defaults(os.environ))
         names += [request.output] if request.output else []
-        plan, filename = self._read(cell, whole=request.whole or request.script)
+        plan = self._read(cell, whole=request.whole or request.script)
         if request.export is not None:
-            print(sanitize.lines(self._export(plan, filename, request)))
+            print(sanitize.lines(self._export(plan, request)))
             return None
         names[:0] = plan.targets
-        reject_names_early(self.shell, plan, filename)
+        reject_names_early(self.shell, plan)
         variable = run_names.variable_of(names)
         if request.workflow is not None:
             return self._bound(
-                lambda: self._run_workflow(plan, filename, request, variable), names
+                lambda: self._run_workflow(plan, request, variable), names
             )
         session = self.notebook.session()
         if request.dry_run and request.allocation is not None:
@@ -123,7 +124,7 @@ class Magics:
             return None
 
         def launch(hosts: tuple[Host, ...], access: Access) -> Any:
-            return self._run_on(hosts, access, request, plan, filename, variable)
+            return self._run_on(hosts, access, request, plan, variable)
 
         part = self.notebook.part(request, os.environ)
 
@@ -135,7 +136,7 @@ class Magics:
                 request.access,
                 request.spec,
                 launch,
-                before=lambda: self._run_own(plan, filename, request),
+                before=lambda: self._run_own(plan, request),
             )
 
         return self._bound(start, names)
@@ -155,7 +156,6 @@ class Magics:
     def _run_workflow(
         self,
         plan: cells.CellPlan,
-        filename: str,
         request: flags.Request,
         variable: str,
     ) -> Run:
@@ -164,7 +164,7 @@ class Magics:
 
         osmo.check(request)
         with closing(asker_of(self.shell)) as asker:
-            payload = self._payload(plan, filename, request, asker)
+            payload = self._payload(plan, request, asker)
         screen = self.notebook.backend.screen_for(self.shell)
         return osmo.run(request, payload, screen, variable)
 
@@ -174,7 +174,6 @@ class Magics:
         access: Access,
         request: flags.Request,
         plan: cells.CellPlan,
-        filename: str,
         variable: str,
     ) -> Run | Detached | BackgroundRun | None:
         """Run the cell on these hosts, or on those of its allocation; None for a dry run."""
@@ -200,31 +199,28 @@ class Magics:
                     return "waits for your answer" if asker.is_asking else _OWN_LINES
 
                 with announcing(screen, what, _OWN_LINES_FAILED):
-                    payload = self._payload(plan, filename, request, asker)
+                    payload = self._payload(plan, request, asker)
                 if request.background:
                     return begin_in_background(
                         session, place, request.spec, payload, screen, variable
                     )
                 reaching = place.reach(screen, payload)
-            except KeyboardInterrupt as interrupt:
+            except BaseException as error:
                 place.cancel()
-                raise _cancelled(interrupt) from None
-            except BaseException:
-                place.cancel()
+                if isinstance(error, KeyboardInterrupt):
+                    raise _cancelled(error) from None
                 raise
             return session.launch(
                 reaching, request.spec, payload, screen, variable=variable
             )
 
-    def _export(
-        self, plan: cells.CellPlan, filename: str, request: flags.Request
-    ) -> str:
+    def _export(self, plan: cells.CellPlan, request: flags.Request) -> str:
         """Write the folder that starts the cell elsewhere, and return what to tell the user of it."""
         from distmagic.exports import cell_script
         from distmagic.session import exporting
 
         hosts = self.notebook.choose(request, os.environ).hosts
-        self._run_own(plan, filename, request)
+        self._run_own(plan, request)
         texts = {
             name: "".join(linecache.getlines(name)) for name in _labels(self.shell)
         }
@@ -233,12 +229,12 @@ class Magics:
             program = exporting.of_script(text, request)
         else:
             with closing(asker_of(self.shell)) as asker:
-                payload = self._pack(plan, filename, request, asker)
+                payload = self._pack(plan, request, asker)
             program = exporting.of_payload(payload, text.why, request)
         return exporting.write(program, "cell", request, hosts)
 
-    def _read(self, cell: str, *, whole: bool) -> tuple[cells.CellPlan, str]:
-        """Return what the cell asks for, and the file name of its text. Raises `SpecError`."""
+    def _read(self, cell: str, *, whole: bool) -> cells.CellPlan:
+        """Return what the cell asks for. Raises `SpecError`."""
         raw = f"#%%{MAGICS[0]}\n{cell}"  # the magic's own line as a comment: line numbers are those of the cell
         text = raw if whole else self.shell.transform_cell(raw)
         filename = self._remember(raw, text)
@@ -249,7 +245,7 @@ class Magics:
             raise CellSyntaxError(error, lines) from None
         if plan.call is None:
             self._reject_notebook_names(plan)
-        return plan, filename
+        return plan
 
     def _remember(self, raw: str, text: str) -> str:
         """Make `text` known to tracebacks, and return its file name.
@@ -279,19 +275,18 @@ class Magics:
     def _payload(
         self,
         plan: cells.CellPlan,
-        filename: str,
         request: flags.Request,
         asker: NotebookAsker,
     ) -> Payload:
         """Run the cell's own statements, and pack its call."""
-        self._run_own(plan, filename, request)
-        payload = self._pack(plan, filename, request, asker)
+        self._run_own(plan, request)
+        payload = self._pack(plan, request, asker)
         if plan.call is not None:
             is_usual = request.spec.no_settings or request.workflow is not None
             note_library_changes(
                 self.shell,
                 payload.uses,
-                filename,
+                plan.filename,
                 _labels(self.shell),
                 self._noted,
                 None if is_usual else MADE,
@@ -301,7 +296,6 @@ class Magics:
     def _pack(
         self,
         plan: cells.CellPlan,
-        filename: str,
         request: flags.Request,
         asker: NotebookAsker,
     ) -> Payload:
@@ -309,42 +303,36 @@ class Magics:
 
         Above the limit the user is asked; where nobody can answer, `PayloadTooLarge` is raised.
         """
-        limit_bytes = request.payload_limit_bytes
+        backend, limit_bytes = self.notebook.backend, request.payload_limit_bytes
+        labels = _labels(self.shell)
         if plan.call is None:
             argv = (_SCRIPT_NAME, *request.args) if request.script else ()
-            return self.notebook.backend.pack_whole(
+            return backend.pack_whole(
                 plan.text,
-                filename=filename,
-                labels=_labels(self.shell),
+                filename=plan.filename,
+                labels=labels,
                 limit_bytes=limit_bytes,
                 argv=argv,
                 title=shlex.join(argv) or "the whole cell",
             )
-        title = ast.unparse(plan.call)
         thunk = cells.make_thunk(
-            plan, self.shell.user_ns, filename, self.shell.compile.flags
+            plan, self.shell.user_ns, plan.filename, self.shell.compile.flags
+        )
+        pack = partial(
+            backend.pack_call, thunk, labels=labels, title=ast.unparse(plan.call)
         )
         try:
-            return self.notebook.backend.pack_call(
-                thunk,
-                limit_bytes=limit_bytes,
-                labels=_labels(self.shell),
-                title=title,
-            )
+            return pack(limit_bytes=limit_bytes)
         except PayloadTooLarge as error:
             if not asker.confirm(f"{error.message} Send it all the same?"):
                 raise
-        return self.notebook.backend.pack_call(
-            thunk, limit_bytes=sys.maxsize, labels=_labels(self.shell), title=title
-        )
+        return pack(limit_bytes=sys.maxsize)
 
-    def _run_own(
-        self, plan: cells.CellPlan, filename: str, request: flags.Request
-    ) -> None:
+    def _run_own(self, plan: cells.CellPlan, request: flags.Request) -> None:
         """Run what the cell has for the notebook: all before its call."""
         if plan.call is not None:
             given = [name for name, _ in request.spec.env]
-            run_local(self.shell, plan, filename, given)
+            run_local(self.shell, plan, given)
             reject_names_of_function(self.shell, plan, _labels(self.shell))
 
 

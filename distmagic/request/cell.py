@@ -56,9 +56,11 @@ class CellPlan:
     `local` are the statements for the notebook. `call` is the expression for every rank; None means that nothing
     runs in the notebook and the whole `text` is every rank's program. `targets` are the names on the left of
     `run = train()`: they get the run itself, since every rank has a value of its own. `is_async`: `call` awaits.
+    `filename` is what tracebacks have for the cell.
     """
 
     text: str
+    filename: str = "<cell>"
     local: tuple[ast.stmt, ...] = ()
     call: ast.expr | None = None
     targets: tuple[str, ...] = ()
@@ -124,7 +126,7 @@ def _whole(text: str, tree: ast.Module, filename: str) -> CellPlan:
     # A `return` outside a function is found here, not by a rank.
     compile(tree, filename, "exec", dont_inherit=True)
     _reject_ipython(tree)
-    return CellPlan(text=text)
+    return CellPlan(text=text, filename=filename)
 
 
 def _reject_ipython(tree: ast.AST) -> None:
@@ -203,7 +205,12 @@ def _call_plan(
             )
     is_async = _awaits(ast.copy_location(ast.Expr(call), call), filename)
     return CellPlan(
-        text=text, local=tuple(local), call=call, targets=targets, is_async=is_async
+        text=text,
+        filename=filename,
+        local=tuple(local),
+        call=call,
+        targets=targets,
+        is_async=is_async,
     )
 
 

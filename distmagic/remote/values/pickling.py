@@ -111,8 +111,7 @@ class Packer:
         annotated: set[str] = set()
         while waiting := self._seen.annotated & found.keys() - annotated:
             annotated |= waiting
-            for name in waiting:
-                _, seen = found[name]
+            for _, seen in map(found.__getitem__, waiting):
                 self._seen.codes += seen.codes
                 self._seen.modules |= seen.modules
                 self._seen.annotated |= seen.annotated
@@ -201,17 +200,19 @@ class Packer:
         return code_of_file, (code.replace(co_filename=_NAMELESS), code.co_filename)
 
     def _note_global(self, obj: Any) -> None:
-        module = getattr(obj, "__module__", None)
-        name = getattr(obj, "__qualname__", "")
+        module, name = (
+            getattr(obj, "__module__", None),
+            getattr(obj, "__qualname__", ""),
+        )
         if isinstance(module, str):
             self._seen.modules.add(module)
         if module == "__main__" and callable(obj):
             annotations = inspect.get_annotations(obj).values()
             self._seen.annotated |= by_name.in_annotations(annotations)
         if module == "__main__" and name.isidentifier():
-            if vars(sys.modules["__main__"]).get(name) is obj:
+            current = sys.modules["__main__"].__dict__.get(name)
+            if name not in self._definitions or current is obj:
                 self._definitions[name] = obj
-            self._definitions.setdefault(name, obj)
         if (
             isinstance(obj, types.FunctionType)
             and obj.__globals__.get("__name__") == "__main__"
@@ -243,10 +244,14 @@ def _stays_behind(module: str) -> bool:
 
     cloudpickle adds any loaded submodule whose name a function mentions (`x.state` and distmagic.state).
     """
-    first, _, rest = module.partition(".")
-    return first == "distmagic" and rest.partition(".")[0] not in ("", "remote")
+    return (
+        module.startswith("distmagic.")
+        and module != "distmagic.remote"
+        and not module.startswith(_REMOTE)
+    )
 
 
+_REMOTE = "distmagic.remote."
 _OF_AN_IMPORT = ("__builtins__", "__loader__", "__spec__", "__cached__")
 
 

@@ -122,12 +122,7 @@ def pack_call(
     found = local_modules.found(modules)
     own = on_ranks.of_codes(codes, texts, labels)
     shown = on_ranks.look([*own, *on_ranks.of_modules(found)])
-    code = write_code(found, texts, labels, folder, shown)
-    # Equal files once.
-    sizes = {side_file.sha256: side_file.size_bytes for side_file in seen.side_files}
-    side_files = tuple(
-        _local(folder, sha256, size_bytes) for sha256, size_bytes in sizes.items()
-    )
+    used = ["logging", "warnings", *(module.name for module in found), *modules]
 
     def in_source(other: OtherPython) -> Payload:
         return pack_call(
@@ -141,14 +136,16 @@ def pack_call(
 
     return Payload(
         call=call,
-        code=code,
-        side_files=side_files,
+        code=write_code(found, texts, labels, folder, shown),
+        # Equal files once.
+        side_files=tuple(
+            _local(folder, one.sha256, one.size_bytes)
+            for one in dict.fromkeys(seen.side_files)
+        ),
         modules=found,
         title=title,
         notice=shown.notice,
-        uses=frozenset(
-            ["logging", "warnings", *(module.name for module in found)]
-        ).union(name.partition(".")[0] for name in modules),
+        uses=frozenset(name.partition(".")[0] for name in used),
         settings=settings.read(),
         limit_bytes=limit_bytes,
         in_source=in_source if source is None else None,
@@ -186,10 +183,9 @@ def pack_whole(
     found = local_modules.found(local_modules.imports_of_text(text, filename))
     own = (labels.get(filename, filename), text, None)
     shown = on_ranks.look([own, *on_ranks.of_modules(found)])
-    code = write_code(found, {filename: text}, labels, folder, shown)
     return Payload(
         call=call,
-        code=code,
+        code=write_code(found, {filename: text}, labels, folder, shown),
         modules=found,
         title=title,
         notice=shown.notice,
@@ -249,12 +245,10 @@ def write_code(
 
     From it the hosts also have whether its ranks must be new processes.
     """
-    known = {name: labels[name] for name in texts if name in labels}
-    roots = sorted({str(module.root) for module in modules})
     sources = {
         "texts": texts,
-        "labels": known,
-        "roots": roots,
+        "labels": {name: labels[name] for name in texts if name in labels},
+        "roots": sorted({str(module.root) for module in modules}),
         "python": sys.version_info[:2],
         "needs_new": shown.needs_new,
     }
@@ -273,13 +267,12 @@ def _with_inner(codes: Iterable[CodeType]) -> Iterator[CodeType]:
 
 def _texts(codes: Iterable[CodeType]) -> dict[str, str]:
     """Return the text of every cell, or script, of which some code travels."""
-    names = sorted({code.co_filename for code in codes})
-    texts = {
-        name: "".join(linecache.getlines(name))
-        for name in names
-        if not local_modules.is_installed(name)
-    }
-    return {name: text for name, text in texts.items() if text}
+    texts = {}
+    for name in sorted({code.co_filename for code in codes}):
+        lines = () if local_modules.is_installed(name) else linecache.getlines(name)
+        if lines:
+            texts[name] = "".join(lines)
+    return texts
 
 
 _INSIDE = "Create it inside the function"
@@ -302,8 +295,7 @@ def _cannot_travel(
     culprit: unpicklable.UnpicklablePart, thunk: Callable[[], object]
 ) -> PayloadError:
     part = culprit.part
-    owner = _user(part, thunk)
-    user = "The call" if owner == "the call" else owner
+    user = _user(part, thunk).replace("the call", "The call")
     verb = "is" if part.path == "the call" else f"uses `{part.path}`,"
     why = f"which can't be pickled{culprit.detail}"
     if isinstance(culprit.error, MadeAlone):
@@ -339,11 +331,8 @@ def _has_no_source(
 
 def _user(part: unpicklable.ValuePart, thunk: Callable[[], object]) -> str:
     """Return the name of the function or class that uses a part, or "the call", whose function has no name."""
-    return (
-        "the call"
-        if part.owner in ("", getattr(thunk, "__qualname__", ""))
-        else part.owner
-    )
+    is_call = part.owner in ("", getattr(thunk, "__qualname__", ""))
+    return "the call" if is_call else part.owner
 
 
 def _too_large(
@@ -351,13 +340,12 @@ def _too_large(
 ) -> PayloadTooLarge:
     sizes = [(_measure(part.value), part) for part in _variables(thunk)]
     sizes.sort(key=lambda pair: pair[0], reverse=True)
-    large = []
-    for size, part in sizes:
-        if size > limit_bytes / 50:
-            large.append(
-                f"`{part.path}` ({size_text(size)}, used by {_user(part, thunk)})"
-            )
-    named = f" The largest: {', '.join(large[:_NAMED_AT_MOST])}." if large else ""
+    large = [
+        f"`{part.path}` ({size_text(size)}, used by {_user(part, thunk)})"
+        for size, part in sizes[:_NAMED_AT_MOST]
+        if size > limit_bytes / 50
+    ]
+    named = f" The largest: {', '.join(large)}." if large else ""
     total = max(size_bytes, sum(size for size, _ in sizes))
     return PayloadTooLarge(
         f"The call takes {size_text(total)} to send to every host; at most {size_text(limit_bytes)} are allowed.{named}",
@@ -367,10 +355,8 @@ def _too_large(
 
 def _variables(thunk: Callable[[], object]) -> Iterator[unpicklable.ValuePart]:
     """Yield every variable that travels with a call, through all functions and classes that travel by value."""
-    waiting, seen = (
-        [unpicklable.ValuePart(owner="", path="the call", value=thunk)],
-        set[int](),
-    )
+    waiting = [unpicklable.ValuePart(owner="", path="the call", value=thunk)]
+    seen = set[int]()
     while waiting:
         part = waiting.pop()
         if id(part.value) in seen:

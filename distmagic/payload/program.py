@@ -40,14 +40,13 @@ def pack_program(
     folder = _folder(program, script, current, limit_bytes)
     named = Path(os.path.expanduser(sync)).resolve() if sync else folder
     modules, roots = _modules(program, script, named, current)
-    if script is None:
-        call = Script(program.target, program.args, is_module=True, roots=roots)
-    else:
-        call = replace(_script(program, script, named or own, current), roots=roots)
+    call = Script(program.target, program.args, is_module=True)
+    if script is not None:
+        call = _script(program, script, named or own, current)
     start = script or _file_of_module(program.target, current)
     shown = on_ranks.look(on_ranks.of_program(start, own) if start else ())
     return Payload(
-        call=dumped(call, scratch, Seen(), None),
+        call=dumped(replace(call, roots=roots), scratch, Seen(), None),
         code=write_code(modules, {}, {}, scratch, shown),
         modules=tuple(one for one in modules if one.at),
         folder=folder,
@@ -67,9 +66,12 @@ def _folder(
 
     One that can't travel is left out: then it is the script's own folder, or none for a module that hosts have installed.
     """
-    own = script.parent if script is not None else None
-    if script is None and _is_below(program.target, current):
-        own = current
+    own = None
+    top = current / program.target.partition(".")[0]
+    if script is not None:
+        own = script.parent
+    elif top.is_dir() or top.with_name(f"{top.name}.py").is_file():
+        own = current  # else hosts have it installed
     if own == current or (own is not None and not own.is_relative_to(current)):
         return own
     return current if may_travel(current, limit_bytes) else own
@@ -89,15 +91,15 @@ def _modules(
     modules, roots = [], []
     at = place_of(folder, current)[0] if folder is not None else ""
     for one in found(names, own, current):
-        root = one.root.resolve()
+        root, place = one.root.resolve(), _MODULES
         if root == own:
             continue  # Python finds it by itself
         if folder is not None and root.is_relative_to(folder):
+            place = posixpath.join(at, root.relative_to(folder).as_posix())
             modules.append(one)
-            roots.append(posixpath.join(at, root.relative_to(folder).as_posix()))
         else:
             modules.append(replace(one, at=_MODULES))
-            roots.append(_MODULES)
+        roots.append(place)
     return tuple(modules), tuple(dict.fromkeys(roots))
 
 
@@ -133,12 +135,6 @@ def _file_of(target: str, current: Path) -> Path:
     return path.parent.resolve() / path.name
 
 
-def _is_below(module: str, folder: Path) -> bool:
-    """Whether a module is imported from this folder; else it is one that hosts have installed."""
-    top = folder / module.partition(".")[0]
-    return top.is_dir() or top.with_name(f"{top.name}.py").is_file()
-
-
 def _file_of_module(module: str, current: Path) -> Path | None:
     """Return the file that `python -m` would run here; None where it is not on this machine. Nothing is imported."""
     for folder in (current, *map(Path, sys.path)):
@@ -159,12 +155,11 @@ def _script(program: Program, script: Path, folder: Path, current: Path) -> Scri
         )
     at, _ = place_of(folder, current)
     has_same_place = folder.is_relative_to(current) or current.is_relative_to(folder)
-    names_absolute = Path(os.path.expanduser(program.target)).is_absolute()
-    is_as_named = has_same_place and not names_absolute
+    is_absolute = Path(os.path.expanduser(program.target)).is_absolute()
     inner = script.relative_to(folder).as_posix()
     return Script(
-        f"{at}/{inner}" if at else inner,
+        posixpath.join(at, inner),
         program.args,
-        shown=program.target if is_as_named else "",
+        shown=program.target if has_same_place and not is_absolute else "",
         origin=str(script),
     )

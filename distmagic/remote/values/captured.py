@@ -40,17 +40,15 @@ def changed(
 
     A call that returns anything may have returned what it has trained: then only other values count.
     """
-    parts: list[object] = []
-    if type(result) is dict:
-        parts = list(result.values())
-    elif type(result) in (list, tuple):
-        parts = list(result)  # type: ignore[call-overload]
-    kept = {id(result), *map(id, parts)}
+    parts: Any = result.values() if type(result) is dict else result
+    kept = {id(result)}
+    if type(result) in (dict, list, tuple):
+        kept.update(map(id, parts))
     after = marks({name: names[name] for name in before if name in names})
     found = []
-    for name, mark in sorted(after.items(), key=lambda pair: pair[0]):
-        is_trained = result is not None and _is_of_torch(names[name])
-        if mark != before[name] and id(names[name]) not in kept and not is_trained:
+    for name in sorted(after):
+        is_kept = result is not None and _is_of_torch(names[name])
+        if after[name] != before[name] and not is_kept and id(names[name]) not in kept:
             found.append(name)
     if len(found) > _NAMED_AT_MOST:
         found[_NAMED_AT_MOST:] = ["..."]
@@ -65,12 +63,8 @@ def _mark(value: Any, room: Iterator[int], deep: int) -> object:
     if type(value) in _MAPPINGS:
         value = [part for pair in value.items() for part in pair]
     if type(value) in _CONTAINERS:
-        found: list[object] = [len(value)]
-        if len(value) > _MOST:
-            return found
-        for part in value:
-            found.append(_mark(part, room, deep - 1))
-        return found
+        parts = value if len(value) <= _MOST else ()
+        return [len(value), *(_mark(part, room, deep - 1) for part in parts)]
     if type(value).__module__ == "__main__" and hasattr(value, "__dict__"):
         return [id(value), _mark(vars(value), room, deep - 1)]
     if _is_of_torch(value) and not hasattr(value, "layout"):

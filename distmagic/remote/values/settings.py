@@ -59,10 +59,10 @@ def read() -> tuple[str, str]:
         found["torch"] = of_torch
     if loggers := _loggers():
         found["logging"] = loggers
-        levels = []
-        for name, one in loggers.items():
-            level = logging.getLevelName(one["level"])
-            levels.append(f"{name or 'the root logger'} at {level}")
+        levels = [
+            f"{name or 'the root logger'} at {logging.getLevelName(one['level'])}"
+            for name, one in loggers.items()
+        ]
         words.append(f"logging ({', '.join(levels)})")
     return (json.dumps(found) if found else ""), "; ".join(words)
 

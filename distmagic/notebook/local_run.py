@@ -190,11 +190,11 @@ def note_library_changes(
         text = "".join(linecache.getlines(name))
         shown = "" if name == filename else label
         for effect in notebook_effects.library_changes(text, shown, shell.user_ns):
-            is_seed = name == filename and "seed" in effect.words  # noted already
-            is_made = made is not None and made.search(effect.words)
             key = (name, effect.lineno, effect.name)
-            is_new = not is_seed and not is_made and key not in noted
-            if effect.name in uses and is_new:
+            if effect.name not in uses or key in noted:
+                continue
+            is_seed = name == filename and "seed" in effect.words  # noted already
+            if not is_seed and not (made and made.search(effect.words)):
                 noted.add(key)
                 found.append(effect)
     if found:
@@ -203,14 +203,14 @@ def note_library_changes(
 
 def _of_argparse(error: BaseException, filename: str) -> SpecError | None:
     """Return the error in place of argparse's exit; None for any other error. argparse has printed the usage."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if not isinstance(error, SystemExit) or not any(
-        frame.filename.endswith("argparse.py") for frame in frames
-    ):
+    places = [
+        (one.filename, one.lineno) for one in traceback.extract_tb(error.__traceback__)
+    ]
+    is_of_argparse = any(name.endswith("argparse.py") for name, _ in places)
+    if not isinstance(error, SystemExit) or not is_of_argparse:
         return None
-    lines = [frame.lineno for frame in frames if frame.filename == filename]
     return SpecError(
-        f"line {lines[0] if lines else 1}: argparse read the command line of the notebook's own kernel: this statement ran "
+        f"line {dict(reversed(places)).get(filename, 1)}: argparse read the command line of the notebook's own kernel: this statement ran "
         "in the notebook.",
         _ARGPARSE_HINT,
     )

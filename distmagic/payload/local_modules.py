@@ -199,16 +199,13 @@ def is_installed(path: str | os.PathLike[str]) -> bool:
         return True
     if any(real.is_relative_to(root) for root in _installed_roots()):
         return True
-    return any(
-        _is_recorded(str(folder), name)
-        for folder, name in zip(real.parents, real.parts[:0:-1], strict=False)
-    )
+    return any(_is_recorded(one.parent, one.name) for one in (real, *real.parents[:-1]))
 
 
 @functools.cache
-def _is_recorded(folder: str, name: str) -> bool:
+def _is_recorded(folder: Path, name: str) -> bool:
     """Whether `pip install --target` has put this file or package into a folder: a .dist-info beside it names it."""
-    for record in Path(folder).glob("*.dist-info/RECORD"):
+    for record in folder.glob("*.dist-info/RECORD"):
         with record.open(encoding="utf-8", errors="replace") as lines:
             if any(line.split(",", 1)[0].split("/", 1)[0] == name for line in lines):
                 return True

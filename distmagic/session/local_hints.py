@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import importlib.util
 import re
 import shlex
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from distmagic import sanitize
@@ -23,17 +23,10 @@ _MODULE = re.compile(r"(?:No module named|needs the module) '(?P<name>[\w.]+)'")
 
 def local_hint(state: RunState, folder: Path) -> str:
     """Return what to say of the first failure of a run, "" for nothing. `folder` is this process's working directory."""
-    worker = (
-        state.workers.get(state.first_failure)
-        if state.first_failure is not None
-        else None
-    )
-    failure = (
-        worker.ended.failure
-        if worker is not None and worker.ended is not None
-        else None
-    )
-    if worker is None or failure is None:
+    rank = state.first_failure
+    worker = state.workers.get(rank) if rank is not None else None
+    failure = worker.ended.failure if worker and worker.ended else None
+    if not worker or not failure:
         return ""
     return sanitize.lines(
         _of_file(failure, worker.host, folder)
@@ -86,8 +79,8 @@ def _of_module(failure: Failure, host: str, folder: Path) -> str:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError, AttributeError):
         return ""
-    origin = spec.origin if spec is not None else None
-    places = list((spec.submodule_search_locations if spec is not None else None) or ())
+    origin = spec.origin if spec else None
+    places = list(spec.submodule_search_locations or () if spec else ())
     lies_at = places[0] if places else origin
     if (
         not lies_at
@@ -95,7 +88,9 @@ def _of_module(failure: Failure, host: str, folder: Path) -> str:
         or local_modules.is_installed(lies_at)
     ):
         return _of_package(failure, found["name"], host, is_here=spec is not None)
-    compiled = origin if _is_compiled(origin) else _compiled_in(places, rest)
+    compiled = _compiled_in(places, rest)
+    if origin and origin.endswith(tuple(EXTENSION_SUFFIXES)):
+        compiled = origin
     if compiled:
         return (
             f"{found['name']} is a compiled module of yours, {compiled}, made for this machine. Build it on {host}, and "
@@ -110,7 +105,7 @@ def _of_module(failure: Failure, host: str, folder: Path) -> str:
 def _of_name(failure: Failure) -> str:
     """Return what to do about a name of the notebook that a rank lacks, because no code names it."""
     found = _NAME.search(failure.message)
-    name = found[1] or found[2] if found is not None else ""
+    name = found and (found[1] or found[2])
     is_asked_for = {
         "NameError": True,
         "AttributeError": "'__main__'" in failure.message,
@@ -136,16 +131,10 @@ def _of_package(failure: Failure, name: str, host: str, *, is_here: bool) -> str
     )
 
 
-def _is_compiled(path: str | None) -> bool:
-    return path is not None and path.endswith(
-        tuple(importlib.machinery.EXTENSION_SUFFIXES)
-    )
-
-
 def _compiled_in(places: list[str], name: str) -> str:
     """Return the file of a compiled submodule in a package's folders, "" for none."""
     for place in places if name else ():
-        for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        for suffix in EXTENSION_SUFFIXES:
             path = Path(place, *name.split(".")[:-1], name.rpartition(".")[2] + suffix)
             if path.is_file():
                 return str(path)

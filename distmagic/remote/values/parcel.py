@@ -334,11 +334,10 @@ def _table(memory: Memory, name: str) -> dict[str, Any]:
             *table["windows"],
             *(span for _, span in table.get("omitted", ())),
         ]
-        own_spans = [(at, size) for at, size, *side_file in spans if not side_file]
-        is_inside = all(
-            len(MAGIC) <= at and at + size <= offset for at, size in own_spans
+        is_sound = isinstance(table["rows"], list) and all(
+            side_file or len(MAGIC) <= at <= at + size <= offset
+            for at, size, *side_file in spans
         )
-        is_sound = is_inside and isinstance(table["rows"], list)
     except (ValueError, KeyError, TypeError) as error:
         raise ParcelError(f"{name} is damaged: {error}.") from error
     if not is_sound:
@@ -370,13 +369,11 @@ class _Memories:
         """Return (memory, offset, bytes) of a span."""
         offset, size, *side_file = span
         number = side_file[0] + 1 if side_file else 0
-        memory = self._memories[number] if 0 <= number < len(self._memories) else b""
-        if not (
-            isinstance(memory, (mmap.mmap, bytearray))
-            and 0 <= offset <= offset + size <= len(memory)
-        ):
-            raise ParcelError("The parcel is damaged: its table points outside of it.")
-        return memory, offset, size
+        if number in range(len(self._memories)):
+            memory = self._memories[number]
+            if 0 <= offset <= offset + size <= len(memory):
+                return memory, offset, size
+        raise ParcelError("The parcel is damaged: its table points outside of it.")
 
     def view(self, span: Sequence[int]) -> memoryview:
         """Return the bytes of a span, which can be written to."""

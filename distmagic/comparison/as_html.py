@@ -68,9 +68,10 @@ def _curves(runs: Sequence[RunSummary]) -> str:
             figures.append(_figure(name, found, runs))
     if not figures:
         return ""
-    legend = []
-    for row, run in enumerate(runs):
-        legend.append(f'<b class="{palette(row)}">{escape(run.label)}</b>')
+    legend = [
+        f'<b class="{palette(row)}">{escape(run.label)}</b>'
+        for row, run in enumerate(runs)
+    ]
     shown = "".join(figures[:_MAX_CURVES])
     return f'<div class="dm-curves">{shown}</div><div class="dm-legend">{" ".join(legend)}</div>'
 
@@ -89,9 +90,8 @@ def _figure(
         holes={row: metric.holes for row, metric in drawn.items()},
     )
     caption = f"<b>{escape(cut_middle(plain(name), 40))}</b>"
-    sparks = []
-    for row, metric in drawn.items():
-        sparks.append(
-            f"{escape(runs[row].label)} {sparkline(metric.bins, metric.last)}"
-        )
+    sparks = [
+        f"{escape(runs[row].label)} {sparkline(metric.bins, metric.last)}"
+        for row, metric in drawn.items()
+    ]
     return figure(curve, caption, "<br>".join(sparks), most_lines=len(runs))

@@ -77,11 +77,11 @@ class Connections:
         known = self._known(key)
         if known is not None:
             try:
-                return _opened(host, known, access, python, bundle)
+                return open_link(host, known, python, bundle, access)
             except (ConnectionLost, Unreachable):
                 self._drop(known)
         transport = self._connected(key, host, access, asker)
-        return _opened(host, transport, access, python, bundle)
+        return open_link(host, transport, python, bundle, access)
 
     def _known(self, key: _Key) -> Transport | None:
         with self._lock:
@@ -166,12 +166,6 @@ class Connections:
         except RuntimeError:  # Python ends, and starts no thread any more
             for transport in transports:
                 transport.close()
-
-
-def _opened(
-    host: Host, transport: Transport, access: Access, python: str, bundle: LocalBlob
-) -> Link:
-    return open_link(host, transport, python, bundle, access)
 
 
 def _key(host: Host, access: Access) -> _Key:

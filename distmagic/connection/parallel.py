@@ -63,6 +63,12 @@ def join_errors(errors: list[BaseException]) -> BaseException:
     return HostErrors(ours) if len(ours) > 1 else ours[0]
 
 
+def close_result(future: Future[Any]) -> None:
+    """Close what an act has opened for somebody who has left."""
+    if not future.cancelled() and future.exception() is None:
+        future.result().close()
+
+
 def raise_first(futures: Sequence[Future[Any]]) -> None:
     """Raise what went wrong, if anything did: the one error, or one that names all hosts."""
     errors = [error for future in futures if (error := future.exception()) is not None]

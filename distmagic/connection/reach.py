@@ -9,7 +9,12 @@ from functools import partial
 
 from distmagic.connection.connections import Connections
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import in_parallel, join_errors, threads_for
+from distmagic.connection.parallel import (
+    close_result,
+    in_parallel,
+    join_errors,
+    threads_for,
+)
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, ConnectionLost, SpecError, Unreachable
 from distmagic.payload.bundle import build
@@ -115,10 +120,11 @@ class Reaching:
 
     def interrupted(self) -> Cancelled:
         """Give up because of an interrupt, and return the error to raise."""
-        waiting = []
-        for host, future in zip(self.hosts, self.futures, strict=True):
-            if not future.done():
-                waiting.append(host.name)
+        waiting = [
+            host.name
+            for host, future in zip(self.hosts, self.futures, strict=True)
+            if not future.done()
+        ]
         self.cancel()
         hint = f"No answer had come yet from {', '.join(waiting)}." if waiting else ""
         return Cancelled(
@@ -213,7 +219,7 @@ class Reaching:
             asker.serve_until_done([opening])
         except BaseException:
             # An interrupt: nobody takes the link any more.
-            opening.add_done_callback(_close)
+            opening.add_done_callback(close_result)
             raise
         finally:
             pool.shutdown(wait=False)
@@ -222,8 +228,3 @@ class Reaching:
     def keep_idle(self, host_index: int, link: Link) -> None:
         """Give back a link of which nothing more is to come."""
         self._connections.keep_idle(self.pythons[host_index], link)
-
-
-def _close(opening: Future[Link]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()

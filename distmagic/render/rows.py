@@ -116,10 +116,11 @@ def groups(
                 _rank_row(state, worker, slow, still, awaited) for worker in picked
             ),
         )
-    rows = []
-    for node in state.nodes:
-        if node.node_rank in by_node:
-            rows.append(_host_row(state, node, by_node[node.node_rank], still))
+    rows = [
+        _host_row(state, node, by_node[node.node_rank], still)
+        for node in state.nodes
+        if node.node_rank in by_node
+    ]
     yield Group(
         title="by host, means of their ranks", rows=tuple(_bounded(rows + waiting))
     )

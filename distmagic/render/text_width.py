@@ -44,9 +44,10 @@ def one_line(text: str) -> str:
 
 def coloured(text: str) -> str:
     """Return `text` for a terminal: its colours stay and are ended, everything else as in `plain`."""
-    parts = []
-    for kind, part in _pieces(text):
-        parts.append(printable(part) if kind == "text" else f"\x1b[{part}m")
+    parts = [
+        printable(part) if kind == "text" else f"\x1b[{part}m"
+        for kind, part in _pieces(text)
+    ]
     line = "".join(parts).expandtabs(8)
     return f"{line}\x1b[0m" if "\x1b" in line else line
 

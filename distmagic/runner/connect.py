@@ -11,7 +11,12 @@ from functools import partial
 
 from distmagic.connection.lease_keeper import LeaseKeeper
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import in_parallel, raise_first, threads_for
+from distmagic.connection.parallel import (
+    close_result,
+    in_parallel,
+    raise_first,
+    threads_for,
+)
 from distmagic.connection.reach import Reaching
 from distmagic.connection.requests import host_requests
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
@@ -159,14 +164,9 @@ def _begin_anew(loop: RunLoop, reaching: Reaching, links: list[Link], job: str) 
         raise_first(given_back)
     except BaseException:
         for future in given_back:
-            future.add_done_callback(_close)
+            future.add_done_callback(close_result)
         raise
     links[:] = [future.result() for future in given_back]
-
-
-def _close(opening: Future[Link]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
 
 
 def _claimed_at_once(

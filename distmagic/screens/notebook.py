@@ -61,9 +61,7 @@ class NotebookScreen:
         self._has_cell = False
         self._is_open = False
         self._next_s = 0.0
-        self._pending: tuple[
-            str, ...
-        ] = ()  # what was shown of nodes that are waited for
+        self._shown_notices: tuple[str, ...] = ()
         self._next_line_s = _LINES_FROM_S
         self._told: RunState | None = None  # the state of which the last line was
 

@@ -177,10 +177,11 @@ def explain_last(state: RunState) -> Explanation | None:
 
 def explain_dump(state: RunState, dump: StackDump) -> Explanation:
     """Return where the ranks were by their answers."""
-    answers = []
-    for rank, stacks in dump.stacks.items():
-        if rank in state.workers:
-            answers.append((state.workers[rank].host, stacks))
+    answers = [
+        (state.workers[rank].host, stacks)
+        for rank, stacks in dump.stacks.items()
+        if rank in state.workers
+    ]
     return explain(
         answers, [state.nodes[node].host for node in unanswered(state, dump)]
     )
@@ -234,9 +235,10 @@ def listed(ranks: Sequence[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    words = []
-    for first, last in runs[:_LIST_AT_MOST]:
-        words.append(str(first) if first == last else f"{first}-{last}")
+    words = [
+        str(first) if first == last else f"{first}-{last}"
+        for first, last in runs[:_LIST_AT_MOST]
+    ]
     if len(runs) > _LIST_AT_MOST:
         words.append("...")
     return ", ".join(words)
@@ -261,9 +263,10 @@ def _key(stacks: Stacks) -> object:
 
 def _group(members: Sequence[tuple[str, Stacks]]) -> StackGroup:
     ranks = tuple(stacks.rank for _, stacks in members)
-    labels = []
-    for host, stacks in members:
-        labels.append(f"rank {stacks.rank} ({host}, local_rank {stacks.local_rank})")
+    labels = [
+        f"rank {stacks.rank} ({host}, local_rank {stacks.local_rank})"
+        for host, stacks in members
+    ]
     _, first = members[0]
     frames = first.threads[0].frames if first.threads else ()
     doing, in_collective = _doing(frames)
@@ -308,10 +311,11 @@ def _doing(frames: Sequence[Frame]) -> tuple[tuple[str, str], bool]:
 
 def _collective(called: Sequence[Frame]) -> str:
     """Return the name of the collective call among these frames, "" if there is none: the outermost with a good name."""
-    found = []
-    for frame in called:
-        if frame.file.startswith(_COLLECTIVES) and frame.function not in _WRAPPERS:
-            found.append(frame)
+    found = [
+        frame
+        for frame in called
+        if frame.file.startswith(_COLLECTIVES) and frame.function not in _WRAPPERS
+    ]
     if not found:
         return ""
     outermost = found[0].file

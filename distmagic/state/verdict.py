@@ -170,10 +170,11 @@ def _broken(state: RunState) -> RunError | None:
         has_any_begun = bool(state.at_work)  # before that no node has come too late
         if failed in state.essential or not has_any_begun:
             return _engine_failed(state, failed)
-    broken = []
-    for node in state.essential:
-        if node.code not in (0, None) or not is_explained(node.reason):
-            broken.append(node)
+    broken = [
+        node
+        for node in state.essential
+        if node.code not in (0, None) or not is_explained(node.reason)
+    ]
     for node in broken:
         if node.node_rank == state.culprit:
             return _engine_failed(state, node)
@@ -291,11 +292,11 @@ def _exception(worker: WorkerState) -> str:
 
 
 def _stderr(state: RunState, rank: int) -> list[str]:
-    lines = []
-    for line in state.lines:
-        if line.rank == rank and line.stream == "stderr" and line.text.strip():
-            lines.append(line.text)
-    return lines
+    return [
+        line.text
+        for line in state.lines
+        if line.rank == rank and line.stream == "stderr" and line.text.strip()
+    ]
 
 
 def _how(code: int, meaning: str) -> str:
@@ -330,9 +331,10 @@ def _indented(lines: Sequence[str]) -> str:
 
 def _unreached(state: RunState) -> RendezvousFailed:
     lead = state.nodes[0].host
-    parts = []
-    for node, why in sorted(state.unreached.items()):
-        parts.append(f"{state.nodes[node].host} can't dial {lead} at {why}")
+    parts = [
+        f"{state.nodes[node].host} can't dial {lead} at {why}"
+        for node, why in sorted(state.unreached.items())
+    ]
     return RendezvousFailed(
         f"The nodes can't meet: {'; '.join(parts)}.",
         f"Open that port on {lead} for the other hosts, or name an open one with --master-port; if they reach {lead} "
@@ -349,10 +351,11 @@ def _node_lost(state: RunState) -> NodeLost:
 def _parted(state: RunState) -> NodeLost:
     """Return the error of a run whose hosts are all up, but did not hear each other."""
     lead = state.nodes[0].host
-    cut_off = []
-    for node in state.nodes[1:]:
-        if node.gang == "lost" or node.node_rank == state.culprit:
-            cut_off.append(node.host)
+    cut_off = [
+        node.host
+        for node in state.nodes[1:]
+        if node.gang == "lost" or node.node_rank == state.culprit
+    ]
     candidates = cut_off or [node.host for node in state.nodes]
     others = ", ".join(dict.fromkeys(name for name in candidates if name != lead))
     return NodeLost(

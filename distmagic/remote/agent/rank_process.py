@@ -117,10 +117,9 @@ class RankProcess:
         """Return how the rank ended; None while it runs, and where only torchrun can know."""
         if self.ended is not None:
             return explained(self.ended, lambda: watch.why(self.cgroup))
-        now = processes.read(self.hello.pid)
-        if now is None or self.process is None or now.started != self.process.started:
-            return None  # torchrun has reaped it: the exit code is in torchrun's report
-        if now.state not in "ZX":
+        now = self._now
+        # Where it is None torchrun has reaped it: the exit code is in torchrun's report.
+        if now is None or now.state not in "ZX":
             return None
         # A zombie whose parent is not torchrun any more says nothing by its exit code: PR_SET_PDEATHSIG killed it because
         # torchrun had ended.
@@ -157,10 +156,16 @@ class RankProcess:
     @property
     def is_running(self) -> bool:
         """Whether its process still runs; a zombie does not."""
+        now = self._now
+        return now is not None and now.state not in "ZX"
+
+    @property
+    def _now(self) -> processes.ProcessInfo | None:
+        """Its process as it is now, None where it is gone."""
         now = processes.read(self.hello.pid)
         if now is None or self.process is None or now.started != self.process.started:
-            return False
-        return now.state not in "ZX"
+            return None
+        return now
 
     @property
     def is_gone(self) -> bool:
@@ -190,10 +195,9 @@ def thin(rows: list[protocol.MetricRow], limit: int) -> tuple[protocol.MetricRow
     """Return at most `limit` rows, evenly spaced, the last one always among them."""
     if len(rows) <= limit:
         return tuple(rows)
-    kept = []
-    for number in range(1, limit + 1):
-        kept.append(rows[number * len(rows) // limit - 1])
-    return tuple(kept)
+    return tuple(
+        rows[number * len(rows) // limit - 1] for number in range(1, limit + 1)
+    )
 
 
 def first_packet(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:

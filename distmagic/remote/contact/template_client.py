@@ -68,14 +68,16 @@ def _key(env: dict[str, str], umask: int, prefix: tuple[str, ...]) -> str:
     for path in sys.path[1:]:
         if os.path.isdir(path):
             folders[path] = _installed(path)
-    limits = []
-    for name in dir(resource):
-        if name.startswith("RLIMIT_"):
-            limits.append(resource.getrlimit(getattr(resource, name)))
-    ignored = []
-    for number in sorted(signal.valid_signals()):
-        if signal.getsignal(number) is signal.SIG_IGN:
-            ignored.append(number)
+    limits = [
+        resource.getrlimit(getattr(resource, name))
+        for name in dir(resource)
+        if name.startswith("RLIMIT_")
+    ]
+    ignored = [
+        number
+        for number in sorted(signal.valid_signals())
+        if signal.getsignal(number) is signal.SIG_IGN
+    ]
     inherited = {
         "executable": sys.executable,
         "version": sys.version,
@@ -300,10 +302,10 @@ def _described(owner: str) -> list[tuple[Path, protocol.Template]]:
 
 def templates(owner: str) -> tuple[protocol.Template, ...]:
     """Return this notebook's templates, with the memory that each has for itself and its share of the rest."""
-    found = []
-    for _, hello in _described(owner):
-        found.append(replace(hello, size_bytes=_memory_bytes(hello.pid)))
-    return tuple(found)
+    return tuple(
+        replace(hello, size_bytes=_memory_bytes(hello.pid))
+        for _, hello in _described(owner)
+    )
 
 
 def _memory_bytes(pid: int) -> int:

@@ -246,26 +246,20 @@ def _keep(rank: Rank, value: object, form: SourceForm | None = None) -> Ended:
     try:
         size_bytes, missing = left_out.dump(value, rank.result, form)
     except parcel.Unpicklable as error:
-        return _ended(
-            rank,
-            "returned",
-            meaning=f"its result is lost: {error.message} {error.hint}",
-        )
+        why = f"{error.message} {error.hint}"
     except MemoryError:
+        why = "there is not enough memory to write it to a file"
+    except OSError as error:
+        why = _not_kept(rank, value, error)
+    else:
+        meaning = f"this was left out of its result: {missing}" if missing else ""
         return _ended(
             rank,
             "returned",
-            meaning="its result is lost: there is not enough memory to write it to a file",
+            result_bytes=size_bytes,
+            meaning=clipped(meaning, _MAX_MESSAGE_BYTES),
         )
-    except OSError as error:
-        return _ended(rank, "returned", meaning=_not_kept(rank, value, error))
-    meaning = f"this was left out of its result: {missing}" if missing else ""
-    return _ended(
-        rank,
-        "returned",
-        result_bytes=size_bytes,
-        meaning=clipped(meaning, _MAX_MESSAGE_BYTES),
-    )
+    return _ended(rank, "returned", meaning=f"its result is lost: {why}")
 
 
 def _not_kept(rank: Rank, value: object, error: OSError) -> str:
@@ -274,7 +268,7 @@ def _not_kept(rank: Rank, value: object, error: OSError) -> str:
         free = f"{shutil.disk_usage(rank.folder).free:,} bytes"
     except Exception:  # noqa: BLE001 - pickling calls the user's own methods
         size, free = "more", "less"
-    return f"its result is lost: it takes {size}, and {rank.folder} has {free} free ({error.strerror or error})"
+    return f"it takes {size}, and {rank.folder} has {free} free ({error.strerror or error})"
 
 
 def _exited(rank: Rank, stop: SystemExit) -> Ended:

@@ -93,7 +93,7 @@ class Environment:
 
     def finish(self, notes: Sequence[str]) -> None:
         """Note that all of it is there. Raises OSError."""
-        about = {"notes": list(notes), "size_bytes": _size_below(self.path)}
+        about = {"notes": list(notes), "size_bytes": places.size_below(self.path)}
         with atomic_write(self.path / "ready") as file:
             file.write(json.dumps(about).encode())
 
@@ -102,7 +102,7 @@ class Environment:
         try:
             return int(json.loads((self.path / "ready").read_text())["size_bytes"])
         except (OSError, ValueError, KeyError):
-            return _size_below(self.path)
+            return places.size_below(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
@@ -212,12 +212,3 @@ def remove(path: Path) -> None:
 
 def _is_link_of_ours(path: Path) -> bool:
     return path.is_symlink() and bool(_DIGEST.fullmatch(os.readlink(path)))
-
-
-def _size_below(folder: Path) -> int:
-    size = 0
-    for inner, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                size += os.lstat(os.path.join(inner, name)).st_size
-    return size

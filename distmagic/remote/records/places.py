@@ -117,6 +117,16 @@ def size_of(folder: Path) -> int:
     return size
 
 
+def size_below(folder: Path) -> int:
+    """Return the bytes of the files below a folder, as far as they can be seen."""
+    size = 0
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(inner, name)).st_size
+    return size
+
+
 def is_sha256(text: str) -> bool:
     """Whether a text is the name of a blob."""
     return len(text) == 64 and set(text) <= set("0123456789abcdef")
@@ -310,13 +320,17 @@ def reader_listener(run_dir: Path) -> socket.socket:
 
 def listens(path: Path) -> bool:
     """Whether a process listens at a unix socket. It need not have time to answer: nothing here waits for it."""
+    return _dialled(path) in (
+        0,
+        errno.EAGAIN,
+    )  # the second: it has not taken those before us
+
+
+def _dialled(path: Path) -> int:
+    """Return the error number of a connection to a unix socket, 0 for none."""
     with socket.socket(socket.AF_UNIX) as conn:
         conn.setblocking(False)
-        # The second: it has not taken those before us.
-        return conn.connect_ex(str(path)) in (
-            0,
-            errno.EAGAIN,
-        )
+        return conn.connect_ex(str(path))
 
 
 def is_deserted(
@@ -329,12 +343,7 @@ def is_deserted(
             return False  # its agent may be about to listen, or about to go
     except OSError:
         return False  # gone just now
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)
-        return probe.connect_ex(str(path / listener)) in (
-            errno.ECONNREFUSED,
-            errno.ENOENT,
-        )
+    return _dialled(path / listener) in (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def touch(paths: Iterable[str | Path]) -> None:

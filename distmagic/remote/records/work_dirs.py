@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import random
 import shutil
 import time
@@ -103,7 +102,7 @@ def kept() -> tuple[KeptWorkDir, ...]:
                 name=path.name,
                 origin=directory.origin or "",
                 owners=owners.of(directory.about),
-                size_bytes=_size_below(path),
+                size_bytes=places.size_below(path),
                 age_s=max(0.0, places.now_at(root()) - directory.used_s()),
                 is_used=bool(directory.users()),
             )
@@ -143,18 +142,9 @@ def remove(name: str) -> int:
     with _locked(directory.about):
         if users := directory.users():
             raise OSError(f"job {users[0]} uses the working directory {name}")
-        size = _size_below(directory.path)
+        size = places.size_below(directory.path)
         shutil.rmtree(directory.path)
     shutil.rmtree(directory.about, ignore_errors=True)
-    return size
-
-
-def _size_below(folder: Path) -> int:
-    size = 0
-    for inner, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                size += os.lstat(os.path.join(inner, name)).st_size
     return size
 
 

@@ -212,15 +212,13 @@ def marked(job: str, spared: Sequence[ProcessInfo] = ()) -> tuple[ProcessInfo, .
         others.add(one.pid)
         for process in descendants(one.pid, table):
             others.add(process.pid)
-    found = []
-    for process in table:
-        if (
-            process.pid not in others
-            and process.state not in "ZX"
-            and mark in _environ(process.pid)
-        ):
-            found.append(process)
-    return tuple(found)
+    return tuple(
+        process
+        for process in table
+        if process.pid not in others
+        and process.state not in "ZX"
+        and mark in _environ(process.pid)
+    )
 
 
 def note(pid: int, path: Path) -> None:

@@ -162,6 +162,7 @@ NODE = whole(0, MOST_NODES)
 COUNT = whole(0, 2**31 - 1)
 CODE = whole(-(2**31), 2**31 - 1)  # an exit code, or minus a signal
 SIZE = whole(0, _LARGEST)  # bytes
+EXACT_SIZE = exact_whole(0, _LARGEST)
 PORT = whole(0, 65535)
 SECONDS = number(0.0, 1e9, 0.0)
 SECONDS_OR_NONE = number(0.0, 1e9, None)
@@ -209,7 +210,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.NodeAdded: {"request_id": WORD, "hosts": HOSTS},
     protocol.NodeStopping: {"reason": TEXT, "culprit": whole(-1, MOST_NODES)},
     protocol.Detached: {"why": TEXT},
-    protocol.Skipped: {"through": exact_whole(0, _LARGEST)},
+    protocol.Skipped: {"through": EXACT_SIZE},
     protocol.Stacks: {"request_id": WORD, "rank": RANK, "local_rank": RANK, "threads": items(100), "silence": TEXT},
     protocol.Thread: {"frames": items(100)},
     protocol.Frame: {"file": WORD, "line": COUNT, "function": WORD, "text": WORD},
@@ -237,8 +238,8 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.MissingBlobs: {"sha256": items(10_000, WORD)},
     protocol.Serving: {"port": PORT, "why": TEXT},
     protocol.ReceivedBytes: {"size_bytes": SIZE},
-    protocol.NeedBlob: {"sha256": WORD, "offset": exact_whole(0, _LARGEST), "why": TEXT},
-    protocol.Data: {"size_bytes": exact_whole(0, _LARGEST), "skipped_bytes": exact_whole(0, _LARGEST)},
+    protocol.NeedBlob: {"sha256": WORD, "offset": EXACT_SIZE, "why": TEXT},
+    protocol.Data: {"size_bytes": EXACT_SIZE, "skipped_bytes": EXACT_SIZE},
     protocol.Jobs: {"jobs": items(MOST_JOBS)},
     protocol.JobListing: {
         "protocol": COUNT, "job": NAME, "node_rank": NODE, "hosts": HOSTS, "began_s": DATE, "reason": TEXT,
@@ -251,7 +252,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
     },
     protocol.FoundFiles: {"files": items(1000)},
     protocol.FoundFile: {"path": percent_encoded(PATH_BYTES), "size_bytes": SIZE, "changed_s": DATE},
-    protocol.FileBegins: {"size_bytes": exact_whole(0, _LARGEST), "offset": exact_whole(0, _LARGEST)},
+    protocol.FileBegins: {"size_bytes": EXACT_SIZE, "offset": EXACT_SIZE},
     protocol.FileEnds: {},
     protocol.WorkDirReady: {"path": PATH, "notice": line(2000)},
     protocol.WorkDirs: {"dirs": items(1000)},
@@ -289,7 +290,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
         "path": EXACT,
     },
     protocol.JoinTemplate: {
-        "sizes": items(10_000, exact_whole(0, _LARGEST)), "nproc_per_node": EXACT, "cwd": EXACT,
+        "sizes": items(10_000, EXACT_SIZE), "nproc_per_node": EXACT, "cwd": EXACT,
     },
 }  # fmt: skip
 

@@ -168,19 +168,14 @@ def stacks(
         for message in messages:
             if isinstance(message, protocol.AgentGone | protocol.Refused):
                 break  # it has just ended
-            if (
-                isinstance(message, protocol.Stacks)
-                and message.request_id == request_id
-            ):
+            if getattr(message, "request_id", "") != request_id:
+                continue
+            if isinstance(message, protocol.Stacks):
                 size_bytes += link.line_bytes
                 if size_bytes > _STACK_BYTES:
                     break
                 found.append(message)
-            is_last = (
-                isinstance(message, protocol.StacksDone)
-                and message.request_id == request_id
-            )
-            if is_last or len(found) == _MAX_RANKS:
+            if isinstance(message, protocol.StacksDone) or len(found) == _MAX_RANKS:
                 break
     return found
 

@@ -91,15 +91,9 @@ def _label_warnings(labels: dict[str, str]) -> None:
         lineno: int,
         line: str | None = None,
     ) -> str:
-        text, label = (
-            plain(message, category, filename, lineno, line),
-            labels.get(filename),
-        )
-        return (
-            text.replace(f"{filename}:{lineno}:", f"{label}, line {lineno}:", 1)
-            if label
-            else text
-        )
+        text = plain(message, category, filename, lineno, line)
+        label = labels.get(filename, filename)
+        return text.replace(f"{filename}:{lineno}:", f"{label}, line {lineno}:", 1)
 
     if labels:
         warnings.formatwarning = formatwarning

@@ -148,11 +148,6 @@ def jobs(job: str = "") -> Iterator[protocol.JobListing]:
             yield _now(one, folder)
 
 
-def _listed(folder: Path) -> protocol.JobListing:
-    """Return what the job file says, and how the job is now. Raises OSError and ValueError."""
-    return _now(_read(folder), folder)
-
-
 def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
     """Return how a job is now, of which `begun` is what its file says. Raises OSError and ValueError."""
     runs = is_running(begun.job, begun.node_rank)
@@ -192,10 +187,9 @@ def running() -> tuple[protocol.JobListing, ...]:
     """Return the jobs that run on this host."""
     found = []
     for job, node_rank in places.live_runs():
-        try:
-            found.append(_listed(places.job_dir(job, node_rank)))
-        except (OSError, ValueError):
-            continue
+        with contextlib.suppress(OSError, ValueError):
+            folder = places.job_dir(job, node_rank)
+            found.append(_now(_read(folder), folder))
     return tuple(one for one in found if one.is_running)
 
 

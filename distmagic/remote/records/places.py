@@ -261,17 +261,13 @@ def _is_ours(path: Path) -> bool:
 
 def dead_runs() -> dict[str, list[Path]]:
     """Return {job: its directories} of this user's jobs whose agents on this host no longer listen, and left these behind."""
-    jobs: dict[str, list[tuple[Path, bool]]] = {}
+    jobs: dict[str, list[Path]] = {}
     for path in Path("/tmp").glob(f"{_prefix()}*-*-*"):
         if not _is_ours(path):
             continue
         job = path.name.removeprefix(_prefix()).rpartition("-")[0]
-        jobs.setdefault(job, []).append((path, is_deserted(path)))
-    return {
-        job: [path for path, _ in found]
-        for job, found in jobs.items()
-        if all(dead for _, dead in found)
-    }
+        jobs.setdefault(job, []).append(path)
+    return {job: found for job, found in jobs.items() if all(map(is_deserted, found))}
 
 
 def live_runs() -> list[tuple[str, int]]:

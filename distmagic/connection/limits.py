@@ -259,9 +259,7 @@ LIMITS: dict[type, dict[str, Limit]] = {
     protocol.KeptWorkDir: {
         "name": NAME, "origin": NAME, "size_bytes": SIZE, "age_s": SECONDS, "owners": items(100, NAME),
     },
-    protocol.EnvironmentProgress: {
-        "stage": WORD, "package": WORD, "done": COUNT, "total": COUNT, "elapsed_s": SECONDS,
-    },
+    protocol.EnvironmentProgress: {"line": WORD, "elapsed_s": SECONDS},
     protocol.EnvironmentReady: {"python": PATH, "elapsed_s": SECONDS, "notes": items(100, line(500))},
     protocol.Removed: {"size_bytes": SIZE},
     protocol.AgentGone: {"error": TEXT},

@@ -183,7 +183,10 @@ class _StatusLine:
 
     def show(self, latest: Mapping[str, EnvironmentProgress]) -> None:
         """Show what the hosts have said last."""
-        text = sanitize.line(" · ".join(map(_words, latest, latest.values())))
+        parts = []
+        for host, progress in latest.items():
+            parts.append(f"{host}: {progress.line}, {progress.elapsed_s:.0f} s")
+        text = sanitize.line(" · ".join(parts))
         if text != self._shown:
             blank = " " * max(0, len(self._shown) - len(text))
             print(f"\r{text}{blank}", end="", file=sys.stderr, flush=True)
@@ -193,10 +196,3 @@ class _StatusLine:
         """Leave the line as it is."""
         if self._shown:
             print(file=sys.stderr, flush=True)
-
-
-def _words(host: str, progress: EnvironmentProgress) -> str:
-    words = f"{host}: {progress.stage} {progress.package}".strip()
-    if progress.total:
-        words += f" ({progress.done} of {progress.total})"
-    return f"{words}, {progress.elapsed_s:.0f} s"

@@ -1,6 +1,7 @@
 """Makes a virtual environment with packages that a notebook asks for: by uv where this host has it, else by pip.
 
-The notebook hears at least once a second how far it is. When its channel ends, whatever was started here ends too.
+The notebook gets the last line of the installer at least once a second. When its channel ends, all processes started
+here end too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _TMP = "tmp"  # in an environment that is being made
 _TELL_S = 0.5
 _LOOK_S = 0.3
+_LINE_CHARS = 200
 _KILLED_S = (
     1.0  # for a killed program to be gone; one that hangs in the kernel never is
 )
@@ -51,19 +53,14 @@ class EnvironmentSync:
 
     def __init__(self, notebook: Conversation) -> None:
         self._notebook = notebook
-        self._began_s = self._looked_s = 0.0
-        self._before: list[str] = []  # packages that a new environment has of itself
-        self._stage = ""
-        self._package = ""
-        self._done = self._total = 0
+        self._began_s = self._said_s = 0.0
+        self._line = ""  # the last one
 
     def sync(self, request: protocol.SyncEnvironment) -> None:
         """Have the environment ready, made now or found, and answer with its Python. Raises OSError and ValueError."""
         if "/" in request.name or request.name.startswith(".") or not request.name:
             raise ValueError(f"{request.name[:80]!r} is no name of an environment")
         self._began_s = time.monotonic()
-        self._stage = self._package = ""
-        self._done = self._total = 0
         places.make_private(environments.root())
         environments.check_name(request.name)
         digest = environments.digest((request.requirements, request.lock))
@@ -184,13 +181,11 @@ class EnvironmentSync:
             argv = [str(environment.python), "-m", "pip", "install"]
         else:
             argv = [base, "-m", "pip", "--python", str(environment.python), "install"]
-        self._before = environment.installed()
         notes: list[str] = []
         while True:
             if lines:
                 _write(environment.path / "requirements.txt", "\n".join(lines) + "\n")
-            self._total = sum(1 for line in lines if _is_package(line))
-            self._say("fetching")
+            self._say("installing the packages")
             said: list[str] = []
             if not self._run(environment, [*argv, "-r", str(wanted)], said):
                 return tuple(notes)
@@ -248,56 +243,33 @@ class EnvironmentSync:
                     data = b""
                 *whole, rest = (rest + data).split(b"\n")
                 for line in whole:
-                    self._hear(line.decode(errors="replace").strip(), said)
-                if has_ended:
-                    self._looked_s = 0.0
-                self._look(environment)
+                    self._keep(line, said)
+                if has_ended or time.monotonic() - self._said_s > _LOOK_S:
+                    places.touch([environment.path])
+                    self._say(self._line)
                 if has_ended:
                     return child.wait()
         finally:
             if rest:
-                self._hear(rest.decode(errors="replace").strip(), said)
+                self._keep(rest, said)
             child.kill()
             processes.sweep(mark)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_KILLED_S)
             child.stdout.close()
 
-    def _hear(self, line: str, said: list[str]) -> None:
-        """Learn from a line of pip or uv how far it is."""
-        said.append(line)
-        del said[:-_KEPT_LINES]
-        if found := re.match(r"(?:Collecting|Downloading) ([^\s=<>~!@(\[;]+)", line):
-            if line.startswith("Collecting"):
-                self._done += 1
-            self._package = found[1]
-        elif found := re.match(r"Resolved (\d+) package", line):
-            self._total = int(found[1])
-        elif line.startswith("Installing collected packages:"):
-            self._stage, self._total = "installing", line.count(",") + 1
+    def _keep(self, line: bytes, said: list[str]) -> None:
+        if text := line.decode(errors="replace").strip():
+            self._line = text
+            said.append(text)
+            del said[:-_KEPT_LINES]
 
-    def _look(self, environment: Environment) -> None:
-        """Say how far it is; the packages that are in the environment say it best."""
-        now = time.monotonic()
-        if now - self._looked_s < _LOOK_S:
-            return
-        self._looked_s = now
-        places.touch([environment.path])
-        there = [name for name in environment.installed() if name not in self._before]
-        if there and self._total:
-            self._stage, self._package, self._done = "installing", there[-1], len(there)
-        self._say(self._stage)
-
-    def _say(self, stage: str) -> None:
-        if stage != self._stage:
-            self._stage, self._package, self._done = stage, "", 0
+    def _say(self, line: str) -> None:
+        self._line = line
+        self._said_s = time.monotonic()
         self._notebook.say(
             protocol.EnvironmentProgress(
-                stage=stage,
-                package=self._package,
-                done=self._done,
-                total=max(self._done, self._total),
-                elapsed_s=time.monotonic() - self._began_s,
+                line=line[:_LINE_CHARS], elapsed_s=self._said_s - self._began_s
             )
         )
 
@@ -333,10 +305,6 @@ def _write(path: object, text: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with open(os.open(str(path), flags, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
-
-
-def _is_package(line: str) -> bool:
-    return bool(line.strip()) and not line.lstrip().startswith(("-", "#"))
 
 
 def _without_local_version(

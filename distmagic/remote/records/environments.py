@@ -82,15 +82,6 @@ class Environment:
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
             return None
 
-    def installed(self) -> list[str]:
-        """Return the names of the packages in it, in the order in which they came."""
-        found = []
-        for info in self.path.glob("lib/python*/site-packages/*.dist-info"):
-            with contextlib.suppress(OSError):
-                name = info.name.removesuffix(".dist-info").rpartition("-")[0]
-                found.append((info.stat().st_mtime, name))
-        return [name for _, name in sorted(found)]
-
     def finish(self, notes: Sequence[str]) -> None:
         """Note that all of it is there. Raises OSError."""
         about = {"notes": list(notes), "size_bytes": places.size_below(self.path)}

@@ -180,12 +180,9 @@ class WorkDirs:
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentProgress:
-    """How far an environment is: `stage` in words, the package that came last, and how many of how many are there."""
+    """The last line of what makes an environment."""
 
-    stage: str
-    package: str = ""
-    done: int = 0
-    total: int = 0
+    line: str
     elapsed_s: float = 0.0
 
 

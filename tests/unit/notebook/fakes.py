@@ -153,8 +153,8 @@ class FakeSession:
 
     def sync_environment(self, reaching, packages, show):
         self.log.append(f"sync {packages.name}: {', '.join(packages.requirements)}")
-        show({"gpu-a": EnvironmentProgress(stage="installing", package="torch\x1b[2J", done=1, total=2, elapsed_s=3.2)})  # fmt: skip
-        show({"gpu-a": EnvironmentProgress(stage="waiting", elapsed_s=4)})
+        show({"gpu-a": EnvironmentProgress(line="Downloading torch\x1b[2J", elapsed_s=3.2)})  # fmt: skip
+        show({"gpu-a": EnvironmentProgress(line="waiting", elapsed_s=4)})
         return self.synced
 
     def folder(self, reaching, path):

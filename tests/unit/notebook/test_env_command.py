@@ -40,7 +40,7 @@ def test_cells_use_the_environment_where_it_was_made(lab, capsys, requirements, 
     golden(*captured.out.splitlines()[:4])
     # A line on stderr, which is blanked where it became shorter.
     first, second = captured.err.removeprefix("\r").split("\r")
-    assert first == "gpu-a: installing torch (1 of 2), 3 s"
+    assert first == "gpu-a: Downloading torch, 3 s"
     assert second == "gpu-a: waiting, 4 s".ljust(len(first)) + "\n"
     lab.run("%%distributed\nint()")
     assert lab.session.access.pythons == (("gpu-a", READY.python),)

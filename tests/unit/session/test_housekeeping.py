@@ -454,7 +454,7 @@ def test_environments_of_all_hosts_are_made_and_a_host_that_cant_is_named(
     session, golden
 ):
     a, b = two()
-    said = p.EnvironmentProgress(stage="installing", package="torch", done=1, total=1)
+    said = p.EnvironmentProgress(line="Downloading torch")
     shown: list[dict[str, p.EnvironmentProgress]] = []
     is_shown = threading.Event()
 

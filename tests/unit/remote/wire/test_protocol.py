@@ -295,9 +295,7 @@ MESSAGES = (
     ),
     (
         0,
-        p.EnvironmentProgress(
-            stage="installing", package="torch", done=3, total=9, elapsed_s=1.5
-        ),
+        p.EnvironmentProgress(line="Downloading torch", elapsed_s=1.5),
     ),
     (
         0,

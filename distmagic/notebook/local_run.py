@@ -191,10 +191,8 @@ def note_library_changes(
         shown = "" if name == filename else label
         for effect in notebook_effects.library_changes(text, shown, shell.user_ns):
             key = (name, effect.lineno, effect.name)
-            if effect.name not in uses or key in noted:
-                continue
-            is_seed = name == filename and "seed" in effect.words  # noted already
-            if not is_seed and not (made and made.search(effect.words)):
+            is_made = made is not None and made.search(effect.words)
+            if effect.name in uses and key not in noted and not is_made:
                 noted.add(key)
                 found.append(effect)
     if found:

@@ -36,7 +36,7 @@ _SEEDS = {
 
 # How functions are called by which libraries are set, or are given something to keep.
 _CHANGES = re.compile(
-    r"_?(set|register|unregister|add|use|enable|disable|(manual_)?seed|filter|simplefilter|basic|dictConfig|capture)"
+    r"_?(set|register|unregister|add|use|enable|disable|filter|simplefilter|basic|dictConfig|capture)"
 )
 _NOT_OF_A_LIBRARY = (
     "__main__",

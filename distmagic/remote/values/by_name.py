@@ -27,10 +27,12 @@ _MAX_ITEMS = 1_000  # of a constant
 _WORD = re.compile(r"[^\W\d]\w*")
 _QUOTED = re.compile(r"ForwardRef\('(.*?)'")
 _SECRET = re.compile(
-    r"(^|_)(SECRET|TOKEN|CREDENTIAL|KEY|PAT|AUTH)S?($|_)"
-    r"|(SECRET|TOKEN|PASSWORD|PASSWD|PASS|PWD|APIKEY)S?($|_)",  # PGPASSWORD, SSHPASS
+    r"(^|_)(SECRET|TOKEN|CREDENTIAL|CRED|KEY|PAT|AUTH|PW|DSN)S?($|_)"
+    r"|(SECRET|TOKEN|PASSWORD|PASSWD|PASS|PWD|APIKEY|AUTHORIZATION|BEARER)S?($|_)",  # PGPASSWORD, SSHPASS
     re.IGNORECASE,
 )
+_SECRET_TEXT = re.compile(r"://[^/\s]*:[^/\s]*@|\b(Bearer|Basic) \S")
+_OF_IPYTHON = ("In", "Out", "exit", "get_ipython", "open", "quit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,9 @@ def is_secret(name: str) -> bool:
 def is_offered(name: str, value: object) -> bool:
     """Whether a rank may ask for it by its name: a function, a class, a module, a type or a constant, but no secret."""
     is_own = getattr(value, "__module__", None) == "__main__"
-    # IPython's are `_3` and `_i3`.
-    return (is_own or not name.startswith("_")) and _is_light(name, value)
+    # IPython's are `_3` and `_i3`, too; `In` has the text of all cells.
+    is_of_ipython = name.startswith("_") or name in _OF_IPYTHON
+    return (is_own or not is_of_ipython) and _is_light(name, value)
 
 
 def _is_light(name: str, value: object) -> bool:
@@ -63,7 +66,8 @@ def _is_light(name: str, value: object) -> bool:
 
 def _is_constant(value: object, name: str) -> bool:
     if isinstance(value, str | bytes):
-        return not is_secret(name)
+        text = value if isinstance(value, str) else value.decode("latin-1")
+        return not is_secret(name) and not _SECRET_TEXT.search(text)
     if isinstance(value, dict | list | tuple | set) and len(value) > _MAX_ITEMS:
         return False
     if type(value) is dict:

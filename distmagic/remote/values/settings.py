@@ -22,7 +22,6 @@ _OF_TORCH = (
     ("default dtype", "get_default_dtype", "set_default_dtype", "float32"),
     ("matmul precision", "get_float32_matmul_precision", "set_float32_matmul_precision", "highest"),
     ("deterministic mode", "get_deterministic_debug_mode", "set_deterministic_debug_mode", 0),
-    ("gradients", "is_grad_enabled", "set_grad_enabled", True),
     ("anomaly detection", "is_anomaly_enabled", "autograd.set_detect_anomaly", False),
     ("cudnn.deterministic", "backends.cudnn.deterministic", "", False),
     ("cudnn.benchmark", "backends.cudnn.benchmark", "", False),
@@ -30,7 +29,7 @@ _OF_TORCH = (
 # How a text says that a notebook makes one of them.
 MADE = re.compile(
     r"(set_default_dtype|set_float32_matmul_precision|set_deterministic_debug_mode|use_deterministic_algorithms"
-    r"|set_grad_enabled|set_detect_anomaly|cudnn\.deterministic|cudnn\.benchmark|cuda\.matmul\.allow_tf32|basicConfig"
+    r"|set_detect_anomaly|cudnn\.deterministic|cudnn\.benchmark|cuda\.matmul\.allow_tf32|basicConfig"
     r"|(getLogger\(\)|calls \w+)\.(setLevel|addHandler)) in"
 )
 _STREAMS = ("stdout", "stderr")
@@ -59,10 +58,14 @@ def read() -> tuple[str, str]:
         found["torch"] = of_torch
     if loggers := _loggers():
         found["logging"] = loggers
-        levels = [
-            f"{name or 'the root logger'} at {logging.getLevelName(one['level'])}"
-            for name, one in loggers.items()
-        ]
+        levels = []
+        for name, one in loggers.items():
+            text = (
+                f"{name or 'the root logger'} at {logging.getLevelName(one['level'])}"
+            )
+            for left in one.pop("left"):
+                text += f", without its {left}"
+            levels.append(text)
         words.append(f"logging ({', '.join(levels)})")
     return (json.dumps(found) if found else ""), "; ".join(words)
 
@@ -74,11 +77,13 @@ def _loggers() -> dict[str, dict[str, Any]]:
     found = {}
     for name, logger in {**loggers, "": logging.root}.items():
         handlers = [made for one in logger.handlers if (made := _handler(one))]
+        left = [type(one).__name__ for one in logger.handlers if not _handler(one)]
         usual = logging.NOTSET if name else logging.WARNING
-        if handlers or logger.level != usual or not logger.propagate:
+        if handlers or left or logger.level != usual or not logger.propagate:
             found[name] = {
                 "level": logger.level,
                 "handlers": handlers,
+                "left": left,
                 "propagate": logger.propagate,
             }
     found.pop("root", None)
@@ -106,6 +111,7 @@ def begin_with(
     found = json.loads(text)
     if "torch" in found:
         when_imported("torch", partial(_set_torch, found["torch"]))
+    ours = []
     for name, one in found.get("logging", {}).items():
         logger = logging.getLogger(name)
         logger.setLevel(one["level"])
@@ -117,6 +123,17 @@ def begin_with(
             if made["format"] is not None:
                 handler.setFormatter(logging.Formatter(*made["format"]))
             logger.addHandler(handler)
+            ours.append(handler)
+    basic_config = logging.basicConfig
+
+    def replacing(**options: Any) -> None:
+        """Configure the root logger as in a new process: it does nothing where there are handlers."""
+        logging.basicConfig = basic_config
+        for handler in ours:
+            logging.root.removeHandler(handler)
+        basic_config(**options)
+
+    logging.basicConfig = replacing
 
 
 def _set_torch(values: dict[str, Any], torch: Any) -> None:

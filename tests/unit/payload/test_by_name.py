@@ -225,6 +225,10 @@ fit()"""
         "lock": threading.Lock(),
         "data": bytearray(by_name.MAX_BYTES),
         "_i3": "text of a cell",
+        "In": ["", "HF_TOKEN = 'hf_abc'"],
+        "headers": {"Authorization": "Bearer hf_abc"},
+        "dsn": "postgres://me:hf_abc@db/x",
+        "url": "redis://:hf_abc@db",
     }
     thunk = cell(source, **names)
     payload = pack.pack_call(thunk, limit_bytes=LIMIT, labels={})

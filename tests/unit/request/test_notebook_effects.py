@@ -162,7 +162,6 @@ CHANGES = {
     "an addition": ("json.decoder.add_safe_globals([Own])", "json", "add_safe_globals"),
     "a filter": ("warnings.filterwarnings('ignore')", "warnings", "calls warnings.filterwarnings"),
     "by its own name": ("simplefilter('ignore')", "warnings", "calls simplefilter"),
-    "a seed": ("seed(3)", "random", "calls seed"),
     "logging": ("logging.basicConfig(level=10)", "logging", "calls logging.basicConfig"),
     "a logger": ("log.setLevel(10)", "logging", "calls log.setLevel"),
     "a logger that is made there": ("logging.getLogger('x').addHandler(h)", "logging", "addHandler"),

@@ -100,9 +100,10 @@ def test_the_postfix_of_a_bar(rank):
                 return 2.5
         class Many(Zero):
             ndim = 1
-        with tqdm(range(3), mininterval=0) as bar:
-            for i in bar:
+        with tqdm(total=3, mininterval=0) as bar:
+            for i in range(3):
                 bar.set_postfix({"loss": 0.123456 * i}, lr="1e-4", name="adam", ok=True)
+                bar.update()
             bar.set_postfix(tensor=Zero(), many=Many(), n=7)
             bar.set_postfix_str("acc=0.9, top5: 0.99")
             bar.set_postfix_str("warming up")
@@ -114,6 +115,16 @@ def test_the_postfix_of_a_bar(rank):
         [3.0, {"tensor": 2.5, "n": 7.0}],
         [3.0, {"acc": 0.9, "top5": 0.99}],
     ], "each stands at the count of its bar"
+
+
+def test_the_count_of_a_bar_that_is_iterated_over_is_as_old_as_what_it_shows(rank):
+    metrics, _ = rank("""
+        from tqdm import tqdm
+        for i in (bar := tqdm(range(300), mininterval=60)):
+            if i == 200:
+                bar.set_postfix(loss=i)
+    """)
+    assert metrics == [[None, {"loss": 200.0}]]
 
 
 def test_a_bar_that_is_switched_off_says_nothing(rank):

@@ -94,6 +94,21 @@ def train(torch, model):
     optimizer.step()
 
 
+class Meta(type):
+    pass
+
+
+class Lazy:
+    """Opens a file at its first use, and counts; of the notebook."""
+
+    __module__ = "__main__"
+
+    def __init__(self):
+        self.file = None
+        self.seen = {}
+        self.count = 0
+
+
 def test_what_was_trained_is_named_unless_the_call_returns_something():
     torch = pytest.importorskip("torch")
     numpy = pytest.importorskip("numpy")
@@ -116,4 +131,25 @@ def test_what_was_trained_is_named_unless_the_call_returns_something():
     for name, act in acts.items():
         act(made[name])
     assert changed(made, before, None) == "array, data, model, norm, tensor, ..."
-    assert changed(made, before, 0.5) == "array"
+    assert changed(made, before, 0.5) == "array, data, model, norm, tensor, ..."
+    assert changed(made, before, {"loss": torch.zeros(1)}) == "array"
+    assert changed(made, before, [0.5, made["same"].weight]) == "array"
+
+
+def test_what_was_only_read_or_moved_is_not_named():
+    torch = pytest.importorskip("torch")
+    made = {
+        "model": torch.nn.Linear(2, 1), "moved": torch.nn.Linear(2, 1), "nan": float("nan"), "kind": Meta("Kind", (), {}),
+        "lazy": Lazy(), "history": [],
+    }  # fmt: skip
+    before = marks(made)
+    with torch.no_grad():
+        for parameter in made["model"].parameters():
+            parameter.copy_(parameter.clone())
+    made["moved"].to(torch.float64)
+    made["lazy"].file = "opened"
+    made["lazy"].seen["a"] = 1
+    made["history"].append(1)
+    assert changed(made, before, {"out": {"history": made["history"]}}) == ""
+    made["lazy"].count = 3
+    assert changed(made, before, None) == "history, lazy"

@@ -37,7 +37,6 @@ OF_TORCH = [
     ("torch.set_default_dtype(torch.float64)", "default dtype float64", "torch.ones(1).dtype == torch.float64"),
     ("torch.set_float32_matmul_precision('medium')", "matmul precision medium", "torch.get_float32_matmul_precision() == 'medium'"),
     ("torch.use_deterministic_algorithms(True, warn_only=True)", "deterministic mode 1", "torch.is_deterministic_algorithms_warn_only_enabled()"),
-    ("torch.set_grad_enabled(False)", "gradients off", "not torch.ones(1, requires_grad=True).mul(2).requires_grad"),
     ("torch.autograd.set_detect_anomaly(True)", "anomaly detection on", "torch.is_anomaly_enabled()"),
     ("torch.backends.cudnn.deterministic = True", "cudnn.deterministic on", "torch.backends.cudnn.deterministic"),
 ]  # fmt: skip
@@ -47,6 +46,8 @@ OF_LOGGING = {
     "format": ("logging.basicConfig(level=10, format='{message}!', style='{', stream=sys.stdout)", "the root logger at DEBUG", "logging.debug('seen')", "seen!"),
     "own logger": ("log = logging.getLogger('train'); log.setLevel(10); log.propagate = False; log.addHandler(logging.StreamHandler())", "train at DEBUG", "logging.getLogger('train').debug('seen')", "seen"),
     "handler's level": ("logging.basicConfig(level=10); logging.root.handlers[0].setLevel(30)", "DEBUG", "logging.info('no'), logging.warning('yes')", "WARNING:root:yes"),
+    "configured again": ("logging.warning('odd')", "WARNING", "logging.basicConfig(level='INFO', format='R %(message)s'), logging.info('there')", "R there\n"),
+    "a handler that stays": ("logging.basicConfig(level='INFO', handlers=[logging.FileHandler('/dev/null')])", "INFO, without its FileHandler", "logging.warning('seen')", "WARNING:root:seen"),
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from distmagic.remote.values.unpicklable import (
     MAX_TRIALS,
     UnpicklablePart,
     ValuePart,
+    below,
     describe,
     is_atom,
 )
@@ -81,13 +82,10 @@ class _Sieve:
         error = self._why_not(part.value)
         if error is None:
             return part.value
-        rest = (
-            None
-            if id(part.value) in around
-            else self._taken_apart(part, around | {id(part.value)})
-        )
-        if rest is not None:
-            return rest
+        if id(part.value) not in around:
+            rest = self._taken_apart(part, around | {id(part.value)})
+            if rest is not None:
+                return rest
         cause = UnpicklablePart(part=part, what=describe(part.value), error=error)
         self._left_out.append(cause.sentence)
         return LeftOut(cause.sentence)
@@ -98,10 +96,9 @@ class _Sieve:
         if type(value) in (dict, OrderedDict):
             return self._of_dict(part, within)
         if type(value) in (list, tuple):
-            items: Any = self._items(part, within)
-            return type(value)(items)
+            return type(value)(self._items(part, within))
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return part.value._make(self._items(part, within))  # type: ignore[attr-defined]
+            return value._make(self._items(part, within))  # type: ignore[attr-defined]
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._of_dataclass(part, within)
         return None
@@ -110,34 +107,29 @@ class _Sieve:
         value: Any = part.value
         kept = type(value)()
         for key, item in value.items():
-            below = ValuePart(owner="", path=f"{part.path}[{key!r:.60}]", value=item)
+            one = below(part, f"[{key!r:.60}]", item)
             error = self._why_not(key)
             if error is None:
-                kept[key] = self.sifted(below, within)
+                kept[key] = self.sifted(one, within)
             else:
                 self._left_out.append(
-                    f"the key of {below.path} can't be pickled ({type(error).__name__})"
+                    f"the key of {one.path} can't be pickled ({type(error).__name__})"
                 )
         return kept
 
     def _items(self, part: ValuePart, within: frozenset[int]) -> list[object]:
         value: Any = part.value
         return [
-            self.sifted(ValuePart(owner="", path=f"{part.path}[{i}]", value=v), within)
-            for i, v in enumerate(value)
+            self.sifted(below(part, f"[{i}]", v), within) for i, v in enumerate(value)
         ]
 
     def _of_dataclass(self, part: ValuePart, within: frozenset[int]) -> object:
         kept: Any = copy.copy(part.value)
         for field in dataclasses.fields(kept):
             if hasattr(kept, field.name):
-                below = ValuePart(
-                    owner="",
-                    path=f"{part.path}.{field.name}",
-                    value=getattr(kept, field.name),
-                )
+                one = below(part, f".{field.name}", getattr(kept, field.name))
                 # It may be frozen.
-                object.__setattr__(kept, field.name, self.sifted(below, within))
+                object.__setattr__(kept, field.name, self.sifted(one, within))
         return kept
 
     def _why_not(self, value: object) -> Exception | None:

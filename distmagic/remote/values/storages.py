@@ -15,6 +15,7 @@ through the CPU `CHUNK_BYTES` at a time.
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -69,11 +70,10 @@ class Window:
         """Yield the bytes in order; of CPU memory at once and without a copy."""
         torch = sys.modules["torch"]
         storage = self.storage
-        start = self.start
+        start = self.start  # 0 of a packed one
         if self.packed is not None:
             with torch.no_grad():
                 storage = _plain(self.packed).contiguous().untyped_storage()
-            start = 0
         if storage.device.type == "cpu":
             yield _memory(storage.data_ptr() + start, self.size_bytes)
         else:
@@ -215,12 +215,8 @@ def _row(view: _View, window: int, start: int) -> TensorRow:
 
 def _packed_row(view: _View, window: int) -> TensorRow:
     # As the strides of a contiguous tensor are: the last dimension has step 1.
-    strides = []
-    step = 1
-    for n in reversed(view.tensor.size()):
-        strides.append(step)
-        step *= n
-    strides.reverse()
+    sizes = view.tensor.size()
+    strides = [math.prod(sizes[n:]) for n in range(1, len(sizes) + 1)]
     return _as_row(view, window, 0, strides)
 
 

@@ -130,32 +130,28 @@ def parts(part: ValuePart) -> Iterator[ValuePart]:
     elif isinstance(value, type):
         yield from _class_parts(part, value)
     elif isinstance(value, types.MethodType):
-        yield ValuePart(owner=part.owner, path=part.path, value=value.__func__)
-        yield ValuePart(
-            owner=part.owner, path=f"{part.path}.__self__", value=value.__self__
-        )
+        yield below(part, "", value.__func__)
+        yield below(part, ".__self__", value.__self__)
     elif isinstance(value, (functools.partial, LruCached)):
         yield from _wrapper_parts(part, value)
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield _below(part, f"[{key!r:.60}]", item)
+            yield below(part, f"[{key!r:.60}]", item)
     elif isinstance(value, (list, tuple, set, frozenset)):
         for i, item in enumerate(value):
-            yield _below(part, f"[{i}]", item)
+            yield below(part, f"[{i}]", item)
     else:
         yield from _reduced_parts(part)
 
 
 def _wrapper_parts(part: ValuePart, partial: Any) -> Iterator[ValuePart]:
     if isinstance(partial, LruCached):
-        yield ValuePart(owner=part.owner, path=part.path, value=partial.__wrapped__)
+        yield below(part, "", partial.__wrapped__)
         return
-    yield ValuePart(owner=part.owner, path=part.path, value=partial.func)
-    owner = _name(partial.func)
-    for i, arg in enumerate(partial.args):
-        yield ValuePart(owner=owner, path=f"args[{i}]", value=arg)
-    for name, arg in partial.keywords.items():
-        yield ValuePart(owner=owner, path=name, value=arg)
+    yield below(part, "", partial.func)
+    args = [(f"args[{i}]", arg) for i, arg in enumerate(partial.args)]
+    for name, arg in [*args, *partial.keywords.items()]:
+        yield ValuePart(owner=_name(partial.func), path=name, value=arg)
 
 
 def captured(function: types.FunctionType) -> Iterator[tuple[str, object]]:
@@ -238,26 +234,26 @@ def _reduced_parts(part: ValuePart) -> Iterator[ValuePart]:
     function, args, state, items, pairs = (*reduced, None, None, None)[:5]
     makes_instance = function in (copyreg.__newobj__, copyreg.__newobj_ex__)  # type: ignore[attr-defined]
     for arg in args[1:] if makes_instance else args:
-        yield _below(part, "", arg)
+        yield below(part, "", arg)
     if makes_instance and travels_by_value(args[0]):
         yield ValuePart(owner=part.owner, path=args[0].__qualname__, value=args[0])
     # With slots there are two tables.
     for table in state if isinstance(state, tuple) else (state,):
         if isinstance(table, dict):
             for key, attribute in table.items():
-                yield _below(part, f".{key}", attribute)
+                yield below(part, f".{key}", attribute)
         else:
-            yield _below(part, "", table)
+            yield below(part, "", table)
     for i, item in enumerate(items or ()):
-        yield _below(part, f"[{i}]", item)
+        yield below(part, f"[{i}]", item)
     for key, item in pairs or ():
-        yield _below(part, f"[{key!r:.60}]", item)
+        yield below(part, f"[{key!r:.60}]", item)
 
 
 _MODULE_TABLES = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 
 
-def _below(part: ValuePart, step: str, value: object) -> ValuePart:
+def below(part: ValuePart, step: str, value: object) -> ValuePart:
     """Return the part one step down; `model._modules['fc']` reads `model.fc`."""
     return ValuePart(
         owner=part.owner, path=_MODULE_TABLES.sub(r".\1", part.path + step), value=value

@@ -92,8 +92,10 @@ def _label_warnings(labels: dict[str, str]) -> None:
         line: str | None = None,
     ) -> str:
         text = plain(message, category, filename, lineno, line)
-        label = labels.get(filename, filename)
-        return text.replace(f"{filename}:{lineno}:", f"{label}, line {lineno}:", 1)
+        if filename not in labels:
+            return text
+        where = f"{labels[filename]}, line {lineno}:"
+        return text.replace(f"{filename}:{lineno}:", where, 1)
 
     if labels:
         warnings.formatwarning = formatwarning

@@ -171,11 +171,7 @@ def curves(state: RunState) -> str:
 
 def curve_of(state: RunState, name: str, points: int = _POINTS) -> Curve:
     """Return the curve of one metric, with at most `points` bins a rank."""
-    tables = {}
-    for rank in sorted(state.series):
-        series = state.series[rank].get(name)
-        if series:
-            tables[rank] = series
+    tables = {rank: state.series[rank][name] for rank in sorted(state.series) if state.series[rank].get(name)}  # fmt: skip
     limit = points
     if len(tables) > MAX_LINES:
         limit = max(10, min(_BINS, points, _BAND_BINS // len(tables)))

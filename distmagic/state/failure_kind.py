@@ -126,7 +126,7 @@ def gpu_in_words(text: str, said: Sequence[str], host: str) -> str:
     `text` is the exception's, `said` are lines of stderr, where CUDA writes which assertion of a kernel has failed.
     """
     text = text[:20_000]
-    if _OUT_OF_MEMORY.search(text):
+    if is_out_of_gpu_memory(text):
         return _out_of_memory(text, host)
     if _ASSERTION.search(text):
         return _failed_assertion(said, host)

@@ -103,7 +103,7 @@ def hang_inquiry(
     """
     if inquiry.reason in ("interrupted", "terminated"):
         return inquiry
-    if state.stopping or state.is_over or not is_hung(state, hang_timeout_s):
+    if not is_hung(state, hang_timeout_s):
         return Inquiry()
     return inquiry if inquiry.reason else begun_inquiry(state, "hung", new_id())
 

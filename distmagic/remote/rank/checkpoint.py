@@ -60,7 +60,8 @@ def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
     for tries_left in reversed(range(_TRIES)):
         aside = target.with_name(f"{prefix}{os.getpid()}-{secrets.token_hex(4)}")
         try:
-            with _opened(aside) as file:
+            with aside.open("wb") as file:
+                _lock(file, fcntl.LOCK_EX)
                 noting = _NotingErrors(file)
                 try:
                     torch.save(content, noting)
@@ -113,13 +114,6 @@ class _NotingErrors:
 
     def flush(self) -> None:
         self._file.flush()
-
-
-def _opened(path: Path) -> IO[bytes]:
-    """Open a new file and lock it."""
-    file = path.open("wb")
-    _lock(file, fcntl.LOCK_EX)
-    return file
 
 
 def _lock(file: IO[bytes], how: int) -> None:

@@ -199,13 +199,12 @@ def _fresh_main(rank: Rank) -> types.ModuleType:
 
 
 def _ended(rank: Rank, outcome: RankOutcome, code: int = 0, **more: object) -> Ended:
-    use = process_groups.use()
     return Ended(
         rank=rank.rank,
         restart=rank.restart,
         outcome=outcome,
         code=code,
-        group_use=use,
+        group_use=process_groups.use(),
         **more,  # type: ignore[arg-type]
     )
 

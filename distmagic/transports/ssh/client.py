@@ -155,18 +155,17 @@ class SshSession:
         try:
             self._transport.start_client()
         except _BROKEN as error:
-            raise self._handshake_trouble(error) from error
+            text = str(error)
+            if self._transport.remote_version:
+                raise troubles.broken(self.where, text or "it hung up") from error
+            said = text.removeprefix("Error reading SSH protocol banner")
+            said = said or "it hung up at once"
+            raise troubles.not_ssh(self.where, said) from error
         key = self._transport.get_remote_server_key()
         if server.is_pinned:
             pins.check(server, key.get_name(), key.asbytes())
         else:
             known_hosts.check(keys, server, key.get_name(), key.asbytes())
-
-    def _handshake_trouble(self, error: Exception) -> troubles.Trouble:
-        if self._transport.remote_version:
-            return troubles.broken(self.where, str(error) or "it hung up")
-        said = str(error).removeprefix("Error reading SSH protocol banner")
-        return troubles.not_ssh(self.where, said or "it hung up at once")
 
     def methods(self) -> AuthAnswer:
         """Ask which methods the server accepts; some let in without any."""

@@ -65,7 +65,8 @@ class PoliteStop:
 
 def signal_for(reason: StopReason, ranks: Sequence[RankProcess]) -> signal.Signals:
     """Return the signal for these ranks."""
-    is_handled = reason not in _INTERRUPTS and any(
-        processes.catches(rank.hello.pid, signal.SIGTERM) for rank in ranks
-    )
-    return signal.SIGTERM if is_handled else signal.SIGINT
+    if reason not in _INTERRUPTS:
+        for rank in ranks:
+            if processes.catches(rank.hello.pid, signal.SIGTERM):
+                return signal.SIGTERM
+    return signal.SIGINT

@@ -131,8 +131,10 @@ class Magics:
         def start() -> Any:
             if part is None:
                 return launch(*self.notebook.way(request, os.environ))
+            from distmagic.session.inside import digest_of
+
             return part.run(
-                _digest(line, cell),
+                digest_of("cell", line, cell),
                 request.access,
                 request.spec,
                 launch,
@@ -352,24 +354,14 @@ def _matcher(completer: Completer) -> Callable[[Any], dict[str, Any]]:
     return complete  # type: ignore[no-any-return]
 
 
-def _digest(line: str, cell: str) -> str:
-    from distmagic.session.inside import digest_of
-
-    return digest_of("cell", line, cell)
-
-
 def _body(cell: str) -> str:
     return cell.partition("\n")[2].rstrip()
 
 
 def _labels(shell: InteractiveShell) -> dict[str, str]:
     """Return how IPython names the file of each cell so far: "Cell In[3]"."""
-    labels = {}
-    for filename in list(linecache.cache):
-        label = shell.compile.format_code_name(filename)
-        if label is not None:
-            labels[filename] = " ".join(label)
-    return labels
+    names = {one: shell.compile.format_code_name(one) for one in list(linecache.cache)}
+    return {one: " ".join(label) for one, label in names.items() if label is not None}
 
 
 def _cancelled(interrupt: KeyboardInterrupt) -> Cancelled:

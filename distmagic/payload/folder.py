@@ -58,10 +58,13 @@ class Contents:
         prefix = f"{at}/" if at else ""
         self.files |= {prefix + path: file for path, file in other.files.items()}
         self.links |= {prefix + path: target for path, target in other.links.items()}
-        self.folders += [prefix + path for path in other.folders]
-        self.left_out += [prefix + path for path in other.left_out]
-        self.ignored += [prefix + path for path in other.ignored]
-        self.private += [prefix + path for path in other.private]
+        for ours, theirs in (
+            (self.folders, other.folders),
+            (self.left_out, other.left_out),
+            (self.ignored, other.ignored),
+            (self.private, other.private),
+        ):
+            ours.extend(prefix + path for path in theirs)
 
     @property
     def size_bytes(self) -> int:

@@ -55,10 +55,7 @@ def refuse(value: object) -> None:
     kind = type(value)
     if kind.__module__.partition(".")[0] in _NOTEBOOK_ONLY:
         raise pickle.PicklingError(f"{kind.__qualname__} lives in the notebook only")
-    if (
-        isinstance(value, FunctionType)
-        and value.__module__ == "IPython.core.getipython"
-    ):
+    if kind is FunctionType and value.__module__ == "IPython.core.getipython":
         raise pickle.PicklingError("there is no IPython on a rank")
     if kind.__module__ == "distmagic.runner.outcome":
         raise pickle.PicklingError("a run belongs to the notebook")

@@ -131,14 +131,15 @@ class _Packing:
     def _list(
         self, path: str, pack: int, offset: int, size: int, file: LocalFile
     ) -> None:
-        listed = ListedFile(
-            path=path,
-            pack=pack,
-            offset=offset,
-            size_bytes=size,
-            is_executable=file.is_executable,
+        self.files.append(
+            ListedFile(
+                path=path,
+                pack=pack,
+                offset=offset,
+                size_bytes=size,
+                is_executable=file.is_executable,
+            )
         )
-        self.files.append(listed)
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

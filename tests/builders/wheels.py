@@ -30,9 +30,25 @@ def wheel(
     path = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for inner, text in content.items():
-            archive.writestr(inner, text)
+            info = zipfile.ZipInfo(inner)
+            info.external_attr = (0o100755 if "/scripts/" in inner else 0o100644) << 16
+            info.create_system = 3  # Unix: whose the mode is
+            archive.writestr(info, text)
         archive.writestr(f"{about}/RECORD", f"{record}{about}/RECORD,,\n")
     return path
+
+
+def played_uv(folder: Path) -> Path:
+    """Write a wheel whose program `uv` has the environment's pip do what `uv pip install --python PYTHON` asks for."""
+    program = """#!python
+import os, sys
+pip, install, _, python, *rest = sys.argv[1:]
+os.environ["PIP_CONFIG_FILE"] = os.devnull
+for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
+    os.environ.pop(name, "")
+os.execv(python, [python, "-m", pip, install, *rest])
+"""
+    return wheel(folder, "uv", files={"uv-1.0.data/scripts/uv": program})
 
 
 def unpacked(

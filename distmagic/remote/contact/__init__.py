@@ -12,7 +12,7 @@ Read in this order:
     file_sender       files that are kept here, to the notebook: logs, results, blobs
     blob_receiver     files that come in, from the notebook or from another host
     file_exchange     files of the user, to the notebook and from it
-    environment_sync  virtual environments, made by uv or pip
+    environment_sync  virtual environments, made by uv
     blob_server       files that are handed on to the next host, over TLS
     mutual_tls        TLS between two ends that hold the same certificate
     sweep             ends what agents left that were killed

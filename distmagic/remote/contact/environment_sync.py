@@ -1,4 +1,6 @@
-"""Makes a virtual environment with packages that a notebook asks for: by uv where this host has it, else by pip.
+"""Makes a virtual environment with packages that a notebook asks for, by uv.
+
+Where the host has no uv, the environment gets one of its own, by the pip that `venv` brings.
 
 The notebook gets the last line of the installer at least once a second. When its channel ends, all processes started
 here end too.
@@ -33,19 +35,13 @@ _LINE_CHARS = 200
 _KILLED_S = (
     1.0  # for a killed program to be gone; one that hangs in the kernel never is
 )
-_KEPT_LINES = 400  # of what a program has written
-_INSTALLS_ELSEWHERE = (22, 3)  # the first pip that has --python
+_KEPT_LINES = 400  # of what a program has written; an error has the last of them
+_TOLD_LINES = 8
 _LOCAL_VERSION = re.compile(r"([\w.-]+)==([\w.]+)\+[\w.]+")
 # Variables that would lead the installers elsewhere than into the new environment.
 _MISLEADING = ("PYTHON", "VIRTUAL_ENV", "CONDA_", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")  # fmt: skip
-_NO_NETWORK = (
-    "Temporary failure in name resolution", "Name or service not known", "Failed to establish a new connection",
-    "Network is unreachable", "ConnectTimeoutError", "dns error", "error sending request", "Connection refused",
-)  # fmt: skip
-_PACKAGES = (
-    r"No matching distribution found for ([^\s;]+)", r"no version of ([^\s;]+)", r"Because ([^\s;]+) was not found",
-    r"Failed building wheel for (\S+)", r"Failed to (?:build|download|fetch):? `([^`]+)`",
-)  # fmt: skip
+# Of pip's settings those that say where packages come from, which uv does not read.
+_SOURCES = ("index-url", "extra-index-url", "find-links")
 
 
 class EnvironmentSync:
@@ -103,23 +99,22 @@ class EnvironmentSync:
     def _fill(
         self, environment: Environment, request: protocol.SyncEnvironment
     ) -> None:
-        uv = _find_uv()
-        if request.lock and not uv:
-            raise OSError(
-                f"{', '.join(request.lock)} needs uv, which is neither here nor on the notebook's machine"
-            )
         self._say("making the environment")
         base = environments.base_python()
-        if uv:
-            self._must(
-                environment, [uv, "venv", "--python", base, str(environment.path)]
-            )
-        else:
-            self._make_by_python(environment, base)
+        uv = _find_uv()
+        argv = [uv, "venv", "--python", base] if uv else [base, "-m", "venv"]
+        cure = "" if uv else "\nInstall uv on this host, or its package python3-venv"
+        self._must(environment, [*argv, str(environment.path)], cure)
         # From now on: uv makes an environment in an empty folder alone.
         with contextlib.suppress(OSError):
             owners.note(environment.path, request.owner)
         (environment.path / _TMP).mkdir()
+        sources: list[str] = []
+        if not uv:
+            python, uv = str(environment.python), str(environment.path / "bin" / "uv")
+            pip = [python, "-m", "pip"]
+            self._must(environment, [*pip, "install", "uv"], cure)
+            sources = _sources(pip)
         wanted = environment.path / "requirements.txt"
         if "pylock.toml" in request.lock:
             wanted = environment.path / "pylock.toml"
@@ -129,27 +124,14 @@ class EnvironmentSync:
             lines = self._exported(environment, uv, request.lock)
         else:
             lines = list(request.requirements)
-        notes = self._install(environment, uv, base, wanted, lines)
+        if any(line.startswith(("-i", "--index-url")) for line in lines):
+            # pip takes that of the file, and uv refuses a second one.
+            sources = [line for line in sources if not line.startswith("--index-url")]
+        if lines:  # else it is a lock file, which names where each package lies
+            lines = [*sources, *lines]
+        notes = self._install(environment, uv, wanted, lines)
         shutil.rmtree(environment.path / _TMP, ignore_errors=True)
         environment.finish(notes)
-
-    def _make_by_python(self, environment: Environment, base: str) -> None:
-        """Make it by `venv`, with a pip of its own only where the Python outside has none that can install into it.
-
-        Linux distributions leave out of `venv` what would install pip.
-        """
-        argv = [base, "-m", "venv", str(environment.path)]
-        said: list[str] = []
-        self._run(environment, [base, "-m", "pip", "--version"], said)
-        found = re.match(r"pip (\d+)\.(\d+)", "".join(said))
-        if found and (int(found[1]), int(found[2])) >= _INSTALLS_ELSEWHERE:
-            argv.append("--without-pip")
-        said = []
-        if self._run(environment, argv, said):
-            raise OSError(
-                f"{base} can make no environment: {said[-1] if said else 'it said nothing'}. Install uv on this host, or "
-                "what its package manager calls python3-venv"
-            )
 
     def _exported(
         self, environment: Environment, uv: str, lock: dict[str, str]
@@ -170,17 +152,11 @@ class EnvironmentSync:
         self,
         environment: Environment,
         uv: str,
-        base: str,
         wanted: object,
         lines: list[str],
     ) -> tuple[str, ...]:
         """Install the packages. A build that no index has (torch 2.9+cpu) is replaced by the usual one of this version."""
-        if uv:
-            argv = [uv, "pip", "install", "--python", str(environment.python)]
-        elif (environment.path / "bin" / "pip").exists():
-            argv = [str(environment.python), "-m", "pip", "install"]
-        else:
-            argv = [base, "-m", "pip", "--python", str(environment.python), "install"]
+        argv = [uv, "pip", "install", "--python", str(environment.python)]
         notes: list[str] = []
         while True:
             if lines:
@@ -189,19 +165,20 @@ class EnvironmentSync:
             said: list[str] = []
             if not self._run(environment, [*argv, "-r", str(wanted)], said):
                 return tuple(notes)
-            text = "\n".join(said)
-            replaced = _without_local_version(lines, text)
+            replaced = _without_local_version(lines, "\n".join(said))
             if replaced is None:
-                raise OSError(_why(text))
+                raise OSError(_why("the packages could not be installed", said))
             lines, note = replaced
             notes.append(note)
 
     # ---- programs
 
-    def _must(self, environment: Environment, argv: Sequence[str]) -> None:
+    def _must(
+        self, environment: Environment, argv: Sequence[str], cure: str = ""
+    ) -> None:
         said: list[str] = []
         if self._run(environment, argv, said):
-            raise OSError(_why("\n".join(said)))
+            raise OSError(_why(f"{' '.join(argv)} failed", said) + cure)
 
     def _run(
         self, environment: Environment, argv: Sequence[str], said: list[str] | None = None
@@ -320,18 +297,26 @@ def _without_local_version(
     return None
 
 
-def _why(said: str) -> str:
-    """Return why a program failed: which package, and its last words."""
-    lines = [line for line in said.splitlines() if line]
-    errors = [line for line in lines if re.match(r"(?i)\W*error\b", line)]
-    words = (errors or lines or ["it said nothing"])[-1][:500]
-    package = ""
-    for pattern in _PACKAGES:
-        if found := re.search(rf"{pattern}.*", said):
-            package = found[1].strip("`'\"")
-            if package not in words:  # uv says it above its last words
-                words = f"{words} {found[0]}"[:500]
-    if any(text in said for text in _NO_NETWORK):
-        where = f" for {package}" if package else ""
-        return f"this host can't reach a package index{where}: {words}"
-    return f"{package} could not be installed: {words}" if package else words
+def _why(what: str, said: Sequence[str]) -> str:
+    """Return what failed, and the last lines of the program."""
+    return "\n".join([f"{what}:", *(said[-_TOLD_LINES:] or ["it wrote nothing"])])
+
+
+def _sources(pip: Sequence[str]) -> list[str]:
+    """Return where this host's pip finds packages, as lines of a requirements file; they may hold secrets."""
+    done = subprocess.run(
+        [*pip, "config", "list"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env=_variables(),
+    )
+    found: dict[str, list[str]] = {}
+    for key, value in re.findall(r"^\S+\.([a-z-]+)='(.*)'$", done.stdout, re.MULTILINE):
+        # Its variables stand first, and win.
+        found.setdefault(key, value.replace("\\n", " ").split())
+    lines = [f"--{key} {one}" for key in _SOURCES for one in found.get(key, ())]
+    if found.get("no-index", [""])[0].lower() in ("1", "true", "yes", "on"):
+        lines.append("--no-index")
+    return lines

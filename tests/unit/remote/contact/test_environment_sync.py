@@ -1,4 +1,4 @@
-"""`SyncEnvironment`, answered by a real contact: pip, or a program in place of uv, and an index that is a folder."""
+"""`SyncEnvironment`, answered by a real contact: programs in place of uv, and an index that is a folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from distmagic.payload import bundle
 from distmagic.remote.contact.contact import Contact
 from distmagic.remote.contact.environment_sync import (
     EnvironmentSync,
-    _why,
+    _sources,
     _without_local_version,
 )
 from distmagic.remote.records import environments, owners, places
@@ -34,7 +34,7 @@ from distmagic.request.command_prefix import interpreter_words
 from distmagic.request.hosts import LOCALHOST
 from distmagic.transports.local import LocalTransport
 from tests import REPOSITORY
-from tests.builders.wheels import wheel
+from tests.builders.wheels import played_uv, wheel
 from tests.lab import wait_until
 from tests.lab.waiting import HANG_S
 
@@ -43,12 +43,11 @@ Open = Callable[[], Link]
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels, which is all that pip and uv look at; this machine has no uv."""
+    """A folder of wheels, uv's among them, which is all that pip looks at; this machine has no uv."""
     folder = tmp_path / "index"
-    folder.mkdir()
-    for tool in ("PIP", "UV"):
-        monkeypatch.setenv(f"{tool}_NO_INDEX", "1")
-        monkeypatch.setenv(f"{tool}_FIND_LINKS", str(folder))
+    played_uv(folder)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
@@ -314,11 +313,26 @@ def sleeping(mark: str) -> list[int]:
     return found
 
 
-def test_a_lock_file_that_only_uv_can_read_needs_it(opened):
-    link = opened()
-    link.send(p.SyncEnvironment(name="a", lock={"pylock.toml": "lock-version = '1'"}))
-    with pytest.raises(PreflightError, match=r"pylock.toml needs uv, which is neither"):
-        heard(link)
+def test_a_host_that_cant_get_uv_says_why_and_leaves_nothing(index, opened):
+    (index / "uv-1.0-py3-none-any.whl").unlink()
+    with pytest.raises(PreflightError, match=r"install uv failed:(.|\n)*Install uv on"):
+        sync(opened(), "alpha")
+    assert [path.name for path in environments.root().glob(".*[!k]")] == []
+
+
+@pytest.mark.parametrize(
+    ("listed", "lines"),
+    [
+        ("global.index-url='https://u:p@mirror/simple'", ["--index-url https://u:p@mirror/simple"]),
+        (":env:.index-url='a'\nglobal.index-url='b'", ["--index-url a"]),
+        ("install.find-links='/a /b'\nglobal.no-index='true'", ["--find-links /a", "--find-links /b", "--no-index"]),
+        (r"global.extra-index-url='\nhttps://a\nhttps://b'", ["--extra-index-url https://a", "--extra-index-url https://b"]),
+        ("global.no-index='false'\nglobal.timeout='60'", []),
+        ("", []),
+    ],
+)  # fmt: skip
+def test_uv_takes_packages_from_where_pip_does(listed, lines):
+    assert _sources(["printf", "%s\n", listed, "#"]) == lines
 
 
 def test_an_environment_that_nobody_uses_is_removed_with_its_name(index):
@@ -454,21 +468,6 @@ def test_an_environment_that_cant_be_read_just_now_is_not_made_anew(opened):
     with pytest.raises(PreflightError, match="Is a directory"):
         sync(opened(), "alpha")
     assert (environment.path / "ready").exists()
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "WARNING: Retrying: Failed to establish a new connection: [Errno 111]\nERROR: No matching distribution found for numpy==2",
-        "error: No solution found.\n  Because numpy was not found in the provided links",
-        "  ERROR: Failed building wheel for apex\n",
-        "no space left\n",
-        "",
-    ],
-)  # fmt: skip
-def test_why_a_program_failed(said, golden):
-    lines = [line.strip() for line in said.splitlines()]
-    golden(_why("\n".join(lines)))
 
 
 def test_a_local_version_is_left_out_only_where_it_was_not_found():

@@ -403,7 +403,7 @@ def test_rows_of_all_ranks(lab: Lab) -> None:
         assert row.fraction == pytest.approx(50 / 60)
     curve = curve_of(state, "loss")
     assert (set(curve.lines), curve.by_step) == ({0, 1}, True)
-    assert list(curve.lasts) == [pytest.approx(0.02)] * 2
+    assert curve.lasts == {0: pytest.approx(0.02), 1: pytest.approx(0.02)}
     for line in curve.lines.values():
         assert line[0].x < 10
         assert line[-1].x == 50

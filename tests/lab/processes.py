@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from distmagic.remote.contact.boot import BOOTSTRAP
+
 _SERVER_NAMES = ("sshd", "sshd-session", "sshd-auth")
 
 
@@ -27,9 +29,13 @@ class HostProcess:
 
     @property
     def is_of_distmagic(self) -> bool:
-        """Whether it carries a job's mark, or speaks of distmagic on its command line."""
+        """Whether it carries a job's mark, or speaks of distmagic on its command line.
+
+        A conversation's own process, which is no job's and ends with its connection, does not count.
+        """
+        words = [word for word in self.cmdline[1:] if word != BOOTSTRAP]
         return "DISTMAGIC_JOB" in self.environ or any(
-            "distmagic" in word for word in self.cmdline[1:]
+            "distmagic" in word for word in words
         )
 
 

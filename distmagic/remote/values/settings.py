@@ -79,7 +79,7 @@ def _loggers() -> dict[str, dict[str, Any]]:
         handlers = [made for one in logger.handlers if (made := _handler(one))]
         left = [type(one).__name__ for one in logger.handlers if not _handler(one)]
         usual = logging.NOTSET if name else logging.WARNING
-        if handlers or left or logger.level != usual or not logger.propagate:
+        if handlers or logger.level != usual or not logger.propagate:
             found[name] = {
                 "level": logger.level,
                 "handlers": handlers,

@@ -79,7 +79,9 @@ def test_ranks_begin_with_the_notebooks_settings_of_torch():
 
 
 def test_of_a_new_process_nothing_is_taken():
-    done = ran(SETS.format(sets="import torch; log = logging.getLogger('train')"))
+    foreign = "logging.root.addHandler(logging.NullHandler())"
+    sets = f"import torch; log = logging.getLogger('train'); {foreign}"
+    done = ran(SETS.format(sets=sets))
     assert done.stdout.strip() == ""
 
 

@@ -18,6 +18,7 @@ from distmagic.exports.quoting import variable
 from distmagic.planning import torchrun
 from distmagic.planning.torchrun import NodeWords
 
+IN_IMAGE = ("dist.py", "settings.json")  # with its program; no secret is in them
 _AT = "/job"
 _PORT = 29500
 
@@ -61,7 +62,7 @@ def _dockerfile(job: ExportedJob) -> str:
     if job.request.setup:
         lines.append(f"RUN {quoting.dockerfile(('bash', '-c', job.request.setup))}")
     lines += [
-        f"COPY dist.py settings.json {_AT}/",
+        f"COPY {' '.join(IN_IMAGE)} {_AT}/",
         f"COPY {PROGRAM}/ {_AT}/{PROGRAM}/",
         f"ENTRYPOINT {quoting.dockerfile((job.python or 'python', 'dist.py'))}",
     ]

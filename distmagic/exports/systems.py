@@ -30,8 +30,10 @@ def files(job: ExportedJob) -> tuple[File, ...]:
         replace(file, path=f"{PROGRAM}/{file.path}") for file in job.program.files
     ]
     own = _FILES[job.request.system](job)
-    if job.request.setup:  # it may have a secret in it
-        own = tuple(replace(file, is_private=True) for file in own)
+    if job.request.setup:  # it may have a secret in it, but in what an image has for whatever user it runs as
+        own = tuple(
+            replace(file, is_private=file.path not in sing.IN_IMAGE) for file in own
+        )
     return (text_file("README.md", readme(job)), *own, *program)
 
 

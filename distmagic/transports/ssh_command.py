@@ -124,9 +124,12 @@ class CommandTransport:
         if self._is_late:
             code = 0 if self._is_logged_in else None
             what = "did not come to its command in time"
-        if code in (None, _CLIENT_FAILED) or code < 0:
+        said = "" if self._is_late else self._master.stderr()
+        # A program around ssh has exit codes of its own, and says what failed.
+        is_of_wrapper = bool(said) and Path(self._client[0]).name != "ssh"
+        if code in (None, _CLIENT_FAILED) or code < 0 or is_of_wrapper:
             late = "Connection timed out" if self._is_late else ""
-            return late or self._master.stderr() or "it ended without a word"
+            return late or said or "it ended without a word"
         self.shell_trouble = what
         return what
 

@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> None:
         below = error.__traceback__.tb_next if error.__traceback__ else None
         sys.excepthook(type(error), error, below and below.tb_next)
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
-    if not isinstance(code, int | None):
+    if code is not None and not isinstance(code, int):
         sys.stderr.write(f"{code}\n")
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001

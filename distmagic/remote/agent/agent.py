@@ -217,7 +217,7 @@ class Agent:
         self.rank_table.forget_gone(now)
         if not self.termination.has_begun:
             self.rank_table.notice_lingering(now)
-        if now >= self.touch_at:
+        if now >= self.touch_at and self.final_at is None:
             self.touch_at = now + _TOUCH_S
             self._touch()
         if now >= self.look_at and self.final_at is None:
@@ -296,7 +296,9 @@ class Agent:
                 is_clear=self.final_at is not None,
                 is_detached=self.lease.is_detached,
                 has_returned=self.rank_table.have_all_returned,
-                is_ending=self.polite_stop is not None and self.polite_stop.is_ending,
+                is_ending=self.final_at is None
+                and self.polite_stop is not None
+                and self.polite_stop.is_ending,
             )
             if self.channel.is_detached:
                 self._detach()

@@ -48,6 +48,7 @@ class _Inherited:
     is_warm = False  # whether this process comes from a template
     descriptors: frozenset[int] = frozenset()
     variables: dict[str, str] = {}  # noqa: RUF012 - set once, by the template
+    before: dict[str, str] = {}  # noqa: RUF012 - all that it had before
     modules: frozenset[str] = frozenset()  # names of all that were loaded
 
 
@@ -212,6 +213,7 @@ def remember(before: dict[str, str], descriptors: Iterable[int]) -> None:
     inherited.is_warm = True
     inherited.descriptors = frozenset(descriptors)
     inherited.variables = {}
+    inherited.before = dict(before)
     for name, value in os.environ.items():
         if before.get(name) != value:
             inherited.variables[name] = value

@@ -61,6 +61,8 @@ def count_by_own_clock() -> None:
     remove_dead = getattr(holder, "_sanitize", None)
     if remove_dead is None or not hasattr(dynamic_rendezvous, "datetime"):
         return
+    if "utcnow" in remove_dead.__code__.co_names:
+        return  # torch 2.4: its times have no zone
 
     def remove_silent(self: Any) -> None:
         if not hasattr(self, "seen_times"):

@@ -213,11 +213,12 @@ def _be_rank(
     forking.reset_process(env, (os.open(os.devnull, os.O_RDONLY), out, err))
     if _needs_exec(env):
         # What the imports of the template have set is no variable of a new process.
-        own = {
-            name: value
-            for name, value in env.items()
-            if forking.inherited.variables.get(name) != value
-        }
+        own = dict(env)
+        for name, value in forking.inherited.variables.items():
+            if own.get(name) == value:
+                del own[name]
+                if name in forking.inherited.before:
+                    own[name] = forking.inherited.before[name]
         os.execve(sys.executable, [sys.executable, "-u", sys.path[0], "worker"], own)  # noqa: S606
     process_title.show("worker", env[processes.MARK])
     sys.argv[:] = [sys.path[0], "worker"]

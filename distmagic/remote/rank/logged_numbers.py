@@ -68,21 +68,15 @@ def _follow_tqdm(module: ModuleType) -> None:
     ) -> None:
         del refresh
         if _counts(bar):
-            numbers = {**dict(ordered_dict or {}), **values}
-            report_logged(numbers, NumberSource.BAR, step=_count(bar))
+            report_logged({**dict(ordered_dict or {}), **values}, NumberSource.BAR)
 
     def set_postfix_str(bar: Any, s: object = "", refresh: object = None) -> None:
         del refresh
         if _counts(bar):
-            report_logged(numbers_in(str(s)), NumberSource.BAR, step=_count(bar))
+            report_logged(numbers_in(str(s)), NumberSource.BAR)
 
     _before(module.tqdm, "set_postfix", set_postfix)
     _before(module.tqdm, "set_postfix_str", set_postfix_str)
-
-
-def _count(bar: Any) -> int | None:
-    """Return how far a bar is; None for one that is iterated over, whose count is as old as what it shows."""
-    return bar.n if bar.iterable is None else None
 
 
 def _counts(bar: Any) -> bool:

@@ -43,7 +43,7 @@ def tidy() -> None:
     was_here_s, came_back_s = _changed_s(home / _HERE), _changed_s(home / _CAME_BACK)
     if 0 <= now - was_here_s < _TIDY_S:
         return
-    was_away = now - was_here_s > KEPT_DAYS * 86400
+    was_away = 0 < was_here_s < now - KEPT_DAYS * 86400
     for stamp in (_HERE, _CAME_BACK) if was_away else (_HERE,):
         with contextlib.suppress(OSError):  # no room
             (home / stamp).touch(mode=0o600)

@@ -28,10 +28,16 @@ _WORD = re.compile(r"[^\W\d]\w*")
 _QUOTED = re.compile(r"ForwardRef\('(.*?)'")
 _SECRET = re.compile(
     r"(^|_)(SECRET|TOKEN|CREDENTIAL|CRED|KEY|PAT|AUTH|PW|DSN)S?($|_)"
-    r"|(SECRET|TOKEN|PASSWORD|PASSWD|PASS|PWD|APIKEY|AUTHORIZATION|BEARER)S?($|_)",  # PGPASSWORD, SSHPASS
+    r"|(SECRET|TOKEN|PASSWORD|PASSWD|(^|_|SSH)PASS|PWD|AUTHORIZATION|BEARER|COOKIE)S?($|_)"  # PGPASSWORD, SSHPASS
+    r"|(SECRET|ACCESS|PRIVATE|API|AWS|OPENAI)_?KEY|PASSPHRASE",
     re.IGNORECASE,
 )
-_SECRET_TEXT = re.compile(r"://[^/\s]*:[^/\s]*@|\b(Bearer|Basic) \S")
+_SECRET_TEXT = re.compile(
+    r"://[^/\s]*:[^/\s]*@|\b(Bearer|Basic) \S|PRIVATE KEY-----"
+    r"|\b(sk-|hf_|gh[pousr]_|github_pat_|xox[abp]-|AKIA|eyJ)\w{8}"
+    r"|(password|passwd|secret|token)\W{1,4}\w",
+    re.IGNORECASE,
+)
 _OF_IPYTHON = ("In", "Out", "exit", "get_ipython", "open", "quit")
 
 
@@ -53,7 +59,29 @@ def is_offered(name: str, value: object) -> bool:
     is_own = getattr(value, "__module__", None) == "__main__"
     # IPython's are `_3` and `_i3`, too; `In` has the text of all cells.
     is_of_ipython = name.startswith("_") or name in _OF_IPYTHON
-    return (is_own or not is_of_ipython) and _is_light(name, value)
+    if is_of_ipython and not is_own:
+        return False
+    return _is_light(name, value) and not (is_own and _has_secret(value))
+
+
+def _has_secret(value: object) -> bool:
+    """Whether a class has a secret among its attributes, or a function among its defaults and what it encloses."""
+    parts: list[tuple[str, object]] = []
+    if isinstance(value, type):
+        parts += vars(value).items()
+    if isinstance(value, types.FunctionType):
+        code, defaults = value.__code__, value.__defaults__ or ()
+        names = code.co_varnames[: code.co_argcount]
+        parts += zip(names[len(names) - len(defaults) :], defaults, strict=True)
+        parts += (value.__kwdefaults__ or {}).items()
+        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+            with suppress(ValueError):  # it is empty yet
+                parts.append((name, cell.cell_contents))
+    return any(
+        isinstance(part, str | bytes) and not _is_constant(part, name)
+        for name, part in parts
+        if not name.startswith("__")
+    )
 
 
 def _is_light(name: str, value: object) -> bool:

@@ -39,8 +39,18 @@ def changed(
 ) -> str:
     """Return in words which names have other values than `before`; "" for none, or for those that the call returns.
 
-    A call that returns tensors, or a dict, may have returned what it has trained: then only other values count.
+    A call that returns tensors, or a dict, may have returned what it has trained: then only other values count. It never
+    raises.
     """
+    try:
+        return ", ".join(_changed(names, before, result))
+    except Exception:  # noqa: BLE001 - an object of the user's, which may raise anything
+        return ""
+
+
+def _changed(
+    names: Mapping[str, object], before: Mapping[str, object], result: object
+) -> list[str]:
     returned = list(_all_parts(result, iter(range(_MOST)), _DEEP))
     kept = set(map(id, returned))
     has_trained = type(result) is dict or any(map(_is_of_torch, returned))
@@ -53,7 +63,7 @@ def changed(
             found.append(name)
     if len(found) > _NAMED_AT_MOST:
         found[_NAMED_AT_MOST:] = ["..."]
-    return ", ".join(found)
+    return found
 
 
 def _differs(before: object, after: object) -> bool:
@@ -117,6 +127,8 @@ def _numbers(value: Any) -> object:
     Nothing large is copied for that. On another device, and with another precision, they are the same.
     """
     if _is_of_torch(value):
+        if hasattr(value, "to_local"):
+            value = value.to_local()  # of a sharded one: no collective
         corner = (slice(0, _CORNER),) * value.dim()
         return repr(value.detach()[corner].cpu().tolist())
     if type(value).__module__ == "numpy" and hasattr(value, "flat"):

@@ -6,6 +6,7 @@ What an import finds goes by its name. What a cell defines is made anew on the r
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 import textwrap
@@ -55,7 +56,10 @@ def reduced(obj: object, function: FunctionType, main: object) -> Any:
         lines, first = inspect.getsourcelines(code)
     except OSError:
         return NotImplemented
-    text = "\n" * (first - 1) + textwrap.dedent("".join(lines))
+    definition = textwrap.dedent("".join(lines))
+    if not getattr(ast.parse(definition).body[0], "decorator_list", ()):
+        return NotImplemented  # a call has made it of the function, and no text here has that call
+    text = "\n" * (first - 1) + definition
     place = text, code.co_filename, futures_of(code)
     used = {}
     for one in _names(compile(*place[:2], "exec", place[2], dont_inherit=True)):

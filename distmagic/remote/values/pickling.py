@@ -176,7 +176,7 @@ class Packer:
         self._seen.modules.add(name)
         if _stays_behind(name):
             return __import__, ("distmagic",)
-        if name in _by_value():
+        if any(f"{name}.".startswith(f"{one}.") for one in _by_value()):
             kept = {k: v for k, v in vars(module).items() if k not in _OF_AN_IMPORT}
             return _module_by_value, (name,), kept
         if name in sys.modules:

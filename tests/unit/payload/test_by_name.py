@@ -215,6 +215,9 @@ def test_objects_and_secrets_stay_where_they_are(tmp_path):
 HF_TOKEN = "hf_abc"
 SETTINGS = {"api_key": "sk-abc"}
 n_tokens = 7
+class Settings: token = "hf_abc"
+def call(key="hf_abc"): return key
+openaiKey = "hf_abc"
 def login(): return HF_TOKEN, data, loud, 1
 def fit():
     have = [name for name in ("HF_TOKEN", "SETTINGS", "data", "loud", "lock", "n_tokens", "login") if name in globals()]

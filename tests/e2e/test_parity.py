@@ -103,7 +103,10 @@ def probe() -> dict[str, Any]:
         str(sys.flags),
         sys.getrecursionlimit(),
     )
-    seen["signals"] = {int(n): str(signal.getsignal(n)) for n in signal.valid_signals()}
+    seen["signals"] = {
+        int(n): str(signal.getsignal(n)).partition(" at 0x")[0]
+        for n in signal.valid_signals()
+    }
     seen["mask"] = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))
     seen["cwd"] = os.getcwd()  # noqa: PTH109
     seen["limits"] = [

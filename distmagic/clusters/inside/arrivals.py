@@ -7,7 +7,8 @@
     {"node": 1, "for": "stdin", "process": 7}   see transports/dialled
     {"node": 1, "for": "stdout", "process": 7}
 
-A node whose connections break dials again: both lasting ones, with the next number. It says its cell again, and is told
+A node whose connections break dials again: both lasting ones, with the next number; the first is drawn by chance, so that
+a node that was started again has others. It says its cell again, and is told
 again how that ended. One that says anything else than these is hung up on, and has left: with another distmagic it would
 say the same again.
 """
@@ -43,6 +44,7 @@ class Member:
         self.up: Channel | None = None
         self.down: Channel | None = None
         self.down_dial = 0  # the number of the dial that made it
+        self.over_dial = -1  # the last dial whose `up` has ended
         self.cell, self.digest = 0, ""  # the last cell that it has come to
         self.outcomes: dict[int, dict[str, Any]] = {}  # of cells, from that one on
         self.has_left = False
@@ -149,12 +151,15 @@ class Arrivals:
             if self._is_over.is_set():
                 channel.close()
                 return
+            if kind == "down" and dial == member.over_dial:
+                channel.close()  # it was greeted after its node had left
+                return
             before = member.up if kind == "up" else member.down
             if kind == "down":
                 member.down, member.down_dial = channel, dial
             else:
                 member.up, member.python = channel, python
-            member.has_left, member.lost_at_s = False, None
+                member.has_left, member.lost_at_s = False, None
             self.changed.notify_all()
         self.tell_outcome(member)
         if before is not None:
@@ -183,6 +188,7 @@ class Arrivals:
         with self.changed:
             if member.up is up:
                 member.up = None
+                member.over_dial = dial
                 member.lost_at_s = time.monotonic()
             if member.down_dial == dial:
                 down, member.down = member.down, None

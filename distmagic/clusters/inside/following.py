@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import secrets
 import socket
 import ssl
 import sys
@@ -39,7 +40,7 @@ class Following:
         self._is_closed = False
         self._said: dict[str, Any] = {}  # said again to a node 0 that was away
         self._peer = ""
-        self._dials = 0
+        self._dials = secrets.randbits(32)
 
     # ---- one cell
 

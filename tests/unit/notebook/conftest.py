@@ -22,9 +22,11 @@ def shell(monkeypatch, tmp_path):
     monkeypatch.setattr(notebook_place, "_registered", [])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(
-        config=Config(HistoryManager={"hist_file": ":memory:"})
+    # Jedi's cache is shared by all processes of a user: what it finds there is chance.
+    config = Config(
+        HistoryManager={"hist_file": ":memory:"}, IPCompleter={"use_jedi": False}
     )
+    shell = InteractiveShell.instance(config=config)
     shell.run_line_magic("colors", "nocolor")
     yield shell
     atexit.unregister(shell.atexit_operations)

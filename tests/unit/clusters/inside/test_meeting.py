@@ -342,6 +342,26 @@ def test_a_node_that_begins_as_none_begins_is_named(hello, golden):
         golden(caught.value)
 
 
+def test_a_node_that_leaves_before_its_second_connection_is_greeted_has_left():
+    first, second = places()
+    with (
+        contextlib.closing(Meeting(first, SECRET)) as meeting,
+        contextlib.closing(Following(second, SECRET, HERE)) as following,
+    ):
+        up, down = (Channel(following._connect(meeting.port)) for _ in range(2))
+        up.tell(node=1, **{"for": "up"}, dial=7, python="python3")
+        up.tell(cell=1, digest="same")
+        up.tell(bye=True)
+        up.close()
+        (member,) = meeting.members
+        wait_until(lambda: member.over_dial == 7, "the node to leave")
+        down.tell(node=1, **{"for": "down"}, dial=7)
+        assert down.hear(HANG_S) is None, "it is hung up on"
+        down.close()
+        with pytest.raises(Unreachable, match="has ended before"):
+            meeting.gather(2, "next", HANG_S)
+
+
 def test_nothing_is_left_open():
     since = Since()
     with dialled() as transport:

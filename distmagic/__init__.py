@@ -4,8 +4,8 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
 
     the cell's line   --request/flags.parse_line-->        Request: a JobSpec (what; no host in it) and an Access
     --hosts, settings --request/config.choose_hosts-->     Hosts
-    --on slurm        --clusters/slurm/allocation-->       Hosts that a scheduler gives
-    --on sky          --clusters/cluster-->                Hosts of a cluster of SkyPilot
+    --on slurm        --systems/slurm/allocation-->        Hosts that a scheduler gives
+    --on sky          --systems/skypilot/cluster-->        Hosts of a cluster of SkyPilot
     the cell          --request/cell.parse_cell-->         statements for the notebook, and one call for every rank
     the call          --payload/pack.pack_call-->          Payload: files that travel
     Payload, --sync   --payload/work_files.with_tree-->    Payload: also the files that hosts find in their working directory
@@ -18,8 +18,8 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
     RunState          --state/decide-->                    go on, or stop and why; runner/run_loop acts on it
     RunState          --render-->                          text and HTML; screens/ puts them where the user looks
     the last RunState --state/verdict-->                   an error, or none; runner/outcome is the Run that is left
-    --on osmo         --session/osmo-->                    no hosts: a workflow, whose log becomes Events
-    --export          --session/exporting, exports/-->     no run: a folder that starts the same job on a cluster
+    --on osmo         --systems/osmo/run-->                no hosts: a workflow, whose log becomes Events
+    --export          --session/exporting, systems/*/export-->  no run: a folder that starts the same job on a cluster
 
 The packages, from the top floor down. None imports from one above it; `tests/unit/test_layers.py` has the same table and
 checks it. Each package's own `__init__` says what happens there, what never happens there, and in which order to read it.
@@ -29,20 +29,20 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     api.py         the same from plain Python: `distmagic.run`
     playground/    throw-away SSH hosts on this machine
     session/       one kernel's hosts and jobs
+    systems/       systems that give hosts, run a job, or start an exported one: a folder each, and none imports another
     screens/       puts a run where a user looks: notebook, terminal, log
     runner/        one run from its start to its end; all threads of a run
-    clusters/      gets hosts from a system that has some, and keeps them until nobody needs them
-    clusters/slurm/    an allocation of Slurm
-    clusters/inside/   the nodes of a job that all run the same notebook or script find each other
+    inside/        the nodes of a job that all run the same notebook or script find each other
     connection/    links to hosts: opened, kept idle, used again
     connection/requests/   what one host is asked over a link: each function a request and its answer
     transports/    starts a process on a host and holds its pipes, nothing else; transports/ssh/ through paramiko
     comparison/    several runs side by side, pure
     render/        a RunState as text and HTML, pure
     state/         events become a RunState, and what follows from it, pure
-    exports/       a job as a folder that a cluster starts by itself; pure, but for the one module that writes it
+    exports/       what all exported jobs share: program, folder, lines of bash; pure, but for the one module that writes it
     exports/on_nodes/  scripts that travel in that folder
     planning/      from facts to the plan of what each host starts, pure
+    names.py       under which names hosts know this process
     payload/       a call becomes files
     request/       what is asked for: hosts, options, the cell; pure, but for two files and notebook_place.py
     errors.py, sanitize.py    what all of these use

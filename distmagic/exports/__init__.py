@@ -1,9 +1,9 @@
-"""Writes a folder that starts the same job on a cluster, without a notebook and without distmagic there.
+"""What all exports share: a job, its program, and a folder that starts it without a notebook and without distmagic.
 
 The way of the data. Everything but the last step is pure: a frozen `Job` comes in, files go out.
 
     the cell, or a script    --session/exporting-->    the program's files, and a Job
-    Job                      --slurm, skypilot, ...--> File, File, ...: a system's own files, and a README of five lines
+    Job                      --systems/*/export-->    File, File, ...: a system's own files, and a README of five lines
     Files                    --folder.write-->         a folder, in which only what an export wrote is replaced
 
 Every node starts plain torchrun (its flags come from planning/torchrun.py) on a plain script. A cell becomes a program as
@@ -17,12 +17,6 @@ Nothing here reaches a host or submits a job, and no value depends on a clock or
     quoting.py       a value as a word of a shell, a text of YAML or of a Dockerfile  pure
     cell_script.py   a cell as a program                                                   pure
     parts.py         lines that several systems share: variables, torchrun's command       pure
-    slurm.py         two forms: a task a node, a task a rank                               pure
-    skypilot.py      two forms: static rendezvous, c10d                                    pure
-    osmo.py          two forms: torchrun, and ranks by --size, --offset, --world_size      pure
-    sing.py          image, entry point, settings                                          pure
-    by_hand.py       torchrun: one command a host, or one for all                          pure
-    systems.py       the table of them all                                                 pure
     on_nodes/        scripts that travel in the folder as they are
     folder.py        writes the files
 """

@@ -25,7 +25,7 @@ from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import JobSpec
 
 if TYPE_CHECKING:
-    from distmagic.clusters.slurm.job_states import JobState
+    from distmagic.systems.slurm.job_states import JobState
 
 
 FLAGS = ("--hostfile", "--python", "--ssh-config")  # of `%distributed hosts`
@@ -169,7 +169,7 @@ def allocations(line: CommandLine) -> None:
 
 def _clusters(line: CommandLine, place: str) -> None:
     """List the clusters of SkyPilot, or have the hosts of one be hosts of this notebook's jobs."""
-    from distmagic.clusters import sky, sky_words
+    from distmagic.systems.skypilot import sky, sky_words
 
     session = line.notebook.session()
     if ":" not in place:

@@ -331,7 +331,7 @@ def _idle_work_dirs(line: CommandLine) -> dict[str, list[KeptWorkDir]]:
 
 def _is_own(one: KeptWorkDir) -> bool:
     """Whether a working directory is this notebook's alone: not named by its user, and used by no other owner's jobs."""
-    from distmagic.session.names import own_origin
+    from distmagic.names import own_origin
 
     return one.origin == own_origin() and one.owners == (_owner(),)
 
@@ -369,6 +369,6 @@ def _expect(line: CommandLine, low: int, high: int, message: str) -> None:
 
 def _owner() -> str:
     """Return the name under which hosts know this notebook as the owner of jobs."""
-    from distmagic.session.names import owner
+    from distmagic.names import owner
 
     return owner()

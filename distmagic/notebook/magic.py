@@ -162,7 +162,7 @@ class Magics:
         variable: str,
     ) -> Run:
         """Run the cell as a workflow of OSMO."""
-        from distmagic.session import osmo
+        from distmagic.systems.osmo import run as osmo
 
         osmo.check(request)
         with closing(asker_of(self.shell)) as asker:

@@ -55,7 +55,7 @@ NOT_WITH_EXPORT = (
     "cold", "idle", "fresh", "output", "local-addr", "ssh-config", "ssh-command", "connect-timeout", "fetch", "devices",
     "no-wait", "exec-prefix", "background", "no-settings",
 )  # fmt: skip
-# What means nothing with --on osmo; session/osmo.py has those of which there is more to say.
+# What means nothing with --on osmo; systems/osmo/run.py has those of which there is more to say.
 NOT_WITH_OSMO = (
     "idle", "dry-run", "exec-prefix", "ssh-command", "local-addr", "background", "cold", "warm-idle", "fresh",
     "node-lost-after", "on-disconnect", "ssh-config", "connect-timeout", "no-settings",

@@ -1,6 +1,6 @@
 """Takes one run from its start to its end, and keeps what is left of it.
 
-All threads of a run are here, but for a workflow of OSMO (session/workflow.py). One loop owns a run: on the main thread,
+All threads of a run are here, but for a workflow of OSMO (systems/osmo/workflow.py). One loop owns a run: on the main thread,
 which alone gets interrupts, or on the thread that session/ gives to a run in the background. A thread does one of two
 things: it listens to a link, or it does one blocking act. Either ends in an event on the queue while the run is followed;
 an act before or after that ends in a future, for which the loop waits. So the state of a run and the table of its nodes

@@ -2,7 +2,7 @@
 
 A `Session` lives as long as its process. It chooses interpreter and template for each host, begins runs and follows
 jobs (runner/ does the work), and asks hosts about jobs of any kernel. Nothing here decides
-about a run or waits for its events, but for a workflow of OSMO, which no host of ours runs. In this order:
+about a run or waits for its events. In this order:
 
     session.py        reach hosts, launch a job, attach to one, take down what is kept warm
     allocations.py    nodes of a scheduler: asked for once, used by every cell that asks for the same
@@ -11,10 +11,7 @@ about a run or waits for its events, but for a workflow of OSMO, which no host o
     programs.py       a script, or a module, on hosts
     background.py     the runs that go on while the notebook does other things
     exporting.py      a cell, or a script, as a folder that starts the same job on a cluster
-    osmo.py           a run as a workflow of OSMO: what it can't have, and what it carries
-    workflow.py       submits it and follows it by its log
     local_hints.py    what this machine knows of a file or a module that a rank lacked
     housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status
     packages.py       the packages that an environment on hosts is to have
-    names.py          under which names hosts know this process: who began a job, and its working directory
 """

@@ -5,13 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 
-from distmagic.clusters import sky, sky_words
-from distmagic.clusters.cluster import Cluster
-from distmagic.clusters.slurm import commands, submission
-from distmagic.clusters.slurm.allocation import Allocation, found, submitted
-from distmagic.clusters.slurm.job_states import JobState
-from distmagic.clusters.slurm.queue import SlurmQueue
-from distmagic.clusters.slurm.shell import Shell
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AllocationEnded, NodeLost, RunError, SpecError
 from distmagic.remote.system import memory
@@ -19,6 +12,13 @@ from distmagic.request.allocation import HostsRequest, SkyRequest, SlurmRequest
 from distmagic.request.command_prefix import ENVIRONMENT
 from distmagic.request.hosts import LOCALHOST, SKY, Host, parse_host
 from distmagic.request.spec import Access
+from distmagic.systems.skypilot import sky, sky_words
+from distmagic.systems.skypilot.cluster import Cluster
+from distmagic.systems.slurm import commands, submission
+from distmagic.systems.slurm.allocation import Allocation, found, submitted
+from distmagic.systems.slurm.job_states import JobState
+from distmagic.systems.slurm.queue import SlurmQueue
+from distmagic.systems.slurm.shell import Shell
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 

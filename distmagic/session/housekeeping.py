@@ -19,6 +19,7 @@ from distmagic.connection.reach import Reaching
 from distmagic.connection.requests import host_requests, job_requests
 from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
+from distmagic.names import owner as own_name
 from distmagic.planning.jobs import Job, found_jobs
 from distmagic.remote.wire.protocol import (
     EnvironmentProgress,
@@ -31,7 +32,6 @@ from distmagic.remote.wire.protocol import (
     Templates,
 )
 from distmagic.runner.node_joiner import NodeJoiner
-from distmagic.session.names import owner as own_name
 from distmagic.session.packages import Packages
 from distmagic.state.hangs import Explanation
 

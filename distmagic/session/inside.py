@@ -1,6 +1,6 @@
 """The same cell or script on every node of a job: node 0 runs it on all nodes, the others serve node 0 and follow it.
 
-What one node says and proves to another is in clusters/inside.
+What one node says and proves to another is in inside/.
 """
 
 # ruff: noqa: T201  # what is said of a node belongs to the output of its cell
@@ -13,13 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from distmagic import errors, sanitize
-from distmagic.clusters.inside.addresses import address_of_lead
-from distmagic.clusters.inside.arrivals import as_words
-from distmagic.clusters.inside.detect import detect
-from distmagic.clusters.inside.following import Following
-from distmagic.clusters.inside.job_node import JobNode
-from distmagic.clusters.inside.meeting import Meeting
-from distmagic.clusters.inside.proof import Proof, missing, proof_of
 from distmagic.connection.link import Link
 from distmagic.errors import (
     Cancelled,
@@ -28,6 +21,12 @@ from distmagic.errors import (
     SpecError,
     WorkerFailed,
 )
+from distmagic.inside.addresses import address_of_lead
+from distmagic.inside.arrivals import as_words
+from distmagic.inside.following import Following
+from distmagic.inside.job_node import JobNode
+from distmagic.inside.meeting import Meeting
+from distmagic.inside.proof import Proof, missing, proof_of
 from distmagic.remote.contact import template_client
 from distmagic.remote.wire import protocol
 from distmagic.request.hosts import INSIDE, LOCALHOST, Host
@@ -35,6 +34,7 @@ from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session.background import BackgroundRun
 from distmagic.state.model import NodeState, RunState, WorkerState
+from distmagic.systems.detect import detect
 from distmagic.transports import Transport
 
 PATIENCE = 20  # times --connect-timeout, for nodes to come: 5 minutes where nothing else is said

@@ -8,12 +8,11 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from distmagic.clusters.cluster import Cluster
-from distmagic.clusters.slurm.allocation import Allocation
 from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.reach import Reaching
 from distmagic.errors import Cancelled, SpecError
+from distmagic.names import new_job
 from distmagic.payload.blobs import in_use
 from distmagic.payload.pack import Payload
 from distmagic.payload.work_files import check_folder
@@ -23,9 +22,10 @@ from distmagic.request.hosts import Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session.background import BackgroundRun, BackgroundScreen
-from distmagic.session.names import new_job
 from distmagic.session.session import Session
 from distmagic.state.fold import begin
+from distmagic.systems.skypilot.cluster import Cluster
+from distmagic.systems.slurm.allocation import Allocation
 
 
 class Place:

@@ -9,10 +9,10 @@ import shlex
 import sys
 from pathlib import Path
 
-from distmagic.clusters.inside.addresses import address_of_lead
-from distmagic.clusters.inside.job_node import JobNode
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, SpecError
+from distmagic.inside.addresses import address_of_lead
+from distmagic.inside.job_node import JobNode
 from distmagic.payload.program import pack_program, placed
 from distmagic.payload.work_files import named_folder
 from distmagic.render.screen import Screen
@@ -21,11 +21,11 @@ from distmagic.request.hosts import Host
 from distmagic.request.program import Program
 from distmagic.request.spec import Access
 from distmagic.runner.outcome import Detached, Run
-from distmagic.session import osmo
 from distmagic.session.background import BackgroundRun
 from distmagic.session.inside import digest_of
 from distmagic.session.place import begin_in_background, place_of
 from distmagic.session.session import Session
+from distmagic.systems.osmo import run as osmo
 
 
 def check_request(request: Request) -> None:

@@ -12,9 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from distmagic import sanitize
-from distmagic.clusters.cluster import Cluster
-from distmagic.clusters.slurm.allocation import Allocation
-from distmagic.clusters.slurm.job_states import JobState
 from distmagic.comparison.compare import RunHistory
 from distmagic.connection.connections import Connections, connect
 from distmagic.connection.link import Link
@@ -22,6 +19,7 @@ from distmagic.connection.parallel import in_parallel
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.connection.reach import UNKNOWN_HOST, Reaching
 from distmagic.errors import Cancelled, DistmagicError, PayloadTooLarge, WorkerFailed
+from distmagic.names import new_job, owner, work_dir
 from distmagic.payload import blobs
 from distmagic.payload.bundle import build
 from distmagic.payload.pack import Payload
@@ -43,8 +41,10 @@ from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.inside import Inside
 from distmagic.session.local_hints import local_hint
-from distmagic.session.names import new_job, owner, work_dir
 from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
+from distmagic.systems.skypilot.cluster import Cluster
+from distmagic.systems.slurm.allocation import Allocation
+from distmagic.systems.slurm.job_states import JobState
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 

@@ -76,7 +76,7 @@ Why a node is lost, and where that is decided:
                                                                  and no connection came for 20 s; it may run
     it joined from a host that this notebook doesn't know        runner/node_table.py, `_pass_over`
     an elastic job began without it                              runner/start.py, `lost_at_start`; the table sends Lost
-    OSMO ended the workflow otherwise than well                  session/workflow.py, `_last_words`
+    OSMO ended the workflow otherwise than well                  systems/osmo/workflow.py, `_last_words`
 
 A rank
 ------

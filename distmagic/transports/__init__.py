@@ -11,8 +11,6 @@ the contract, run over every implementation. Read the modules in this order:
     ssh/             transport: paramiko, one connection a host and a channel a process
     ssh_command.py   transport: the system's `ssh` program, for configurations that paramiko can't do
     ssh_words.py     what that program says when it fails, understood
-    srun.py          transport: nodes of a Slurm job, each process a step of srun on a log-in node
-    srun_words.py    what srun is told, and what it says when it fails
     channel.py       a TLS connection in one direction
     dialled.py       transport: nodes that have dialled this one, two such connections a process
     program_text.py  a small program as an argument, for where nothing of ours is yet

@@ -8,11 +8,11 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from distmagic.clusters.inside.following import Following
-from distmagic.clusters.inside.job_node import JobNode
-from distmagic.clusters.inside.meeting import Meeting
-from distmagic.clusters.inside.proof import SharedSecret
 from distmagic.connection.certificate import one_time_secret
+from distmagic.inside.following import Following
+from distmagic.inside.job_node import JobNode
+from distmagic.inside.meeting import Meeting
+from distmagic.inside.proof import SharedSecret
 from distmagic.remote.contact.mutual_tls import context
 from distmagic.transports.channel import Channel
 from distmagic.transports.dialled import DialledTransport

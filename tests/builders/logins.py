@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from distmagic.clusters.slurm import shell
 from distmagic.errors import ConnectionLost
+from distmagic.systems.slurm import shell
 from tests.builders.keepers import request_of
 
 PENDING = "17|PENDING|Resources||N/A|30:00|2|distmagic:me\n"

@@ -14,7 +14,7 @@ needs_skypilot = pytest.mark.skipif(
     not PYTHON,
     reason="SKYPILOT_PYTHON names no interpreter with SkyPilot's package: make sky",
 )
-# What SkyPilot 0.14 writes for each host of a cluster; tests/unit/clusters/test_sky_words.py compares it with its own.
+# What SkyPilot 0.14 writes for each host of a cluster; tests/unit/systems/skypilot/test_sky_words.py compares it with its own.
 _ENTRY = """\
 # Added by sky (use `sky stop/down {cluster}` to remove)
 Host {name}

@@ -138,7 +138,7 @@ def kill(host: LabHost, processes: Iterable[HostProcess]) -> None:
 _KERNEL = """
 import json, sys, time
 import distmagic
-from distmagic.clusters.slurm import submission
+from distmagic.systems.slurm import submission
 from distmagic.request.allocation import SlurmRequest
 from distmagic.request.spec import Access
 from tests.e2e.runner import Watch, as_value

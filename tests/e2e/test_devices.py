@@ -17,11 +17,11 @@ import pytest
 import distmagic
 from distmagic.api import session
 from distmagic.errors import Cancelled, PreflightError, RunError
+from distmagic.names import owner
 from distmagic.payload import bundle
 from distmagic.remote.system import processes
 from distmagic.runner.outcome import Detached
 from distmagic.session.background import BackgroundRun
-from distmagic.session.names import owner
 from tests.e2e import faults, runner
 from tests.e2e.gpus import claims, give_gpus, take_gpus
 from tests.e2e.runner import as_value

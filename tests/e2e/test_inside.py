@@ -148,7 +148,7 @@ SHARED = """\
 import sys
 from pathlib import Path
 from distmagic import cli
-from distmagic.clusters.inside import shared_home
+from distmagic.inside import shared_home
 shared_home.NETWORK_TYPES = {shared_home._type_of(Path.home(), shared_home._MOUNTS)}
 sys.exit(cli.main())
 """

@@ -18,7 +18,7 @@ from distmagic.errors import Cancelled, NoResult, WorkerFailed
 from distmagic.payload.pack import pack_call
 from distmagic.request import flags
 from distmagic.runner.outcome import Run
-from distmagic.session import osmo
+from distmagic.systems.osmo import run as osmo
 from tests.builders.osmo_service import Service, playing
 from tests.e2e.runner import Watch
 from tests.lab import Lab

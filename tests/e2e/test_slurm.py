@@ -13,7 +13,7 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, Unreachable
 from distmagic.state.hangs import stacks_text
 from distmagic.state.model import RunState
-from distmagic.transports.srun_words import STEP_OPTIONS
+from distmagic.systems.slurm.srun_words import STEP_OPTIONS
 from tests.e2e import runner
 from tests.e2e.programs import count
 from tests.e2e.runner import Watch, all_reduce, as_value, at_work

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from distmagic.clusters.slurm.allocation import ONE_CORE
-from distmagic.clusters.slurm.shell import Shell
 from distmagic.errors import AllocationEnded, PreflightError, SpecError
 from distmagic.request.allocation import SlurmRequest
 from distmagic.session.session import Session
+from distmagic.systems.slurm.allocation import ONE_CORE
+from distmagic.systems.slurm.shell import Shell
 from tests.e2e import runner
 from tests.e2e.programs import count
 from tests.e2e.runner import Watch, as_value

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from distmagic.clusters.slurm.nodelist import expand
+from distmagic.systems.slurm.nodelist import expand
 from tests.lab import wait_until
 from tests.lab.slurm import UID, USER, has_cgroups
 

@@ -113,9 +113,7 @@ def test_notebooks_on_one_account_see_each_other_s_jobs_with_their_owners_and_re
         for notebook in (mine, theirs):
             begin(notebook, lab)
             assert notebook.run(RUN)
-        owner = theirs.run(
-            "from distmagic.session.names import owner; print(owner())"
-        ).strip()
+        owner = theirs.run("from distmagic.names import owner; print(owner())").strip()
         table = mine.run("%distributed jobs")
         own, other = job_of(table, "this notebook"), job_of(table, owner)
         assert re.fullmatch(r"\w+@[\w.-]+:notebook \(kernel [\w-]+\)", owner)

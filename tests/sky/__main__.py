@@ -16,7 +16,7 @@ from tests.system.components import SKY_NEEDS, reason_without
 PYTHON = str(VENV / "bin/python")
 _OWN_PACKAGE = (
     sys.executable, "-m", "pytest", "--quiet", "-p", "no:xdist", "--durations=0", "-k", "skypilots_own or as_skypilot_writes",
-    "tests/unit/exports/test_skypilot.py", "tests/unit/clusters/test_sky_words.py",
+    "tests/unit/systems/skypilot/test_export.py", "tests/unit/systems/skypilot/test_sky_words.py",
 )  # fmt: skip
 
 

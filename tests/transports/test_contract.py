@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from distmagic.systems.slurm.srun import Node, SrunTransport
 from distmagic.transports import Process, Transport, local, ssh_command
-from distmagic.transports.srun import Node, SrunTransport
 from tests.builders.dialling import dialled
 from tests.builders.keepers import LocalKeeper, request_of
 from tests.transports.conftest import Answers, Home

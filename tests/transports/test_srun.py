@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from distmagic.clusters.slurm.allocation import Allocation, submitted
-from distmagic.clusters.slurm.queue import SlurmQueue
-from distmagic.clusters.slurm.shell import Shell
 from distmagic.connection.connections import connect
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AllocationEnded, ConnectionLost
 from distmagic.request.allocation import SlurmRequest
 from distmagic.request.hosts import Host, parse_host
 from distmagic.request.spec import Access
+from distmagic.systems.slurm.allocation import Allocation, submitted
+from distmagic.systems.slurm.queue import SlurmQueue
+from distmagic.systems.slurm.shell import Shell
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 from distmagic.transports.local import LocalTransport

@@ -34,6 +34,7 @@ PACKAGES = (
     "errors",
     "request",
     "payload",
+    "names",
     "planning",
     "exports.on_nodes",
     "exports",
@@ -44,10 +45,14 @@ PACKAGES = (
     "transports.ssh",
     "connection",
     "connection.requests",
-    "clusters.slurm",
-    "clusters",
-    "clusters.inside",
+    "inside",
     "runner",
+    "systems.slurm",
+    "systems.skypilot",
+    "systems.osmo",
+    "systems.sing",
+    "systems.torchrun",
+    "systems",
     "screens",
     "session",
     "playground",
@@ -67,7 +72,7 @@ FOREIGN = {
     "cryptography": "connection.certificate transports.ssh.client playground.server",
     "pathspec": "payload.ignored",
     "paramiko": "transports.ssh.client",
-    "torch": "exports.on_nodes.sing_entry remote.rank.checkpoint remote.engine.engine remote.engine.meeting remote.values.storages",
+    "torch": "systems.sing.sing_entry remote.rank.checkpoint remote.engine.engine remote.engine.meeting remote.values.storages",
     "traitlets": "request.config screens.widget",
 }
 # `%load_ext distmagic` imports none of them.
@@ -191,6 +196,18 @@ def test_a_package_is_small_enough_to_be_seen_at_once_and_says_what_happens_in_i
         )
         >= 6
     )
+
+
+def test_no_system_imports_another():
+    meetings = [
+        f"{name} imports {found.module}"
+        for name in MODULES
+        for found in ours(name)
+        if (own := package_of(name)).startswith("systems.")
+        and (other := package_of(found.module)).startswith("systems.")
+        and own != other
+    ]
+    assert meetings == []
 
 
 def test_modules_that_travel_import_only_python_and_each_other():

@@ -21,15 +21,15 @@ REASONS = {
     ("render/quantities.py", "datetime.fromtimestamp"): _SHOWN,
     ("runner/launch.py", "time.time"): _SHOWN,
     ("session/place.py", "time.time"): _SHOWN,
-    ("session/workflow.py", "time.time"): _SHOWN,
+    ("systems/osmo/workflow.py", "time.time"): _SHOWN,
     (
         "notebook/job_commands.py",
         "time.time",
     ): "how long ago a job began that has ended, in minutes: nothing is decided by it",
     ("screens/notebook.py", "time.time"): _SHOWN,
     ("session/session.py", "time.time"): _SHOWN,
-    ("session/names.py", "time.strftime"): _NAME,
-    ("session/osmo.py", "time.strftime"): _NAME,
+    ("names.py", "time.strftime"): _NAME,
+    ("systems/osmo/run.py", "time.strftime"): _NAME,
     (
         "remote/contact/contact.py",
         "time.time",

@@ -5,6 +5,4 @@ distmagic, except from the zip that lies beside the script.
 
     run_rank.py      runs the user's program as a rank, and has it end well
     run_call.py      makes a pickled call on every rank
-    start_ranks.py   for OSMO's second form: starts the ranks of a task
-    sing_entry.py    for SING Cloud: becomes torchrun on every node
 """

@@ -31,7 +31,7 @@ _WORK_DIR = "work_dir"  # has the path at which the ranks of the node begin
 _TAIL_BYTES = 1 << 16  # of a journal: its last events are in there
 _FIRST_PROTOCOL = 1  # its job files had no number in them
 _UNKNOWN_LEASE_S = 60.0  # of a job of another protocol, say
-# At the end of an owner's name, see session/names.py.
+# At the end of an owner's name, see names.py.
 _ONE_PROCESS = re.compile(r" \((process|kernel) [^()]*\)$")
 
 

@@ -1,4 +1,4 @@
-"""For whom a folder is kept that several may use: a file in it has a line for each owner. What an owner is: session/names.py."""
+"""For whom a folder is kept that several may use: a file in it has a line for each owner. What an owner is: names.py."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class JobTerms:
     this record whole: a new term is a field here, the flag that sets it and the place that goes by it.
 
     `lease_s`: how long the job outlives a notebook that no longer renews its lease; with `goes_on_alone` it then goes on
-    without one. `owner` names who began the job (session/names.py). `survives_logout`: it must
+    without one. `owner` names who began the job (names.py). `survives_logout`: it must
     outlive the SSH session in which it was started. `max_restarts`, as torchrun has it. The lead ends the job
     after `timeout_s`. Ranks that are asked to end have `grace_s` for it. A notebook that follows the job ends it when no rank has advanced for `hang_timeout_s`. The
     job can go on with `min_nodes` nodes; an elastic job may have `max_nodes`, which is 0 for any other. `awaited` are

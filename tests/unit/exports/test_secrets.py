@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.exports import systems
 from distmagic.exports.job import ExportedJob, ExportedProgram, File
 from distmagic.payload.folder import contents_of
 from distmagic.request.export import SYSTEMS, ExportRequest
 from distmagic.request.spec import JobSpec
 from distmagic.session import exporting
+from distmagic.systems import folders as systems
 
 SECRET = "hf_0123456789"
 

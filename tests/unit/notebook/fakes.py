@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from distmagic.clusters.slurm.job_states import JobState
 from distmagic.comparison.compare import RunHistory
 from distmagic.notebook import magic
 from distmagic.notebook.backend import Backend
@@ -17,6 +16,7 @@ from distmagic.request.allocation import SlurmRequest
 from distmagic.request.hosts import Host, parse_hosts
 from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Stopped, Synced
+from distmagic.systems.slurm.job_states import JobState
 from tests.lab.waiting import HANG_S
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from distmagic.errors import Cancelled, SpecError, Unreachable
+from distmagic.names import own_origin, owner
 from distmagic.notebook.job_tables import kept_table, table
 from distmagic.notebook.magic import Magics
 from distmagic.planning.jobs import Job
@@ -14,7 +15,6 @@ from distmagic.remote.wire.protocol import JobTerms, KeptWorkDir, Template
 from distmagic.request.hosts import Host, parse_hosts
 from distmagic.request.spec import Access
 from distmagic.session.housekeeping import Stopped
-from distmagic.session.names import own_origin, owner
 from tests import scenes
 from tests.scenes import done
 from tests.unit.notebook.fakes import Lab

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.clusters.slurm.job_states import JobState
 from distmagic.errors import Cancelled, SpecError
 from distmagic.notebook.host_commands import allocations_table
 from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.request.hosts import Host
+from distmagic.systems.slurm.job_states import JobState
 from tests.builders.sky import Sky
 from tests.unit.notebook.fakes import FakeAllocation, Lab
 

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from distmagic.session.names import owner
+from distmagic.names import owner
 
 
 @pytest.fixture(autouse=True)

@@ -16,13 +16,13 @@ from distmagic.errors import (
     SpecError,
     Unreachable,
 )
+from distmagic.names import owner
 from distmagic.planning.jobs import Job
 from distmagic.planning.plan import make_plan
 from distmagic.planning.start_messages import start_messages
 from distmagic.remote.wire import protocol as p
 from distmagic.request.spec import JobSpec
 from distmagic.session.housekeeping import Stopped
-from distmagic.session.names import owner
 from distmagic.session.packages import Packages
 from distmagic.session.session import Session
 from tests.builders.hosts import HANG_UP, FakeHost, down, reach, runs_on

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from distmagic import errors
-from distmagic.clusters.inside.job_node import RankTask
-from distmagic.clusters.inside.proof import SharedSecret
 from distmagic.connection.certificate import one_time_secret
 from distmagic.errors import (
     Cancelled,
@@ -21,6 +19,8 @@ from distmagic.errors import (
     Unreachable,
     WorkerFailed,
 )
+from distmagic.inside.job_node import RankTask
+from distmagic.inside.proof import SharedSecret
 from distmagic.remote.wire import protocol
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.outcome import Run

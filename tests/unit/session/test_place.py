@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from distmagic.clusters.slurm import allocation
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.payload import blobs
 from distmagic.request.allocation import SlurmRequest
@@ -20,6 +19,7 @@ from distmagic.request.hosts import Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.session.allocations import Allocations
 from distmagic.session.place import Place
+from distmagic.systems.slurm import allocation
 from tests.builders.jobs import payload_in
 from tests.builders.logins import CANCELLED, PENDING, RUNNING, Login, squeue
 from tests.builders.runs import FakeScreen

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from distmagic.connection import limits
+from distmagic.names import own_origin, work_dir
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
 from distmagic.remote.wire.protocol import WorkDir
 from distmagic.request.spec import JobSpec
-from distmagic.session.names import own_origin, work_dir
 
 HERE = f"ann@{socket.gethostname()}"
 

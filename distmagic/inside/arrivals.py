@@ -1,0 +1,310 @@
+"""Who dials node 0: each connection is proved, then its first line says what it is for.
+
+    {"node": 1, "for": "up", "dial": 1, "python": PATH}
+                                                the node speaks: {"cell": 3, "digest": SHA256}, {"bye": true}
+    {"node": 1, "for": "down", "dial": 1}       node 0 speaks:   {"start": 7, "argv": [...]}, {"bye": true},
+                                                                 {"outcome": {...}, "cell": 3}
+    {"node": 1, "for": "stdin", "process": 7}   see transports/dialled
+    {"node": 1, "for": "stdout", "process": 7}
+
+A node whose connections break dials again: both lasting ones, with the next number; the first is drawn by chance, so that
+a node that was started again has others. It says its cell again, and is told
+again how that ended. One that says anything else than these is hung up on, and has left: with another distmagic it would
+say the same again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from typing import Any
+
+from distmagic.errors import SpecError
+from distmagic.inside.job_node import JobNode
+from distmagic.inside.proof import Proof
+from distmagic.remote.wire.clipping import clipped, text_of
+from distmagic.transports.channel import Channel
+
+TICK_S = 0.1
+_HELLO_S = 10.0
+_BACKLOG = 128
+# Of one text of an error, in JSON: five of them fit into a message.
+_TEXT_BYTES = 1 << 17
+
+
+class Member:
+    """One of the other nodes, as far as it has dialled. Guarded by the condition of `Arrivals`."""
+
+    def __init__(self, node_rank: int, name: str) -> None:
+        self.node_rank, self.name = node_rank, name
+        self.python = ""
+        self.up: Channel | None = None
+        self.down: Channel | None = None
+        self.down_dial = 0  # the number of the dial that made it
+        self.over_dial = -1  # the last dial whose `up` has ended
+        self.cell, self.digest = 0, ""  # the last cell that it has come to
+        self.outcomes: dict[int, dict[str, Any]] = {}  # of cells, from that one on
+        self.has_left = False
+        self.has_misspoken = False  # it said what no node says
+        self.lost_at_s: float | None = None
+        # Connections of processes: None while they are waited for.
+        self.pieces: dict[tuple[int, str], Channel | None] = {}
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can be asked for something."""
+        return self.up is not None and self.down is not None
+
+
+class Arrivals:
+    """The other nodes of a job, and the socket that they dial, until `close`. `changed` guards the members."""
+
+    def __init__(self, place: JobNode, proof: Proof) -> None:
+        self.members = tuple(
+            Member(number, name) for number, name in enumerate(place.names)
+        )[1:]
+        self.changed = threading.Condition()
+        self.ended_cell = 0  # the last that has ended
+        self._is_over = threading.Event()
+        self._proof = proof
+        self._listener = _listen(place)
+        self._listener.setblocking(False)
+        self.port = int(self._listener.getsockname()[1])
+        try:
+            self._door = proof.door(self._listener)
+        except SpecError:
+            self._listener.close()
+            raise
+        self._thread = threading.Thread(
+            target=self._run, name="distmagic-meeting", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def refused(self) -> int:
+        """How many nodes have dialled so far that are of another secret, user or job."""
+        return self._door.refused
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            found = self._door.look(TICK_S)
+            if found is not None:
+                threading.Thread(
+                    target=self._greet,
+                    args=(found,),
+                    name="distmagic-member",
+                    daemon=True,
+                ).start()
+
+    def _greet(self, tls: ssl.SSLSocket) -> None:
+        """Read what a connection is for; of one that a node speaks on, all that it says."""
+        channel = Channel(tls)
+        try:
+            hello = channel.hear(_HELLO_S) or {}
+        except (OSError, ValueError):
+            hello = {}
+        member = self._member(hello)
+        if member is None:
+            channel.close()
+            return
+        try:
+            kind = _text(hello, "for")
+            if kind in ("stdin", "stdout"):
+                self._take(member, (_number(hello, "process"), kind), channel)
+            else:
+                self._meet(member, kind, channel, hello)
+        except _Misspoken:
+            channel.close()
+            self._turn_away(member)
+
+    def _member(self, hello: dict[str, Any]) -> Member | None:
+        for member in self.members:
+            if member.node_rank == hello.get("node"):
+                return member
+        return None
+
+    def _take(self, member: Member, key: tuple[int, str], channel: Channel) -> None:
+        with self.changed:
+            is_wanted = member.pieces.get(key, channel) is None
+            if is_wanted:
+                member.pieces[key] = channel
+                self.changed.notify_all()
+        if not is_wanted:
+            channel.close()  # it comes too late
+
+    def _meet(
+        self, member: Member, kind: str, channel: Channel, hello: dict[str, Any]
+    ) -> None:
+        if kind not in ("up", "down"):
+            raise _Misspoken
+        dial = _number(hello, "dial")
+        python = _text(hello, "python") if kind == "up" else ""
+        if member.has_misspoken:
+            if kind == "down":
+                _say_bye(channel)
+            channel.close()
+            return
+        with self.changed:
+            if self._is_over.is_set():
+                channel.close()
+                return
+            if kind == "down" and dial == member.over_dial:
+                channel.close()  # it was greeted after its node had left
+                return
+            before = member.up if kind == "up" else member.down
+            if kind == "down":
+                member.down, member.down_dial = channel, dial
+            else:
+                member.up, member.python = channel, python
+                member.has_left, member.lost_at_s = False, None
+            self.changed.notify_all()
+        self.tell_outcome(member)
+        if before is not None:
+            before.close()  # it has dialled again
+        if kind == "up":
+            self._listen_to(member, channel, dial)
+
+    def _listen_to(self, member: Member, up: Channel, dial: int) -> None:
+        try:
+            while (said := up.hear()) is not None:
+                has_left = said.get("bye") is True
+                if not has_left:
+                    cell, digest = _number(said, "cell"), _text(said, "digest")
+                with self.changed:
+                    if not has_left:
+                        member.cell, member.digest = cell, digest
+                    member.has_left = has_left
+                    self.changed.notify_all()
+                self.tell_outcome(member)
+        except OSError:
+            pass
+        except (ValueError, _Misspoken):
+            self._turn_away(member)
+        up.close()
+        down = None
+        with self.changed:
+            if member.up is up:
+                member.up = None
+                member.over_dial = dial
+                member.lost_at_s = time.monotonic()
+            if member.down_dial == dial:
+                down, member.down = member.down, None
+            self.changed.notify_all()
+        if down is not None:
+            down.close()
+
+    def _turn_away(self, member: Member) -> None:
+        """Take a node for one that has left, because it has said what no node says."""
+        with self.changed:
+            member.has_misspoken = member.has_left = True
+            up, down = member.up, member.down
+            member.up = member.down = None
+            self.changed.notify_all()
+        if down is not None:
+            _say_bye(down)  # else it would dial again
+            down.close()
+        if up is not None:
+            up.close()
+
+    def tell_outcome(self, member: Member) -> None:
+        """Tell a node how the cell has ended that it has come to, if that is so."""
+        with self.changed:
+            cell, down = member.cell, member.down
+            for before in [one for one in member.outcomes if one < cell]:
+                del member.outcomes[before]
+            outcome = member.outcomes.get(cell)
+            if outcome is None and 0 < cell <= self.ended_cell:
+                passed = SpecError(
+                    f"Node 0 has run {self.ended_cell} cells or scripts already, and this node begins anew.",
+                    "Restart the notebooks of all nodes.",
+                )
+                outcome = {"error": as_words(passed)}
+        if down is not None and outcome is not None:
+            with contextlib.suppress(OSError, ValueError):
+                down.tell(outcome=outcome, cell=cell)
+
+    def all_are_there(self) -> None:
+        """Keep nothing that only nodes need which have not come yet."""
+        self._proof.withdraw()
+
+    def close(self) -> None:
+        """Say good-bye, and listen no longer."""
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        self._thread.join()
+        self._door.close()
+        self._listener.close()
+        self._proof.withdraw()
+        channels: list[Channel | None] = []
+        with self.changed:  # what comes from now on is closed where it comes
+            for member in self.members:
+                channels += [member.down, member.up, *member.pieces.values()]
+        for member in self.members:
+            if member.down is not None:
+                _say_bye(member.down)
+        for channel in channels:
+            if channel is not None:
+                channel.close()
+
+
+def _say_bye(down: Channel) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        down.tell(bye=True)
+
+
+class _Misspoken(Exception):
+    """A message is none that a node sends."""
+
+
+def _number(said: dict[str, Any], name: str) -> int:
+    found = said.get(name)
+    if type(found) is not int or found < 0:  # True is no number
+        raise _Misspoken
+    return found
+
+
+def _text(said: dict[str, Any], name: str) -> str:
+    found = said.get(name)
+    if not isinstance(found, str):
+        raise _Misspoken
+    return found
+
+
+def _listen(place: JobNode) -> socket.socket:
+    """Return a socket that listens at the first free one of the job's ports. Raises `SpecError`."""
+    is_dual = socket.has_dualstack_ipv6()
+    error: OSError = OSError()
+    for port in place.ports:
+        try:
+            return socket.create_server(
+                ("", port),
+                family=socket.AF_INET6 if is_dual else socket.AF_INET,
+                backlog=_BACKLOG,
+                dualstack_ipv6=is_dual,
+            )
+        except OSError as problem:
+            error = problem
+    ports = ", ".join(map(str, place.ports))
+    raise SpecError(
+        f"{place.words}: none of its ports is free ({ports}): {error.strerror}.",
+        "Something else listens there: start the job again.",
+    )
+
+
+def as_words(error: BaseException) -> dict[str, Any]:
+    """Return an error as it is told to other nodes: five texts that fit into one message.
+
+    It may be of any library, where `message` or `hint` need not be a text.
+    """
+    words = {
+        "kind": type(error).__name__,
+        "message": getattr(error, "message", error),
+        "hint": getattr(error, "hint", ""),
+        "stacks": getattr(error, "stacks", ""),
+        "remote_traceback": getattr(error, "remote_traceback", ""),
+    }
+    return {name: clipped(text_of(value), _TEXT_BYTES) for name, value in words.items()}

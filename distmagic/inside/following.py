@@ -1,0 +1,232 @@
+"""The half of any node but the first: dials node 0, and starts what it asks for. See arrivals.py for what is said."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+import socket
+import ssl
+import sys
+import threading
+import time
+from typing import Any
+
+from distmagic.errors import Unreachable
+from distmagic.inside.job_node import JobNode
+from distmagic.inside.proof import SECRET, Proof, WrongSecret
+from distmagic.transports import dialled, local
+from distmagic.transports.channel import Channel
+
+DIAL_S = 2.0  # for one attempt
+_PAUSE_S = 0.2
+_WRONG_S = 10.0  # of answers with another secret, and none with the right one
+_AGAIN_S = 30.0  # for node 0 to answer again when connections broke
+# The variables of whoever started this process by hand, and the secret, are nothing for ranks.
+_NOT_FOR_RANKS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", SECRET)
+
+
+class Following:
+    """One node that follows node 0, from the first cell to the end of this process."""
+
+    def __init__(self, place: JobNode, proof: Proof, address: str) -> None:
+        self._place, self._proof, self._address = place, proof, address
+        self._changed = threading.Condition()
+        self._up: Channel | None = None
+        self._down: Channel | None = None
+        self._outcome: dict[str, Any] | None = None
+        self._why_over = ""  # node 0 is gone, and how
+        self._is_closed = False
+        self._said: dict[str, Any] = {}  # said again to a node 0 that was away
+        self._peer = ""
+        self._dials = secrets.randbits(32)
+
+    # ---- one cell
+
+    def come(self, cell: int, digest: str, patience_s: float) -> None:
+        """Tell node 0 that this node is at a cell; dials it first. Raises `Unreachable`."""
+        with self._changed:
+            self._outcome = None
+            self._said = {"cell": cell, "digest": digest}
+            up = self._up
+        if up is None:
+            self._dial(time.monotonic() + patience_s, _WRONG_S)
+            threading.Thread(
+                target=self._serve, name="distmagic-following", daemon=True
+            ).start()
+            return
+        # Where the connection is broken, the next one says it.
+        with contextlib.suppress(OSError, ValueError):
+            up.tell(cell=cell, digest=digest)
+
+    def outcome(self) -> dict[str, Any]:
+        """Wait until node 0 tells how the cell has ended. Raises `Unreachable` when it is gone."""
+        with self._changed:
+            while self._outcome is None and not self._why_over:
+                self._changed.wait(1.0)  # an interrupt is heard between two of them
+            if self._outcome is None:
+                raise Unreachable(
+                    self._place.lead,
+                    f"node 0 of {self._place.system} {self._why_over}",
+                    "What it printed says more.",
+                )
+            return self._outcome
+
+    def close(self) -> None:
+        """Tell node 0 that this node leaves, and dial it no more."""
+        with self._changed:  # what is opened from now on is closed where it is opened
+            self._is_closed = True
+            up, down = self._up, self._down
+        if up is not None:
+            with contextlib.suppress(OSError, ValueError):
+                up.tell(bye=True)
+            up.close()
+        if down is not None:
+            down.close()
+
+    # ---- dialling
+
+    def _dial(self, end_s: float, wrong_s: float) -> None:
+        """Open both lasting connections, as soon as node 0 is there; none after `close`. Raises `Unreachable`."""
+        began_s = time.monotonic()
+        why, wrong_since_s = "", math.inf
+        while time.monotonic() < end_s and not self._is_closed:
+            self._dials += 1
+            try:
+                self._open_both()
+            except WrongSecret as error:
+                why = str(error)
+                wrong_since_s = min(wrong_since_s, time.monotonic())
+            except OSError as error:
+                why = error.strerror or str(error)
+                wrong_since_s = math.inf
+            else:
+                return
+            if time.monotonic() > wrong_since_s + wrong_s:
+                raise Unreachable(
+                    self._place.lead,
+                    f"node 0 of {self._place.system} has another DISTMAGIC_SECRET than this node, {self._place.node_rank}.",
+                    "Set it to one value on all nodes.",
+                )
+            time.sleep(_PAUSE_S)
+        ports = f"{self._place.ports[0]} and {len(self._place.ports) - 1} others"
+        raise Unreachable(
+            self._place.lead,
+            f"node 0 of {self._place.system} has not answered node {self._place.node_rank} "
+            f"within {time.monotonic() - began_s:.0f} s: {why}.",
+            f"It must run the same command, and let the other nodes dial its ports {ports}.",
+        )
+
+    def _open_both(self) -> None:
+        """Open both lasting connections, and say the cell. Raises OSError, and leaves none of them open then."""
+        with contextlib.ExitStack() as opened:
+            up = self._open("up", dial=self._dials, python=sys.executable)
+            opened.callback(up.close)
+            down = self._open("down", dial=self._dials)
+            opened.callback(down.close)
+            with self._changed:
+                if self._is_closed:
+                    raise OSError("this node has left")
+                up.tell(**self._said)
+                self._up, self._down = up, down
+                opened.pop_all()
+
+    def _open(self, what: str, **more: Any) -> Channel:
+        """Dial the ports of node 0 until one answers with the secret.
+
+        Raises OSError: that of another secret, or else the last that says more than that nobody listens.
+        """
+        problem: OSError = ConnectionRefusedError("Connection refused")
+        for port in self._place.ports:
+            try:
+                channel = Channel(self._connect(port))
+            except OSError as error:
+                says_more = not isinstance(error, ConnectionRefusedError)
+                if says_more and not isinstance(problem, WrongSecret):
+                    problem = error
+                continue
+            try:
+                channel.tell(node=self._place.node_rank, **{"for": what}, **more)
+            except OSError:
+                channel.close()
+                raise
+            return channel
+        raise problem
+
+    def _connect(self, port: int) -> ssl.SSLSocket:
+        plain = socket.create_connection((self._address, port), DIAL_S)
+        try:
+            self._peer = str(plain.getpeername()[0])
+            return self._proof.wrap(plain)
+        except BaseException:
+            plain.close()
+            raise
+
+    # ---- serving
+
+    def _serve(self) -> None:
+        """Do what node 0 asks for; dial it again where the connection breaks without a word."""
+        while True:
+            self._obey()
+            for channel in (self._up, self._down):
+                if channel is not None:
+                    channel.close()
+            if self._is_closed or self._why_over:
+                return
+            try:
+                self._dial(time.monotonic() + _AGAIN_S, _AGAIN_S)
+            except Unreachable:
+                self._end("is gone: its connections broke, and it answers no longer.")
+
+    def _obey(self) -> None:
+        down = self._down
+        assert down is not None
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            while (said := down.hear()) is not None:
+                if "start" in said:
+                    threading.Thread(
+                        target=self._start,
+                        args=(int(said["start"]), tuple(map(str, said["argv"]))),
+                        name="distmagic-process",
+                        daemon=True,
+                    ).start()
+                elif "outcome" in said:
+                    self._take_outcome(said)
+                elif said.get("bye"):
+                    self._end("has ended before it told how this cell or script did.")
+
+    def _take_outcome(self, said: dict[str, Any]) -> None:
+        with self._changed:
+            if said["cell"] == self._said["cell"]:  # else that of an earlier one
+                self._outcome = said["outcome"]
+                self._changed.notify_all()
+
+    def _end(self, why: str) -> None:
+        with self._changed:
+            self._why_over = why
+            self._changed.notify_all()
+
+    def _start(self, number: int, argv: tuple[str, ...]) -> None:
+        """Start a process, and carry its pipes until it has ended."""
+        with contextlib.suppress(OSError):
+            stdin = self._open("stdin", process=number)
+            try:
+                stdout = self._open("stdout", process=number)
+            except OSError:
+                stdin.close()
+                raise
+            dialled.serve(
+                local.connect().start(for_ranks(argv, self._peer)), stdin, stdout
+            )
+
+
+def for_ranks(argv: tuple[str, ...], peer: str) -> tuple[str, ...]:
+    """Return the command that runs `argv` with the variables that ranks may see; they dial towards `peer`."""
+    without = []
+    for name in _NOT_FOR_RANKS:
+        without += ["-u", name]
+    program, *words = argv
+    return (
+        "env", *without, f"DISTMAGIC_CLIENT={peer}", os.path.expanduser(program), *words,
+    )  # fmt: skip

@@ -1,0 +1,173 @@
+"""Node 0's half: waits for the other nodes of its job at each cell, starts processes on them, tells how the cell ended."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from distmagic.errors import SpecError, Unreachable
+from distmagic.inside.arrivals import TICK_S, Arrivals, Member
+from distmagic.inside.job_node import JobNode
+from distmagic.inside.proof import Proof
+from distmagic.transports.channel import Channel
+from distmagic.transports.dialled import DialledTransport
+
+ANSWER_S = 20.0  # for a node to make the connections of a process
+_TELL_S = 3.0  # before somebody is told that a node is waited for
+_REFUSED_S = 30.0  # with the wrong secret in view, a node is waited for no longer
+_AGAIN_S = 30.0  # for a node whose connections broke to dial again
+
+
+class Meeting:
+    """Node 0 with the others, from its first cell until `close`."""
+
+    def __init__(self, place: JobNode, proof: Proof) -> None:
+        self._place = place
+        self._numbers = itertools.count(1)
+        self._arrivals = Arrivals(place, proof)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The other nodes, in order."""
+        return self._arrivals.members
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._arrivals.port
+
+    def gather(
+        self,
+        cell: int,
+        digest: str,
+        patience_s: float,
+        tell: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """Return when all nodes have come to the same cell; `tell` is called with the node that is waited for.
+
+        Raises `Unreachable`, and `SpecError` where a node has another cell.
+        """
+        began_s = time.monotonic()
+        end_s = began_s + patience_s
+        refused_before = self._arrivals.refused  # while other cells were waited for
+        for member in self._arrivals.members:
+            tell_s = time.monotonic() + _TELL_S
+            while not self._has_come(member, cell):
+                now = time.monotonic()
+                if now > tell_s:
+                    tell_s = math.inf
+                    tell(f"waits for node {member.node_rank}, {member.name}.")
+                if member.has_misspoken:
+                    raise self._misspoken(member)
+                if member.has_left:
+                    raise Unreachable(
+                        member.name,
+                        f"node {member.node_rank} of {self._place.system} has ended before it came to this cell or script.",
+                        "What it printed says why.",
+                    )
+                is_lost = (
+                    member.lost_at_s is not None and now > member.lost_at_s + _AGAIN_S
+                )
+                is_refused = self._arrivals.refused > refused_before
+                is_over = now > end_s or (is_refused and now > began_s + _REFUSED_S)
+                if is_over or is_lost:
+                    raise self._absent(member, now - began_s, is_refused=is_refused)
+        self._arrivals.all_are_there()
+        for member in self._arrivals.members:
+            if member.digest != digest:
+                raise SpecError(
+                    f"{member.name}: node {member.node_rank} of {self._place.system} runs another cell or script than node 0.",
+                    "Start the same file on all nodes, and let no cell depend on the node it runs on.",
+                )
+
+    def _has_come(self, member: Member, cell: int) -> bool:
+        with self._arrivals.changed:
+            if not (member.is_there and member.cell >= cell):
+                self._arrivals.changed.wait(TICK_S)
+            return member.is_there and member.cell >= cell
+
+    def _misspoken(self, member: Member) -> Unreachable:
+        return Unreachable(
+            member.name,
+            f"node {member.node_rank} of {self._place.system} said what no node says with the distmagic of node 0.",
+            "Install the same version on all nodes, and start the job again.",
+        )
+
+    def _absent(
+        self, member: Member, waited_s: float, *, is_refused: bool
+    ) -> Unreachable:
+        what = f"node {member.node_rank} of {self._place.system} has not come within {waited_s:.0f} s."
+        hint = (
+            "Look at what it printed; it must run the same command, and reach "
+            f"{self._place.lead} at port {self._arrivals.port}."
+        )
+        if is_refused:
+            hint = "Somebody dialled without the right secret: set DISTMAGIC_SECRET to one value on all nodes."
+        return Unreachable(member.name, what, hint)
+
+    def transport(self, name: str) -> DialledTransport:
+        """Return the way to a node that has come. Raises `Unreachable` where it has gone, and stays away."""
+        (member,) = (one for one in self._arrivals.members if one.name == name)
+        with self._arrivals.changed:
+            self._arrivals.changed.wait_for(
+                lambda: member.is_there or member.has_left, _AGAIN_S
+            )
+            if member.has_misspoken:
+                raise self._misspoken(member)
+            if not member.is_there:
+                raise Unreachable(
+                    name,
+                    f"node {member.node_rank} of {self._place.system} has ended, or can't be reached.",
+                    "What it printed says more.",
+                )
+
+        def begin(argv: tuple[str, ...]) -> tuple[Channel, Channel]:
+            return self._begin(member, argv)
+
+        return DialledTransport(name, begin)
+
+    def _begin(self, member: Member, argv: tuple[str, ...]) -> tuple[Channel, Channel]:
+        """Have a node start a process, and return the connections that it makes for it."""
+        number = next(self._numbers)
+        wanted = ((number, "stdin"), (number, "stdout"))
+        down = member.down
+        with self._arrivals.changed:
+            member.pieces.update(dict.fromkeys(wanted))
+        is_asked = False
+        if down is not None:
+            with contextlib.suppress(OSError, ValueError):
+                down.tell(start=number, argv=list(argv))
+                is_asked = True
+        if is_asked:
+            with self._arrivals.changed:
+                self._arrivals.changed.wait_for(
+                    lambda: all(member.pieces[key] for key in wanted), ANSWER_S
+                )
+        with self._arrivals.changed:
+            stdin, stdout = (member.pieces.pop(key) for key in wanted)
+        if stdin is not None and stdout is not None:
+            return stdin, stdout
+        for channel in (stdin, stdout):
+            if channel is not None:
+                channel.close()
+        raise Unreachable(
+            member.name,
+            f"node {member.node_rank} of {self._place.system} does not answer.",
+            "What it printed says more.",
+        )
+
+    def end_cell(self, cell: int, outcome: Callable[[int], dict[str, Any]]) -> None:
+        """Tell every node how a cell has ended; one that comes to it later, then. `outcome` is called with its node rank."""
+        self._arrivals.ended_cell = cell
+        for member in self._arrivals.members:
+            with self._arrivals.changed:
+                member.outcomes[cell] = outcome(member.node_rank)
+            self._arrivals.tell_outcome(member)
+
+    def close(self) -> None:
+        """Say good-bye, and listen no longer."""
+        self._arrivals.close()

@@ -1,0 +1,42 @@
+"""NVIDIA OSMO's words. OSMO sets nothing inside a task: a workflow has these four in `environment`, as exports write them.
+
+    DISTMAGIC_WORKFLOW     {{workflow_id}}
+    DISTMAGIC_NODE_RANK    0 in the lead (master) task, 1, 2 ... in the workers
+    DISTMAGIC_NNODES       how many tasks the group has
+    DISTMAGIC_MASTER_ADDR  {{host:TASK}} with the name of the lead task, which may resolve late
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from distmagic.inside.job_node import JobNode, Variables, anonymous
+
+VARIABLES = (
+    "DISTMAGIC_WORKFLOW",
+    "DISTMAGIC_NODE_RANK",
+    "DISTMAGIC_NNODES",
+    "DISTMAGIC_MASTER_ADDR",
+)
+
+
+def place(environ: Mapping[str, str]) -> JobNode | None:
+    """Return the place of this process in a workflow, None outside one. Raises `SpecError`."""
+    found = Variables("OSMO", environ)
+    if not found.has_any(*VARIABLES):
+        return None
+    found.require(*VARIABLES)
+    for name in VARIABLES:
+        if "{{" in found.get(name):
+            raise found.error(f"{name} is {found.get(name)!r}: it was not filled in.")
+    workflow, lead = found.get("DISTMAGIC_WORKFLOW"), found.get("DISTMAGIC_MASTER_ADDR")
+    node_rank = found.below("DISTMAGIC_NODE_RANK", "DISTMAGIC_NNODES")
+    return JobNode(
+        system=f"OSMO workflow {workflow}",
+        key=f"osmo {workflow} {lead}",
+        node_rank=node_rank,
+        lead=lead,
+        names=anonymous(lead, found.number("DISTMAGIC_NNODES")),
+    )

@@ -1,0 +1,135 @@
+"""NVIDIA OSMO through its program `osmo`: submit, look, follow the log, cancel, fetch. Each call has a time limit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from distmagic.errors import SpecError, Unreachable
+from distmagic.systems.osmo import osmo_words
+from distmagic.systems.osmo.osmo_words import WorkflowState
+
+SUBMIT_S = 120.0
+QUERY_S = 30.0
+CANCEL_S = 60.0
+FETCH_S = 3600.0
+_LINE_CHARS = 1 << 17
+_LATE = "Try it by hand. Is OSMO's service reachable from here?"
+_MAY_RUN = "OSMO may have taken the workflow all the same: osmo workflow list shows it, and osmo workflow cancel ID ends it."
+GET_IT = (
+    "Install NVIDIA OSMO's command line as its guide says (Getting Started, Install Client), and log in with "
+    "osmo login URL. Without it: --export osmo DIR writes the workflow."
+)
+
+
+def check() -> None:
+    """Raise `SpecError` where there is no program `osmo`."""
+    if shutil.which("osmo") is None:
+        raise SpecError("--on osmo: there is no program osmo here.", GET_IT)
+
+
+def submit(path: Path) -> str:
+    """Submit a workflow; return its ID. Raises `SpecError` where OSMO refuses it, and `Unreachable`."""
+    words = ("workflow", "submit", str(path), "-t", "json")
+    return osmo_words.read_id(_said(words, SUBMIT_S, _MAY_RUN))
+
+
+def look(workflow_id: str) -> WorkflowState:
+    """Return how a workflow stands. Raises `DistmagicError` where nobody can tell."""
+    words = ("workflow", "query", workflow_id, "-t", "json")
+    return osmo_words.read_state(_said(words, QUERY_S))
+
+
+def cancel(workflow_id: str) -> None:
+    """End a workflow. Raises `DistmagicError` where that can't be done."""
+    words = ("workflow", "cancel", workflow_id, "-t", "json")
+    out = _said(words, CANCEL_S)
+    if not osmo_words.was_cancelled(out):
+        raise osmo_words.refused(f"osmo workflow cancel {workflow_id}", 0, out, "")
+
+
+def fetch(url: str, folder: Path) -> None:
+    """Download what lies at a URL of a storage. Raises `DistmagicError`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _said(("data", "download", url, str(folder)), FETCH_S)
+
+
+class LogStream:
+    """`osmo workflow logs`, which prints all lines from the first on, and goes on until the workflow has ended.
+
+    It may end before: then another one begins anew.
+    """
+
+    def __init__(self, workflow_id: str) -> None:
+        words = ("workflow", "logs", workflow_id)
+        self._process = _started(words, subprocess.DEVNULL)
+
+    def lines(self) -> Iterator[str]:
+        """Yield each line; of one that is too long for a line of a log the beginning: the rest has no task's name."""
+        assert self._process.stdout is not None
+        is_rest = False
+        while data := self._process.stdout.readline(_LINE_CHARS):
+            if not is_rest:
+                yield data.decode(errors="replace").rstrip("\r\n")
+            is_rest = not data.endswith(b"\n")
+
+    def end(self) -> None:
+        """End it: `lines` ends then, in another thread too."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it, and let go of its pipe; not while another thread reads `lines`."""
+        _end(self._process)
+
+
+def _said(words: Sequence[str], limit_s: float, late: str = _LATE) -> str:
+    """Return what `osmo` prints. Raises `SpecError`, or `Unreachable` where it takes too long, with the hint `late`."""
+    what = " ".join(("osmo", *words[:2]))
+    process = _started(words, subprocess.PIPE)
+    try:
+        out, err = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise Unreachable(
+            "OSMO",
+            f"{what} was not done after {limit_s:g} s, and was ended.",
+            late,
+        ) from None
+    finally:
+        _end(process)
+    said = out.decode(errors="replace")
+    if process.returncode != 0:
+        raise osmo_words.refused(
+            what, process.returncode, said, err.decode(errors="replace")
+        )
+    return said
+
+
+def _started(words: Sequence[str], err: int) -> subprocess.Popen[bytes]:
+    """Start `osmo` in a session of its own: an interrupt of the terminal is for the notebook alone."""
+    try:
+        return subprocess.Popen(
+            ["osmo", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise SpecError(f"osmo can't be started here: {error}.", GET_IT) from None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a call with all that it has started, if it is not over."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()

@@ -1,0 +1,167 @@
+"""`--on osmo`: a run as a workflow of OSMO, followed by its log.
+
+    the payload, as files of the workflow   -> osmo workflow submit
+    what the tasks write (remote/contact/task.py) -> osmo workflow logs -> events -> the view of any run
+    an interrupt                            -> osmo workflow cancel
+
+Here: what the workflow carries, and what it can't have. workflow.py submits and follows it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from distmagic.errors import (
+    SpecError,
+)
+from distmagic.exports import parts
+from distmagic.exports.job import PROGRAM, ExportedJob, ExportedProgram, File
+from distmagic.names import owner, work_dir
+from distmagic.payload import bundle
+from distmagic.payload.pack import Payload
+from distmagic.payload.work_files import with_tree
+from distmagic.planning.start_messages import with_files
+from distmagic.remote.contact.task import START
+from distmagic.remote.wire import protocol
+from distmagic.remote.wire.protocol import JobTerms, StartNode
+from distmagic.render.screen import Screen
+from distmagic.request.flags import Request
+from distmagic.runner.outcome import Run
+from distmagic.state.events import Planned
+from distmagic.systems.osmo import export as workflows
+from distmagic.systems.osmo import osmo
+from distmagic.systems.osmo.workflow import WorkflowRun
+
+_ZIP = "distmagic.zip"
+_OTHER_FLAGS = {
+    "detach": "a workflow needs no notebook: submit it by --export osmo DIR.",
+    "hang_timeout_s": "nobody can ask its ranks where they are.",
+    "fetch": "its files are in no reach: --results URL keeps them.",
+    "devices": "OSMO gives each task its GPUs: --gpus-per-node.",
+    "cwd": "its containers are new: --sync brings files.",
+}
+
+
+def check(request: Request) -> None:
+    """Raise `SpecError` for what a run on OSMO can't have, and where there is no program `osmo`."""
+    osmo.check()
+    for name, why in _OTHER_FLAGS.items():
+        if getattr(request.spec, name):
+            flag = name.removesuffix("_s").replace("_", "-")
+            raise SpecError(f"--{flag} means nothing with --on osmo: {why}")
+    assert request.workflow is not None
+    results = request.workflow.results
+    if results and "://" not in results:
+        raise SpecError(
+            f"--results {results}: OSMO has had no datasets for this since June 2026.",
+            "Write the URL of a storage: --results s3://bucket/folder.",
+        )
+    if any(host for host, _ in request.access.pythons):
+        raise SpecError(
+            "--python HOST=PATH names a host, and OSMO chooses the hosts.",
+            "Write --python PATH.",
+        )
+    if request.spec.is_elastic:
+        raise SpecError(
+            "--nnodes MIN:MAX: a workflow of OSMO has as many tasks as it is submitted with.",
+            "Write --nodes N.",
+        )
+
+
+def run(
+    request: Request, payload: Payload, screen: Screen, variable: str = "run"
+) -> Run:
+    """Run a payload as a workflow, and return what is left of it. `variable` as for `Session.launch`.
+
+    Raises `SpecError` and `Unreachable` where it can't be submitted; else what any run raises, with its `Run`.
+    """
+    payload = with_tree(payload, request.spec.sync, Path.cwd())
+    job = _job(request, payload)
+    text, tasks = workflows.workflow(job), workflows.names(job.nodes)
+    restarts = job.spec.max_restarts
+    workflow = WorkflowRun(
+        text, tasks, _planned(job), payload.title, restarts, screen, variable
+    )
+    left = workflow.run()
+    url = job.request.results
+    if url:
+        folder = Path(f"{workflow.workflow_id}-results")
+        osmo.fetch(url, folder)
+        print(f"fetched {url} to {folder}", file=sys.stderr)  # noqa: T201 - a line for people
+    return left
+
+
+def _job(request: Request, payload: Payload) -> ExportedJob:
+    """Return the workflow's job: what the tasks start is a `StartNode`, with its blobs and the half that travels."""
+    assert request.workflow is not None
+    spec = request.spec
+    name = spec.name or (Path(payload.name).stem if payload.name else "cell")
+    program = ExportedProgram(files=(), words=())
+    job = ExportedJob(
+        name=name,
+        program=program,
+        spec=replace(spec, rdzv_id=spec.rdzv_id or name),
+        request=request.workflow,
+        python=request.access.python_of("") or "",
+    )
+    if job.secrets:
+        names = ", ".join(secret for secret, _ in job.secrets)
+        raise SpecError(
+            f"--env {names}: a secret would lie readable in the workflow.",
+            "Use --export osmo DIR: its README says how OSMO gets it. Or read it inside the function.",
+        )
+    start = protocol.encode(_start(job, payload, request.access.lease_s))
+    files = [
+        File(path=START, data=start),
+        File(path=_ZIP, data=bundle.with_task()),
+    ]
+    for blob in dict.fromkeys(payload.blobs):
+        files.append(File(path=blob.blob.sha256, data=blob.path.read_bytes()))
+    at = f"{workflows.AT}/{PROGRAM}"
+    launcher = ("-u", f"{at}/{_ZIP}", "task", at)
+    return replace(job, program=replace(program, files=tuple(files), launcher=launcher))
+
+
+def _start(job: ExportedJob, payload: Payload, lease_s: float) -> StartNode:
+    """Return the message that starts every node; a task puts its own number and addresses into it."""
+    work = with_files(replace(work_dir(job.spec, payload), is_fresh=True), payload)
+    terms = JobTerms(
+        lease_s=lease_s,
+        owner=owner(),
+        max_restarts=job.spec.max_restarts,
+        timeout_s=job.spec.timeout_s,
+        grace_s=job.spec.grace_s,
+        min_nodes=job.nodes,
+    )
+    return StartNode(
+        job=time.strftime("%m%d-%H%M%S-") + secrets.token_hex(4),
+        node_rank=0,
+        torchrun=(),
+        env={},
+        defaults={"OMP_NUM_THREADS": "1"},
+        cwd="",
+        call=payload.call.blob.sha256,
+        code=payload.code.blob.sha256,
+        side_files=tuple(local.blob.sha256 for local in payload.blobs[2:]),
+        endpoint="",
+        hosts=workflows.names(job.nodes),
+        lead=False,
+        terms=terms,
+        work=work,
+    )
+
+
+def _planned(job: ExportedJob) -> Planned:
+    """Return which ranks each task has."""
+    count = parts.ranks_of_node(job)
+    ranks = [range(node * count, (node + 1) * count) for node in range(job.nodes)]
+    return Planned(
+        addresses=(),
+        min_nodes=0,
+        ranks=tuple(ranks) if job.backend == "static" else (),
+        world_size=count * job.nodes,
+    )

@@ -1,0 +1,265 @@
+"""One run as a workflow of OSMO: submitted, followed by its log, cancelled by an interrupt.
+
+    submitted   `osmo workflow submit` has given it an ID
+    followed    one thread looks at its state, less and less often; another reads its log, again where it breaks off
+    over        OSMO says so, and one reading of the log has begun after that, or `LAST_LINES_S` are over
+
+Promised: no call of `osmo` lasts for ever, and no line of the log is taken twice. Not promised: that all lines come, for
+OSMO keeps the last ones only; then its word decides how the run ended. A kernel that dies leaves the workflow running.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from distmagic.connection.link import Link
+from distmagic.connection.parallel import threads_for
+from distmagic.errors import Cancelled, DistmagicError, NodeLost, NoResult, RunError
+from distmagic.remote.contact.task import MOST_RESULT_BYTES
+from distmagic.remote.wire import protocol
+from distmagic.render.screen import Screen
+from distmagic.runner import interrupts
+from distmagic.runner.event_queue import EventQueue
+from distmagic.runner.outcome import Run
+from distmagic.runner.run_loop import RunLoop, clock_since
+from distmagic.state.events import Gone, Launched, Lost, Planned, StopRequested, Warned
+from distmagic.state.fold import begin
+from distmagic.state.verdict import verdict
+from distmagic.systems.osmo import osmo, osmo_words
+from distmagic.systems.osmo.osmo_words import COMPLETED, LogReader, WorkflowState
+
+LAST_LINES_S = 15.0  # for the log to end after its workflow
+_OFTEN_S, _LATER_S = 1.0, 10.0  # between two looks, in the first half minute and later
+_SOON = 30
+
+
+class WorkflowRun:
+    """One workflow from its submission to its end, with these tasks, of which each is a node. `workflow_id` is "" before.
+
+    `text` is the workflow; `title` what it runs, as the user wrote it; `variable` the one that gets the run.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        tasks: tuple[str, ...],
+        planned: Planned,
+        title: str,
+        max_restarts: int,
+        screen: Screen,
+        variable: str = "run",
+    ) -> None:
+        self.workflow_id = ""
+        self._text, self._tasks = text, tasks
+        clock = clock_since(time.monotonic())
+        self._queue = EventQueue(clock)
+        self._reader = LogReader(self._tasks, self._queue.put)
+        self._noted = interrupts.Interrupts()
+        state = replace(
+            begin("", tasks, max_restarts),
+            call=title,
+            began_unix_s=time.time(),
+            variable=variable,
+        )
+        self._loop = RunLoop(
+            state, self._queue, screen, time.sleep, self._noted, clock, str
+        )
+        self._loop.note(planned)
+        self._is_over = threading.Event()  # the workflow; or nobody waits for it
+        self._has_left = threading.Event()  # nobody reads its log any more
+        self._stream: osmo.LogStream | None = None
+
+    def run(self) -> Run:
+        """Do all of it, on the main thread. Raises what its end means."""
+        pool = threads_for(2, "osmo")
+        try:
+            with interrupts.sent_to(self._noted):
+                with self._loop.opening():
+                    self._submit(pool)
+                following = pool.submit(self._follow)
+                try:
+                    self._loop.wait_for([following])
+                except KeyboardInterrupt:
+                    self._cancel(pool, following)
+                return self._finish(following.result())
+        finally:
+            self._has_left.set()
+            self._is_over.set()
+            self._end_stream()
+            self._queue.close()
+            pool.shutdown(wait=False)
+
+    def _submit(self, pool: ThreadPoolExecutor) -> None:
+        """Submit the workflow; one that was interrupted meanwhile is cancelled."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "workflow.yaml"
+            path.write_text(self._text)
+            submitting = pool.submit(osmo.submit, path)
+            try:
+                self.workflow_id = self._loop.result(submitting)
+            except KeyboardInterrupt:
+                left = submitting.result()
+                try:
+                    osmo.cancel(left)
+                except DistmagicError as error:
+                    raise _not_cancelled(left, error) from None
+                raise Cancelled(
+                    "Interrupted; the workflow that was being submitted was cancelled."
+                ) from None
+        self._loop.state = replace(self._loop.state, job=self.workflow_id)
+        self._loop.note(Warned(text=f"OSMO workflow {self.workflow_id} was submitted."))
+
+    # ---- following, on threads
+
+    def _follow(self) -> WorkflowState | None:
+        """Look at the workflow until it is over, and read its log meanwhile; return its last state, None if nobody waits."""
+        log = threading.Thread(
+            target=self._read_log, name="distmagic-osmo-log", daemon=True
+        )
+        log.start()
+        state = self._last_state()
+        self._is_over.set()
+        for _ in range(2):  # the stream that was open, and one more that has all
+            log.join(LAST_LINES_S)
+            if log.is_alive():
+                self._end_stream()
+        return state
+
+    def _last_state(self) -> WorkflowState | None:
+        told = ""
+        for pause_s in _pauses():
+            try:
+                state = osmo.look(self.workflow_id)
+            except DistmagicError as error:
+                text = f"How OSMO workflow {self.workflow_id} stands is not known: {error.message}"
+            else:
+                if state.is_over:
+                    return state
+                text = osmo_words.waiting(self.workflow_id, state)
+            if text != told:
+                told = text
+                self._queue.tell(Warned(text=text))
+            if self._is_over.wait(pause_s):
+                break
+        return None
+
+    def _read_log(self) -> None:
+        """Read the log from its beginning, again where it breaks off, until one reading has all of it."""
+        for pause_s in _pauses():
+            has_all = self._is_over.is_set()  # of a stream that is opened from now on
+            with suppress(DistmagicError):  # the other thread says what is wrong
+                self._stream = stream = osmo.LogStream(self.workflow_id)
+                if self._has_left.is_set():
+                    stream.end()
+                self._reader.begin()
+                with closing(stream):
+                    for line in stream.lines():
+                        self._reader.read(line)
+            is_whole = len(self._reader.finished) == len(self._tasks)
+            if has_all or is_whole or self._has_left.is_set():
+                return
+            self._is_over.wait(pause_s)
+
+    def _end_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.end()
+
+    # ---- the end
+
+    def _cancel(
+        self, pool: ThreadPoolExecutor, following: Future[WorkflowState | None]
+    ) -> None:
+        """Cancel the workflow and wait for its end; a second interrupt no longer waits. Raises `Cancelled`."""
+        self._loop.note(StopRequested(reason="interrupted"))
+        cancelling = pool.submit(osmo.cancel, self.workflow_id)
+        try:
+            self._loop.result(cancelling)
+            self._loop.wait_for([following])
+        except KeyboardInterrupt:
+            raise Cancelled(
+                f"Interrupted; OSMO workflow {self.workflow_id} may still run.",
+                _by_hand(self.workflow_id),
+            ) from None
+        except DistmagicError as error:
+            raise _not_cancelled(self.workflow_id, error) from None
+
+    def _finish(self, state: WorkflowState | None) -> Run:
+        """Return what is left of the run, as its log and its last state say. Raises what its end means."""
+        assert state is not None
+        for node in range(len(self._tasks)):
+            for what in self._last_words(node, state):
+                self._queue.tell(what, node)
+        self._loop.step(0.0)
+        self._loop.finish()
+        final = self._loop.state
+        error = verdict(final)
+        if state.status != COMPLETED and (
+            error is None or type(error) in (RunError, NodeLost)
+        ):
+            error = self._failed(state, error)
+        run = Run(final, self._results(), self._open_link, shown=error is None)
+        if error is not None:
+            error.run = run
+            raise error
+        return run
+
+    def _last_words(
+        self, node: int, state: WorkflowState
+    ) -> tuple[protocol.Message | Launched, ...]:
+        """Return the events with which a node ends whose own last lines have not come."""
+        name = self._tasks[node]
+        if node in self._reader.finished or self._loop.state.stopping:
+            return (Gone(),)
+        if state.status != COMPLETED:
+            return (Lost(why=f"OSMO ended the workflow as {state.status}"),)
+        text = f"{name}: its last lines are not in the log; OSMO says that it completed"
+        done = protocol.EngineEnded(code=0), protocol.Final(reason="done")
+        return (Warned(text=text), *done, Gone())
+
+    def _failed(self, state: WorkflowState, known: RunError | None) -> RunError:
+        hint = f"Look at: osmo workflow logs {self.workflow_id}; osmo workflow events {self.workflow_id}"
+        if known is not None and type(known) is RunError:
+            hint = f"{known}\n{hint}"
+        return RunError(osmo_words.ended(self.workflow_id, state), hint)
+
+    def _results(self) -> dict[int, bytes]:
+        """Return what ranks returned; a task speaks for its own ranks only."""
+        workers = self._loop.state.workers
+        found = {}
+        for (node, rank), data in self._reader.results.items():
+            if rank in workers and workers[rank].node_rank == node:
+                found[rank] = data
+        return found
+
+    def _open_link(self, node: int) -> Link:
+        raise NoResult(
+            f"OSMO gives no way to {self._tasks[node]} any more. Only what rank 0 returned comes back by the log, "
+            f"up to {MOST_RESULT_BYTES:,} bytes.",
+            f"What ranks wrote: osmo workflow logs {self.workflow_id} -t {self._tasks[node]}. "
+            "Write what should stay to files, with --results URL.",
+        )
+
+
+def _not_cancelled(workflow_id: str, error: DistmagicError) -> Cancelled:
+    return Cancelled(
+        f"Interrupted, but OSMO workflow {workflow_id} could not be cancelled: {error.message}",
+        _by_hand(workflow_id),
+    )
+
+
+def _by_hand(workflow_id: str) -> str:
+    return f"End it with: osmo workflow cancel {workflow_id}"
+
+
+def _pauses() -> Iterator[float]:
+    """Yield how long to wait between two looks: less and less often."""
+    yield from [_OFTEN_S] * _SOON
+    while True:
+        yield _LATER_S

@@ -1,0 +1,8 @@
+"""SING Cloud: an image and an entry point that become torchrun on every node.
+
+Nothing here asks SING for anything. In this order:
+
+    inside.py       the variables of a node                                      pure
+    export.py       image, entry point, settings                                 pure
+    sing_entry.py   travels in that folder: becomes torchrun on every node
+"""

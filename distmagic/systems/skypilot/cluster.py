@@ -1,0 +1,292 @@
+"""A cluster of SkyPilot as the SSH hosts that it is: found or launched, reached with the keys that were seen first.
+
+    asked     `sky status` runs, and writes how the hosts are reached
+    launching it was asked for by its size, and is not up yet: `sky launch` runs
+    found     the hosts are known; each connection is SSH with SkyPilot's own file
+    doubtful  a host did not answer: the next cell asks again whether the cluster is up
+
+Where the program is not installed, its file alone is read: a cluster that others have launched may be used so.
+Promised: what was launched here for the first time and given up, or failed, is taken down; nothing else is, unless
+somebody asks for it by its name. A kernel that ends leaves its cluster to SkyPilot, which takes it down when it is idle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from distmagic.connection.connections import connect
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import DistmagicError, SpecError, Unreachable
+from distmagic.remote.system.processes import up_s
+from distmagic.request.allocation import HostsRequest, SkyRequest
+from distmagic.request.hosts import SKY, Host
+from distmagic.request.spec import Access
+from distmagic.systems.skypilot import sky, sky_words
+from distmagic.systems.skypilot.sky_words import ClusterState
+from distmagic.transports import Process, Transport
+from distmagic.transports.asking import Asker
+
+_PINS = "~/.distmagic/known_hosts"  # the host keys of clusters, a file a launch
+# 192.0.2.1 is nobody's (RFC 5737): the way there is the usual one to other hosts. Nothing is sent.
+_OUTWARD = (
+    'case $1 in "~/"*) p=$HOME/${1#"~/"};; *) p=$1;; esac; shift; '
+    'DISTMAGIC_CLIENT=192.0.2.1 exec "$p" "$@"'
+)
+
+Tell = Callable[[str], object]
+
+
+class Cluster:
+    """One cluster whose hosts a cell uses. `hosts` is () until it is known that it is up.
+
+    `cluster` is SkyPilot's name of it, and `name` tells this launch of it from others. `error` is set when it is over.
+    """
+
+    def __init__(
+        self, request: SkyRequest, owner: str, *, is_in_doubt: bool = False
+    ) -> None:
+        """Raises `SpecError` where neither SkyPilot's program nor a file of the cluster is there.
+
+        `is_in_doubt`: a host of it did not answer a moment ago, so SkyPilot has to ask the cloud.
+        """
+        self.request = request
+        self.cluster = request.name or sky_words.name_for(owner, request)
+        self.name = f"{SKY}{self.cluster}"
+        self.hosts: tuple[Host, ...] = ()
+        self.error: DistmagicError | None = None
+        self.awaited_by: set[NotebookAsker] = set()  # of the runs that wait for it
+        self._pins = ""
+        self._is_doubtful = False
+        self._is_launched = False  # whether that was begun here
+        self._is_new = False  # whether there was none of this name before
+        self._stops = False  # whether SkyPilot stops it when its queue is empty
+        self._held_at = -math.inf
+        self._ending = threading.Lock()  # held while it gets its hosts, or its error
+        self._begun: list[sky.SkyCommand] = []  # on whatever thread
+        self._asked = self._ask(is_in_doubt=is_in_doubt)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be used, as far as is known."""
+        return self.error is None
+
+    @property
+    def awaited(self) -> int:
+        """How many hosts it will have, as far as that is known."""
+        return self.request.nodes or 1
+
+    def fits(self, request: HostsRequest) -> bool:
+        """Whether it is what a cell asks for."""
+        if not isinstance(request, SkyRequest):
+            return False
+        return request == self.request or request.name == self.cluster
+
+    def check(self, asker: Asker) -> bool:  # noqa: ARG002 - as an allocation's
+        """Return whether it can be used, for a run that is to come; one in doubt is not: the next one asks SkyPilot."""
+        if self._is_doubtful:
+            self.leave()
+        if self.hosts and self.is_alive:
+            self._hold_on()
+        return self.is_alive
+
+    def _ask(self, *, is_in_doubt: bool) -> sky.SkyCommand | None:
+        """Begin to ask SkyPilot; None where its program is not there, but the cluster's file is."""
+        try:
+            return self._begin(sky_words.status(asks_cloud=is_in_doubt))
+        except SpecError:
+            if self.is_ours or not self._file.exists():
+                raise
+            return None
+
+    def _begin(self, words: tuple[str, ...]) -> sky.SkyCommand:
+        """Begin a command that ends when the cluster is given up, from whatever thread. Raises `error` then."""
+        self._raise_if_over()
+        command = sky.SkyCommand(words)
+        self._begun.append(command)
+        if self.error is not None:  # `leave` may not have seen it
+            command.end()
+        self._raise_if_over()
+        return command
+
+    def _raise_if_over(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def _file(self) -> Path:
+        """Where SkyPilot writes how the hosts are reached."""
+        return Path(sky_words.SSH_FOLDER).expanduser() / self.cluster
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is one that is launched for a notebook, and not one that a user has named."""
+        return not self.request.name
+
+    # ---- found
+
+    def wait(self, asker: NotebookAsker, tell: Tell) -> tuple[Host, ...]:
+        """Return the hosts as soon as they are known, having launched them if need be; `tell` gets what it waits for.
+
+        Call it on the thread of the run. Raises `SpecError` for a cluster that is not up, or was given up by
+        another thread, `Unreachable` where SkyPilot does not answer or can't launch it, and KeyboardInterrupt.
+        """
+        if self.hosts:
+            return self.hosts
+        tell(f"Asking SkyPilot how the cluster {self.cluster} stands.")
+        try:
+            self._find(self._state(asker, tell))
+        except BaseException as caught:  # noqa: BLE001 - an interrupt, too
+            raise self._ended_by(caught, asker) from None
+        self._hold_on()
+        return self.hosts
+
+    def _ended_by(self, caught: BaseException, asker: NotebookAsker) -> BaseException:
+        """Return why it is over; what was launched is taken down, if it was not there before, and nobody else waits for it."""
+        if isinstance(caught, KeyboardInterrupt) and self.awaited_by - {asker}:
+            return caught
+        # A command that was ended fails, too; whoever has given the cluster up has said so before.
+        error = self.error or caught
+        if isinstance(error, DistmagicError):
+            self.error = error
+        if not self._is_launched or self.hosts:  # which another run may have found
+            return error
+        left = f"The cluster {self.cluster} was there before, and is left as it is."
+        if self._is_new:
+            left = sky.take_down_soon(self.cluster)
+        if isinstance(error, DistmagicError):
+            error.hint = f"{left}\n{error.hint}".rstrip("\n")
+        else:
+            print(f"{self.cluster}: {left}", file=sys.stderr)  # noqa: T201 - a line for people
+        return error
+
+    def _state(self, asker: NotebookAsker, tell: Tell) -> ClusterState:
+        """Return how it stands, which is up. Raises `SpecError` and `Unreachable`."""
+        if self._asked is None:
+            text = _read(self._file)
+            launch = hashlib.sha256(text.encode()).hexdigest()
+            return ClusterState(name=self.cluster, status="UP", launch=launch)
+        known = sky.read_states(self._asked, asker)
+        if self.is_ours and not sky_words.is_up(self.cluster, known):
+            self._raise_if_over()
+            if not self._is_launched:  # for another run
+                self._is_new = all(one.name != self.cluster for one in known)
+            self._is_launched = True
+            sky.launch(self.request, self.cluster, self._begin, asker, tell)
+            self._held_at = up_s()
+            tell(f"Asking SkyPilot how the hosts of {self.cluster} are reached.")
+            known = sky.read_states(self._begin(sky_words.status()), asker)
+        for one in known:
+            if one.name == self.cluster and one.status == "UP":
+                return one
+        raise sky_words.not_up(self.cluster, known)
+
+    def _hold_on(self) -> None:
+        """Keep it from stopping while the run that is to come lasts, where the job that holds it may be about to end."""
+        sure_s = sky.hold_s(self.request)
+        if self._stops and up_s() > self._held_at + sure_s / 2:
+            self._held_at = up_s()
+            sky.hold_in_background(self.request, self.cluster)
+
+    def _find(self, state: ClusterState) -> None:
+        """Read how its hosts are reached."""
+        self._stops = self.is_ours or state.stops
+        names = sky_words.hosts_in(_read(self._file), self.cluster)
+        if not names:
+            raise SpecError(
+                f"{self._file} has no host of the cluster {self.cluster} in it.",
+                f"Have SkyPilot write it again: sky status {self.cluster}",
+            )
+        number = hashlib.sha256(state.launch.encode()).hexdigest()[:16]
+        self.name = f"{SKY}{self.cluster}:{number}"
+        self._pins = _pins_of(self.cluster, number)
+        hosts = tuple(Host(name=name, allocation=self.name) for name in names)
+        with self._ending:
+            self._raise_if_over()
+            self.hosts = hosts
+
+    def transport(self, host: Host, access: Access, asker: Asker) -> Transport:
+        """Return the way to one of the hosts. Raises what connecting raises."""
+        own = Access(
+            ssh_config=str(self._file),
+            ssh_command=access.ssh_command,
+            connect_timeout_s=access.connect_timeout_s,
+        )
+        try:
+            return _ForwardedTransport(connect(host, own, asker, self._pins))
+        except Unreachable as error:
+            self._is_doubtful = True
+            error.hint += f"\nsky status {self.cluster} --refresh says whether the cluster is still up."
+            raise
+
+    # ---- the end
+
+    def end(self) -> None:
+        """Take it down if it was launched for this notebook; one that a user has named goes on.
+
+        One that `wait` is launching on another thread is taken down there.
+        """
+        with self._ending:
+            is_up = bool(self.hosts) and self.error is None
+            self.leave()
+        if not (self.is_ours and is_up):
+            return
+        said = f"taking down the cluster {self.cluster}"
+        print(said, file=sys.stderr)  # noqa: T201 - lines for people
+        try:
+            sky.take_down(self.cluster, NotebookAsker(can_ask=False))
+        except DistmagicError as error:
+            print(error, file=sys.stderr)  # noqa: T201
+
+    def leave(self) -> None:
+        """Let it go on until SkyPilot stops it; what runs for it here is ended."""
+        # Before any command ends: whoever waits for it raises this.
+        if self.error is None:
+            self.error = SpecError(f"The cluster {self.cluster} was given up.")
+        for command in tuple(self._begun):
+            command.end()
+
+
+class _ForwardedTransport:
+    """SSH to a host that may be reached through a forwarded port, as pods and nodes of Slurm are.
+
+    Such a host sees a connection from itself. So it is told an address outside, towards which its own one is looked for.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+        self.warnings = inner.warnings
+
+    def start(self, argv: tuple[str, ...]) -> Process:
+        """Start `argv` there, with that address among its variables."""
+        return self._inner.start(("sh", "-c", _OUTWARD, "sh", *argv))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._inner.close()
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise SpecError(
+            f"{file}: {error.strerror}.",
+            "SkyPilot writes it when it is asked: sky status",
+        ) from None
+
+
+def _pins_of(cluster: str, number: str) -> str:
+    """Return the file for the host keys of this launch, and remove those of earlier launches of the same name."""
+    folder = Path(_PINS).expanduser()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own = folder / f"sky-{cluster}.{number}"
+    for file in folder.glob(f"sky-{cluster}.*"):
+        if file.name.rpartition(".")[0] == f"sky-{cluster}" and file != own:
+            file.unlink(missing_ok=True)
+    return os.fspath(own)

@@ -1,0 +1,33 @@
+"""SkyPilot's words: what it sets on each node of a task (0.14: SKYPILOT_NODE_IPS has an address a line, head first). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from distmagic.inside.job_node import JobNode, Variables
+
+_NEEDED = ("SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK")
+
+
+def place(environ: Mapping[str, str]) -> JobNode | None:
+    """Return the place of this process in a task, None outside one. Raises `SpecError`."""
+    found = Variables("SkyPilot", environ)
+    if not found.has_any(*_NEEDED):
+        return None
+    found.require(*_NEEDED)
+    addresses = tuple(found.get("SKYPILOT_NODE_IPS").split())
+    count = found.number("SKYPILOT_NUM_NODES", least=1)
+    if len(addresses) != count:
+        raise found.error(
+            f"SKYPILOT_NODE_IPS has {len(addresses)} addresses, and SKYPILOT_NUM_NODES is {count}."
+        )
+    if len(set(addresses)) != count:
+        raise found.error("SKYPILOT_NODE_IPS has an address twice.")
+    task = found.get("SKYPILOT_TASK_ID")
+    return JobNode(
+        system=f"SkyPilot task {task}" if task else "SkyPilot",
+        key=f"skypilot {task} {' '.join(addresses)}",
+        node_rank=found.below("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"),
+        lead=addresses[0],
+        names=addresses,
+    )

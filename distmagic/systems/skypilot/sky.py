@@ -1,0 +1,273 @@
+"""SkyPilot's program, `sky`: status, launch, hold, down. Each with a time limit, and ended when it is given up.
+
+A command runs while the notebook does other things, until somebody waits for it. It starts SkyPilot's own server where
+that does not run yet, which stays: it is SkyPilot's.
+
+SkyPilot stops or takes down a cluster by itself when its queue of jobs was empty for some minutes (autostop). Ranks of
+ours are in no queue, and an SSH session without a terminal does not count either. So one job of its queue is ours:
+hold.py, which lives as long as a job of distmagic runs there, and for the idle time after that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO
+
+from distmagic import sanitize
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import DistmagicError, SpecError, Unreachable
+from distmagic.request.allocation import SkyRequest
+from distmagic.systems.skypilot import sky_words
+from distmagic.systems.skypilot.sky_words import ClusterState
+from distmagic.transports import program_text
+
+STATUS_S = 180.0  # its server may have to start first
+LAUNCH_S = 2 * 3600.0  # a cloud may try many zones
+EXEC_S = 600.0
+DOWN_S = 600.0
+_SOON_S = 60.0  # for a request to be taken in
+_STOP_MINUTES = 5  # of the idle time: SkyPilot's own part. It looks once a minute
+_LEAST_S = 300.0  # until a job has begun, which may have much to send first
+_TURN_S = 0.1
+_END_S = 3.0  # between SIGTERM and SIGKILL
+_LAST_S = 2.0  # for the last lines to come
+_MOST_LINES = 1000
+_MOST_CHARS = 2000  # of each of them
+_LINE_CHARS = 1 << 16
+_MOST_OUT_CHARS = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkyAnswer:
+    """What a command has said: `out` of `status` on stdout, `said` is the end of all."""
+
+    code: int
+    out: str
+    said: str
+
+
+class SkyCommand:
+    """One `sky` command, begun at once."""
+
+    def __init__(self, words: tuple[str, ...]) -> None:
+        """Raises `SpecError` where there is no such program."""
+        program = shutil.which("sky")
+        if program is None:
+            raise SpecError("SkyPilot's program sky is not there.", sky_words.GET_IT)
+        self._words = words
+        self._out: list[str] = []  # of `status`: a launch may print for two hours
+        self._all: list[str] = []
+        self._process = subprocess.Popen(
+            (program, *words),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # an interrupt of the notebook is none of its
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._readers = [
+            threading.Thread(target=self._read, args=pair, daemon=True)
+            for pair in (
+                (self._process.stdout, self._out if words[0] == "status" else None),
+                (self._process.stderr, None),
+            )
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, pipe: IO[str], out: list[str] | None) -> None:
+        size = 0
+        with pipe:
+            for line in iter(lambda: pipe.readline(_LINE_CHARS), ""):
+                size += len(line)
+                if out is not None and size <= _MOST_OUT_CHARS:
+                    out.append(line)
+                text = sky_words.plain(line)[:_MOST_CHARS]
+                if text:
+                    self._all.append(text)
+                del self._all[:-_MOST_LINES]
+
+    def wait(
+        self,
+        asker: NotebookAsker,
+        timeout_s: float,
+        tell: Callable[[str], object] = lambda _: None,
+    ) -> SkyAnswer:
+        """Return how it ended; `tell` gets what it says last, as long as it runs.
+
+        Call it on the main thread: questions are asked there meanwhile. Raises `Unreachable` if it takes too long; then,
+        and for an interrupt, it is ended.
+        """
+        end_s, told = time.monotonic() + timeout_s, ""
+        try:
+            while self._process.poll() is None and time.monotonic() < end_s:
+                asker.serve(_TURN_S)
+                last = self._all[-1] if self._all else ""
+                if last != told:
+                    told = last
+                    tell(last)
+        except BaseException:
+            self.end()
+            raise
+        return self.result(0.0)
+
+    def result(self, timeout_s: float) -> SkyAnswer:
+        """Return how it ended, from any thread. Raises `Unreachable` if it takes too long; then it is ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        if self._process.poll() is None:
+            self.end()
+            raise Unreachable(
+                "sky",
+                f"sky {self._words[0]} took too long, and was ended.",
+                "Try it by hand; sky api status shows what its server is doing.",
+            )
+        for reader in self._readers:
+            reader.join(_LAST_S)
+        return SkyAnswer(
+            code=self._process.returncode,
+            out="".join(self._out),
+            said=sky_words.last_words(self._all),
+        )
+
+    def end(self) -> None:
+        """End it, if it still runs. What it has asked SkyPilot's server for goes on there."""
+        if self._process.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def read_states(command: SkyCommand, asker: NotebookAsker) -> tuple[ClusterState, ...]:
+    """Return what a `status` that was begun has to say. Raises `Unreachable`."""
+    answer = command.wait(asker, STATUS_S)
+    try:
+        if answer.code == 0:
+            return sky_words.states(answer.out)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise failed("sky status", answer)
+
+
+def failed(what: str, answer: SkyAnswer) -> DistmagicError:
+    """Return the error of a command that has failed, with the last lines that it printed."""
+    said = answer.said or "it printed nothing"
+    return Unreachable(
+        "sky", f"{what} failed (exit code {answer.code}):\n{said}", "Try it by hand."
+    )
+
+
+# ---- launched, held, taken down
+
+
+def launch_words(request: SkyRequest, cluster: str) -> tuple[str, ...]:
+    """Return the arguments that launch a cluster. Without a task's `run` it only sets the hosts up."""
+    words = ["launch", "--yes", "--detach-run", "--cluster", cluster]
+    if request.nodes:
+        words += ["--num-nodes", str(request.nodes)]
+    if request.gpus:
+        words += ["--gpus", request.gpus]
+    words += ["--idle-minutes-to-autostop", str(_stop_minutes(request)), "--down"]
+    return (*words, request.file) if request.file else tuple(words)
+
+
+def hold_words(request: SkyRequest, cluster: str) -> tuple[str, ...]:
+    """Return the arguments that put the job into the queue that keeps the cluster from stopping."""
+    argv = program_text.command("python3", "hold", {"idle_s": hold_s(request)})
+    name = ("--detach-run", "--name", "distmagic-hold")
+    return ("exec", *name, cluster, "--", shlex.join(argv))
+
+
+def hold_s(request: SkyRequest) -> float:
+    """Return for how long the queue is not empty when the last job has ended; of a user's own cluster not for long."""
+    if request.name:
+        return _LEAST_S
+    return max(request.idle_s - 60.0 * _stop_minutes(request), _LEAST_S)
+
+
+def _stop_minutes(request: SkyRequest) -> int:
+    return min(_STOP_MINUTES, math.ceil(request.idle_s / 60))
+
+
+def launch(
+    request: SkyRequest,
+    cluster: str,
+    begin: Callable[[tuple[str, ...]], SkyCommand],
+    asker: NotebookAsker,
+    tell: Callable[[str], object],
+) -> None:
+    """Launch a cluster, and put the job that holds it into its queue; `tell` gets what SkyPilot says.
+
+    `begin` begins a command. Raises what that raises, `Unreachable` with SkyPilot's last words, and KeyboardInterrupt; it
+    goes on launching then until it is taken down.
+    """
+
+    def say(line: str) -> None:
+        tell(f"SkyPilot launches the cluster {cluster}: {line}")
+
+    say("it was asked to.")
+    answer = begin(launch_words(request, cluster)).wait(asker, LAUNCH_S, say)
+    if answer.code != 0:
+        raise failed(f"sky launch of {cluster}", answer)
+    tell(f"The cluster {cluster} is up; a job in its queue keeps it from stopping.")
+    answer = begin(hold_words(request, cluster)).wait(asker, EXEC_S)
+    if answer.code != 0:
+        raise failed(f"sky exec on {cluster}", answer)
+
+
+def hold_in_background(request: SkyRequest, cluster: str) -> None:
+    """Put another holding job into the queue: the one before may be about to end. A failure is printed."""
+
+    def hold() -> None:
+        try:
+            answer = SkyCommand(hold_words(request, cluster)).result(EXEC_S)
+            said = answer.said if answer.code else ""
+        except DistmagicError as error:
+            said = error.message
+        if said:
+            print(  # noqa: T201 - a line for people
+                sanitize.lines(
+                    f"SkyPilot may stop the cluster {cluster} while a job runs there; sky exec says: {said}"
+                ),
+                file=sys.stderr,
+            )
+
+    threading.Thread(target=hold, name="distmagic-hold", daemon=True).start()
+
+
+def take_down(cluster: str, asker: NotebookAsker) -> str:
+    """Take a cluster down; when it is gone, return what SkyPilot says. Raises `Unreachable`."""
+    answer = SkyCommand(("down", "--yes", cluster)).wait(asker, DOWN_S)
+    if answer.code != 0:
+        raise failed(f"sky down {cluster}", answer)
+    return answer.said
+
+
+def take_down_soon(cluster: str) -> str:
+    """Have a cluster that is being launched be taken down; return in words how far that is."""
+    try:
+        answer = SkyCommand(("down", "--yes", "--async", cluster)).result(_SOON_S)
+    except DistmagicError as error:
+        return f"Whether it will be taken down is not known: {error.message} By hand: sky down {cluster}"
+    if answer.code != 0:
+        return f"It could not be taken down: {answer.said} By hand: sky down {cluster}"
+    return "It is being taken down."

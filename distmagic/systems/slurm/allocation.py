@@ -1,0 +1,393 @@
+"""One allocation of Slurm: submitted, waited for, held by its lease while the kernel lives, ended.
+
+    pending   sbatch has given it a number; `wait` looks at it less and less often
+    held      its nodes are known and the lead's keeper has said "ready"; a thread renews the lease over that pipe,
+              and opens another one when it breaks. Nothing asks squeue
+    ended     told by a pipe that breaks and by squeue, which is asked once then; `error` says how
+
+Promised: a kernel that is gone leaves no allocation, after the lease at the latest, or, if it was pending, after the
+first lease of its keeper. Not promised: that squeue is right at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import (
+    AllocationEnded,
+    ConnectionLost,
+    DistmagicError,
+    PreflightError,
+    SpecError,
+    Unreachable,
+)
+from distmagic.request.allocation import HostsRequest, SlurmRequest
+from distmagic.request.hosts import Host
+from distmagic.request.spec import Access
+from distmagic.systems.slurm import commands, job_states, queue, srun_words, submission
+from distmagic.systems.slurm.lease_pipe import END, LEAVE, LeasePipe
+from distmagic.systems.slurm.queue import SlurmQueue
+from distmagic.systems.slurm.srun import Node, SrunTransport
+from distmagic.transports.asking import Asker
+
+SETUP_S = 300.0  # for the set-up and the keepers of nodes that are ours already
+_LOOK_S = 5.0  # between two questions how an allocation ended whose pipes break
+_SOON_S = 5.0  # for a command while the kernel ends
+_AGAIN_S = 2.0  # between attempts to hold it again
+_COMPLETING_S = 35.0  # for a job that ends to say how: Slurm's KillWait, and some more
+ONE_CORE = "Slurm gives this job one core on each node. Ask for more: --cpus-per-task 8, or --exclusive."
+
+Tell = Callable[[str], object]
+
+
+class Allocation:
+    """One job of Slurm whose nodes are this kernel's. `hosts` are its nodes, () while it is pending.
+
+    `job` is its number; `name` tells it from the jobs of other clusters. `error` says how it ended, None before that.
+    """
+
+    def __init__(
+        self,
+        request: SlurmRequest,
+        queue: SlurmQueue,
+        job: str,
+        cluster: str,
+        python: str,
+        lease_s: float,
+    ) -> None:
+        self.request, self.job = request, job
+        self.name = f"{request.login or 'here'}:{cluster or 'slurm'}:{job}"
+        self.hosts: tuple[Host, ...] = ()
+        self.error: DistmagicError | None = None
+        self.awaited_by: set[NotebookAsker] = set()  # of the runs that wait for it
+        self._has_one_core = False
+        self._queue, self._shell = queue, queue.shell
+        self._cluster, self._python, self._lease_s = cluster, python, lease_s
+        self._lease = LeasePipe()
+        self._mark = secrets.token_hex(8)
+        self._is_over = threading.Event()
+        self._beginning = threading.Lock()  # held while it is made ours
+        self._looking = threading.Lock()
+        self._looked_at = 0.0
+        self._has_broken = False
+        self._connected: set[str] = set()  # nodes to which there was a connection once
+        # Connections that were lost, by their node.
+        self._gone: dict[str, set[str]] = {}
+        self._owner = os.getpid()
+        # After paramiko's, which is imported by now, and so before it.
+        atexit.register(self.leave)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be used, as far as is known."""
+        return self.error is None and not self._is_over.is_set()
+
+    @property
+    def awaited(self) -> int:
+        """How many nodes it will have."""
+        return self.request.nodes
+
+    def fits(self, request: HostsRequest) -> bool:
+        """Whether it is what a cell asks for."""
+        if not isinstance(request, SlurmRequest):
+            return False
+        return request == self.request or bool(request.job and request.job == self.job)
+
+    def check(self, asker: Asker) -> bool:
+        """Return whether it can be used; where the pipe of its lease is broken, by a look and another pipe.
+
+        Raises `Unreachable` and what connecting raises where nobody can tell.
+        """
+        if self.is_alive and self._lease.is_broken:
+            try:
+                self._hold(asker, self.hosts[0].name, time.monotonic() + SETUP_S)
+            except AllocationEnded:
+                return False
+        return self.is_alive
+
+    # ---- pending
+
+    def wait(self, asker: NotebookAsker, tell: Tell) -> tuple[Host, ...]:
+        """Return the nodes as soon as they are ours; `tell` is called with what it waits for.
+
+        Call it on the thread of the run, of which there may be several: `asker` serves questions there. Raises
+        `AllocationEnded` for a job that ended before, and KeyboardInterrupt, which leaves it as it is.
+        """
+        if self.hosts:
+            return self.hosts
+        state = self._begun(asker, tell)
+        tell(
+            f"Slurm job {self.job} runs on {', '.join(state.nodes)}; its nodes are being set up."
+        )
+        with self._beginning:
+            if not self.hosts:
+                self._make_ours(state, asker)
+        return self.hosts
+
+    def _make_ours(self, state: job_states.JobState, asker: Asker) -> None:
+        """Start keepers where there are none, and hold the nodes. Raises why they can't be held."""
+        if not state.comment.startswith(f"{submission.JOB_NAME}:"):
+            self._start_keepers(asker, state.nodes)
+        self._hold(asker, state.nodes[0], time.monotonic() + SETUP_S)
+        self._has_one_core = state.cpus <= len(state.nodes)
+        self.hosts = tuple(
+            Host(name=name, allocation=self.name) for name in state.nodes
+        )
+        threading.Thread(
+            target=self._keep_renewing, name="distmagic-allocation", daemon=True
+        ).start()
+
+    def _start_keepers(self, asker: Asker, nodes: tuple[str, ...]) -> None:
+        """Start keepers in a job that was not submitted for us. Raises `PreflightError` where it takes no such steps."""
+        trial = submission.trial_step(self.job, self._cluster, nodes[0])
+        said = self._shell.run(trial, asker).err
+        trouble = srun_words.trouble(nodes[0], self.job, said)
+        if isinstance(trouble, PreflightError):
+            self.error = trouble
+            raise trouble
+        step = submission.keepers_step(
+            self.job,
+            self._cluster,
+            nodes,
+            self._python,
+            self._lease_s,
+            self.request.idle_s,
+        )
+        self._shell.run(step, asker)
+
+    def _begun(self, asker: NotebookAsker, tell: Tell) -> job_states.JobState:
+        """Look again and again, and return the row of the job when it runs. Raises what `_pending` raises."""
+        pauses, pause_s = queue.pauses(), 0.0
+        try:
+            while True:
+                state = self._pending(asker, tell, max_age_s=pause_s)
+                if state is not None:
+                    return state
+                pause_s = next(pauses)
+                asker.serve(pause_s)
+        finally:
+            self._queue.forget(self.job, self._cluster)
+
+    def _pending(
+        self, asker: NotebookAsker, tell: Tell, *, max_age_s: float
+    ) -> job_states.JobState | None:
+        """Look once; return the row of a job that runs, None for one that waits.
+
+        Raises `AllocationEnded`, and `SpecError` for a job that would never start.
+        """
+        try:
+            state = self._queue.look(self.job, self._cluster, asker, max_age_s)
+        except (ConnectionLost, Unreachable) as error:
+            tell(f"How Slurm job {self.job} stands is not known: {error.message}")
+            return None
+        if state is not None and state.is_pending:
+            self._refuse_endless(state, asker)
+            tell(job_states.waiting(state))
+            return None
+        if state is not None and state.state == "COMPLETING":
+            return None  # it does not say yet how it has ended
+        if state is None or not state.is_running:
+            self.error = job_states.ended(
+                self.job, state, commands.printed(self._shell, self.job, asker)
+            )
+            raise self.error
+        return state if state.nodes else None
+
+    def _refuse_endless(self, state: job_states.JobState, asker: Asker) -> None:
+        """Cancel a job that can't ever start, and raise why: the cell would wait for ever."""
+        cure = job_states.cure_of_endless(state)
+        if not cure:
+            return
+        words = job_states.waiting(state)
+        if not self.request.job:
+            commands.cancel(self._shell, self.job, self._cluster, asker, _SOON_S)
+            words += " It was cancelled."
+        self.error = SpecError(words, cure)
+        raise self.error
+
+    def _hold(self, asker: Asker, lead: str, end_s: float) -> None:
+        """Open the pipe that renews the lease; returns when the lead's keeper is ready.
+
+        Raises `AllocationEnded`, and after `end_s` why there is no keeper.
+        """
+        while True:
+            try:
+                self._shell.connect(asker)
+            except (ConnectionLost, Unreachable) as error:
+                trouble: DistmagicError | None = error
+            else:
+                trouble = self._lease.open(self._transport(lead))
+            if trouble is None:
+                return
+            self._look_at_end(asker)
+            if time.monotonic() > end_s or self._is_over.wait(_AGAIN_S):
+                raise trouble
+
+    # ---- held
+
+    def transport(self, host: Host, access: Access, asker: Asker) -> SrunTransport:  # noqa: ARG002 - as a cluster's
+        """Return the way to one of the nodes. Raises `AllocationEnded` if they are ours no longer."""
+        self._shell.connect(asker)
+        if self.error is None and host.name in self._connected:
+            self._has_broken = True  # an earlier connection
+            self._look_at_end(asker)
+        if self.error is not None:
+            raise self.error
+        self._connected.add(host.name)
+        made = self._transport(host.name)
+        if self._has_one_core and host == self.hosts[0]:
+            made.warnings = (ONE_CORE,)
+        return made
+
+    def _transport(self, name: str) -> SrunTransport:
+        node = Node(
+            name=name,
+            job=self.job,
+            cluster=self._cluster,
+            python=self._python,
+            mark=self._mark,
+        )
+        gone = self._gone.setdefault(name, set())
+        return SrunTransport(self._shell, node, self._explained, gone)
+
+    def _explained(self, error: DistmagicError) -> DistmagicError:
+        """Return how it ended, where srun only tells that it has."""
+        if isinstance(error, AllocationEnded):
+            with suppress(DistmagicError):
+                self._look_at_end(NotebookAsker(can_ask=False))
+        return self.error or error
+
+    def _look_at_end(self, asker: Asker) -> None:
+        """Ask squeue whether it has ended, not more often than is good; raise how, if so. Silence is no answer."""
+        with self._looking:
+            if self.error is None and time.monotonic() > self._looked_at + _LOOK_S:
+                self._looked_at = time.monotonic()
+                try:
+                    state = self._settled_state(asker)
+                except DistmagicError:
+                    return
+                if state is None or not (state.is_running or state.is_pending):
+                    was_held = bool(self.hosts)
+                    said = ""
+                    if not was_held:
+                        said = commands.printed(self._shell, self.job, asker)
+                    self.error = job_states.ended(
+                        self.job, state, said, was_held=was_held
+                    )
+                    commands.kill_marked(self._shell, self._mark, asker)
+        if self.error is not None:
+            raise self.error
+
+    def _settled_state(self, asker: Asker) -> job_states.JobState | None:
+        """Return the job's row; while its processes are being ended it does not say yet how it ended."""
+        end_s = time.monotonic() + _COMPLETING_S
+        while True:
+            state = commands.look(self._shell, (self.job,), self._cluster, asker).get(
+                self.job
+            )
+            if state is None or state.state != "COMPLETING" or time.monotonic() > end_s:
+                return state
+            time.sleep(_AGAIN_S / 4)
+
+    def _keep_renewing(self) -> None:
+        """Renew the lease four times in its length, over a new pipe where the old one is broken."""
+        pause_s = self._lease_s / 4
+        while not self._is_over.wait(pause_s):
+            pause_s = self._lease_s / 4
+            if self.error is not None:
+                return
+            try:
+                self._lease.renew()
+            except DistmagicError:
+                pause_s = _AGAIN_S
+                with suppress(DistmagicError):
+                    self._hold(NotebookAsker(can_ask=False), self.hosts[0].name, 0.0)
+
+    # ---- the end
+
+    def end(self) -> None:
+        """Give the nodes back, whatever runs there; a job that was not submitted for us goes on without our processes."""
+        self._finish(END)
+
+    def leave(self) -> None:
+        """Give the nodes back as soon as no job runs there; called when the kernel ends."""
+        # Else in a forked child, whose parent it belongs to.
+        if os.getpid() == self._owner:
+            self._finish(LEAVE)
+
+    def _finish(self, word: bytes) -> None:
+        atexit.unregister(self.leave)
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        was_told = self._lease.give_up(word)
+        asker = NotebookAsker(can_ask=False)
+        # A job may run there: the lease ends it.
+        is_wanted = word == LEAVE and bool(self.hosts)
+        if (
+            not was_told
+            and not is_wanted
+            and self.error is None
+            and not self.request.job
+        ):
+            # A Python that ends starts no thread: its first lease ends the job.
+            with suppress(RuntimeError):
+                commands.cancel(self._shell, self.job, self._cluster, asker, _SOON_S)
+        if self._has_broken and self.error is None:
+            commands.kill_marked(self._shell, self._mark, asker)
+        if self.error is None:
+            self.error = AllocationEnded(
+                f"Slurm job {self.job} was given back.",
+                "Run the cell again: it asks for new nodes.",
+            )
+
+
+def submitted(
+    request: SlurmRequest,
+    queue: SlurmQueue,
+    asker: Asker,
+    *,
+    comment: str,
+    python: str,
+    lease_s: float,
+    is_elastic: bool,
+) -> Allocation:
+    """Return a new allocation, which is pending. Raises `SpecError`, `Unreachable` and what connecting raises."""
+    job, cluster = commands.submit(
+        queue.shell,
+        request,
+        asker,
+        comment=comment,
+        python=python,
+        lease_s=lease_s,
+        is_elastic=is_elastic,
+    )
+    return Allocation(request, queue, job, cluster, python, lease_s)
+
+
+def found(
+    request: SlurmRequest,
+    queue: SlurmQueue,
+    asker: Asker,
+    *,
+    python: str,
+    lease_s: float,
+) -> Allocation:
+    """Return an allocation that is there: another kernel's, or one that was not made for us at all.
+
+    Raises `SpecError` where there is none of this number.
+    """
+    state = commands.look(queue.shell, (request.job,), "", asker).get(request.job)
+    if state is None or not (state.is_running or state.is_pending):
+        raise SpecError(
+            f"Slurm has no job {request.job} that runs.",
+            "%distributed allocations lists yours.",
+        )
+    return Allocation(request, queue, request.job, "", python, lease_s)

@@ -1,0 +1,111 @@
+"""Slurm's words: the variables of a task in a step. Pure.
+
+The nodes are those of the step, SLURM_STEP_*. What is said of the job (SLURM_JOB_NODELIST) is in a step of one node that
+node alone, or all nodes: nothing follows from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from distmagic.errors import SpecError
+from distmagic.inside.job_node import JobNode, RankTask, Variables
+from distmagic.systems.slurm import nodelist
+
+_OF_STEP = (
+    "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID",
+)  # fmt: skip
+_COUNT = re.compile(r"(?P<tasks>[0-9]{1,6})(?:\(x(?P<nodes>[0-9]{1,6})\))?")
+
+
+def place(environ: Mapping[str, str]) -> JobNode | None:
+    """Return the place of this process in a step of a job; None outside a job, and in one of a single node.
+
+    Raises `SpecError`, also for a batch script and for a shell of salloc, which are on one of several nodes alone.
+    """
+    found = Variables("Slurm", environ)
+    if not found.has_any("SLURM_JOB_ID", *_OF_STEP):
+        return None
+    job = found.get("SLURM_JOB_ID")
+    if job and not found.has_any("SLURM_STEP_ID"):
+        _check_alone(found, job)
+        return None
+    found.require("SLURM_JOB_ID", "SLURM_STEP_ID", *_OF_STEP)
+    names = _names(found)
+    node_rank = found.below("SLURM_NODEID", "SLURM_STEP_NUM_NODES")
+    rank = found.below("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    tasks = _tasks(found, len(names))
+    local_rank = found.number("SLURM_LOCALID")
+    if local_rank >= tasks[node_rank]:
+        raise found.error(
+            f"SLURM_LOCALID is {local_rank}, and SLURM_STEP_TASKS_PER_NODE gives node {node_rank} {tasks[node_rank]}."
+        )
+    task = None
+    if sum(tasks) > len(names):
+        task = RankTask(
+            rank=rank,
+            world_size=sum(tasks),
+            local_rank=local_rank,
+            local_world_size=tasks[node_rank],
+            said_by="SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE",
+        )
+    return JobNode(
+        system=f"Slurm job {job}",
+        key=f"slurm {job}.{found.get('SLURM_STEP_ID')}",
+        node_rank=node_rank,
+        lead=names[0],
+        names=names,
+        task=task,
+    )
+
+
+def _check_alone(found: Variables, job: str) -> None:
+    """Raise for a batch script or a shell of salloc: it is alone on a node, which is all there is only if the job has one."""
+    for name in ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"):
+        if found.get(name) and found.number(name) > 1:
+            break
+    else:
+        return
+    where = "the batch step" if found.get("SLURM_PROCID") else "no step"
+    raise SpecError(
+        f"Inside Slurm job {job}: this runs in {where} of it (SLURM_STEP_ID is not set), on one of {found.get(name)} nodes ({name}).",
+        "Write srun before the command, with --ntasks-per-node=1; or --on slurm, which uses all nodes of the job from "
+        "here; or --on none, which uses this node alone.",
+    )
+
+
+def _names(found: Variables) -> tuple[str, ...]:
+    text, count = (
+        found.get("SLURM_STEP_NODELIST"),
+        found.number("SLURM_STEP_NUM_NODES", least=1),
+    )
+    try:
+        names = nodelist.expand(text)
+    except ValueError as error:
+        raise found.error(f"SLURM_STEP_NODELIST can't be read: {error}.") from None
+    if len(names) != count:
+        raise found.error(
+            f"SLURM_STEP_NODELIST is {text[:200]!r}, and SLURM_STEP_NUM_NODES is {count}."
+        )
+    return names
+
+
+def _tasks(found: Variables, nodes: int) -> tuple[int, ...]:
+    """Return how many tasks each node has: "2(x3),1" is 2, 2, 2, 1."""
+    text, total = (
+        found.get("SLURM_STEP_TASKS_PER_NODE"),
+        found.number("SLURM_STEP_NUM_TASKS"),
+    )
+    tasks: list[int] = []
+    for part in text.split(","):
+        one = _COUNT.fullmatch(part)
+        if one is None or int(one["nodes"] or 1) > nodes:
+            raise found.error(f"SLURM_STEP_TASKS_PER_NODE is {text[:200]!r}.")
+        tasks += [int(one["tasks"])] * int(one["nodes"] or 1)
+    if len(tasks) != nodes or sum(tasks) != total:
+        raise found.error(
+            f"SLURM_STEP_TASKS_PER_NODE is {text[:200]!r}, SLURM_STEP_NUM_NODES {nodes}, SLURM_STEP_NUM_TASKS {total}."
+        )
+    return tuple(tasks)

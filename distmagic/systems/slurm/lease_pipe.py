@@ -1,0 +1,81 @@
+"""The pipe to the keeper of an allocation's first node, the lead, over which its lease is renewed. See remote/keeper/."""
+
+from __future__ import annotations
+
+from distmagic.errors import (
+    AllocationEnded,
+    ConnectionLost,
+    DistmagicError,
+    Unreachable,
+)
+from distmagic.systems.slurm.shell import limited
+from distmagic.systems.slurm.srun import SrunProcess, SrunTransport
+
+OPEN_S = (
+    45.0  # for one attempt to reach the keeper; the usher has a patience of its own
+)
+_TOLD_S = 5.0  # for the keeper to end what it is told to end
+END, LEAVE = b"e", b"b"  # the allocation ends at once; as soon as no job runs there
+_RENEW = b"."
+
+
+class LeasePipe:
+    """The pipe over which the lease is renewed, one at a time. Without one the lease runs out, and the allocation ends."""
+
+    def __init__(self) -> None:
+        self._pipe: SrunProcess | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether there was a pipe, and it has ended."""
+        return self._pipe is not None and self._pipe.wait(0) is not None
+
+    def open(self, way: SrunTransport) -> DistmagicError | None:
+        """Open a pipe to the lead; return what was in the way, None if its keeper is ready.
+
+        Raises `PreflightError` for what no other attempt would change.
+        """
+        node = way.node
+        trouble: DistmagicError = ConnectionLost(f"{node.name}: its keeper has ended.")
+        try:
+            pipe = way.hold()
+        except (ConnectionLost, Unreachable) as error:
+            return error
+        try:
+            with limited(pipe, OPEN_S) as late:
+                answer = pipe.read()
+            if late.is_set():
+                trouble = Unreachable(
+                    node.name,
+                    f"srun started nothing there within {OPEN_S:g} s.",
+                    f"Try by hand: srun --jobid={node.job} --overlap -N1 -n1 -w {node.name} true",
+                )
+            elif answer == b"ready\n":
+                before, self._pipe = self._pipe, pipe
+                if before is not None:  # broken, or another thread's, opened meanwhile
+                    before.close()
+                return None
+        except (AllocationEnded, Unreachable) as error:
+            trouble = error
+        pipe.close()
+        return trouble
+
+    def renew(self) -> None:
+        """Renew it. Raises `ConnectionLost` where the pipe is broken; does nothing where there is none."""
+        if self._pipe is not None:
+            self._pipe.write(_RENEW)
+
+    def give_up(self, word: bytes) -> bool:
+        """Tell the keeper `END` or `LEAVE`, and close the pipe; return whether there was one that works."""
+        pipe, self._pipe = self._pipe, None
+        if pipe is None:
+            return False
+        try:
+            pipe.write(word)
+            pipe.close_stdin()
+            pipe.wait(_TOLD_S)
+        except DistmagicError:
+            return False
+        finally:
+            pipe.close()
+        return True

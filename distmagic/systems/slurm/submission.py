@@ -1,0 +1,146 @@
+"""What sbatch is told for an allocation: its arguments, and the script on its stdin. Pure.
+
+Every value of the user is an argument of sbatch, and so quoted where all arguments are (transports/quoting.py): there
+are no directives in the script. In the script only `setup` is the user's, and it is shell by intent.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from distmagic.request.allocation import SlurmRequest
+from distmagic.systems.slurm import srun_words
+from distmagic.transports import program_text
+
+JOB_NAME = "distmagic"
+_CLEANING = len(srun_words.clean(()))
+LOG = ".distmagic-slurm-%j.out"  # in the directory of sbatch; the keeper removes it as soon as it is up
+FIRST_LEASE_S = (
+    120.0  # for a notebook that looks at a pending job every 30 s to find that it runs
+)
+_KEEPERS = (
+    "--overlap",
+    "--ntasks-per-node=1",
+    "--mpi=none",
+    "--cpu-bind=none",
+    "--quiet",
+)
+_LEAD = (*_KEEPERS, "--nodes=1", "--ntasks=1", "--propagate=NONE")
+_OTHERS = ("srun", *_KEEPERS, "--relative=1", "--wait=0")
+# One keeper that is killed ends the others, and so the allocation; a job that may lose nodes goes on with those it has.
+_TOGETHER, _ELASTIC = ("--kill-on-bad-exit=1",), ("--kill-on-bad-exit=0", "--no-kill")
+
+
+def arguments(
+    request: SlurmRequest, comment: str, *, is_elastic: bool
+) -> tuple[str, ...]:
+    """Return the command of a submission; `comment` says whose it is.
+
+    no-requeue: a job that starts again would have nobody's notebook. no-kill: an elastic job goes on when Slurm loses one
+    of its nodes.
+    """
+    given = [
+        f"--{name}={value}" if value else f"--{name}" for name, value in request.options
+    ]
+    own = [
+        "--parsable", "--no-requeue", f"--job-name={JOB_NAME}", f"--comment={comment}", f"--output={LOG}",
+        f"--nodes={request.nodes}",
+    ]  # fmt: skip
+    if is_elastic:
+        own.append("--no-kill")
+    return srun_words.clean(("sbatch", *own, *given))
+
+
+def preview(
+    request: SlurmRequest, python: str, lease_s: float, *, is_elastic: bool
+) -> str:
+    """Return, for people, what would be submitted."""
+    command = arguments(request, comment_of(""), is_elastic=is_elastic)
+    text = script(request, python, lease_s, is_elastic=is_elastic)
+    return f"{_line(command[_CLEANING:])} <<'END'\n{text}END"
+
+
+def script(
+    request: SlurmRequest, python: str, lease_s: float, *, is_elastic: bool
+) -> str:
+    """Return the batch script: the user's set-up, and in its place then the lead's keeper, which starts the others.
+
+    In its place, because Slurm's signals reach only the first process of a batch script.
+    """
+    lines = ["#!/bin/bash" if request.setup else "#!/bin/sh"]
+    if request.setup:
+        lines.append(request.setup)
+    program, *words = _lead(
+        request.nodes, python, lease_s, request.idle_s, is_elastic=is_elastic
+    )
+    home, program = (
+        ('"$HOME"/', program[2:]) if program.startswith("~/") else ("", program)
+    )
+    lines.append(f"exec {home}{shlex.quote(program)} {_line(words)}")
+    return "\n".join(lines) + "\n"
+
+
+def trial_step(job: str, cluster: str, node: str) -> tuple[str, ...]:
+    """Return the command of a step as that of the lead is, which ends at once: it says what would be in its way."""
+    return srun_words.clean((*_lead_step(job, cluster, node), "true"))
+
+
+def _lead_step(job: str, cluster: str, node: str) -> tuple[str, ...]:
+    of_cluster = (f"--clusters={cluster}",) if cluster else ()
+    return ("srun", f"--jobid={job}", *of_cluster, f"--nodelist={node}", *_LEAD)
+
+
+def keepers_step(
+    job: str, cluster: str, nodes: tuple[str, ...], python: str, lease_s: float, idle_s: float
+) -> tuple[str, ...]:  # fmt: skip
+    """Return the command that starts the keepers of a job that is there already; it goes on when its caller is gone."""
+    step = _lead_step(job, cluster, nodes[0])
+    lead = _lead(len(nodes), python, lease_s, idle_s, is_elastic=False)
+    return (
+        "sh",
+        "-c",
+        'setsid "$@" </dev/null >/dev/null 2>&1 &',
+        "sh",
+        *srun_words.clean((*step, *lead)),
+    )
+
+
+def _lead(
+    nodes: int, python: str, lease_s: float, idle_s: float, *, is_elastic: bool
+) -> tuple[str, ...]:
+    """Return the command of the lead's keeper, which starts the others."""
+    others = nodes - 1
+    step: list[str] = []
+    if others:
+        losses = _ELASTIC if is_elastic else _TOGETHER
+        step = [*_OTHERS, *losses, f"--nodes={others}", f"--ntasks={others}"]
+    settings = {
+        "leads": True,
+        "first_lease_s": FIRST_LEASE_S,
+        "lease_s": lease_s,
+        "idle_s": idle_s,
+        "step": step,
+        "needs_others": not is_elastic,
+    }
+    return program_text.command(python, "keeper", settings)
+
+
+def _line(words: list[str] | tuple[str, ...]) -> str:
+    return " ".join(shlex.quote(word) for word in words)
+
+
+def job_id(answer: str) -> tuple[str, str]:
+    """Return (job, cluster) of what `sbatch --parsable` prints: `17`, or `17;east`. Raises ValueError."""
+    found = re.fullmatch(
+        r"(\d+)(?:;([A-Za-z0-9._-]+))?",
+        answer.strip().splitlines()[-1] if answer.strip() else "",
+    )
+    if found is None:
+        raise ValueError(f"sbatch printed {answer[:200]!r} in place of a job's number")
+    return found[1], found[2] or ""
+
+
+def comment_of(owner: str) -> str:
+    """Return the comment that names the notebook whose allocation it is; in a row of squeue nothing in it misleads."""
+    return f"{JOB_NAME}:{re.sub(r'[^A-Za-z0-9._:/@-]', '_', owner)[:200]}"

@@ -1,0 +1,417 @@
+"""Nodes of a job find each other: with the secret and without, late, never, again, and with another cell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from distmagic.connection.certificate import one_time_secret
+from distmagic.errors import SpecError, Unreachable
+from distmagic.inside import following as following_module
+from distmagic.inside import meeting as meeting_module
+from distmagic.inside.following import Following, for_ranks
+from distmagic.inside.job_node import JobNode
+from distmagic.inside.meeting import Meeting
+from distmagic.inside.proof import SharedSecret
+from distmagic.transports.channel import Channel
+from tests.builders.dialling import HERE, dialled, places
+from tests.builders.since import Since
+from tests.lab.waiting import HANG_S, wait_until
+
+SECRET = SharedSecret(one_time_secret())
+
+
+@contextlib.contextmanager
+def met(
+    first: JobNode, second: JobNode, *, digest: str = "same"
+) -> Iterator[tuple[Meeting, Following]]:
+    """Give both halves, of which the second has said that it is at cell 1."""
+    with (
+        contextlib.closing(Meeting(first, SECRET)) as meeting,
+        contextlib.closing(Following(second, SECRET, HERE)) as following,
+    ):
+        following.come(1, digest, HANG_S)
+        yield meeting, following
+
+
+def test_a_node_comes_and_is_told_the_outcome():
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", HANG_S)
+        meeting.end_cell(1, lambda node_rank: {"for": node_rank})
+        assert following.outcome() == {"for": 1}
+
+
+def test_the_next_cell_waits_for_the_node_to_come_to_it(golden):
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", HANG_S)
+        with pytest.raises(Unreachable) as caught:
+            meeting.gather(2, "next", 0.3)
+        golden(caught.value)
+        following.come(2, "next", HANG_S)
+        meeting.gather(2, "next", HANG_S)
+
+
+def test_a_node_that_comes_late_is_told_how_the_cell_ended():
+    first, second = places()
+    with contextlib.closing(Meeting(first, SECRET)) as meeting:
+        with pytest.raises(Unreachable):
+            meeting.gather(1, "same", 0.2)
+        meeting.end_cell(1, lambda _: {"of": 1})
+        with contextlib.closing(Following(second, SECRET, HERE)) as following:
+            following.come(1, "same", HANG_S)
+            assert following.outcome() == {"of": 1}
+            following.come(2, "next", HANG_S)
+            meeting.gather(2, "next", HANG_S)
+            meeting.end_cell(2, lambda _: {"of": 2})
+            assert following.outcome() == {"of": 2}
+        assert [member.outcomes for member in meeting.members] == [{2: {"of": 2}}]
+
+
+def test_a_node_whose_notebook_was_restarted_is_told_so(golden):
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", HANG_S)
+        for cell in (1, 2):
+            meeting.end_cell(cell, lambda _: {})
+        following.come(2, "", HANG_S)
+        assert following.outcome() == {}
+        following.come(1, "same", HANG_S)
+        golden(following.outcome()["error"]["message"])
+
+
+def test_who_waits_says_for_whom(monkeypatch):
+    monkeypatch.setattr(meeting_module, "_TELL_S", 0.1)
+    first, _ = places()
+    said: list[str] = []
+    with (
+        contextlib.closing(Meeting(first, SECRET)) as meeting,
+        pytest.raises(Unreachable),
+    ):
+        meeting.gather(1, "same", 0.5, said.append)
+    assert said == ["waits for node 1, n1."]
+
+
+def test_a_node_that_runs_something_else_is_named(golden):
+    with (
+        met(*places(), digest="other") as (meeting, _),
+        pytest.raises(SpecError) as caught,
+    ):
+        meeting.gather(1, "same", HANG_S)
+    golden(caught.value)
+
+
+def test_a_node_that_never_comes_is_named(golden):
+    first, _ = places()
+    with contextlib.closing(Meeting(first, SECRET)) as meeting:
+        with pytest.raises(Unreachable) as caught:
+            meeting.gather(1, "same", 0.3)
+        golden(re.sub("within \\d+ s", "within 0 s", str(caught.value)))
+
+
+def test_a_node_0_that_never_comes_is_named(golden):
+    _, second = places()
+    following = Following(second, SECRET, HERE)
+    with pytest.raises(Unreachable) as caught:
+        following.come(1, "same", 0.3)
+    golden(re.sub("within \\d+ s", "within 0 s", str(caught.value)))
+
+
+def test_a_name_that_resolves_late_is_waited_for(monkeypatch):
+    first, second = places()
+    real, asked = socket.getaddrinfo, []
+
+    def getaddrinfo(name, *given, **more):
+        if name == "late":
+            asked.append(name)
+            if len(asked) <= 2 * len(second.ports):
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+            name = HERE
+        return real(name, *given, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with (
+        contextlib.closing(Meeting(first, SECRET)) as meeting,
+        contextlib.closing(Following(second, SECRET, "late")) as following,
+    ):
+        following.come(1, "same", HANG_S)
+        meeting.gather(1, "same", HANG_S)
+    assert len(asked) > 2 * len(second.ports)
+
+
+def test_a_wrong_secret_is_told_on_both_sides(monkeypatch, golden):
+    monkeypatch.setattr(following_module, "_WRONG_S", 0.3)
+    monkeypatch.setattr(meeting_module, "_REFUSED_S", 0.3)
+    first, second = places()
+    wrong = Following(second, SharedSecret(one_time_secret()), HERE)
+    with (
+        contextlib.closing(Meeting(first, SECRET)) as meeting,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        coming = thread.submit(wrong.come, 1, "same", HANG_S)
+        with pytest.raises(Unreachable) as caught:
+            meeting.gather(1, "same", HANG_S)
+        golden(coming.exception())
+        golden(caught.value)
+
+
+def test_who_has_no_secret_is_told_nothing_and_holds_nobody_up():
+    first, second = places()
+    with (
+        met(first, second) as (meeting, _),
+        socket.create_connection((HERE, meeting.port), HANG_S) as plain,
+    ):
+        plain.sendall(b'{"node": 1, "for": "down"}\n')
+        with contextlib.suppress(ConnectionResetError):
+            said = plain.recv(1000)
+            assert said[:1] in (b"", b"\x15"), "an alert of TLS, and nothing else"
+        meeting.gather(1, "same", HANG_S)
+
+
+def test_a_client_of_tls_without_the_certificate_is_read_nothing_of():
+    first, _ = places()
+    with contextlib.closing(Meeting(first, SECRET)) as meeting:
+        blind = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        blind.check_hostname = False
+        blind.verify_mode = ssl.CERT_NONE
+        with (
+            socket.create_connection((HERE, meeting.port)) as plain,
+            blind.wrap_socket(plain) as tls,
+        ):
+            with contextlib.suppress(ssl.SSLError, ConnectionError):
+                tls.sendall(b'{"node": 1, "for": "down"}\n')
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                tls.recv(100)
+        assert not any(member.is_there for member in meeting.members)
+
+
+def test_ports_of_a_job_that_somebody_else_has_are_passed_over(monkeypatch):
+    monkeypatch.setattr(following_module, "DIAL_S", 0.2)
+    first, second = places()
+    with contextlib.ExitStack() as stack:
+        for port in first.ports[:3]:  # they are dialled, and say nothing
+            stack.enter_context(socket.create_server((HERE, port)))
+        meeting, _ = stack.enter_context(met(first, second))
+        assert meeting.port in first.ports[3:]
+        meeting.gather(1, "same", HANG_S)
+
+
+def test_no_free_port_is_told():
+    first, _ = places()
+    with contextlib.ExitStack() as stack:
+        for port in first.ports:
+            stack.enter_context(socket.create_server(("", port)))
+        with pytest.raises(SpecError, match="ports is free") as caught:
+            Meeting(replace(first), SECRET)
+    assert "start the job again" in caught.value.hint
+
+
+def test_a_node_that_leaves_is_named_at_once(golden):
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", HANG_S)
+        following.close()
+        began = time.monotonic()
+        with pytest.raises(Unreachable) as caught:
+            meeting.gather(2, "next", HANG_S)
+        golden(caught.value)
+        assert time.monotonic() - began < HANG_S / 2
+
+
+def test_a_node_0_that_leaves_is_named_at_once(golden):
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", HANG_S)
+        meeting.close()
+        with pytest.raises(Unreachable) as caught:
+            following.outcome()
+    golden(caught.value)
+
+
+def test_a_node_0_that_is_killed_is_named(monkeypatch, golden):
+    monkeypatch.setattr(following_module, "_AGAIN_S", 0.3)
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", HANG_S)
+        (member,) = meeting.members
+        monkeypatch.setattr(type(member.down), "tell", lambda *_, **__: None)
+        meeting.close()
+        with pytest.raises(Unreachable) as caught:
+            following.outcome()
+    golden(caught.value)
+
+
+def test_connections_that_break_are_made_again_and_the_cell_is_said_again():
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", HANG_S)
+        (member,) = meeting.members
+        before = member.up, member.down
+        for channel in before:
+            channel.close()
+        wait_until(
+            lambda: member.is_there and member.up not in before, "the node to dial"
+        )
+        meeting.gather(1, "same", HANG_S)
+        process = meeting.transport("n1").start(("cat",))
+        process.write(b"over the new one\n")
+        assert process.read() == b"over the new one\n"
+        process.close()
+        meeting.end_cell(1, lambda _: {"of": 1})
+        assert following.outcome() == {"of": 1}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"cell": 1}',
+        b'{"cell": "1", "digest": "same"}',
+        b'{"cell": Infinity, "digest": "same"}',
+        b'{"cell": true, "digest": "same"}',
+        b'{"cell": -1, "digest": "same"}',
+        b'{"cell": 2, "digest": null}',
+        b"[]",
+        b"no JSON",
+        b"\xff",
+        100_000 * b"[",
+    ],
+    ids=lambda line: line[:40].decode(errors="replace"),
+)
+def test_a_node_that_says_what_none_says_is_hung_up_on_and_named_and_the_others_stay(
+    line, golden
+):
+    first, second, third = places(3)
+    with (
+        contextlib.closing(Meeting(first, SECRET)) as meeting,
+        contextlib.closing(Following(second, SECRET, HERE)) as bad,
+        contextlib.closing(Following(third, SECRET, HERE)) as good,
+    ):
+        for following in (bad, good):
+            following.come(1, "same", HANG_S)
+        meeting.gather(1, "same", HANG_S)
+        one, other = meeting.members
+        bad._up._tls.sendall(line + b"\n")
+        wait_until(lambda: one.has_misspoken, "the line to be read")
+        for ask in (
+            lambda: meeting.gather(2, "next", HANG_S),
+            lambda: meeting.transport("n1"),
+        ):
+            with pytest.raises(Unreachable) as caught:
+                ask()
+            golden(caught.value)
+        assert (one.up, one.down, other.is_there) == (None, None, True)
+        with pytest.raises(Unreachable) as caught:
+            bad.outcome()  # it does not dial again and again
+        golden(caught.value)
+        process = meeting.transport("n2").start(("cat",))
+        process.write(b"still here\n")
+        assert process.read() == b"still here\n"
+        process.close()
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {"for": "up"},
+        {"for": "up", "dial": "1", "python": "python3"},
+        {"for": "up", "dial": 1},
+        {"for": "up", "dial": 1, "python": None},
+        {"for": "down", "dial": [1]},
+        {"for": "stdin", "process": None},
+        {"for": "sideways", "dial": 1},
+        {},
+    ],
+    ids=str,
+)
+def test_a_node_that_begins_as_none_begins_is_named(hello, golden):
+    first, second = places()
+    with (
+        contextlib.closing(Meeting(first, SECRET)) as meeting,
+        contextlib.closing(Following(second, SECRET, HERE)) as following,
+    ):
+        channel = Channel(following._connect(meeting.port))
+        channel.tell(node=1, **hello)
+        assert channel.hear(HANG_S) is None, "it is hung up on"
+        channel.close()
+        with pytest.raises(Unreachable) as caught:
+            meeting.gather(1, "same", HANG_S)
+        golden(caught.value)
+
+
+def test_a_node_that_leaves_before_its_second_connection_is_greeted_has_left():
+    first, second = places()
+    with (
+        contextlib.closing(Meeting(first, SECRET)) as meeting,
+        contextlib.closing(Following(second, SECRET, HERE)) as following,
+    ):
+        up, down = (Channel(following._connect(meeting.port)) for _ in range(2))
+        up.tell(node=1, **{"for": "up"}, dial=7, python="python3")
+        up.tell(cell=1, digest="same")
+        up.tell(bye=True)
+        up.close()
+        (member,) = meeting.members
+        wait_until(lambda: member.over_dial == 7, "the node to leave")
+        down.tell(node=1, **{"for": "down"}, dial=7)
+        assert down.hear(HANG_S) is None, "it is hung up on"
+        down.close()
+        with pytest.raises(Unreachable, match="has ended before"):
+            meeting.gather(2, "next", HANG_S)
+
+
+def test_nothing_is_left_open():
+    since = Since()
+    with dialled() as transport:
+        transport.start(("cat",)).close()
+    wait_until(
+        lambda: not since.threads("distmagic-f", "distmagic-m"), "the threads to end"
+    )
+    wait_until(lambda: not since.files(), "the descriptors to close")
+
+
+class SlowProof:
+    """A proof that, once `is_slow` is set, waits for `go_on` before it begins."""
+
+    def __init__(self) -> None:
+        self.is_slow, self.is_waiting = threading.Event(), threading.Event()
+        self.go_on = threading.Event()
+        self.door = SECRET.door
+
+    def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
+        if self.is_slow.is_set():
+            self.is_waiting.set()
+            assert self.go_on.wait(HANG_S)
+        return SECRET.wrap(plain)
+
+
+def test_a_node_that_leaves_while_it_dials_again_keeps_no_connection():
+    since = Since()
+    first, second = places()
+    proof = SlowProof()
+    following = Following(second, proof, HERE)
+    with contextlib.closing(Meeting(first, SECRET)) as meeting:
+        following.come(1, "same", HANG_S)
+        meeting.gather(1, "same", HANG_S)
+        (serving,) = since.threads("distmagic-following")
+        proof.is_slow.set()
+        (member,) = meeting.members
+        for channel in (member.up, member.down):
+            channel.close()
+        assert proof.is_waiting.wait(HANG_S)
+        following.close()
+        proof.go_on.set()
+        serving.join(HANG_S)
+        assert not serving.is_alive()
+    wait_until(lambda: not since.files(), "the descriptors to close")
+
+
+def test_ranks_see_neither_the_secret_nor_the_log_in(monkeypatch):
+    monkeypatch.setenv("DISTMAGIC_SECRET", "0123456789abcdef")
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 1 10.0.0.1 22")
+    assert for_ranks(("~/python", "-u"), "10.0.0.1") == (
+        "env", "-u", "SSH_CONNECTION", "-u", "SSH_CLIENT", "-u", "SSH_TTY", "-u", "DISTMAGIC_SECRET",
+        "DISTMAGIC_CLIENT=10.0.0.1", os.path.expanduser("~/python"), "-u",
+    )  # fmt: skip

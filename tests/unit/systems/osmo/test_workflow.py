@@ -1,0 +1,164 @@
+"""A workflow of OSMO whose tasks never start: interrupted, not to be cancelled, ended by OSMO, or not to be asked for.
+
+Those that run are in tests/e2e/test_osmo.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distmagic.errors import Cancelled, DistmagicError, RunError, SpecError, Unreachable
+from distmagic.payload import bundle
+from distmagic.payload.pack import pack_call
+from distmagic.request import flags
+from distmagic.systems.osmo import osmo as program
+from distmagic.systems.osmo import run as osmo
+from distmagic.systems.osmo import workflow
+from tests.builders.osmo_service import Here, Service, playing
+from tests.builders.runs import FakeScreen
+from tests.lab.waiting import wait_until
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    # No task runs it, and each workflow would quote its megabyte.
+    monkeypatch.setattr(bundle, "with_task", lambda: b"a bundle")
+    places = [Here(tmp_path / "a"), Here(tmp_path / "b")]
+    with playing(tmp_path, places, monkeypatch) as made:
+        made.never_starts = True
+        yield made
+    assert made.broken == []
+
+
+def submit(screen: FakeScreen) -> Any:
+    request = flags.parse_line("--on osmo --nodes 2", flags.Defaults())
+    payload = pack_call(dict, limit_bytes=1 << 30, labels={}, title="dict()")
+    return osmo.run(request, payload, screen)
+
+
+def log_threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "distmagic-osmo-log"]
+
+
+def interrupting(word: str) -> FakeScreen:
+    """Return a screen at which somebody interrupts once, when a notice has this word."""
+    words = [word]
+
+    def act(state: Any) -> None:
+        if words and words[0] in "".join(state.notices):
+            words.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return FakeScreen(act)
+
+
+def test_an_interrupt_while_it_waits_cancels_it(service: Service) -> None:
+    screen = interrupting("PENDING: master SCHEDULING, worker-1 SCHEDULING")
+    with pytest.raises(Cancelled):
+        submit(screen)
+    assert (service.state / "cell-1.cancel").exists()
+    assert screen.finished[-1].is_over
+
+
+def test_one_that_can_not_be_cancelled_is_named(
+    service: Service, monkeypatch: pytest.MonkeyPatch, golden
+) -> None:
+    service.how(cancel="refuse")
+    monkeypatch.setattr(workflow, "LAST_LINES_S", 1.0)
+    with pytest.raises(Cancelled, match="could not be cancelled") as caught:
+        submit(interrupting("PENDING"))
+    golden(caught.value)
+    wait_until(lambda: not log_threads(), "the end of the thread that reads the log")
+
+
+def interrupted_while_it_is_submitted() -> Cancelled:
+    # The screen is shown the run for the first time when the submission has begun.
+    def act(state: Any) -> None:
+        if not screen.shown[1:]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    screen = FakeScreen(act)
+    with pytest.raises(Cancelled) as caught:
+        submit(screen)
+    return caught.value
+
+
+def test_an_interrupt_while_it_is_submitted_cancels_it(
+    service: Service, golden
+) -> None:
+    error = interrupted_while_it_is_submitted()
+    golden(error)
+    assert (service.state / "cell-1.cancel").exists()
+
+
+def test_one_that_was_being_submitted_and_can_not_be_cancelled_is_named(
+    service: Service, golden
+) -> None:
+    service.how(cancel="away")
+    error = interrupted_while_it_is_submitted()
+    golden(error)
+    assert not (service.state / "cell-1.cancel").exists()
+
+
+def test_a_workflow_that_osmo_ends_says_why(service: Service, golden) -> None:
+    service.ends_as = "FAILED_IMAGE_PULL"
+    screen = FakeScreen()
+    with pytest.raises(RunError) as caught:
+        submit(screen)
+    golden(caught.value)
+    assert caught.value.run.results == {}
+    assert screen.finished[-1].phase != "done"
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "message"),
+    [
+        ("refuse", SpecError, "Pool default has no platform L4"),
+        ("log in", SpecError, "Must login first"),
+        ("away", Unreachable, "Cannot connect to OSMO service"),
+        ("hang", Unreachable, "was not done after 1 s"),
+    ],
+)
+def test_a_submission_that_fails_starts_nothing(
+    service: Service,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    kind: type[DistmagicError],
+    message: str,
+) -> None:
+    service.how(submit=how)
+    monkeypatch.setattr(program, "SUBMIT_S", 1.0 if how == "hang" else 60.0)
+    screen = FakeScreen()
+    with pytest.raises(kind, match=message):
+        submit(screen)
+    assert list(service.state.glob("*.yaml")) == []
+    assert screen.finished[-1].abandoned
+
+
+def test_a_state_that_can_not_be_asked_for_is_told_and_asked_for_again(
+    service: Service, golden
+) -> None:
+    service.how(query="away")
+    told: list[str] = []
+
+    def act(state: Any) -> None:
+        if not told and "How OSMO workflow cell-1 stands is not known" in "".join(
+            state.notices
+        ):
+            told.append("away")
+            service.ends_as = "FAILED_PREEMPTED"
+            service.how()
+
+    with pytest.raises(RunError) as caught:
+        submit(FakeScreen(act))
+    golden(caught.value)
+    assert told

@@ -1,0 +1,438 @@
+"""One allocation over a scripted log-in node: what it asks, when it gives up, and what it leaves."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import (
+    AllocationEnded,
+    ConnectionLost,
+    PreflightError,
+    SpecError,
+    Unreachable,
+)
+from distmagic.request.allocation import SlurmRequest
+from distmagic.request.spec import Access
+from distmagic.systems.slurm import allocation, lease_pipe, shell, srun, srun_words
+from distmagic.systems.slurm.allocation import ONE_CORE, Allocation, found, submitted
+from distmagic.systems.slurm.queue import SlurmQueue
+from distmagic.systems.slurm.shell import Shell
+from distmagic.systems.slurm.srun import Node, SrunTransport
+from distmagic.transports import local
+from tests.builders.keepers import request_of
+from tests.builders.logins import (
+    CANCELLED,
+    COMPLETING,
+    ENDLESS,
+    FOREIGN,
+    PENDING,
+    RUNNING,
+    Login,
+    Said,
+    squeue,
+)
+from tests.lab.waiting import HANG_S, wait_until
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocation.queue, "pauses", lambda: itertools.repeat(0.0))
+    monkeypatch.setattr(allocation, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(allocation, "_LOOK_S", 0.0)
+    monkeypatch.setattr(srun, "_AGAIN_S", 0.01)
+
+
+@pytest.fixture
+def login() -> Login:
+    return Login()
+
+
+@pytest.fixture
+def made(login: Login) -> Iterator[Allocation]:
+    queue = SlurmQueue(Shell("login1", lambda _: login))
+    one = submitted(
+        SlurmRequest(login="login1", nodes=2), queue, ASKER, comment="distmagic:me", python="python3", lease_s=0.4,
+        is_elastic=False,
+    )  # fmt: skip
+    yield one
+    one.leave()
+
+
+ASKER = NotebookAsker(can_ask=False)
+
+
+def test_it_waits_and_says_why_and_then_has_the_nodes(login, made, golden):
+    squeue(login, PENDING, PENDING, RUNNING)
+    said: list[str] = []
+    hosts = made.wait(ASKER, said.append)
+    assert [host.name for host in hosts] == ["a1", "a2"]
+    assert {host.allocation for host in hosts} == {"login1:slurm:17"}
+    assert (
+        said[0]
+        == said[1]
+        == "Slurm job 17 is pending: the nodes it needs are busy (Resources)."
+    )
+    golden(said[2])
+    assert login.programs() == ["sbatch", "squeue", "squeue", "squeue", "srun"]
+
+
+def test_a_held_allocation_asks_slurm_nothing_and_renews_its_lease(login, made):
+    squeue(login, RUNNING)
+    made.wait(ASKER, print)
+    before = len(login.asked)
+    wait_until(lambda: len(login.leases[0].written) >= 3, "three renewals")
+    assert made.wait(ASKER, print) == made.hosts
+    assert login.asked[before:] == []
+
+
+def test_a_lease_whose_pipe_breaks_is_opened_again(login, made):
+    squeue(login, RUNNING)
+    made.wait(ASKER, print)
+    login.leases[0].stays = False
+    wait_until(
+        lambda: len(login.leases) == 2 and login.leases[1].written,
+        "the second pipe to be used",
+    )
+    assert made.is_alive
+    login.leases[1].stays = False
+    assert made.check(ASKER)
+
+
+def test_of_two_threads_that_open_the_pipe_again_at_once_one_pipe_stays(login, made):
+    """The next cell, and the thread that renews the lease."""
+    squeue(login, RUNNING)
+    made.wait(ASKER, print)
+    made._hold(ASKER, "a1", 0.0)
+    assert [lease.stays for lease in login.leases] == [False, True]
+
+
+def test_a_controller_that_is_away_says_nothing_of_the_job(login, made, golden):
+    away = Said(
+        err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        code=1,
+    )
+    login.answers["squeue"] = [away, Said(RUNNING)]
+    said: list[str] = []
+    made.wait(ASKER, said.append)
+    golden(said[0])
+
+
+def test_a_job_that_ends_before_it_is_ours(login, made):
+    squeue(login, PENDING, COMPLETING, CANCELLED)
+    with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
+        made.wait(ASKER, print)
+    assert not made.is_alive
+
+
+def test_a_job_that_can_not_ever_start_is_cancelled_and_told(login, made, golden):
+    squeue(login, ENDLESS)
+    with pytest.raises(SpecError) as caught:
+        made.wait(ASKER, print)
+    golden(caught.value)
+    assert login.asked[-1] == ("scancel", "17")
+    assert not made.is_alive
+
+
+def test_somebody_elses_job_that_can_not_ever_start_is_left_as_it_is(login):
+    squeue(login, ENDLESS)
+    queue = SlurmQueue(Shell("login1", lambda _: login))
+    one = found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+    with pytest.raises(SpecError, match="will never start"):
+        one.wait(ASKER, print)
+    one.end()
+    assert "scancel" not in login.programs()
+
+
+def test_an_srun_that_hangs_is_given_up(login, made, monkeypatch):
+    class Hanging(Said):
+        def __init__(self) -> None:
+            super().__init__(stays=True)
+            self.closed = threading.Event()
+
+        def read(self, max_bytes: int = 65536) -> bytes:
+            self.closed.wait(HANG_S)
+            return b""
+
+        def close(self) -> None:
+            self.closed.set()
+
+    monkeypatch.setattr(lease_pipe, "OPEN_S", 0.1)
+    monkeypatch.setattr(allocation, "SETUP_S", 0.0)
+    squeue(login, RUNNING)
+    login.answers["srun"] = [Hanging()]
+    with pytest.raises(
+        Unreachable, match=r"a1: srun started nothing there within 0\.1 s\."
+    ) as caught:
+        made.wait(ASKER, print)
+    assert (
+        caught.value.hint == "Try by hand: srun --jobid=17 --overlap -N1 -n1 -w a1 true"
+    )
+
+
+def test_what_was_lost_is_told_to_the_keeper_by_the_next_connections(login):
+    """Each of them tells it, until one has heard an answer."""
+    gone: set[str] = set()
+    way = SrunTransport(login, Node(name="a1", job="17"), gone=gone)
+
+    def told() -> tuple[str, list[str]]:
+        request = request_of(login.asked[-1])
+        return request["name"], request["gone"]
+
+    login.answers["srun"] = [Said("one"), Said(), Said("three"), Said("four")]
+    first = way.start(("cat",))
+    one, before = told()
+    assert (first.read(), before) == (b"one", [])
+    assert first.read() == b""
+    way.start(("cat",)).close()
+    two, before = told()
+    assert before == [one]
+    third = way.start(("cat",))
+    three, before = told()
+    assert before == sorted([one, two])
+    assert third.read() == b"three"
+    with pytest.raises(ConnectionLost):
+        third.write(b"more")
+    way.start(("cat",))
+    assert told()[1] == [three]
+
+
+def test_what_is_sent_before_a_step_is_refused_is_sent_again(login):
+    refused = "srun: error: Unable to create step for job 17: Memory required by task is not available\n"
+
+    class Cat(Said):
+        def again(self) -> Said:
+            return self
+
+    second = Cat("hello", stays=True)
+    login.answers["srun"] = [Said(err=refused, code=1), second]
+    process = SrunTransport(login, Node(name="a1", job="17")).start(("cat",))
+    process.write(b"one ")
+    process.write(b"two")
+    assert process.read() == b"hello"
+    assert second.written == b"one two"
+
+
+def test_a_step_that_stays_refused_is_told_in_the_end(login, monkeypatch, golden):
+    monkeypatch.setattr(srun, "REFUSED_S", 0.05)
+    refused = "srun: error: Unable to create step for job 17: Job step creation temporarily disabled\n"
+    login.answers["srun"] = [Said(err=refused, code=1)]
+    process = SrunTransport(login, Node(name="a1", job="17")).start(("cat",))
+    with pytest.raises(Unreachable) as caught:
+        process.read()
+    golden(caught.value)
+
+
+def test_what_its_script_printed_is_told(login, made):
+    squeue(login, RUNNING.replace("RUNNING", "FAILED"))
+    login.answers[".distmagic-slurm-17.out"] = [Said("python3: not found\n")]
+    with pytest.raises(AllocationEnded, match="It printed: python3: not found"):
+        made.wait(ASKER, print)
+
+
+def test_a_step_that_is_refused_for_a_while_is_tried_again(login, made):
+    squeue(login, RUNNING)
+    refused = "srun: error: Unable to create step for job 17: Memory required by task is not available\n"
+    login.answers["srun"] = [Said(err=refused, code=1), Said(err=refused, code=1)]
+    assert [host.name for host in made.wait(ASKER, print)] == ["a1", "a2"]
+
+
+def test_a_job_that_completes_says_how_a_moment_later(login, made):
+    squeue(login, RUNNING)
+    (first, _) = made.wait(ASKER, print)
+    made.transport(first, Access(), ASKER)
+    squeue(login, COMPLETING, COMPLETING, CANCELLED)
+    with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
+        made.transport(first, Access(), ASKER)
+    asked = len(login.asked)
+    with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
+        made.transport(first, Access(), ASKER)
+    assert len(login.asked) == asked, "it is known by now"
+
+
+def test_what_srun_only_says_has_ended_is_told_by_squeue_and_its_sruns_end(login, made):
+    squeue(login, RUNNING)
+    (_, second) = made.wait(ASKER, print)
+    way = made.transport(second, Access(), ASKER)
+    expired = "srun: error: Slurm job 17 has expired\n"
+    login.answers["srun"] = [Said(err=expired, code=1)]
+    squeue(login, CANCELLED)
+    with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
+        way.start(("true",)).read()
+    assert f"--comment={way.node.mark}" in login.asked[-3]
+    assert login.programs()[-2:] == ["squeue", way.node.mark]
+
+
+def test_one_core_is_a_warning_of_the_first_node(login, made):
+    squeue(login, RUNNING)
+    first, second = made.wait(ASKER, print)
+    assert made.transport(first, Access(), ASKER).warnings == (ONE_CORE,)
+    assert made.transport(second, Access(), ASKER).warnings == ()
+
+
+def test_the_end_of_one_that_is_held_tells_its_keeper_and_not_slurm(login, made):
+    squeue(login, RUNNING)
+    made.wait(ASKER, print)
+    made.end()
+    made.end()
+    assert login.leases[0].written.endswith(b"e")
+    assert "scancel" not in login.programs()
+    assert not made.is_alive
+
+
+def test_the_end_of_one_whose_pipe_is_broken_is_scancel_but_not_when_a_kernel_only_leaves(
+    login,
+):
+    squeue(login, RUNNING)
+    queue = SlurmQueue(Shell("login1", lambda _: login))
+    wanted = SlurmRequest(nodes=2)
+    one = submitted(
+        wanted,
+        queue,
+        ASKER,
+        comment="distmagic:me",
+        python="p",
+        lease_s=60,
+        is_elastic=False,
+    )
+    other = submitted(
+        wanted,
+        queue,
+        ASKER,
+        comment="distmagic:me",
+        python="p",
+        lease_s=60,
+        is_elastic=False,
+    )
+    one.wait(ASKER, print)
+    other.wait(ASKER, print)
+    for held in login.leases:
+        held.stays = False
+    other.leave()
+    assert "scancel" not in login.programs()
+    one.end()
+    assert login.asked[-1] == ("scancel", "17")
+
+
+def test_the_end_of_one_that_is_pending_is_scancel(login, made):
+    made.leave()
+    assert login.asked[-1] == ("scancel", "17")
+
+
+def test_a_refusal_is_an_error_of_the_request(login):
+    login.answers["sbatch"] = [
+        Said(err="sbatch: error: invalid partition specified: x\n", code=1)
+    ]
+    queue = SlurmQueue(Shell("login1", lambda _: login))
+    with pytest.raises(SpecError, match="no such partition"):
+        submitted(
+            SlurmRequest(),
+            queue,
+            ASKER,
+            comment="",
+            python="p",
+            lease_s=60,
+            is_elastic=False,
+        )
+
+
+def test_an_allocation_of_another_kernel(login, golden):
+    squeue(login, RUNNING)
+    queue = SlurmQueue(Shell("login1", lambda _: login))
+    one = found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+    assert [host.name for host in one.wait(ASKER, print)] == ["a1", "a2"]
+    one.leave()
+    squeue(login, CANCELLED)
+    with pytest.raises(SpecError) as caught:
+        found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+    golden(caught.value)
+
+
+def test_a_job_that_was_not_made_for_us_gets_keepers_and_is_not_ours_to_end(login):
+    squeue(login, FOREIGN)
+    one = found(
+        SlurmRequest(job="17"),
+        SlurmQueue(Shell("login1", lambda _: login)),
+        ASKER,
+        python="p",
+        lease_s=60,
+    )
+    assert len(one.wait(ASKER, print)) == 2
+    trial = login.asked[login.programs().index("srun")]
+    assert trial[:3] == ("srun", "--jobid=17", "--nodelist=a1")
+    assert trial[-1] == "true"
+    (started,) = [argv for argv in login.asked if "distmagic-keeper" in argv]
+    assert "--nodelist=a1" in started
+    assert request_of(started)["step"][-2:] == ["--nodes=1", "--ntasks=1"]
+    one.end()
+    assert "scancel" not in login.programs()
+    pending = found(
+        SlurmRequest(job="17"),
+        SlurmQueue(Shell("login1", lambda _: login)),
+        ASKER,
+        python="p",
+        lease_s=60,
+    )
+    pending.end()
+    assert "scancel" not in login.programs()
+
+
+def test_a_job_that_takes_no_step_for_keepers(login):
+    squeue(login, FOREIGN)
+    said = "srun: error: Unable to create step for job 17: Insufficient GRES available in allocation\n"
+    login.answers["srun"] = [Said(err=said, code=1)]
+    queue = SlurmQueue(Shell("login1", lambda _: login))
+    one = found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+    with pytest.raises(PreflightError, match=r"counted in all \(--gpus\)"):
+        one.wait(ASKER, print)
+    assert not one.is_alive
+
+
+def test_a_command_that_hangs_is_given_up_and_ended(tmp_path, monkeypatch, golden):
+    monkeypatch.setattr(shell, "_LATER_S", 0.1)
+    here = Shell("login1", lambda _: local.connect())
+    squeue = tmp_path / "squeue"
+    squeue.write_text('#!/bin/sh\necho $$ >"$1"\nexec sleep 60\n')
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    hangs = srun_words.clean(("squeue", str(tmp_path / "pid")))
+    with pytest.raises(Unreachable) as caught:
+        here.run(hangs, ASKER, timeout_s=2)
+    golden(caught.value)
+    place = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
+    wait_until(lambda: not place.exists(), "the command to end")
+
+
+def test_a_command_has_its_stdin_and_its_code_under_a_limit():
+    here = Shell("login1", lambda _: local.connect())
+    answer = here.run(("sh", "-c", "cat; exit 3"), ASKER, stdin="a script\n")
+    assert (answer.code, answer.out) == (3, "a script\n")
+
+
+def test_a_command_is_run_where_there_is_no_timeout(monkeypatch, tmp_path):
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    here = Shell("login1", lambda _: local.connect())
+    assert here.run(("sh", "-c", "echo done"), ASKER).out == "done\n"
+
+
+def test_a_lost_connection_is_made_again():
+    made: list[Login] = []
+
+    class Broken(Login):
+        def start(self, argv):
+            raise ConnectionLost("lost")
+
+    def connect(_):
+        made.append(Broken() if not made else Login())
+        return made[-1]
+
+    there = Shell("login1", connect)
+    assert there.run(("true",), ASKER).code == 0
+    assert len(made) == 2

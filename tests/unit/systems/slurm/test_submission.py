@@ -1,0 +1,172 @@
+"""What sbatch is told; and that no value of the user becomes anything else on the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from distmagic.errors import SpecError
+from distmagic.request.allocation import SlurmRequest, parse_place
+from distmagic.systems.slurm import srun_words, submission
+from distmagic.transports import program_text, quoting
+from tests import REPOSITORY
+
+HOSTILE = [
+    "two words",
+    "it's",
+    '"',
+    "$HOME",
+    "$(id)",
+    "`id`",
+    "a;b",
+    "é ü",
+    "\\",
+    "!x",
+    "*",
+    "--nodes=9",
+    "%j",
+    "a|b",
+    "#",
+]
+
+
+@pytest.fixture(autouse=True)
+def _short_programs(monkeypatch):
+    """The programs that travel change with every edit; their text is not what is looked at here."""
+    monkeypatch.setattr(program_text, "_one_line", lambda role: f"<{role}>")
+
+
+def words(**changes):
+    request = SlurmRequest(**changes)
+    command = submission.arguments(request, "distmagic:lab", is_elastic=False)
+    assert command[:4] == srun_words.clean(())
+    return command[4:]
+
+
+def test_what_is_submitted():
+    request = SlurmRequest(
+        nodes=3, options=(("gpus-per-node", "4"), ("partition", "gpu"), ("exclusive", "")), setup="module load cuda\nset -x",
+        idle_s=600,
+    )  # fmt: skip
+    command = submission.arguments(
+        request, submission.comment_of("me:/a b.ipynb"), is_elastic=True
+    )
+    text = (
+        " ".join(command[4:])
+        + "\n\n"
+        + submission.script(request, "~/py/bin/python3", 60.0, is_elastic=True)
+    )
+    alone = submission.script(SlurmRequest(), "python3", 60.0, is_elastic=False)
+    golden = REPOSITORY / "tests/golden/sbatch.txt"
+    assert f"{text}\n{alone}" == golden.read_text()
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_a_hostile_value_stays_one_argument_for_every_shell(value):
+    command = words(options=(("account", value),), nodes=2)
+    line = quoting.command_line(("printf", "%s\\n", *command))
+    for shell in ("sh", "bash"):
+        told = subprocess.run(
+            [shell, "-c", line], capture_output=True, text=True, check=True
+        ).stdout
+        assert told.splitlines() == [*command]
+        assert f"--account={value}" in told.splitlines()
+
+
+def test_a_hostile_python_stays_one_word_of_the_script():
+    script = submission.script(
+        SlurmRequest(), "/opt/my $(id) py'thon", 60.0, is_elastic=False
+    )
+    shown = script.replace("exec ", "printf '%s\\n' ")
+    told = subprocess.run(
+        ["sh", "-c", shown], capture_output=True, text=True, check=True
+    ).stdout
+    assert told.splitlines()[0] == "/opt/my $(id) py'thon"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((("gpus", "8"),), "--gpus counts GPUs of the whole job"),
+        (
+            (("array", "1-9"),),
+            "--slurm array: distmagic gives sbatch this option itself.",
+        ),
+        ((("Account", "a"),), "--slurm 'Account' is no option of sbatch."),
+        ((("account=x --wrap", "id"),), "is no option of sbatch."),
+        ((("account", "a\nb"),), "--account has a line break or a zero byte in it."),
+    ],
+)
+def test_options_that_can_not_be(options, message):
+    with pytest.raises(SpecError, match=message.replace("(", "\\(")):
+        SlurmRequest(options=options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nodes": 0}, "--nodes 0"),
+        ({"idle_s": 0.0}, "--idle 0"),
+        ({"login": "a;b"}, "is not a host"),
+        ({"setup": "\0"}, "zero byte"),
+    ],
+)
+def test_requests_that_can_not_be(changes, message):
+    with pytest.raises(SpecError, match=message):
+        SlurmRequest(**changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("slurm", ("", "")),
+        ("slurm:login1", ("login1", "")),
+        ("slurm:me@login1", ("me@login1", "")),
+        ("slurm:me@login1:2222", ("me@login1", "2222")),
+        ("slurm:17", ("", "17")),
+        ("slurm:login1:17", ("login1", "17")),
+    ],
+)
+def test_places(text, place):
+    assert parse_place(text) == place
+
+
+def test_a_system_that_is_not_known():
+    with pytest.raises(SpecError, match="--on 'pbs' is not known"):
+        parse_place("pbs")
+
+
+@pytest.mark.parametrize(
+    ("answer", "job"),
+    [("17\n", ("17", "")), ("17;east\n", ("17", "east")), ("hello\n17\n", ("17", ""))],
+)
+def test_the_number_of_a_job(answer, job):
+    assert submission.job_id(answer) == job
+
+
+@pytest.mark.parametrize("answer", ["", "\n", "Submitted batch job 17", "17;a b"])
+def test_an_answer_without_a_number(answer, golden):
+    with pytest.raises(ValueError) as caught:
+        submission.job_id(answer)
+    golden(caught.value)
+
+
+def test_variables_of_a_job_around_are_taken_away_and_the_users_own_choice_stays():
+    odd = {
+        "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2", "SLURM_CONF": "/a", "SBATCH_ACCOUNT": "mine", "SBATCH_WAIT": "1",
+        "SRUN_DEBUG": "3", "PMIX_RANK": "0", "SQUEUE_FORMAT": "%i", "MINE": "x\nSLURM_HELLO=1", "PATH": os.environ["PATH"],
+    }  # fmt: skip
+    program = "import os; print(sorted(os.environ))"
+    done = subprocess.run(
+        srun_words.clean((sys.executable, "-I", "-c", program)),
+        env=odd,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    left = {name for name in odd if f"'{name}'" in done.stdout}
+    assert left == {"SLURM_CONF", "SBATCH_ACCOUNT", "MINE", "PATH"}
+    assert done.stderr == ""

@@ -9,7 +9,7 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
     the cell          --request/cell.parse_cell-->         statements for the notebook, and one call for every rank
     the call          --payload/pack.pack_call-->          Payload: files that travel
     Payload, --sync   --payload/work_files.with_tree-->    Payload: also the files that hosts find in their working directory
-    Hosts             --connection/reach.Reaching-->       a Link to each host, and its Facts
+    Hosts             --connection/first_links-->            a Link to each host, and its Facts
     Facts             --planning/preflight-->              errors that name the host and the cure
     all of these      --planning/plan.make_plan-->         Plan: what every host starts; its JobTerms travel along
     Plan, Payload     --runner/start-->                    agents that run, and links to them

@@ -31,7 +31,7 @@ from distmagic.request.spec import (
 from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
 from distmagic.session.background import BackgroundRun
-from distmagic.session.inside import digest_of, part_of
+from distmagic.session.inside import digest_of
 from distmagic.session.place import Place, begin_in_background
 from distmagic.session.session import Session
 
@@ -161,7 +161,7 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     launch = partial(_launch, call, spec, allocation)
     part = None
     if not chosen and allocation is None:
-        part = part_of(session(), os.environ)
+        part = session().inside.part(os.environ)
     if part is None:
         return launch(chosen, access)
     if background:
@@ -212,12 +212,11 @@ def _launch(
             screen = call.screen or screen_for(in_background=call.in_background)
             if call.in_background:
                 return begin_in_background(session(), place, spec, payload, screen)
-            reaching = place.reach(screen, payload)
         except BaseException:
             place.cancel()
             raise
         try:
-            return session().launch(reaching, spec, payload, screen)
+            return place.launch(payload, screen)
         except RunError as error:
             # No variable gets a run that fails: `run = distmagic.run(...)` has not come to its end.
             error.hint = _OF_A_RUN.sub("error.run", error.hint)

@@ -98,7 +98,6 @@ def _command(name: str, words: Sequence[str]) -> int:
     from distmagic.connection.prompts import asker_of
     from distmagic.screens.choose import screen_for
     from distmagic.session import programs
-    from distmagic.session.inside import part_of
 
     programs.check_request(request)
     if request.background:
@@ -111,7 +110,7 @@ def _command(name: str, words: Sequence[str]) -> int:
         return 0
     part = None
     if chosen.is_default and not request.allocation and not request.ignores_system:
-        part = part_of(session(), os.environ)
+        part = session().inside.part(os.environ)
     if part is not None and part.place.task is not None:
         programs.run_as_rank(program, part.place)
         return 0

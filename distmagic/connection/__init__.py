@@ -13,7 +13,9 @@ here decides what a run does next, and no module here knows of more than one job
     idle_links.py     links that no run uses; they renew what hosts keep loaded
     lease_keeper.py   renews the lease of a job over the links to its hosts
     parallel.py       the same act on all hosts at the same time, and one error for all
-    reach.py          the first link to each host of a run, opened in the background, and the one way to further links
+    warm_hosts.py     what hosts keep loaded for this kernel, from the first link of a run on
+    link_opener.py    hosts with the way to them, and the one way to a link with each
+    first_links.py    the first link to each host of a run, opened in the background
     certificate.py    a certificate by which hosts of one delivery, or nodes of one job, know each other
     prompts.py        questions to the user, asked by threads and answered on the main thread
 """

@@ -13,7 +13,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.opening import open_link
 from distmagic.connection.parallel import in_parallel
 from distmagic.errors import ConnectionLost, HostError, ProtocolError, Unreachable
-from distmagic.payload.blobs import LocalBlob
+from distmagic.payload.bundle import build
 from distmagic.remote.wire import protocol
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
@@ -55,25 +55,16 @@ class Connections:
         new = [key for key in keys if self._known(key) is None]
         capacity.check(len(new), by_ssh_program=access.ssh_command is not None)
 
-    def link(
-        self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob
-    ) -> Link:
+    def link(self, host: Host, access: Access, asker: Asker) -> Link:
         """Open a new link to a host, over the open connection if there is one that still works.
 
         One that doesn't is closed, also for the other runs. A link that breaks is no sign of that: the keep-alives of a
         transport are, which end it within seconds, and then no process can be started over it.
         """
-        return self._link(_key(host, access), host, access, asker, python, bundle)
+        return self._link(_key(host, access), host, access, asker)
 
-    def _link(
-        self,
-        key: _Key,
-        host: Host,
-        access: Access,
-        asker: Asker,
-        python: str,
-        bundle: LocalBlob,
-    ) -> Link:
+    def _link(self, key: _Key, host: Host, access: Access, asker: Asker) -> Link:
+        python, bundle = access.interpreter(host), build()
         known = self._known(key)
         if known is not None:
             try:
@@ -110,12 +101,10 @@ class Connections:
             )
         return transport
 
-    def take_idle(
-        self, host: Host, access: Access, asker: Asker, python: str, bundle: LocalBlob
-    ) -> Link:
+    def take_idle(self, host: Host, access: Access, asker: Asker) -> Link:
         """Return the idle link of a host, if there is one that still works, else a new link."""
         key = _key(host, access)
-        link = self._idle.take((key, python))
+        link = self._idle.take((key, access.interpreter(host)))
         if link is not None:
             try:
                 link.host = host  # it may have other slots now
@@ -123,19 +112,26 @@ class Connections:
             except (ConnectionLost, HostError, ProtocolError):
                 link.close()
                 # Meanwhile the user may have changed the configuration.
-                return self.link(host, access, asker, python, bundle)
+                return self.link(host, access, asker)
             else:
                 return link
-        return self._link(key, host, access, asker, python, bundle)
+        return self._link(key, host, access, asker)
 
-    def keep_idle(self, python: str, link: Link) -> None:
+    def give_back(self, link: Link) -> None:
+        """Keep a link that is not used after all, if its host keeps something loaded; else close it at once."""
+        if link.kept is None or link.is_closed:
+            link.close()
+        else:
+            self.keep_idle(link)
+
+    def keep_idle(self, link: Link) -> None:
         """Keep a link for the next run, if its host keeps something loaded; else end it."""
         transport = link.transport
         # The key under which it was opened: by now the configuration may give another one.
         with self._lock:
             keys = [key for key, known in self._open.items() if known is transport]
         if keys:
-            self._idle.give((keys[0], python), link)
+            self._idle.give((keys[0], link.interpreter), link)
         else:
             link.close()  # its connection was dropped
 

@@ -64,6 +64,7 @@ class Link:
         self.line_bytes = 0
         self.agent_error = ""
         self.facts: protocol.Facts
+        self.interpreter = ""  # the Python that was started
         self.python: tuple[int, ...] = ()  # its version on the host
         self.warm: protocol.TemplateRequest | None = None
         self.kept: protocol.TemplateRequest | None = None

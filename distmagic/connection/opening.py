@@ -38,6 +38,7 @@ def open_link(
     words = (*access.before_python, *interpreter_words(python))
     process = transport.start((*words, "-u", "-c", boot.BOOTSTRAP))
     link = Link(host, process, transport)
+    link.interpreter = python
     link.by_hand = access.by_hand(host)
     link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
     look = None

@@ -1,12 +1,11 @@
 """What a user types in IPython: `%%distributed`, `%distributed`, and their completion.
 
 Here a line and a cell are read, the cell's own statements are executed, and messages for the user are printed. Nothing
-here opens a connection, starts a thread or knows how a run proceeds: `backend.py` names the five functions of other
-packages that do. In this order:
+here opens a connection, starts a thread or knows how a run proceeds. What does is imported at its first call, so that
+`%load_ext distmagic` takes no time. In this order:
 
     magic.py          the cell: `%%distributed`; loading and unloading of the extension
     local_run.py      the cell's own statements, and what is said of those that were meant for the ranks
-    backend.py        the functions of other packages that the magics call, each imported at its first call
     settings.py       what is set once for a notebook: hosts, playground, and the session of all its cells
     commands.py       the table of `%distributed` subcommands
     host_commands.py  hosts, playground, allocations, down

@@ -79,7 +79,7 @@ def _folder(line: CommandLine, path: str) -> RemoteFolder:
     hosts = tuple(found[:1]) or parse_hosts(name)
     if len(hosts) != 1:
         raise SpecError(f"{name!r} is more than one host.", "Name one of them.")
-    return line.notebook.session().folder(reach(line, hosts), path)
+    return line.notebook.session().housekeeping.folder(reach(line, hosts), path)
 
 
 def split_pattern(path: str) -> tuple[str, str]:
@@ -122,9 +122,11 @@ def env(line: CommandLine) -> None:
     request = flags.parse_line("", notebook.config.defaults(os.environ))
     # The Python that makes an environment is never one that was synced before.
     access = notebook.access(request, hosts, synced=False)
-    reaching = notebook.session().reach(hosts, access, line.asker)
+    first_links = notebook.session().reach(hosts, access, line.asker)
     shown = _StatusLine()
-    synced = notebook.session().sync_environment(reaching, packages, shown.show)
+    synced = notebook.session().housekeeping.sync_environment(
+        first_links, packages, shown.show
+    )
     shown.end()
     for host, ready in synced.ready.items():
         notebook.synced[host] = ready.python

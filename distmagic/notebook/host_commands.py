@@ -124,7 +124,9 @@ def playground(line: CommandLine) -> None:
         )
     if notebook.playground is not None:
         notebook.close()
-    notebook.playground = notebook.backend.playground(int(count))
+    from distmagic.playground.playground import start
+
+    notebook.playground = start(int(count))
     chosen = Chosen(
         hosts=notebook.playground.hosts, source="throw-away SSH hosts on this machine"
     )

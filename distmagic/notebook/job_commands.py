@@ -60,6 +60,8 @@ def runs(line: CommandLine) -> None:
 
 def attach(line: CommandLine) -> object:
     """Follow a job to its end and return its run, if that gets no name. Raises what a run raises."""
+    from distmagic.screens.choose import screen_for
+
     _expect(line, 1, 2, "%distributed attach needs the name of a job.")
     job_name, *variables = line.words
     for name in variables:
@@ -69,11 +71,11 @@ def attach(line: CommandLine) -> object:
     spare = tuple(host for host in known if host not in hosts)
     notebook = line.notebook
     try:
-        reaching = reach(line, hosts, spare, job.name)
+        first_links = reach(line, hosts, spare, job.name)
         run = notebook.session().attach(
-            reaching,
+            first_links,
             job,
-            notebook.backend.screen_for(notebook.shell),
+            screen_for(notebook.shell),
             run_names.variable_of(variables),
         )
     except RunError as error:
@@ -106,7 +108,9 @@ def _shown(line: CommandLine) -> object:
     run = notebook.session().background.find(line.words[0])
     if run is None or len(line.words) > 1:
         return attach(line)
-    run.screen.add(notebook.backend.screen_for(notebook.shell, in_background=True))
+    from distmagic.screens.choose import screen_for
+
+    run.screen.add(screen_for(notebook.shell, in_background=True))
     return None
 
 
@@ -130,7 +134,9 @@ def add(line: CommandLine) -> None:
         )
 
     # The first host counts the nodes, so it is reached as well.
-    line.notebook.session().add(reach(line, (known[0], *new), (), job.name), job, tell)
+    line.notebook.session().housekeeping.add(
+        reach(line, (known[0], *new), (), job.name), job, tell
+    )
 
 
 def stop(line: CommandLine) -> None:
@@ -144,7 +150,9 @@ def stop(line: CommandLine) -> None:
     job, hosts = find_known(line, line.words[0])
     if not job.is_running:
         raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
-    stopped = line.notebook.session().stop(reach(line, hosts, (), job.name), job)
+    stopped = line.notebook.session().housekeeping.stop(
+        reach(line, hosts, (), job.name), job
+    )
     if stopped.ended:
         say(f"{job.name} was stopped on {', '.join(stopped.ended)}")
     for name, error in stopped.unknown.items():
@@ -177,8 +185,8 @@ def logs(line: CommandLine) -> None:
     if not re.fullmatch(r"-1|\d{1,9}", rank):
         raise SpecError(f"{rank!r} is not a rank.", "Write %distributed logs ID 0.")
     job, hosts = find_known(line, name)
-    reaching = reach(line, hosts, (), job.name)
-    text = line.notebook.session().logs(reaching, job, int(rank))
+    first_links = reach(line, hosts, (), job.name)
+    text = line.notebook.session().housekeeping.logs(first_links, job, int(rank))
     if text is None:
         raise _no_rank(job, rank)
     text = text or f"rank {rank} of {job.name} has written nothing"
@@ -213,7 +221,9 @@ def stacks(line: CommandLine) -> None:
         raise SpecError(
             f"Job {job.name} has ended already ({job.phase}), so its ranks are nowhere."
         )
-    found = line.notebook.session().stacks(reach(line, hosts, (), job.name), job)
+    found = line.notebook.session().housekeeping.stacks(
+        reach(line, hosts, (), job.name), job
+    )
     page = {
         "text/plain": render.stacks_text(found, job.name),
         "text/html": render.stacks_html(found, job.name),
@@ -267,7 +277,9 @@ def clean(line: CommandLine) -> None:
     session, hosts = line.notebook.session(), known_hosts(line)
     if line.words and line.words[0] != "all":
         # As what it was shown: a host that knows it as another one's keeps it.
-        freed = session.remove(reach(line, hosts), chosen, chosen[0].terms.owner)
+        freed = session.housekeeping.remove(
+            reach(line, hosts), chosen, chosen[0].terms.owner
+        )
         print(f"removed: {freed / 1e6:,.1f} MB")
         return
     owner = "" if everybody else _owner()
@@ -278,8 +290,8 @@ def clean(line: CommandLine) -> None:
         sum(map(len, idle.values())) - sum(map(len, own_idle.values())),
     )
     if not line.words:
-        kept = sum(session.cached(reach(line, hosts), owner=_owner()))
-        of_all = sum(session.cached(reach(line, hosts)))
+        kept = sum(session.housekeeping.cached(reach(line, hosts), owner=_owner()))
+        of_all = sum(session.housekeeping.cached(reach(line, hosts)))
         others = _of_others(*counts, of_all - kept)
         print(
             f"kept of sent files and this notebook's environments that nobody uses: {kept / 1e6:,.1f} MB"
@@ -293,16 +305,18 @@ def clean(line: CommandLine) -> None:
                 f"That leaves {others}; %distributed clean all --everybody removes these too."
             )
         return
-    freed = session.remove(reach(line, hosts), chosen, owner)
-    freed += sum(session.cached(reach(line, hosts), removes=True, owner=owner))
+    freed = session.housekeeping.remove(reach(line, hosts), chosen, owner)
+    freed += sum(
+        session.housekeeping.cached(reach(line, hosts), removes=True, owner=owner)
+    )
     goes = idle if everybody else own_idle
     names = {host: [one.name for one in dirs] for host, dirs in goes.items()}
-    freed += session.remove_work_dirs(reach(line, hosts), names)
+    freed += session.housekeeping.remove_work_dirs(reach(line, hosts), names)
     _print_work_dirs("removed with all files in it", goes)
     print(f"removed: {freed / 1e6:,.1f} MB")
     if everybody:
         return
-    others = _of_others(*counts, sum(session.cached(reach(line, hosts))))
+    others = _of_others(*counts, sum(session.housekeeping.cached(reach(line, hosts))))
     if others:
         print(f"{others} left; %distributed clean all --everybody removes these too.")
 
@@ -323,7 +337,9 @@ def _of_others(jobs: int, work_dirs: int, made_bytes: int) -> str:
 
 def _idle_work_dirs(line: CommandLine) -> dict[str, list[KeptWorkDir]]:
     """Return the working directories that no job uses, by host."""
-    found = line.notebook.session().work_dirs(reach(line, known_hosts(line)))
+    found = line.notebook.session().housekeeping.work_dirs(
+        reach(line, known_hosts(line))
+    )
     return {
         host: [one for one in dirs if not one.is_used] for host, dirs in found.items()
     }
@@ -358,7 +374,11 @@ def status(line: CommandLine) -> None:
     """Print what the hosts keep loaded for the next run."""
     _expect(line, 0, 0, "%distributed status takes nothing after it.")
     hosts = known_hosts(line)
-    print(kept_table(hosts, line.notebook.session().templates(reach(line, hosts))))
+    print(
+        kept_table(
+            hosts, line.notebook.session().housekeeping.templates(reach(line, hosts))
+        )
+    )
 
 
 def _expect(line: CommandLine, low: int, high: int, message: str) -> None:

@@ -19,7 +19,7 @@ from distmagic.request import flags
 from distmagic.request.hosts import LOCALHOST, Host
 
 if TYPE_CHECKING:
-    from distmagic.connection.reach import Reaching
+    from distmagic.connection.first_links import FirstLinks
     from distmagic.request.spec import Access
 
 
@@ -48,7 +48,7 @@ def reach(
     hosts: tuple[Host, ...],
     spare: tuple[Host, ...] = (),
     job_name: str = "",
-) -> Reaching:
+) -> FirstLinks:
     """Begin to reach `hosts` in the background; a job that is followed may yet come to `spare` hosts.
 
     A job that this kernel has begun is reached as it was begun: with the same SSH configuration and Python.
@@ -65,9 +65,9 @@ def reach(
 
 def jobs_of(line: CommandLine, job_name: str = "") -> tuple[Job, ...]:
     """Return the jobs of all hosts that are up, and print which hosts are not; `job_name` is the one that is wanted."""
-    reaching = reach(line, known_hosts(line, job_name), (), job_name)
-    found = line.notebook.session().jobs(reaching)
-    for why in reaching.absent.values():
+    first_links = reach(line, known_hosts(line, job_name), (), job_name)
+    found = line.notebook.session().housekeeping.jobs(first_links)
+    for why in first_links.absent.values():
         say(f"{why} What it has of jobs is not known.")
     return tuple(job for job in found if _may_be(line, job))
 
@@ -95,14 +95,14 @@ def all_jobs(line: CommandLine) -> tuple[Job, ...]:
             if one not in named and not host.allocation:
                 others.setdefault(access, {})[one] = None
     for access, more in others.items():
-        reaching = session.reach(tuple(more), access, line.asker)
+        first_links = session.reach(tuple(more), access, line.asker)
         try:
-            for job in session.jobs(reaching):
+            for job in session.housekeeping.jobs(first_links):
                 if _may_be(line, job):
                     found.setdefault((job.name, job.hosts[0]), job)
         except DistmagicError as error:  # they may be gone for good
             say(f"{error.message} What these hosts have of jobs is not known.")
-        for why in reaching.absent.values():
+        for why in first_links.absent.values():
             say(f"{why} What it has of jobs is not known.")
     return tuple(sorted(found.values(), key=lambda job: job.began_s))
 

@@ -22,7 +22,6 @@ from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import Cancelled, PayloadTooLarge, RunError, SpecError
 from distmagic.notebook import commands, run_names
-from distmagic.notebook.backend import BACKEND, Backend
 from distmagic.notebook.completion import MAGICS, Completer
 from distmagic.notebook.local_run import (
     note_library_changes,
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from distmagic.request.spec import Access
     from distmagic.runner.outcome import Detached, Run
     from distmagic.session.background import BackgroundRun
+    from distmagic.session.session import Session
 
 _SCRIPT_NAME = "cell.py"  # sys.argv[0] of a cell that runs as a script
 _OWN_LINES = "running the cell's own lines here"
@@ -67,10 +67,14 @@ class CellSyntaxError(SpecError):
 class Magics:
     """The two magics of one shell."""
 
-    def __init__(self, shell: InteractiveShell, backend: Backend = BACKEND) -> None:
+    def __init__(
+        self,
+        shell: InteractiveShell,
+        open_session: Callable[[], Session] | None = None,
+    ) -> None:
         self.shell = shell
         self.config = settings_of(shell)
-        self.notebook = Notebook(shell, self.config, backend)
+        self.notebook = Notebook(shell, self.config, open_session)
         names = commands.OfferedNames(
             hosts=self.notebook.host_names,
             jobs=self.notebook.job_names,
@@ -162,12 +166,13 @@ class Magics:
         variable: str,
     ) -> Run:
         """Run the cell as a workflow of OSMO."""
+        from distmagic.screens.choose import screen_for
         from distmagic.systems.osmo import run as osmo
 
         osmo.check(request)
         with closing(asker_of(self.shell)) as asker:
             payload = self._payload(plan, request, asker)
-        screen = self.notebook.backend.screen_for(self.shell)
+        screen = screen_for(self.shell)
         return osmo.run(request, payload, screen, variable)
 
     def _run_on(
@@ -180,6 +185,7 @@ class Magics:
     ) -> Run | Detached | BackgroundRun | None:
         """Run the cell on these hosts, or on those of its allocation; None for a dry run."""
         from distmagic.screens.announcing import announcing
+        from distmagic.screens.choose import screen_for
         from distmagic.session.place import begin_in_background, place_of
 
         session = self.notebook.session()
@@ -191,11 +197,11 @@ class Magics:
             place = place_of(session, request, hosts, access, of_run)
             try:
                 if request.dry_run:
-                    print(sanitize.lines(session.dry_run(place.reach(), request.spec)))
+                    from distmagic.session.dry_run import start_commands
+
+                    print(sanitize.lines(start_commands(place.reach(), request.spec)))
                     return None
-                screen = self.notebook.backend.screen_for(
-                    self.shell, in_background=request.background
-                )
+                screen = screen_for(self.shell, in_background=request.background)
 
                 def what() -> str:
                     return "waits for your answer" if asker.is_asking else _OWN_LINES
@@ -206,15 +212,12 @@ class Magics:
                     return begin_in_background(
                         session, place, request.spec, payload, screen, variable
                     )
-                reaching = place.reach(screen, payload)
             except BaseException as error:
                 place.cancel()
                 if isinstance(error, KeyboardInterrupt):
                     raise _cancelled(error) from None
                 raise
-            return session.launch(
-                reaching, request.spec, payload, screen, variable=variable
-            )
+            return place.launch(payload, screen, variable)
 
     def _export(self, plan: cells.CellPlan, request: flags.Request) -> str:
         """Write the folder that starts the cell elsewhere, and return what to tell the user of it."""
@@ -305,11 +308,12 @@ class Magics:
 
         Above the limit the user is asked; where nobody can answer, `PayloadTooLarge` is raised.
         """
-        backend, limit_bytes = self.notebook.backend, request.payload_limit_bytes
-        labels = _labels(self.shell)
+        from distmagic.payload.pack import pack_call, pack_whole
+
+        limit_bytes, labels = request.payload_limit_bytes, _labels(self.shell)
         if plan.call is None:
             argv = (_SCRIPT_NAME, *request.args) if request.script else ()
-            return backend.pack_whole(
+            return pack_whole(
                 plan.text,
                 filename=plan.filename,
                 labels=labels,
@@ -320,9 +324,7 @@ class Magics:
         thunk = cells.make_thunk(
             plan, self.shell.user_ns, plan.filename, self.shell.compile.flags
         )
-        pack = partial(
-            backend.pack_call, thunk, labels=labels, title=ast.unparse(plan.call)
-        )
+        pack = partial(pack_call, thunk, labels=labels, title=ast.unparse(plan.call))
         try:
             return pack(limit_bytes=limit_bytes)
         except PayloadTooLarge as error:
@@ -379,10 +381,12 @@ def _cancelled(interrupt: KeyboardInterrupt) -> Cancelled:
     return cancelled
 
 
-def load_ipython_extension(shell: InteractiveShell, backend: Backend = BACKEND) -> None:
-    """Register the magics. Where another extension owns `%%distributed`, it keeps it."""
+def load_ipython_extension(
+    shell: InteractiveShell, open_session: Callable[[], Session] | None = None
+) -> None:
+    """Register the magics, over this process's session or another one. Where another extension owns `%%distributed`, it keeps it."""
     check_system()
-    magics = Magics(shell, backend)
+    magics = Magics(shell, open_session)
     shell.configurables.append(magics.config)
     owner = _other_owner(shell)
     if owner:

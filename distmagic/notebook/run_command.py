@@ -35,6 +35,7 @@ def run(line: CommandLine) -> object:
 
 def _run_program(line: CommandLine, names: list[str]) -> object:
     """Do what `run` promises; `names` is given the name of the run as soon as it is known."""
+    from distmagic.screens.choose import screen_for
     from distmagic.session import exporting, programs
 
     words, program = split_program(line.words)
@@ -48,7 +49,7 @@ def _run_program(line: CommandLine, names: list[str]) -> object:
         print(sanitize.lines(exporting.export_program(program, request, hosts)))
         return None
     if request.workflow is not None:
-        screen = notebook.backend.screen_for(notebook.shell)
+        screen = screen_for(notebook.shell)
         return _bound(
             lambda: programs.run_workflow(request, program, screen, variable),
             line,
@@ -63,9 +64,7 @@ def _run_program(line: CommandLine, names: list[str]) -> object:
             )
             print(sanitize.lines(text))
             return None
-        screen = notebook.backend.screen_for(
-            notebook.shell, in_background=request.background
-        )
+        screen = screen_for(notebook.shell, in_background=request.background)
         return programs.run_program(
             session, request, program, hosts, access, line.asker, screen, variable
         )

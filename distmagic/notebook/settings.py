@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distmagic.errors import SpecError
-from distmagic.notebook.backend import Backend
 from distmagic.request import flags
 from distmagic.request.config import Chosen, Distmagic, choose_hosts
 from distmagic.request.hosts import Host
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from distmagic.planning.jobs import Job
     from distmagic.playground.playground import Playground
     from distmagic.session.background import BackgroundRun
-    from distmagic.session.inside import Inside
+    from distmagic.session.inside import Part
     from distmagic.session.session import Session
 
 
@@ -29,15 +28,18 @@ class Notebook:
 
     `hosts` are those of `%distributed hosts`, None before that. `playground` is the running playground, None without
     one. `synced` are the Pythons of the environments that `%distributed env sync` has made, by host. `listed` are the
-    jobs that `%distributed jobs` has shown last.
+    jobs that `%distributed jobs` has shown last. `open_session` stands for this process's own session.
     """
 
     def __init__(
-        self, shell: InteractiveShell, config: Distmagic, backend: Backend
+        self,
+        shell: InteractiveShell,
+        config: Distmagic,
+        open_session: Callable[[], Session] | None = None,
     ) -> None:
         self.shell = shell
         self.config = config
-        self.backend = backend
+        self._open_session = open_session
         self.hosts: Chosen | None = None
         self.playground: Playground | None = None
         self.synced: dict[str, str] = {}
@@ -47,7 +49,12 @@ class Notebook:
     def session(self) -> Session:
         """Return the session of this kernel, opened at the first call."""
         if self._session is None:
-            self._session = self.backend.session()
+            if self._open_session is None:
+                # Only now: `%load_ext distmagic` imports neither torch nor paramiko.
+                from distmagic.api import session
+
+                self._open_session = session
+            self._session = self._open_session()
         return self._session
 
     def choose(self, request: flags.Request, environ: Mapping[str, str]) -> Chosen:
@@ -103,7 +110,7 @@ class Notebook:
         is_default = self.choose(request, os.environ).is_default
         return () if is_default else hosts, access
 
-    def part(self, request: flags.Request, environ: Mapping[str, str]) -> Inside | None:
+    def part(self, request: flags.Request, environ: Mapping[str, str]) -> Part | None:
         """Return this kernel's part in a job whose nodes all run this notebook; None outside one, and where hosts are named.
 
         Raises `SpecError`.
@@ -112,9 +119,7 @@ class Notebook:
             return None
         if not self.choose(request, environ).is_default:
             return None
-        from distmagic.session.inside import part_of
-
-        part = part_of(self.session(), environ)
+        part = self.session().inside.part(environ)
         if part is not None and request.background:
             raise part.refusal("--background")
         return part

@@ -342,6 +342,11 @@ class Access:
         table = dict(self.pythons)
         return table.get(name, table.get(""))
 
+    def interpreter(self, host: Host) -> str:
+        """Return the interpreter to start on a host: the one chosen, here the notebook's own, else `python3`."""
+        usual = sys.executable if host.is_local else "python3"
+        return self.python_of(host.name) or usual
+
 
 # A setting of the notebook is checked under its own name, before it becomes part of an `Access`: `where` ends with a
 # colon then.

@@ -65,7 +65,6 @@ class Collect:
     """Fetch the small results of a node that has ended, `sizes` in bytes by rank, and let its link rest."""
 
     node_rank: int
-    host_index: int
     link: Link
     sizes: Mapping[int, int]
 

@@ -9,18 +9,21 @@ from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from functools import partial
 
+from distmagic.connection.connections import Connections
+from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.lease_keeper import LeaseKeeper
 from distmagic.connection.link import Link
+from distmagic.connection.link_opener import LinkOpener
 from distmagic.connection.parallel import (
     close_result,
     in_parallel,
     raise_first,
     threads_for,
 )
-from distmagic.connection.reach import Reaching
 from distmagic.connection.requests import host_requests
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
 from distmagic.planning import devices
+from distmagic.planning.plan import Plan
 from distmagic.remote.wire.protocol import DeviceClaim
 from distmagic.request.spec import JobSpec
 from distmagic.runner.event_queue import EventQueue
@@ -31,19 +34,19 @@ _PAUSE_S = 1.0  # until a host is asked again whether its devices are free
 
 
 def connect(
-    loop: RunLoop, reaching: Reaching, enough: int | None, *, needs_remote: bool = False
+    loop: RunLoop, first_links: FirstLinks, enough: int | None, *, needs_remote: bool = False
 ) -> tuple[Link, ...]:  # fmt: skip
     """Return a link to each host, showing meanwhile how far each of them is. Arguments and errors are those of `settle`."""
-    for host_index, future in enumerate(reaching.futures):
+    for host_index, future in enumerate(first_links.futures):
         future.add_done_callback(partial(_report, loop.queue, host_index))
     try:
-        loop.wait_for(reaching.futures)
+        loop.wait_for(first_links.futures)
     except KeyboardInterrupt:
-        raise reaching.interrupted() from None
+        raise first_links.interrupted() from None
     except BaseException:
-        reaching.cancel()
+        first_links.cancel()
         raise
-    return reaching.settle(enough, needs_remote=needs_remote)
+    return first_links.settle(enough, needs_remote=needs_remote)
 
 
 def _report(queue: EventQueue, host_index: int, future: Future[Link]) -> None:
@@ -58,7 +61,7 @@ def _report(queue: EventQueue, host_index: int, future: Future[Link]) -> None:
 
 
 @contextmanager
-def given_back(reaching: Reaching, links: Sequence[Link]) -> Iterator[None]:
+def given_back(connections: Connections, links: Sequence[Link]) -> Iterator[None]:
     """Where the block ends with an error of ours, let the links rest: the next cell begins over them.
 
     After anything else, an interrupt say, an answer may be on its way over them: they are closed.
@@ -66,7 +69,7 @@ def given_back(reaching: Reaching, links: Sequence[Link]) -> Iterator[None]:
     try:
         yield
     except DistmagicError:
-        in_parallel(reaching.give_back, reaching.present, links)
+        in_parallel(connections.give_back, links)
         raise
     except BaseException:
         in_parallel(Link.close, links)
@@ -78,10 +81,11 @@ def given_back(reaching: Reaching, links: Sequence[Link]) -> Iterator[None]:
 
 def claim_devices(
     loop: RunLoop,
-    reaching: Reaching,
+    opener: LinkOpener,
+    present: Sequence[int],
     links: tuple[Link, ...],
     spec: JobSpec,
-    job: str,
+    plan: Plan,
 ) -> tuple[Link, ...]:
     """Have all hosts keep `--devices` for this job, waiting for those that other jobs have; return the links by then.
 
@@ -94,14 +98,14 @@ def claim_devices(
     current = list(links)
     shown = [""] * len(links)
     # What hosts keep loaded for this run must outlast the waiting.
-    lease_keeper = LeaseKeeper(reaching.access.lease_s)
+    lease_keeper = LeaseKeeper(plan.terms.lease_s)
     with _closed_after_error(current), closing(lease_keeper):
         while True:
             lease_keeper.keep_over(tuple(current))
             try:
-                others = _claimed_at_once(loop, current, spec, job)
+                others = _claimed_at_once(loop, current, spec, plan.job)
             except (ConnectionLost, Unreachable):
-                _begin_anew(loop, reaching, current, job)
+                _begin_anew(loop, opener, present, current, plan.job)
                 continue
             if spec.no_wait and any(others):
                 break
@@ -139,7 +143,13 @@ def _waits_for(claims: tuple[DeviceClaim, ...], spec: JobSpec) -> str:
     return text
 
 
-def _begin_anew(loop: RunLoop, reaching: Reaching, links: list[Link], job: str) -> None:
+def _begin_anew(
+    loop: RunLoop,
+    opener: LinkOpener,
+    present: Sequence[int],
+    links: list[Link],
+    job: str,
+) -> None:
     """Give all devices back, over new links where they are broken. Raises `Unreachable` for a host that is gone."""
 
     def give_back(node_rank: int) -> Link:
@@ -150,7 +160,7 @@ def _begin_anew(loop: RunLoop, reaching: Reaching, links: list[Link], job: str) 
             old.close()
         else:
             return old
-        new = reaching.link(reaching.present[node_rank], broken=old)
+        new = opener.link(present[node_rank], broken=old)
         if old.warm is not None:
             new.warm = new.kept = old.warm
             new.send(old.warm)

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from distmagic.connection.lease_keeper import LeaseKeeper, send_quietly
 from distmagic.connection.link import Link
+from distmagic.connection.link_opener import LinkOpener
 from distmagic.connection.parallel import begin, in_parallel
-from distmagic.connection.reach import Reaching
 from distmagic.connection.requests import host_requests, job_requests
 from distmagic.remote.wire import protocol
 from distmagic.runner.actions import (
@@ -50,13 +50,13 @@ class Executor:
         self,
         job: str,
         queue: EventQueue,
-        reaching: Reaching,
+        opener: LinkOpener,
         lease_s: float,
         joiner: NodeJoiner | None = None,
     ) -> None:
         self._job = job
         self._queue = queue
-        self._reaching = reaching
+        self._opener = opener
         self._joiner = joiner
         self._is_over = False
         # Links that were opened here: one whose event nobody reads any more is not in the table's rows.
@@ -103,7 +103,7 @@ class Executor:
         link: Link | None = None
         try:
             self._forget(action.broken)
-            link = self._reaching.link(
+            link = self._opener.link(
                 action.host_index, broken=action.broken, can_ask=action.can_ask
             )
             if action.broken is not None and action.broken.kept is not None:
@@ -121,7 +121,7 @@ class Executor:
     def _meet(self, action: Meet) -> None:
         link: Link | None = None
         try:
-            link = self._reaching.link(action.host_index)
+            link = self._opener.link(action.host_index)
             listings = host_requests.list_jobs(link, self._job)
             found = [(one.job, one.node_rank) for one in listings]
             if (self._job, action.node_rank) not in found:
@@ -148,7 +148,7 @@ class Executor:
                     action.link, self._job, action.node_rank, action.sizes
                 )
             self._forget(action.link)
-            self._reaching.keep_idle(action.host_index, action.link)
+            self._opener.connections.keep_idle(action.link)
         except Exception:  # noqa: BLE001 - also for a bug, the run ends; results wait on their host until looked at
             self._tell(action.node_rank, Collected(results={}, is_kept_idle=False))
         else:
@@ -159,7 +159,7 @@ class Executor:
         link: Link | None = None
         try:
             self._forget(action.broken)
-            link = self._reaching.link(action.host_index, broken=action.broken)
+            link = self._opener.link(action.host_index, broken=action.broken)
             start = self._joiner.admit(link, action.request_id)
         except Exception as error:  # noqa: BLE001 - the node table decides what an error means
             if link is not None:

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from distmagic import sanitize
+from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.link import Link
+from distmagic.connection.link_opener import Fleet, LinkOpener
 from distmagic.connection.parallel import in_parallel, threads_for
-from distmagic.connection.reach import Reaching
 from distmagic.connection.requests import job_requests
 from distmagic.errors import ConnectionLost, DistmagicError, SpecError
 from distmagic.payload import blobs
@@ -59,7 +60,7 @@ _CALL_CHARS = 200  # of a call, that hosts list
 class Followed:
     """How far a run was followed: to its end, or until it went on alone.
 
-    `host_indices` says of each node which of the hosts of `Reaching` it is on. `was_interrupted`: by an interrupt that
+    `host_indices` says of each node which of the fleet's hosts it is on. `was_interrupted`: by an interrupt that
     came when the run was over.
     """
 
@@ -70,7 +71,7 @@ class Followed:
 
 
 def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
-    reaching: Reaching, spec: JobSpec, payload: Payload, screen: Screen, job: str, owner: str, work: WorkDir,
+    first_links: FirstLinks, spec: JobSpec, payload: Payload, screen: Screen, job: str, owner: str, work: WorkDir,
     followed: Collection[str] = (),
 ) -> Followed:  # fmt: skip
     """Run a job to its end; one that is to be detached only until it runs. `work` is its working directory.
@@ -78,8 +79,10 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     `owner` is who begins it, and `followed` are the jobs that this kernel follows just now, which are no orphans.
     Raises a `HostError` before anything is started; for an interrupt before all nodes have started, `Cancelled`.
     """
+    opener, fleet = first_links.opener, first_links.fleet
+    lease_s = fleet.access.lease_s
     clock = clock_since(time.monotonic())
-    state = begin(job, [host.name for host in reaching.hosts], spec.max_restarts)
+    state = begin(job, [host.name for host in fleet.hosts], spec.max_restarts)
     state = replace(
         state,
         call=payload.title,
@@ -95,16 +98,15 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
             state,
             EventQueue(clock),
             screen,
-            reaching.asker.serve,
+            opener.asker.serve,
             noted,
             clock,
             _new_id,
         )
         with loop.opening():
-            links = connect(
-                loop, reaching, enough_hosts(spec, reaching), needs_remote=True
-            )
-            with given_back(reaching, links):
+            enough = enough_hosts(spec, len(fleet.hosts))
+            links = connect(loop, first_links, enough, needs_remote=True)
+            with given_back(opener.connections, links):
                 check_orphans(
                     found_jobs(
                         [link.host.name for link in links],
@@ -117,8 +119,9 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                 if other is not None and payload.in_source is not None:
                     payload = _in_source(loop, payload, other)
                     in_use.enter_context(blobs.in_use(payload.blobs))
-                plan = _plan(loop, reaching, links, spec, job, owner, work)
-                links = claim_devices(loop, reaching, links, spec, job)
+                plan = _plan(loop, first_links, links, spec, job, owner, work)
+                present = first_links.present
+                links = claim_devices(loop, opener, present, links, spec, plan)
             if spec.no_settings:
                 payload = replace(payload, settings=("", ""))
             elif words := payload.settings[1]:
@@ -130,19 +133,22 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
             if payload.notice:
                 loop.note(Warned(text=payload.notice))
             start = Start(
-                loop=loop, reaching=reaching, plan=plan, payload=payload, links=links
+                loop=loop,
+                connections=opener.connections,
+                plan=plan,
+                payload=payload,
+                links=links,
             )
             lead, lost = start.run()
         growth, joiner = None, None
         if plan.terms.is_elastic:
-            growth = Growth(host_names=_names(reaching), awaited=tuple(reaching.absent))
-            open_lead = partial(reaching.link, reaching.present[0])
+            growth = Growth(host_names=fleet.names, awaited=tuple(first_links.absent))
+            open_lead = partial(opener.link, present[0])
             joiner = NodeJoiner(
                 job, open_lead, lead, payload.blobs, is_text=payload.in_source is None
             )
-        lease_s = reaching.access.lease_s
-        table = NodeTable(reaching.present, lease_s, _new_id, growth)
-        executor = Executor(job, loop.queue, reaching, lease_s, joiner)
+        table = NodeTable(present, lease_s, _new_id, growth)
+        executor = Executor(job, loop.queue, opener, lease_s, joiner)
         limits = Limits(
             timeout_s=spec.timeout_s,
             hang_timeout_s=spec.hang_timeout_s,
@@ -157,22 +163,23 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                 detach=spec.detach,
                 lost=lost,
             )
-            _sweep(loop, reaching, table)
+            _sweep(loop, opener, table)
         finally:
             executor.close(table.links)
         return _followed(loop, table, noted)
 
 
-def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
+def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
     """Follow a job from its first event to its end, as if this kernel had started it.
 
-    `reaching` are the job's own hosts in the order of its nodes; those that are down are tried again and again, as when
+    `first_links` lead to the job's own hosts in the order of its nodes; those that are down are tried again and again, as when
     a connection breaks. An interrupt ends the job; of a detached job it only ends the following.
     Raises `SpecError` for a job of another version: its hosts would refuse to tell of it, and it must not end for that.
     """
     for number in job.protocols:
         if number != protocol.PROTOCOL:
             raise SpecError(f"{protocol.another_version(job.name, number)}.")
+    opener, fleet = first_links.opener, first_links.fleet
     clock = clock_since(time.monotonic())
     state = begin(job.name, job.hosts, job.terms.max_restarts)
     # A detached job is known as such from the beginning: an interrupt before its events have come must not end it.
@@ -189,34 +196,33 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
             state,
             EventQueue(clock),
             screen,
-            reaching.asker.serve,
+            opener.asker.serve,
             noted,
             clock,
             _new_id,
         )
         with loop.opening():
-            there = connect(loop, reaching, enough=1)
-        links = dict(zip(reaching.present, there, strict=True))
-        addresses = [""] * len(reaching.hosts)
+            there = connect(loop, first_links, enough=1)
+        links = dict(zip(first_links.present, there, strict=True))
+        addresses = [""] * len(fleet.hosts)
         for node, link in links.items():
             addresses[node] = link.facts.address
         missed = [
-            Warned(text=f"{why} It is tried again.") for why in reaching.absent.values()
+            Warned(text=f"{why} It is tried again.")
+            for why in first_links.absent.values()
         ]
         loop.note(
             Planned(addresses=tuple(addresses), min_nodes=_needed(job.terms)), *missed
         )
         growth, joiner = None, None
         if job.grows:
-            growth = Growth(
-                host_names=_names(reaching), awaited=_awaited(reaching, job)
-            )
-            joiner = NodeJoiner(job.name, partial(reaching.link, 0))
+            growth = Growth(host_names=fleet.names, awaited=_awaited(fleet, job))
+            joiner = NodeJoiner(job.name, partial(opener.link, 0))
         # One host may be several nodes.
-        host_indices = [reaching.hosts.index(host) for host in reaching.hosts]
+        host_indices = [fleet.hosts.index(host) for host in fleet.hosts]
         patience_s = job.terms.lease_s if job.is_running else _ENDED_S
         table = NodeTable(host_indices, patience_s, _new_id, growth)
-        executor = Executor(job.name, loop.queue, reaching, patience_s, joiner)
+        executor = Executor(job.name, loop.queue, opener, patience_s, joiner)
         try:
             links = _following(links, job.name)
             limits = Limits(
@@ -224,7 +230,7 @@ def attach(reaching: Reaching, job: Job, screen: Screen) -> Followed:
                 away_s=patience_s if job.is_running else None,
             )
             loop.follow(table, executor, links, limits)
-            _sweep(loop, reaching, table)
+            _sweep(loop, opener, table)
         finally:
             executor.close(table.links)
         return _followed(loop, table, noted)
@@ -271,21 +277,17 @@ def _needed(terms: protocol.JobTerms) -> int:
     return terms.min_nodes if terms.is_elastic else 0
 
 
-def _names(reaching: Reaching) -> tuple[str, ...]:
-    return tuple(host.name for host in reaching.known)
-
-
-def _awaited(reaching: Reaching, job: Job) -> tuple[int, ...]:
+def _awaited(fleet: Fleet, job: Job) -> tuple[int, ...]:
     """Return the hosts that were not there when the job began, of those that are no node of it yet."""
     found = []
-    for host_index in range(len(reaching.hosts), len(reaching.known)):
-        if reaching.known[host_index].name in job.terms.awaited:
+    for host_index in range(len(fleet.hosts), len(fleet.known)):
+        if fleet.names[host_index] in job.terms.awaited:
             found.append(host_index)
     return tuple(found)
 
 
-def enough_hosts(spec: JobSpec, reaching: Reaching) -> int | None:
-    """Return with how many hosts an elastic job begins; None: it needs them all.
+def enough_hosts(spec: JobSpec, count: int) -> int | None:
+    """Return with how many of `count` hosts an elastic job begins; None: it needs them all.
 
     Of more hosts than its maximum it can't leave out any; nor where the user has said what the first one's address is.
     """
@@ -297,7 +299,7 @@ def enough_hosts(spec: JobSpec, reaching: Reaching) -> int | None:
     ):
         return None
     low, high = spec.nnodes
-    return low if len(reaching.hosts) <= high else None
+    return low if count <= high else None
 
 
 def _in_source(loop: RunLoop, payload: Payload, other: OtherPython) -> Payload:
@@ -317,17 +319,18 @@ def _in_source(loop: RunLoop, payload: Payload, other: OtherPython) -> Payload:
 
 
 def _plan(
-    loop: RunLoop, reaching: Reaching, links: Sequence[Link], spec: JobSpec, job: str, owner: str, work: WorkDir
+    loop: RunLoop, first_links: FirstLinks, links: Sequence[Link], spec: JobSpec, job: str, owner: str, work: WorkDir
 ) -> Plan:  # fmt: skip
     """Return the plan, and note its warnings."""
     pool = threads_for(1, "prepare")
-    awaited = tuple(reaching.hosts[host_index].name for host_index in reaching.absent)
+    fleet = first_links.fleet
+    awaited = tuple(fleet.names[host_index] for host_index in first_links.absent)
     prepared = pool.submit(
         prepare,
         links,
         spec,
         job,
-        lease_s=reaching.access.lease_s,
+        lease_s=fleet.access.lease_s,
         owner=owner,
         work=work,
         awaited=awaited,
@@ -338,21 +341,21 @@ def _plan(
     planned = Planned(
         addresses=tuple(node.address for node in plan.nodes),
         min_nodes=_needed(plan.terms),
-        present=reaching.present,
+        present=first_links.present,
         ranks=torchrun.ranks_of_nodes(plan.rdzv, nproc),
         world_size=torchrun.world_size(plan.rdzv, nproc),
         chose_port=plan.chose_port,
         nproc=tuple(nproc),
     )
     loop.note(planned)
-    for why in reaching.absent.values():
+    for why in first_links.absent.values():
         loop.note(Warned(text=f"{why} The run begins without this host."))
     loop.note(*(Warned(text=text) for text in warnings))
     call = sanitize.line(loop.state.call)[:_CALL_CHARS]
     return replace(plan, terms=replace(plan.terms, call=call))
 
 
-def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:
+def _sweep(loop: RunLoop, opener: LinkOpener, table: NodeTable) -> None:
     """End what is left on nodes whose agent is lost, as far as they can be reached; an interrupt gives that up.
 
     What is lost to this notebook alone may go on: of a job that needs none, an agent that lives is ended only by a stop.
@@ -371,7 +374,7 @@ def _sweep(loop: RunLoop, reaching: Reaching, table: NodeTable) -> None:
     def sweep(node_rank: int) -> None:
         row = table.rows[node_rank]
         try:
-            with closing(reaching.link(row.host_index, broken=row.link)) as link:
+            with closing(opener.link(row.host_index, broken=row.link)) as link:
                 survivors = job_requests.sweep(link, job, node_rank).survivors
                 link.finish()
         except DistmagicError:

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from distmagic.connection.link import Link
-from distmagic.connection.reach import UNKNOWN_HOST
+from distmagic.connection.link_opener import UNKNOWN_HOST
 from distmagic.connection.requests import job_requests
 from distmagic.errors import (
     ConnectionLost,
@@ -193,14 +193,7 @@ class NodeTable:
         if row.is_final and what.error is None:
             row.state = "collecting"
             sizes = dict(row.sizes)
-            return [
-                Collect(
-                    node_rank=node_rank,
-                    host_index=row.host_index,
-                    link=what.link,
-                    sizes=sizes,
-                )
-            ]
+            return [Collect(node_rank=node_rank, link=what.link, sizes=sizes)]
         if row.is_final:
             return self._end(node_rank, now_s)
         if what.error is None:

@@ -1,6 +1,6 @@
 """The loop of a run, on the run's own thread: it folds events, has questions asked, heeds interrupts, decides and shows.
 
-Nobody else changes the state of a run. Not here: session/ shows a state of its own where no loop turns yet, Reaching has
+Nobody else changes the state of a run. Not here: session/ shows a state of its own where no loop turns yet, FirstLinks has
 questions asked where no run is under way, and start.roll_back holds interrupts off until its limits end it.
 
     threads  --events-->  EventQueue  --step-->  RunState, NodeTable

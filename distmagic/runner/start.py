@@ -11,10 +11,10 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 
+from distmagic.connection.connections import Connections
 from distmagic.connection.lease_keeper import LeaseKeeper
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel, raise_first, threads_for
-from distmagic.connection.reach import Reaching
 from distmagic.connection.requests.host_requests import free_port
 from distmagic.errors import (
     Cancelled,
@@ -41,7 +41,7 @@ class Start:
     """The part of a launch in which hosts are sent what they lack, and their agents start. `links` are by node rank."""
 
     loop: RunLoop
-    reaching: Reaching
+    connections: Connections
     plan: Plan
     payload: Payload
     links: tuple[Link, ...]
@@ -113,9 +113,7 @@ class Start:
     def _give_up(self, started: Sequence[Future[None]], node_rank: int) -> None:
         """Close a link. One whose host has refused to start has nothing more to say, and may rest."""
         if _has_refused(started, node_rank):
-            self.reaching.give_back(
-                self.reaching.present[node_rank], self.links[node_rank]
-            )
+            self.connections.give_back(self.links[node_rank])
         else:
             self.links[node_rank].close()
 

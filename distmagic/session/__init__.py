@@ -1,6 +1,6 @@
 """Keeps one kernel's connections, and gives the commands of a user their hosts and jobs.
 
-A `Session` lives as long as its process. It chooses interpreter and template for each host, begins runs and follows
+A `Session` lives as long as its process. It begins runs and follows
 jobs (runner/ does the work), and asks hosts about jobs of any kernel. Nothing here decides
 about a run or waits for its events. In this order:
 
@@ -8,6 +8,7 @@ about a run or waits for its events. In this order:
     allocations.py    nodes of a scheduler: asked for once, used by every cell that asks for the same
     inside.py         this process as one node of a job in which all nodes run the same cell or script
     place.py          where one cell runs; waits for nodes that are still pending, in the background too
+    dry_run.py        what a run would start
     programs.py       a script, or a module, on hosts
     background.py     the runs that go on while the notebook does other things
     exporting.py      a cell, or a script, as a folder that starts the same job on a cluster

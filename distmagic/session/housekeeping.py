@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, as_completed, wait
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
+from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import (
     in_parallel,
@@ -15,7 +17,6 @@ from distmagic.connection.parallel import (
     raise_first,
     threads_for,
 )
-from distmagic.connection.reach import Reaching
 from distmagic.connection.requests import host_requests, job_requests
 from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
@@ -35,6 +36,7 @@ from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.session.packages import Packages
 from distmagic.state.hangs import Explanation
 
+T = TypeVar("T")
 _LOOK_S = 0.2
 # Of the logs of a rank on all hosts together, and of each stream of a host at least: Jupyter's server passes on no more
 # than 3 MB at once.
@@ -68,39 +70,43 @@ class Synced:
     error: BaseException | None = None
 
 
+def on_every(first_links: FirstLinks, request: Callable[[Link], T]) -> dict[int, T]:
+    """Make the same request to each host that is up, and return the answers by index of the host.
+
+    Those that are down: see `first_links.absent`. Raises what reaching hosts raises where none is up.
+    """
+    with first_links.opened(enough=1) as links:
+        answers = in_parallel(request, list(links.values()))
+        return dict(zip(links, answers, strict=True))
+
+
 class Housekeeping:
-    """The part of a `Session` that looks after what was started before, also by other kernels."""
+    """What looks after jobs that were started before, also by other kernels; `kernel` is the name of this one."""
 
-    kernel: str
+    def __init__(self, kernel: str) -> None:
+        self._kernel = kernel
 
-    def jobs(self, reaching: Reaching) -> tuple[Job, ...]:
+    def jobs(self, first_links: FirstLinks) -> tuple[Job, ...]:
         """Return the jobs of which these hosts have something, the oldest first.
 
-        Of several hosts some may be down: see `reaching.absent`.
+        Of several hosts some may be down: see `first_links.absent`.
         """
-        with reaching.opened(enough=1) as links:
-            listings = dict(
-                zip(
-                    links,
-                    in_parallel(host_requests.list_jobs, list(links.values())),
-                    strict=True,
-                )
-            )
+        listings = on_every(first_links, host_requests.list_jobs)
+        names = first_links.fleet.names
         return found_jobs(
-            [host.name for host in reaching.hosts],
-            [listings.get(host_index, ()) for host_index in range(len(reaching.hosts))],
+            names, [listings.get(host_index, ()) for host_index in range(len(names))]
         )
 
     def add(
-        self, reaching: Reaching, job: Job, tell: Callable[[str, int], object]
+        self, first_links: FirstLinks, job: Job, tell: Callable[[str, int], object]
     ) -> None:
         """Bring hosts into an elastic job that runs; `tell` is called with each that has come, and its node rank.
 
-        `reaching` are the host of its first node, and then these.
+        `first_links` are the host of its first node, and then these.
         Raises `SpecError` if the job takes in no host, or not one of these, and `Cancelled` for an interrupt.
         """
-        lead, *others = reaching.wait()
-        joiner = NodeJoiner(job.name, partial(reaching.link, 0))
+        lead, *others = first_links.wait()
+        joiner = NodeJoiner(job.name, partial(first_links.opener.link, 0))
 
         def join(link: Link) -> int:
             start = joiner.admit(link, secrets.token_hex(8))
@@ -123,22 +129,22 @@ class Housekeeping:
             pool.shutdown(wait=False, cancel_futures=True)
             for link in others:
                 link.close()
-            reaching.keep_idle(0, lead)
+            first_links.opener.connections.keep_idle(lead)
         raise_first(list(names))
 
-    def stop(self, reaching: Reaching, job: Job) -> Stopped:
+    def stop(self, first_links: FirstLinks, job: Job) -> Stopped:
         """End a job on its own hosts, as far as they are known; returns when its processes are gone there.
 
-        `reaching` are these hosts, in the order of `job.known`. An interrupt, and a host that can't be reached or does
+        `first_links` are these hosts, in the order of `job.known`. An interrupt, and a host that can't be reached or does
         not confirm the end in time, are no errors here: see `Stopped`. Raises what `wait` raises where no host is up.
         """
-        there = reaching.wait(enough=1)
+        there = first_links.wait(enough=1)
         links = {
             job.known[host_index]: link
-            for host_index, link in zip(reaching.present, there, strict=True)
+            for host_index, link in zip(first_links.present, there, strict=True)
         }
         unknown: dict[str, DistmagicError] = {}
-        for host_index, why in reaching.absent.items():
+        for host_index, why in first_links.absent.items():
             unknown[job.hosts[job.known[host_index]]] = ConnectionLost(why)
         pool = threads_for(len(links), "stop")
         asked = [node for node in job.running if node in links]
@@ -171,16 +177,16 @@ class Housekeeping:
             was_interrupted=was_interrupted,
         )
 
-    def logs(self, reaching: Reaching, job: Job, rank: int) -> str | None:
+    def logs(self, first_links: FirstLinks, job: Job, rank: int) -> str | None:
         """Return what a rank of a job has written last, wherever it ran; None if it ran on none of these hosts.
 
-        It is as much as a page shows at once, and says where more is left out. `reaching` as for `stop`.
+        It is as much as a page shows at once, and says where more is left out. `first_links` as for `stop`.
         """
 
         def has_run(link: Link, node_rank: int) -> bool:
             return job_requests.has_logs(link, job.name, node_rank, rank)
 
-        with reaching.opened() as opened:
+        with first_links.opened() as opened:
             links = list(opened.values())
             have_it = in_parallel(has_run, links, job.known)
             nodes = [
@@ -201,17 +207,19 @@ class Housekeeping:
 
             return "".join(in_parallel(of_node, nodes))
 
-    def stacks(self, reaching: Reaching, job: Job) -> Explanation:
-        """Ask all ranks of a running job where they are; nothing else is changed. `reaching` as for `attach`."""
-        there = reaching.wait(enough=1)
-        links = dict(zip(reaching.present, there, strict=True))
+    def stacks(self, first_links: FirstLinks, job: Job) -> Explanation:
+        """Ask all ranks of a running job where they are; nothing else is changed. `first_links` as for `attach`."""
+        there = first_links.wait(enough=1)
+        links = dict(zip(first_links.present, there, strict=True))
         try:
             return job_requests.explained(links, job, secrets.token_hex(8))
         finally:
             # They follow the job: nothing else can be asked over them.
             in_parallel(Link.close, there)
 
-    def remove(self, reaching: Reaching, jobs: Sequence[Job], owner: str = "") -> int:
+    def remove(
+        self, first_links: FirstLinks, jobs: Sequence[Job], owner: str = ""
+    ) -> int:
         """Remove logs and results of jobs that have ended from their hosts, as far as these are up; return the bytes.
 
         With an `owner` each host removes only what it knows itself to be this one's, whatever another host said.
@@ -221,37 +229,26 @@ class Housekeeping:
         def from_host(link: Link) -> int:
             return sum(host_requests.remove_job(link, name, owner) for name in names)
 
-        with reaching.opened(enough=1) as links:
-            return sum(in_parallel(from_host, list(links.values())))
+        return sum(on_every(first_links, from_host).values())
 
     def cached(
-        self, reaching: Reaching, *, removes: bool = False, owner: str = ""
+        self, first_links: FirstLinks, *, removes: bool = False, owner: str = ""
     ) -> tuple[int, ...]:
         """Return the bytes that each host that is up keeps of what was sent and made; with `removes` they are gone.
 
         With an `owner` without what others have made.
         """
-        with reaching.opened(enough=1) as links:
-            return tuple(
-                in_parallel(
-                    partial(host_requests.prune_blobs, removes=removes, owner=owner),
-                    list(links.values()),
-                )
-            )
+        prune = partial(host_requests.prune_blobs, removes=removes, owner=owner)
+        return tuple(on_every(first_links, prune).values())
 
-    def work_dirs(self, reaching: Reaching) -> dict[str, tuple[KeptWorkDir, ...]]:
+    def work_dirs(self, first_links: FirstLinks) -> dict[str, tuple[KeptWorkDir, ...]]:
         """Return the working directories that each host keeps, by the names of those that are up."""
-        with reaching.opened(enough=1) as links:
-            there = list(links.values())
-            return {
-                link.host.name: found
-                for link, found in zip(
-                    there, in_parallel(host_requests.list_work_dirs, there), strict=True
-                )
-            }
+        found = on_every(first_links, host_requests.list_work_dirs)
+        names = first_links.fleet.names
+        return {names[host_index]: dirs for host_index, dirs in found.items()}
 
     def remove_work_dirs(
-        self, reaching: Reaching, names: Mapping[str, Sequence[str]]
+        self, first_links: FirstLinks, names: Mapping[str, Sequence[str]]
     ) -> int:
         """Remove working directories, `names` by host, from the hosts that are up; return the bytes."""
 
@@ -261,22 +258,23 @@ class Housekeeping:
                 for name in names.get(link.host.name, ())
             )
 
-        with reaching.opened(enough=1) as links:
-            return sum(in_parallel(from_host, list(links.values())))
+        return sum(on_every(first_links, from_host).values())
 
-    def folder(self, reaching: Reaching, path: str) -> RemoteFolder:
-        """Return a folder of the one host of `reaching`; a path counts from the home there."""
-        with reaching.opened():
+    def folder(self, first_links: FirstLinks, path: str) -> RemoteFolder:
+        """Return a folder of the one host of `first_links`; a path counts from the home there."""
+        with first_links.opened():
             pass  # its errors come now, and its connection is there for all files
 
+        opener = first_links.opener
+
         def open_link() -> Link:
-            return reaching.link_after_run(0, reaching.asker)
+            return opener.link_after_run(0, opener.asker)
 
         return RemoteFolder(Folder(path=path), open_link)
 
     def sync_environment(
         self,
-        reaching: Reaching,
+        first_links: FirstLinks,
         packages: Packages,
         show: Callable[[Mapping[str, EnvironmentProgress]], object],
     ) -> Synced:
@@ -302,7 +300,7 @@ class Housekeeping:
                 assert isinstance(said, EnvironmentProgress)
                 latest[link.host.name] = said
 
-        with reaching.opened() as links:
+        with first_links.opened() as links:
             pool = threads_for(len(links), "environment")
             hosts = {
                 pool.submit(on_host, link): link.host.name for link in links.values()
@@ -326,17 +324,18 @@ class Housekeeping:
                 ready[host] = future.result()
         return Synced(ready=ready, error=join_errors(errors) if errors else None)
 
-    def templates(self, reaching: Reaching) -> tuple[tuple[Template, ...] | None, ...]:
+    def templates(
+        self, first_links: FirstLinks
+    ) -> tuple[tuple[Template, ...] | None, ...]:
         """Return what each host keeps loaded for this kernel; None for one that is down."""
 
-        def of_host(link: Link) -> tuple[Template, ...]:
-            return link.query(ListTemplates(owner=self.kernel), Templates).templates
-
-        with reaching.opened(enough=1) as links:
-            known = dict(
-                zip(links, in_parallel(of_host, list(links.values())), strict=True)
-            )
-        return tuple(known.get(host_index) for host_index in range(len(reaching.hosts)))
+        request = ListTemplates(owner=self._kernel)
+        answers = on_every(first_links, lambda link: link.query(request, Templates))
+        found: list[tuple[Template, ...] | None] = []
+        for host_index in range(len(first_links.fleet.hosts)):
+            answer = answers.get(host_index)
+            found.append(None if answer is None else answer.templates)
+        return tuple(found)
 
 
 def _why_unknown(stop: Future[None] | None, host: str) -> DistmagicError | None:

@@ -53,7 +53,39 @@ def digest_of(*texts: str) -> str:
 
 
 class Inside:
-    """The part of this process among the nodes of a job; kept for all cells of a notebook.
+    """The job whose nodes all run what this process runs, if it is in one. Its part there is kept for all cells.
+
+    `kernel` and `own_link` as for `Part`.
+    """
+
+    def __init__(self, kernel: str, own_link: Callable[[Access], Link]) -> None:
+        self._kernel, self._own_link = kernel, own_link
+        self._part: Part | None = None
+
+    def part(self, environ: Mapping[str, str]) -> Part | None:
+        """Return this process's part among the nodes of a job, None where it is in no such job. Raises `SpecError`."""
+        place = detect(environ)
+        if place is None:
+            return None
+        if self._part is None or self._part.place != place:
+            proof = proof_of(environ, place)
+            self._part = Part(place, proof, self._kernel, self._own_link)
+        return self._part
+
+    def transport(self, host: Host) -> Transport:
+        """Return the way to one of the other nodes. Raises `Unreachable`."""
+        assert self._part is not None
+        return self._part.transport(host)
+
+    def close(self) -> None:
+        """Leave the job's other nodes."""
+        part, self._part = self._part, None
+        if part is not None:
+            part.close()
+
+
+class Part:
+    """The part of this process among the nodes of a job.
 
     `kernel` is the name under which hosts keep something loaded for node 0. `own_link` opens a link to this machine, for
     the results of its own ranks.
@@ -267,22 +299,6 @@ class Inside:
             world_size=told["world_size"],
         )
         return Run(state, {}, lambda _: self._own_link(access), shown=True)
-
-
-def part_of(session: Any, environ: Mapping[str, str]) -> Inside | None:
-    """Return this process's part among the nodes of a job, None where it is in no such job. Raises `SpecError`.
-
-    `session` keeps it for the cells that come.
-    """
-    place = detect(environ)
-    if place is None:
-        return None
-    if session.inside is None or session.inside.place != place:
-        session.inside = Inside(
-            place, proof_of(environ, place), session.kernel, session.own_link
-        )
-    found: Inside = session.inside
-    return found
 
 
 def _patience_s(access: Access) -> float:

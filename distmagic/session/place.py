@@ -5,17 +5,22 @@ A run in the background begins here, because it waits for its place on its own t
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from distmagic import sanitize
+from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.link import Link
+from distmagic.connection.link_opener import Fleet
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.connection.reach import Reaching
-from distmagic.errors import Cancelled, SpecError
+from distmagic.errors import Cancelled, DistmagicError, PayloadTooLarge, SpecError
 from distmagic.names import new_job
 from distmagic.payload.blobs import in_use
 from distmagic.payload.pack import Payload
-from distmagic.payload.work_files import check_folder
+from distmagic.payload.work_files import check_folder, with_tree
 from distmagic.render.screen import Screen
 from distmagic.request.flags import Request
 from distmagic.request.hosts import Host
@@ -31,7 +36,7 @@ from distmagic.systems.slurm.allocation import Allocation
 class Place:
     """The hosts of one run. Those that are known are being reached from the beginning; `reach` waits for the others.
 
-    Either `hosts` or `allocation` says where it is.
+    Either `hosts` or `allocation` says where it is. `first_links` are those to hosts that are known by now.
     """
 
     def __init__(
@@ -45,38 +50,65 @@ class Place:
             spec,
         )
         self._allocation = allocation
-        self._reaching: Reaching | None = None
+        self.first_links: FirstLinks | None = None
         known = hosts if allocation is None else allocation.hosts
         if known or allocation is None:
             self._begin(known)
         else:
             allocation.awaited_by.add(asker)
 
-    def _begin(self, hosts: tuple[Host, ...]) -> Reaching:
-        self._reaching = self._session.reach(
+    def _begin(self, hosts: tuple[Host, ...]) -> FirstLinks:
+        self.first_links = self._session.reach(
             hosts, self._access, self._asker, self._spec
         )
-        return self._reaching
+        return self.first_links
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of its hosts; of nodes that are still pending, their numbers."""
-        if self._reaching is not None:
-            return tuple(host.name for host in self._reaching.hosts)
+        if self.first_links is not None:
+            return tuple(host.name for host in self.first_links.fleet.hosts)
         assert self._allocation is not None
         count = self._allocation.awaited
         return tuple(f"node {number}" for number in range(1, count + 1))
 
+    def launch(
+        self, payload: Payload, screen: Screen, variable: str = "run", job: str = ""
+    ) -> Run | Detached:
+        """Run a job here to its end, as `Session.launch`, and fetch its files; of a run that does not begin nothing stays."""
+        assert self._spec is not None
+        try:
+            first_links = self.reach(screen, payload)
+            for future in first_links.futures:
+                future.add_done_callback(
+                    self._session.background.end_before_connections
+                )
+            payload = with_files(payload, self._spec, first_links.fleet, self._asker)
+        except KeyboardInterrupt:
+            self.cancel()
+            raise Cancelled(
+                "Interrupted before anything was started on a host."
+            ) from None
+        except BaseException:
+            self.cancel()
+            raise
+        left = self._session.launch(
+            first_links, self._spec, payload, screen, job, variable
+        )
+        if isinstance(left, Run):
+            fetch(left, self._spec.fetch)
+        return left
+
     def reach(
         self, screen: Screen | None = None, payload: Payload | None = None
-    ) -> Reaching:
+    ) -> FirstLinks:
         """Return the links that are being opened; `screen` shows meanwhile what a pending allocation waits for.
 
         That may take hours, in which nobody on this machine removes the files of `payload`. Raises `SpecError` before that
         if its folder can't be sent.
         """
-        if self._reaching is not None:
-            return self._reaching
+        if self.first_links is not None:
+            return self.first_links
         allocation = self._allocation
         assert allocation is not None
         names = self.names
@@ -97,8 +129,8 @@ class Place:
 
         It stays pending if another run waits for it too.
         """
-        if self._reaching is not None:
-            self._reaching.cancel()
+        if self.first_links is not None:
+            self.first_links.cancel()
         elif self._allocation is not None:
             self._allocation.awaited_by.discard(self._asker)
             if not self._allocation.hosts and not self._allocation.awaited_by:
@@ -106,9 +138,36 @@ class Place:
 
     def interrupt(self) -> None:
         """Have `reach`, which waits on another thread, raise KeyboardInterrupt or why the allocation has ended."""
-        if self._reaching is None:
+        if self.first_links is None:
             self.cancel()
             self._asker.interrupt()
+
+
+def with_files(
+    payload: Payload, spec: JobSpec, fleet: Fleet, asker: NotebookAsker
+) -> Payload:
+    """Return the payload with all files that hosts need. Above the limit the user is asked. Raises `PayloadError`."""
+    if all(host.is_local for host in fleet.hosts):
+        return payload  # they are here
+    try:
+        return with_tree(payload, spec.sync, Path.cwd(), is_fresh=spec.fresh)
+    except PayloadTooLarge as error:
+        if not asker.confirm(f"{error.message} Send it all the same?"):
+            raise
+    payload = replace(payload, limit_bytes=sys.maxsize)
+    return with_tree(payload, spec.sync, Path.cwd(), is_fresh=spec.fresh)
+
+
+def fetch(run: Run, patterns: Sequence[str]) -> None:
+    """Bring files of rank 0 to the current directory. A run that went well is not lost to a file that can't be had."""
+    for pattern in patterns:
+        try:
+            paths = run.fetch(pattern)
+        except DistmagicError as error:
+            print(f"--fetch {pattern}: {error}", file=sys.stderr)  # noqa: T201 - a line for people
+        else:
+            names = sanitize.line(", ".join(map(str, paths)))  # a host has chosen them
+            print(f"fetched {names}", file=sys.stderr)  # noqa: T201
 
 
 def place_of(
@@ -148,36 +207,19 @@ def begin_in_background(
         variable=variable,
     )
     shown = BackgroundScreen(state, screen)
-    reached: list[Reaching] = []
 
     def launch() -> Run | Detached:
-        try:
-            reaching = place.reach(shown, payload)
-        except KeyboardInterrupt:
-            place.cancel()
-            raise Cancelled(
-                "Interrupted before anything was started on a host."
-            ) from None
-        except BaseException:
-            place.cancel()
-            raise
-        reached.append(reaching)
-        for future in reaching.futures:
-            future.add_done_callback(session.background.end_before_connections)
-        return session.launch(reaching, spec, payload, shown, job, variable)
-
-    def give_up() -> None:
-        if not reached:
-            place.interrupt()
+        return place.launch(payload, shown, variable, job)
 
     def open_link(node_rank: int) -> Link:
-        (reaching,) = reached  # there is a node
+        first_links = place.first_links
+        assert first_links is not None  # there is a node
         name = shown.state.nodes[node_rank].host
-        for host_index, host in enumerate(reaching.known):
-            if host.name == name:
-                return session.link_again(reaching, host_index)
-        raise SpecError(f"{name} is not among the hosts of this run.")
+        fleet = first_links.fleet
+        if name not in fleet.names:
+            raise SpecError(f"{name} is not among the hosts of this run.")
+        return first_links.opener.link_again(fleet.names.index(name))
 
-    run = BackgroundRun(job, shown, launch, give_up, open_link)
+    run = BackgroundRun(job, shown, launch, place.interrupt, open_link)
     session.background.add(run)
     return run

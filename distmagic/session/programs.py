@@ -22,6 +22,7 @@ from distmagic.request.program import Program
 from distmagic.request.spec import Access
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session.background import BackgroundRun
+from distmagic.session.dry_run import start_commands
 from distmagic.session.inside import digest_of
 from distmagic.session.place import begin_in_background, place_of
 from distmagic.session.session import Session
@@ -59,8 +60,8 @@ def dry_run(
     target = placed(program, folder, Path.cwd())
     words = ["-m"] if program.is_module else []
     words += [target, *program.args]
-    reaching = session.reach(hosts, access, asker)
-    return session.dry_run(reaching, request.spec, shlex.join(words), payload)
+    first_links = session.reach(hosts, access, asker)
+    return start_commands(first_links, request.spec, shlex.join(words), payload)
 
 
 def digest(program: Program) -> str:
@@ -138,11 +139,10 @@ def run_program(  # noqa: PLR0913, PLR0917  # all that a run is made of
             return begin_in_background(
                 session, place, request.spec, payload, screen, variable
             )
-        reaching = place.reach(screen, payload)
     except KeyboardInterrupt:
         place.cancel()
         raise Cancelled("Interrupted before anything was started on a host.") from None
     except BaseException:
         place.cancel()
         raise
-    return session.launch(reaching, request.spec, payload, screen, variable=variable)
+    return place.launch(payload, screen, variable)

@@ -66,7 +66,12 @@ class SocketProcess:
 class FewHosts:
     """What is left of reaching hosts here: links end, none is opened again."""
 
-    def keep_idle(self, host_index: int, link: Link) -> None:
+    @property
+    def connections(self) -> FewHosts:
+        """What takes links back."""
+        return self
+
+    def keep_idle(self, link: Link) -> None:
         """End a link."""
         link.finish()
 

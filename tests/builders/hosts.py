@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from distmagic.connection.connections import Connections
+from distmagic.connection.first_links import FirstLinks
+from distmagic.connection.link_opener import Fleet, LinkOpener
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.connection.reach import Reaching
+from distmagic.connection.warm_hosts import WarmHosts
 from distmagic.errors import ConnectionLost, Unreachable
-from distmagic.payload.bundle import build
 from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import Host
@@ -316,17 +317,15 @@ def connector(*hosts: FakeHost) -> Callable[[Host, Access, Asker], FakeConnectio
 
 def reach(
     *hosts: FakeHost, access: Access | None = None, spare: Sequence[FakeHost] = ()
-) -> Reaching:
+) -> FirstLinks:
     """Begin to reach hosts; `spare` ones are only known."""
     access = access or Access()
     asker = NotebookAsker(can_ask=False)
     connections = Connections(connector(*hosts, *spare))
     named, others = tuple(one.host for one in hosts), tuple(one.host for one in spare)
-    pythons = ("python3",) * (len(hosts) + len(spare))
-    return Reaching(
-        named, access, asker, connections, pythons,
-        lambda host, python: connections.take_idle(host, access, asker, python, build()), others,
-    )  # fmt: skip
+    fleet = Fleet(hosts=named, access=access, spare=others)
+    opener = LinkOpener(connections=connections, fleet=fleet, asker=asker)
+    return FirstLinks(opener, WarmHosts(connections))
 
 
 def down(name: str) -> Unreachable:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from distmagic.connection.reach import Reaching
+from distmagic.connection.first_links import FirstLinks
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
 from distmagic.planning.jobs import Job, found_jobs
@@ -41,7 +41,7 @@ def payload_in(folder: Path) -> Payload:
 
 def launched(
     tmp_path: Path, *hosts: FakeHost, spec: JobSpec | None = None, screen: FakeScreen | None = None,
-    reaching: Reaching | None = None, payload: Payload | None = None,
+    reaching: FirstLinks | None = None, payload: Payload | None = None,
 ) -> Followed:  # fmt: skip
     """Launch job "j" of the notebook "nb" on hosts, and follow it."""
     reaching = reaching or reach(*hosts)

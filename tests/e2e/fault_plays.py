@@ -93,7 +93,7 @@ def kernel_asleep(until: Callable[[Lab], object]) -> Play:
 
 def the_job(lab: Lab, fault: Fault) -> Job:
     """Return the one job that the hosts know of."""
-    (job,) = session().jobs(reach(lab, parse_hosts(fault.way.hosts)))
+    (job,) = session().housekeeping.jobs(reach(lab, parse_hosts(fault.way.hosts)))
     return job
 
 

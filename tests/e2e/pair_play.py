@@ -264,7 +264,9 @@ def _wait_for(pair: Pair, lab: Lab, token: str, stage: Stage) -> Run:
 def _follow(pair: Pair, lab: Lab, stage: Stage) -> Run | None:
     """Find the job and follow it to its end, as another kernel does; None if no host has anything of it."""
     hosts = parse_hosts(pair.job.hosts_line)
-    jobs = session().jobs(runner.reach(lab, hosts, connect_timeout_s=CONNECT_S))
+    jobs = session().housekeeping.jobs(
+        runner.reach(lab, hosts, connect_timeout_s=CONNECT_S)
+    )
     if not jobs:
         return None
     (job,) = jobs

@@ -193,7 +193,9 @@ def check_clean(played: Played, lab: Lab) -> None:
         if needs_contact and time.monotonic() > lately:
             for host in lab.hosts:
                 with contextlib.suppress(DistmagicError):
-                    session().jobs(runner.reach(lab, parse_hosts(host.name)))
+                    session().housekeeping.jobs(
+                        runner.reach(lab, parse_hosts(host.name))
+                    )
         return False
 
     with contextlib.suppress(AssertionError):
@@ -315,7 +317,7 @@ def _check_whole_job(played: Played, lab: Lab) -> None:
     """Assert that whoever attaches to the job, as the error advises, gets the results of all ranks that returned."""
     assert played.run is not None
     hosts = parse_hosts(played.pair.job.hosts_line)
-    found = session().jobs(runner.reach(lab, hosts))
+    found = session().housekeeping.jobs(runner.reach(lab, hosts))
     (job,) = [one for one in found if one.name == played.run.state.job]
     reaching = runner.reach(lab, whereabouts(job, hosts))
     whole = session().attach(reaching, job, runner.Watch())
@@ -341,7 +343,10 @@ def check_next_run(pair: Pair, lab: Lab) -> None:
     hosts = parse_hosts(pair.job.hosts_line)
     wait_until(
         lambda: (
-            not any(job.is_running for job in session().jobs(runner.reach(lab, hosts)))
+            not any(
+                job.is_running
+                for job in session().housekeeping.jobs(runner.reach(lab, hosts))
+            )
         ),
         "the job to end on all hosts",
         CLEAN_S,
@@ -384,7 +389,7 @@ def check_half_files(lab: Lab) -> None:
         host.exec(["touch", "-d", "2 minutes ago", ".distmagic/tidied"])
     session().close()  # a conversation looks when it begins, if nobody has in the last minute
     for host in torn:
-        session().jobs(runner.reach(lab, parse_hosts(host.name)))
+        session().housekeeping.jobs(runner.reach(lab, parse_hosts(host.name)))
         wait_until(
             partial(_has_no_half_files, host), f"half of a file to go from {host.name}"
         )

@@ -9,8 +9,8 @@ from typing import Any
 
 import distmagic
 from distmagic.api import session
+from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.connection.reach import Reaching
 from distmagic.errors import DistmagicError
 from distmagic.planning.jobs import Job, whereabouts
 from distmagic.request.hosts import Host, parse_hosts
@@ -132,13 +132,13 @@ def at_work(count: int) -> Callable[[RunState], bool]:
     )
 
 
-def reach(lab: Lab, hosts: tuple[Host, ...], **way: Any) -> Reaching:
+def reach(lab: Lab, hosts: tuple[Host, ...], **way: Any) -> FirstLinks:
     return session().reach(hosts, access(lab, **way), NotebookAsker(can_ask=False))
 
 
 def the_job(lab: Lab, hosts: str) -> tuple[Job, tuple[Host, ...]]:
     asked = parse_hosts(hosts)
-    job = session().jobs(reach(lab, asked))[-1]
+    job = session().housekeeping.jobs(reach(lab, asked))[-1]
     return job, whereabouts(job, asked)
 
 

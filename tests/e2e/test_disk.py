@@ -113,7 +113,7 @@ def test_a_job_that_died_of_a_full_disk_still_says_so_later(lab: Lab) -> None:
     lab.hosts[0].limit_home(DISK_BYTES)
     error = runner.failure(lab, "dm1:1", as_value(end_on_a_full_disk), DISK_BYTES)
     assert "No space left on device" in str(error)
-    [job] = session().jobs(reach(lab, parse_hosts("dm1")))
+    [job] = session().housekeeping.jobs(reach(lab, parse_hosts("dm1")))
     assert job.phase == "failed"
     screen = runner.Watch()
     with pytest.raises(type(error)) as caught:
@@ -183,9 +183,9 @@ def test_a_job_on_a_disk_that_is_full_is_found_and_stopped_over_a_new_connection
         == "dm1: can't write to /home/node/.distmagic: [Errno 28] No space left on device."
     )
     session().close()
-    job = choose(session().jobs(reach(lab, hosts)), left.job)
+    job = choose(session().housekeeping.jobs(reach(lab, hosts)), left.job)
     assert (job.phase, job.hosts, job.missing) == ("detached", ("dm1", "dm2"), ())
-    session().stop(reach(lab, hosts), job)
-    job = choose(session().jobs(reach(lab, hosts)), left.job)
+    session().housekeeping.stop(reach(lab, hosts), job)
+    job = choose(session().housekeeping.jobs(reach(lab, hosts)), left.job)
     assert job.phase == "stopped"
     session().close()

@@ -310,7 +310,7 @@ def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
     assert left.hosts == ("dm2", "dm3")
     asked = parse_hosts("dm1,dm2,dm3")
     reaching = reach(lab, asked, connect_timeout_s=2.0)
-    (job,) = session().jobs(reaching)
+    (job,) = session().housekeeping.jobs(reaching)
     assert (job.hosts, job.host_indices, job.phase, job.terms.awaited) == (
         ("dm2", "dm3"),
         (1, 2),
@@ -323,17 +323,19 @@ def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
     lab.hosts[0].start()
     told: list[tuple[str, int]] = []
-    session().add(reach(lab, (asked[1], asked[0])), job, lambda *one: told.append(one))
+    session().housekeeping.add(
+        reach(lab, (asked[1], asked[0])), job, lambda *one: told.append(one)
+    )
     assert told == [("dm1", 2)]
     wait_until(lambda: bool(faults.pids(lab.hosts[0], "rank", "*")), "a rank on dm1")
     with pytest.raises(
         SpecError,
         match=rf"^dm1 can't come to job {job.name}: it has a node of this job, which runs\.$",
     ):
-        session().add(reach(lab, (asked[1], asked[0])), job, print)
-    (job,) = session().jobs(reach(lab, asked))
+        session().housekeeping.add(reach(lab, (asked[1], asked[0])), job, print)
+    (job,) = session().housekeeping.jobs(reach(lab, asked))
     assert (job.hosts, job.running) == (("dm2", "dm3", "dm1"), (0, 1, 2))
-    session().stop(reach(lab, known_whereabouts(job, asked)), job)
+    session().housekeeping.stop(reach(lab, known_whereabouts(job, asked)), job)
     lab.assert_clean()
 
 
@@ -371,7 +373,7 @@ def test_a_host_comes_to_a_job_that_is_followed_from_another_kernel_and_the_job_
     lab.hosts[2].kill()
     left_alone(lab)
     *hosts, awaited = parse_hosts("dm1,dm2,dm3")
-    (job,) = session().jobs(reach(lab, tuple(hosts)))
+    (job,) = session().housekeeping.jobs(reach(lab, tuple(hosts)))
     reaching = session().reach(
         tuple(hosts),
         runner.access(lab, connect_timeout_s=2.0),
@@ -401,7 +403,7 @@ way, hosts = Access(ssh_config={config!r}, warm_idle_s=0.0, connect_timeout_s=2.
 def reach(hosts):
     return session().reach(hosts, way, NotebookAsker(can_ask=False))
 
-job = session().jobs(reach(hosts))[-1]
+job = session().housekeeping.jobs(reach(hosts))[-1]
 run = session().attach(reach(whereabouts(job, hosts)), job, runner.Watch())
 print(json.dumps([run.results[0], [node.host for node in run.state.nodes], len(run.results)]))
 """
@@ -429,7 +431,7 @@ def test_a_job_that_nobody_watches_goes_on_without_a_lost_host_and_takes_it_in_o
     )
     try:
         hosts = parse_hosts("dm1,dm2,dm3")
-        job = session().jobs(reach(lab, hosts, connect_timeout_s=2.0))[-1]
+        job = session().housekeeping.jobs(reach(lab, hosts, connect_timeout_s=2.0))[-1]
         seen = runner.Watch(lambda state: state.world_size == 2, lab.hosts[2].start)
         run = session().attach(
             reach(lab, whereabouts(job, hosts), connect_timeout_s=2.0), job, seen

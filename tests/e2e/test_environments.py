@@ -146,7 +146,7 @@ def sync(way: Access, packages: Packages, shown: list[dict]) -> Synced:
     """Have an environment on two hosts, and put what was shown into `shown`."""
     with closing(NotebookAsker(can_ask=False)) as asker:
         reaching = session().reach(parse_hosts("dm1:1,dm2:1"), way, asker)
-        return session().sync_environment(reaching, packages, shown.append)
+        return session().housekeeping.sync_environment(reaching, packages, shown.append)
 
 
 def test_a_run_is_inside_of_what_starts_its_python(ended):

@@ -55,7 +55,7 @@ def tell(lab: Lab, *names: str) -> None:
 
 
 def job_of(lab: Lab, left: Detached, hosts: str) -> Job:
-    return choose(session().jobs(reach(lab, parse_hosts(hosts))), left.job)
+    return choose(session().housekeeping.jobs(reach(lab, parse_hosts(hosts))), left.job)
 
 
 def ended(lab: Lab, left: Detached, hosts: str) -> Job:
@@ -89,7 +89,7 @@ def test_detached_job_outlives_its_kernel(
         timeout=150,
         check=True,
     )
-    jobs = session().jobs(reach(lab, parse_hosts("dm1,dm2")))
+    jobs = session().housekeeping.jobs(reach(lab, parse_hosts("dm1,dm2")))
     assert [(job.name, job.phase) for job in jobs] == [
         (kernel.stdout.decode().split()[-1], "detached")
     ]
@@ -307,7 +307,7 @@ def test_a_kept_job_goes_on_when_its_kernel_dies(lab: Lab) -> None:
         kernel.communicate()
 
     def only_job() -> Job:
-        (job,) = session().jobs(reach(lab, parse_hosts("dm1,dm2")))
+        (job,) = session().housekeeping.jobs(reach(lab, parse_hosts("dm1,dm2")))
         return job
 
     wait_until(lambda: only_job().phase == "detached", "the end of the lease")

@@ -182,7 +182,7 @@ def test_a_flood_of_output_disturbs_no_roll_call_and_is_no_hang(lab: Lab) -> Non
 
     def ask() -> None:
         job, hosts = the_job(lab, "dm1,dm2")
-        asked.append(session().stacks(reach(lab, hosts), job))
+        asked.append(session().housekeeping.stacks(reach(lab, hosts), job))
         for path in paths:
             path.touch()
 
@@ -266,7 +266,7 @@ def test_a_second_kernel_asks_a_job_that_then_goes_on(
         job, hosts = the_job(lab, "dm1,dm2")
         for _ in range(5):
             found = asked_until(
-                lambda: session().stacks(reach(lab, hosts), job),
+                lambda: session().housekeeping.stacks(reach(lab, hosts), job),
                 filled(f"{ODD}; {REST}"),
             )
         assert (

@@ -78,10 +78,12 @@ def test_a_second_kernel_follows_a_job_whose_first_kernel_dies(lab: Lab) -> None
     assert dict(again.results) == {0: 120, 1: 120}
     over, hosts = the_job(lab, "dm1,dm2")
     assert (over.phase, over.age_s > 12.0) == ("done", True)
-    session().remove(reach(lab, hosts), [job])
+    session().housekeeping.remove(reach(lab, hosts), [job])
     with pytest.raises(HostError, match="is not on this host"):
         again.logs(0)
-    assert not any(one.name == job.name for one in session().jobs(reach(lab, hosts)))
+    assert not any(
+        one.name == job.name for one in session().housekeeping.jobs(reach(lab, hosts))
+    )
 
 
 def test_a_second_kernel_follows_a_job_of_which_a_host_can_not_be_reached_yet(
@@ -97,7 +99,7 @@ def test_a_second_kernel_follows_a_job_of_which_a_host_can_not_be_reached_yet(
             ("dm2",),
             ["dm1", "dm2"],
         )
-        found = session().stacks(reach(lab, hosts), job)
+        found = session().housekeeping.stacks(reach(lab, hosts), job)
         assert ([group.ranks for group in found.groups], found.unanswered) == (
             [(0,)],
             ("dm2",),
@@ -133,18 +135,25 @@ def test_a_second_kernel_follows_a_job_of_which_a_host_is_gone_for_good(
     assert [line.text for line in caught.value.run.state.lines if line.rank == 0][
         :3
     ] == ["0", "1", "2"]
-    assert session().templates(reach(lab, hosts, connect_timeout_s=2.0)) == ((), None)
-    assert session().remove(reach(lab, hosts, connect_timeout_s=2.0), [job]) > 0
+    assert session().housekeeping.templates(
+        reach(lab, hosts, connect_timeout_s=2.0)
+    ) == ((), None)
+    assert (
+        session().housekeeping.remove(reach(lab, hosts, connect_timeout_s=2.0), [job])
+        > 0
+    )
 
 
 @pytest.mark.quick
 def test_a_job_is_read_and_stopped_from_another_kernel(lab: Lab) -> None:
     with another_kernel(lab, 600.0) as kernel:
         job, hosts = the_job(lab, "dm1,dm2")
-        assert session().logs(reach(lab, hosts), job, 1).startswith("0\n1\n")
+        assert (
+            session().housekeeping.logs(reach(lab, hosts), job, 1).startswith("0\n1\n")
+        )
         with pytest.raises(HostError, match="still runs here; stop it first"):
-            session().remove(reach(lab, hosts), [job])
-        session().stop(reach(lab, hosts), job)
+            session().housekeeping.remove(reach(lab, hosts), [job])
+        session().housekeeping.stop(reach(lab, hosts), job)
         assert kernel.wait(90) == 1  # its run ended, and not as it wished
         lab.assert_clean()
     assert the_job(lab, "dm1,dm2")[0].phase == "stopped"

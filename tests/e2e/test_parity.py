@@ -179,7 +179,7 @@ def both(
 def is_warm(lab: Lab, hosts: str) -> bool:
     way = runner.access(lab, warm_idle_s=900.0)
     reaching = session().reach(parse_hosts(hosts), way, NotebookAsker(can_ask=False))
-    return any(session().templates(reaching))
+    return any(session().housekeeping.templates(reaching))
 
 
 def test_a_probe_sees_the_same(lab: Lab) -> None:

@@ -59,7 +59,7 @@ def test_a_file_that_a_rank_replaces_all_the_time_comes_whole(ended, project):
     )
     left = detached(ended, "write.py")
     reaching = runner.reach(ended, parse_hosts("dm1:1"))
-    files = RemoteFolder(Folder(job=left.job), lambda: reaching.link(0))
+    files = RemoteFolder(Folder(job=left.job), lambda: reaching.opener.link(0))
     wait_until(lambda: files.find("snapshot"), "the first snapshot")
     for number in range(3):
         (path,) = files.fetch("snapshot", project / f"back{number}")
@@ -74,7 +74,7 @@ def test_a_file_that_a_rank_replaces_all_the_time_comes_whole(ended, project):
 
 def folder_on(lab: Lab, host: str, path: str) -> RemoteFolder:
     """Return a folder of a host, as `%distributed get` and `put` have it."""
-    return session().folder(runner.reach(lab, parse_hosts(host)), path)
+    return session().housekeeping.folder(runner.reach(lab, parse_hosts(host)), path)
 
 
 HOSTILE_NAMES = [b"plain", b"no utf-8 \xff", b"a\nline", b"\x1b[31mred", b"$(id) 'x'"]

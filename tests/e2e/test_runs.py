@@ -20,6 +20,7 @@ from distmagic.render.curves import curve_of
 from distmagic.render.overview import overview
 from distmagic.render.rows import Row
 from distmagic.request.spec import Access, JobSpec
+from distmagic.session.dry_run import start_commands
 from distmagic.session.session import Session
 from distmagic.state.model import RunState, WorkerState
 from tests.e2e import runner
@@ -586,7 +587,7 @@ def test_dry_run_starts_nothing(lab: Lab) -> None:
 
     asker = NotebookAsker(can_ask=False)
     reaching = session().reach(parse_hosts("dm1:2,dm2:1"), runner.access(lab), asker)
-    text = session().dry_run(
+    text = start_commands(
         reaching, JobSpec(env=(("TOKEN", "s3cret"),), master_port=29511)
     )
     assert "--nnodes=2 --nproc-per-node=2" in text

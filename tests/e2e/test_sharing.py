@@ -183,7 +183,7 @@ def test_what_a_kernel_stops_detaches_or_ends_is_its_own(lab: Lab) -> None:
 
 
 def _jobs(lab: Lab, hosts: str = HOSTS) -> tuple[Any, ...]:
-    return session().jobs(reach(lab, parse_hosts(hosts)))
+    return session().housekeeping.jobs(reach(lab, parse_hosts(hosts)))
 
 
 def _running(lab: Lab) -> list[Any]:
@@ -370,7 +370,7 @@ def test_hosts_that_share_a_home_or_tmp_are_both_warm(shared: Lab) -> None:
         )
         for rank, (_, pids) in found.items():
             assert own[rank // 2][0].pid in pids, "and comes from that host's template"
-    kept = session().templates(reach(shared, parse_hosts("dm1,dm2")))
+    kept = session().housekeeping.templates(reach(shared, parse_hosts("dm1,dm2")))
     assert [[one.pid for one in of_host or ()] for of_host in kept] == [
         [one[0].pid] for one in own
     ]
@@ -387,7 +387,9 @@ def test_jobs_of_hosts_that_share_a_home_or_tmp_are_followed_read_and_ended_wher
     assert [one.phase for one in _jobs(shared)] == ["stopped"]
     again = run(shared, HOSTS, runner.all_reduce)
     assert totals(again) == [1.0, 1.0]
-    assert session().remove(reach(shared, parse_hosts("dm1,dm2")), [job]) > 0
+    assert (
+        session().housekeeping.remove(reach(shared, parse_hosts("dm1,dm2")), [job]) > 0
+    )
     assert [one.phase for one in _jobs(shared)] == ["done"]
 
 

@@ -209,8 +209,10 @@ def test_stacks_a_requeue_and_a_warning_end_nothing(held: Held) -> None:
 
     def ask() -> None:
         jobs, way = held.slurm.jobs(), runner.access(held.slurm.lab)
-        job = held.kernel.jobs(held.kernel.reach(held.kernel.allocated, way, ASKER))[-1]
-        found = held.kernel.stacks(
+        job = held.kernel.housekeeping.jobs(
+            held.kernel.reach(held.kernel.allocated, way, ASKER)
+        )[-1]
+        found = held.kernel.housekeeping.stacks(
             held.kernel.reach(held.kernel.allocated, way, ASKER), job
         )
         stacks.append(stacks_text(found))

@@ -113,7 +113,7 @@ def _find_and_attach(
     request = SlurmRequest(login="dm1", job=job)
     hosts = kernel.allocation(request, way, ASKER, JobSpec()).wait(ASKER, print)
     # others of earlier tests have ended
-    there = choose(kernel.jobs(kernel.reach(hosts, way, ASKER)), name)
+    there = choose(kernel.housekeeping.jobs(kernel.reach(hosts, way, ASKER)), name)
     screen = Watch(at_work(2), go.touch)
     found = kernel.attach(kernel.reach(hosts, way, ASKER), there, screen)
     assert dict(found.results) == {0: str(go), 1: str(go)}

@@ -76,7 +76,7 @@ def templates(lab: Lab, host: int = 0) -> list[HostProcess]:
 
 def kept(lab: Lab, hosts: str) -> tuple[tuple[Template, ...] | None, ...]:
     access = runner.access(lab, warm_idle_s=900.0)
-    return session().templates(
+    return session().housekeeping.templates(
         session().reach(parse_hosts(hosts), access, NotebookAsker(can_ask=False))
     )
 

@@ -10,12 +10,14 @@ import pytest
 
 import distmagic
 from distmagic import api
+from distmagic.connection.link_opener import Fleet
 from distmagic.errors import SpecError, WorkerFailed
 from distmagic.request import flag_table, notebook_place
 from distmagic.request.allocation import SlurmRequest
 from distmagic.request.flag_table import FLAGS
 from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import Access, JobSpec
+from distmagic.session.inside import Inside
 
 OWN = {
     "fn",
@@ -54,12 +56,15 @@ READ_APART = {
 
 
 class FakeSession:
-    """Notes what a run asks for, and starts nothing."""
+    """Notes what a run asks for, and starts nothing. It is its own first links."""
 
     failure = None
+    futures = ()
+    inside = Inside("k", None)
 
     def reach(self, hosts, access, asker, spec=None, spare=()):
         self.hosts, self.access, self.spec = hosts, access, spec
+        self.fleet = Fleet(hosts=hosts, access=access)
         return self
 
     def launch(self, reaching, spec, payload, screen, job="", variable="run"):

@@ -64,7 +64,7 @@ PACKAGES = (
 
 # Who may import a library that isn't Python's own. "lazily": only inside functions.
 FOREIGN = {
-    "IPython": "distmagic notebook.magic notebook.local_run notebook.run_names notebook.backend notebook.settings connection.prompts "
+    "IPython": "distmagic notebook.magic notebook.local_run notebook.run_names notebook.settings connection.prompts "
     "session.background runner.outcome screens.notebook screens.page_requests screens.reloaded_pages",
     "anywidget": "screens.widget",
     "asyncssh": "playground.server",

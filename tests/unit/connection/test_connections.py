@@ -14,15 +14,12 @@ from distmagic.connection.connections import Connections
 from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import ConnectionLost, Unreachable
-from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import LOCALHOST, Host, parse_hosts
 from distmagic.request.spec import Access
 from tests.builders.links import FakeProcess, lines, reply
 from tests.builders.plans import FACTS
 from tests.lab.waiting import HANG_S
-
-NO_BUNDLE = LocalBlob(blob=p.Blob(sha256="ab" * 32, size_bytes=0), path=Path())
 
 
 class FakeHost:
@@ -58,20 +55,16 @@ class Kernel:
         return self.logins[-1]
 
     def link(self) -> Link:
-        return self.connections.link(
-            self._host, self._access, self._asker, "python3", NO_BUNDLE
-        )
+        return self.connections.link(self._host, self._access, self._asker)
 
     def take_idle(self) -> Link:
-        return self.connections.take_idle(
-            self._host, self._access, self._asker, "python3", NO_BUNDLE
-        )
+        return self.connections.take_idle(self._host, self._access, self._asker)
 
     def keep_idle(self, link: Link) -> None:
         link.kept = p.TemplateRequest(
             owner="ab12", idle_s=900.0, lease_s=60.0, env={}, defaults={}
         )
-        self.connections.keep_idle("python3", link)
+        self.connections.keep_idle(link)
 
 
 @pytest.fixture
@@ -143,8 +136,8 @@ def test_this_machine_is_reached_without_a_look_at_the_ssh_configuration(
     access = Access(ssh_config=str(kernel.config))
     kernel.connections.check_room((LOCALHOST,), access)
     asker = NotebookAsker(can_ask=False)
-    kernel.connections.link(LOCALHOST, access, asker, "python3", NO_BUNDLE)
-    kernel.connections.take_idle(LOCALHOST, access, asker, "python3", NO_BUNDLE)
+    kernel.connections.link(LOCALHOST, access, asker)
+    kernel.connections.take_idle(LOCALHOST, access, asker)
     assert len(kernel.logins) == 1
 
 

@@ -37,5 +37,5 @@ def shell(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def lab(shell):
-    return Lab(shell)
+def lab(shell, monkeypatch):
+    return Lab(shell, monkeypatch)

@@ -5,26 +5,33 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from distmagic.comparison.compare import RunHistory
+from distmagic.connection.link_opener import Fleet
 from distmagic.notebook import magic
-from distmagic.notebook.backend import Backend
+from distmagic.payload import pack
 from distmagic.planning.jobs import Job
+from distmagic.playground import playground
 from distmagic.remote.wire.protocol import EnvironmentProgress, KeptWorkDir
 from distmagic.request.allocation import SlurmRequest
 from distmagic.request.hosts import Host, parse_hosts
+from distmagic.request.spec import Access
+from distmagic.screens import choose
+from distmagic.session import dry_run, place, programs
 from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Stopped, Synced
+from distmagic.session.inside import Inside
 from distmagic.systems.slurm.job_states import JobState
 from tests.lab.waiting import HANG_S
 
 
 @dataclass
-class FakeReaching:
+class FakeFirstLinks:
     cancelled: bool = False
     absent: dict[int, str] = field(default_factory=dict)
-    hosts: tuple[Host, ...] = ()
+    fleet: Fleet = field(default_factory=lambda: Fleet(hosts=(), access=Access()))
     futures: tuple = ()
 
     def cancel(self) -> None:
@@ -79,17 +86,25 @@ class FakeSession:
     made_by_others_bytes: int = 0
     stopped: Stopped | None = None
     synced: Synced = field(default_factory=lambda: Synced(ready={}))
-    reachings: list[FakeReaching] = field(default_factory=list)
+    reached: list[FakeFirstLinks] = field(default_factory=list)
     background: BackgroundRuns = field(default_factory=BackgroundRuns)
     history: RunHistory = field(default_factory=RunHistory)
     goes_on: threading.Event | None = None  # until which a run does not end
     screens: list = field(default_factory=list)
 
+    @property
+    def housekeeping(self):
+        return self
+
+    @property
+    def inside(self):
+        return Inside("k", None)
+
     def reach(self, hosts, access, asker, spec=None, spare=()):
         self.hosts, self.access, self.asker = hosts, access, asker
         self.log.append("reach")
-        self.reachings.append(FakeReaching(hosts=hosts))
-        return self.reachings[-1]
+        self.reached.append(FakeFirstLinks(fleet=Fleet(hosts=hosts, access=access)))
+        return self.reached[-1]
 
     def begun_at(self, job_name):
         return self.begun_places.get(job_name)
@@ -107,8 +122,8 @@ class FakeSession:
     def preview(self, request, access, spec):
         return f"would submit {request.nodes} nodes"
 
-    def launch(self, reaching, spec, payload, screen, job="", variable="run"):
-        assert not reaching.cancelled
+    def launch(self, first_links, spec, payload, screen, job="", variable="run"):
+        assert not first_links.cancelled
         self.spec, self.payload, self.screen = spec, payload, screen
         self.variable = variable
         self.screens += getattr(screen, "_screens", [screen])
@@ -119,31 +134,31 @@ class FakeSession:
             raise self.failure
         return payload() if callable(payload) else payload
 
-    def dry_run(self, reaching, spec, program="<the cell>", payload=None):
+    def _start_commands(self, first_links, spec, program="<the cell>", payload=None):
         self.log.append("dry_run")
         return f"would run {spec.nproc_per_node}"
 
-    def jobs(self, reaching):
+    def jobs(self, first_links):
         return self.found
 
-    def attach(self, reaching, job, screen, variable="run"):
+    def attach(self, first_links, job, screen, variable="run"):
         self.variable = variable
         self.log.append(f"attach {job.name}")
         return f"the run of {job.name}"
 
-    def add(self, reaching, job, tell):
+    def add(self, first_links, job, tell):
         tell("gpu-c\x1b]52;c;AAAA\x07", 2)
 
-    def stop(self, reaching, job):
+    def stop(self, first_links, job):
         self.log.append(f"stop {job.name}")
         return self.stopped or Stopped(ended=job.hosts, unknown={})
 
-    def remove(self, reaching, jobs, owner=""):
+    def remove(self, first_links, jobs, owner=""):
         self.log.append(" ".join(["remove", *(job.name for job in jobs)]))
         self.cleaned_for.append(owner)
         return 10**6 * len(jobs)
 
-    def cached(self, reaching, *, removes=False, owner=""):
+    def cached(self, first_links, *, removes=False, owner=""):
         found = self.unused_bytes + (0 if owner else self.made_by_others_bytes)
         self.log.append("clear" if removes else "measure")
         if removes:
@@ -151,20 +166,20 @@ class FakeSession:
             self.unused_bytes = 0
         return (found,)
 
-    def sync_environment(self, reaching, packages, show):
+    def sync_environment(self, first_links, packages, show):
         self.log.append(f"sync {packages.name}: {', '.join(packages.requirements)}")
         show({"gpu-a": EnvironmentProgress(line="Downloading torch\x1b[2J", elapsed_s=3.2)})  # fmt: skip
         show({"gpu-a": EnvironmentProgress(line="waiting", elapsed_s=4)})
         return self.synced
 
-    def folder(self, reaching, path):
+    def folder(self, first_links, path):
         self.log.append(f"folder {path} of {self.hosts[0].name}")
         return FakeFolder(self.log)
 
-    def work_dirs(self, reaching):
+    def work_dirs(self, first_links):
         return {"gpu-a": self.dirs}
 
-    def remove_work_dirs(self, reaching, names):
+    def remove_work_dirs(self, first_links, names):
         self.log.append(" ".join(["rmdir", *names["gpu-a"]]))
         return 10**6 * len(names["gpu-a"])
 
@@ -227,20 +242,27 @@ class FakeScreen:
 class Lab:
     """A shell with the extension loaded, and what the fakes were given."""
 
-    def __init__(self, shell: InteractiveShell) -> None:
+    def __init__(
+        self, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         self.shell = shell
         self.session = FakeSession()
         self.packed: dict = {}
         self.uses: set[str] = set()  # libraries of the call
         self.playgrounds: list[FakePlayground] = []
-        self.backend = Backend(
-            session=lambda: self.session,
-            pack_call=self.pack,
-            pack_whole=self.pack,
-            screen_for=FakeScreen,
-            playground=self.playground,
-        )
-        magic.load_ipython_extension(shell, self.backend)
+        monkeypatch.setattr(pack, "pack_call", self.pack)
+        monkeypatch.setattr(pack, "pack_whole", self.pack)
+        monkeypatch.setattr(choose, "screen_for", FakeScreen)
+        monkeypatch.setattr(playground, "start", self.playground)
+        # What is packed here is no payload, and no host has answered.
+        monkeypatch.setattr(place, "with_files", lambda payload, *_: payload)
+        for module in (dry_run, programs):
+            monkeypatch.setattr(module, "start_commands", self.session._start_commands)
+        self.load()
+
+    def load(self) -> None:
+        """Load the extension."""
+        magic.load_ipython_extension(self.shell, lambda: self.session)
 
     def pack(self, what, **given):
         self.packed = given

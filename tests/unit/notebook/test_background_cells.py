@@ -10,8 +10,9 @@ import pytest
 import distmagic
 from distmagic import api, cli
 from distmagic.errors import SpecError
+from distmagic.payload import pack
 from distmagic.request.allocation import SlurmRequest
-from distmagic.session import inside
+from distmagic.screens import choose
 from distmagic.session.background import BackgroundRun
 from tests import scenes
 from tests.lab.waiting import HANG_S
@@ -35,9 +36,9 @@ class Packed:
 
 
 @pytest.fixture
-def held(lab):
+def held(lab, monkeypatch):
     """A lab whose runs go on until the event is set."""
-    object.__setattr__(lab.backend, "pack_call", Packed)
+    monkeypatch.setattr(pack, "pack_call", Packed)
     goes_on = lab.session.goes_on = threading.Event()
     yield lab
     goes_on.set()
@@ -95,7 +96,7 @@ def test_a_run_without_a_name_is_the_last_run(held):
 def test_its_own_statements_still_fail_the_cell(held):
     error = held.error("%%distributed --background -o run\n1 / 0\nlen('four')")
     assert isinstance(error, ZeroDivisionError)
-    assert held.session.reachings[0].cancelled
+    assert held.session.reached[0].cancelled
     assert held.session.background.running == ()
 
 
@@ -110,7 +111,7 @@ def test_a_script_runs_in_the_background_too(held, tmp_path, monkeypatch):
     assert run.wait(HANG_S).name == "train"
 
 
-def test_view_shows_it_in_another_cell_without_waiting(held):
+def test_view_shows_it_in_another_cell_without_waiting(held, monkeypatch):
     held.value(CELL)
     run = held.shell.user_ns["run"]
     shown: list[FakeScreen] = []
@@ -119,7 +120,7 @@ def test_view_shows_it_in_another_cell_without_waiting(held):
         shown.append(FakeScreen(shell, in_background))
         return shown[-1]
 
-    object.__setattr__(held.backend, "screen_for", screen_for)
+    monkeypatch.setattr(choose, "screen_for", screen_for)
     assert held.value(f"%distributed view {run.job}") is None
     assert shown[0].in_background
     assert shown[0].shown[0].job == run.job
@@ -154,11 +155,8 @@ def test_in_a_job_whose_nodes_all_run_the_notebook_there_is_no_background(
     nodes = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2"}
     for name, value in {**nodes, "SKYPILOT_NODE_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    for name, value in {"inside": None, "kernel": "k", "own_link": None}.items():
-        monkeypatch.setattr(lab.session, name, value, raising=False)
     error = lab.error(line)
     golden(error)
-    assert isinstance(lab.session.inside, inside.Inside)
 
 
 def test_from_python_it_returns_a_run_that_goes_on(held, monkeypatch, golden):

@@ -304,8 +304,8 @@ def test_jobs_of_cells_that_named_hosts_of_their_own_are_listed_too(
     there = replace(RUNNING, name="there", hosts=("gpu-c",), host_indices=(0,), began_s=9.0)  # fmt: skip
     asked = []
 
-    def of_hosts(reaching):
-        names = [host.name for host in reaching.hosts]
+    def of_hosts(first_links):
+        names = list(first_links.fleet.names)
         asked.append((names, jobs.session.access.ssh_config))
         if names == ["gpu-z"]:
             raise Unreachable("gpu-z", "no answer.")

@@ -22,8 +22,8 @@ from IPython.core.completer import provisionalcompleter
 from IPython.utils.capture import capture_output
 
 import distmagic
+from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.prompts import NotebookAsker, asker_of
-from distmagic.connection.reach import Reaching
 from distmagic.errors import (
     AuthenticationError,
     PayloadError,
@@ -32,18 +32,19 @@ from distmagic.errors import (
     WorkerFailed,
 )
 from distmagic.notebook import commands, help_pages, local_run, magic
-from distmagic.notebook.backend import Backend
+from distmagic.payload import pack
 from distmagic.playground.playground import Playground
 from distmagic.request import flag_parser, notebook_place
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached
-from distmagic.session import inside
+from distmagic.session import dry_run, inside
+from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.session import Session
 from tests.builders.later import Later
 from tests.lab.waiting import HANG_S
 from tests.unit.notebook.fakes import (
+    FakeFirstLinks,
     FakePlayground,
-    FakeReaching,
     FakeScreen,
     FakeSession,
     Lab,
@@ -64,10 +65,16 @@ def public_methods(kind: type) -> dict[str, list[tuple]]:
 
 @pytest.mark.parametrize(
     ("fake", "real"),
-    [(FakeSession, Session), (FakeReaching, Reaching), (FakePlayground, Playground)],
+    [
+        (FakeSession, Session),
+        (FakeFirstLinks, FirstLinks),
+        (FakePlayground, Playground),
+    ],
 )
 def test_the_fakes_have_the_signatures_of_what_they_stand_for(fake, real):
     of_fake, of_real = public_methods(fake), public_methods(real)
+    if real is Session:
+        of_real |= public_methods(Housekeeping)
     assert of_fake == {name: of_real.get(name) for name in of_fake}
 
 
@@ -80,7 +87,7 @@ def test_statements_run_here_and_the_last_expression_on_ranks(lab):
     assert lab.shell.user_ns["_run"] == 9
     assert lab.value("f(5) + n") == 18
     assert lab.session.screen == FakeScreen(lab.shell)
-    assert not lab.session.reachings[0].cancelled
+    assert not lab.session.reached[0].cancelled
 
 
 def test_hosts_are_being_reached_before_the_cells_own_statements_run(lab):
@@ -155,7 +162,6 @@ def test_whole_runs_nothing_here(lab):
 
 def test_the_payload_is_picklable_and_knows_its_cells(lab):
     lab.value("def other():\n    return 5")
-    lab.backend = None
     lab.value("%%distributed\ndef f():\n    return other()\n\nf()")
     thunk = lab.session.payload
     filename = thunk.__code__.co_filename
@@ -174,10 +180,9 @@ def test_dry_run_prints_and_executes_nothing(lab, capsys):
     assert lab.session.log == ["reach", "dry_run"]
 
 
-def test_what_hosts_told_is_no_escape_sequence_in_a_dry_run(lab, capsys):
-    lab.session.dry_run = lambda reaching, spec: (
-        "# gpu-a\n\x1b]52;c;AAAA\x07/usr/bin/\x1b[2Jpython"
-    )
+def test_what_hosts_told_is_no_escape_sequence_in_a_dry_run(lab, capsys, monkeypatch):
+    text = "# gpu-a\n\x1b]52;c;AAAA\x07/usr/bin/\x1b[2Jpython"
+    monkeypatch.setattr(dry_run, "start_commands", lambda *_: text)
     lab.value("%%distributed --dry-run\nlen([])")
     assert capsys.readouterr().out == "# gpu-a\n/usr/bin/python\n"
 
@@ -213,7 +218,7 @@ def test_a_failing_statement_fails_the_cell_with_the_usual_traceback(lab, capsys
     assert "----> 4     1 / 0" in shown
     assert "magic.py" not in shown
     assert lab.session.log == ["reach"]
-    assert lab.session.reachings[0].cancelled
+    assert lab.session.reached[0].cancelled
 
 
 def test_a_module_that_only_hosts_have_recommends_whole(lab, capsys):
@@ -302,7 +307,7 @@ def test_an_error_of_a_statement_that_was_meant_for_a_rank_says_where_it_ran(
     assert isinstance(error, kind)
     printed = capsys.readouterr()
     assert (NO_RANK in printed.out + printed.err) == has_note
-    assert lab.session.reachings[0].cancelled
+    assert lab.session.reached[0].cancelled
 
 
 def test_argparse_that_ends_the_cell_is_an_error_that_says_where_it_ran(
@@ -314,7 +319,7 @@ def test_argparse_that_ends_the_cell_is_an_error_that_says_where_it_ran(
     )
     assert isinstance(error, SpecError)
     golden(error)
-    assert lab.session.reachings[0].cancelled
+    assert lab.session.reached[0].cancelled
 
 
 def test_a_syntax_error_looks_as_in_any_cell(lab, capsys, golden):
@@ -408,7 +413,7 @@ def test_a_name_that_the_cells_own_lines_might_have_made_is_looked_for_once_they
     assert "Did you mean: 'half'?" in str(error)
     assert isinstance(lab.error("%%distributed\nn = 1\ndel n\nabs(n)"), NameError)
     assert "launch" not in lab.session.log
-    assert all(reaching.cancelled for reaching in lab.session.reachings)
+    assert all(reaching.cancelled for reaching in lab.session.reached)
 
 
 @pytest.mark.parametrize(
@@ -468,19 +473,13 @@ def test_a_name_that_a_function_may_do_without_is_no_error(lab, cell):
     assert lab.value(f"%%distributed\n{cell}") == 1
 
 
-def test_an_unpicklable_call_lets_go_of_the_hosts(lab):
+def test_an_unpicklable_call_lets_go_of_the_hosts(lab, monkeypatch):
     def refuse(thunk, **given):
         raise PayloadError("lock can't travel")
 
-    magic.load_ipython_extension(
-        lab.shell, Backend(**{**_doors(lab.backend), "pack_call": refuse})
-    )
+    monkeypatch.setattr(pack, "pack_call", refuse)
     assert isinstance(lab.error("%%distributed\nlen([])"), PayloadError)
-    assert lab.session.reachings[0].cancelled
-
-
-def _doors(backend: Backend) -> dict:
-    return {name: getattr(backend, name) for name in Backend.__dataclass_fields__}
+    assert lab.session.reached[0].cancelled
 
 
 def test_a_failed_run_fails_the_cell_and_is_bound_all_the_same(lab, capsys):
@@ -848,13 +847,13 @@ def test_the_alias_is_always_there(lab):
     assert lab.value("%%distmagic\nlen('abc')") == 3
 
 
-def test_another_owner_keeps_its_magic(shell, capsys):
+def test_another_owner_keeps_its_magic(shell, capsys, monkeypatch):
     def theirs(line, cell):
         return "theirs"
 
     theirs.__module__ = "other_extension.magics"
     shell.register_magic_function(theirs, "cell", "distributed")
-    lab = Lab(shell)
+    lab = Lab(shell, monkeypatch)
     assert capsys.readouterr().out == (
         "%%distributed belongs to other_extension here: write %%distmagic and %distmagic for distmagic's.\n"
     )
@@ -875,7 +874,7 @@ def test_unloading_takes_everything_back(lab):
     assert not [
         each for each in lab.shell.configurables if type(each).__name__ == "Distmagic"
     ]
-    magic.load_ipython_extension(lab.shell, lab.backend)
+    lab.load()
     assert lab.value("%%distributed\nlen([])") == 0
 
 
@@ -950,21 +949,27 @@ def test_every_error_is_exported():
 
 _IN_A_KERNEL = """
 from distmagic.notebook import magic
-from distmagic.notebook.backend import Backend
+from distmagic.payload import pack as packing
 from distmagic.connection.prompts import asker_of
-from distmagic.screens.choose import screen_for
+from distmagic.connection.link_opener import Fleet
+from distmagic.request.hosts import LOCALHOST
+from distmagic.session.inside import Inside
 
 class Session:
-    def reach(self, hosts, access, asker, spec=None, spare=()): return self
+    futures = ()
+    inside = Inside("k", None)
+    def reach(self, hosts, access, asker, spec=None, spare=()):
+        self.fleet = Fleet(hosts=(LOCALHOST,), access=access)
+        return self
     def cancel(self): print("cancelled")
-    def launch(self, reaching, spec, payload, screen, variable): return payload()
+    def launch(self, first_links, spec, payload, screen, job, variable): return payload()
 
 def pack(thunk, **given):
     thunk.uses = ()
     return thunk
 
-magic.load_ipython_extension(get_ipython(), Backend(
-    session=Session, pack_call=pack, pack_whole=None, screen_for=screen_for, playground=None))
+packing.pack_call = pack
+magic.load_ipython_extension(get_ipython(), Session)
 """
 
 
@@ -1068,14 +1073,14 @@ def test_a_cell_that_ends_leaves_nobody_waiting(lab):
 def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits, golden):
     asked, packed = [], []
 
-    def pack(thunk, *, limit_bytes, labels, title):
+    def pack_it(thunk, *, limit_bytes, labels, title):
         packed.append(limit_bytes)
         if limit_bytes < sys.maxsize:
             raise PayloadTooLarge("The call takes 2.0 GB.", "Use --payload-limit 4G.")
         thunk.uses = ()
         return thunk
 
-    object.__setattr__(lab.backend, "pack_call", pack)
+    monkeypatch.setattr(pack, "pack_call", pack_it)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda prompt: asked.append(prompt) or answer)
     result = lab.run("%%distributed\ndef f():\n    return 1\nf()")
@@ -1084,11 +1089,11 @@ def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits, gol
     assert result.success is (answer == "y")
 
 
-def test_above_the_limit_where_nobody_can_answer(lab):
-    def pack(thunk, *, limit_bytes, labels, title):
+def test_above_the_limit_where_nobody_can_answer(lab, monkeypatch):
+    def pack_it(thunk, *, limit_bytes, labels, title):
         raise PayloadTooLarge("The call takes 2.0 GB.", "Use --payload-limit 4G.")
 
-    object.__setattr__(lab.backend, "pack_call", pack)
+    monkeypatch.setattr(pack, "pack_call", pack_it)
     assert str(lab.error("%%distributed\ndef f():\n    return 1\nf()")) == (
         "The call takes 2.0 GB.\nUse --payload-limit 4G."
     )
@@ -1111,9 +1116,6 @@ def test_the_hosts_of_a_kernel_that_a_scheduler_has_started(lab, monkeypatch, ca
     nodes = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2"}
     for name, value in {**nodes, "SKYPILOT_NODE_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(lab.session, "inside", None, raising=False)
-    monkeypatch.setattr(lab.session, "kernel", "k", raising=False)
-    monkeypatch.setattr(lab.session, "own_link", None, raising=False)
     lab.value("%distributed hosts")
     assert capsys.readouterr().out == (
         "10.0.0.1, 10.0.0.2  (inside SkyPilot, node 1 of 2)\n"
@@ -1131,7 +1133,7 @@ def test_a_node_that_follows_runs_its_own_statements_and_gets_its_own_ranks(
             before()
             return "its own ranks"
 
-    monkeypatch.setattr(inside, "part_of", lambda *_: Part())
+    monkeypatch.setattr(inside.Inside, "part", lambda *_: Part())
     cell = "def train():\n    return 7\ntrain()"
     assert lab.value(f"%%distributed -o run\n{cell}") is None
     assert lab.shell.user_ns["run"] == "its own ranks"

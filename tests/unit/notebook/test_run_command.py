@@ -54,7 +54,7 @@ def test_the_run_gets_a_name_also_when_it_fails(lab, project):
 def test_a_script_that_is_not_there_gives_the_hosts_up_again(lab, project):
     error = lab.error("%distributed run nothing.py")
     assert isinstance(error, SpecError)
-    assert lab.session.reachings[-1].cancelled
+    assert lab.session.reached[-1].cancelled
     assert lab.session.log == ["reach"]
 
 

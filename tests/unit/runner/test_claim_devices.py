@@ -130,7 +130,7 @@ def test_a_run_that_is_not_to_wait_fails_and_its_links_rest_without_devices(
     assert [queue.asked for queue in queues] == [["take", "give back"]] * 2
     assert [host.requests_of(p.StartNode) for host in hosts] == [[], []]
     assert [host.is_left for host in hosts] == [False, False]
-    reaching._connections.close()
+    reaching.opener.connections.close()
 
 
 @pytest.mark.parametrize("at", [1, 3])
@@ -174,7 +174,7 @@ def test_a_run_whose_connection_breaks_while_it_waits_waits_on_over_a_new_one(
     assert [len(host.processes) for host in hosts] == [2, 1]
     assert hosts[0].requests_of(p.TemplateRequest) == [TEMPLATE]
     assert [one.warm for one in hosts[0].requests_of(p.StartNode)] == [TEMPLATE]
-    reaching._connections.close()
+    reaching.opener.connections.close()
 
 
 def test_a_host_that_does_not_answer_in_time_while_a_run_waits_does_not_end_the_waiting(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from distmagic.connection.link import Link
+from distmagic.connection.link_opener import LinkOpener
 from distmagic.connection.requests import job_requests
 from distmagic.errors import ConnectionLost, PreflightError, ProtocolError
 from distmagic.remote.wire import protocol as p
@@ -70,12 +71,13 @@ class Stage:
     def __init__(self, host: FakeHost) -> None:
         self.host = host
         self.queue = EventQueue(lambda: 1.0)
-        self.reaching = reach(host)
-        (self.link,) = self.reaching.wait()
+        first_links = reach(host)
+        (self.link,) = first_links.wait()
+        self.opener = first_links.opener
         self.executor = self.executor_with(None)
 
     def executor_with(self, joiner: Any) -> Executor:
-        return Executor("j-1", self.queue, self.reaching, LEASE_S, joiner)
+        return Executor("j-1", self.queue, self.opener, LEASE_S, joiner)
 
     def events_of(self, action: Action, joiner: Any = None) -> list[Event]:
         """Perform an action, wait for the end of its thread, and return all the events that came."""
@@ -181,7 +183,7 @@ def test_a_new_link_keeps_loaded_what_the_broken_one_kept(stage):
 def test_an_attempt_that_does_not_connect_fails_with_the_error(
     stage, monkeypatch, action, error
 ):
-    monkeypatch.setattr(stage.reaching, "link", broken(error))
+    monkeypatch.setattr(LinkOpener, "link", broken(error))
     assert stage.outcomes(action) == [AttemptFailed(error=error)]
 
 
@@ -225,9 +227,7 @@ def test_a_node_that_is_not_there_is_not_met(stage, found):
 
 
 def collect(stage: Stage) -> Collect:
-    return Collect(
-        node_rank=1, host_index=0, link=stage.link, sizes={1: len(b"result")}
-    )
+    return Collect(node_rank=1, link=stage.link, sizes={1: len(b"result")})
 
 
 def test_results_are_collected_and_the_link_rests(stage):
@@ -275,7 +275,7 @@ def test_a_host_that_is_not_admitted_is_hung_up_on(stage, error):
 
 @any_error
 def test_a_host_that_can_not_be_reached_does_not_join(stage, monkeypatch, error):
-    monkeypatch.setattr(stage.reaching, "link", broken(error))
+    monkeypatch.setattr(LinkOpener, "link", broken(error))
     assert stage.outcomes(JOIN, FakeJoiner()) == [
         JoinFailed(host_index=0, error=error, request_id=JOIN.request_id)
     ]

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from distmagic.connection.reach import Reaching
+from distmagic.connection.first_links import FirstLinks
+from distmagic.connection.warm_hosts import WarmHosts
 from distmagic.errors import (
     ConnectionLost,
     HostErrors,
@@ -22,7 +23,6 @@ from distmagic.errors import (
 )
 from distmagic.payload import blobs
 from distmagic.payload.blobs import keep
-from distmagic.payload.bundle import build
 from distmagic.payload.pack import OtherPython, Payload
 from distmagic.planning.plan import make_plan
 from distmagic.remote.wire import protocol as p
@@ -346,13 +346,11 @@ def test_links_of_warm_hosts_are_kept_for_the_next_cell_when_a_host_can_not_run_
         process.is_closed.is_set() for host in (a, b) for process in host.processes
     ] == [False, False]
     a.answers, b.answers, b.facts = {}, {}, a.facts
-    again = Reaching(
-        reaching.hosts, reaching.access, reaching.asker, reaching._connections, reaching.pythons,
-        lambda host, python: reaching._connections.take_idle(host, reaching.access, reaching.asker, python, build()),
-    )  # fmt: skip
+    connections = reaching.opener.connections
+    again = FirstLinks(reaching.opener, WarmHosts(connections))
     assert launched(tmp_path, reaching=again).state.phase == "done"
     assert [len(host.processes) for host in (a, b)] == [1, 1], "the same links"
-    reaching._connections.close()
+    connections.close()
 
 
 def test_the_nodes_meet_at_a_port_that_is_free_when_they_start(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmagic.connection.reach import UNKNOWN_HOST
+from distmagic.connection.link_opener import UNKNOWN_HOST
 from distmagic.errors import (
     AuthenticationError,
     ConnectionLost,
@@ -138,9 +138,7 @@ def test_an_agent_that_ends_well_leaves_its_small_results_and_its_link_rests():
         p.Final(reason="done"),
     ]
     assert table.after(*ends) == []
-    assert table.ended() == [
-        Collect(node_rank=1, host_index=1, link=link, sizes={2: 40})
-    ]
+    assert table.ended() == [Collect(node_rank=1, link=link, sizes={2: 40})]
     assert table.after(Collected(results={2: b"x"}, is_kept_idle=True)) == [
         Note(node_rank=1, what=Gone())
     ]

@@ -40,7 +40,7 @@ def opening(
     )
 
 
-class FakeReaching:
+class FakeFirstLinks:
     """Hosts that are being reached, and what is made of their links."""
 
     def __init__(self, futures: list[Future[str]]) -> None:
@@ -66,7 +66,7 @@ def test_hosts_are_shown_as_they_answer():
     steps = [lambda: links[1].set_result("b"), lambda: links[0].set_result("a")]
     screen = FakeScreen(lambda _: steps and steps.pop(0)())
     shown = opening(screen)
-    assert connect.connect(shown, FakeReaching(links), None) == ("a", "b")
+    assert connect.connect(shown, FakeFirstLinks(links), None) == ("a", "b")
     seen = [phases(state) for state in screen.shown]
     assert seen == [
         ["connecting", "connecting"],
@@ -84,7 +84,7 @@ def test_a_host_that_can_not_be_used_is_shown_while_others_are_waited_for():
         lambda state: links[1].set_result("b") if len(screen.shown) == 2 else None
     )
     with pytest.raises(Unreachable):
-        connect.connect(opening(screen), FakeReaching(links), None)
+        connect.connect(opening(screen), FakeFirstLinks(links), None)
     assert [state.nodes[0].unusable for state in screen.shown] == 3 * [
         "gpu-a: port 22 refused the connection."
     ]

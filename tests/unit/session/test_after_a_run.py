@@ -14,10 +14,12 @@ from typing import Any, cast
 
 import pytest
 
+from distmagic.connection import link_opener
 from distmagic.connection.connections import Connections
+from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.link import Link
+from distmagic.connection.link_opener import Fleet, LinkOpener
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.connection.reach import Reaching
 from distmagic.errors import AuthenticationError, RunError, WorkerFailed
 from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol as p
@@ -29,7 +31,6 @@ from distmagic.runner.launch import Followed
 from distmagic.runner.node_table import NodeTable
 from distmagic.runner.outcome import Run
 from distmagic.runner.run_loop import RunLoop
-from distmagic.session import session as sessions
 from distmagic.session.session import Session
 from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
@@ -100,24 +101,21 @@ def state_of(*, code: int = 0, result_bytes: int | None = None) -> RunState:
     )
 
 
+def opener_of(connect: Any, asker: NotebookAsker) -> LinkOpener:
+    fleet = Fleet(hosts=parse_hosts("gpu-a"), access=Access())
+    return LinkOpener(connections=Connections(connect), fleet=fleet, asker=asker)
+
+
 def finished(
     state: RunState,
     host: OneTimePassword,
     small: Mapping[tuple[int, int], bytes] = MappingProxyType({}),
 ) -> Run:
     """Return what is left of a run whose connection was lost, when its cell is over."""
-    asker = NotebookAsker(can_ask=True)
-
-    def refuse(*_: object) -> Link:
-        raise AssertionError("no first link is wanted")
-
-    connections = Connections(host.connect)
-    reaching = Reaching(
-        parse_hosts("gpu-a"), Access(), asker, connections, ("python3",), refuse
-    )
-    asker.close()
+    opener = opener_of(host.connect, NotebookAsker(can_ask=True))
+    opener.asker.close()
     followed = Followed(state=state, small_results=small, host_indices=(0,))
-    run = Session()._finish(followed, reaching, FakeScreen(), "run")
+    run = Session()._finish(followed, opener, FakeScreen(), "run")
     assert isinstance(run, Run)
     return run
 
@@ -140,7 +138,7 @@ def at_the_keyboard(
         return "123456"
 
     monkeypatch.setattr(getpass, "getpass", answer)
-    monkeypatch.setattr(sessions, "asker_of", lambda: NotebookAsker(can_ask=True))
+    monkeypatch.setattr(link_opener, "asker_of", lambda: NotebookAsker(can_ask=True))
     return asked
 
 
@@ -195,10 +193,9 @@ def test_a_link_that_opens_after_an_interrupt_is_closed(host):
         assert interrupted.wait(HANG_S)
         return host
 
-    reaching = Reaching((), Access(), NotebookAsker(can_ask=False), Connections(connect), ("python3",), cast(Any, None),
-                        parse_hosts("gpu-a"))  # fmt: skip
+    opener = opener_of(connect, NotebookAsker(can_ask=False))
     with pytest.raises(KeyboardInterrupt):
-        reaching.link_after_run(0, Interrupted(can_ask=True))
+        opener.link_after_run(0, Interrupted(can_ask=True))
     interrupted.set()
     wait_until(lambda: bool(host.processes), "the link")
     assert host.processes[0].is_closed.wait(HANG_S)
@@ -226,7 +223,7 @@ def test_a_run_is_gone_with_its_last_name(host, at_the_keyboard, capsys):
         assert gone() is None
 
 
-PARTS = (Run, RunLoop, NodeTable, EventQueue, Executor, Reaching, Link)
+PARTS = (Run, RunLoop, NodeTable, EventQueue, Executor, FirstLinks, Link)
 
 
 def parts() -> list[object]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from distmagic.connection.connections import Connections
+from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.connection.reach import Reaching
 from distmagic.errors import Cancelled, NodeLost, PreflightError, Unreachable
 from distmagic.remote.wire import protocol as p
 from distmagic.request.spec import Access, JobSpec
@@ -61,7 +61,7 @@ class Fleet:
         """The acts in which not all of the hosts have been at the same time yet."""
         return [act for act, meeting in self._meetings.items() if not meeting.is_set()]
 
-    def reach(self, access: Access = COLD, spec: JobSpec | None = None) -> Reaching:
+    def reach(self, access: Access = COLD, spec: JobSpec | None = None) -> FirstLinks:
         hosts = tuple(one.host for one in self.hosts)
         return self.session.reach(hosts, access, NotebookAsker(can_ask=False), spec)
 
@@ -159,22 +159,24 @@ def test_a_job_is_followed(fleet):
 # ---- apart from a run
 
 
-ASKS: dict[type, Callable[[Fleet, Reaching], object]] = {
-    p.ListJobs: lambda fleet, reaching: fleet.session.jobs(reaching),
-    p.StopNode: lambda fleet, reaching: fleet.session.stop(
+ASKS: dict[type, Callable[[Fleet, FirstLinks], object]] = {
+    p.ListJobs: lambda fleet, reaching: fleet.session.housekeeping.jobs(reaching),
+    p.StopNode: lambda fleet, reaching: fleet.session.housekeeping.stop(
         reaching, begun(*fleet.hosts)
     ),
-    p.GetFile: lambda fleet, reaching: fleet.session.logs(
+    p.GetFile: lambda fleet, reaching: fleet.session.housekeeping.logs(
         reaching, begun(*fleet.hosts), 0
     ),
-    p.DumpStacks: lambda fleet, reaching: fleet.session.stacks(
+    p.DumpStacks: lambda fleet, reaching: fleet.session.housekeeping.stacks(
         reaching, begun(*fleet.hosts)
     ),
-    p.RemoveJob: lambda fleet, reaching: fleet.session.remove(
+    p.RemoveJob: lambda fleet, reaching: fleet.session.housekeeping.remove(
         reaching, [begun(*fleet.hosts)]
     ),
-    p.PruneBlobs: lambda fleet, reaching: fleet.session.cached(reaching),
-    p.ListTemplates: lambda fleet, reaching: fleet.session.templates(reaching),
+    p.PruneBlobs: lambda fleet, reaching: fleet.session.housekeeping.cached(reaching),
+    p.ListTemplates: lambda fleet, reaching: fleet.session.housekeeping.templates(
+        reaching
+    ),
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from distmagic.connection import link_opener
 from distmagic.connection.connections import Connections
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, SpecError, Unreachable, WorkerFailed
@@ -22,7 +23,6 @@ from distmagic.request.spec import Access, JobSpec
 from distmagic.runner import executor
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session import background
-from distmagic.session import session as sessions
 from distmagic.session.background import BackgroundRun
 from distmagic.session.place import Place, begin_in_background
 from distmagic.session.session import Session
@@ -156,7 +156,7 @@ def test_a_log_after_a_lost_connection_asks_for_a_one_time_password(
         return "123456"
 
     monkeypatch.setattr(getpass, "getpass", answer)
-    monkeypatch.setattr(sessions, "asker_of", lambda: NotebookAsker(can_ask=True))
+    monkeypatch.setattr(link_opener, "asker_of", lambda: NotebookAsker(can_ask=True))
     connections = kernel.session._connections
     connect = connections._connect
 
@@ -359,12 +359,13 @@ def test_hosts_are_told_to_end_also_where_no_thread_can_be_started(kernel, monke
     )
 
 
-class PendingPlace:
+class PendingPlace(Place):
     """Nodes of a scheduler that are pending until somebody gives them up."""
 
     names = ("node 1",)
 
     def __init__(self) -> None:
+        self._spec = JobSpec()
         self.given_up = threading.Event()
 
     def reach(self, screen: Screen, payload: Payload) -> None:

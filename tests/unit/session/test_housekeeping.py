@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.connection.reach import Reaching
+from distmagic.connection.first_links import FirstLinks
 from distmagic.errors import (
     Cancelled,
     ConnectionLost,
@@ -46,7 +46,7 @@ def test_jobs_of_all_hosts_are_put_together_the_oldest_first(session):
     a, b = two()
     a.listings = (listing("late", 0, [a], began_s=9.0), listing("j", 0, [a, b]))
     b.listings = (listing("j", 1, [a, b], is_running=False, reason="done"),)
-    jobs = session.jobs(reach(a, b))
+    jobs = session.housekeeping.jobs(reach(a, b))
     assert [(job.name, job.host_indices, job.running) for job in jobs] == [
         ("j", (0, 1), (0,)),
         ("late", (0,), (0,)),
@@ -59,7 +59,7 @@ def test_jobs_are_found_while_a_host_is_down(session):
     a.error = down("gpu-a")
     b.listings = (listing("j", 1, [a, b]),)
     reaching = reach(a, b)
-    (job,) = session.jobs(reaching)
+    (job,) = session.housekeeping.jobs(reaching)
     assert (job.host_indices, job.missing) == ((-1, 1), ("gpu-a",))
     assert reaching.absent == {0: "gpu-a: no answer."}
 
@@ -68,7 +68,7 @@ def test_jobs_are_not_found_where_no_host_is_up(session):
     a = FakeHost("gpu-a")
     a.error = down("gpu-a")
     with pytest.raises(Unreachable, match=r"^gpu-a: no answer\."):
-        session.jobs(reach(a))
+        session.housekeeping.jobs(reach(a))
 
 
 # ---- add
@@ -103,7 +103,7 @@ def test_hosts_come_to_a_job_and_each_is_told_of(session, tmp_path):
     job = ElasticJob(tmp_path)
     c, d = newcomers()
     told: dict[str, int] = {}
-    session.add(reach(job.lead, c, d), job.found, told.__setitem__)
+    session.housekeeping.add(reach(job.lead, c, d), job.found, told.__setitem__)
     assert told == {name: job.hosts.index(name) for name in ("gpu-c", "gpu-d")}
     for host in (c, d):
         (start,) = host.requests_of(p.StartNode)
@@ -121,7 +121,9 @@ def test_a_job_that_takes_in_no_host_now_says_why_and_the_links_are_closed(
     ]
     told: list[object] = []
     with pytest.raises(SpecError) as caught:
-        session.add(reach(job.lead, c), job.found, lambda *what: told.append(what))
+        session.housekeeping.add(
+            reach(job.lead, c), job.found, lambda *what: told.append(what)
+        )
     golden(caught.value)
     assert told == []
     assert c.requests_of(p.StartNode) == []
@@ -137,7 +139,7 @@ def test_a_job_that_its_host_does_not_have_any_more_takes_in_nobody(
         p.Refused(what="follow_job", error="there is no job j here")
     ]
     with pytest.raises(SpecError) as caught:
-        session.add(reach(job.lead, c), job.found, lambda *_: None)
+        session.housekeeping.add(reach(job.lead, c), job.found, lambda *_: None)
     golden(caught.value)
     assert c.requests_of(p.StartNode) == []
     assert_left(job.lead, c)
@@ -151,7 +153,7 @@ def test_one_host_that_does_not_start_does_not_keep_the_other_one_away(
     c.answers[p.StartNode] = lambda _: [p.Refused(what="start_node", error="no room")]
     told: dict[str, int] = {}
     with pytest.raises(PreflightError, match=r"^gpu-c: no room\."):
-        session.add(reach(job.lead, c, d), job.found, told.__setitem__)
+        session.housekeeping.add(reach(job.lead, c, d), job.found, told.__setitem__)
     assert list(told) == ["gpu-d"]
     assert_left(job.lead, c, d)
 
@@ -160,7 +162,7 @@ def test_an_interrupt_while_hosts_come_says_where_to_look(session, tmp_path, gol
     job = ElasticJob(tmp_path)
     c, _ = newcomers()
     with pytest.raises(Cancelled) as caught:
-        session.add(reach(job.lead, c), job.found, lambda *_: press())
+        session.housekeeping.add(reach(job.lead, c), job.found, lambda *_: press())
     golden(caught.value)
     assert_left(job.lead, c)
 
@@ -171,7 +173,7 @@ def test_an_interrupt_while_hosts_come_says_where_to_look(session, tmp_path, gol
 def test_a_job_is_stopped_on_all_of_its_nodes_that_run(session):
     a, b = two(runs_on)
     job = begun(a, b)
-    assert session.stop(reach(a, b), job) == Stopped(
+    assert session.housekeeping.stop(reach(a, b), job) == Stopped(
         ended=("gpu-a", "gpu-b"), unknown={}
     )
     for node_rank, host in enumerate((a, b)):
@@ -187,8 +189,8 @@ def test_a_node_that_has_ended_is_not_stopped(session):
     b.listings = (listing("j", 1, [a, b], is_running=False),)
     a.listings = (listing("j", 0, [a, b]),)
     a.agent_sends(p.Notice(text="it runs"))
-    (job,) = session.jobs(reach(a, b))
-    session.stop(reach(a, b), job)
+    (job,) = session.housekeeping.jobs(reach(a, b))
+    session.housekeeping.stop(reach(a, b), job)
     assert len(a.requests_of(p.StopNode)) == 1
     assert b.requests_of(p.StopNode) == []
 
@@ -197,7 +199,7 @@ def test_a_host_that_breaks_off_a_stop_is_told_of_and_the_links_are_closed(sessi
     a, b = two(runs_on)
     job = begun(a, b)
     b.answers[p.StopNode] = lambda _: HANG_UP
-    stopped = session.stop(reach(a, b), job)
+    stopped = session.housekeeping.stop(reach(a, b), job)
     assert (stopped.ended, list(stopped.unknown), stopped.was_interrupted) == (
         ("gpu-a",),
         ["gpu-b"],
@@ -212,7 +214,7 @@ def test_a_job_is_stopped_where_a_host_of_it_has_gone_meanwhile(session):
     a, b = two(runs_on)
     job = begun(a, b)
     b.error = down("gpu-b")
-    stopped = session.stop(reach(a, b), job)
+    stopped = session.housekeeping.stop(reach(a, b), job)
     assert (stopped.ended, str(stopped.unknown["gpu-b"])) == (
         ("gpu-a",),
         "gpu-b: no answer.",
@@ -236,7 +238,7 @@ def test_one_interrupt_ends_the_waiting_for_a_stop(session, golden):
 
     b.answers[p.StopNode] = hang
     try:
-        stopped = session.stop(reach(a, b), job)
+        stopped = session.housekeeping.stop(reach(a, b), job)
     finally:
         may_end.set()
     assert stopped.was_interrupted
@@ -255,7 +257,7 @@ def test_the_log_of_a_rank_is_what_all_hosts_have_of_it(session, golden):
         "rank1.stderr.log": b"first err\n",
     }
     b.results |= {"rank1.stdout.log": b"then \xff here\n"}
-    golden(session.logs(reach(a, b), job, 1))
+    golden(session.housekeeping.logs(reach(a, b), job, 1))
     assert_left(a, b)
 
 
@@ -267,7 +269,7 @@ def test_of_a_long_log_the_newest_lines_are_shown_and_where_all_of_it_is(
     line = b"0123456789abcde\n"
     a.results["rank1.stdout.log"] = b"begins\n" + 200_000 * line
     a.results["rank1.stderr.log"] = b"one line\n"
-    shown = session.logs(reach(a, b), job, 1)
+    shown = session.housekeeping.logs(reach(a, b), job, 1)
     first, *rest = shown.splitlines(keepends=True)
     # Of 2 MiB each stream has a half, and its first line may be a part of one.
     golden(first)
@@ -281,7 +283,7 @@ def test_what_is_shown_of_logs_is_shared_by_all_hosts_that_have_one(session):
     for host in (a, b):
         host.results["torchrun.stdout.log"] = 3 * (1 << 20) * b"."
         host.results["torchrun.stderr.log"] = 3 * (1 << 20) * b"," + b"\n"
-    shown = session.logs(reach(a, b), job, -1)
+    shown = session.housekeeping.logs(reach(a, b), job, -1)
     assert [shown.count(char) for char in ".,"] == [
         2 * (1 << 19) + 4 * 5,  # and those of the lines that say what is left out
         2 * ((1 << 19) - 1) + 4 * 3,
@@ -292,14 +294,14 @@ def test_what_is_shown_of_logs_is_shared_by_all_hosts_that_have_one(session):
 def test_a_rank_that_ran_nowhere_has_no_log(session):
     a, b = two()
     job = begun(a, b)
-    assert session.logs(reach(a, b), job, 7) is None
+    assert session.housekeeping.logs(reach(a, b), job, 7) is None
 
 
 def test_a_rank_that_wrote_nothing_has_an_empty_log(session):
     a, b = two()
     job = begun(a, b)
     a.results["rank0.stdout.log"] = b""
-    assert session.logs(reach(a, b), job, 0) == ""
+    assert session.housekeeping.logs(reach(a, b), job, 0) == ""
 
 
 # ---- stacks
@@ -325,7 +327,7 @@ def test_all_ranks_are_asked_where_they_are_and_nothing_is_changed(session, gold
     job = begun(a, b)
     tell_stacks(a, 0, "train")
     tell_stacks(b, 1, "load_batch")
-    explanation = session.stacks(reach(a, b), job)
+    explanation = session.housekeeping.stacks(reach(a, b), job)
     assert explanation.unanswered == ()
     golden(*sorted(explanation.sentence.split("; ")))
     for host in (a, b):
@@ -345,7 +347,7 @@ def test_a_host_that_does_not_tell_is_named(session, is_down, golden):
         b.error = down("gpu-b")
     else:
         b.answers[p.DumpStacks] = lambda _: HANG_UP
-    explanation = session.stacks(reach(a, b), job)
+    explanation = session.housekeeping.stacks(reach(a, b), job)
     assert explanation.unanswered == ("gpu-b",)
     golden(explanation.sentence)
 
@@ -353,7 +355,7 @@ def test_a_host_that_does_not_tell_is_named(session, is_down, golden):
 # ---- what hosts keep
 
 
-def reaching_with_one_down() -> tuple[Reaching, FakeHost]:
+def reaching_with_one_down() -> tuple[FirstLinks, FakeHost]:
     a, b = two()
     b.error = down("gpu-b")
     return reach(a, b), a
@@ -362,8 +364,8 @@ def reaching_with_one_down() -> tuple[Reaching, FakeHost]:
 def test_jobs_are_removed_by_name_from_all_hosts(session):
     a, b = two()
     a.listings = (listing("j", 0, [a, b]), listing("old", 0, [a]))
-    jobs = session.jobs(reach(a, b))
-    assert session.remove(reach(a, b), [*jobs, jobs[0]]) == 4 * 10, (
+    jobs = session.housekeeping.jobs(reach(a, b))
+    assert session.housekeeping.remove(reach(a, b), [*jobs, jobs[0]]) == 4 * 10, (
         "bytes of two jobs on each of two hosts"
     )
     for host in (a, b):
@@ -379,9 +381,9 @@ def test_what_is_removed_for_an_owner_each_host_decides_by_what_it_knows(session
     mine = p.JobTerms(lease_s=60.0, owner="nb")
     a.listings = (listing("j", 0, [a, b], terms=mine, is_running=False),)
     b.listings = (listing("j", 1, [a, b], is_running=False),)
-    (job,) = session.jobs(reach(a, b))
+    (job,) = session.housekeeping.jobs(reach(a, b))
     assert job.terms.owner == "nb", "as gpu-a says"
-    session.remove(reach(a, b), [job], "nb")
+    session.housekeeping.remove(reach(a, b), [job], "nb")
     assert b.requests_of(p.RemoveJob) == [p.RemoveJob(job="j", owner="nb")]
     assert_left(a, b)
 
@@ -389,7 +391,7 @@ def test_what_is_removed_for_an_owner_each_host_decides_by_what_it_knows(session
 def test_jobs_are_removed_from_the_hosts_that_are_up(session):
     reaching, a = reaching_with_one_down()
     job = begun(a)
-    assert session.remove(reaching, [job]) == 10
+    assert session.housekeeping.remove(reaching, [job]) == 10
     assert list(reaching.absent) == [1]
 
 
@@ -400,7 +402,7 @@ def test_a_job_that_runs_is_not_removed(session):
         p.Refused(what="remove_job", error="job j runs")
     ]
     with pytest.raises(PreflightError, match=r"^gpu-a: job j runs\.$"):
-        session.remove(reach(a), [job])
+        session.housekeeping.remove(reach(a), [job])
     assert_left(a)
 
 
@@ -409,7 +411,7 @@ def test_what_hosts_keep_of_what_was_sent_is_counted_and_removed_only_if_wanted(
     session, removes
 ):
     reaching, a = reaching_with_one_down()
-    assert session.cached(reaching, removes=removes, owner="nb") == (20,)
+    assert session.housekeeping.cached(reaching, removes=removes, owner="nb") == (20,)
     assert a.requests == [p.PruneBlobs(removes=removes, owner="nb")]
     assert_left(a)
 
@@ -420,7 +422,7 @@ def test_what_hosts_keep_loaded_is_told_for_each_host_and_none_for_one_that_is_d
     reaching, a = reaching_with_one_down()
     template = p.Template(pid=7, age_s=9.0, idle_s=1.0)
     a.answers[p.ListTemplates] = lambda _: [p.Templates(templates=(template,))]
-    assert session.templates(reaching) == ((template,), None)
+    assert session.housekeeping.templates(reaching) == ((template,), None)
     assert a.requests == [p.ListTemplates(owner=session.kernel)]
     assert_left(a)
 
@@ -431,11 +433,11 @@ def test_working_directories_are_told_and_removed_where_hosts_are_up(session):
         name="train", origin="nb", size_bytes=7, age_s=1.0, is_used=False
     )
     a.answers[p.ListWorkDirs] = lambda _: [p.WorkDirs(dirs=(kept,))]
-    assert session.work_dirs(reaching) == {a.host.name: (kept,)}
+    assert session.housekeeping.work_dirs(reaching) == {a.host.name: (kept,)}
     assert_left(a)
     reaching, a = reaching_with_one_down()
     assert (
-        session.remove_work_dirs(
+        session.housekeeping.remove_work_dirs(
             reaching, {a.host.name: ["train", "x"], "gpu-z": ["y"]}
         )
         == 60
@@ -469,7 +471,7 @@ def test_environments_of_all_hosts_are_made_and_a_host_that_cant_is_named(
 
     a.answers[p.SyncEnvironment] = lambda _: [said, READY]
     b.answers[p.SyncEnvironment] = second
-    synced = session.sync_environment(reach(a, b), PACKAGES, show)
+    synced = session.housekeeping.sync_environment(reach(a, b), PACKAGES, show)
     assert synced.ready == {"gpu-a": READY}
     golden(synced.error)
     (request,) = a.requests_of(p.SyncEnvironment)
@@ -484,6 +486,6 @@ def test_an_interrupt_ends_the_conversations_in_which_environments_are_made(sess
     a.answers[p.SyncEnvironment] = lambda _: []  # it says nothing more
     b.answers[p.SyncEnvironment] = lambda _: [READY]
     with pytest.raises(Cancelled, match="while environments were being made"):
-        session.sync_environment(reach(a, b), PACKAGES, lambda _: press())
+        session.housekeeping.sync_environment(reach(a, b), PACKAGES, lambda _: press())
     assert a.is_left
     assert b.is_left

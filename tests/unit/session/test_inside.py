@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from distmagic.inside.proof import SharedSecret
 from distmagic.remote.wire import protocol
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.outcome import Run
-from distmagic.session.inside import Inside, digest_of, part_of
+from distmagic.session.inside import Inside, Part, digest_of
 from distmagic.state.model import NodeState, RunState, WorkerState
 from tests.builders.dialling import places
 
@@ -45,7 +44,7 @@ def no_link(_access: Access) -> Any:
 def nodes() -> Iterator[tuple[Inside, Inside]]:
     """Two nodes of a job, which know the same secret."""
     found = tuple(
-        Inside(replace(place, lead="127.0.0.1"), SECRET, "a kernel", no_link)
+        Part(replace(place, lead="127.0.0.1"), SECRET, "a kernel", no_link)
         for place in places()
     )
     yield found
@@ -169,7 +168,7 @@ def test_a_node_whose_own_statements_fail_leaves(nodes):
 def test_nodes_that_can_not_prove_themselves_do_not_train_alone(node_rank, golden):
     place = replace(places()[0], node_rank=node_rank)
     with pytest.raises(SpecError) as caught:
-        Inside(place, None, "", no_link).run("", ACCESS, JobSpec(), not_here)
+        Part(place, None, "", no_link).run("", ACCESS, JobSpec(), not_here)
     assert "--on none" in caught.value.hint
     golden(caught.value)
 
@@ -177,7 +176,7 @@ def test_nodes_that_can_not_prove_themselves_do_not_train_alone(node_rank, golde
 def test_under_slurm_all_that_was_looked_for_is_named(golden):
     place = replace(places()[0], key="slurm 7.0")
     with pytest.raises(SpecError) as caught:
-        Inside(place, None, "", no_link).run("", ACCESS, JobSpec(), not_here)
+        Part(place, None, "", no_link).run("", ACCESS, JobSpec(), not_here)
     golden(caught.value)
 
 
@@ -186,23 +185,21 @@ def test_what_can_not_run_inside(golden):
     task = RankTask(
         rank=1, world_size=4, local_rank=1, local_world_size=2, said_by="RANK, LOCAL_RANK"
     )  # fmt: skip
-    of_a_rank = Inside(replace(place, task=task), SECRET, "", no_link)
+    of_a_rank = Part(replace(place, task=task), SECRET, "", no_link)
     with pytest.raises(SpecError) as caught:
         of_a_rank.run("", ACCESS, JobSpec(), not_here)
     golden(caught.value)
     with pytest.raises(SpecError) as caught:
-        Inside(place, SECRET, "", no_link).run(
-            "", ACCESS, JobSpec(detach=True), not_here
-        )
+        Part(place, SECRET, "", no_link).run("", ACCESS, JobSpec(detach=True), not_here)
     assert "--detach means nothing here" in str(caught.value)
 
 
 def test_the_part_is_kept_for_the_next_cell():
-    session = SimpleNamespace(inside=None, kernel="k", own_link=no_link)
-    assert part_of(session, {}) is None
-    part = part_of(session, ENVIRON)
-    assert part is part_of(session, ENVIRON)
-    assert part is not part_of(session, ENVIRON | {"SKYPILOT_NODE_RANK": "1"})
+    inside = Inside("k", no_link)
+    assert inside.part({}) is None
+    part = inside.part(ENVIRON)
+    assert part is inside.part(ENVIRON)
+    assert part is not inside.part(ENVIRON | {"SKYPILOT_NODE_RANK": "1"})
 
 
 def test_digests_tell_texts_apart():

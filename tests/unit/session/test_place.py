@@ -1,4 +1,4 @@
-"""Runs that wait for nodes of a scheduler: several for the same ones, one of which gives up, and what is kept meanwhile."""
+"""Where a run is: nodes of a scheduler that several runs wait for, what is kept meanwhile, and the files that hosts need."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from distmagic.connection.link_opener import Fleet
 from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import PayloadTooLarge
 from distmagic.payload import blobs
 from distmagic.request.allocation import SlurmRequest
-from distmagic.request.hosts import Host
+from distmagic.request.hosts import LOCALHOST, Host, parse_hosts
 from distmagic.request.spec import Access, JobSpec
 from distmagic.session.allocations import Allocations
-from distmagic.session.place import Place
+from distmagic.session.place import Place, with_files
 from distmagic.systems.slurm import allocation
 from tests.builders.jobs import payload_in
 from tests.builders.logins import CANCELLED, PENDING, RUNNING, Login, squeue
@@ -117,3 +120,31 @@ def test_what_a_run_is_to_send_is_kept_here_while_it_waits(
         wait_until(lambda local=local: local.path.stat().st_mtime > 1, "a touch")
     squeue(login, RUNNING)
     assert names(reached.result(HANG_S)) == ["a1", "a2"]
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_above_the_limit_a_folder_is_sent_only_if_the_user_says_so(
+    tmp_path, monkeypatch, answer
+):
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "large").write_bytes(os.urandom(5000))
+    payload = replace(payload_in(tmp_path), limit_bytes=1000)
+    fleet = Fleet(hosts=parse_hosts("gpu-a"), access=Access())
+    asked: list[str] = []
+    asker: Any = SimpleNamespace(confirm=lambda text: asked.append(text) or answer)
+    spec = JobSpec(sync=str(folder))
+    if answer:
+        tree = with_files(payload, spec, fleet, asker).tree
+        assert tree is not None
+    else:
+        with pytest.raises(PayloadTooLarge):
+            with_files(payload, spec, fleet, asker)
+    assert len(asked) == 1
+
+
+def test_this_machine_has_all_files(tmp_path):
+    payload = payload_in(tmp_path)
+    spec, fleet = JobSpec(sync="."), Fleet(hosts=(LOCALHOST,), access=Access())
+    assert with_files(payload, spec, fleet, NotebookAsker(can_ask=False)) is payload

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.connection.reach import Reaching
 from distmagic.errors import (
     Cancelled,
     NodeLost,
@@ -25,7 +25,9 @@ from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session import session as sessions
-from distmagic.session.session import Session, fetch, python_of
+from distmagic.session.dry_run import start_commands
+from distmagic.session.place import fetch
+from distmagic.session.session import Session
 from distmagic.state.model import RunState
 from tests.builders.hosts import FakeHost, connector, down, fails, runs_on
 from tests.builders.jobs import (
@@ -58,7 +60,7 @@ class Kernel:
         self.hosts = tuple(one.host for one in hosts)
         return self
 
-    def reach(self, access: Access = COLD, spec: JobSpec | None = None) -> Reaching:
+    def reach(self, access: Access = COLD, spec: JobSpec | None = None) -> FirstLinks:
         return self.session.reach(
             self.hosts, access, NotebookAsker(can_ask=False), spec
         )
@@ -93,7 +95,7 @@ def test_a_dry_run_gives_the_command_of_each_host_and_starts_nothing(kernel):
     a, b = two()
     b.facts = replace(b.facts, executable="/opt/python3", address="10.0.0.2")
     kernel.over(a, b)
-    text = kernel.session.dry_run(kernel.reach(), JobSpec(nproc_per_node=2))
+    text = start_commands(kernel.reach(), JobSpec(nproc_per_node=2))
     first, _, second, _ = text.splitlines()
     assert first == "# gpu-a (node_rank 0, 2 ranks)"
     assert second == "# gpu-b (node_rank 1, 2 ranks)"
@@ -119,9 +121,7 @@ def test_a_dry_run_of_an_elastic_job_does_without_a_host_that_is_down(kernel):
     a, b = two()
     b.error = down("gpu-b")
     kernel.over(a, b)
-    text = kernel.session.dry_run(
-        kernel.reach(), JobSpec(nnodes=(1, 2), max_restarts=1)
-    )
+    text = start_commands(kernel.reach(), JobSpec(nnodes=(1, 2), max_restarts=1))
     assert "# gpu-a (node_rank 0, 1 rank)" in text
     assert "gpu-b" not in text
 
@@ -130,7 +130,7 @@ def test_a_dry_run_of_what_can_not_be_planned_closes_the_links(kernel, golden):
     a, b = two()
     kernel.over(a, b)
     with pytest.raises(SpecError) as caught:
-        kernel.session.dry_run(kernel.reach(), JobSpec(nnodes=(3, 3)))
+        start_commands(kernel.reach(), JobSpec(nnodes=(3, 3)))
     golden(caught.value)
     assert_left(a, b)
 
@@ -382,7 +382,7 @@ def test_a_link_rests_between_runs_where_the_host_keeps_something_loaded(kernel)
 
 def test_nothing_is_loaded_before_it_is_known_what_is_to_run(kernel):
     a = FakeHost("gpu-a")
-    kernel.over(a).session.jobs(kernel.reach(Access()))
+    kernel.over(a).session.housekeeping.jobs(kernel.reach(Access()))
     assert a.requests == [p.ListJobs()]
 
 
@@ -419,11 +419,10 @@ def test_what_a_host_is_asked_to_keep_while_down_works_is_ended_by_the_next_one(
     """A run in the background may be reaching it."""
     a, b = two()
     session = kernel.over(a, b).session
-    way = (Access(), "python3")
-    session._warmed[a.host] = way
+    session._warm_hosts._asked[a.host] = Access()
 
     def reaches_b(_: p.Message) -> list[p.Message]:
-        session._warmed[b.host] = way
+        session._warm_hosts._asked[b.host] = Access()
         return [p.Templates()]
 
     a.answers[p.EndTemplates] = reaches_b
@@ -445,13 +444,13 @@ def test_what_a_host_is_asked_to_keep_while_down_works_is_ended_by_the_next_one(
     ],
 )
 def test_which_python_a_host_starts(host, pythons, python):
-    assert python_of(host, Access(pythons=pythons)) == python
+    assert Access(pythons=pythons).interpreter(host) == python
 
 
 def test_no_host_means_this_machine(kernel):
     here = FakeHost("localhost")
     reaching = kernel.over(here).session.reach((), COLD, NotebookAsker(can_ask=False))
-    assert reaching.hosts == (LOCALHOST,)
+    assert reaching.fleet.hosts == (LOCALHOST,)
     reaching.wait()
     reaching.cancel()
     assert_left(here)

@@ -75,7 +75,7 @@ class RealFiles:
 def files_of(host: FakeHost, path: Path | str = "") -> Iterator[RemoteFolder]:
     reaching = reach(host)
     reaching.wait()[0].close()
-    yield RemoteFolder(Folder(path=str(path)), lambda: reaching.link(0))
+    yield RemoteFolder(Folder(path=str(path)), lambda: reaching.opener.link(0))
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_what_was_edited_here_since_the_run_began_stays_and_the_hosts_is_beside_
     reaching = reach(there.host)
     reaching.wait()[0].close()
     files = RemoteFolder(
-        Folder(path=str(there.folder)), lambda: reaching.link(0), began_s
+        Folder(path=str(there.folder)), lambda: reaching.opener.link(0), began_s
     )
     beside = to / "log.txt.of-last-run"
     assert files.fetch("*.txt", to) == [beside, to / "old.txt"]

@@ -7,9 +7,11 @@ from typing import Any, cast
 import pytest
 
 from distmagic.connection.connections import Connections
+from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.link import Link
+from distmagic.connection.link_opener import Fleet, LinkOpener
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.connection.reach import Reaching
+from distmagic.connection.warm_hosts import WarmHosts
 from distmagic.errors import (
     ConnectionLost,
     HostError,
@@ -18,8 +20,6 @@ from distmagic.errors import (
     PreflightError,
     Unreachable,
 )
-from distmagic.payload.blobs import LocalBlob
-from distmagic.payload.bundle import build
 from distmagic.request.hosts import Host, parse_hosts
 from distmagic.request.spec import Access
 from tests.builders.links import FakeProcess, lines, reply
@@ -46,33 +46,30 @@ STRANGE = HostKeyError("gpu-b", "the host key is not known.")
 
 
 class Hosts:
-    """Three hosts, of which some can't be reached, and the conversations with the others."""
+    """Hosts of which some can't be reached, and the conversations with the others: connections, as far as first links go."""
 
     def __init__(self, errors: dict[str, HostError]) -> None:
         self.errors = errors
         self.links: list[FakeLink] = []
-        self.asker = NotebookAsker(can_ask=False)
 
-    def open(self, host: Host, python: str) -> Link:
+    def take_idle(self, host: Host, access: Access, asker: object) -> Link:
         if host.name in self.errors:
             raise self.errors[host.name]
         self.links.append(FakeLink(host.name))
         return cast(Link, self.links[-1])
 
-    def reach(self) -> Reaching:
-        hosts = parse_hosts("gpu-a,gpu-b,gpu-c")
-        return Reaching(
-            hosts,
-            Access(),
-            self.asker,
-            Connections(_refuse),
-            ("python3",) * 3,
-            self.open,
-        )
+    def give_back(self, link: FakeLink) -> None:
+        link.close()
+
+    def reach(self, names: str = "gpu-a,gpu-b,gpu-c") -> FirstLinks:
+        return first_links(cast(Connections, self), parse_hosts(names))
 
 
-def _refuse(*_: object) -> Any:
-    pytest.fail("no connection is wanted")
+def first_links(connections: Connections, hosts: tuple[Host, ...]) -> FirstLinks:
+    fleet = Fleet(hosts=hosts, access=Access())
+    asker = NotebookAsker(can_ask=False)
+    opener = LinkOpener(connections=connections, fleet=fleet, asker=asker)
+    return FirstLinks(opener, WarmHosts(connections))
 
 
 def names(links: tuple[Link, ...]) -> list[str]:
@@ -109,28 +106,14 @@ def test_too_many_are_down():
 
 def test_a_laptop_that_is_there_alone_is_no_job_for_hosts_that_are_to_come():
     hosts = Hosts({"gpu-b": DOWN})
-    reaching = Reaching(
-        parse_hosts("localhost,gpu-b"),
-        Access(),
-        hosts.asker,
-        Connections(_refuse),
-        ("python3",) * 2,
-        hosts.open,
-    )
+    reaching = hosts.reach("localhost,gpu-b")
     with pytest.raises(Unreachable):
         reaching.wait(enough=1, needs_remote=True)
 
 
 def test_questions_are_answered_by_this_machine_alone_while_another_host_is_down():
     hosts = Hosts({"gpu-b": DOWN})
-    reaching = Reaching(
-        parse_hosts("localhost,gpu-b"),
-        Access(),
-        hosts.asker,
-        Connections(_refuse),
-        ("python3",) * 2,
-        hosts.open,
-    )
+    reaching = hosts.reach("localhost,gpu-b")
     assert names(reaching.wait(enough=1)) == ["localhost"]
 
 
@@ -175,7 +158,7 @@ def test_a_refusal_is_no_reason_to_log_in_again(why: HostError, logins: int):
     )
     for access in ways[: 4 if logins == 1 else 2]:
         with pytest.raises(type(why)):
-            connections.link(host, access, asker, "python3", cast(LocalBlob, None))
+            connections.link(host, access, asker)
     assert len(made) == logins
     assert made[0].is_closed == (logins > 1)
 
@@ -208,24 +191,15 @@ def test_a_link_that_broke_alone_takes_the_connection_from_no_other_run(is_cut: 
         made.append(SharedTransport())
         return made[-1]
 
-    connections, asker = Connections(connect), NotebookAsker(can_ask=False)
-
-    def open_link(host: Host, python: str) -> Link:
-        return connections.link(host, Access(), asker, python, build())
-
-    (host,) = parse_hosts("gpu-a")
-    runs = []
-    for _ in range(2):
-        runs.append(
-            Reaching((host,), Access(), asker, connections, ("python3",), open_link)
-        )
+    connections = Connections(connect)
+    runs = [first_links(connections, parse_hosts("gpu-a")) for _ in range(2)]
     (first,), (second,) = runs[0].wait(), runs[1].wait()
     made[0].is_cut = is_cut
-    again = runs[0].link(0, broken=first)
+    again = runs[0].opener.link(0, broken=first)
     assert (first.is_closed, second.is_closed) == (True, False)
     assert len(made) == (2 if is_cut else 1)
     assert made[0].is_closed == is_cut
     assert cast(Any, again.transport) is made[-1]
     # The second run's link broke with the connection, or was not touched: either way there is one to share.
-    assert runs[1].link(0, broken=second).transport is again.transport
+    assert runs[1].opener.link(0, broken=second).transport is again.transport
     connections.close()

@@ -1,0 +1,141 @@
+"""The first links of a run: all hosts are reached at once, while the notebook's own statements still run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from distmagic.connection.link import Link
+from distmagic.connection.link_opener import LinkOpener
+from distmagic.connection.parallel import in_parallel, join_errors, threads_for
+from distmagic.connection.warm_hosts import WarmHosts
+from distmagic.errors import Cancelled, ConnectionLost, Unreachable
+from distmagic.remote.records import expiry
+from distmagic.request.spec import JobSpec
+
+
+class FirstLinks:
+    """Links to the hosts of a fleet that are being opened in the background. Further ones are opened by `opener`.
+
+    `absent` are, once they are settled, the hosts that a job begins without: by index, with what is wrong with them.
+    """
+
+    def __init__(
+        self, opener: LinkOpener, warm_hosts: WarmHosts, spec: JobSpec | None = None
+    ) -> None:
+        self.opener = opener
+        self.fleet = opener.fleet
+        self.absent: dict[int, str] = {}
+        self.is_settled = False  # `settle` has returned links
+        self._pool = threads_for(len(self.fleet.hosts) + 1, "reach")
+        self.futures: list[Future[Link]] = []
+        for host in self.fleet.hosts:
+            self.futures.append(
+                self._pool.submit(
+                    warm_hosts.first_link,
+                    host,
+                    self.fleet.access,
+                    opener.asker,
+                    spec,
+                )
+            )
+        self._pool.submit(expiry.tidy)  # this machine keeps payloads too
+
+    def wait(
+        self, enough: int | None = None, *, needs_remote: bool = False
+    ) -> tuple[Link, ...]:
+        """Wait for all hosts and `settle`. Questions (passphrases, one-time passwords) are asked meanwhile, on this thread.
+
+        Raises `Cancelled` for an interrupt.
+        """
+        try:
+            self.opener.asker.serve_until_done(self.futures)
+        except KeyboardInterrupt:
+            raise self.interrupted() from None
+        except BaseException:
+            self.cancel()
+            raise
+        return self.settle(enough, needs_remote=needs_remote)
+
+    def settle(
+        self, enough: int | None = None, *, needs_remote: bool = False
+    ) -> tuple[Link, ...]:
+        """Return one open link a host, in order, once all `futures` are done.
+
+        Where `enough` hosts are there, those that are out of reach are left out: see `present` and `absent`. If it
+        `needs_remote`, one that is there must be remote: other hosts can't dial this machine. Raises `HostErrors`, or the
+        one error; then all links are closed.
+        """
+        hosts = self.fleet.hosts
+        errors = {}
+        for host_index, future in enumerate(self.futures):
+            error = future.exception()
+            if error is not None:
+                errors[host_index] = error
+        there = [host for index, host in enumerate(hosts) if index not in errors]
+        is_enough = enough is not None and len(there) >= enough
+        if needs_remote and all(host.is_local for host in there):
+            is_enough = False
+        # A host that is out of reach may come back by itself; one that refuses us does not.
+        may_come_back = all(
+            isinstance(error, (Unreachable, ConnectionLost))
+            for error in errors.values()
+        )
+        if errors and not (is_enough and may_come_back):
+            self.cancel()
+            raise join_errors(list(errors.values()))
+        self._pool.shutdown(wait=False)
+        for host_index, error in errors.items():
+            first_line, _, _ = str(error).partition("\n")
+            self.absent[host_index] = first_line
+        self.is_settled = True
+        return tuple(self.futures[host_index].result() for host_index in self.present)
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The indices of the hosts whose links `settle` has returned."""
+        count = len(self.fleet.hosts)
+        return tuple(index for index in range(count) if index not in self.absent)
+
+    def interrupted(self) -> Cancelled:
+        """Give up because of an interrupt, and return the error to raise."""
+        waiting = [
+            host.name
+            for host, future in zip(self.fleet.hosts, self.futures, strict=True)
+            if not future.done()
+        ]
+        self.cancel()
+        hint = f"No answer had come yet from {', '.join(waiting)}." if waiting else ""
+        return Cancelled(
+            "Interrupted while the hosts were being reached; nothing was started.", hint
+        )
+
+    def cancel(self) -> None:
+        """Give up: nothing is kept but the connections, and what hosts keep loaded."""
+        self.opener.asker.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        done = []
+        for future in self.futures:
+            if future.done():
+                done.append(future)
+            else:
+                future.add_done_callback(self._give_back)
+        in_parallel(self._give_back, done)
+
+    def _give_back(self, future: Future[Link]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self.opener.connections.give_back(future.result())
+
+    @contextmanager
+    def opened(
+        self, enough: int | None = None, *, needs_remote: bool = False
+    ) -> Iterator[dict[int, Link]]:
+        """Wait for all hosts and give their links by host index. After the block they rest; after an error they end."""
+        there = self.wait(enough, needs_remote=needs_remote)
+        try:
+            yield dict(zip(self.present, there, strict=True))
+        except BaseException:  # an answer may be on its way yet
+            in_parallel(Link.close, there)
+            raise
+        in_parallel(self.opener.connections.keep_idle, there)

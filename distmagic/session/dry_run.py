@@ -1,0 +1,40 @@
+"""What a run would start, without a start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from distmagic.connection.first_links import FirstLinks
+from distmagic.names import new_job, owner, work_dir
+from distmagic.payload.pack import Payload
+from distmagic.payload.work_files import begins_in
+from distmagic.planning import plan as planning
+from distmagic.request.spec import JobSpec
+from distmagic.runner.launch import enough_hosts
+from distmagic.runner.prepare import prepare
+
+
+def start_commands(
+    first_links: FirstLinks,
+    spec: JobSpec,
+    program: str = "<the cell>",
+    payload: Payload | None = None,
+) -> str:
+    """Return the commands that a run would start on every host, having started nothing. `payload` is a script's."""
+    fleet = first_links.fleet
+    enough = enough_hosts(spec, len(fleet.hosts))
+    work = work_dir(spec, payload)
+    work = replace(work, inside=begins_in(payload, spec.sync, Path.cwd()))
+    with first_links.opened(enough, needs_remote=True) as opened:
+        links = list(opened.values())
+        plan, _ = prepare(
+            links,
+            spec,
+            new_job(),
+            lease_s=fleet.access.lease_s,
+            owner=owner(),
+            work=work,
+        )
+        pythons = [link.facts.executable for link in links]
+        return planning.commands(plan, pythons, program)

@@ -30,10 +30,10 @@ class ExportedProgram:
     """What every rank runs.
 
     `files` lie below the folder `PROGRAM`, `inside` of which ranks begin ("": in itself). `words` are what torchrun is
-    given after its flags: a script below `inside`, or `-m` and a module; and their arguments. `imports` are files or
+    given after its flags: a script below `inside`, and its arguments; none if the launcher finds all of that. `imports` are files or
     folders, below the folder too, from which modules are imported. `is_bundle`: the script makes a pickled call, which
     needs `python_version`; `why` says what kept the cell from being a plain program. `launcher` are arguments of the
-    interpreter that start the ranks in place of torchrun; such a program finds its own directory.
+    interpreter that start the ranks of a node, with torchrun's flags after them.
     """
 
     files: tuple[File, ...]

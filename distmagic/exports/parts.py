@@ -77,17 +77,13 @@ def enter(job: ExportedJob) -> list[str]:
 
 
 def python_of(job: ExportedJob) -> str:
-    """Return the interpreter of a rank that torchrun does not start."""
+    """Return the interpreter of the ranks, and of what starts them."""
     return quoting.program_path(job.python or "python3")
 
 
 def launcher(job: ExportedJob) -> tuple[str, ...]:
-    """Return the words that start the ranks: torchrun, itself or as a module of the user's interpreter; or the program's own."""
-    if job.program.launcher:
-        return (python_of(job), *job.program.launcher)
-    if not job.python:
-        return ("torchrun",)
-    return (quoting.program_path(job.python), "-m", "torch.distributed.run")
+    """Return the words that start the ranks of a node, before torchrun's flags."""
+    return (python_of(job), *job.program.launcher)
 
 
 def torchrun_lines(job: ExportedJob, words: NodeWords) -> list[str]:

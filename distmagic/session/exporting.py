@@ -13,7 +13,7 @@ from pathlib import Path
 from distmagic.errors import SpecError
 from distmagic.exports import folder
 from distmagic.exports.job import PROGRAM, ExportedJob, ExportedProgram, File, text_file
-from distmagic.exports.on_nodes import run_call, run_rank
+from distmagic.exports.on_nodes import run_call, run_node, run_rank
 from distmagic.payload import bundle, local_modules, work_files
 from distmagic.payload.folder import Contents, check_size
 from distmagic.payload.local_modules import LocalModule
@@ -24,12 +24,7 @@ from distmagic.request.hosts import Host
 from distmagic.request.program import Program
 from distmagic.systems import folders as systems
 
-_SCRIPT, _RUNNER, _STARTER, _ZIP = (
-    "cell.py",
-    "run_call.py",
-    "run_rank.py",
-    "distmagic.zip",
-)
+_SCRIPT, _RUNNER, _ZIP = ("cell.py", "run_call.py", "distmagic.zip")
 _SECRET = "DISTMAGIC_SECRET"  # noqa: S105 - the variable's name
 
 
@@ -58,13 +53,15 @@ def of_payload(payload: Payload, why: str, request: Request) -> ExportedProgram:
         File(path=blob.path.name, data=blob.path.read_bytes())
         for blob in payload.side_files
     ]
-    return ExportedProgram(
-        files=(*own, *side_files, *_files(contents)),
-        words=(posixpath.relpath(_RUNNER, inside or "."),),
-        inside=inside,
-        is_bundle=True,
-        why=why,
-        python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
+    return _as_started(
+        ExportedProgram(
+            files=(*own, *side_files, *_files(contents)),
+            words=(posixpath.relpath(_RUNNER, inside or "."),),
+            inside=inside,
+            is_bundle=True,
+            why=why,
+            python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
+        )
     )
 
 
@@ -111,22 +108,28 @@ def _path_of_script(payload: Payload, contents: Contents, inside: str) -> str:
 
 
 def _as_started(program: ExportedProgram) -> ExportedProgram:
-    """Return a program with what starts it on each rank, and the half of distmagic that travels, if a file imports that."""
-    starter = _STARTER
-    while any(file.path == starter for file in program.files):
-        starter = f"_{starter}"
-    own = File(path=starter, data=Path(run_rank.__file__).read_bytes())
-    program = replace(
-        program,
-        files=(*program.files, own),
-        words=(posixpath.relpath(starter, program.inside or "."), *program.words),
-    )
+    """Return a program with what starts it, and the half of distmagic that travels, if a file imports that."""
+    files = list(program.files)
+    starters = []
+    for module in (run_node, run_rank):
+        path = Path(module.__file__ or "")
+        name = path.name
+        while any(file.path == name for file in files):
+            name = f"_{name}"
+        files.append(File(path=name, data=path.read_bytes()))
+        starters.append(posixpath.relpath(name, program.inside or "."))
     texts = [file.data for file in program.files if file.path.endswith(".py")]
-    if not any(_imports_distmagic(text) for text in texts):
-        return program
-    zipped = File(path=_ZIP, data=bundle.build().path.read_bytes())
+    imports = program.imports
+    if not program.is_bundle and any(map(_imports_distmagic, texts)):
+        files.append(File(path=_ZIP, data=bundle.build().path.read_bytes()))
+        imports = (*imports, _ZIP)
+    node, rank = starters
     return replace(
-        program, files=(*program.files, zipped), imports=(*program.imports, _ZIP)
+        program,
+        files=tuple(files),
+        imports=imports,
+        words=(rank, *program.words),
+        launcher=(node,),
     )
 
 

@@ -9,7 +9,9 @@ from distmagic.request.export import ExportRequest
 from distmagic.request.spec import JobSpec
 
 PLAIN = ExportedProgram(
-    files=(File(path="cell.py", data=b"print('here')\n"),), words=("cell.py", "3")
+    files=(File(path="cell.py", data=b"print('here')\n"),),
+    words=("run_rank.py", "cell.py", "3"),
+    launcher=("run_node.py",),
 )
 HOSTILE = (
     "two words",

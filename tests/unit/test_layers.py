@@ -72,7 +72,7 @@ FOREIGN = {
     "cryptography": "connection.certificate transports.ssh.client playground.server",
     "pathspec": "payload.ignored",
     "paramiko": "transports.ssh.client",
-    "torch": "systems.sing.sing_entry remote.rank.checkpoint remote.engine.engine remote.engine.meeting remote.values.storages",
+    "torch": "systems.sing.sing_entry exports.on_nodes.run_node remote.rank.checkpoint remote.engine.engine remote.engine.meeting remote.values.storages",
     "traitlets": "request.config screens.widget",
 }
 # `%load_ext distmagic` imports none of them.

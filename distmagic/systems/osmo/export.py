@@ -197,7 +197,7 @@ def _begin(job: ExportedJob, what: str) -> list[str]:
         "done",
         f'getent hosts "$MASTER_ADDR" >/dev/null || {{ echo "$MASTER_ADDR is not known after {_WAIT_S} s" >&2; exit 1; }}',
     ]
-    if job.program.launcher:
+    if not job.program.words:
         return lines
     return [
         *lines,

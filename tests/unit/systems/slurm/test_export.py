@@ -49,8 +49,8 @@ def test_restarts_across_nodes_need_c10d_whose_host_is_the_first_node():
 def test_an_interpreter_in_the_home():
     found = texts(systems.files(job("slurm", python="~/my env/bin/python")))
     python = "\"$HOME\"'/my env/bin/python'"
-    assert f"exec {python} -m torch.distributed.run \\\n" in found["node.sh"]
-    assert f"exec {python} -u cell.py 3\n" in found["rank.sh"]
+    assert f"exec {python} run_node.py \\\n" in found["node.sh"]
+    assert f"exec {python} -u run_rank.py cell.py 3\n" in found["rank.sh"]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from distmagic.session.background import BackgroundRun
     from distmagic.session.session import Session
 
-_SCRIPT_NAME = "cell.py"  # sys.argv[0] of a cell that runs as a script
+_SCRIPT_NAME = "cell.py"  # of a cell that runs as a whole
 _OWN_LINES = "running the cell's own lines here"
 _OWN_LINES_FAILED = (
     "nothing was started: the cell's own lines did not come to their end"
@@ -315,8 +315,8 @@ class Magics:
             argv = (_SCRIPT_NAME, *request.args) if request.script else ()
             return pack_whole(
                 plan.text,
-                filename=plan.filename,
-                labels=labels,
+                filename=_SCRIPT_NAME,
+                labels={_SCRIPT_NAME: labels.get(plan.filename, plan.filename)},
                 limit_bytes=limit_bytes,
                 argv=argv,
                 title=shlex.join(argv) or "the whole cell",

@@ -130,3 +130,26 @@ def test_what_is_kept_is_told_and_removed(notebook: LiveNotebook, session_lab: L
         in notebook.run("%distributed clean all")
     )
     assert "nb" not in session_lab.hosts[0].listdir("/home/node/.distmagic/work")
+
+
+def test_a_pasted_script_finds_what_lies_beside_it(
+    notebook: LiveNotebook, folder: Path
+):
+    """By its `__file__`, and as hydra does by that of a function's code; in a spawned child, too."""
+    (folder / "conf.yaml").write_text("lr: 1\n")
+    text = notebook.run("""
+%%distributed --script --sync .
+import inspect
+import multiprocessing
+from pathlib import Path
+def main(name):
+    places = Path(__file__), Path(inspect.getfile(main)).absolute()
+    return [(place.parent / name).read_text() for place in places]
+if __name__ == "__main__":
+    assert "places = " in inspect.getsource(main)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(main("conf.yaml"), pool.map(main, ["conf.yaml"]))
+    raise SystemExit
+""")
+    both = ["lr: 1\n", "lr: 1\n"]
+    assert f"{both} {[both]}" in str(text)

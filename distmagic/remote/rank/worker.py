@@ -116,6 +116,8 @@ def main(_: list[str]) -> None:
         else:
             if own := os.environ.pop(settings.VARIABLE, ""):
                 settings.begin_with(own, import_hooks.when_imported)
+            if isinstance(thunk, call.Whole):
+                _place(thunk.filename, user_main)
             before = captured.marks(vars(user_main))
             value = call.perform(thunk, user_main)
             lost = captured.changed(vars(user_main), before, value)
@@ -196,6 +198,25 @@ def _fresh_main(rank: Rank) -> types.ModuleType:
     # Registered before the user's own functions, so it is called after them.
     atexit.register(clear_main, fresh)
     return fresh
+
+
+def _place(filename: str, main: types.ModuleType) -> None:
+    """Have a cell that runs as a whole find what lies beside it, by `__file__`, as a script does that lies there."""
+    for_children = main.__file__
+    main.__file__ = os.path.abspath(filename)
+
+    def patch(spawn: types.ModuleType) -> None:
+        plain = spawn.get_preparation_data
+
+        def get_preparation_data(name: str) -> dict[str, object]:
+            data: dict[str, object] = plain(name)
+            if "init_main_from_path" in data:
+                data["init_main_from_path"] = for_children
+            return data
+
+        vars(spawn)["get_preparation_data"] = get_preparation_data
+
+    import_hooks.when_imported("multiprocessing.spawn", patch)
 
 
 def _ended(rank: Rank, outcome: RankOutcome, code: int = 0, **more: object) -> Ended:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import linecache
 import os
 import sys
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """The text of a cell that runs as a whole; `filename` is its name in the notebook, for tracebacks.
+    """The text of a cell that runs as a whole, as a file `filename` in the working directory that nobody has written.
 
     `argv` is its `sys.argv` where it runs as a script.
     """
@@ -135,6 +136,9 @@ def define(path: str, namespace: dict[str, Any]) -> None:
     """
     what = parcel.load(path, namespace)
     if isinstance(what, Whole):
+        namespace["__file__"] = os.path.abspath(what.filename)
+        lines = what.source.splitlines(keepends=True)
+        linecache.cache[what.filename] = (len(what.source), None, lines, what.filename)
         tree = ast.parse(what.source, what.filename)
         if tree.body and isinstance(tree.body[-1], ast.Expr):
             tree.body.pop()

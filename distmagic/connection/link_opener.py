@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 from distmagic.connection.connections import Connections
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import close_result, threads_for
+from distmagic.connection.parallel import begin_all, close_result
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import SpecError
 from distmagic.request.hosts import Host
@@ -81,16 +82,14 @@ class LinkOpener:
 
         `asker` belongs to the caller: the one of the run is closed, or served by its own thread. Raises what `link` raises.
         """
-        pool = threads_for(1, "reach")
-        opening = pool.submit(self.link, host_index, asker=asker)
+        link = partial(self.link, asker=asker)
+        (opening,) = begin_all("reach", link, [host_index])
         try:
             asker.serve_until_done([opening])
         except BaseException:
             # An interrupt: nobody takes the link any more.
             opening.add_done_callback(close_result)
             raise
-        finally:
-            pool.shutdown(wait=False)
         return opening.result()
 
     def link_again(self, host_index: int) -> Link:

@@ -36,6 +36,18 @@ def begin(act: Callable[..., object], *arguments: object) -> threading.Thread:
     return thread
 
 
+def begin_all(
+    name: str, act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]
+) -> list[Future[B]]:
+    """Begin the same act on all things at the same time; return its futures. `name` is that of the threads."""
+    pool = threads_for(len(things), name)
+    futures = []
+    for arguments in zip(things, *more, strict=True):
+        futures.append(pool.submit(act, *arguments))
+    pool.shutdown(wait=False)
+    return futures
+
+
 def in_parallel(
     act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]
 ) -> list[B]:

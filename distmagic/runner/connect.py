@@ -15,10 +15,10 @@ from distmagic.connection.lease_keeper import LeaseKeeper
 from distmagic.connection.link import Link
 from distmagic.connection.link_opener import LinkOpener
 from distmagic.connection.parallel import (
+    begin_all,
     close_result,
     in_parallel,
     raise_first,
-    threads_for,
 )
 from distmagic.connection.requests import host_requests
 from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
@@ -124,14 +124,12 @@ def claim_devices(
 
 def _pause(loop: RunLoop) -> None:
     """Wait for so long that of two runs which took devices from each other one comes first."""
-    pool = threads_for(1, "devices")
     end = threading.Event()
+    pause_s = _PAUSE_S * random.uniform(1, 2)  # noqa: S311  # no secret
     try:
-        pause_s = _PAUSE_S * random.uniform(1, 2)  # noqa: S311  # no secret
-        loop.result(pool.submit(end.wait, pause_s))
+        loop.wait_for(begin_all("devices", end.wait, [pause_s]))
     finally:
         end.set()
-        pool.shutdown(wait=False)
 
 
 def _waits_for(claims: tuple[DeviceClaim, ...], spec: JobSpec) -> str:
@@ -166,9 +164,7 @@ def _begin_anew(
             new.send(old.warm)
         return new
 
-    pool = threads_for(len(links), "devices")
-    given_back = [pool.submit(give_back, rank) for rank in range(len(links))]
-    pool.shutdown(wait=False)
+    given_back = begin_all("devices", give_back, range(len(links)))
     try:
         loop.wait_for(given_back)
         raise_first(given_back)
@@ -183,22 +179,18 @@ def _claimed_at_once(
     loop: RunLoop, links: Sequence[Link], spec: JobSpec, job: str
 ) -> list[tuple[DeviceClaim, ...]]:
     """Get the devices of all hosts, or of none; return the claims of other jobs, by host."""
-    pool = threads_for(len(links), "devices")
 
-    def ask(names: tuple[str, ...]) -> list[Future[tuple[DeviceClaim, ...]]]:
-        asked = []
-        for link in links:
-            asked.append(pool.submit(host_requests.claim_devices, link, job, names))
+    def ask(names: tuple[str, ...]) -> list[tuple[DeviceClaim, ...]]:
+        def claim(link: Link) -> tuple[DeviceClaim, ...]:
+            return host_requests.claim_devices(link, job, names)
+
+        asked = begin_all("devices", claim, links)
         loop.wait_for(asked)
-        return asked
+        return [future.result() for future in asked]
 
-    try:
-        others = [future.result() for future in ask(spec.devices)]
-        if any(others):
-            for future in ask(()):
-                future.result()
-    finally:
-        pool.shutdown(wait=False)
+    others = ask(spec.devices)
+    if any(others):
+        ask(())
     return others
 
 

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from distmagic.connection.certificate import one_time_secret
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import join_errors, threads_for
+from distmagic.connection.parallel import begin_all, join_errors
 from distmagic.connection.requests.blob_requests import deliver
 from distmagic.errors import ProtocolError
 from distmagic.payload.blobs import LocalBlob
@@ -271,9 +271,7 @@ class Delivery:
         """Act on all things at the same time; of failures the first ones are raised, without waiting for the others."""
         if not things:
             return []
-        pool = threads_for(len(things), "deliver")
-        futures = [pool.submit(act, thing) for thing in things]
-        pool.shutdown(wait=False)
+        futures = begin_all("deliver", act, things)
         done, others = wait(futures, return_when=FIRST_EXCEPTION)
         if any(future.exception() for future in done):
             done |= wait(others, _OTHERS_S).done

@@ -19,7 +19,7 @@ from distmagic import sanitize
 from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.link import Link
 from distmagic.connection.link_opener import Fleet, LinkOpener
-from distmagic.connection.parallel import in_parallel, threads_for
+from distmagic.connection.parallel import begin_all, in_parallel, threads_for
 from distmagic.connection.requests import job_requests
 from distmagic.errors import ConnectionLost, DistmagicError, SpecError
 from distmagic.payload import blobs
@@ -305,9 +305,7 @@ def enough_hosts(spec: JobSpec, count: int) -> int | None:
 def _in_source(loop: RunLoop, payload: Payload, other: OtherPython) -> Payload:
     """Return a payload without its byte code. Raises `PayloadError` for what another Python can't be told."""
     assert payload.in_source is not None
-    pool = threads_for(1, "pack")
-    packed = pool.submit(payload.in_source, other)
-    pool.shutdown(wait=False)
+    (packed,) = begin_all("pack", payload.in_source, [other])
     packed_payload = loop.result(packed)
     return replace(
         payload,
@@ -381,10 +379,7 @@ def _sweep(loop: RunLoop, opener: LinkOpener, table: NodeTable) -> None:
             return  # out of reach: its own lease ends it, and the verdict says so
         loop.queue.tell(Swept(survivors=survivors), node_rank=node_rank)
 
-    pool = threads_for(len(lost), "sweep")
     try:
-        loop.wait_for([pool.submit(sweep, node_rank) for node_rank in lost])
+        loop.wait_for(begin_all("sweep", sweep, lost))
     except KeyboardInterrupt:
         return  # what is left ends with its lease
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)

@@ -14,7 +14,12 @@ from functools import partial
 from distmagic.connection.connections import Connections
 from distmagic.connection.lease_keeper import LeaseKeeper
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import in_parallel, raise_first, threads_for
+from distmagic.connection.parallel import (
+    begin_all,
+    in_parallel,
+    raise_first,
+    threads_for,
+)
 from distmagic.connection.requests.host_requests import free_port
 from distmagic.errors import (
     Cancelled,
@@ -169,9 +174,7 @@ def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[st
             if future.done() and future.exception() is None:
                 running.append(link)
         # Threads of its own: those of the starts may hang yet.
-        stopping = threads_for(len(running), "rollback")
-        stops = [stopping.submit(_stop_and_wait, link) for link in running]
-        stopping.shutdown(wait=False)
+        stops = begin_all("rollback", _stop_and_wait, running)
         wait(stops, _PATIENCE_S)
     unsure = []
     for link, future in tried:

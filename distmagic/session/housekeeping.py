@@ -12,6 +12,7 @@ from typing import TypeVar
 from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import (
+    begin_all,
     in_parallel,
     join_errors,
     raise_first,
@@ -114,23 +115,21 @@ class Housekeeping:
             link.finish()
             return start.node_rank
 
-        pool = threads_for(len(others), "add")
-        names = {pool.submit(join, link): link.host.name for link in others}
+        joins = begin_all("add", join, others)
         try:
-            for one in as_completed(names):
+            for one in as_completed(joins):
                 if one.exception() is None:
-                    tell(names[one], one.result())
+                    tell(others[joins.index(one)].host.name, one.result())
         except KeyboardInterrupt:
             hint = "%distributed jobs shows which of them have come."
             raise Cancelled(
                 f"Interrupted while hosts were coming to job {job.name}.", hint
             ) from None
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
             for link in others:
                 link.close()
             first_links.opener.connections.keep_idle(lead)
-        raise_first(list(names))
+        raise_first(joins)
 
     def stop(self, first_links: FirstLinks, job: Job) -> Stopped:
         """End a job on its own hosts, as far as they are known; returns when its processes are gone there.
@@ -301,27 +300,22 @@ class Housekeeping:
                 latest[link.host.name] = said
 
         with first_links.opened() as links:
-            pool = threads_for(len(links), "environment")
-            hosts = {
-                pool.submit(on_host, link): link.host.name for link in links.values()
-            }
+            made = begin_all("environment", on_host, list(links.values()))
             try:
-                while wait(hosts, _LOOK_S).not_done:
+                while wait(made, _LOOK_S).not_done:
                     show(dict(latest))
             except KeyboardInterrupt:
                 raise Cancelled(
                     "Interrupted while environments were being made.",
                     "What was begun is made anew the next time.",
                 ) from None
-            finally:
-                pool.shutdown(wait=False)
         ready = {}
         errors = []
-        for future, host in hosts.items():
+        for link, future in zip(links.values(), made, strict=True):
             if (error := future.exception()) is not None:
                 errors.append(error)
             else:
-                ready[host] = future.result()
+                ready[link.host.name] = future.result()
         return Synced(ready=ready, error=join_errors(errors) if errors else None)
 
     def templates(
@@ -329,13 +323,11 @@ class Housekeeping:
     ) -> tuple[tuple[Template, ...] | None, ...]:
         """Return what each host keeps loaded for this kernel; None for one that is down."""
 
-        request = ListTemplates(owner=self._kernel)
-        answers = on_every(first_links, lambda link: link.query(request, Templates))
-        found: list[tuple[Template, ...] | None] = []
-        for host_index in range(len(first_links.fleet.hosts)):
-            answer = answers.get(host_index)
-            found.append(None if answer is None else answer.templates)
-        return tuple(found)
+        def of_host(link: Link) -> tuple[Template, ...]:
+            return link.query(ListTemplates(owner=self._kernel), Templates).templates
+
+        known = on_every(first_links, of_host)
+        return tuple(known.get(index) for index in range(len(first_links.futures)))
 
 
 def _why_unknown(stop: Future[None] | None, host: str) -> DistmagicError | None:

@@ -131,8 +131,7 @@ def _command(name: str, words: Sequence[str]) -> int:
             left = part.run(
                 programs.digest(program), request.access, request.spec, launch
             )
-    _tell(left)
-    return 0
+    return _tell(left)
 
 
 def _sigterm_interrupts(spec: JobSpec) -> AbstractContextManager[None]:
@@ -158,12 +157,13 @@ def _without_hosts(
         programs.run_workflow(request, program, screen_for())
 
 
-def _tell(left: Outcome) -> None:
-    """Say where a job is found that goes on alone; a run that is over has been shown."""
-    from distmagic.runner.outcome import Detached
+def _tell(left: Outcome) -> int:
+    """Say where a job is found that goes on alone; return the exit code. A run that is over has been shown."""
+    from distmagic.runner.outcome import Detached, Run
 
     if isinstance(left, Detached):
         print(left.job)
+    return int(isinstance(left, Run) and bool(left.unfetched))
 
 
 if __name__ == "__main__":

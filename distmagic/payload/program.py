@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -131,6 +132,13 @@ def _file_of(target: str, current: Path) -> Path:
         raise SpecError(
             f"{target} is no program of Python.",
             "jupyter nbconvert --to script makes one of a notebook. Of a shell script, name the program that it starts.",
+        )
+    if path.parent.name == "bin" and (path.parent.parent / "pyvenv.cfg").is_file():
+        module = re.search(rb"^from ([\w.]+) import", path.read_bytes(), re.MULTILINE)
+        name = module[1].decode() if module else "MODULE"
+        raise SpecError(
+            f"{target} is a command of an environment, and hosts have their own.",
+            f"Name the module that it starts: -m {name}",
         )
     return path.parent.resolve() / path.name
 

@@ -340,7 +340,9 @@ def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
                 pair = f"{plain(node.host)} and {lead}"
                 text = f"{pair} don't hear each other by UDP: each ends by itself if this notebook is gone"
                 yield Alert(level="warning", text=text)
-        for i, why in sorted(state.unreached.items()):
+        # Until the lead listens, nothing can be dialled.
+        is_open = state.endpoint_open_at_s is not None
+        for i, why in sorted(state.unreached.items()) if is_open else ():
             host = plain(state.nodes[i].host)
             yield Alert(
                 level="warning", text=f"{host} can't dial {lead} yet: {one_line(why)}"

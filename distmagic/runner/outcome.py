@@ -22,8 +22,11 @@ from distmagic.errors import ConnectionLost, NoResult, SpecError
 from distmagic.remote.records import journal
 from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.clipping import clipped
 from distmagic.remote.wire.protocol import Folder, FoundFile
 from distmagic.state.model import RunState
+
+_MAX_SHOWN_BYTES = 500  # of a value among the results
 
 
 class Run:
@@ -46,6 +49,7 @@ class Run:
         self._files = _Files(state.job, open_link)
         self._open_link = open_link
         self._shown_in = cell_number() if shown else None
+        self.unfetched: tuple[str, ...] = ()  # what --fetch named and did not bring
         # Nothing in here may refer to the run itself: a circle lives on after `del run` until a garbage collection.
         self.results = Results(state, small_results, self._files.fetch)
 
@@ -332,12 +336,17 @@ class Results(Mapping[int, Any]):
         return len(list(iter(self)))
 
     def __repr__(self) -> str:
-        sizes = {rank: self._size(rank) for rank in self}
-        return (
-            f"<results of {len(sizes)} ranks: "
-            + ", ".join(f"{r}: {s:,} bytes" for r, s in sizes.items())
-            + ">"
-        )
+        """Return all as a dict shows them; of a large one that has yet to be fetched its size, and no value at length."""
+        shown = []
+        for rank in self:
+            value = f"<{self._size(rank):,} bytes, not looked at yet>"
+            if rank in self._loaded or rank in self._small or not self._size(rank):
+                try:
+                    value = clipped(repr(self[rank]), _MAX_SHOWN_BYTES)
+                except Exception as error:  # noqa: BLE001 - the value's own code
+                    value = f"<{type(error).__name__}: {error}>"
+            shown.append(f"{rank}: {value}")
+        return f"{{{', '.join(shown)}}}"
 
     def _size(self, rank: int) -> int:
         ended = self._state.workers[rank].ended

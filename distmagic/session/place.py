@@ -165,6 +165,7 @@ def fetch(run: Run, patterns: Sequence[str]) -> None:
             paths = run.fetch(pattern)
         except DistmagicError as error:
             print(f"--fetch {pattern}: {error}", file=sys.stderr)  # noqa: T201 - a line for people
+            run.unfetched += (pattern,)
         else:
             names = sanitize.line(", ".join(map(str, paths)))  # a host has chosen them
             print(f"fetched {names}", file=sys.stderr)  # noqa: T201

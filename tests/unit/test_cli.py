@@ -16,7 +16,7 @@ import distmagic
 from distmagic import cli
 from distmagic.errors import Cancelled, PreflightError, WorkerFailed
 from distmagic.request.program import Program
-from distmagic.runner.outcome import Detached
+from distmagic.runner.outcome import Detached, Run
 from distmagic.session import programs
 from tests import REPOSITORY
 from tests.builders.events import begun, output
@@ -111,6 +111,13 @@ def test_the_exit_code_says_how_it_ended(ran, capsys, outcome, code, said):
     ran.outcome = outcome
     assert cli.main(["run", "train.py"]) == code
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(("unfetched", "code"), [((), 0), (("no.pt",), 1)])
+def test_a_file_that_was_not_brought_is_in_the_exit_code(ran, unfetched, code):
+    ran.outcome = Run(begun(), {}, lambda _: None, shown=False)
+    ran.outcome.unfetched = unfetched
+    assert cli.main(["run", "--fetch", "no.pt", "train.py"]) == code
 
 
 @pytest.fixture

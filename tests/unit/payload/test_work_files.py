@@ -439,6 +439,16 @@ def test_what_is_no_program_of_python_is_refused(project, scratch, name):
         script_of(project, scratch, name)
 
 
+@pytest.mark.parametrize("text", ["from tool.cli import main\nmain()\n", "main()\n"])
+def test_a_command_of_an_environment_stays_here(project, scratch, text, golden):
+    write(project, ".venv/pyvenv.cfg")
+    (project / ".venv/bin").mkdir()
+    (project / ".venv/bin/tool").write_text(text)
+    with pytest.raises(SpecError) as caught:
+        script_of(project, scratch, ".venv/bin/tool")
+    golden(caught.value)
+
+
 def test_a_script_must_be_there_and_in_the_folder_that_travels(
     project, scratch, tmp_path, golden
 ):

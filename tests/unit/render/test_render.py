@@ -775,6 +775,16 @@ def test_text_of_hosts_stays_text(one, two, three):
         assert not any(ord(char) < 32 and char != "\n" for char in text)
 
 
+@pytest.mark.parametrize(("opened_s", "is_shown"), [(None, False), (1.0, True)])
+def test_a_node_that_can_not_dial_yet_is_news_once_the_lead_listens(opened_s, is_shown):
+    state = run(
+        [worker(0), worker(1)],
+        unreached={0: "Connection refused"},
+        endpoint_open_at_s=opened_s,
+    )
+    assert ("can't dial" in render.text(state)) == is_shown
+
+
 @given(HOSTILE)
 def test_a_terminal_gets_colours_and_nothing_else(text):
     shown = render.coloured(text)

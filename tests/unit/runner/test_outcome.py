@@ -208,6 +208,29 @@ def test_results_are_a_mapping_of_ranks_that_left_one(value):
     )
 
 
+def test_results_are_shown_as_values_and_none_is_fetched_for_that(tmp_path):
+    def small(one: object) -> bytes:
+        parcel.dump(one, tmp_path / "small")
+        return (tmp_path / "small").read_bytes()
+
+    data = [small({"loss": 0.5}), small("x" * 5_000), b"damaged"]
+    host = FakeHost(b"")
+    run = run_of(
+        host,
+        *({"result_bytes": len(one)} for one in data),
+        {"result_bytes": 0},
+        {"outcome": "raised", "code": 1},
+        {"result_bytes": 7_000_000},
+        small=dict(enumerate(data)),
+    )
+    shown = repr(run.results)
+    assert shown.startswith("{0: {'loss': 0.5}, 1: 'xxxx")
+    assert len(shown) < 2_000
+    assert ", 2: <ParcelError: " in shown
+    assert shown.endswith(", 3: None, 5: <7,000,000 bytes, not looked at yet>}")
+    assert host.asked == []
+
+
 def test_a_run_is_a_sequence_of_what_its_ranks_returned(value):
     host = FakeHost(value)
     run = run_of(

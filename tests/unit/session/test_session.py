@@ -460,12 +460,16 @@ def test_files_are_fetched_after_a_run_and_one_that_can_not_be_had_loses_nothing
     capsys, golden
 ):
     class FetchedRun:
+        unfetched = ()
+
         def fetch(self, pattern):
             if pattern == "no":
                 raise SpecError("No file of the run fits 'no'.", "Look.")
             return [Path("ck/a\x1b[31m\n.pt"), Path("ck/b.pt")]
 
-    fetch(FetchedRun(), ("ck/*", "no"))
+    run = FetchedRun()
+    fetch(run, ("ck/*", "no"))
+    assert run.unfetched == ("no",)
     said = capsys.readouterr().err
     assert said.startswith("fetched ck/a.pt, ck/b.pt\n")
     golden(said)

@@ -37,10 +37,9 @@ def known_hosts(line: CommandLine, job_name: str = "") -> tuple[Host, ...]:
     begun = session.begun_at(job_name)
     if begun is None:
         return here
-    hosts, _ = begun
     # A job may have come to others since.
-    later = [host for host in here if host not in (*hosts, LOCALHOST)]
-    return (*hosts, *later)
+    later = [host for host in here if host not in (*begun.hosts, LOCALHOST)]
+    return (*begun.hosts, *later)
 
 
 def reach(
@@ -56,7 +55,7 @@ def reach(
     notebook = line.notebook
     begun = notebook.session().begun_at(job_name)
     if begun is not None:
-        access = begun[1]
+        access = begun.access
     else:
         request = flags.parse_line("", notebook.config.defaults(os.environ))
         access = notebook.access(request, hosts)
@@ -66,16 +65,21 @@ def reach(
 def jobs_of(line: CommandLine, job_name: str = "") -> tuple[Job, ...]:
     """Return the jobs of all hosts that are up, and print which hosts are not; `job_name` is the one that is wanted."""
     first_links = reach(line, known_hosts(line, job_name), (), job_name)
-    found = line.notebook.session().housekeeping.jobs(first_links)
+    return tuple(_listed(line, first_links))
+
+
+def _listed(line: CommandLine, first_links: FirstLinks) -> list[Job]:
+    """Return the jobs that these hosts list, and print which hosts are down."""
+    session = line.notebook.session()
+    found = []
+    for job in session.housekeeping.jobs(first_links):
+        begun = session.begun_at(job.name)
+        # The first host of a job that this kernel has begun is among those that it named.
+        if begun is None or job.hosts[0] in begun.names:
+            found.append(job)
     for why in first_links.absent.values():
         say(f"{why} What it has of jobs is not known.")
-    return tuple(job for job in found if _may_be(line, job))
-
-
-def _may_be(line: CommandLine, job: Job) -> bool:
-    """Whether a job can be as hosts tell: the first host of one that this kernel has begun is among those it named."""
-    begun = line.notebook.session().begun_at(job.name)
-    return begun is None or job.hosts[0] in [host.name for host in begun[0]]
+    return found
 
 
 def all_jobs(line: CommandLine) -> tuple[Job, ...]:
@@ -89,21 +93,17 @@ def all_jobs(line: CommandLine) -> tuple[Job, ...]:
         begun = session.begun_at(name)
         if begun is None:  # a run in the background has just failed to reach its hosts
             continue
-        hosts, access = begun
-        for host in hosts:
+        for host in begun.hosts:
             one = replace(host, slots=None)
             if one not in named and not host.allocation:
-                others.setdefault(access, {})[one] = None
+                others.setdefault(begun.access, {})[one] = None
     for access, more in others.items():
         first_links = session.reach(tuple(more), access, line.asker)
         try:
-            for job in session.housekeeping.jobs(first_links):
-                if _may_be(line, job):
-                    found.setdefault((job.name, job.hosts[0]), job)
+            for job in _listed(line, first_links):
+                found.setdefault((job.name, job.hosts[0]), job)
         except DistmagicError as error:  # they may be gone for good
             say(f"{error.message} What these hosts have of jobs is not known.")
-        for why in first_links.absent.values():
-            say(f"{why} What it has of jobs is not known.")
     return tuple(sorted(found.values(), key=lambda job: job.began_s))
 
 

@@ -56,7 +56,7 @@ class Session:
         self.housekeeping = Housekeeping(self.kernel)
         self.inside = Inside(self.kernel, self.own_link)
         self._followed: set[str] = set()  # jobs that this kernel follows just now
-        self._begun: dict[str, tuple[tuple[Host, ...], Access]] = {}  # jobs, in order
+        self._begun: dict[str, Fleet] = {}  # jobs, in order
 
     def _connect(self, host: Host, access: Access, asker: Asker) -> Transport:
         """Return a way to a host: as it has dialled, through its allocation, or by itself."""
@@ -101,8 +101,8 @@ class Session:
         """The names of the last jobs that this kernel began, the newest first."""
         return tuple(reversed(self._begun))
 
-    def begun_at(self, job_name: str) -> tuple[tuple[Host, ...], Access] | None:
-        """Return the hosts of a job that this kernel began, and the way to them; None for any other job.
+    def begun_at(self, job_name: str) -> Fleet | None:
+        """Return the hosts of a job that this kernel began; None for any other job.
 
         `job_name` may be the beginning of a name that only one of them has.
         """
@@ -153,8 +153,7 @@ class Session:
         work = work_dir(spec, payload)
         screen = NamedScreen(screen, variable)
         job = job or new_job()
-        fleet = first_links.fleet
-        self._begun[job] = fleet.hosts, fleet.access
+        self._begun[job] = first_links.fleet
         if len(self._begun) > _BEGUN:
             del self._begun[next(iter(self._begun))]
         try:

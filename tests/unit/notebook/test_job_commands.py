@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from distmagic.connection.link_opener import Fleet
 from distmagic.errors import Cancelled, SpecError, Unreachable
 from distmagic.names import own_origin, owner
 from distmagic.notebook.job_tables import kept_table, table
@@ -31,6 +32,10 @@ THEIRS = replace(ENDED, name="theirs", terms=replace(TERMS, owner="laptop:/you.i
 RUNNING = replace(
     ENDED, name="busy", running=(0, 1), reason="", terms=replace(TERMS, max_nodes=3)
 )
+
+
+def fleet(hosts: str, access: Access | None = None) -> Fleet:
+    return Fleet(hosts=parse_hosts(hosts), access=access or Access())
 
 
 @pytest.fixture
@@ -105,7 +110,7 @@ def test_the_newest_job_is_first_and_seconds_count():
 def test_a_job_of_this_kernel_is_reached_where_and_as_it_was_begun(jobs):
     access = Access(ssh_config="of the cell")
     begun = parse_hosts("gpu-c:1")
-    jobs.session.begun_places = {"busy": (begun, access)}
+    jobs.session.begun_places = {"busy": Fleet(hosts=begun, access=access)}
     jobs.session.stopped = Stopped(ended=("gpu-c",), unknown={})
     jobs.session.found = (
         replace(RUNNING, hosts=("gpu-c",), host_indices=(0,), running=(0,)),
@@ -136,7 +141,7 @@ def test_a_log_that_is_shown_leaves_the_terminal_as_it_was(
 
 
 def test_no_other_first_host_is_believed_of_a_job_of_this_kernel(jobs, golden):
-    jobs.session.begun_places = {"busy": (parse_hosts("gpu-a gpu-b"), Access())}
+    jobs.session.begun_places = {"busy": fleet("gpu-a gpu-b")}
     own = replace(RUNNING, hosts=("gpu-a", "gpu-b"))
     false = replace(RUNNING, hosts=("evil", "gpu-b"), running=(0,))
     jobs.session.found = (false, own)
@@ -281,7 +286,7 @@ def test_a_job_of_this_kernel_on_other_hosts_is_viewed_too(jobs, golden):
     golden(jobs.error("%distributed view"))
     begun = parse_hosts("gpu-c:1")
     jobs.session.begun = ("busy",)
-    jobs.session.begun_places = {"busy": (begun, Access())}
+    jobs.session.begun_places = {"busy": Fleet(hosts=begun, access=Access())}
     there = replace(RUNNING, hosts=("gpu-c",), host_indices=(0,), running=(0,))
     jobs.session.jobs = lambda reaching: (
         (there,) if jobs.session.hosts[0].name == "gpu-c" else (ENDED,)
@@ -296,10 +301,13 @@ def test_jobs_of_cells_that_named_hosts_of_their_own_are_listed_too(
     way = Access(ssh_config="/mine", pythons=(("", "/p"),))
     jobs.session.begun = ("there", "here", "gone", "slurm")
     jobs.session.begun_places = {
-        "there": (parse_hosts("gpu-c:1"), way),
-        "here": (parse_hosts("gpu-a:7"), Access()),
-        "gone": (parse_hosts("gpu-z:1"), Access(ssh_config="/old")),
-        "slurm": ((replace(parse_hosts("n1")[0], allocation="x:slurm:7"),), Access()),
+        "there": fleet("gpu-c:1", way),
+        "here": fleet("gpu-a:7"),
+        "gone": fleet("gpu-z:1", Access(ssh_config="/old")),
+        "slurm": Fleet(
+            hosts=(replace(parse_hosts("n1")[0], allocation="x:slurm:7"),),
+            access=Access(),
+        ),
     }
     there = replace(RUNNING, name="there", hosts=("gpu-c",), host_indices=(0,), began_s=9.0)  # fmt: skip
     asked = []
@@ -428,7 +436,7 @@ def test_ranks_are_completed_of_jobs_of_this_notebook(jobs):
 def test_jobs_that_were_listed_are_completed_with_their_ranks(jobs):
     notebook = magic_of(jobs).notebook
     jobs.session.begun = ("mine",)
-    jobs.session.begun_places = {"mine": (parse_hosts("gpu-a"), Access())}
+    jobs.session.begun_places = {"mine": fleet("gpu-a")}
     jobs.session.found = (replace(THEIRS, terms=replace(TERMS, ranks=2)), RUNNING)
     jobs.value("%distributed jobs")
     assert notebook.job_names() == ("mine", "busy", "theirs")

@@ -192,7 +192,7 @@ def test_each_run_has_a_job_name_of_its_own(kernel):
 def test_it_is_remembered_where_a_job_was_begun(kernel):
     a, b = two()
     job = kernel.over(a, b).launch().job
-    hosts, _ = kernel.session.begun_at(job)
+    hosts = kernel.session.begun_at(job).hosts
     assert [host.name for host in hosts] == ["gpu-a", "gpu-b"]
     assert kernel.session.begun_at(job[:-1]) == kernel.session.begun_at(job)
     assert kernel.session.begun_at("another") is None

@@ -32,7 +32,7 @@ from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
 from distmagic.session.background import BackgroundRun
 from distmagic.session.inside import digest_of
-from distmagic.session.place import Place, begin_in_background
+from distmagic.session.place import Place
 from distmagic.session.session import Session
 
 
@@ -207,14 +207,11 @@ def _launch(
         if allocation is not None:
             allocated = session().allocation(allocation, access, asker, spec)
         place = Place(session(), access, asker, spec, hosts=hosts, allocation=allocated)
-        try:
+        with place.given_up_after_error():
             payload = call.packed()
             screen = call.screen or screen_for(in_background=call.in_background)
             if call.in_background:
-                return begin_in_background(session(), place, spec, payload, screen)
-        except BaseException:
-            place.cancel()
-            raise
+                return place.begin(payload, screen)
         try:
             return place.launch(payload, screen)
         except RunError as error:

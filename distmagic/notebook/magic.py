@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker, asker_of
-from distmagic.errors import Cancelled, PayloadTooLarge, RunError, SpecError
+from distmagic.errors import PayloadTooLarge, RunError, SpecError
 from distmagic.notebook import commands, run_names
 from distmagic.notebook.completion import MAGICS, Completer
 from distmagic.notebook.local_run import (
@@ -186,7 +186,7 @@ class Magics:
         """Run the cell on these hosts, or on those of its allocation; None for a dry run."""
         from distmagic.screens.announcing import announcing
         from distmagic.screens.choose import screen_for
-        from distmagic.session.place import begin_in_background, place_of
+        from distmagic.session.place import place_of
 
         session = self.notebook.session()
         with closing(asker_of(self.shell)) as asker:
@@ -195,7 +195,7 @@ class Magics:
             # When the cell is over nobody is there to answer.
             of_run = NotebookAsker(can_ask=False) if request.background else asker
             place = place_of(session, request, hosts, access, of_run)
-            try:
+            with place.given_up_after_error():
                 if request.dry_run:
                     from distmagic.session.dry_run import start_commands
 
@@ -209,14 +209,7 @@ class Magics:
                 with announcing(screen, what, _OWN_LINES_FAILED):
                     payload = self._payload(plan, request, asker)
                 if request.background:
-                    return begin_in_background(
-                        session, place, request.spec, payload, screen, variable
-                    )
-            except BaseException as error:
-                place.cancel()
-                if isinstance(error, KeyboardInterrupt):
-                    raise _cancelled(error) from None
-                raise
+                    return place.begin(payload, screen, variable)
             return place.launch(payload, screen, variable)
 
     def _export(self, plan: cells.CellPlan, request: flags.Request) -> str:
@@ -364,21 +357,6 @@ def _labels(shell: InteractiveShell) -> dict[str, str]:
     """Return how IPython names the file of each cell so far: "Cell In[3]"."""
     names = {one: shell.compile.format_code_name(one) for one in list(linecache.cache)}
     return {one: " ".join(label) for one, label in names.items() if label is not None}
-
-
-def _cancelled(interrupt: KeyboardInterrupt) -> Cancelled:
-    """Return the error of an interrupt before the launch; what IPython shows of the user's own lines stays."""
-    if isinstance(interrupt, Cancelled):
-        return interrupt
-    cancelled = Cancelled("Interrupted before anything was started on a host.")
-    render_lines = getattr(interrupt, "_render_traceback_", None)
-    if render_lines is not None:
-
-        def render() -> list[str]:
-            return [*render_lines(), *Cancelled._render_traceback_(cancelled)]
-
-        cancelled._render_traceback_ = render  # type: ignore[method-assign]
-    return cancelled
 
 
 def load_ipython_extension(

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from distmagic import sanitize
@@ -77,27 +79,52 @@ class Place:
     ) -> Run | Detached:
         """Run a job here to its end, as `Session.launch`, and fetch its files; of a run that does not begin nothing stays."""
         assert self._spec is not None
-        try:
+        with self.given_up_after_error():
             first_links = self.reach(screen, payload)
             for future in first_links.futures:
                 future.add_done_callback(
                     self._session.background.end_before_connections
                 )
             payload = with_files(payload, self._spec, first_links.fleet, self._asker)
-        except KeyboardInterrupt:
-            self.cancel()
-            raise Cancelled(
-                "Interrupted before anything was started on a host."
-            ) from None
-        except BaseException:
-            self.cancel()
-            raise
         left = self._session.launch(
             first_links, self._spec, payload, screen, job, variable
         )
         if isinstance(left, Run):
             fetch(left, self._spec.fetch)
         return left
+
+    def begin(
+        self, payload: Payload, screen: Screen, variable: str = "run"
+    ) -> BackgroundRun:
+        """Begin a run and return it at once. `screen` is shown the first state now: that makes the output of this cell.
+
+        `variable` as for `Session.launch`.
+        """
+        assert self._spec is not None
+        job = new_job()
+        state = begin(job, self.names, self._spec.max_restarts)
+        state = replace(
+            state,
+            call=payload.title,
+            name=self._spec.name or "",
+            began_unix_s=time.time(),
+            variable=variable,
+        )
+        shown = BackgroundScreen(state, screen)
+        launch = partial(self.launch, payload, shown, variable, job)
+
+        def open_link(node_rank: int) -> Link:
+            first_links = self.first_links
+            assert first_links is not None  # there is a node
+            name = shown.state.nodes[node_rank].host
+            names = first_links.fleet.names
+            if name not in names:
+                raise SpecError(f"{name} is not among the hosts of this run.")
+            return first_links.opener.link_again(names.index(name))
+
+        run = BackgroundRun(job, shown, launch, self.interrupt, open_link)
+        self._session.background.add(run)
+        return run
 
     def reach(
         self, screen: Screen | None = None, payload: Payload | None = None
@@ -123,6 +150,18 @@ class Place:
             hosts = allocation.wait(self._asker, tell)
         allocation.awaited_by.discard(self._asker)
         return self._begin(hosts)
+
+    @contextmanager
+    def given_up_after_error(self) -> Iterator[None]:
+        """Give up where the block ends with an error. An interrupt becomes `Cancelled`."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            self.cancel()
+            raise _cancelled(interrupt) from None
+        except BaseException:
+            self.cancel()
+            raise
 
     def cancel(self) -> None:
         """Give up. An allocation that is held stays for the next cell; one that is still pending is cancelled.
@@ -186,41 +225,16 @@ def place_of(
     return Place(session, access, asker, spec, allocation=allocation)
 
 
-def begin_in_background(
-    session: Session,
-    place: Place,
-    spec: JobSpec,
-    payload: Payload,
-    screen: Screen,
-    variable: str = "run",
-) -> BackgroundRun:
-    """Begin a run and return it at once. `screen` is shown the first state now: that makes the output of this cell.
+def _cancelled(interrupt: KeyboardInterrupt) -> Cancelled:
+    """Return the error of an interrupt before the launch; what IPython shows of the user's own lines stays."""
+    if isinstance(interrupt, Cancelled):
+        return interrupt
+    cancelled = Cancelled("Interrupted before anything was started on a host.")
+    render_lines = getattr(interrupt, "_render_traceback_", None)
+    if render_lines is not None:
 
-    `variable` as for `Session.launch`.
-    """
-    job = new_job()
-    state = begin(job, place.names, spec.max_restarts)
-    state = replace(
-        state,
-        call=payload.title,
-        name=spec.name or "",
-        began_unix_s=time.time(),
-        variable=variable,
-    )
-    shown = BackgroundScreen(state, screen)
+        def render() -> list[str]:
+            return [*render_lines(), *Cancelled._render_traceback_(cancelled)]
 
-    def launch() -> Run | Detached:
-        return place.launch(payload, shown, variable, job)
-
-    def open_link(node_rank: int) -> Link:
-        first_links = place.first_links
-        assert first_links is not None  # there is a node
-        name = shown.state.nodes[node_rank].host
-        fleet = first_links.fleet
-        if name not in fleet.names:
-            raise SpecError(f"{name} is not among the hosts of this run.")
-        return first_links.opener.link_again(fleet.names.index(name))
-
-    run = BackgroundRun(job, shown, launch, place.interrupt, open_link)
-    session.background.add(run)
-    return run
+        cancelled._render_traceback_ = render  # type: ignore[method-assign]
+    return cancelled

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import Cancelled, SpecError
+from distmagic.errors import SpecError
 from distmagic.inside.addresses import address_of_lead
 from distmagic.inside.job_node import JobNode
 from distmagic.payload.program import pack_program, placed
@@ -24,7 +24,7 @@ from distmagic.runner.outcome import Detached, Run
 from distmagic.session.background import BackgroundRun
 from distmagic.session.dry_run import start_commands
 from distmagic.session.inside import digest_of
-from distmagic.session.place import begin_in_background, place_of
+from distmagic.session.place import place_of
 from distmagic.session.session import Session
 from distmagic.systems.osmo import run as osmo
 
@@ -128,7 +128,7 @@ def run_program(  # noqa: PLR0913, PLR0917  # all that a run is made of
     if request.background:
         asker.can_ask = False  # nobody is there for the whole run
     place = place_of(session, request, hosts, access, asker)
-    try:
+    with place.given_up_after_error():
         payload = pack_program(
             program,
             sync=request.spec.sync,
@@ -136,13 +136,5 @@ def run_program(  # noqa: PLR0913, PLR0917  # all that a run is made of
             limit_bytes=request.payload_limit_bytes,
         )
         if request.background:
-            return begin_in_background(
-                session, place, request.spec, payload, screen, variable
-            )
-    except KeyboardInterrupt:
-        place.cancel()
-        raise Cancelled("Interrupted before anything was started on a host.") from None
-    except BaseException:
-        place.cancel()
-        raise
+            return place.begin(payload, screen, variable)
     return place.launch(payload, screen, variable)

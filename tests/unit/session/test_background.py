@@ -24,7 +24,7 @@ from distmagic.runner import executor
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session import background
 from distmagic.session.background import BackgroundRun
-from distmagic.session.place import Place, begin_in_background
+from distmagic.session.place import Place
 from distmagic.session.session import Session
 from distmagic.transports.asking import Asker, ask
 from tests.builders.hosts import (
@@ -65,9 +65,7 @@ class Kernel:
     def begin(self, screen: Screen | None = None) -> BackgroundRun:
         asker = NotebookAsker(can_ask=False)
         place = Place(self.session, COLD, asker, JobSpec(), hosts=self.hosts)
-        return begin_in_background(
-            self.session, place, JobSpec(), self.payload, screen or FakeScreen(), "b"
-        )
+        return place.begin(self.payload, screen or FakeScreen(), "b")
 
     def running(self, screen: Screen | None = None) -> BackgroundRun:
         """Begin a run, and wait until its ranks run."""
@@ -364,8 +362,8 @@ class PendingPlace(Place):
 
     names = ("node 1",)
 
-    def __init__(self) -> None:
-        self._spec = JobSpec()
+    def __init__(self, session: Session) -> None:
+        self._session, self._spec = session, JobSpec()
         self.given_up = threading.Event()
 
     def reach(self, screen: Screen, payload: Payload) -> None:
@@ -380,10 +378,7 @@ class PendingPlace(Place):
 
 
 def test_a_run_that_waits_for_nodes_is_given_up_by_stop(kernel):
-    place = PendingPlace()
-    run = begin_in_background(
-        kernel.session, place, JobSpec(), kernel.payload, FakeScreen()
-    )
+    run = PendingPlace(kernel.session).begin(kernel.payload, FakeScreen())
     with pytest.raises(SpecError, match=r"^Rank 0 has not begun yet"):
         run.logs(0)
     run.stop()
@@ -399,9 +394,7 @@ def test_hosts_are_told_to_end_before_a_scheduler_that_is_away_is_waited_for(ker
 
     a, b = two(runs_on)
     kernel.over(a, b)
-    pending = begin_in_background(
-        kernel.session, Away(), JobSpec(), kernel.payload, FakeScreen()
-    )
+    pending = Away(kernel.session).begin(kernel.payload, FakeScreen())
     run = kernel.running()
     kernel.session.background.close()
     assert run.done

@@ -277,6 +277,7 @@ def _texts(codes: Iterable[CodeType]) -> dict[str, str]:
 
 _INSIDE = "Create it inside the function"
 _CURES = {
+    unpicklable.TOO_DEEP: "Give its parts in a list, or create it inside the function",
     "an open file": "Open it inside the function, under a path that the hosts have",
     "a generator": "Create it inside the function, or make it a list",
     "a coroutine": "Call the async function inside, or end the cell with `await`",

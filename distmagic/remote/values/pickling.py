@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import hashlib
 import importlib
@@ -152,9 +153,16 @@ class Packer:
             self._note_global(obj)
         elif obj is _MAIN:
             return _main, ()
-        elif type(obj) is weakref.ref:
+        else:
+            return self._reduce_object(obj)
+        return NotImplemented
+
+    def _reduce_object(self, obj: Any) -> Any:
+        if type(obj) is weakref.ref:
             return _weak, (obj(),)
-        elif "torch" in sys.modules:
+        if isinstance(obj, Exception):
+            return _reduced_exception(obj)
+        if "torch" in sys.modules:
             return self._reduce_torch(obj)
         return NotImplemented
 
@@ -237,6 +245,20 @@ class Packer:
         if ddp is not None and isinstance(obj, ddp.DistributedDataParallel):
             return _same, (obj.module,)
         return NotImplemented
+
+
+def _reduced_exception(error: Exception) -> Any:
+    """Have an exception with an `__init__` of its own made without it: what that wants is mostly not what `args` are."""
+    kind = type(error)
+    builtin = next(one for one in kind.__mro__ if one.__module__ == "builtins")
+    is_plain = builtin.__basicsize__ == Exception.__basicsize__
+    has_own_init = isinstance(kind.__init__, types.FunctionType)
+    has_own_new = isinstance(kind.__new__, types.FunctionType)
+    own = kind.__reduce__, kind.__reduce_ex__
+    has_own_reduction = own != (Exception.__reduce__, Exception.__reduce_ex__)
+    if not is_plain or not has_own_init or has_own_new or has_own_reduction:
+        return NotImplemented
+    return copyreg.__newobj__, (kind, *error.args), vars(error)  # type: ignore[attr-defined]
 
 
 def _stays_behind(module: str) -> bool:

@@ -31,6 +31,8 @@ _ATOMS = (
     types.CodeType,
     types.ModuleType,
 )
+_CALLED = (types.FunctionType, types.MethodType, functools.partial)
+TOO_DEEP = "an object with too many levels of others in it"
 
 WhyNot = Callable[[object], "Exception | None"]  # None: this part can be pickled
 
@@ -93,6 +95,11 @@ def find(
     while not is_known(part.value):
         if isinstance(error, NotToTravel) and error.value is part.value:
             return UnpicklablePart(part=part, what=error.what, error=error)
+        # Of a chain of objects the first one is named: no link is worse than the next.
+        is_data = not isinstance(part.value, _CALLED)
+        is_named = part.owner or name != "the call"
+        if "recursion" in str(error) and is_data and is_named:
+            return UnpicklablePart(part=part, what=TOO_DEEP, error=error)
         found = _unpicklable_child(part, tried, why_not)
         if found is None:
             break

@@ -467,6 +467,21 @@ def test_known_kinds_are_named_with_their_cure(name, golden):
     golden(error)
 
 
+def test_a_long_chain_of_objects_is_named_by_its_first_one(golden):
+    head: list[object] = []
+    one = head
+    for _ in range(100_000):
+        one.append([])
+        one = one[0]  # type: ignore[assignment]
+
+    text = "def count():\n    return head\ndef fit():\n    return count()\nfit()"
+    golden(refused(cell(text, head=head)))
+    text = "def fit(x):\n    return x\nfit(head)"
+    golden(refused(cell(text, head=head)))
+    while head:  # or Python frees all of them in one another
+        head = head[0]  # type: ignore[assignment]
+
+
 def test_the_shell_is_named():
     shell = _shell()
     try:

@@ -659,3 +659,35 @@ def test_a_module_that_its_user_has_registered_goes_by_value(tmp_path, monkeypat
     back, scaled = parcel.load(tmp_path / "value")
     assert (back.scaled(2), scaled(2)) == (6, 6)
     assert back is not module
+
+
+class Diverged(ValueError):
+    def __init__(self, step, *, loss):
+        super().__init__(f"at step {step}")
+        self.step, self.loss = step, loss
+
+
+class Reduced(Diverged):
+    def __reduce__(self):
+        return _reduced, (self.step,)
+
+
+def _reduced(step):
+    return Reduced(step, loss=7)
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (Diverged(3, loss=0.5), {"step": 3, "loss": 0.5}),
+        (Reduced(3, loss=0.5), {"step": 3, "loss": 7}),
+        (KeyError("x"), {}),
+        (OSError(2, "No such file", "a.txt"), {}),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), {}),
+        (StopIteration(5), {}),
+    ],
+)
+def test_an_exception_comes_back_whatever_its_init_wants(error, shown, tmp_path):
+    found = through([error], tmp_path)[0]
+    assert (type(found), str(found), found.args) == (type(error), str(error), error.args)  # fmt: skip
+    assert vars(found) == shown

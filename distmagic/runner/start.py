@@ -59,15 +59,21 @@ class Start:
         pool = threads_for(len(self.links), "start")
         # Nodes that have started have a lease, and a slow host may take longer than that to start.
         lease_keeper = LeaseKeeper(self.plan.terms.lease_s)
+
+        def start_node(link: Link, request: protocol.StartNode) -> None:
+            link.start(request)
+            lease_keeper.keep_over_one_more(link)
+
         started: list[Future[None]] = []
         try:
             self.loop.result(pool.submit(self._deliver))
-            requests = self._requests(self.loop.result(pool.submit(self._at_free_port)))
+            plan = self.loop.result(pool.submit(self._at_free_port))
+            secret = secrets.token_hex(32)  # of the gang channel
+            warm = [link.warm for link in self.links]
+            requests = start_messages(plan, self.payload, secret, warm)
             self.loop.note_all((Starting(), node) for node in range(len(requests)))
-            for node_rank, request in enumerate(requests):
-                started.append(
-                    pool.submit(self._start_node, node_rank, request, lease_keeper)
-                )
+            for link, request in zip(self.links, requests, strict=True):
+                started.append(pool.submit(start_node, link, request))
             self.loop.wait_for(started)
             lost = lost_at_start(self.plan, [future.exception() for future in started])
             if not lost:
@@ -104,23 +110,16 @@ class Start:
             return self.plan
         return at_port(self.plan, port)
 
-    def _requests(self, plan: Plan) -> list[protocol.StartNode]:
-        secret = secrets.token_hex(32)  # of the gang channel
-        warm = [link.warm for link in self.links]
-        return start_messages(plan, self.payload, secret, warm)
-
-    def _start_node(
-        self, node_rank: int, request: protocol.StartNode, lease_keeper: LeaseKeeper
-    ) -> None:
-        self.links[node_rank].start(request)
-        lease_keeper.keep_over_one_more(self.links[node_rank])
-
     def _give_up(self, started: Sequence[Future[None]], node_rank: int) -> None:
         """Close a link. One whose host has refused to start has nothing more to say, and may rest."""
-        if _has_refused(started, node_rank):
-            self.connections.give_back(self.links[node_rank])
-        else:
-            self.links[node_rank].close()
+        link = self.links[node_rank]
+        if node_rank < len(started):
+            start = started[node_rank]
+            is_over = start.done() and not start.cancelled()
+            if is_over and isinstance(start.exception(), PreflightError):
+                self.connections.give_back(link)
+                return
+        link.close()
 
     def _deliver(self) -> None:
         queue = self.loop.queue
@@ -205,17 +204,6 @@ def cancelled(*, began: bool, unsure: Sequence[str]) -> Cancelled:
         f"Interrupted while the hosts were starting; {names} did not confirm that nothing runs there any more.",
         f"What may still run on {names} ends by itself when its lease runs out.",
     )
-
-
-def _has_refused(started: Sequence[Future[None]], node_rank: int) -> bool:
-    """Whether the host of this node has answered that it does not start it."""
-    if (
-        node_rank >= len(started)
-        or not started[node_rank].done()
-        or started[node_rank].cancelled()
-    ):
-        return False
-    return isinstance(started[node_rank].exception(), PreflightError)
 
 
 def _stop_and_wait(link: Link) -> bool:

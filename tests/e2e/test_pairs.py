@@ -9,29 +9,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
-from distmagic.connection.link import Link
-from distmagic.remote.wire.protocol import (
-    Blob,
-    MissingBlobs,
-    ReceiveBlobs,
-    ReceivedBytes,
-    Secret,
-)
-from distmagic.request.hosts import Host
-from distmagic.state.events import Broken
-from distmagic.transports import Process
-from tests.builders.events import at, begun, progress
 from tests.e2e import pair_play, promises
-from tests.e2e.faults import Fault, Way
-from tests.e2e.pair_play import Played
-from tests.e2e.pair_stage import Stage
 from tests.e2e.pairs import (
     EARLY,
     FEW_STEPS,
@@ -148,104 +130,6 @@ def test_a_kernel_that_is_killed_before_all_hosts_have_begun_leaves_nothing(
     )
     played = pair_play.play(Pair(seed=0, job=job, strikes=()), lab)
     promises.check(played, lab, temporary)
-
-
-NO_LAB = cast(Lab, SimpleNamespace(hosts=()))
-
-
-def strike_at(
-    moment: Moment, name: str, done: list[str], monkeypatch: pytest.MonkeyPatch
-) -> Strike:
-    """Return a strike that only notes itself, and its cure."""
-    steps = (
-        (lambda *_: True, lambda *_: done.append(name)),
-        (lambda *_: False, lambda *_: done.append(f"{name} is over")),
-    )
-    monkeypatch.setitem(ROWS, name, Fault(name, "", "", "", Way(steps=steps)))
-    return Strike(fault=name, moment=moment)
-
-
-def test_a_strike_waits_for_its_moment_and_is_cured_when_the_run_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    done: list[str] = []
-    first = strike_at(
-        Moment(phase="running", rank=2, step=7), "first", done, monkeypatch
-    )
-    second = strike_at(Moment(phase="noticed"), "second", done, monkeypatch)
-    with Stage(NO_LAB, replace(draw(1), strikes=(first, second))) as stage:
-        stage.show(begun(progress(2, 1, step=6)))
-        assert done == []
-        stage.show(begun(progress(2, 1, step=7)))
-        assert done == ["first"]
-        stage.show(begun(progress(2, 1, step=8), at(Broken(why="no answer"), 1)))
-        assert done == ["first", "second"]
-        assert stage.hits == [first, second]
-    assert sorted(done[2:]) == ["first is over", "second is over"]
-
-
-def test_a_host_has_got_half_when_it_says_so_or_has_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    done: list[str] = []
-    first = strike_at(Moment(phase="delivering", host="dm1"), "dm1", done, monkeypatch)
-    second = strike_at(Moment(phase="delivering", host="dm2"), "dm2", done, monkeypatch)
-    pair = draw(1)
-    job = replace(pair.job, payload_bytes=10_000)
-    blob = Blob(sha256="0" * 64, size_bytes=10_000)
-    request = ReceiveBlobs(blobs=(blob,), secret=Secret(certificate="", key=""))
-    monkeypatch.setattr(Link, "send", lambda *_: None)
-    monkeypatch.setattr(Link, "answer", lambda _, answer: answer)
-    dm1, dm2 = (Link(Host(name=name), cast(Process, None)) for name in ("dm1", "dm2"))
-
-    def hear(link: Link, answer: object) -> None:
-        link.answer(cast(type, answer))
-
-    with Stage(NO_LAB, replace(pair, job=job, strikes=(first, second))):
-        # The end of what it was sent straight from the notebook.
-        hear(dm1, MissingBlobs())
-        dm1.send(request)
-        dm2.send(request)
-        hear(dm1, ReceivedBytes(size_bytes=4_999))
-        assert not done
-        hear(dm1, ReceivedBytes(size_bytes=5_000))
-        assert done == ["dm1"]
-        hear(dm2, MissingBlobs())
-        assert done == ["dm1", "dm2"]
-
-
-REMOVED, FULL = (
-    "home, training: all of ours is removed",
-    "disk, training: full for ever",
-)
-OFF = "host, training: power off"
-
-
-@pytest.mark.parametrize(
-    ("fault", "phase", "is_whole"),
-    [
-        (REMOVED, "running", False),
-        (REMOVED, "connecting", True),
-        (FULL, "connecting", False),
-        (OFF, "running", True),
-    ],
-)
-def test_only_a_host_whose_home_was_hit_may_lack_something(
-    fault: str, phase: Phase, is_whole: bool
-) -> None:
-    strike = Strike(fault=fault, moment=Moment(phase=phase, host="dm1"))
-    other = Strike(fault=OFF, moment=Moment(phase="noticed"))
-    pair = draw(2)
-    pair = replace(pair, job=replace(pair.job, kind="plain"), strikes=(strike, other))
-    missed = Played(pair=pair, token="", hits=(), seen=None)
-    hit = replace(missed, hits=(strike,))
-    assert promises.has_whole_records(missed, "dm2")
-    assert promises.has_whole_records(hit, "dm1")
-    assert promises.has_whole_records(hit, "dm2") == is_whole
-    gone = replace(missed, hits=(other,))
-    assert promises.has_whole_records(gone, "dm2") == (fault != FULL), (
-        "a small disk goes with the power"
-    )
 
 
 def test_a_seed_is_the_same_pair_in_each_process() -> None:

@@ -8,7 +8,6 @@ import subprocess
 import pytest
 
 from tests.lab import HostSetup, wait_until
-from tests.lab.waiting import HANG_S
 
 
 def test_hosts_differ_in_all_that_makes_a_host(lab):
@@ -78,14 +77,6 @@ def test_leftovers_are_found_and_mended(lab):
     lab.assert_clean(within_s=0)
 
 
-def test_cut_and_heal(lab):
-    host = lab.hosts[0]
-    host.cut()
-    assert ssh_in_haste(lab, host).returncode == 255
-    host.heal()
-    assert lab.ssh(host, "true").returncode == 0
-
-
 def test_drop_is_silent_and_reject_is_not(lab):
     dm1, dm2, _ = lab.hosts
     dm1.drop(port=22)
@@ -111,31 +102,6 @@ def test_drop_is_silent_and_reject_is_not(lab):
     assert dm2.exec(hello).stdout == "SSH\n"
 
 
-def test_freeze_and_thaw(lab):
-    host = lab.hosts[0]
-    with lab_process(lab, host, "echo started; read word; echo $word") as client:
-        assert client.stdout.readline() == "started\n"
-        host.freeze()
-        client.stdin.write("hello\n")
-        client.stdin.flush()
-        assert "timed out" in ssh_in_haste(lab, host).stderr
-        host.thaw()
-        assert client.stdout.readline() == "hello\n"
-
-
-@pytest.mark.parametrize("silent", [True, False])
-def test_kill_and_start(lab, silent):
-    host = lab.hosts[0]
-    with lab_process(lab, host, "echo started; sleep 1000") as client:
-        assert client.stdout.readline() == "started\n"
-        host.kill(silent=silent)
-        assert host.processes() == ()
-        if not silent:
-            assert client.wait(HANG_S) == 255
-    host.start()
-    assert lab.ssh(host, "hostname").stdout == "dm1\n"
-
-
 @pytest.mark.parametrize(
     ("to", "found"), [("127.0.1.1", "127.0.1.1"), (None, ""), ("own", "own")]
 )
@@ -159,23 +125,6 @@ def test_other_shells(lab, shell, say):
     assert len(lab.ssh(host, say).stdout) > 3
     lab.mend()
     assert lab.ssh(host, "echo $0").stdout == "bash\n"
-
-
-def test_full_and_read_only_homes(lab):
-    dm1, dm2, _ = lab.hosts
-    dm1.limit_home(65536)
-    assert "No space left" in lab.ssh(dm1, "head -c 100000 /dev/zero >~/big").stderr
-    assert (dm1.home / "big").stat().st_size == 65536
-    dm2.make_home_read_only()
-    assert "Read-only" in lab.ssh(dm2, "touch ~/x").stderr
-    dm2.make_home_writable()
-    assert lab.ssh(dm2, "touch ~/x").returncode == 0
-    dm2.make_home_read_only()
-    lab.mend()
-    assert [
-        lab.ssh(host, "head -c 100000 /dev/zero >~/big").returncode
-        for host in (dm1, dm2)
-    ] == [0, 0]
 
 
 def test_a_shared_home_and_other_setups(make_lab):

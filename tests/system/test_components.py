@@ -20,24 +20,6 @@ def nothing(monkeypatch):
     monkeypatch.setenv("NO_APT", "1")
 
 
-def test_names_what_is_missing_and_its_package(nothing):
-    assert (
-        components.reason_without("fish")
-        == "missing here: fish (Debian, Ubuntu: apt-get install fish)"
-    )
-    assert "openssh-server" in components.reason_without("lab")
-
-
-def test_the_lab_needs_root(monkeypatch):
-    monkeypatch.setattr(components.os, "geteuid", lambda: 1000)
-    assert "root" in components.reason_without("lab")
-
-
-def test_a_name_that_is_not_in_the_table_is_a_mistake():
-    with pytest.raises(KeyError):
-        components.reason_without("fisch")
-
-
 def test_without_ci_missing_components_are_named_and_pass(nothing, monkeypatch, capsys):
     monkeypatch.setenv("CI", "")
     assert command.main() == 0

@@ -46,11 +46,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Leave the machine's network before there are threads; each worker of pytest-xdist does so for itself.
 
-    Each has a home of distmagic's own, too: what others have kept, list or remove in the user's is not theirs.
+    Each has a home of distmagic's own, too, and one of IPython's, where all kernels write into one history: what others
+    have kept, list or remove in the user's is not theirs.
     """
-    home = tempfile.TemporaryDirectory(prefix="home-", ignore_cleanup_errors=True)
-    os.environ["DISTMAGIC_HOME"] = home.name
-    config.add_cleanup(home.cleanup)
+    for name in ("DISTMAGIC_HOME", "IPYTHONDIR"):
+        home = tempfile.TemporaryDirectory(prefix="home-", ignore_cleanup_errors=True)
+        os.environ[name] = home.name
+        config.add_cleanup(home.cleanup)
     if (
         sys.platform.startswith("linux")
         and os.geteuid() == 0

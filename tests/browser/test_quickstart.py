@@ -112,10 +112,7 @@ def stop_a_long_cell(page: NotebookPage, index: int) -> None:
     page.interrupt()
     page.wait_done(index, 30)
     text = page.wait_text(index, r"^stopped")
-    assert (
-        "Cancelled: The run was interrupted; every rank on every host was stopped."
-        in text
-    )
+    assert "Cancelled: The run was interrupted" in text
 
 
 def read_without_a_kernel(page: NotebookPage) -> None:

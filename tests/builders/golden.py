@@ -6,16 +6,20 @@ An entry is the test with its parameters, which is what was provoked, and below 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from tests import REPOSITORY
 
 MESSAGES = REPOSITORY / "tests" / "golden" / "messages"
+E = TypeVar("E", bound=BaseException)
 # {each test that was collected: whether it asks for the fixture `golden`}
 COLLECTED = pytest.StashKey[dict[str, bool]]()
 _BETWEEN = "\n---\n"
@@ -79,6 +83,13 @@ class Golden:
         known = self._known[len(self._said) : len(self._said) + 1]
         self._said.append(text)
         assert self._is_renewed or [text] == known, "make golden takes the new text"
+
+    @contextlib.contextmanager
+    def raises(self, kind: type[E]) -> Iterator[pytest.ExceptionInfo[E]]:
+        """Expect an error of this class, and compare it."""
+        with pytest.raises(kind) as caught:
+            yield caught
+        self(caught.value)
 
     def finish(self) -> None:
         """Look at the end of a test that passed whether the entry has more than was compared."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from distmagic.payload import bundle, pack
 from tests.builders.forks import Forks
+from tests.lab.waiting import HANG_S
 
 CELL = "/tmp/ipykernel_1/cell.py"
 
@@ -68,7 +69,7 @@ def on_a_rank(
     }
     done = subprocess.run(
         [sys.executable, *flags, "-c", _RANK, *argv],
-        capture_output=True, text=True, check=False, cwd="/", env=environment, timeout=120,
+        capture_output=True, text=True, check=False, cwd="/", env=environment, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

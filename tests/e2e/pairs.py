@@ -62,32 +62,12 @@ STARTED_IN: tuple[Phase, ...] = ("meeting", "running")
 # Where what is struck is not there in each phase: by the first word of the row.
 _THERE: dict[str, tuple[Phase, ...]] = {
     "rank": ("running", "ending"),
-    "mount": (
-        "connecting",
-        "delivering",
-        "starting",
-    ),  # busy afterwards: files on it are open
+    "mount": ("connecting", "delivering", "starting"),  # busy afterwards: files on it are open
     "torchrun": ("meeting", "running", "growing", "ending"),
     "agent": ("meeting", "running", "growing", "ending"),
-    "contact": (
-        "delivering",
-        "starting",
-        "meeting",
-        "running",
-        "growing",
-        "ending",
-        "fetching",
-    ),
-    "sshd's": (
-        "delivering",
-        "starting",
-        "meeting",
-        "running",
-        "growing",
-        "ending",
-        "fetching",
-    ),
-}
+    "contact": ("delivering", "starting", "meeting", "running", "growing", "ending", "fetching"),
+    "sshd's": ("delivering", "starting", "meeting", "running", "growing", "ending", "fetching"),
+}  # fmt: skip
 
 # What a run survives, but not before its agents run. Those that its state shows come first.
 _BREAKS_CONNECTIONS = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import re
 from collections.abc import Callable
 
 import pytest
@@ -25,11 +24,9 @@ def test_a_host_without_python(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab(2, setups=(HostSetup(), HostSetup(python="none")))
     error = runner.failure(lab, "dm1,dm2", lambda: None)
     assert isinstance(error, PreflightError)
-    assert error.message.startswith("dm2: there is no python3 (the host said: ")
-    assert (
-        error.hint
-        == "Name its Python, one that has torch: --python dm2=/path/to/python"
-    )
+    assert error.host == "dm2"
+    assert "no python3" in error.message
+    assert "--python dm2=" in error.hint
 
 
 @pytest.mark.quick
@@ -39,10 +36,7 @@ def test_a_host_without_torch(make_lab: Callable[..., Lab]) -> None:
     assert isinstance(error, PreflightError)
     assert error.message.startswith("dm1: Python /")
     assert error.message.endswith(" has no torch.")
-    assert (
-        error.hint
-        == "Install torch there, or name a Python that has it: --python dm1=/path/to/python"
-    )
+    assert "--python dm1=" in error.hint
 
 
 def test_start_up_files_of_a_log_in_shell_that_are_in_the_way(lab: Lab) -> None:
@@ -85,15 +79,9 @@ def test_a_host_with_another_torch(lab: Lab) -> None:
     error = runner.failure(lab, "dm1,dm2", lambda: None)
     assert isinstance(error, PreflightError)
     ours = importlib.metadata.version("torch")
-    assert re.fullmatch(
-        r"dm2: torch 2\.4\.1\+cu124, but dm1 has torch [0-9.+a-z]+; the ranks of one job need the same minor version\.",
-        error.message,
-    )
+    assert error.host == "dm2"
+    assert "torch 2.4.1+cu124" in error.message
     assert f" {ours.partition('+')[0]}" in error.message
-    assert (
-        error.hint
-        == "Install the same torch on all hosts, or name Pythons that have it with --python HOST=PATH."
-    )
 
 
 def test_a_host_with_a_python_that_is_too_old(lab: Lab) -> None:
@@ -106,7 +94,7 @@ def test_a_host_with_a_python_that_is_too_old(lab: Lab) -> None:
     error = runner.failure(lab, "dm1,dm2", lambda: None, access=way)
     assert isinstance(error, PreflightError)
     assert error.message.startswith("dm2: Python 3.9.7 (")
-    assert "hosts need Python 3.10 or a later one." in error.message
+    assert "3.10" in error.message
 
 
 def test_a_full_disk(lab: Lab) -> None:
@@ -122,9 +110,8 @@ def test_a_home_that_can_only_be_read(lab: Lab) -> None:
     lab.hosts[0].make_home_read_only()
     error = runner.failure(lab, "dm1,dm2", lambda: None)
     assert isinstance(error, PreflightError)
-    assert error.message == (
-        "dm1: can't write to /home/node/.distmagic: [Errno 30] Read-only file system: '/home/node/.distmagic'."
-    )
+    assert error.host == "dm1"
+    assert "[Errno 30]" in error.message
 
 
 def test_a_host_that_does_not_answer(lab: Lab) -> None:
@@ -141,6 +128,4 @@ def test_several_bad_hosts_are_all_named(make_lab: Callable[..., Lab]) -> None:
     error = runner.failure(lab, "dm1,dm2", lambda: None)
     assert isinstance(error, HostErrors)
     assert [one.host for one in error.errors] == ["dm1", "dm2"]
-    assert error.message.startswith(
-        "2 hosts can't be used; nothing was started.\n- dm1: there is no python3"
-    )
+    assert [type(one) for one in error.errors] == [PreflightError] * 2

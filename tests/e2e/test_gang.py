@@ -17,6 +17,7 @@ from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, WorkerFailed
 from distmagic.planning.jobs import Job, choose
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached, Run
+from tests.builders.golden import Golden
 from tests.e2e import faults, runner
 from tests.e2e.programs import count
 from tests.e2e.runner import as_value, detach, reach
@@ -130,7 +131,7 @@ def test_a_detached_job_goes_on_when_the_notebook_that_follows_it_is_cut_off_for
 
 
 def test_a_job_that_is_to_keep_going_is_left_when_its_notebook_is_cut_off_for_long(
-    lab: Lab,
+    lab: Lab, golden: Golden
 ) -> None:
     def cut() -> None:
         for host in lab.hosts[:2]:
@@ -147,10 +148,8 @@ def test_a_job_that_is_to_keep_going_is_left_when_its_notebook_is_cut_off_for_lo
     )
     assert isinstance(left, Detached)
     assert screen.last is not None
-    assert screen.last.notices == (
-        "no host could be reached for 5 s; if they are up, the job goes on without this notebook",
-        repr(left),
-    )
+    assert screen.last.notices[1:] == (repr(left),)
+    golden(screen.last.notices[0])
     session().close()
     for host in lab.hosts[:2]:
         host.undrop()
@@ -162,10 +161,8 @@ def test_a_job_that_is_to_keep_going_is_left_when_its_notebook_is_cut_off_for_lo
 
 def test_what_is_left_behind_says_how_to_find_it(lab: Lab) -> None:
     left = detach(lab, "dm1:1,dm2:1", as_value(until_told), "return")
-    assert repr(left) == (
-        f"job {left.job} runs on dm1, dm2 without this notebook: %distributed attach {left.job} follows it, "
-        f"%distributed stop {left.job} ends it"
-    )
+    assert f"%distributed attach {left.job}" in repr(left)
+    assert f"%distributed stop {left.job}" in repr(left)
     left.stop()
     lab.assert_clean()
     assert job_of(lab, left, "dm1,dm2").phase == "stopped"
@@ -318,13 +315,13 @@ def test_a_kept_job_goes_on_when_its_kernel_dies(lab: Lab) -> None:
     lab.assert_clean()
 
 
-def test_without_udp_a_job_runs_attached_and_is_not_detached(lab: Lab) -> None:
+def test_without_udp_a_job_runs_attached_and_is_not_detached(
+    lab: Lab, golden: Golden
+) -> None:
     lab.hosts[1].drop_udp()
     with pytest.raises(RendezvousFailed) as caught:
         detach(lab, "dm1:1,dm2:1", as_value(until_told), "return")
-    assert caught.value.message == (
-        "The job can't be detached: dm2 and dm1 don't hear each other by UDP, so that neither would notice the other's end."
-    )
+    golden(caught.value.message)
     lab.assert_clean()
     run = runner.run(lab, "dm1:1,dm2:1", as_value(runner.all_reduce))
     assert run.state.phase == "done"
@@ -375,11 +372,6 @@ def test_a_lost_host_is_named_to_whoever_watches(lab: Lab) -> None:
         node_lost_after_s=LOST_S,
     )
     assert isinstance(error, NodeLost)
-    assert error.message.startswith(
-        "A host was lost, and the others were stopped. dm2: "
-    )
-    assert (
-        error.hint
-        == "What still runs on dm2 ends by itself as soon as it misses the other hosts."
-    )
+    assert " dm2: " in error.message
+    assert " dm2 " in error.hint
     assert not isinstance(error, Cancelled)

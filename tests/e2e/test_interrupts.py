@@ -11,6 +11,7 @@ from distmagic.connection.link import Link
 from distmagic.errors import Cancelled
 from distmagic.runner.outcome import Run
 from distmagic.state.model import RunState
+from tests.builders.golden import Golden
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import Lab
@@ -70,13 +71,8 @@ def test_a_host_that_does_not_confirm_is_named(
         runner.distmagic.run(
             as_value(wait_long), hosts=HOSTS, access=way, screen=runner.Watch()
         )
-    assert caught.value.message == (
-        "Interrupted while the hosts were starting; dm2 did not confirm that nothing runs there any more."
-    )
-    assert (
-        caught.value.hint
-        == "What may still run on dm2 ends by itself when its lease runs out."
-    )
+    assert "dm2 did not confirm" in caught.value.message
+    assert " dm2 " in caught.value.hint
     lab.hosts[1].thaw()
     lab.assert_clean()
 
@@ -92,11 +88,11 @@ class Late(runner.Watch):
         return ()
 
 
-def test_an_interrupt_of_a_run_that_is_over_keeps_the_run(lab: Lab) -> None:
+def test_an_interrupt_of_a_run_that_is_over_keeps_the_run(
+    lab: Lab, golden: Golden
+) -> None:
     error = runner.failure(lab, HOSTS, int, screen=Late())
     assert isinstance(error, Cancelled)
-    assert (
-        error.message == "Interrupted when the run was over: every rank had ended well."
-    )
+    golden(error.message)
     assert isinstance(error.run, Run)
     assert dict(error.run.results) == {0: 0, 1: 0}

@@ -18,7 +18,7 @@ from tests.e2e import runner
 from tests.e2e.programs import COUNTING_KERNEL
 from tests.e2e.runner import reach, the_job
 from tests.lab import Lab, LabHost
-from tests.lab.waiting import wait_until
+from tests.lab.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.needs("lab")
 
@@ -128,9 +128,7 @@ def test_a_second_kernel_follows_a_job_of_which_a_host_is_gone_for_good(
             session().attach(
                 reach(lab, hosts, connect_timeout_s=2.0), job, runner.Watch()
             )
-    assert caught.value.message == (
-        "A host was lost, and the others were stopped. dm2: the other hosts have not heard of it any more"
-    )
+    assert " dm2: " in caught.value.message
     assert isinstance(caught.value.run, Run)
     assert [line.text for line in caught.value.run.state.lines if line.rank == 0][
         :3
@@ -151,10 +149,10 @@ def test_a_job_is_read_and_stopped_from_another_kernel(lab: Lab) -> None:
         assert (
             session().housekeeping.logs(reach(lab, hosts), job, 1).startswith("0\n1\n")
         )
-        with pytest.raises(HostError, match="still runs here; stop it first"):
+        with pytest.raises(HostError, match="still runs here"):
             session().housekeeping.remove(reach(lab, hosts), [job])
         session().housekeeping.stop(reach(lab, hosts), job)
-        assert kernel.wait(90) == 1  # its run ended, and not as it wished
+        assert kernel.wait(HANG_S) == 1  # its run ended, and not as it wished
         lab.assert_clean()
     assert the_job(lab, "dm1,dm2")[0].phase == "stopped"
 
@@ -168,5 +166,5 @@ def test_an_interrupt_of_the_second_kernel_ends_the_job(lab: Lab) -> None:
         )
         with pytest.raises(Cancelled):
             session().attach(reach(lab, hosts), job, screen)
-        assert kernel.wait(90) == 1
+        assert kernel.wait(HANG_S) == 1
         lab.assert_clean()

@@ -9,6 +9,7 @@ import pytest
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import HostSetup, Lab
+from tests.lab.waiting import HANG_S
 
 pytestmark = pytest.mark.needs("lab")
 
@@ -32,7 +33,7 @@ def test_own_name_leads_nowhere_useful(
         "dm1:2,dm2:1",
         as_value(runner.all_reduce),
         rdzv_backend=backend,
-        timeout_s=90,
+        timeout_s=HANG_S,
         is_warm=True,
     )
     assert [float(run.results[rank]["total"]) for rank in run.results] == [
@@ -51,7 +52,7 @@ def test_hosts_of_the_same_name_that_is_loopback(same_names: Lab, backend: str) 
         "dm1:2,dm2:1",
         as_value(runner.all_reduce),
         rdzv_backend=backend,
-        timeout_s=90,
+        timeout_s=HANG_S,
         is_warm=True,
     )
     assert [float(run.results[rank]["total"]) for rank in run.results] == [

@@ -39,7 +39,6 @@ def written(host: LabHost) -> int:
                 "a connection that breaks is made again while the ranks go on"
             ),
         ),
-        "ssh server's session killed",
         "contact killed after a cleaner of /tmp was there",
     ],
 )
@@ -52,8 +51,7 @@ def test_broken_connection_is_made_again(lab: Lab, fault: str) -> None:
     def break_it() -> None:
         found = contacts()
         assert found
-        is_contact = fault.startswith("contact killed")
-        pids = [str(p.pid if is_contact else p.ppid) for p in found]
+        pids = [str(p.pid) for p in found]
         if (
             "/tmp" in fault
         ):  # then the next connection comes before the agent has made its sockets anew
@@ -98,24 +96,19 @@ class Cable(runner.Watch):
         super().show(state)
 
 
-@pytest.mark.parametrize(
-    "seconds", [16.0, 3.0], ids=["still at work", "ended meanwhile"]
-)
-def test_a_cable_that_is_pulled_for_longer_than_a_connection_lives(
-    lab: Lab, seconds: float
-) -> None:
+def test_ranks_that_end_while_the_cable_of_their_host_is_pulled(lab: Lab) -> None:
     screen = Cable(lab.hosts[1])
     way = runner.access(lab, connect_timeout_s=3.0)
     run = runner.run(
         lab,
         "dm1:1,dm2:1",
         as_value(count),
-        seconds,
+        3.0,
         screen=screen,
         access=way,
         node_lost_after_s=60.0,
     )
     assert screen.why.startswith("dm2: ")
     assert run.state.phase == "done"
-    assert dict(run.results) == {0: seconds * 10, 1: seconds * 10}
-    assert counted(run.state, 1) == list(range(int(seconds * 10)))
+    assert dict(run.results) == {0: 30, 1: 30}
+    assert counted(run.state, 1) == list(range(30))

@@ -11,6 +11,7 @@ from distmagic.errors import WorkerFailed
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import Lab
+from tests.lab.waiting import HANG_S
 
 pytestmark = pytest.mark.needs("lab")
 
@@ -72,7 +73,7 @@ def test_hosts_by_their_ipv6_addresses(lab: Lab, tmp_path: Path, backend: str) -
         as_value(runner.all_reduce),
         rdzv_backend=backend,
         access=way,
-        timeout_s=90,
+        timeout_s=HANG_S,
     )
     assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
     assert run.state.nodes[0].host == lab.hosts[0].address6
@@ -81,7 +82,7 @@ def test_hosts_by_their_ipv6_addresses(lab: Lab, tmp_path: Path, backend: str) -
 @pytest.mark.quick
 def test_this_machine_and_another_one(lab: Lab) -> None:
     run = runner.run(
-        lab, "localhost:1,dm1:1", as_value(runner.all_reduce), timeout_s=90
+        lab, "localhost:1,dm1:1", as_value(runner.all_reduce), timeout_s=HANG_S
     )
     assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
     assert run.results[1]["host"] == "dm1"
@@ -149,7 +150,7 @@ def test_an_address_for_one_machine_does_not_keep_ranks_from_meeting(
     lab: Lab, init: str
 ) -> None:
     run = runner.run(
-        lab, "dm1:1,dm2:2", as_value(tutorial), init, is_warm=True, timeout_s=100
+        lab, "dm1:1,dm2:2", as_value(tutorial), init, is_warm=True, timeout_s=HANG_S
     )
     assert set(run.results.values()) == {6.0}
     assert "leave both as they are" in run.logs(0, "stderr")

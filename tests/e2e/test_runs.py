@@ -23,6 +23,7 @@ from distmagic.request.spec import Access, JobSpec
 from distmagic.session.dry_run import start_commands
 from distmagic.session.session import Session
 from distmagic.state.model import RunState, WorkerState
+from tests.builders.golden import Golden
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import HostSetup, Lab
@@ -345,10 +346,7 @@ def test_a_flood_of_output_is_whole_on_the_host(lab: Lab) -> None:
     assert log[-1] == "line 299999 of a rank that talks much"
     # The last words come, whatever was left out before them.
     assert run.state.lines[-1].text == log[-1]
-    assert any(
-        "bytes not shown; the run's log has all of them" in line.text
-        for line in run.state.lines
-    )
+    assert any("bytes not shown" in line.text for line in run.state.lines)
 
 
 def look_when(
@@ -498,7 +496,9 @@ def resident_mb(name: str) -> int:
 
 
 @pytest.mark.quick
-def test_a_value_that_can_not_be_pickled_stops_no_rank(lab: Lab) -> None:
+def test_a_value_that_can_not_be_pickled_stops_no_rank(
+    lab: Lab, golden: Golden
+) -> None:
     def make(saved: str) -> object:
         import os
         import threading
@@ -521,18 +521,11 @@ def test_a_value_that_can_not_be_pickled_stops_no_rank(lab: Lab) -> None:
     assert run.state.phase == "done"
     with pytest.raises(NoResult) as caught:
         run.results[0]
-    assert caught.value.message == (
-        "rank 0 (dm1, local_rank 0) left no result: its result is lost: result is a lock, which can't be pickled. "
-        "Return only what can be pickled: numbers, tensors, a state_dict()."
-    )
+    golden(caught.value.message)
     assert run.results[1]["loss"] == 0.5
-    assert (
-        repr(run.results[1]["lock"])
-        == "<left out: result['lock'] is a lock, which can't be pickled>"
-    )
+    golden(repr(run.results[1]["lock"]))
     told = [alert.text for alert in overview(run.state).alerts]
-    left_out = "this was left out of its result: result['lock'] is a lock, which can't be pickled"
-    assert f"rank 1 (dm1, local_rank 1) has returned, but {left_out}" in told
+    golden(*(text for text in told if text.startswith("rank 1 ")))
 
 
 def test_the_globals_of_a_program_are_no_result(lab: Lab) -> None:
@@ -561,12 +554,8 @@ def test_a_file_that_only_this_machine_has_is_named(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("one two")
     error = runner.failure(lab, "dm1:1", read)
-    assert error.message.endswith(
-        "raised FileNotFoundError: [Errno 2] No such file or directory: 'words.txt'"
-    )
-    assert error.hint.startswith(
-        f"words.txt is on this machine, at {tmp_path}/words.txt, but not where the rank looked on dm1."
-    )
+    assert " FileNotFoundError: " in error.message
+    assert f"{tmp_path}/words.txt, but not " in error.hint
 
 
 def test_keyword_arguments_are_the_functions_own_whatever_their_names(lab: Lab) -> None:

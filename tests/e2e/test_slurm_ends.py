@@ -154,8 +154,8 @@ def test_a_node_that_loses_its_power_ends_an_allocation_unless_its_job_is_elasti
     with pytest.raises(NodeLost) as caught:
         fixed.wait(120.0)
     message = caught.value.message
-    assert f"Slurm job {first} lost a node: Slurm found it dead." in message
-    assert "Run the cell again; Slurm gives other nodes." in caught.value.hint
+    assert f"Slurm job {first} lost a node" in message
+    assert "Run the cell again" in caught.value.hint
     assert state_of(slurm, first) == "NODE_FAIL"
     assert slurm.jobs() == (job,)
 
@@ -211,9 +211,7 @@ def test_a_keeper_that_is_killed_for_want_of_memory(slurm: SlurmLab) -> None:
     jobs: list[str] = []
     screen = Watch(at_work(2), lambda: (jobs.extend(slurm.jobs()), take_the_first()))
     error = failure(slurm, as_value(take_memory), allocation=request, screen=screen)
-    assert (
-        f"Slurm job {jobs[0]} used more memory than it had asked for." in error.message
-    )
+    assert f"Slurm job {jobs[0]} used more memory" in error.message
     assert "--mem 64G" in error.hint
     _a_minute_later(slurm)
     found = run(slurm, as_value(count), 0.1)

@@ -87,16 +87,16 @@ def test_a_job_can_not_be_left_alone_where_it_would_be_killed(
     lab = make_host(logind)
     with pytest.raises(PreflightError) as caught:
         detach(lab)
-    assert caught.value.message == (
-        f"dm1: systemd ends here what a user leaves running at log-out ({WHERE}), so no job can be left alone. "
-        f"Run it without --detach; what would allow it: {CURE}."
-    )
+    assert caught.value.host == "dm1"
+    assert WHERE in caught.value.message
+    assert CURE in caught.value.message
     (lab.hosts[0].home / "go").touch()
     run = runner.run(lab, "dm1:1", as_value(until_told))
     assert dict(run.results) == {0: 7}
-    assert run.state.notices == (
-        f"dm1: systemd ends a run here when the connection to it breaks ({WHERE}); what would let it go on: {CURE}.",
-    )
+    (notice,) = run.state.notices
+    assert notice.startswith("dm1: systemd ")
+    assert WHERE in notice
+    assert CURE in notice
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,9 @@ def test_closed_ports_between_ranks(lab: Lab, how: str, why: str) -> None:
     ("name", "words"),
     [
         ("dm1", "dm2 could not reach dm1 port 4444: no connection in time."),
-        (
-            "nosuch.example",
-            "dm2 could not reach nosuch.example port 4444: its name can't be resolved there.",
-        ),
+        ("nosuch.example", "dm2 could not reach nosuch.example port 4444: its name can't be resolved there."),
     ],
-)
+)  # fmt: skip
 def test_a_store_that_is_not_there(lab: Lab, name: str, words: str) -> None:
     error = runner.failure(
         lab, "dm1:1,dm2:1", as_value(ask_store), name, 4444, 1.0, is_warm=True

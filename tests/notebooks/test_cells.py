@@ -192,10 +192,7 @@ train(uses=True)
 """)
     assert "!" not in text
     text = notebook.run("%%distributed --hosts dm1:2\ntrain(uses=False)")
-    assert (
-        "! no rank made a collective call, though there was a process group: the 2 ranks worked"
-        in text
-    )
+    assert "! no rank made a collective call" in text
 
 
 def test_a_program_that_was_pasted_is_told_where_it_ran(notebook: LiveNotebook):
@@ -209,14 +206,9 @@ def train():
 train()
 """
     text = notebook.fail(f"%%distributed --hosts dm1:1\n{cell}")
-    assert (
-        "SpecError: line 5: argparse read the command line of the notebook's own kernel"
-        in text
-    )
-    assert "or write %%distributed --whole, and every rank runs the whole cell." in text
-    assert notebook.run("_run").startswith(
-        "no run, because its cell failed before anything was started (SpecError: line 5"
-    )
+    assert "SpecError: line 5: argparse" in text
+    assert "%%distributed --whole" in text
+    assert "(SpecError: line 5" in notebook.run("_run")
     assert notebook.run(
         f"%%distributed --whole --hosts dm1:1 -o lr\n{cell}"
     ).startswith("done")
@@ -224,16 +216,11 @@ train()
     text = notebook.fail(
         "%%distributed --hosts dm1:1\nimport os\nrank = int(os.environ['LOCAL_RANK'])\nlen([])"
     )
-    assert text.endswith(
-        "KeyError: 'LOCAL_RANK'\nThis statement ran in the notebook, which is no rank. Move it into the function, or write "
-        "%%distributed --whole, and every rank runs the whole cell."
-    )
+    assert "KeyError: 'LOCAL_RANK'\nThis statement ran in the notebook" in text
     text = notebook.run(
         "%%distributed --hosts dm1:1\nimport random\nrandom.seed(1)\nlen([])"
     )
-    assert text.startswith(
-        "! Line 3 seeds the notebook, not the ranks. Move it into the function, or write "
-    )
+    assert text.startswith("! Line 3 seeds the notebook")
 
 
 def test_what_stays_in_the_notebook_and_what_stays_on_the_ranks_is_noted(
@@ -252,16 +239,16 @@ def train():
 """)
     text = notebook.run("%%distributed --hosts dm1:2 -o run\ntrain()")
     assert "Cell In[" in text
-    assert "sets json.BATCH in the notebook, not on the ranks" in text
+    assert "sets json.BATCH in the notebook" in text
     assert "logging (the root logger at INFO)" in text
     shown = " ".join(text.split())
-    assert "changes of best, losses stay there: return what is needed here" in shown
+    assert "changes of best, losses stay there" in shown
     assert shown.count("stay there") == 1
     assert "INFO:root:seen" in notebook.run("print(run.logs(0))")
     text = notebook.run("%%distributed --hosts dm1:1 --no-settings\nlen(losses)")
-    assert "calls logging.basicConfig in the notebook, not on the ranks" in text
+    assert "calls logging.basicConfig in the notebook" in text
     assert "begin with this process's settings" not in text
     assert "stay there" not in text
     text = notebook.run("%%distributed --hosts dm1:1\nkept = sorted(kept)")
-    assert "! kept is the run now, and no longer a list" in text
+    assert "! kept is the run now" in text
     assert notebook.run("kept.results[0]") == "[]"

@@ -78,13 +78,10 @@ def test_a_folder_is_brought_and_kept_for_the_cells_after_it(
     assert notebook.run("run.results[0]") == "'some data'"
     notebook.run(f"%%distributed -o run --sync data{look}")
     assert notebook.run("run.results[0]") == "'new data'"
-    assert "SpecError: --sync nowhere: there is no such folder here." in notebook.fail(
-        f"%%distributed --sync nowhere{look}"
-    )
-    assert (
-        "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.txt'"
-        in notebook.fail(f"%%distributed --fresh{look}")
-    )
+    refused = notebook.fail(f"%%distributed --sync nowhere{look}")
+    assert "SpecError: --sync nowhere: " in refused
+    missing = notebook.fail(f"%%distributed --fresh{look}")
+    assert "FileNotFoundError: " in missing
 
 
 def test_a_script_is_run_by_a_line(notebook: LiveNotebook, folder: Path):
@@ -99,9 +96,8 @@ def test_a_script_is_run_by_a_line(notebook: LiveNotebook, folder: Path):
     assert "cd ~/.distmagic/work/" in notebook.run(
         "%distributed run --dry-run train.py 5"
     )
-    assert "SpecError: There is no script nothing.py in " in notebook.fail(
-        "%distributed run nothing.py"
-    )
+    refused = notebook.fail("%distributed run nothing.py")
+    assert "SpecError: There is no script nothing.py" in refused
 
 
 def test_a_cell_is_run_as_a_script_with_arguments(notebook: LiveNotebook):
@@ -121,14 +117,9 @@ if __name__ == "__main__":
 def test_what_is_kept_is_told_and_removed(notebook: LiveNotebook, session_lab: Lab):
     notebook.run("%%distributed\nopen('left', 'w').write('x' * 2_000_000)\n")
     shown = notebook.run("%distributed clean")
-    assert re.search(
-        r"working directory that no job uses: ~/.distmagic/work/nb on dm1 \(2.0 MB, last used \d+ s ago\)\n",
-        shown,
-    )
-    assert (
-        "removed with all files in it: ~/.distmagic/work/nb on dm1 (2.0 MB, "
-        in notebook.run("%distributed clean all")
-    )
+    kept = r"~/.distmagic/work/nb on dm1 \(2.0 MB, "
+    assert re.search(kept + r"last used \d+ s ago\)\n", shown)
+    assert re.search(f"removed .*{kept}", notebook.run("%distributed clean all"))
     assert "nb" not in session_lab.hosts[0].listdir("/home/node/.distmagic/work")
 
 

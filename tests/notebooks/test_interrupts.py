@@ -39,9 +39,7 @@ def test_while_the_cells_own_statements_run(lab: Lab, tmp_path: Path):
         cell = f"%%distributed --hosts dm1\nimport pathlib, time\n{line}\nprint()"
         shown = interrupted(notebook, lab, cell, tmp_path / "begun")
     assert f"----> 3 {line}\n" in shown
-    assert shown.endswith(
-        "\nCancelled: Interrupted before anything was started on a host."
-    )
+    assert "\nCancelled: Interrupted before " in shown
     assert "distmagic/" not in shown
 
 
@@ -57,9 +55,9 @@ def test_while_the_call_is_packed(lab: Lab, tmp_path: Path):
         )
     # Said where the interrupt took longer to come than a word takes to be worth while.
     announced = "nothing was started: the cell's own lines did not come to their end\n"
-    assert shown.removeprefix(announced) == (
-        "Cancelled: Interrupted before anything was started on a host."
-    )
+    said = shown.removeprefix(announced)
+    assert said.startswith("Cancelled: Interrupted before ")
+    assert "\n" not in said
 
 
 def test_while_a_host_does_not_answer(tmp_path: Path):
@@ -81,7 +79,6 @@ def test_while_a_host_does_not_answer(tmp_path: Path):
         assert set(view) == {"text/plain", "text/html"}  # no widget is left
         assert notebook.run("6 * 7") == "42"
     assert shown.startswith("stopped · 127.0.0.1 · took ")
-    assert shown.endswith(
-        "Cancelled: Interrupted while the hosts were being reached; nothing was started.\n"
-        "No answer had come yet from 127.0.0.1."
-    )
+    *_, message, hint = shown.splitlines()
+    assert message.startswith("Cancelled: Interrupted while ")
+    assert "127.0.0.1" in hint

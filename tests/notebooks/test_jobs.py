@@ -42,9 +42,8 @@ def test_the_commands_about_jobs(lab: Lab, tmp_path: Path):
         assert f"Job {job} has ended already (done)." in notebook.fail(
             f"%distributed stop {job}"
         )
-        assert "There is no job 'nothing' on these hosts." in notebook.fail(
-            "%distributed attach nothing"
-        )
+        unknown = notebook.fail("%distributed attach nothing")
+        assert "There is no job 'nothing'" in unknown
         notebook.run(f"%distributed logs {job} -1")  # torchrun's own
         assert f"Job {job} has no rank 9." in notebook.fail(
             f"%distributed logs {job} 9"
@@ -53,9 +52,7 @@ def test_the_commands_about_jobs(lab: Lab, tmp_path: Path):
             f"%distributed attach {job} 1bad"
         )
         assert "'x' is not a rank." in notebook.fail(f"%distributed logs {job} x")
-        assert "%distributed stop needs the name of a job." in notebook.fail(
-            "%distributed stop"
-        )
+        assert "%distributed stop needs" in notebook.fail("%distributed stop")
 
         sent = [
             path
@@ -65,13 +62,10 @@ def test_the_commands_about_jobs(lab: Lab, tmp_path: Path):
         for path in sent:
             os.utime(path, times=(1e9, 1e9))  # nobody has used it for long
         said = notebook.run("%distributed clean")
-        assert re.search(
-            r"kept of sent files and this notebook's environments that nobody uses: \d+\.\d MB\n+"
-            r"working directory that no job uses: ~/\.distmagic/work/test_the_commands_about_jobs0 on dm1 .*\n+"
-            r"working directory that no job uses: ~/\.distmagic/work/test_the_commands_about_jobs0 on dm2 .*\n+"
-            r"Remove all of it with",
-            said,
-        )
+        folders = re.findall(r": ~/\.distmagic/work/(\w+) on (\w+) ", said)
+        name = "test_the_commands_about_jobs0"
+        assert folders == [(name, "dm1"), (name, "dm2")]
+        assert re.search(r"kept .*: \d+\.\d MB\n", said)
         assert len([path for path in sent if path.exists()]) == len(sent)
         assert re.search(r"removed: \d+\.\d MB", notebook.run("%distributed clean all"))
         assert len([path for path in sent if path.exists()]) == 2, (
@@ -121,10 +115,8 @@ def test_notebooks_on_one_account_see_each_other_s_jobs_with_their_owners_and_re
         said = mine.run("%distributed clean all")
         assert own in said
         assert other not in said
-        assert (
-            "1 ended job of other notebooks and 1 working directory not of this notebook alone left; "
-            "%distributed clean all --everybody removes these too." in said
-        )
+        assert "1 ended job of other notebooks" in said
+        assert "%distributed clean all --everybody" in said
         assert theirs.run("_run.results[0]") == "7"
         assert other in theirs.run("%distributed jobs")
         mine.run(f"%distributed clean {other}")  # by its name it goes
@@ -163,11 +155,9 @@ def test_a_notebook_whose_kernel_is_gone_has_its_jobs_and_is_told_of_those_that_
         begin(again, lab)
         job = job_of(again.run("%distributed jobs"), "this notebook")
         said = again.fail(RUN)
-        assert f"Job {job}, which this notebook began, still runs on dm1, dm2." in said
-        assert (
-            f"%distributed attach {job} follows it, %distributed stop {job} ends it. "
-            "Without either it ends by itself within 300 s."
-        ) in said
+        assert f"Job {job}, which this notebook began" in said
+        assert f"%distributed attach {job} " in said
+        assert "within 300 s." in said
         assert f"{job} was stopped on dm1, dm2" in again.run(f"%distributed stop {job}")
         assert again.run(RUN)
         again.run("%distributed down")
@@ -204,19 +194,11 @@ def test_a_host_comes_to_a_job_that_was_left_alone(lab: Lab, tmp_path: Path):
         job = re.search(
             r"job (\S+) runs on dm1 without this notebook", notebook.run(WAITING)
         )[1]
-        assert (
-            f"dm1 can't come to job {job}: it has a node of this job, which runs."
-            in notebook.fail(f"%distributed add {job} dm1")
-        )
-        assert (
-            "%distributed add needs the name of a job and a list of hosts."
-            in notebook.fail("%distributed add x")
-        )
+        refused = notebook.fail(f"%distributed add {job} dm1")
+        assert f"dm1 can't come to job {job}" in refused
+        assert "%distributed add needs" in notebook.fail("%distributed add x")
         said = notebook.run(f"%distributed add {job} dm2:1")
-        assert (
-            said
-            == f"dm2 has come to {job} as node 1; its ranks begin when the nodes have met anew\n"
-        )
+        assert said.startswith(f"dm2 has come to {job} as node 1")
         wait_until(
             lambda: bool(faults.pids(lab.hosts[1], "rank", "*")), "a rank on dm2"
         )

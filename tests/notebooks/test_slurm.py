@@ -26,9 +26,8 @@ def test_cells_on_nodes_of_slurm(slurm: SlurmLab, tmp_path: Path):
     one, two = slurm.names
     with live_notebook(tmp_path) as notebook:
         notebook.run(f"%config Distmagic.ssh_config = {str(slurm.lab.ssh_config)!r}")
-        assert "Slurm has no allocation of distmagic's that is yours" in notebook.run(
-            "%distributed allocations slurm:dm1"
-        )
+        nothing = notebook.run("%distributed allocations slurm:dm1")
+        assert "Slurm has no allocation" in nothing
         shown = notebook.run(CELL)
         assert re.search(rf"{one}.*\n.*{two}", shown)
         assert (
@@ -46,7 +45,7 @@ def test_cells_on_nodes_of_slurm(slurm: SlurmLab, tmp_path: Path):
             >= 2
         )
         refused = notebook.fail(CELL.replace("--nodes 2", "--nodes 2 --partition nope"))
-        assert "SpecError: Slurm has no such partition, or not for you" in refused
+        assert "SpecError: Slurm has no such partition" in refused
         notebook.run("%distributed down")
         wait_until(lambda: not slurm.jobs(), "the allocation to end")
     slurm.assert_clean()

@@ -78,10 +78,7 @@ def test_a_cell_and_an_interrupt_in_ipython(tmp_path: Path):
             "begun",
         )
         text = typed(ipython, "\x03", r"In \[4\]: ")
-        assert (
-            "\nCancelled: The run was interrupted; every rank on every host was stopped.\n"
-            in text
-        )
+        assert "\nCancelled: The run was interrupted" in text
         assert "'stopped'" in typed(ipython, "_run.state.phase\n", r"In \[5\]: ")
     finally:
         ipython.close(force=True)
@@ -145,9 +142,7 @@ def test_a_script_without_a_terminal(tmp_path: Path):
     assert lines[0] == "connecting · localhost · 0 s"
     assert lines.count("[rank 0 localhost] bye") == 1
     assert lines[-8].startswith("done 100% · 2 ranks on localhost · took ")
-    assert lines[-4].startswith(
-        "! no rank was in a process group: the 2 ranks worked each by itself."
-    )
+    assert lines[-4].startswith("! no rank was in a process group")
     assert lines[-1] == "{0: 20, 1: 20}"
     assert "\x1b" not in good.stdout
     assert "\r" not in good.stdout

@@ -214,16 +214,14 @@ def check_slurm(cells: list[NotebookNode]) -> None:
     assert re.search(r"^epoch 7: loss", submitted, re.MULTILINE)
     assert accuracy[0] in submitted, "the exported program is the same program"
 
-    assert "--gpus counts GPUs of the whole job" in text_of(
-        cell_with(cells, "broken-job")
-    )
+    assert "--gpus counts" in text_of(cell_with(cells, "broken-job"))
     refused = text_of(
         cell_with(
             cells,
             "--nodes 4 --nproc-per-node 1 --cpus-per-task 2 --mem 2G --time 0:30:00",
         )
     )
-    assert "cifar-job/job.sbatch was changed since it was exported" in refused
+    assert "cifar-job/job.sbatch was changed" in refused
     assert "#SBATCH --nodes=4" in text_of(cell_with(cells, "print(*[line"))
     assert (
         len(

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.lab.waiting import HANG_S
+
 _PROGRAM = (
     shutil.which("sshd", path="/usr/sbin:/sbin:/usr/local/sbin:/usr/bin")
     or "/usr/sbin/sshd"
@@ -82,7 +84,7 @@ def sshd(
     reader = threading.Thread(target=_read_log, args=(child, log, listening))
     reader.start()
     try:
-        assert listening.wait(60), f"sshd did not start: {log}"
+        assert listening.wait(HANG_S), f"sshd did not start: {log}"
         public = tuple(
             " ".join(Path(f"{key}.pub").read_text().split()[:2]) for key in host_keys
         )

@@ -18,8 +18,10 @@ import pytest
 from distmagic.errors import AuthenticationError
 from distmagic.request.hosts import Host
 from distmagic.transports import asking
+from distmagic.transports.ssh.deadline import Deadline
 from distmagic.transports.ssh.public_keys import join_strings
 from tests.builders.agents import scripted_agent
+from tests.builders.golden import Golden
 from tests.builders.since import Since
 from tests.lab.waiting import HANG_S, wait_until
 from tests.transports.asking_server import Rules, asking_server
@@ -52,6 +54,12 @@ def refused(host: Host, home: Home, asker: asking.Asker) -> AuthenticationError:
     with pytest.raises(AuthenticationError) as caught:
         ssh.connect(host, home.access, asker)
     return caught.value
+
+
+def words(error: AuthenticationError, server: Sshd) -> str:
+    """Return what an error says, without the server's port and the name of who runs the tests."""
+    said = str(error).replace(str(server.port), "PORT")
+    return said.replace(f"user {getpass.getuser()}", "user USER")
 
 
 # ---- questions
@@ -122,25 +130,31 @@ def test_a_password_is_asked_for(home: Home, tmp_path: Path) -> None:
     assert asker.prompts == [("127.0.0.1: Password of me: ", True)]
 
 
-def test_without_anybody_to_ask_the_error_says_so(home: Home, tmp_path: Path) -> None:
+def test_without_anybody_to_ask_the_error_says_so(
+    home: Home, tmp_path: Path, golden: Golden
+) -> None:
     with asking_host(home, tmp_path, "keyboard-interactive") as host:
         error = refused(host, home, asking.NoAsker())
-    assert (
-        error.message
-        == "127.0.0.1: asks 'Verification code:', and nobody is here to answer."
-    )
-    assert (
-        error.hint
-        == "Load the key in your ssh agent (ssh-add), or run this in a notebook, in a cell without --background, where you can answer."
-    )
+    golden(error)
 
 
-def test_the_time_for_an_answer_does_not_count(home: Home, tmp_path: Path) -> None:
-    home.configure("ConnectTimeout 5\n")
+def test_the_time_for_an_answer_does_not_count(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Deadline] = []
+
+    class Noted(Deadline):
+        def __enter__(self) -> Deadline:
+            begun.append(self)
+            return super().__enter__()
+
+    monkeypatch.setattr("distmagic.transports.ssh.ssh.Deadline", Noted)
 
     class Slow:
         def ask(self, prompt: str, *, secret: bool) -> str:
-            threading.Event().wait(5.3)
+            left_s = begun[-1].remaining()
+            threading.Event().wait(0.05)
+            assert begun[-1].remaining() == left_s
             return "123456"
 
     with asking_host(home, tmp_path, "keyboard-interactive") as host:
@@ -182,12 +196,12 @@ def test_a_passphrase_is_asked_for_once_in_a_kernel(
 
 @pytest.mark.needs("sshd")
 def test_a_wrong_passphrase_is_asked_for_again(
-    home: Home, locked: tuple[Sshd, Path]
+    home: Home, locked: tuple[Sshd, Path], golden: Golden
 ) -> None:
     server, key = locked
     asker = Answers(["wrong", "secret"])
     ssh.connect(home.host(server), home.access, asker).close()
-    assert asker.prompts[1][0] == f"127.0.0.1: That was not it. Passphrase of {key}: "
+    golden(asker.prompts[1][0])
     assert f"key {key} (wrong passphrase)" not in str(asker)
 
 
@@ -197,10 +211,8 @@ def test_an_encrypted_key_without_anybody_to_ask(
 ) -> None:
     server, key = locked
     error = refused(home.host(server), home, asking.NoAsker())
-    assert (
-        error.message
-        == f"127.0.0.1: asks 'Passphrase of {key}:', and nobody is here to answer."
-    )
+    assert type(error) is AuthenticationError
+    assert str(key) in error.message
 
 
 @pytest.mark.needs("sshd")
@@ -281,18 +293,15 @@ def test_an_agent_that_is_out_of_order_is_named(
 
 @pytest.mark.needs("sshd")
 def test_an_agent_that_never_signs_ends_with_the_time_to_connect(
-    home: Home, server: Sshd, tmp_path: Path, user_key: Path
+    home: Home, server: Sshd, tmp_path: Path, user_key: Path, golden: Golden
 ) -> None:
     blob = base64.b64decode(Path(f"{user_key}.pub").read_text().split()[1])
     listed = join_strings(b"\x0c\0\0\0\1" + join_strings(blob, b"work"))
     since = Since()
     with scripted_agent(tmp_path / "agent", listed) as path:
-        home.configure(f"IdentityAgent {path}\nConnectTimeout 3\n")
+        home.configure(f"IdentityAgent {path}\nConnectTimeout 6\n")
         error = refused(home.host(server), home, asking.NoAsker())
-    assert (
-        f"no answer from the ssh agent {path} within 3 s: it was asked for a signature."
-        in error.message
-    )
+    golden(words(error, server))
     wait_until(lambda: not since.threads(""), "no thread waits for the agent")
 
 
@@ -307,23 +316,20 @@ def test_other_kinds_of_keys(kind: str, home: Home, tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("sshd")
-def test_a_wrong_key_is_named(home: Home, server: Sshd, tmp_path: Path) -> None:
+def test_a_wrong_key_is_named(
+    home: Home, server: Sshd, tmp_path: Path, golden: Golden
+) -> None:
     other = make_key(tmp_path / "other")
     home.config.write_text(
         home.config.read_text().replace(str(home.key), str(other)) + "User me\n"
     )
     error = refused(home.host(server), home, asking.NoAsker())
-    assert error.message == (
-        f"127.0.0.1: 127.0.0.1 port {server.port} did not let in user me. Tried: key {other}. It accepts: publickey."
-    )
-    assert error.hint == (
-        f"Check the user name, and put your public key there: ssh-copy-id -F {home.config} -p {server.port} me@127.0.0.1"
-    )
+    golden(words(error, server))
 
 
 @pytest.mark.needs("sshd")
 def test_keys_that_can_not_be_used_are_named_with_the_reason(
-    home: Home, server: Sshd, tmp_path: Path
+    home: Home, server: Sshd, tmp_path: Path, golden: Golden
 ) -> None:
     readable, broken = make_key(tmp_path / "readable"), tmp_path / "broken"
     readable.chmod(0o644)
@@ -334,22 +340,15 @@ def test_keys_that_can_not_be_used_are_named_with_the_reason(
         "".join(f"IdentityFile {file}\n" for file in files)
         + f"UserKnownHostsFile {home.known_hosts}\n"
     )
-    message = refused(home.host(server), home, asking.NoAsker()).message
-    assert (
-        f"key {readable} (not used, others can read it: run chmod 600 {readable})"
-        in message
-    )
-    assert f"key {broken} (no private key that paramiko can use)" in message
-    assert f"key {tmp_path / 'missing'} (No such file or directory)" in message
+    error = refused(home.host(server), home, asking.NoAsker())
+    golden(words(error, server))
 
 
 @pytest.mark.needs("sshd")
-def test_no_key_at_all(home: Home, server: Sshd) -> None:
+def test_no_key_at_all(home: Home, server: Sshd, golden: Golden) -> None:
     home.config.write_text(f"UserKnownHostsFile {home.known_hosts}\n")
-    assert (
-        "Tried: nothing, because there was no key to try."
-        in refused(home.host(server), home, Answers()).message
-    )
+    error = refused(home.host(server), home, Answers())
+    golden(words(error, server))
 
 
 # ---- public keys and certificates, against a real OpenSSH server
@@ -367,7 +366,7 @@ def configured(home: Home, *lines: str) -> None:
 @pytest.mark.needs("sshd")
 @pytest.mark.parametrize("mode", [0o644, 0o600])
 def test_a_public_key_stands_for_its_private_one_in_the_agent(
-    mode: int, home: Home, server: Sshd, tmp_path: Path, user_key: Path
+    mode: int, home: Home, server: Sshd, tmp_path: Path, user_key: Path, golden: Golden
 ) -> None:
     public = tmp_path / "work.pub"
     public.write_text(f"# of work\n\n{Path(f'{user_key}.pub').read_text()}")
@@ -378,8 +377,7 @@ def test_a_public_key_stands_for_its_private_one_in_the_agent(
         ssh.connect(home.host(server), home.access, asking.NoAsker()).close()
     configured(home, f"IdentityFile {public}")
     error = refused(home.host(server), home, asking.NoAsker())
-    assert f"key {public} (a public key, whose private key is not in" in error.message
-    assert "chmod" not in error.message
+    golden(words(error, server))
 
 
 @pytest.mark.needs("sshd")

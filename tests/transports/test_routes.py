@@ -20,6 +20,7 @@ from distmagic.errors import (
     AuthenticationError,
     ConnectionLost,
     HostError,
+    HostKeyError,
     SpecError,
     Unreachable,
 )
@@ -27,6 +28,7 @@ from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
 from distmagic.transports.asking import NoAsker
+from tests.builders.golden import Golden
 from tests.builders.since import Since
 from tests.lab.waiting import HANG_S, wait_until
 from tests.system.components import reason_without
@@ -134,12 +136,14 @@ def test_each_jump_host_is_checked(home: Home, three: tuple[Sshd, Sshd, Sshd]) -
     home.known_hosts.write_text(three[2].known_hosts_line())
     with pytest.raises(HostError) as caught:
         ssh.connect(Host(name="target"), access, NoAsker())
-    assert caught.value.message.startswith(
-        f"target: the host key of jump host inner (127.0.0.1 port {three[1].port}) is not known: "
-    )
+    assert type(caught.value) is HostKeyError
+    assert caught.value.host == "target"
+    assert f" inner (127.0.0.1 port {three[1].port})" in caught.value.message
 
 
-def test_a_jump_host_that_is_down_fails_all_hosts_behind_it_at_once(home: Home) -> None:
+def test_a_jump_host_that_is_down_fails_all_hosts_behind_it_at_once(
+    home: Home, golden: Golden
+) -> None:
     port = free_port()
     access = home.configure(
         f"Host gpu*\n  ProxyJump bastion\nHost bastion\n  HostName 127.0.0.1\n  Port {port}\n"
@@ -152,10 +156,7 @@ def test_a_jump_host_that_is_down_fails_all_hosts_behind_it_at_once(home: Home) 
 
     with ThreadPoolExecutor(4) as pool:
         messages = list(pool.map(fail, range(4)))
-    assert messages == [
-        f"gpu{number}: jump host bastion (127.0.0.1 port {port}) refused the connection: nothing listens on that port."
-        for number in range(4)
-    ]
+    golden(*(message.replace(str(port), "PORT") for message in messages))
 
 
 def test_a_target_that_the_jump_host_can_not_reach(
@@ -171,7 +172,7 @@ def test_a_target_that_the_jump_host_can_not_reach(
 
 
 def test_a_jump_host_that_asks_names_itself_and_the_host(
-    home: Home, tmp_path: Path
+    home: Home, tmp_path: Path, golden: Golden
 ) -> None:
     from tests.transports.asking_server import Rules, asking_server
 
@@ -185,17 +186,13 @@ def test_a_jump_host_that_asks_names_itself_and_the_host(
         with pytest.raises(AuthenticationError) as caught:
             ssh.connect(Host(name="gpu"), access, NoAsker())
     assert caught.value.host == "gpu"
-    assert caught.value.message.startswith(
-        "gpu: its jump host bastion: asks 'Verification code:'"
-    )
+    golden(caught.value.message)
 
 
-def test_jump_hosts_in_a_circle(home: Home) -> None:
+def test_jump_hosts_in_a_circle(home: Home, golden: Golden) -> None:
     access = home.configure("Host *\n  ProxyJump bastion\n")
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         ssh.connect(Host(name="gpu"), access, NoAsker())
-    assert caught.value.message == "gpu: ProxyJump leads in a circle at bastion."
-    assert caught.value.hint == "Its own Host block needs ProxyJump none."
 
 
 _RELAY = textwrap.dedent("""
@@ -281,20 +278,17 @@ def test_a_proxy_command_runs_in_the_shell_of_the_user(
     assert (tmp_path / "ran").read_text().startswith("-c exec '")
 
 
-def test_a_proxy_command_that_fails_is_quoted(home: Home) -> None:
+def test_a_proxy_command_that_fails_is_quoted(home: Home, golden: Golden) -> None:
     access = home.configure(
         "Host via\n  ProxyCommand sh -c 'echo no ticket >&2; exit 1'\n"
     )
     with pytest.raises(Unreachable) as caught:
         ssh.connect(Host(name="via"), access, NoAsker())
-    assert (
-        caught.value.message
-        == "via: the connection to via port 22 failed: its ProxyCommand says: no ticket."
-    )
+    golden(caught.value.message)
 
 
 @pytest.mark.quick
-def test_a_proxy_command_that_hangs_is_ended(home: Home) -> None:
+def test_a_proxy_command_that_hangs_is_ended(home: Home, golden: Golden) -> None:
     home.configure("Host via\n  ProxyCommand sleep 60\n")
     since = Since()
     with pytest.raises(Unreachable) as caught:
@@ -303,7 +297,7 @@ def test_a_proxy_command_that_hangs_is_ended(home: Home) -> None:
             Access(ssh_config=str(home.config), connect_timeout_s=0.5),
             NoAsker(),
         )
-    assert caught.value.message == "via: no answer from via port 22 within 0.5 s."
+    golden(caught.value.message)
     wait_until(lambda: not since.children(), "the end of the ProxyCommand")
 
 
@@ -333,9 +327,9 @@ def test_a_match_line_that_is_not_understood_is_a_warning(
     with contextlib.closing(
         ssh.connect(home.host(server), access, NoAsker())
     ) as transport:
-        assert transport.warnings == (
-            f"{home.config}, line {line}: 'sessiontype shell host 127.0.0.1' is not understood; this Match block is left out.",
-        )
+        (warning,) = transport.warnings
+        assert warning.startswith(f"{home.config}, line {line}: ")
+        assert "'sessiontype shell host 127.0.0.1'" in warning
 
 
 @pytest.mark.parametrize("kind", ["ssh", "ssh_command"])
@@ -550,4 +544,4 @@ def test_a_typed_user_goes_before_the_configuration(home: Home, server: Sshd) ->
         ssh.connect(
             Host(name="127.0.0.1", port=server.port, user="you"), access, Answers()
         )
-    assert "did not let in user you" in caught.value.message
+    assert " user you" in caught.value.message

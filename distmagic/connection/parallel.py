@@ -51,19 +51,12 @@ def begin_all(
 def in_parallel(
     act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]
 ) -> list[B]:
-    """Return what `act` returns for each of the things, done at the same time."""
-    if not things:
-        return []
-    pool = threads_for(len(things), "parallel")
-    futures = [
-        pool.submit(act, *arguments) for arguments in zip(things, *more, strict=True)
-    ]
-    try:
-        # Of acts that fail the first one is raised, but only when the others are through.
-        wait(futures)
-    finally:
-        # An interrupt does not wait for acts that hang.
-        pool.shutdown(wait=False, cancel_futures=True)
+    """Return what `act` returns for each of the things, done at the same time. An interrupt waits for none of them.
+
+    Of acts that fail the first one is raised, but only when the others are through.
+    """
+    futures = begin_all("parallel", act, things, *more)
+    wait(futures)
     return [future.result() for future in futures]
 
 

@@ -23,9 +23,11 @@ from distmagic.payload import blobs
 from distmagic.payload.folder import Contents, check_size, contents_of, file_of
 from distmagic.payload.local_modules import LocalModule, python_files
 from distmagic.payload.pack import Payload
+from distmagic.payload.sizes import size_text
 from distmagic.payload.tree import packed
 
 _IGNORE_FILE = ".distmagicignore"
+_LARGE_BYTES = 50_000_000
 _SNAPSHOTS = (".pt", ".pth", ".ckpt", ".safetensors")
 # The last part of a path, or all of a name, at the end of a string in Python's text.
 _END_OF_STRING = re.compile(r"""([^'"/\\\n]+)['"]""")
@@ -75,6 +77,7 @@ def with_tree(
     tree = packed(contents, sorted(set(owned)), scratch or blobs.folder(), inside)
     notices = (
         payload.notice,
+        _large(contents, what) if sync is None else "",
         _private(contents),
         _left_out(contents),
         _ignored_but_named(contents),
@@ -82,6 +85,17 @@ def with_tree(
     )
     notice = "; ".join(text for text in notices if text)
     return replace(payload, tree=tree, notice=notice)
+
+
+def _large(contents: Contents, what: str) -> str:
+    """Return that much travels which nobody has named, "" where it is little."""
+    if contents.size_bytes < _LARGE_BYTES:
+        return ""
+    size, count = size_text(contents.size_bytes), len(contents.files)
+    return (
+        f"{what} travels, {size} in {count:,} files, once to each host: what hosts don't need can stand in "
+        f"{_IGNORE_FILE}, written as .gitignore"
+    )
 
 
 def gather(

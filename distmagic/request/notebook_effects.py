@@ -26,7 +26,9 @@ _NAMED_AT_MOST = 4
 
 ENVIRON = ("os.environ", "environ")
 # Without a leading `os.`.
-_SETENV = ("putenv", "environ.setdefault", "environ.pop")
+_SETENV = ("putenv", "unsetenv", "environ.setdefault", "environ.pop")
+_SETS_MANY = ("environ.update", "environ.clear", "load_dotenv", "dotenv.load_dotenv")
+_SETS_LIST = ("append", "extend", "insert", "pop", "remove", "clear")
 _PARSE = ("parse_args", "parse_known_args", "parse_args_into_dataclasses")
 _SEEDS = {
     "random.seed", "np.random.seed", "numpy.random.seed", "torch.manual_seed", "manual_seed", "torch.random.manual_seed",
@@ -187,12 +189,11 @@ def _computes(statement: ast.stmt) -> bool:
 
 def _of_statement(statement: ast.stmt) -> Iterator[LocalEffect]:
     lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    assigned = {id(node) for target in targets for node in ast.walk(target)}
+    set_here = {id(part) for node in executed(statement) for part in _set_by(node)}
     for node in executed(statement):
         found = list(acts(node))
         if isinstance(node, ast.Attribute) and dotted(node) == "sys.argv":
-            found = [("sets argv" if id(node) in assigned else "argv", "")]
+            found = [("sets argv" if id(node) in set_here else "argv", "")]
         for kind, name in found:
             lineno = getattr(node, "lineno", statement.lineno)
             does = _IN_WORDS[kind].format(name or "variables")
@@ -203,6 +204,19 @@ def _of_statement(statement: ast.stmt) -> Iterator[LocalEffect]:
                 words=f"line {lineno} {does}",
                 name=name,
             )
+
+
+def _set_by(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of what a node sets: `sys.argv` of `sys.argv[1:] = [...]`, `sys.argv += [...]`, `sys.argv.append(...)`."""
+    targets: Sequence[ast.expr] = ()
+    if isinstance(node, ast.Assign | ast.Delete):
+        targets = node.targets
+    elif isinstance(node, ast.AugAssign):
+        targets = [node.target]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        targets = [node.func.value] if node.func.attr in _SETS_LIST else []
+    for target in targets:
+        yield from ast.walk(target)
 
 
 def acts(node: ast.AST) -> Iterator[Act]:
@@ -232,8 +246,10 @@ def _of_call(call: ast.Call) -> Iterator[Act]:
     short = called.removeprefix("os.")
     if short in ("getenv", "environ.get") and first in TORCHRUN_VARIABLES:
         yield "rank", first
-    elif (short in _SETENV and first) or short == "environ.update":
+    elif short in _SETENV and first:
         yield "variable", first
+    elif short in _SETS_MANY:
+        yield "variable", ""
     elif (
         last in _PARSE
         and not call.args

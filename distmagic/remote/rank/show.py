@@ -17,6 +17,7 @@ _MOST_BYTES = 120_000  # in base64 it is one packet to the agent
 _SCALES = (1.0, 0.7, 0.5, 0.3)
 _PNG = b"\x89PNG"
 # Modules of IPython that have `display`.
+_keeping: list[bool] = []  # not empty: figures stay open
 _DISPLAYING = ("IPython.core.display_functions", "IPython.display", "IPython")
 
 
@@ -61,17 +62,29 @@ def _png(figure: Any) -> bytes:
     return into.getvalue()
 
 
+def keep_figures() -> None:
+    """Leave figures open that `plt.show()` has shown: a program may save them afterwards, as it may without a screen."""
+    _keeping.append(True)
+
+
 def _show_from_pyplot(pyplot: Any) -> None:
-    """Have `plt.show()` show all open figures, and close them as a notebook does."""
+    """Have `plt.show()` show all open figures, and close them as a notebook does; of a program those that it has changed."""
     original = pyplot.show
 
     @functools.wraps(original)
     def show_all(*args: Any, **kwargs: Any) -> Any:
         if not report.is_in_run():
             return original(*args, **kwargs)
+        current = pyplot.gcf() if _keeping and pyplot.get_fignums() else None
         for number in pyplot.get_fignums():
-            show(pyplot.figure(number))
-        pyplot.close("all")
+            figure = pyplot.figure(number)
+            if figure.stale or not _keeping:
+                show(figure)
+                figure.stale = False
+        if current is None:
+            pyplot.close("all")
+        else:
+            pyplot.figure(current)
         return None
 
     pyplot.show = show_all

@@ -110,6 +110,8 @@ def main(_: list[str]) -> None:
         user_main = _fresh_main(rank)
         with gc_paused():
             thunk = call.load(rank.call, user_main)
+        if not isinstance(thunk, call.Call):
+            show.keep_figures()
         if isinstance(thunk, call.Script):
             script.run(thunk, user_main, ours, rank.work_dir)
             ended = _keep(rank, None)

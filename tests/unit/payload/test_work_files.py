@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import PayloadError, PayloadTooLarge, SpecError
-from distmagic.payload import blobs, folder, local_modules, tree
+from distmagic.payload import blobs, folder, local_modules, tree, work_files
 from distmagic.payload.blobs import in_use
 from distmagic.payload.folder import contents_of
 from distmagic.payload.local_modules import LocalModule
@@ -430,6 +430,17 @@ def test_a_fresh_run_says_which_snapshots_come_along(project, scratch):
     assert "--fresh" in fresh.notice
     assert "model.safetensors, out/snapshot.pt" in fresh.notice
     assert "notes.txt" not in fresh.notice
+
+
+def test_much_that_nobody_has_named_is_told(project, scratch, monkeypatch):
+    monkeypatch.setattr(work_files, "_LARGE_BYTES", 2_000)
+    write(project, "train.py")
+    (project / "data.bin").write_bytes(bytes(3_000))
+    made, _ = script_of(project, scratch, "train.py")
+    told = with_tree(made, None, project, scratch).notice
+    assert "3.0 kB in 2 files" in told
+    assert ".distmagicignore" in told
+    assert with_tree(made, str(project), project, scratch).notice == ""
 
 
 @pytest.mark.parametrize("name", ["study.ipynb", "run.sh"])

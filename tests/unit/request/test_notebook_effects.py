@@ -57,6 +57,11 @@ EFFECTS = {
     "putenv": 'os.putenv("OMP_NUM_THREADS", "4")',
     "%env": "get_ipython().run_line_magic('env', 'OMP_NUM_THREADS=4')",
     "update": 'os.environ.update(A="1")',
+    "clear": "os.environ.clear()",
+    "unsetenv": 'os.unsetenv("OMP_NUM_THREADS")',
+    "load_dotenv": "load_dotenv()",
+    "sys.argv grows": 'sys.argv += ["--lr", "0.1"]',
+    "sys.argv is appended to": 'if True:\n    sys.argv.append("--cpu")',
 }
 
 
@@ -84,6 +89,7 @@ ORDINARY = {
     "a dataclass": "@dataclass\nclass Config:\n    lr: float = 1e-3\n    rank: int = 0",
     "arguments as a list": "args = parser.parse_args(['--lr', '0.1'])\nargs = parser.parse_args(args=[])",
     "its own command line": "sys.argv = ['train.py', '--lr', '0.1']\nargs = parser.parse_args()",
+    "its own longer command line": "sys.argv.extend(['--lr', '0.1'])\nargs = parser.parse_args()",
     "other variables": "home = os.environ['HOME']\ntoken = os.environ.get('HF_TOKEN')\nuser = os.getenv('USER')",
     "hosts of the notebook": "os.environ['DISTMAGIC_HOSTS'] = 'gpu-a:4'",
     "a copy of the environment": "env = dict(os.environ)\nenv['A'] = '1'\nenv2 = os.environ.copy()",

@@ -94,6 +94,9 @@ display(PIL.Image.new("RGB", (4, 4))); print("of PIL", shown())
 if os.fork() == 0:
     plt.plot([1]); plt.show(); display("of a child"); sys.stdout.flush(); os._exit(len(kept))
 print("in a child", os.wait()[1])
+show.keep_figures()
+first, _ = plt.figure(), plt.figure(); plt.plot([1]); plt.show(); print("a program", shown(), plt.gcf().axes != [])
+first.subplots(); plt.show(); plt.show(); print("what changed", shown(), plt.gcf() is not first)
 """
 
 
@@ -110,6 +113,7 @@ def test_what_is_shown_as_in_a_cell_is_a_picture_of_the_rank(is_warm):
     assert lines == [
         "plt.show 1 []", "two figures 2", "none 0", "fig.show 1", "display 1", "an image 1", "a text {'loss': 1}",
         "among others 2", "of PIL 1", "of a child", "in a child 0",
+        "a program 2 True", "what changed 1 True",
     ]  # fmt: skip
 
 

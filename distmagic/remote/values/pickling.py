@@ -160,10 +160,13 @@ class Packer:
     def _reduce_object(self, obj: Any) -> Any:
         if type(obj) is weakref.ref:
             return _weak, (obj(),)
+        reduced = self._reduce_torch(obj) if "torch" in sys.modules else NotImplemented
+        if reduced is not NotImplemented or type(obj) in copyreg.dispatch_table:
+            return reduced
         if isinstance(obj, Exception):
             return _reduced_exception(obj)
-        if "torch" in sys.modules:
-            return self._reduce_torch(obj)
+        if isinstance(getattr(type(obj), "__getattr__", None), types.FunctionType):
+            return _reduced_delegating(obj)
         return NotImplemented
 
     def _reduce_decorated(self, obj: Any) -> Any:
@@ -249,7 +252,7 @@ class Packer:
 
 def _reduced_exception(error: Exception) -> Any:
     """Have an exception with an `__init__` of its own made without it: what that wants is mostly not what `args` are."""
-    kind = type(error)
+    kind: Any = type(error)
     builtin = next(one for one in kind.__mro__ if one.__module__ == "builtins")
     is_plain = builtin.__basicsize__ == Exception.__basicsize__
     has_own_init = isinstance(kind.__init__, types.FunctionType)
@@ -259,6 +262,32 @@ def _reduced_exception(error: Exception) -> Any:
     if not is_plain or not has_own_init or has_own_new or has_own_reduction:
         return NotImplemented
     return copyreg.__newobj__, (kind, *error.args), vars(error)  # type: ignore[attr-defined]
+
+
+def _reduced_delegating(obj: Any) -> Any:
+    """Have an object whose class has a `__getattr__` get its state without a look at `__setstate__` of an empty one.
+
+    `self.values[name]` in a `__getattr__` asks for `values` without end before there is any state.
+    """
+    kind: Any = type(obj)
+    own = kind.__reduce__, kind.__reduce_ex__
+    if own != (object.__reduce__, object.__reduce_ex__):
+        return NotImplemented
+    if getattr(kind, "__setstate__", None) is not None:
+        return NotImplemented
+    make, args, state, items, pairs = (*obj.__reduce_ex__(5), None, None, None)[:5]
+    if state is None:
+        return NotImplemented
+    return make, args, state, items, pairs, _set_state
+
+
+def _set_state(obj: Any, state: Any) -> None:
+    """Give an object its attributes, as pickle does where a class has no `__setstate__`."""
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    if attributes:
+        obj.__dict__.update(attributes)
+    for name, value in (slots or {}).items():
+        setattr(obj, name, value)
 
 
 def _stays_behind(module: str) -> bool:

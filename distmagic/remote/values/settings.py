@@ -1,4 +1,4 @@
-"""Settings of torch and logging that the notebook's process has, and that each rank begins with. Imports neither torch.
+"""Settings of torch, logging and Python that the notebook's process has, and that each rank begins with. Imports neither torch.
 
 read        --JSON, with words for the user-->   payload
 begin_with  --in a rank, before the call-->      the same settings
@@ -32,6 +32,7 @@ MADE = re.compile(
     r"|set_detect_anomaly|cudnn\.deterministic|cudnn\.benchmark|cuda\.matmul\.allow_tf32|basicConfig"
     r"|(getLogger\(\)|calls \w+)\.(setLevel|addHandler)) in"
 )
+_USUAL_LIMITS = (1_000, 3_000)  # of Python, and of jedi, which completes names
 _STREAMS = ("stdout", "stderr")
 
 
@@ -56,6 +57,10 @@ def read() -> tuple[str, str]:
             )
     if of_torch:
         found["torch"] = of_torch
+    limit = sys.getrecursionlimit()
+    if limit not in _USUAL_LIMITS:
+        found["recursion limit"] = limit
+        words.append(f"recursion limit {limit:,}")
     if loggers := _loggers():
         found["logging"] = loggers
         levels = []
@@ -109,6 +114,8 @@ def begin_with(
 ) -> None:
     """Make the settings of `read` in this process, those of torch as soon as it is imported."""
     found = json.loads(text)
+    if "recursion limit" in found:
+        sys.setrecursionlimit(found["recursion limit"])
     if "torch" in found:
         when_imported("torch", partial(_set_torch, found["torch"]))
     ours = []

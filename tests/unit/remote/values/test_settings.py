@@ -1,4 +1,4 @@
-"""What the notebook has set in torch and logging, and ranks begin with."""
+"""What the notebook has set in torch, logging and Python, and ranks begin with."""
 
 from __future__ import annotations
 
@@ -76,6 +76,13 @@ def test_ranks_begin_with_the_notebooks_settings_of_torch():
         shows = f"exec('import torch') or all([{has}])"
         done = ran(BEGINS.format(text=text, shows=shows, is_warm=is_warm))
         assert done.stdout == "True\n"
+
+
+def test_ranks_begin_with_the_notebooks_recursion_limit():
+    text, words = ran(SETS.format(sets="sys.setrecursionlimit(20_000)")).stdout.splitlines()  # fmt: skip
+    assert words == "recursion limit 20,000"
+    begins = BEGINS.format(is_warm=False, text=text, shows="sys.getrecursionlimit()")
+    assert ran(begins).stdout == "20000\n"
 
 
 def test_of_a_new_process_nothing_is_taken():

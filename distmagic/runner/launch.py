@@ -218,42 +218,30 @@ def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
         if job.grows:
             growth = Growth(host_names=fleet.names, awaited=_awaited(fleet, job))
             joiner = NodeJoiner(job.name, partial(opener.link, 0))
+
+        def follow(node: int) -> None:
+            try:
+                links[node].attach(protocol.FollowJob(job=job.name, node_rank=node))
+            except ConnectionLost:
+                links.pop(node).close()  # it is tried again
+
+        in_parallel(follow, list(links))
+
         # One host may be several nodes.
         host_indices = [fleet.hosts.index(host) for host in fleet.hosts]
         patience_s = job.terms.lease_s if job.is_running else _ENDED_S
         table = NodeTable(host_indices, patience_s, _new_id, growth)
         executor = Executor(job.name, loop.queue, opener, patience_s, joiner)
+        limits = Limits(
+            hang_timeout_s=job.terms.hang_timeout_s,
+            away_s=patience_s if job.is_running else None,
+        )
         try:
-            links = _following(links, job.name)
-            limits = Limits(
-                hang_timeout_s=job.terms.hang_timeout_s,
-                away_s=patience_s if job.is_running else None,
-            )
             loop.follow(table, executor, links, limits)
             _sweep(loop, opener, table)
         finally:
             executor.close(table.links)
         return _followed(loop, table, noted)
-
-
-def _following(links: Mapping[int, Link], job: str) -> dict[int, Link]:
-    """Ask each host for the events of its node; return the links that still work. The others are tried again."""
-
-    def follow(node_rank: int) -> bool:
-        link = links[node_rank]
-        try:
-            link.attach(protocol.FollowJob(job=job, node_rank=node_rank))
-        except ConnectionLost:
-            link.close()
-            return False
-        return True
-
-    are_followed = in_parallel(follow, list(links))
-    return {
-        node_rank: links[node_rank]
-        for node_rank, is_followed in zip(links, are_followed, strict=True)
-        if is_followed
-    }
 
 
 def _followed(

@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 from distmagic.connection.connections import Connections
@@ -99,7 +99,7 @@ def claim_devices(
     shown = [""] * len(links)
     # What hosts keep loaded for this run must outlast the waiting.
     lease_keeper = LeaseKeeper(plan.terms.lease_s)
-    with _closed_after_error(current), closing(lease_keeper):
+    try:
         while True:
             lease_keeper.keep_over(tuple(current))
             try:
@@ -110,7 +110,9 @@ def claim_devices(
             if spec.no_wait and any(others):
                 break
             for node_rank, claims in enumerate(others):
-                what = _waits_for(claims, spec) if claims else ""
+                what = devices.waits_for(claims) if claims else ""
+                if claims and spec.detach:
+                    what += "; the run is detached when it begins, and needs this notebook until then"
                 if what != shown[node_rank]:
                     loop.note(Waiting(what=what), node_rank=node_rank)
                     shown[node_rank] = what
@@ -118,6 +120,11 @@ def claim_devices(
                 return tuple(current)
             lease_keeper.keep_over(tuple(current))
             _pause(loop)
+    except BaseException:
+        in_parallel(Link.close, current)
+        raise
+    finally:
+        lease_keeper.close()
     name, claims = next((link.host.name, claims) for link, claims in zip(current, others, strict=True) if claims)  # fmt: skip
     raise devices.refusal(name, claims)
 
@@ -130,15 +137,6 @@ def _pause(loop: RunLoop) -> None:
         loop.wait_for(begin_all("devices", end.wait, [pause_s]))
     finally:
         end.set()
-
-
-def _waits_for(claims: tuple[DeviceClaim, ...], spec: JobSpec) -> str:
-    text = devices.waits_for(claims)
-    if spec.detach:
-        text += (
-            "; the run is detached when it begins, and needs this notebook until then"
-        )
-    return text
 
 
 def _begin_anew(
@@ -192,12 +190,3 @@ def _claimed_at_once(
     if any(others):
         ask(())
     return others
-
-
-@contextmanager
-def _closed_after_error(links: Sequence[Link]) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        in_parallel(Link.close, links)
-        raise

@@ -64,7 +64,7 @@ def summary(state: RunState) -> RunSummary:
         metrics.append(_metric(few, name, sum(lasts) / len(lasts)))
     return RunSummary(
         job=state.job,
-        label=cut_middle(one_line(state.name or state.call or state.job), _LABEL),
+        label=cut_middle(one_line(state.name or state.terms.call or state.job), _LABEL),
         phase=state.phase,
         took_s=state.before_s + state.at_s,
         ranks=state.world_size or len(state.workers),

@@ -31,7 +31,7 @@ def table(
     ]  # fmt: skip
     for state in reversed(waiting):
         hosts = ", ".join(dict.fromkeys(node.host for node in state.nodes))
-        call = _cut(state.call, _CALL)
+        call = _cut(state.terms.call, _CALL)
         rows.append(
             [state.job, "waiting", hosts, "", "", "", call, "", "", "this notebook"]
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from distmagic.errors import PreflightError, SpecError
 from distmagic.planning import torchrun
@@ -78,33 +78,50 @@ class Plan:
     chose_port: bool
 
 
-def make_plan(  # noqa: PLR0913  # all that a run is made of
-    spec: JobSpec, reached: Sequence[Reached], *, job: str, lease_s: float, owner: str, local_cwd: str, work: WorkDir,
-    awaited: tuple[str, ...] = (),
-) -> Plan:  # fmt: skip
+def terms_of(spec: JobSpec, *, lease_s: float, owner: str, call: str = "") -> JobTerms:
+    """Return the terms that a job asks for: those that are options of it by their names, and what follows from others.
+
+    `owner` is the notebook that begins it, `call` what it runs, as the user wrote it.
+    """
+    options = {}
+    for term in fields(JobTerms):
+        if hasattr(spec, term.name):
+            options[term.name] = getattr(spec, term.name)
+    is_kept = spec.on_disconnect == "keep"
+    return JobTerms(
+        lease_s=lease_s,
+        owner=owner,
+        goes_on_alone=is_kept,
+        survives_logout=spec.detach or is_kept,
+        call=call,
+        **options,
+    )
+
+
+def make_plan(
+    spec: JobSpec,
+    reached: Sequence[Reached],
+    *,
+    job: str,
+    terms: JobTerms,
+    local_cwd: str,
+    work: WorkDir,
+) -> Plan:
     """Return the plan of a job on these hosts, in their order. Raises `SpecError` or `PreflightError`.
 
-    `owner` is the notebook that begins it. `work` is its working directory on other hosts. `local_cwd` is the working
-    directory of ranks on this machine, unless the job names one. `awaited` are hosts that are to come later.
+    `terms` are those of `terms_of`: what the hosts decide of them is put in here. `work` is the job's working directory
+    on other hosts. `local_cwd` is the working directory of ranks on this machine, unless the job names one.
     """
     rdzv = _rendezvous(spec, reached, job)
     nodes = tuple(_node(spec, rdzv, i, one, local_cwd) for i, one in enumerate(reached))
     # Without restarts there is one round, so a job of a range of nodes can't do without those that it began with.
     can_change = spec.is_elastic and spec.max_restarts > 0
-    terms = JobTerms(
-        lease_s=lease_s,
-        owner=owner,
-        goes_on_alone=spec.on_disconnect == "keep",
-        survives_logout=spec.detach or spec.on_disconnect == "keep",
-        max_restarts=spec.max_restarts,
-        timeout_s=spec.timeout_s,
-        hang_timeout_s=spec.hang_timeout_s,
-        grace_s=spec.grace_s,
+    terms = replace(
+        terms,
         min_nodes=rdzv.min_nodes if can_change else len(nodes),
         max_nodes=rdzv.max_nodes if can_change else 0,
-        awaited=awaited if can_change else (),
+        awaited=terms.awaited if can_change else (),
         ranks=torchrun.world_size(rdzv, [node.nproc_per_node for node in nodes]),
-        devices=spec.devices,
     )
     later = JoinTemplate(
         sizes=(),

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from distmagic import sanitize
 from distmagic.payload.pack import Payload
 from distmagic.planning import plan as planning
 from distmagic.planning import torchrun
 from distmagic.planning.plan import NodePlan, Plan, Reached
 from distmagic.remote.values.settings import VARIABLE
 from distmagic.remote.wire import protocol
-from distmagic.remote.wire.protocol import WorkDir
+from distmagic.remote.wire.protocol import JobTerms, WorkDir
 from distmagic.request.hosts import parse_slots
+
+_CALL_CHARS = 200  # of a call, that hosts list
+
+
+def listed(terms: JobTerms) -> JobTerms:
+    """Return the terms as hosts get them, which list the job with its call: that in one line, of a long one the beginning."""
+    return replace(terms, call=sanitize.line(terms.call)[:_CALL_CHARS])
 
 
 def start_messages(
@@ -72,7 +80,7 @@ def _start_message(
         endpoint=plan.endpoint,
         hosts=hosts,
         lead=is_lead,
-        terms=plan.terms,
+        terms=listed(plan.terms),
         membership=membership,
         warm=warm,
         join_template=join_template,

@@ -104,7 +104,7 @@ def overview(state: RunState) -> Overview:
         facts=tuple(_facts(state, workers, still)),
         concern=_still_words(state, still, all_still) or _slow_words(state, slow),
         alerts=tuple(_alerts(state, is_still=all_still is not None)),
-        call=one_line(state.call),
+        call=one_line(state.terms.call),
         since=since,
         groups=tuple(groups(state, workers, slow, still, _awaited(state))),
         hardware=tuple(_hardware(state)),
@@ -147,7 +147,7 @@ def _facts(
         yield one_line(state.stopping)
     running = sum(w.phase == "running" for w in workers)
     if state.phase == "stopping" and state.stopping in POLITE_REASONS and running:
-        limit = q.duration(state.grace_s)
+        limit = q.duration(state.terms.grace_s)
         yield f"waits up to {limit} for {q.plural(running, 'rank')}; stop again to end them now"
     phases: Counter[ShownPhase] = Counter(w.phase for w in workers)
     unborn = (state.world_size or state.planned_world_size) - len(workers)

@@ -15,7 +15,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from distmagic import sanitize
 from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.link import Link
 from distmagic.connection.link_opener import Fleet, LinkOpener
@@ -26,9 +25,9 @@ from distmagic.payload import blobs
 from distmagic.payload.pack import OtherPython, Payload
 from distmagic.planning import torchrun
 from distmagic.planning.jobs import Job, check_orphans, found_jobs
-from distmagic.planning.plan import Plan
+from distmagic.planning.plan import Plan, terms_of
 from distmagic.remote.wire import protocol
-from distmagic.remote.wire.protocol import WorkDir
+from distmagic.remote.wire.protocol import JobTerms, WorkDir
 from distmagic.render.screen import Screen
 from distmagic.request.spec import JobSpec
 from distmagic.runner import interrupts
@@ -53,7 +52,6 @@ from distmagic.state.model import RunState
 _ENDED_S = (
     1.0  # for a host that is down to come back, when a job is looked at that has ended
 )
-_CALL_CHARS = 200  # of a call, that hosts list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +80,9 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     opener, fleet = first_links.opener, first_links.fleet
     lease_s = fleet.access.lease_s
     clock = clock_since(time.monotonic())
-    state = begin(job, [host.name for host in fleet.hosts], spec.max_restarts)
-    state = replace(
-        state,
-        call=payload.title,
-        name=spec.name or "",
-        began_unix_s=time.time(),
-        goes_on_alone=spec.on_disconnect == "keep",
-        grace_s=spec.grace_s,
-    )
+    terms = terms_of(spec, lease_s=lease_s, owner=owner, call=payload.title)
+    state = begin(job, [host.name for host in fleet.hosts], terms)
+    state = replace(state, name=spec.name or "", began_unix_s=time.time())
     # Hosts that come later still need the blobs.
     with interrupts.noted() as noted, ExitStack() as in_use:
         in_use.enter_context(blobs.in_use(payload.blobs))
@@ -119,7 +111,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                 if other is not None and payload.in_source is not None:
                     payload = _in_source(loop, payload, other)
                     in_use.enter_context(blobs.in_use(payload.blobs))
-                plan = _plan(loop, first_links, links, spec, job, owner, work)
+                plan = _plan(loop, first_links, links, spec, job, terms, work)
                 present = first_links.present
                 links = claim_devices(loop, opener, present, links, spec, plan)
             if spec.no_settings:
@@ -181,15 +173,12 @@ def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
             raise SpecError(f"{protocol.another_version(job.name, number)}.")
     opener, fleet = first_links.opener, first_links.fleet
     clock = clock_since(time.monotonic())
-    state = begin(job.name, job.hosts, job.terms.max_restarts)
+    state = begin(job.name, job.hosts, job.terms)
     # A detached job is known as such from the beginning: an interrupt before its events have come must not end it.
     state = replace(
         state,
-        call=job.terms.call,
         before_s=job.age_s,
         detached_by="asked" if job.is_detached else "",
-        goes_on_alone=job.terms.goes_on_alone,
-        grace_s=job.terms.grace_s,
     )
     with interrupts.noted() as noted:
         loop = RunLoop(
@@ -211,9 +200,7 @@ def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
             Warned(text=f"{why} It is tried again.")
             for why in first_links.absent.values()
         ]
-        loop.note(
-            Planned(addresses=tuple(addresses), min_nodes=_needed(job.terms)), *missed
-        )
+        loop.note(Planned(addresses=tuple(addresses)), *missed)
         growth, joiner = None, None
         if job.grows:
             growth = Growth(host_names=fleet.names, awaited=_awaited(fleet, job))
@@ -260,11 +247,6 @@ def _new_id() -> str:
     return secrets.token_hex(8)
 
 
-def _needed(terms: protocol.JobTerms) -> int:
-    """Return how many nodes an elastic job needs, 0 for any other."""
-    return terms.min_nodes if terms.is_elastic else 0
-
-
 def _awaited(fleet: Fleet, job: Job) -> tuple[int, ...]:
     """Return the hosts that were not there when the job began, of those that are no node of it yet."""
     found = []
@@ -305,28 +287,26 @@ def _in_source(loop: RunLoop, payload: Payload, other: OtherPython) -> Payload:
 
 
 def _plan(
-    loop: RunLoop, first_links: FirstLinks, links: Sequence[Link], spec: JobSpec, job: str, owner: str, work: WorkDir
-) -> Plan:  # fmt: skip
+    loop: RunLoop,
+    first_links: FirstLinks,
+    links: Sequence[Link],
+    spec: JobSpec,
+    job: str,
+    terms: JobTerms,
+    work: WorkDir,
+) -> Plan:
     """Return the plan, and note its warnings."""
     pool = threads_for(1, "prepare")
     fleet = first_links.fleet
     awaited = tuple(fleet.names[host_index] for host_index in first_links.absent)
-    prepared = pool.submit(
-        prepare,
-        links,
-        spec,
-        job,
-        lease_s=fleet.access.lease_s,
-        owner=owner,
-        work=work,
-        awaited=awaited,
-    )
+    terms = replace(terms, awaited=awaited)
+    prepared = pool.submit(prepare, links, spec, job, terms, work)
     pool.shutdown(wait=False)
     plan, warnings = loop.result(prepared)
     nproc = [node.nproc_per_node for node in plan.nodes]
     planned = Planned(
         addresses=tuple(node.address for node in plan.nodes),
-        min_nodes=_needed(plan.terms),
+        terms=plan.terms,
         present=first_links.present,
         ranks=torchrun.ranks_of_nodes(plan.rdzv, nproc),
         world_size=torchrun.world_size(plan.rdzv, nproc),
@@ -337,8 +317,7 @@ def _plan(
     for why in first_links.absent.values():
         loop.note(Warned(text=f"{why} The run begins without this host."))
     loop.note(*(Warned(text=text) for text in warnings))
-    call = sanitize.line(loop.state.call)[:_CALL_CHARS]
-    return replace(plan, terms=replace(plan.terms, call=call))
+    return plan
 
 
 def _sweep(loop: RunLoop, opener: LinkOpener, table: NodeTable) -> None:
@@ -348,7 +327,9 @@ def _sweep(loop: RunLoop, opener: LinkOpener, table: NodeTable) -> None:
     """
     state = loop.state
     job = state.job
-    ends_agents = bool(state.stopping) or not (state.detached_by or state.goes_on_alone)
+    ends_agents = bool(state.stopping) or not (
+        state.detached_by or state.terms.goes_on_alone
+    )
     lost = [
         node_rank
         for node_rank, _ in state.lost

@@ -16,7 +16,7 @@ from distmagic.planning import plan as planning
 from distmagic.planning import preflight
 from distmagic.planning.plan import Plan, Reached
 from distmagic.remote.system import facts
-from distmagic.remote.wire.protocol import Route, WorkDir
+from distmagic.remote.wire.protocol import JobTerms, Route, WorkDir
 from distmagic.request.spec import JobSpec
 
 
@@ -33,11 +33,8 @@ def prepare(
     links: Sequence[Link],
     spec: JobSpec,
     job: str,
-    *,
-    lease_s: float,
-    owner: str,
+    terms: JobTerms,
     work: WorkDir,
-    awaited: tuple[str, ...] = (),
 ) -> tuple[Plan, tuple[str, ...]]:
     """Return the plan for hosts that were reached, and warnings. Raises `PreflightError`, `HostErrors` or `SpecError`."""
     names = tuple(link.host.name for link in links)
@@ -66,11 +63,9 @@ def prepare(
         spec,
         reached,
         job=job,
-        lease_s=lease_s,
-        owner=owner,
+        terms=terms,
         local_cwd=str(Path.cwd()),
         work=work,
-        awaited=awaited,
     )
     return plan, tuple(warnings)
 

@@ -28,13 +28,7 @@ def start_commands(
     work = replace(work, inside=begins_in(payload, spec.sync, Path.cwd()))
     with first_links.opened(enough, needs_remote=True) as opened:
         links = list(opened.values())
-        plan, _ = prepare(
-            links,
-            spec,
-            new_job(),
-            lease_s=fleet.access.lease_s,
-            owner=owner(),
-            work=work,
-        )
+        terms = planning.terms_of(spec, lease_s=fleet.access.lease_s, owner=owner())
+        plan, _ = prepare(links, spec, new_job(), terms, work)
         pythons = [link.facts.executable for link in links]
         return planning.commands(plan, pythons, program)

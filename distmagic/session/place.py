@@ -19,10 +19,11 @@ from distmagic.connection.link import Link
 from distmagic.connection.link_opener import Fleet
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, DistmagicError, PayloadTooLarge, SpecError
-from distmagic.names import new_job
+from distmagic.names import new_job, owner
 from distmagic.payload.blobs import in_use
 from distmagic.payload.pack import Payload
 from distmagic.payload.work_files import check_folder, with_tree
+from distmagic.planning.plan import terms_of
 from distmagic.render.screen import Screen
 from distmagic.request.flags import Request
 from distmagic.request.hosts import Host
@@ -102,10 +103,14 @@ class Place:
         """
         assert self._spec is not None
         job = new_job()
-        state = begin(job, self.names, self._spec.max_restarts)
-        state = replace(
-            state,
+        terms = terms_of(
+            self._spec,
+            lease_s=self._access.lease_s,
+            owner=owner(),
             call=payload.title,
+        )
+        state = replace(
+            begin(job, self.names, terms),
             name=self._spec.name or "",
             began_unix_s=time.time(),
             variable=variable,

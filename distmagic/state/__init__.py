@@ -118,7 +118,7 @@ Fields that only occur together
   back.
 - `lost`: each node at most once. `unreached`: only nodes that tell Endpoint "unreached"; kept if that is why it stops.
 - `held`: events of nodes that are in a later round than the lead; empty where there is one round.
-- `is_elastic`: `min_nodes` > 0, from the plan on. Nodes are only ever added (NodeAdded, lead), never removed.
+- `is_elastic`: its terms are, from the plan on. Nodes are only ever added (NodeAdded, lead), never removed.
 
 Promised: the phase of a node never goes back; a run whose nodes are all gone or lost is over; where hosts tell the
 truth, the state does not depend on how the events of different nodes were mixed, but for the order of lines and notices

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from distmagic import sanitize
 from distmagic.remote.wire import protocol
-from distmagic.remote.wire.protocol import Frame, Thread
+from distmagic.remote.wire.protocol import Frame, JobTerms, Thread
 from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.state.events import Event
 from distmagic.state.model import (
@@ -71,7 +71,7 @@ class RunStateBuilder:
     unreached: dict[int, str]
     endpoint_open_at_s: float | None
     at_s: float
-    min_nodes: int
+    terms: JobTerms
     rdzv_round: int
     culprit: int | None
     detached_by: str

@@ -239,7 +239,7 @@ def _stopped(
     state: RunState, memory: RunMemory, now_s: float, reason: StopReason
 ) -> Decided:
     """Stop the run: with some time for its ranks where it is not being stopped yet, else at once."""
-    grace_s = state.grace_s if reason in POLITE_REASONS else GRACE_S
+    grace_s = state.terms.grace_s if reason in POLITE_REASONS else GRACE_S
     if memory.give_up_at_s is not None:
         grace_s = 0.0
     memory = replace(memory, give_up_at_s=now_s + grace_s + CONFIRM_S)
@@ -262,7 +262,7 @@ def reason_to_stop(
     silent = [node.node_rank for node in state.nodes if node.gang == "silent"]
     if detach and not lost.issuperset(silent):
         return "gang"
-    needs_no_notebook = bool(state.detached_by) or state.goes_on_alone
+    needs_no_notebook = bool(state.detached_by) or state.terms.goes_on_alone
     if state.is_lost and not (needs_no_notebook and _is_lost_here_alone(state)):
         return "lost"
     if _is_port_closed(state):
@@ -279,7 +279,7 @@ def _has_failed(state: RunState) -> bool:
     """Whether a node or a rank has failed, and the job can't go on without it."""
     if any(node.code not in (None, 0) for node in state.essential):
         return True
-    if state.first_failure is not None and not state.max_restarts:
+    if state.first_failure is not None and not state.terms.max_restarts:
         return True
     return _waits_for_the_ended(state)
 
@@ -306,7 +306,10 @@ def _is_port_closed(state: RunState) -> bool:
     waiting = [node for node in state.essential if node.node_rank in state.unreached]
     if not waiting:
         return False
-    if state.is_elastic and len(state.essential) - len(waiting) >= state.min_nodes:
+    if (
+        state.is_elastic
+        and len(state.essential) - len(waiting) >= state.terms.min_nodes
+    ):
         return False
     if state.endpoint_open_at_s is None:
         return state.at_s - (state.started_at_s or 0.0) > NEVER_OPEN_S
@@ -390,7 +393,7 @@ def _goes_on_unseen(state: RunState, limits: Limits) -> bool:
     Where all ranks of a node have returned, others may work for long. In an elastic job a member that does not hear the
     others ends, and one that came too late for a rank fails; they go on.
     """
-    is_alone = bool(state.detached_by) or state.goes_on_alone
+    is_alone = bool(state.detached_by) or state.terms.goes_on_alone
     if limits.away_s is None or not is_alone or state.stopping:
         return False
     if state.is_elastic and state.nodes[0].phase == "gone":

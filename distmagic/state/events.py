@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.protocol import JobTerms
 from distmagic.remote.wire.vocabulary import StopReason
 
 NEVER_BEGAN = "it never began"  # why a node is lost whose agent was not even started: nothing of it runs
@@ -34,7 +35,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What the plan says of all nodes: their addresses, and how many of them an elastic job needs; 0 where all are needed.
+    """What the plan says of all nodes: their addresses, and the terms of their job; None: those that the run began with.
 
     `present` are the places in the list of hosts of those that are nodes; None: they all are. `ranks` are those that
     each node runs, empty where the nodes decide that among themselves; `nproc` is how many each has. `world_size` is 0 where nodes may come and go.
@@ -42,7 +43,7 @@ class Planned:
     """
 
     addresses: tuple[str, ...]
-    min_nodes: int
+    terms: JobTerms | None = None
     present: tuple[int, ...] | None = None
     ranks: tuple[range, ...] = ()
     world_size: int = 0

@@ -13,11 +13,12 @@ from dataclasses import replace
 
 from distmagic.remote.gang.liveness import MOST_NODES
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.protocol import JobTerms
 from distmagic.remote.wire.vocabulary import known_stop_reason
 from distmagic.state import failure_kind, fold_launcher, fold_ranks
 from distmagic.state.builder import RunStateBuilder
 from distmagic.state.events import Event
-from distmagic.state.model import NodeState, RunState
+from distmagic.state.model import ANY_TERMS, NodeState, RunState
 from distmagic.state.phases import GangState
 
 _GANG: dict[str, GangState] = {
@@ -31,24 +32,18 @@ UNHEARD = "the other hosts have not heard of it any more"
 
 
 def begin(
-    job: str, hosts: Iterable[str], max_restarts: int = 0, notices: tuple[str, ...] = (), min_nodes: int = 0,
+    job: str,
+    hosts: Iterable[str],
+    terms: JobTerms = ANY_TERMS,
+    notices: tuple[str, ...] = (),
     addresses: Sequence[str] = (),
-) -> RunState:  # fmt: skip
-    """Return the state of a run that has no event yet.
-
-    `min_nodes` 0: the run needs all nodes, else it is elastic. `addresses` are those of the first hosts, as far as they are known.
-    """
+) -> RunState:
+    """Return the state of a run that has no event yet. `addresses` are those of the first hosts, as far as they are known."""
     nodes = []
     for i, host in enumerate(hosts):
         address = addresses[i] if i < len(addresses) else ""
         nodes.append(NodeState(node_rank=i, host=host, address=address))
-    return RunState(
-        job=job,
-        nodes=tuple(nodes),
-        max_restarts=max_restarts,
-        notices=notices,
-        min_nodes=min_nodes,
-    )
+    return RunState(job=job, nodes=tuple(nodes), terms=terms, notices=notices)
 
 
 def fold(state: RunState, events: Iterable[Event]) -> RunState:

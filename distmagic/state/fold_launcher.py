@@ -46,7 +46,8 @@ def _planned(builder: RunStateBuilder, _: int, what: Planned) -> None:
             replace(listed[index], node_rank=node)
             for node, index in enumerate(what.present)
         ]
-    builder.min_nodes = what.min_nodes
+    if what.terms is not None:
+        builder.terms = what.terms
     for node, address in enumerate(what.addresses[: len(builder.nodes)]):
         builder.nodes[node] = replace(builder.nodes[node], address=address)
     for node, ranks in enumerate(what.ranks[: len(builder.nodes)]):

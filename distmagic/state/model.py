@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.protocol import JobTerms
 from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.state.events import Event
 from distmagic.state.phases import (
@@ -18,6 +19,8 @@ from distmagic.state.phases import (
 )
 from distmagic.state.series import Point as Point  # noqa: PLC0414 - one of the state's nouns
 from distmagic.state.series import Series as Series  # noqa: PLC0414
+
+ANY_TERMS = JobTerms(lease_s=60.0)  # of a run of which nobody says more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,21 +210,17 @@ class RunState:
     lost                (node_rank, why) of nodes that are lost
     unreached           endpoint and reason, by node that can't dial the endpoint
     endpoint_open_at_s  when the lead opened the endpoint of the rendezvous, None before
-    max_restarts        of torchrun
-    min_nodes           how many nodes an elastic run needs to go on, 0 where it needs them all
+    terms               the terms on which the job runs: until it is planned, those that are asked for
     rdzv_round          the last round of the rendezvous, as the lead counts them
     order               addresses of the nodes of that round, in the order of their ranks; empty where that is not known
     held                events of nodes that are in a later round than the lead, in order
     planned_world_size  as the plan has it, 0 where no plan gives one
     chose_port          whether the plan has chosen the port of the rendezvous; not known of a run that is only followed
     detached_by         why the job needs no notebook any more: "asked", "disconnected", or "" where it does
-    grace_s             time that ranks have to end when they are asked to
-    goes_on_alone       whether it goes on when this notebook is away for its lease, though nobody has asked for that
     advanced_at_s       when a rank advanced last (see `hangs.is_hung`), before any stop
     reaching_since_s    when the notebook reached a node after it had reached none; 0 before the first
     stack_dumps         the answers to the last few requests for stacks
     wanted_stacks       the request for stacks that the user made last, "" before one
-    call                what every rank runs, as the user wrote it: `train(steps=500)`; "" where that is not known
     name                what the user calls the run (--name), "" where it has no such name
     began_unix_s        when this notebook began the run, in seconds since 1970; 0 for a run that it only follows
     before_s            how long the job had run when this kernel began to follow it
@@ -252,13 +251,10 @@ class RunState:
     unreached: Mapping[int, str] = field(default_factory=dict)
     endpoint_open_at_s: float | None = None
     at_s: float = 0.0
-    max_restarts: int = 0
-    min_nodes: int = 0
+    terms: JobTerms = ANY_TERMS
     rdzv_round: int = 0
     culprit: int | None = None
     detached_by: str = ""
-    goes_on_alone: bool = False
-    grace_s: float = 30.0
     advanced_at_s: float = 0.0
     reaching_since_s: float = 0.0
     stack_dumps: tuple[StackDump, ...] = ()
@@ -268,7 +264,6 @@ class RunState:
     order: tuple[str, ...] = ()
     chose_port: bool = False
     wanted_stacks: str = ""
-    call: str = ""
     name: str = ""
     began_unix_s: float = 0.0
     variable: str = "run"
@@ -282,7 +277,7 @@ class RunState:
     @property
     def is_elastic(self) -> bool:
         """Whether hosts may come and go while it runs: also where just so many are there as it needs."""
-        return self.min_nodes > 0
+        return self.terms.is_elastic
 
     @property
     def essential(self) -> tuple[NodeState, ...]:
@@ -303,7 +298,7 @@ class RunState:
                 there.append(node)
                 if is_lead or node.code in (None, 0) or node.node_rank in had_ranks:
                     at_work.append(node)
-        return tuple(at_work if len(at_work) >= self.min_nodes else there)
+        return tuple(at_work if len(at_work) >= self.terms.min_nodes else there)
 
     @property
     def at_work(self) -> set[int]:
@@ -319,7 +314,7 @@ class RunState:
         # Those that only this notebook can't follow run all the same.
         heard = [node for node in lost if self.nodes[node].is_heard]
         there = len(self.essential) + len(heard)
-        return not self.is_elastic or 0 in lost or there < self.min_nodes
+        return not self.is_elastic or 0 in lost or there < self.terms.min_nodes
 
     @property
     def is_over(self) -> bool:

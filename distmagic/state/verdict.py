@@ -54,7 +54,7 @@ def _verdict(state: RunState) -> RunError | None:
         return _node_lost(state)
     # Before the reason of a stop: a failure is the reason why the others were stopped. But torchrun would have started
     # a failed rank again, had the user, or a limit of the user, not ended the run.
-    could_restart = state.max_restarts > 0 and state.stopping in (
+    could_restart = state.terms.max_restarts > 0 and state.stopping in (
         "interrupted",
         "terminated",
         "timeout",
@@ -432,7 +432,7 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
         lost = ", ".join(
             dict.fromkeys(state.nodes[lost].host for lost, _ in state.lost)
         )
-        hint = f"Before that {lost} was lost; each loss of a host uses up one of --max-restarts {state.max_restarts}.\n"
+        hint = f"Before that {lost} was lost; each loss of a host uses up one of --max-restarts {state.terms.max_restarts}.\n"
     if lines:
         hint += (
             f"It said last:\n{_indented(lines)}\nAll of it: {state.variable}.logs(-1)."

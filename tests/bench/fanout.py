@@ -193,8 +193,7 @@ def _start(crowd: Crowd, count: int) -> Took:
             spec,
             reached,
             job=job,
-            lease_s=60.0,
-            owner="",
+            terms=plan.terms_of(spec, lease_s=60.0, owner=""),
             local_cwd="/",
             work=WorkDir(name="bench"),
         )

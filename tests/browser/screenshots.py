@@ -17,6 +17,7 @@ from distmagic.state.model import RunState, ShownPicture
 from tests import REPOSITORY, scenes
 from tests.browser import chromium
 from tests.browser.plain_page import THEMES, WIDTHS, PlainPage, plain_page
+from tests.builders.terms import on_terms
 from tests.system.components import reason_without
 
 FOLDER = REPOSITORY / "build" / "screenshots"
@@ -41,7 +42,9 @@ def a_sweep() -> list[RunState]:
         series = {rank: scenes.series(rank + 2 * number) for rank in state.series}
         call = f"train(steps=500, lr={lr})"
         job = f"0612-10{15 + number}00-{number}f3a"
-        state = replace(state, series=series, call=call, job=job, world_size=4)
+        state = on_terms(
+            replace(state, series=series, job=job, world_size=4), call=call
+        )
         runs.append(replace(state, at_s=27.4 + 14 * number))
     return runs
 
@@ -49,7 +52,7 @@ def a_sweep() -> list[RunState]:
 def the_sweep_goes_on() -> str:
     """Return what a cell shows whose loop is at its fourth run."""
     over = [summary(state) for state in a_sweep()[:3]]
-    now = replace(scenes.running(), call="train(steps=500, lr=0.01)")
+    now = on_terms(scenes.running(), call="train(steps=500, lr=0.01)")
     return as_html.html(over) + render.html(now)
 
 
@@ -82,7 +85,11 @@ def shown(page: PlainPage, theme: str) -> Iterator[str]:
     """Show one scene after the other, and yield its name while it is to be seen."""
     for name, scene in LIVE.items():
         page.open(theme)
-        page.show(replace(scene(), call="train(steps=500, lr=0.1)", began_unix_s=1.8e9))
+        page.show(
+            on_terms(
+                replace(scene(), began_unix_s=1.8e9), call="train(steps=500, lr=0.1)"
+            )
+        )
         yield name
     for name, html in SAVED.items():
         page.open_saved(html(), theme)

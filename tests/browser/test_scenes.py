@@ -17,6 +17,7 @@ from tests import scenes
 from tests.bench import crowd_page
 from tests.browser.plain_page import THEMES, WIDTHS, PlainPage
 from tests.browser.screenshots import shown
+from tests.builders.terms import on_terms
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(900)]
 
@@ -115,7 +116,7 @@ def test_hostile_words_of_hosts_do_nothing_in_a_page(page: PlainPage):
         for rank, worker in state.workers.items()
     }
     page.show(
-        replace(state, job=bad, call=bad, notices=(bad,), nodes=nodes, workers=workers, series=series, lines=(line,),
+        replace(on_terms(state, call=bad), job=bad, notices=(bad,), nodes=nodes, workers=workers, series=series, lines=(line,),
                 lines_seen=9, open_lines={(1, 0, "stdout"): bad}, at_s=90.0)
     )  # fmt: skip
     plot = page.page.locator(".dm-plot").first

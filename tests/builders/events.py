@@ -6,6 +6,7 @@ from distmagic.remote.wire import protocol as p
 from distmagic.state.events import Event
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
+from tests.builders.terms import terms
 
 HOSTS = ("gpu-a", "gpu-b")
 
@@ -82,7 +83,7 @@ def begun(*events: Event, restarts: int = 0) -> RunState:
         worker(2, 1),
         worker(3, 1, local=1),
     ]
-    return fold(begin("j", HOSTS, restarts), [*start, *events])
+    return fold(begin("j", HOSTS, terms(restarts)), [*start, *events])
 
 
 def texts(state: RunState) -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from distmagic.planning.plan import Reached
+from distmagic.planning.plan import Plan, Reached, make_plan, terms_of
 from distmagic.remote.wire.protocol import Facts, Route, WorkDir
 from distmagic.request.hosts import Host
+from distmagic.request.spec import JobSpec
 
 WORK = WorkDir(name="train", origin="here:/nb/train.ipynb")
 FACTS = Facts(
@@ -31,3 +32,11 @@ def reached(
 
 
 A, B = reached(), reached("gpu-b", "10.0.0.2", "ib0", free_port=50001)
+
+
+def plan_for(
+    spec: JobSpec, *hosts: Reached, job: str = "j-1", awaited: tuple[str, ...] = ()
+) -> Plan:
+    """Return the plan of notebook "nb" for these hosts; `awaited` are to come later."""
+    terms = replace(terms_of(spec, lease_s=60.0, owner="nb"), awaited=awaited)
+    return make_plan(spec, hosts, job=job, terms=terms, local_cwd="/nb", work=WORK)

@@ -18,6 +18,7 @@ from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin
 from distmagic.state.model import RunState
 from tests.builders.events import HOSTS, at, hello, worker
+from tests.builders.terms import terms
 
 START = [
     hello(0),
@@ -82,7 +83,7 @@ class ScriptedRun:
         def clock() -> float:
             return self.elapsed_s
 
-        state = begin("j", HOSTS, restarts)
+        state = begin("j", HOSTS, terms(restarts))
         loop = RunLoop(
             state,
             self,

@@ -24,7 +24,8 @@ from distmagic.names import owner, work_dir
 from distmagic.payload import bundle
 from distmagic.payload.pack import Payload
 from distmagic.payload.work_files import with_tree
-from distmagic.planning.start_messages import with_files
+from distmagic.planning.plan import terms_of
+from distmagic.planning.start_messages import listed, with_files
 from distmagic.remote.contact.task import START
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import JobTerms, StartNode
@@ -82,10 +83,8 @@ def run(
     payload = with_tree(payload, request.spec.sync, Path.cwd())
     job = _job(request, payload)
     text, tasks = workflows.workflow(job), workflows.names(job.nodes)
-    restarts = job.spec.max_restarts
-    workflow = WorkflowRun(
-        text, tasks, _planned(job), payload.title, restarts, screen, variable
-    )
+    planned = _planned(job, _terms(request, payload))
+    workflow = WorkflowRun(text, tasks, planned, screen, variable)
     left = workflow.run()
     url = job.request.results
     if url:
@@ -93,6 +92,15 @@ def run(
         osmo.fetch(url, folder)
         print(f"fetched {url} to {folder}", file=sys.stderr)  # noqa: T201 - a line for people
     return left
+
+
+def _terms(request: Request, payload: Payload) -> JobTerms:
+    return terms_of(
+        request.spec,
+        lease_s=request.access.lease_s,
+        owner=owner(),
+        call=payload.title,
+    )
 
 
 def _job(request: Request, payload: Payload) -> ExportedJob:
@@ -114,7 +122,7 @@ def _job(request: Request, payload: Payload) -> ExportedJob:
             f"--env {names}: a secret would lie readable in the workflow.",
             "Use --export osmo DIR: its README says how OSMO gets it. Or read it inside the function.",
         )
-    start = protocol.encode(_start(job, payload, request.access.lease_s))
+    start = protocol.encode(_start(job, payload, _terms(request, payload)))
     files = [
         File(path=START, data=start),
         File(path=_ZIP, data=bundle.with_task()),
@@ -126,17 +134,9 @@ def _job(request: Request, payload: Payload) -> ExportedJob:
     return replace(job, program=replace(program, files=tuple(files), launcher=launcher))
 
 
-def _start(job: ExportedJob, payload: Payload, lease_s: float) -> StartNode:
+def _start(job: ExportedJob, payload: Payload, terms: JobTerms) -> StartNode:
     """Return the message that starts every node; a task puts its own number and addresses into it."""
     work = with_files(replace(work_dir(job.spec, payload), is_fresh=True), payload)
-    terms = JobTerms(
-        lease_s=lease_s,
-        owner=owner(),
-        max_restarts=job.spec.max_restarts,
-        timeout_s=job.spec.timeout_s,
-        grace_s=job.spec.grace_s,
-        min_nodes=job.nodes,
-    )
     return StartNode(
         job=time.strftime("%m%d-%H%M%S-") + secrets.token_hex(4),
         node_rank=0,
@@ -150,18 +150,18 @@ def _start(job: ExportedJob, payload: Payload, lease_s: float) -> StartNode:
         endpoint="",
         hosts=workflows.names(job.nodes),
         lead=False,
-        terms=terms,
+        terms=replace(listed(terms), min_nodes=job.nodes),
         work=work,
     )
 
 
-def _planned(job: ExportedJob) -> Planned:
-    """Return which ranks each task has."""
+def _planned(job: ExportedJob, terms: JobTerms) -> Planned:
+    """Return which ranks each task has, and the terms of them all."""
     count = parts.ranks_of_node(job)
     ranks = [range(node * count, (node + 1) * count) for node in range(job.nodes)]
     return Planned(
         addresses=(),
-        min_nodes=0,
+        terms=terms,
         ranks=tuple(ranks) if job.backend == "static" else (),
         world_size=count * job.nodes,
     )

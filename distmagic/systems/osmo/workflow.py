@@ -43,7 +43,7 @@ _SOON = 30
 class WorkflowRun:
     """One workflow from its submission to its end, with these tasks, of which each is a node. `workflow_id` is "" before.
 
-    `text` is the workflow; `title` what it runs, as the user wrote it; `variable` the one that gets the run.
+    `text` is the workflow; `variable` the one that gets the run.
     """
 
     def __init__(
@@ -51,8 +51,6 @@ class WorkflowRun:
         text: str,
         tasks: tuple[str, ...],
         planned: Planned,
-        title: str,
-        max_restarts: int,
         screen: Screen,
         variable: str = "run",
     ) -> None:
@@ -63,8 +61,7 @@ class WorkflowRun:
         self._reader = LogReader(self._tasks, self._queue.put)
         self._noted = interrupts.Interrupts()
         state = replace(
-            begin("", tasks, max_restarts),
-            call=title,
+            begin("", tasks),
             began_unix_s=time.time(),
             variable=variable,
         )

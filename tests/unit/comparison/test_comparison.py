@@ -15,6 +15,7 @@ from distmagic.comparison.summary import more_is_better, summary
 from distmagic.errors import SpecError, WorkerFailed
 from distmagic.runner.outcome import Run
 from distmagic.state.model import RunState
+from tests.builders.terms import on_terms
 from tests.scenes import curve, done, failed, over, run, running, worker
 
 
@@ -24,7 +25,9 @@ def run_of(call: str, *losses: float, acc: float = 0.5, **more: object) -> RunSt
         "loss": curve([(float(step), value) for step, value in enumerate(losses)]),
         "val/acc": curve([(0.0, acc), (1.0, acc / 2)]),
     }
-    state = over(run([worker(0, phase="done")], series={0: series}, call=call))
+    state = on_terms(
+        over(run([worker(0, phase="done")], series={0: series})), call=call
+    )
     return replace(state, job=f"job-{call}", **more)
 
 
@@ -51,7 +54,7 @@ def test_a_row_a_run_with_the_last_and_the_best_value_of_each_metric():
 def test_a_run_is_called_by_its_name_else_by_its_call_else_by_its_job():
     assert summary(replace(SLOW, name="wide")).label == "wide"
     assert summary(SLOW).label == "train(lr=0.1)"
-    assert summary(replace(SLOW, call="")).label == "job-train(lr=0.1)"
+    assert summary(on_terms(SLOW, call="")).label == "job-train(lr=0.1)"
     assert summary(replace(SLOW, name="\x1b]0;x\x07a\nb")).label.isprintable()
 
 
@@ -85,7 +88,7 @@ def test_of_very_many_ranks_all_count_for_the_last_value_and_some_for_the_curve(
 
 
 def test_runs_without_a_metric_or_without_a_number_have_gaps():
-    silent = replace(SLOW, series={}, job="silent", call="other()")
+    silent = on_terms(replace(SLOW, series={}, job="silent"), call="other()")
     broken = run_of("broken()", math.nan, math.nan)
     titles, *rows = table_of(silent, broken, SLOW)
     assert titles[4:6] == ["loss", "min loss"]
@@ -118,12 +121,12 @@ def test_an_axis_of_steps_has_whole_numbers():
 
 def test_labels_are_escaped():
     assert "<b>x" not in distmagic.compare(
-        SimpleNamespace(state=replace(SLOW, call="f('<b>x')"))
+        SimpleNamespace(state=on_terms(SLOW, call="f('<b>x')"))
     )._repr_html_().replace("&lt;b&gt;x", "")
 
 
 def test_ten_runs_have_ten_lines():
-    runs = [replace(SLOW, job=f"j{n}", call=f"f({n})") for n in range(10)]
+    runs = [on_terms(replace(SLOW, job=f"j{n}"), call=f"f({n})") for n in range(10)]
     html = Comparison([summary(state) for state in runs])._repr_html_()
     figure = re.search(r"<figure.*?</figure>", html)[0]
     assert len(re.findall(r'<path class="dm-c\d" d="M', figure)) == 10

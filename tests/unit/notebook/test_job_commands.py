@@ -17,6 +17,7 @@ from distmagic.request.hosts import Host, parse_hosts
 from distmagic.request.spec import Access
 from distmagic.session.housekeeping import Stopped
 from tests import scenes
+from tests.builders.terms import on_terms
 from tests.scenes import done
 from tests.unit.notebook.fakes import Lab
 
@@ -78,8 +79,8 @@ def test_a_row_says_what_was_run_for_how_long_and_what_came_of_it():
 
 
 def test_runs_that_wait_come_before_all_jobs_and_say_for_whom():
-    state = replace(scenes.waiting(), call="train(3)")
-    hostile = replace(state, job="hostile", call=ESCAPE)
+    state = on_terms(scenes.waiting(), call="train(3)")
+    hostile = on_terms(replace(state, job="hostile"), call=ESCAPE)
     shown = table([ENDED], 60.0, MINE, [state, hostile])
     titles, last, first, job, *below = shown.splitlines()
     assert last.split()[0] == "hostile"
@@ -412,7 +413,7 @@ def test_the_runs_of_this_notebook_side_by_side(jobs, capsys):
     assert capsys.readouterr().out == "no runs\n"
     for lr in ("0.1", "0.2"):
         call = f"train(lr={lr})"
-        jobs.session.history.add(replace(done(), job=f"job{lr}", call=call))
+        jobs.session.history.add(on_terms(replace(done(), job=f"job{lr}"), call=call))
     jobs.value("%distributed runs")
     rows = capsys.readouterr().out.splitlines()
     assert [row.partition("  ")[0] for row in rows] == [

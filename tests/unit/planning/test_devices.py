@@ -9,20 +9,18 @@ import pytest
 
 from distmagic.errors import PreflightError, SpecError
 from distmagic.planning.devices import missing_at_join, refusal, waits_for
-from distmagic.planning.plan import make_plan, ranks_of, warming
+from distmagic.planning.plan import ranks_of, warming
 from distmagic.remote.wire.protocol import DeviceClaim
 from distmagic.request import flags
 from distmagic.request.spec import Access, JobSpec
-from tests.builders.plans import WORK, A
+from tests.builders.plans import A, plan_for
 
 FOUR = replace(A, facts=replace(A.facts, gpus=4))
 
 
 def test_a_rank_for_each_device_and_no_other_device():
     spec = flags.parse_line("--devices 3,1", flags.Defaults()).spec
-    plan = make_plan(
-        spec, (FOUR,), job="j-1", lease_s=60.0, owner="nb", local_cwd="/nb", work=WORK
-    )
+    plan = plan_for(spec, FOUR)
     (node,) = plan.nodes
     assert node.nproc_per_node == 2
     assert ("CUDA_VISIBLE_DEVICES", "3,1") in node.env

@@ -13,25 +13,16 @@ from distmagic.planning.plan import (
     Reached,
     choose_backend,
     count_ranks,
-    make_plan,
 )
 from distmagic.remote.contact import template_client
 from distmagic.remote.wire.protocol import TemplateRequest
 from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
-from tests.builders.plans import FACTS, WORK, A, B, reached
+from tests.builders.plans import FACTS, A, B, plan_for, reached
 
 
 def plan_of(*hosts: Reached, **spec) -> Plan:
-    return make_plan(
-        JobSpec(**spec),
-        hosts or (A, B),
-        job="j-1",
-        lease_s=60.0,
-        owner="nb",
-        local_cwd="/nb",
-        work=WORK,
-    )
+    return plan_for(JobSpec(**spec), *(hosts or (A, B)))
 
 
 def test_two_nodes_meet_statically():

@@ -21,6 +21,7 @@ from distmagic.render.output import output_lines
 from distmagic.render.overview import overview
 from distmagic.state.model import NodeState, OutputLine, RunState, StackDump
 from tests import REPOSITORY
+from tests.builders.terms import on_terms
 from tests.scenes import (
     SCENES,
     curve,
@@ -277,7 +278,9 @@ def test_ranks_that_stand_still_have_no_rate_and_no_time_left(golden):
 def test_the_head_says_what_is_run_and_since_when(monkeypatch):
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    state = replace(running(), call="train(lr='<0.1>')", began_unix_s=36_000.0)
+    state = on_terms(
+        replace(running(), began_unix_s=36_000.0), call="train(lr='<0.1>')"
+    )
     text = Page(render.html(state)).text
     assert "train(lr='<0.1>') · job 0612-101500-5f3a · since 10:00" in text
     later = replace(state, at_s=50_000.0)
@@ -699,7 +702,7 @@ def test_a_stop_that_waits_for_ranks_says_for_how_many_and_how_long(
     reason, is_waited_for
 ):
     workers = [worker(0), replace(worker(1), phase="done"), worker(2)]
-    state = replace(run(workers), stopping=reason, grace_s=90.0)
+    state = on_terms(run(workers, stopping=reason), grace_s=90.0)
     shown = " ".join(render.text(state).split())
     words = "waits up to 1 min 30 s for 2 ranks; stop again to end them now"
     assert (words in shown) == is_waited_for

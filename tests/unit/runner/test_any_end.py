@@ -56,6 +56,7 @@ from distmagic.state.fold import begin
 from distmagic.state.model import RunState
 from tests.builders.messages import START
 from tests.builders.runs import FakeScreen
+from tests.builders.terms import on_terms, terms
 
 HOSTS = ("gpu-a", "gpu-b", "gpu-c")
 LEASE_S = 60.0
@@ -118,10 +119,10 @@ class AnyRun:
     def run(self) -> RunState:
         """Follow it until it is over. Fails where that takes too long."""
         scene = self.scene
-        state = begin("j", self._names, scene.restarts)
+        state = begin("j", self._names, terms(scene.restarts, scene.min_nodes))
         if scene.is_detached:
             state = replace(state, detached_by="asked")
-        state = replace(state, goes_on_alone=scene.keeps)
+        state = on_terms(state, goes_on_alone=scene.keeps)
         loop = RunLoop(
             state,
             self,
@@ -131,7 +132,7 @@ class AnyRun:
             lambda: self.elapsed_s,
             self._ids.__next__,
         )
-        loop.note(Planned(addresses=(), min_nodes=scene.min_nodes))
+        loop.note(Planned(addresses=()))
         growth = None
         if scene.is_elastic:
             is_awaited = scene.is_awaited and 2 not in scene.hosts

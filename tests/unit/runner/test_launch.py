@@ -24,7 +24,6 @@ from distmagic.errors import (
 from distmagic.payload import blobs
 from distmagic.payload.blobs import keep
 from distmagic.payload.pack import OtherPython, Payload
-from distmagic.planning.plan import make_plan
 from distmagic.remote.wire import protocol as p
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner import launch
@@ -55,7 +54,7 @@ from tests.builders.jobs import (
     payload_in,
     two,
 )
-from tests.builders.plans import WORK, A, B, reached
+from tests.builders.plans import WORK, A, B, plan_for, reached
 from tests.builders.runs import FakeScreen
 from tests.lab import wait_until
 from tests.lab.waiting import HANG_S
@@ -79,15 +78,8 @@ GONE = ConnectionLost("gpu-b: the connection ended.", "")
 def test_an_elastic_job_begins_without_hosts_that_are_lost_in_the_moment_of_its_start(
     spec, errors, lost
 ):
-    plan = make_plan(
-        JobSpec(**{"nnodes": (1, 4), "max_restarts": 3, **spec}),
-        (A, B, C),
-        job="j-1",
-        lease_s=60.0,
-        owner="nb",
-        local_cwd="/nb",
-        work=WORK,
-    )
+    asked = JobSpec(**{"nnodes": (1, 4), "max_restarts": 3, **spec})
+    plan = plan_for(asked, A, B, C)
     assert lost_at_start(plan, errors) == lost
 
 

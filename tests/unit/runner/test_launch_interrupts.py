@@ -116,7 +116,7 @@ def test_an_interrupt_of_a_run_stops_every_rank_and_the_run_is_left(tmp_path):
     assert (followed.state.phase, followed.state.stopping) == ("stopped", "interrupted")
     for host in (a, b):
         assert host.requests_of(p.StopNode) == [
-            p.StopNode(grace_s=followed.state.grace_s, reason="interrupted")
+            p.StopNode(grace_s=followed.state.terms.grace_s, reason="interrupted")
         ]
     assert not followed.was_interrupted, (
         "it was an interrupt of the run, not one behind it"

@@ -11,7 +11,7 @@ import pytest
 from distmagic.errors import PreflightError, ProtocolError, SpecError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import Payload
-from distmagic.planning.plan import Reached, make_plan
+from distmagic.planning.plan import Reached
 from distmagic.planning.start_messages import join_message, start_messages
 from distmagic.remote.records import places
 from distmagic.remote.system import facts
@@ -19,7 +19,7 @@ from distmagic.remote.wire import protocol as p
 from distmagic.request.hosts import LOCALHOST
 from distmagic.request.spec import JobSpec
 from distmagic.runner.node_joiner import NodeJoiner
-from tests.builders.plans import WORK, A, B, reached
+from tests.builders.plans import WORK, A, B, plan_for, reached
 
 C = reached("gpu-c", "10.0.0.3", "eth1", slots="gpu", gpus=4)
 SECRET = "00ff"  # of no gang
@@ -43,17 +43,8 @@ def begun(
     payload: Payload, *hosts: Reached, awaited: tuple[str, ...] = (), **spec
 ) -> list[p.StartNode]:
     """Return what all nodes of an elastic job are told that begins on these hosts."""
-    spec = {"nnodes": (1, 4), "max_restarts": 3, **spec}
-    plan = make_plan(
-        JobSpec(**spec),
-        hosts,
-        job="j-1",
-        lease_s=60.0,
-        owner="nb",
-        local_cwd="/nb",
-        work=WORK,
-        awaited=awaited,
-    )
+    asked = JobSpec(**{"nnodes": (1, 4), "max_restarts": 3, **spec})
+    plan = plan_for(asked, *hosts, awaited=awaited)
     return start_messages(plan, payload, SECRET, [None] * len(plan.nodes))
 
 

@@ -18,6 +18,7 @@ from distmagic.state.events import Planned, Sending, Warned
 from distmagic.state.fold import begin
 from distmagic.state.model import RunState
 from tests.builders.runs import FakeScreen
+from tests.builders.terms import terms
 
 
 def opening(
@@ -165,7 +166,9 @@ def test_a_question_is_given_up_at_once():
 def test_a_host_that_is_absent_is_no_node():
     screen = FakeScreen()
     shown = opening(screen)
-    shown.note(Planned(addresses=("10.0.0.2",), min_nodes=1, present=(1,)))
+    shown.note(
+        Planned(addresses=("10.0.0.2",), terms=terms(0, min_nodes=1), present=(1,))
+    )
     assert [
         (node.node_rank, node.host, node.address) for node in shown.state.nodes
     ] == [(0, "gpu-b", "10.0.0.2")]

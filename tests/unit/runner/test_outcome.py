@@ -24,6 +24,7 @@ from distmagic.state.events import Event, Gone, Lost
 from distmagic.state.fold import begin, fold
 from tests.builders.later import Later
 from tests.builders.since import Since
+from tests.builders.terms import terms
 from tests.lab.waiting import wait_until
 from tests.scenes import running
 
@@ -298,7 +299,7 @@ def test_a_rank_of_a_host_that_was_lost_before_it_was_seen_is_not_said_never_to_
         (0, Gone()),
     ]
     state = fold(
-        begin("j", ["gpu-a", "gpu-b"], 3, min_nodes=1),
+        begin("j", ["gpu-a", "gpu-b"], terms(3, min_nodes=1)),
         [Event(node_rank=node, at_s=0.0, what=what) for node, what in events],
     )
     run = Run(state, {}, FakeHost(b"").open, shown=False)
@@ -326,7 +327,7 @@ def test_a_rank_whose_host_was_lost_before_its_end_is_not_said_to_have_left_no_r
         (0, Gone()),
     ]
     state = fold(
-        begin("j", ["gpu-a", "gpu-b"], 3, min_nodes=1),
+        begin("j", ["gpu-a", "gpu-b"], terms(3, min_nodes=1)),
         [Event(node_rank=node, at_s=0.0, what=what) for node, what in events],
     )
     run = Run(state, {}, FakeHost(b"").open, shown=False)

@@ -46,6 +46,7 @@ from tests.builders.events import (
     worker,
 )
 from tests.builders.runs import START, FakeScreen, ScriptedRun, end_of
+from tests.builders.terms import terms
 
 UNREACHED = at(p.Endpoint(state="unreached", detail="refused"), 1)
 OPEN = at(p.Endpoint(state="open"), 0, at_s=10.0)
@@ -117,7 +118,7 @@ def test_a_failed_rank_that_waits_for_nodes_that_have_ended_stops_the_run(
 
 
 def test_in_an_elastic_job_too_a_failed_rank_waits_for_a_node_that_has_ended_in_vain():
-    job = begin("j", ("gpu-a", "gpu-b", "gpu-c"), 3, min_nodes=1)
+    job = begin("j", ("gpu-a", "gpu-b", "gpu-c"), terms(3, min_nodes=1))
     job = fold(job, [worker(node, node, world=3) for node in range(3)])
     failed = fold(job, [raised(1, 1), at(None, at_s=99.0)])
     assert reason_to_stop(failed, None) == ""
@@ -140,9 +141,11 @@ def elastic(*events: Event, world: int = 2) -> RunState:
         worker(1, 1, world=world),
         OPEN,
     ]
-    planned = at(Planned(addresses=("10.0.0.1", "10.0.0.2"), min_nodes=1))
+    planned = at(
+        Planned(addresses=("10.0.0.1", "10.0.0.2"), terms=terms(0, min_nodes=1))
+    )
     return fold(
-        begin("j", HOSTS, 3),
+        begin("j", HOSTS, terms(3)),
         [
             planned,
             *whole,
@@ -175,7 +178,7 @@ def test_a_click_stops_a_run_and_a_second_one_at_once():
     screen.clicks = ["stop", "stop"]
     state = run.run(screen=screen)
     assert [(grace, reason) for _, grace, reason in run.stops] == [
-        (state.grace_s, "interrupted"),
+        (state.terms.grace_s, "interrupted"),
         (0.0, "interrupted"),
     ]
     assert (state.phase, state.stopping) == ("stopped", "interrupted")
@@ -235,7 +238,7 @@ def test_who_comes_too_late_is_stopped():
         [at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c")))],
         [*end_of(0), *end_of(1)],
     )
-    planned = at(Planned(addresses=("", ""), min_nodes=1))
+    planned = at(Planned(addresses=("", ""), terms=terms(0, min_nodes=1)))
     run = ScriptedRun(
         [planned, *START],
         added,
@@ -274,7 +277,7 @@ def test_an_interrupt_asks_politely_and_a_second_one_ends_at_once():
     )
     state = driven(run)
     assert run.stops == [
-        ([0, 1], state.grace_s, "interrupted"),
+        ([0, 1], state.terms.grace_s, "interrupted"),
         ([0, 1], 0.0, "interrupted"),
     ]
     assert (state.phase, state.stopping) == ("stopped", "interrupted")
@@ -293,7 +296,7 @@ def test_a_timeout():
     run = ScriptedRun(START, [], [], [], [], [*end_of(0, -15), *end_of(1, -15)])
     state = driven(run, timeout_s=1.9)
     assert state.stopping == "timeout"
-    assert run.stops == [([0, 1], state.grace_s, "timeout")]
+    assert run.stops == [([0, 1], state.terms.grace_s, "timeout")]
 
 
 def test_only_nodes_that_answer_are_asked_to_stop():
@@ -458,7 +461,9 @@ def test_any_run_that_is_interrupted_ends(script, restarts):
     with mock.patch.object(run_loop, "SHORT_S", math.inf):
         state = driven(run, restarts=restarts)
     assert state.is_over
-    assert run.elapsed_s < 0.5 * (len(script) + 1) + state.grace_s + CONFIRM_S + 2.0
+    assert (
+        run.elapsed_s < 0.5 * (len(script) + 1) + state.terms.grace_s + CONFIRM_S + 2.0
+    )
     assert fold(state, []) == state
 
 
@@ -487,7 +492,7 @@ def test_a_job_is_not_left_before_all_its_ranks_have_begun():
         worker(3, 1, local=1),
         joined,
     ]
-    state = fold(begin("j", HOSTS, 0), some)
+    state = fold(begin("j", HOSTS, terms(0)), some)
     assert not can_detach(state)
     assert can_detach(fold(state, [worker(1, 0, local=1)]))
 

@@ -8,6 +8,7 @@ import pytest
 
 from distmagic.screens import board, cell_runs, notebook
 from distmagic.state.model import RunState
+from tests.builders.terms import on_terms
 from tests.scenes import done, running
 
 
@@ -53,11 +54,11 @@ class Cell:
 
     def begin(self, call: str, **options: bool) -> notebook.NotebookScreen:
         screen = notebook.NotebookScreen(self.board, **options)
-        screen.show(replace(running(), call=call, job=f"job-{call}"))
+        screen.show(on_terms(replace(running(), job=f"job-{call}"), call=call))
         return screen
 
     def finish(self, screen: notebook.NotebookScreen, call: str) -> None:
-        screen.finish(replace(done(), call=call, job=f"job-{call}"))
+        screen.finish(on_terms(replace(done(), job=f"job-{call}"), call=call))
 
 
 @pytest.fixture

@@ -363,7 +363,7 @@ class PendingPlace(Place):
     names = ("node 1",)
 
     def __init__(self, session: Session) -> None:
-        self._session, self._spec = session, JobSpec()
+        self._session, self._access, self._spec = session, Access(), JobSpec()
         self.given_up = threading.Event()
 
     def reach(self, screen: Screen, payload: Payload) -> None:

@@ -18,7 +18,6 @@ from distmagic.errors import (
 )
 from distmagic.names import owner
 from distmagic.planning.jobs import Job
-from distmagic.planning.plan import make_plan
 from distmagic.planning.start_messages import start_messages
 from distmagic.remote.wire import protocol as p
 from distmagic.request.spec import JobSpec
@@ -27,7 +26,7 @@ from distmagic.session.packages import Packages
 from distmagic.session.session import Session
 from tests.builders.hosts import HANG_UP, FakeHost, down, reach, runs_on
 from tests.builders.jobs import assert_left, begun, listing, payload_in, press, two
-from tests.builders.plans import WORK, A, B
+from tests.builders.plans import A, B, plan_for
 from tests.lab import wait_until
 from tests.lab.waiting import HANG_S
 
@@ -80,9 +79,7 @@ class ElasticJob:
     def __init__(self, tmp_path: Path) -> None:
         self.lead = FakeHost("gpu-a", runs_on)
         spec = JobSpec(nnodes=(1, 4), max_restarts=1)
-        plan = make_plan(
-            spec, (A, B), job="j", lease_s=60.0, owner="nb", local_cwd="/nb", work=WORK
-        )
+        plan = plan_for(spec, A, B, job="j")
         self.start, _ = start_messages(plan, payload_in(tmp_path), "00ff", [None, None])
         self.hosts = list(self.start.hosts)
         self.found: Job = begun(self.lead, terms=plan.terms)

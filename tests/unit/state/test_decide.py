@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -51,6 +50,7 @@ from tests.builders.events import (
     worker,
 )
 from tests.builders.runs import end_of
+from tests.builders.terms import on_terms, terms
 
 JOINED = at(p.PeerState(node_rank=1, state="joined"))
 AWAY = "it could not be reached for 10 s"
@@ -162,7 +162,9 @@ THIRD_JOINED = at(p.PeerState(node_rank=2, state="joined"))
 def elastic(size: int) -> Decider:
     """An elastic job of so many nodes with a rank each, which goes on as long as one is left."""
     run = Decider()
-    run.state = begin("j", tuple(f"gpu-{node}" for node in range(size)), 3, min_nodes=1)
+    run.state = begin(
+        "j", [f"gpu-{node}" for node in range(size)], terms(3, min_nodes=1)
+    )
     hellos = [hello(node) for node in range(size)]
     ranks = [worker(node, node, world=size) for node in range(size)]
     run.fold(1.0, *hellos, *ranks)
@@ -173,7 +175,7 @@ def growing_alone() -> Decider:
     """An elastic job of two nodes that goes on without the notebook and counts a third host in."""
     run = elastic(2)
     run._limits = Limits(away_s=60.0)
-    run.state = replace(run.state, goes_on_alone=True)
+    run.state = on_terms(run.state, goes_on_alone=True)
     run.fold(2.0, THIRD)
     return run
 
@@ -229,10 +231,10 @@ def test_a_healthy_elastic_job_goes_on_when_only_this_notebook_can_not_reach_its
     assert run.at(80.0) == [], "one that lost its own network would say so"
 
 
-def without_hosts(*events: Event, **fields: Any) -> Decider:
+def without_hosts(*events: Event, goes_on_alone: bool = False) -> Decider:
     """A job of two nodes of which none has been reached since second 1, and which is left after a minute of that."""
     run = Decider(*events, limits=Limits(away_s=60.0))
-    run.state = replace(run.state, **fields)
+    run.state = on_terms(run.state, goes_on_alone=goes_on_alone)
     run.fold(1.0, at(Broken(why="cut"), 0), at(Broken(why="cut"), 1))
     return run
 
@@ -287,7 +289,7 @@ def test_a_node_that_nobody_has_met_keeps_no_job_from_being_left_and_may_be_give
 def test_an_elastic_job_goes_on_alone_without_a_member_that_has_lost_the_others():
     run = elastic(3)
     run._limits = Limits(away_s=60.0)
-    run.state = replace(run.state, goes_on_alone=True)
+    run.state = on_terms(run.state, goes_on_alone=True)
     stopping = at(p.NodeStopping(reason="lost", culprit=0), 1)
     assert run.at(2.0, stopping, *end_of(1, -15, "lost")) == []
     run.fold(3.0, at(Broken(why="cut"), 0), at(Broken(why="cut"), 2))
@@ -312,7 +314,7 @@ def test_a_detached_job_is_not_stopped_for_what_only_this_notebook_has_lost():
 
 def test_a_job_that_is_kept_is_not_stopped_for_what_only_this_notebook_has_lost():
     run = Decider(JOINED)
-    run.state = replace(run.state, goes_on_alone=True)
+    run.state = on_terms(run.state, goes_on_alone=True)
     assert run.at(2.0, at(Lost(why="Stale file handle"), 1)) == []
     assert run.at(3.0, at(p.NodeStopping(reason="lost", culprit=1), 0)) == [
         stop("lost", 0)
@@ -325,7 +327,7 @@ def test_an_elastic_job_with_the_fewest_hosts_goes_on_with_another_in_place_of_t
 ):
     """Which of the two is heard first decides nothing: neither the lead nor the member waits for the other's events."""
     run = elastic(2)
-    run.state = replace(run.state, min_nodes=2)
+    run.state = on_terms(run.state, min_nodes=2)
     grown = [
         THIRD,
         THIRD_JOINED,
@@ -350,7 +352,7 @@ def test_an_agent_that_has_ended_is_heard_by_nobody_whatever_its_peers_said_befo
 def test_a_node_that_has_ended_well_does_not_end_a_job_that_goes_on_alone(code):
     run = Decider(JOINED)
     run._limits = Limits(away_s=60.0)
-    run.state = replace(run.state, goes_on_alone=True)
+    run.state = on_terms(run.state, goes_on_alone=True)
     run.fold(1.0, *end_of(1, code), at(Broken(why="cut"), 0))
     alive = decide.alive_elsewhere(run.state, run._limits)
     left = [type(one) for one in run.at(61.1)]
@@ -410,7 +412,7 @@ def test_a_node_that_is_found_again_has_its_ranks_again():
 def test_a_node_that_only_this_notebook_can_not_follow_counts_for_the_least_number():
     """Another notebook has brought it, from a host that is not known here."""
     run = elastic(3)
-    run.state = replace(run.state, min_nodes=2)
+    run.state = on_terms(run.state, min_nodes=2)
     joined = at(p.PeerState(node_rank=2, state="joined"))
     assert run.at(2.0, joined, at(Lost(why="not among the hosts"), 2)) == []
     assert run.at(3.0, at(p.PeerState(node_rank=1, state="lost"))) == []
@@ -481,7 +483,7 @@ def test_an_interrupt_stops_politely_and_the_next_one_at_once():
 def test_ranks_have_the_grace_of_their_job_unless_something_has_failed():
     run, failed = Decider(), Decider()
     for one in (run, failed):
-        one.state = replace(one.state, grace_s=90.0)
+        one.state = on_terms(one.state, grace_s=90.0)
     assert run.interrupted(2.0) == [stop("interrupted", 0, 1, grace_s=90.0)]
     assert run.memory.give_up_at_s == 92.0 + CONFIRM_S
     assert failed.at(2.0, raised(2, 1)) == [stop("failed", 0, 1, grace_s=GRACE_S)]
@@ -562,7 +564,7 @@ def test_ranks_that_stand_still_are_looked_at_once():
 
 
 def test_nodes_that_come_too_late_are_stopped_once():
-    planned = at(Planned(addresses=("", ""), min_nodes=1))
+    planned = at(Planned(addresses=("", ""), terms=terms(0, min_nodes=1)))
     added = at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c")))
     run = Decider(planned, added)
     ends = [*(ended(rank, rank // 2) for rank in range(4)), *end_of(0), *end_of(1)]
@@ -578,7 +580,7 @@ def test_a_run_that_an_agent_has_stopped_is_stopped_everywhere():
 
 
 def test_a_lost_node_of_an_elastic_job_stops_nothing():
-    job = begin("j", ("gpu-a", "gpu-b", "gpu-c"), 3, min_nodes=1)
+    job = begin("j", ("gpu-a", "gpu-b", "gpu-c"), terms(3, min_nodes=1))
     run = Decider()
     run.state = fold(job, [worker(node, node, world=3) for node in range(3)])
     assert run.at(2.0, at(p.PeerState(node_rank=1, state="lost"))) == []

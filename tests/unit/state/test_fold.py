@@ -46,6 +46,7 @@ from tests.builders.events import (
     worker,
 )
 from tests.builders.states import hold
+from tests.builders.terms import terms
 
 
 def phases(state: RunState) -> list[str]:
@@ -531,7 +532,7 @@ def test_ranks_that_end_because_an_elastic_job_forms_anew_have_not_failed(end):
         at(Lost(why="cut"), 1),
         end,
     ]
-    state = fold(begin("j", HOSTS, 3, min_nodes=1), events)
+    state = fold(begin("j", HOSTS, terms(3, min_nodes=1)), events)
     assert (phases(state)[0], state.first_failure) == ("stopped", None)
     assert begun(killed(0, number=15), restarts=3).first_failure == 0
 
@@ -680,7 +681,7 @@ def test_metrics_are_bounded():
 @settings(max_examples=3 * settings.default.max_examples)
 @given(EVENTS, st.integers(1, 10))
 def test_any_events_in_any_order(events, batch):
-    state = begin("j", HOSTS, 1)
+    state = begin("j", HOSTS, terms(1))
     for i in range(0, len(events), batch):
         before = state
         state = fold(state, events[i : i + batch])
@@ -724,7 +725,7 @@ def owners(state: RunState) -> dict[int, int]:
 
 def planned(*ranks: range) -> Event:
     world = sum(len(one) for one in ranks)
-    return at(Planned(addresses=(), min_nodes=0, ranks=ranks, world_size=world))
+    return at(Planned(addresses=(), ranks=ranks, world_size=world))
 
 
 def test_a_planned_rank_is_its_own_node_s_alone():
@@ -771,7 +772,7 @@ def test_in_a_later_round_ranks_may_change_places():
             ended(1, 1, outcome="replaced", code=-15),
             ended(2, 2, outcome="replaced", code=-15),
         ]
-        state = fold(begin("j", hosts, 3, min_nodes=1), [*first, *order, *late])
+        state = fold(begin("j", hosts, terms(3, min_nodes=1)), [*first, *order, *late])
         assert owners(state) == {0: 0, 1: 2, 2: 1}
         assert phases(state) == ["running"] * 3
 
@@ -779,13 +780,14 @@ def test_in_a_later_round_ranks_may_change_places():
 def test_a_rank_that_did_not_end_well_may_come_back_elsewhere():
     """Some versions of torch don't tell the round."""
     state = fold(
-        begin("j", HOSTS, 3), [claim(0, 0), claim(1, 1), killed(1, 1), claim(1, 0)]
+        begin("j", HOSTS, terms(3)),
+        [claim(0, 0), claim(1, 1), killed(1, 1), claim(1, 0)],
     )
     assert owners(state) == {0: 0, 1: 0}
 
 
 def test_a_host_alone_begins_no_new_round():
-    start = begin("j", HOSTS, 3, min_nodes=1)
+    start = begin("j", HOSTS, terms(3, min_nodes=1))
     state = fold(
         start,
         [
@@ -812,14 +814,14 @@ def test_a_host_alone_begins_no_new_round():
 
 def test_a_world_is_as_large_as_the_lead_says():
     state = fold(
-        begin("j", HOSTS, 3, min_nodes=1),
+        begin("j", HOSTS, terms(3, min_nodes=1)),
         [claim(9, 1, 10), claim(0, 0, 2), claim(5, 1, 10), claim(1, 1, 1)],
     )
     assert (owners(state), state.world_size) == ({0: 0}, 2)
 
 
 def test_what_waits_for_the_lead_is_bounded():
-    start = begin("j", HOSTS, 3, min_nodes=1)
+    start = begin("j", HOSTS, terms(3, min_nodes=1))
     waiting = [
         claim(1, 1, 2, number=5),
         *(output("x\n", 1, 1) for _ in range(5000)),
@@ -843,7 +845,7 @@ def test_a_host_that_is_lost_is_named_once():
 
 
 def test_the_last_words_of_a_node_wait_for_the_lead_whatever_waits_before_them():
-    start = begin("j", HOSTS, 3, min_nodes=1)
+    start = begin("j", HOSTS, terms(3, min_nodes=1))
     stacks = p.Stacks(rank=1, local_rank=0, request_id="s")
     long = [dataclasses.replace(at(stacks, 1), size_bytes=100 << 10) for _ in range(9)]
     last = [at(p.EngineEnded(code=1), 1), at(p.Final(reason="failed"), 1)]
@@ -883,7 +885,7 @@ def test_what_a_node_tells_late_of_an_earlier_round_changes_nothing():
         of_round(1, 1, 1, 2),
         at(p.Ended(rank=1, restart=0, outcome="returned", result_bytes=6), 1),
     ]
-    start = begin("j", HOSTS, 3, min_nodes=1)
+    start = begin("j", HOSTS, terms(3, min_nodes=1))
     states = [
         fold(start, events)
         for events in ([*first, *second, *other], [*other, *first, *second])
@@ -908,7 +910,7 @@ mine
 @pytest.mark.parametrize("cut", [None, 40])
 def test_lines_that_torch_writes_in_every_run_are_in_the_logs_alone(cut):
     pieces = [NOISE] if cut is None else [NOISE[:cut], NOISE[cut:]]
-    state = begin("j", ["gpu-a"], 0)
+    state = begin("j", ["gpu-a"], terms(0))
     state = fold(
         state, [worker(0, 0), *(output(text, stream="stderr") for text in pieces)]
     )
@@ -920,7 +922,9 @@ def test_lines_that_torch_writes_in_every_run_are_in_the_logs_alone(cut):
 def test_a_node_has_the_ranks_that_the_order_of_the_lead_gives_it(order):
     """The least trusted one claims all others before their own words come: their results would be taken from it."""
     nproc = {"a": 1, "b": 2, "c": 1}
-    planned = Planned(addresses=("a", "b", "c"), min_nodes=2, nproc=(1, 2, 1))
+    planned = Planned(
+        addresses=("a", "b", "c"), terms=terms(0, min_nodes=2), nproc=(1, 2, 1)
+    )
     state = fold(begin("j", ["lead", "gpu-b", "evil"]), [at(planned)])
     owners = [address for address in order for _ in range(nproc[address])]
 
@@ -941,7 +945,7 @@ def test_a_node_has_the_ranks_that_the_order_of_the_lead_gives_it(order):
 
 
 def test_where_two_nodes_have_one_address_the_first_claim_counts():
-    planned = Planned(addresses=("a", "a"), min_nodes=1, nproc=(1, 1))
+    planned = Planned(addresses=("a", "a"), terms=terms(0, min_nodes=1), nproc=(1, 1))
     state = fold(begin("j", ["gpu-a", "gpu-a"]), [at(planned)])
     worker = p.Worker(
         rank=0, local_rank=0, world_size=2, restart=0, pid=1, round=1, order=("a", "a")
@@ -953,7 +957,7 @@ def test_where_two_nodes_have_one_address_the_first_claim_counts():
 
 
 def test_a_host_that_comes_back_as_another_node_has_ranks():
-    planned = Planned(addresses=("a", "b"), min_nodes=1, nproc=(1, 1))
+    planned = Planned(addresses=("a", "b"), terms=terms(0, min_nodes=1), nproc=(1, 1))
     state = fold(begin("j", ["gpu-a", "gpu-b"]), [at(planned)])
     state = fold(
         state, [at(p.NodeAdded(hosts=("gpu-a", "gpu-b", "gpu-b"), request_id=""))]

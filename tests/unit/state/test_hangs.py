@@ -327,7 +327,7 @@ def test_a_hang_is_explained_before_anything_is_stopped(golden):
         step_s=1.0,
     )
     state = driven(run, 3.0)
-    assert (run.asks, run.stops) == (1, [([0, 1], state.grace_s, "hung")])
+    assert (run.asks, run.stops) == (1, [([0, 1], state.terms.grace_s, "hung")])
     error = verdict(state)
     assert isinstance(error, Hung)
     golden(error)
@@ -411,7 +411,7 @@ def test_a_timeout_of_a_run_that_stands_still_says_where_its_ranks_were(golden):
         step_s=1.0,
     )
     state = run.run(Limits(timeout_s=8.0))
-    assert (run.asks, run.stops) == (1, [([0, 1], state.grace_s, "timeout")])
+    assert (run.asks, run.stops) == (1, [([0, 1], state.terms.grace_s, "timeout")])
     error = verdict(state)
     assert isinstance(error, TimedOut)
     golden(error)
@@ -441,14 +441,14 @@ def test_a_timeout_while_a_hang_is_looked_into_waits_for_its_answers(golden):
         step_s=1.0,
     )
     state = run.run(Limits(timeout_s=7.0, hang_timeout_s=5.0))
-    assert (run.asks, run.stops) == (1, [([0, 1], state.grace_s, "timeout")])
+    assert (run.asks, run.stops) == (1, [([0, 1], state.terms.grace_s, "timeout")])
     golden(verdict(state))
 
 
 def test_a_timeout_waits_for_answers_only_so_long(golden):
     run = ScriptedRun(START, *[[]] * 20, [*end_of(0, -15), *end_of(1, -15)], step_s=1.0)
     state = run.run(Limits(timeout_s=7.0))
-    assert (run.asks, run.stops) == (1, [([0, 1], state.grace_s, "timeout")])
+    assert (run.asks, run.stops) == (1, [([0, 1], state.terms.grace_s, "timeout")])
     golden(verdict(state))
 
 
@@ -463,7 +463,7 @@ def test_a_second_interrupt_does_not_wait_for_the_answers():
         step_s=1.0,
     )
     state = driven(run, None)
-    assert run.stops == [([0, 1], state.grace_s, "interrupted")]
+    assert run.stops == [([0, 1], state.terms.grace_s, "interrupted")]
     assert (state.phase, verdict(state).hint) == ("stopped", "")
 
 

@@ -13,8 +13,7 @@ from distmagic.state.builder import RunStateBuilder
 from distmagic.state.model import RunState
 
 NEVER_CHANGED = {
-    "job", "max_restarts", "before_s", "call", "name", "began_unix_s", "goes_on_alone",
-    "grace_s", "variable", "seen_unix_s",
+    "job", "before_s", "name", "began_unix_s", "variable", "seen_unix_s",
 }  # fmt: skip
 
 

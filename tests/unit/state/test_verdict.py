@@ -31,6 +31,7 @@ from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 from tests.builders.any_events import EVENTS
 from tests.builders.events import HOSTS, at, begun, ended, killed, output, raised
+from tests.builders.terms import on_terms, terms
 
 LOGS = "Its whole output: run.logs({rank}), on {host} under ~/.distmagic/jobs/j."
 
@@ -296,7 +297,7 @@ def test_a_node_that_ended_as_lost_and_came_back_as_another_one_is_no_failure():
         at(p.NodeAdded(request_id="a1", hosts=("gpu-a", "gpu-b", "gpu-b"))), *(at(what, 2) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
         *(at(what, 0) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
     ]  # fmt: skip
-    state = fold(begin("j", ("gpu-a", "gpu-b"), 3, min_nodes=1), events)
+    state = fold(begin("j", ("gpu-a", "gpu-b"), terms(3, min_nodes=1)), events)
     assert (state.phase, verdict(state)) == ("done", None)
 
 
@@ -310,7 +311,9 @@ def test_an_elastic_job_whose_ranks_only_lost_each_other(golden):
         for n in (0, 1)
         for what in (p.EngineEnded(code=1), p.Final(reason="failed"), Gone())
     ]
-    state = fold(begin("j", ("gpu-a", "gpu-b"), 3, min_nodes=1), [*events, *ends])
+    state = fold(
+        begin("j", ("gpu-a", "gpu-b"), terms(3, min_nodes=1)), [*events, *ends]
+    )
     golden(verdict(state))
 
 
@@ -355,7 +358,7 @@ def test_a_rank_that_failed_because_a_host_was_lost(golden):
     ],
 )
 def test_a_port_that_is_taken(word, chose_port, golden):
-    plan = at(Planned(addresses=(), min_nodes=0, chose_port=chose_port))
+    plan = at(Planned(addresses=(), chose_port=chose_port))
     state = over(plan, output(f"[E] {word}\n", -1, 0, "stderr"), code=1)
     golden(verdict(state))
 
@@ -391,7 +394,7 @@ def test_in_an_elastic_job_the_torchrun_that_failed_before_any_rank_began_speaks
         at(what, 2)
         for what in (p.EngineEnded(code=1), stopping, p.Final(reason="failed"), Gone())
     ]
-    three = begin("j", ("gpu-a", "gpu-b", "gpu-c"), 1, min_nodes=2)
+    three = begin("j", ("gpu-a", "gpu-b", "gpu-c"), terms(1, min_nodes=2))
     golden(verdict(fold(three, ends)))
 
 
@@ -401,7 +404,7 @@ def test_a_lost_host_that_failed_and_stopped_the_others_is_blamed_and_not_their_
     """They are told by the gang channel whose failure it is; this notebook can't follow that host any more."""
     stopping = p.NodeStopping(reason="failed", culprit=1)
     ends = [at(stopping, 0), at(p.EngineEnded(code=143), 0), at(p.Final(reason="failed"), 0), at(Gone(), 0)]  # fmt: skip
-    two = begin("j", ("gpu-a", "gpu-b"), 1, min_nodes=1)
+    two = begin("j", ("gpu-a", "gpu-b"), terms(1, min_nodes=1))
     lost = at(Lost(why="gpu-b: it has nothing of job j."), 1)
     golden(verdict(fold(two, [lost, *ends])))
     raised = p.Ended(
@@ -409,7 +412,7 @@ def test_a_lost_host_that_failed_and_stopped_the_others_is_blamed_and_not_their_
     )  # fmt: skip
     began = p.Worker(rank=1, local_rank=0, world_size=2, restart=0, pid=1)
     seen = [at(began, 1), at(raised, 1), lost]
-    golden(verdict(fold(replace(two, max_restarts=1), [*seen, *ends])))
+    golden(verdict(fold(on_terms(two, max_restarts=1), [*seen, *ends])))
 
 
 def test_the_lease(golden):
@@ -433,7 +436,7 @@ def test_an_elastic_job_that_has_no_restart_left_says_what_used_them_up(golden):
         for n in (0, 1)
         for what in (p.EngineEnded(code=1), p.Final(reason="failed"), Gone())
     ]
-    three = begin("j", ("gpu-a", "gpu-b", "gpu-c"), 1, min_nodes=2)
+    three = begin("j", ("gpu-a", "gpu-b", "gpu-c"), terms(1, min_nodes=2))
     golden(verdict(fold(three, [at(Lost(why="switched off"), 2), *ends])))
 
 
@@ -455,7 +458,7 @@ def test_what_could_not_be_ended_is_named(golden):
 @given(EVENTS, st.integers(0, 1))
 def test_any_run_that_is_over_has_a_verdict(events, restarts):
     gone = [at(Gone(), node) for node in (0, 1)]
-    state = fold(begin("j", HOSTS, restarts), [*events, *gone])
+    state = fold(begin("j", HOSTS, terms(restarts)), [*events, *gone])
     error = verdict(state)
     assert error is None or (
         error.message and str(error) and error._render_traceback_()

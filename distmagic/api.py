@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from distmagic.connection.prompts import asker_of
 from distmagic.errors import RunError, SpecError
@@ -19,11 +19,13 @@ from distmagic.payload.pack import Payload, pack_call
 from distmagic.render.screen import Screen
 from distmagic.request import notebook_place
 from distmagic.request.allocation import HostsRequest
-from distmagic.request.hosts import Host, Slots, hosts_of, parse_hosts
+from distmagic.request.flag_values import options_of
+from distmagic.request.hosts import Host, hosts_of, parse_hosts
 from distmagic.request.spec import (
     PAYLOAD_LIMIT_BYTES,
     Access,
     JobSpec,
+    Options,
     check_system,
     from_options,
     unknown_option,
@@ -35,6 +37,9 @@ from distmagic.session.inside import digest_of
 from distmagic.session.place import Place
 from distmagic.session.session import Session
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 @cache
 def session() -> Session:
@@ -44,53 +49,21 @@ def session() -> Session:
     return found
 
 
-def run(  # noqa: PLR0913  # its options are those of the magic, each with a name of its own
+def run(  # noqa: PLR0913  # a call, and where it runs
     fn: Callable[..., Any],
     *args: Any,
     kwargs: Mapping[str, Any] | None = None,
     hosts: str | Sequence[Host | str] | None = None,
     allocation: HostsRequest | None = None,
-    nproc_per_node: Slots | None = None,
-    nnodes: int | tuple[int, int] | None = None,
-    max_restarts: int = 0,
-    rdzv_backend: str | None = None,
-    rdzv_endpoint: str | None = None,
-    rdzv_id: str | None = None,
-    master_port: int | None = None,
-    local_addr: str | None = None,
-    env: Mapping[str, str] | tuple[tuple[str, str], ...] = (),
-    cwd: str | None = None,
-    sync: str | None = None,
-    name: str | None = None,
-    fresh: bool = False,
-    fetch: Sequence[str] = (),
-    devices: Sequence[str | int] = (),
-    no_wait: bool = False,
-    no_settings: bool = False,
-    timeout_s: float | None = None,
-    hang_timeout_s: float | None = None,
-    grace_s: float = 30.0,
-    node_lost_after_s: float = 10.0,
-    on_disconnect: str = "stop",
-    detach: bool = False,
-    background: bool = False,
     access: Access | None = None,
-    ssh_config: str | None = None,
-    ssh_command: str | None = None,
-    python: str | Mapping[str, str] | None = None,
-    connect_timeout_s: float | None = None,
-    lease_s: float | None = None,
-    warm_idle_s: float | None = None,
-    cold: bool | None = None,
-    setup: str | None = None,
-    exec_prefix: str | None = None,
+    background: bool = False,
     payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES,
     screen: Screen | None = None,
-    **unknown: NoReturn,
+    **options: Unpack[Options],
 ) -> Run | Detached | BackgroundRun:
     """Call `fn(*args, **kwargs)` on every rank of a job, from plain Python, and return the `Run`.
 
-    With `background` it returns a `BackgroundRun` at once.
+    With `background` it returns a `BackgroundRun` at once, with `detach` a `Detached` as soon as the job runs.
 
     The options are the flags of `%%distributed`, with underscores; times are in seconds, sizes in bytes:
 
@@ -100,55 +73,22 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
                              the job in which a system has started this program on each, else here
         allocation           nodes of a scheduler in place of hosts: of `distmagic.request.allocation` an `SlurmRequest`
                              for Slurm, or a `SkyRequest` for SkyPilot
-        nproc_per_node       ranks a host: a number, "gpu", "cpu" or "auto"; None: one for each GPU, else 1
-        nnodes               number of nodes, or (min, max) of an elastic job
-        max_restarts         restarts of all ranks after a failure
-        rdzv_backend         rendezvous: "static" or "c10d"
-        rdzv_endpoint        address at which the nodes meet: "10.0.0.1:29500"
-        rdzv_id              name of the job at the rendezvous
-        master_port          port on the first host; None: a free one
-        local_addr           address that a node announces to the others
-        env                  variables of every rank: a dict, or a tuple of pairs
-        cwd                  working directory on the hosts; None: one of the run's own
-        sync                 folder of this machine that is brought there; only what has changed is sent
-        name                 name of the run's working directory; None: that of this script or notebook
-        fresh                begin in an empty working directory
-        fetch                patterns of files that rank 0 leaves there and that are brought here: ["checkpoints/*.pt"]
-        devices              GPUs of each host that the job may use, by number: [0, 1]; else all
-        no_wait              raise `PreflightError` at once where another job has some of these devices
-        no_settings          begin ranks with the default settings of torch and logging, not with this process's
-        timeout_s            end the run after this time
-        hang_timeout_s       end the run when no rank advances for this time
-        grace_s              time that ranks have to end after an interrupt or a timeout; 0: none
-        node_lost_after_s    a host that the others have not heard for this time is lost
-        on_disconnect        without the notebook for the length of the lease: "stop" or "keep" going
-        detach               return a `Detached` as soon as the job runs; it needs no notebook then
+        access               some of the options that follow in one object; those that are given change it
         background           return at once; the run goes on until `run.wait()`, `run.stop()` or the end of this process
-        access               the nine options below in one object; those that are given change it
-        ssh_config           OpenSSH configuration instead of ~/.ssh/config
-        ssh_command          reach hosts with the system's ssh program, such as "ssh"
-        python               interpreter of all hosts, or a dict of interpreters by host
-        connect_timeout_s    longest time to connect to a host (15)
-        lease_s              how long ranks outlive a lost notebook (60)
-        warm_idle_s          how long hosts keep torch loaded for the next run (900); 0: not at all
-        cold                 start every process anew: nothing is kept loaded, and nothing that is gets used
-        setup                shell that hosts run before their Python: "module load cuda"
-        exec_prefix          program that starts each host's Python: "apptainer exec --nv image.sif"
         payload_limit_bytes  largest captured data
         screen               where the run is shown; None: what fits here: widgets, a terminal, or plain lines
 
     Raises what the magic raises: `SpecError`, `PayloadError`, a `HostError` (or `HostErrors`), a `RunError`, which
     carries the `Run`: `error.run`.
     """
-    arguments = locals()
     check_system()
-    for option in unknown:
-        names = inspect.signature(run).parameters
-        known = [name for name in names if name not in ("fn", "args", "unknown")]
-        raise unknown_option(option, known)
+    parameters = list(inspect.signature(run).parameters)
+    for option in options:
+        if option not in parameters:
+            raise unknown_option(option, parameters[2:])  # of fn and args none is meant
     chosen, usual_access = _place(hosts, allocation)
-    spec, access = from_options(_options(arguments), access or usual_access)
-    if background and detach:
+    spec, access = from_options(options, access or usual_access)
+    if background and spec.detach:
         raise SpecError("background and detach are both given.", "Keep one of them.")
     call = _Call(
         fn=fn,
@@ -170,6 +110,32 @@ def run(  # noqa: PLR0913  # its options are those of the magic, each with a nam
     found = part.run(digest_of("function", name), access, spec, launch)
     assert found is not None
     return found
+
+
+def _tell_options() -> None:
+    """Give `run` its options, one by one, in its signature and in its help: for `help`, the Tab key and the Shift-Tab key."""
+    signature = inspect.signature(run)
+    *parameters, _ = signature.parameters.values()
+    usual = JobSpec()  # `access` has its own
+    lines = []
+    for name, flag in {**options_of(JobSpec), **options_of(Access)}.items():
+        kind = Options.__annotations__[name].__forward_arg__
+        parameters.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=getattr(usual, name, None),
+                annotation=kind,
+            )
+        )
+        lines.append(f"        {name:20} {flag.argument or flag.help}\n")
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    assert run.__doc__ is not None
+    own, raises, end = run.__doc__.partition("\n    Raises ")
+    run.__doc__ = own + "".join(lines) + raises + end
+
+
+_tell_options()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,37 +187,6 @@ def _launch(
 
 
 _OF_A_RUN = re.compile(r"\brun(?=\.logs\(|\.results\[)")
-
-# Arguments of `run` that are options neither of the job nor of the way to its hosts.
-_OF_THE_CALL = (
-    "fn",
-    "args",
-    "kwargs",
-    "hosts",
-    "allocation",
-    "access",
-    "payload_limit_bytes",
-    "screen",
-    "background",
-    "unknown",
-)
-
-
-def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the job and of the way to its hosts among the arguments of `run`, as `from_options` takes them.
-
-    None leaves an option as `access` has it, or as it is for every job.
-    """
-    options = {}
-    for name, value in arguments.items():
-        if value is not None and name not in _OF_THE_CALL:
-            options[name] = value
-    nnodes = options.get("nnodes")
-    if isinstance(nnodes, int):
-        options["nnodes"] = (nnodes, nnodes)
-    options["fetch"] = tuple(arguments["fetch"])
-    options["devices"] = tuple(str(device) for device in arguments["devices"])
-    return options
 
 
 def _place(

@@ -9,8 +9,8 @@ thing is kept: where the notebook runs its cells, by notebook_place.py. Read the
     command_prefix.py  what stands before a host's Python on its command line
     allocation.py    what is asked of a scheduler, and where it is
     export.py        for which system a folder is to be written, and where
-    flag_values.py   the text after a flag becomes its value
-    flag_table.py    all flags
+    flag_values.py   what a flag is, and an option, a field that declares one; the text after a flag becomes its value
+    flag_table.py    all flags: those of the options, and those of the line alone
     flag_parser.py   flags of a line, one by one, their help and their names
     flags.py         the line of `%%distributed` becomes a `Request`: most flags fill the field of their name
     program.py       a script and its arguments, behind such flags

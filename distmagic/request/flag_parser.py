@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from distmagic.errors import SpecError
-from distmagic.request.flag_table import FLAGS, HEADINGS
+from distmagic.request.flag_table import FLAGS
+from distmagic.request.flag_values import HEADINGS
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -165,37 +166,19 @@ def _parser() -> _Parser:
     )
     parser.add_argument("-h", "--help", action="store_true", help="print this text")
     groups = {}
-    for heading, names_below in HEADINGS.items():
-        group = parser.add_argument_group(heading)
-        groups.update(dict.fromkeys(names_below.split(), group))
+    for heading, text in HEADINGS.items():
+        groups[heading] = parser.add_argument_group(text)
     for flag in FLAGS:
-        add_argument = groups.get(flag.name, parser).add_argument
-        names = ("-o", "--output") if flag.name == "output" else (f"--{flag.name}",)
+        words: dict[str, Any] = {"help": flag.help}
         if not flag.metavar:
-            add_argument(*names, action="store_true", help=flag.help)
-        elif flag.name == "export":
-            add_argument(
-                *names,
-                action=_Once,
-                nargs=2,
-                metavar=tuple(flag.metavar.split()),
-                help=flag.help,
-            )
-        elif flag.repeats:
-            add_argument(
-                *names,
-                metavar=flag.metavar,
-                type=flag.read,
-                action="append",
-                default=[],
-                help=flag.help,
-            )
+            words["action"] = "store_true"
         else:
-            add_argument(
-                *names,
-                action=_Once,
-                metavar=flag.metavar,
-                type=flag.read,
-                help=flag.help,
-            )
+            words |= {"action": _Once, "metavar": flag.metavar, "type": flag.read}
+        if flag.repeats:
+            words |= {"action": "append", "default": []}
+            words["help"] += "; may be repeated"
+        if flag.name == "export":
+            words |= {"nargs": 2, "metavar": tuple(flag.metavar.split())}
+        names = ("-o", "--output") if flag.name == "output" else (f"--{flag.name}",)
+        groups[flag.heading].add_argument(*names, **words)
     return parser

@@ -1,19 +1,85 @@
-"""Readers of the values of flags: text in, a value out. Pure. Each raises `SpecError`, naming the flag."""
+"""What a flag is, and an option: a field of a request that declares its flag, its keyword and its help at once. Pure.
+
+Below, the readers of their values: text in, a value out. Each raises `SpecError`, naming the flag.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import keyword
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from distmagic.errors import SpecError
 from distmagic.request.command_prefix import ENVIRONMENT
 
+# The help's headings, which are those of help/flags.md, in their order there.
+HEADINGS = {
+    "torchrun": "torchrun's flags, under torchrun's names",
+    "hosts": "Hosts",
+    "nodes": "Nodes of a scheduler",
+    "files": "Files in place of a run",
+    "ranks": "The ranks",
+    "times": "How long",
+}
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 _UNITS_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _DIGITS = 9  # of any number that makes sense
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag of the line.
+
+    heading    the one of `HEADINGS` below which it stands
+    metavar    stands for its value in the help, "" for a switch
+    read       makes the value of its text
+    repeats    whether it may be given several times
+    not_with   what can't have it: "export", "osmo" or both; systems/osmo/run.py has flags of which there is more to say
+    argument   help of the keyword of `distmagic.run`, "" where that of the flag fits
+    """
+
+    name: str
+    heading: str
+    help: str
+    metavar: str = ""
+    read: Callable[[str], object] = str
+    repeats: bool = False
+    not_with: str = ""
+    argument: str = ""
+
+
+def option(
+    heading: str,
+    text: str,
+    metavar: str = "",
+    *,
+    default: object = None,
+    name: str = "",
+    is_secret: bool = False,
+    **more: Any,
+) -> Any:
+    """Declare a field of a request as an option: it is a flag of the line and a keyword of `distmagic.run`.
+
+    Both have the field's name, or `name`; the flag has hyphens, and a time's no `_s`. `text` and `more` are those of `Flag`.
+    The value of one that is secret is in no `repr`.
+    """
+    metadata = {"name": name, "flag": (heading, text, metavar), "more": more}
+    return field(default=default, repr=not is_secret, metadata=metadata)
+
+
+def options_of(record: Any) -> dict[str, Flag]:
+    """Return the flags of the options that a class of requests declares, by the keywords of `distmagic.run`."""
+    found = {}
+    for one in fields(record):
+        argument = one.metadata["name"] or one.name
+        name = argument.removesuffix("_s").replace("_", "-")
+        found[argument] = Flag(name, *one.metadata["flag"], **one.metadata["more"])
+    return found
+
+
+# ---- readers of values
 
 
 def parse_duration(text: str, where: str) -> float:
@@ -61,9 +127,13 @@ def number_of(flag: str) -> Callable[[str], int]:
     return read
 
 
-def idle_time(text: str) -> float:
-    """Return the seconds after --warm-idle, where 0 is a time too."""
-    return 0.0 if text.strip() == "0" else parse_duration(text, "--warm-idle")
+def time_or_zero(flag: str) -> Callable[[str], float]:
+    """Return the reader of a flag's time, in seconds, where 0 is one, too."""
+
+    def read(text: str) -> float:
+        return 0.0 if text.strip() == "0" else parse_duration(text, flag)
+
+    return read
 
 
 def nnodes(text: str) -> tuple[int, int]:
@@ -112,10 +182,10 @@ def variable_name(text: str, where: str = "-o") -> str:
 
 def refuse_zero_bytes(request: Any, what: str = "--") -> None:
     """Raise `SpecError` where a field of a request has one in any of its texts; `what` stands before the field's name."""
-    for field in dataclasses.fields(request):
-        if any("\0" in text for text in _texts(getattr(request, field.name))):
+    for one in fields(request):
+        if any("\0" in text for text in _texts(getattr(request, one.name))):
             raise SpecError(
-                f"{what}{field.name.replace('_', '-')} has a zero byte in it.",
+                f"{what}{one.name.replace('_', '-')} has a zero byte in it.",
                 "Neither a shell nor a process can be given one.",
             )
 

@@ -24,13 +24,7 @@ from distmagic.request.allocation import (
     sky_task,
 )
 from distmagic.request.export import ExportRequest
-from distmagic.request.flag_table import (
-    NO_SYSTEM,
-    NOT_WITH_EXPORT,
-    NOT_WITH_OSMO,
-    OSMO,
-    SBATCH_FLAGS,
-)
+from distmagic.request.flag_table import NO_SYSTEM, OSMO, SBATCH_FLAGS, flags_without
 from distmagic.request.hosts import Host, Slots
 from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, Access, JobSpec
 
@@ -273,7 +267,7 @@ def _export(args: argparse.Namespace) -> ExportRequest | None:
                     "Add --on osmo or --export osmo DIR, or leave it out.",
                 )
         return None
-    for name in NOT_WITH_EXPORT:
+    for name in flags_without("export"):
         if _value(args, name):
             raise SpecError(
                 f"--{name} is for a run, and --export only writes files.",
@@ -309,7 +303,7 @@ def _workflow(args: argparse.Namespace) -> ExportRequest | None:
             "--on osmo has hosts that OSMO chooses, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N says how many.",
         )
-    for name in NOT_WITH_OSMO:
+    for name in flags_without("osmo"):
         if _value(args, name):
             raise SpecError(
                 f"--{name} means nothing with --on osmo.",

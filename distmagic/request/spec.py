@@ -10,15 +10,24 @@ import reprlib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, get_args, get_type_hints
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypedDict, get_args, get_type_hints
 
 from distmagic.errors import SpecError
 from distmagic.remote.records.manifest import is_inside
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.command_prefix import setup_line, words_before_python
-from distmagic.request.flag_values import refuse_zero_bytes
-from distmagic.request.hosts import SLOT_WORDS, Host, Slots, is_port
+from distmagic.request.flag_values import (
+    device_list,
+    nnodes,
+    number_of,
+    option,
+    python,
+    refuse_zero_bytes,
+    time_of,
+    time_or_zero,
+)
+from distmagic.request.hosts import SLOT_WORDS, Host, Slots, is_port, parse_slots
 
 BACKENDS = ("static", "c10d")
 ON_DISCONNECT = ("stop", "keep")
@@ -51,41 +60,147 @@ def check_system() -> None:
 class JobSpec:
     """One job, in torchrun's words. None: not given, so that the plan decides.
 
-    `nnodes` is (min, max). `env` are variables of every rank, `cwd` their working directory on the host (None: the
-    run's own, or the notebook's on this machine). `sync` is a folder of this machine that is brought there, `name` the
-    name of the run's working directory (None: after the notebook or script), which `fresh` empties before. `fetch` are
-    patterns of the files that are brought here when the run is over. `devices` are the GPUs of each host that the job
-    may use, by their numbers there (none: all); where another job has them the run waits, but not with `no_wait`. With
-    `no_settings` ranks begin with none of this process's settings. `timeout_s` bounds the whole run, `hang_timeout_s` the
-    time in which no rank advances, `grace_s` the time that ranks have to end when they are asked to. A host that the
-    others have not heard for `node_lost_after_s` is lost.
-    `on_disconnect` says what a job does that has lost its notebook for the length of its lease: "stop" or "keep" (go on
-    alone). `detach`: it needs no notebook once it has begun. Raises `SpecError`.
+    Each field is an option, and says what it means; times are in seconds. `nnodes` is (min, max). `env` are the
+    variables of every rank, as (name, value). `devices` are numbers of GPUs as each host has them. Raises `SpecError`.
     """
 
-    nproc_per_node: Slots | None = None
-    nnodes: tuple[int, int] | None = None
-    max_restarts: int = 0
-    rdzv_backend: str | None = None
-    rdzv_endpoint: str | None = None
-    rdzv_id: str | None = None
-    master_port: int | None = None
-    local_addr: str | None = None
-    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # may hold secrets
-    cwd: str | None = None
-    timeout_s: float | None = None
-    node_lost_after_s: float = 10.0
-    on_disconnect: str = "stop"
-    detach: bool = False
-    hang_timeout_s: float | None = None
-    grace_s: float = 30.0
-    sync: str | None = None
-    name: str | None = None
-    fresh: bool = False
-    fetch: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
-    no_wait: bool = False
-    no_settings: bool = False
+    nproc_per_node: Slots | None = option(  # noqa: RUF009  # a field, as those below
+        "torchrun",
+        "ranks a host: a number, gpu, cpu or auto; usually one for each GPU, else 1",
+        "N",
+        read=lambda t: parse_slots(t, "--nproc-per-node"),
+    )
+    nnodes: tuple[int, int] | None = option(
+        "torchrun",
+        "number of nodes, or the range of an elastic job",
+        "MIN[:MAX]",
+        read=nnodes,
+    )
+    max_restarts: int = option(
+        "torchrun",
+        "restarts of all ranks after a failure (0)",
+        "N",
+        read=number_of("--max-restarts"),
+        default=0,
+    )
+    rdzv_backend: str | None = option("torchrun", "rendezvous: static or c10d", "NAME")
+    rdzv_endpoint: str | None = option(
+        "torchrun", "address at which the nodes meet", "HOST[:PORT]"
+    )
+    rdzv_id: str | None = option("torchrun", "name of the job at the rendezvous", "ID")
+    master_port: int | None = option(
+        "torchrun",
+        "port on the first host (a free one)",
+        "PORT",
+        read=number_of("--master-port"),
+    )
+    local_addr: str | None = option(
+        "torchrun",
+        "address that a node announces to the others",
+        "ADDRESS",
+        not_with="export osmo",
+    )
+    env: tuple[tuple[str, str], ...] = option(
+        "ranks",
+        "variable of every rank, NAME alone: as here",
+        "NAME[=VALUE]",
+        repeats=True,
+        argument="variables of every rank: a dict, or a tuple of pairs",
+        default=(),
+        is_secret=True,
+    )
+    sync: str | None = option(
+        "ranks",
+        "folder of this machine that hosts get a copy of, only what has changed",
+        "DIR",
+    )
+    name: str | None = option(
+        "ranks",
+        "name of the run's working directory on the hosts (the notebook's or script's)",
+        "NAME",
+    )
+    fetch: tuple[str, ...] = option(
+        "ranks",
+        "files that are brought here after the run: checkpoints/*.pt",
+        "PATTERN",
+        repeats=True,
+        not_with="export",
+        default=(),
+    )
+    fresh: bool = option(
+        "ranks",
+        "begin in an empty working directory",
+        not_with="export osmo",
+        default=False,
+    )
+    devices: tuple[str, ...] = option(
+        "ranks",
+        "GPUs of each host that the job may use, as soon as no other job has them: 0,1",
+        "LIST",
+        read=device_list,
+        not_with="export",
+        default=(),
+    )
+    no_wait: bool = option(
+        "ranks",
+        "fail at once where another job has some of the devices",
+        not_with="export",
+        default=False,
+    )
+    no_settings: bool = option(
+        "ranks",
+        "ranks begin with the default settings of torch and logging, not with those that this process has made",
+        not_with="export osmo",
+        default=False,
+    )
+    cwd: str | None = option(
+        "ranks", "working directory on the hosts, instead of the run's own", "DIR"
+    )
+    timeout_s: float | None = option(
+        "times",
+        "end the run after 90s, 10m or 2h",
+        "TIME",
+        read=time_of("--timeout"),
+        not_with="export",
+        argument="end the run after this time",
+    )
+    hang_timeout_s: float | None = option(
+        "times",
+        "end the run when no rank advances for 5m",
+        "TIME",
+        read=time_of("--hang-timeout"),
+        not_with="export",
+        argument="end the run when no rank advances for this time",
+    )
+    grace_s: float = option(
+        "times",
+        "time that ranks have to end after an interrupt or a timeout (30s; 0: none)",
+        "TIME",
+        read=time_or_zero("--grace"),
+        not_with="export",
+        default=30.0,
+    )
+    node_lost_after_s: float = option(
+        "times",
+        "a host that the others have not heard for this time is lost (10s)",
+        "TIME",
+        read=time_of("--node-lost-after"),
+        not_with="export osmo",
+        default=10.0,
+    )
+    on_disconnect: str = option(
+        "times",
+        "without the notebook for the length of the lease: stop (usual) or keep going",
+        "WHAT",
+        not_with="export osmo",
+        default="stop",
+    )
+    detach: bool = option(
+        "times",
+        "return as soon as the job runs; it needs no notebook then",
+        not_with="export",
+        default=False,
+    )
 
     def __post_init__(self) -> None:
         _check_nproc(self.nproc_per_node)
@@ -281,23 +396,76 @@ def split_endpoint(text: str) -> tuple[str, int | None]:
 class Access:
     """How hosts are reached. `pythons` maps a host's name to its interpreter, "" being the one for all others.
 
-    `ssh_command` names the system's client to use instead of paramiko. `connect_timeout_s` bounds one connection,
-    from the name's look-up to the end of authentication (waiting for an answer typed by the user not counted).
-    `lease_s`: how long ranks outlive a notebook that is gone. `warm_idle_s`: how long a host keeps torch loaded after a
-    run (0: not at all). `cold`: start this run as if nothing were loaded. `setup` is shell that hosts run before their
-    Python, which gets its variables; `exec_prefix` is the command line of a program that starts the Python, such as a
-    container's. Raises `SpecError`.
+    Each field is an option, and says what it means; times are in seconds. `connect_timeout_s` bounds one connection, from
+    the name's look-up to the end of authentication (waiting for an answer typed by the user not counted). Raises
+    `SpecError`.
     """
 
-    ssh_config: str | None = None
-    ssh_command: str | None = None
-    pythons: tuple[tuple[str, str], ...] = ()
-    connect_timeout_s: float = CONNECT_TIMEOUT_S
-    lease_s: float = LEASE_S
-    warm_idle_s: float = WARM_IDLE_S
-    cold: bool = False
-    setup: str = field(default="", repr=False)  # may hold secrets
-    exec_prefix: str = ""
+    pythons: tuple[tuple[str, str], ...] = option(
+        "hosts",
+        "interpreter of all hosts, or of one, or env:NAME",
+        "[HOST=]PATH",
+        read=python,
+        repeats=True,
+        default=(),
+        name="python",
+    )
+    setup: str = option(
+        "hosts",
+        "shell that every host runs before its Python: 'module load cuda'",
+        "TEXT",
+        default="",
+        is_secret=True,
+    )
+    exec_prefix: str = option(
+        "hosts",
+        "program that starts each host's Python: 'apptainer exec --nv image.sif'",
+        "COMMAND",
+        not_with="export osmo",
+        default="",
+    )
+    ssh_config: str | None = option(
+        "hosts",
+        "OpenSSH configuration instead of ~/.ssh/config",
+        "FILE",
+        not_with="export osmo",
+    )
+    ssh_command: str | None = option(
+        "hosts",
+        "reach hosts with the system's ssh program, such as ssh",
+        "PROGRAM",
+        not_with="export osmo",
+    )
+    connect_timeout_s: float = option(
+        "hosts",
+        f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",
+        "TIME",
+        read=time_of("--connect-timeout"),
+        not_with="export osmo",
+        default=CONNECT_TIMEOUT_S,
+    )
+    lease_s: float = option(
+        "times",
+        f"how long ranks outlive a lost notebook ({LEASE_S:g}s)",
+        "TIME",
+        read=time_of("--lease"),
+        not_with="export",
+        default=LEASE_S,
+    )
+    warm_idle_s: float = option(
+        "times",
+        "how long hosts keep torch loaded for the next run (15m; 0: not at all)",
+        "TIME",
+        read=time_or_zero("--warm-idle"),
+        not_with="export osmo",
+        default=WARM_IDLE_S,
+    )
+    cold: bool = option(
+        "times",
+        "start every process anew: nothing is kept loaded, and nothing that is gets used",
+        not_with="export osmo",
+        default=False,
+    )
 
     def __post_init__(self) -> None:
         refuse_zero_bytes(self)
@@ -376,32 +544,67 @@ def check_warm_idle(seconds: float, where: str = "--warm-idle") -> None:
         )
 
 
-def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, Access]:
-    """Return the job and the way to the hosts that keyword arguments ask for, `access` being changed by them.
+class Options(TypedDict, total=False):
+    """The keywords of `distmagic.run` that are options: as the fields of `JobSpec` and `Access`, or None for the usual."""
 
-    `env` may be a dict, `python` a path or a dict of paths by host. Raises `SpecError`, also for an unknown name.
+    nproc_per_node: Slots | None
+    nnodes: int | tuple[int, int] | None
+    max_restarts: int
+    rdzv_backend: str | None
+    rdzv_endpoint: str | None
+    rdzv_id: str | None
+    master_port: int | None
+    local_addr: str | None
+    env: Mapping[str, str] | tuple[tuple[str, str], ...]
+    sync: str | None
+    name: str | None
+    fetch: Sequence[str]
+    fresh: bool
+    devices: Sequence[str | int]
+    no_wait: bool
+    no_settings: bool
+    cwd: str | None
+    timeout_s: float | None
+    hang_timeout_s: float | None
+    grace_s: float
+    node_lost_after_s: float
+    on_disconnect: str
+    detach: bool
+    python: str | Mapping[str, str] | None
+    setup: str | None
+    exec_prefix: str | None
+    ssh_config: str | None
+    ssh_command: str | None
+    connect_timeout_s: float | None
+    lease_s: float | None
+    warm_idle_s: float | None
+    cold: bool | None
+
+
+def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, Access]:
+    """Return the job and the way to the hosts that `Options` ask for, `access` being changed by them.
+
+    None leaves an option as `access` has it, or as it is for every job. Raises `SpecError` for a value of a wrong kind.
     """
-    of_job = {one.name for one in fields(JobSpec)}
-    of_access = {one.name for one in fields(Access)}
-    known = sorted((of_job | of_access | {"python"}) - {"pythons"})
-    job: dict[str, Any] = {}
-    way: dict[str, Any] = {}
-    for name, value in options.items():
-        if name not in known:
-            raise unknown_option(name, known)
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
         _check_kind(name, value)
-        if name in of_job:
-            job[name] = value
-        elif name in of_access:
-            way[name] = value
-    if isinstance(job.get("env"), Mapping):
-        job["env"] = tuple(job["env"].items())
-    python = options.get("python")
+    if isinstance(given.get("nnodes"), int):
+        given["nnodes"] = (given["nnodes"], given["nnodes"])
+    if isinstance(given.get("env"), Mapping):
+        given["env"] = tuple(given["env"].items())
+    if "fetch" in given:
+        given["fetch"] = tuple(given["fetch"])
+    if "devices" in given:
+        given["devices"] = tuple(str(device) for device in given["devices"])
+    python = given.pop("python", None)
     if isinstance(python, Mapping):
-        way["pythons"] = tuple(python.items())
+        given["pythons"] = tuple(python.items())
     elif python is not None:
-        way["pythons"] = (("", python),)  # "": of all hosts
-    return JobSpec(**job), replace(access, **way)
+        given["pythons"] = (("", python),)  # "": of all hosts
+    of_access = {one.name for one in fields(Access)} & given.keys()
+    way = {name: given.pop(name) for name in of_access}
+    return JobSpec(**given), replace(access, **way)
 
 
 def unknown_option(name: str, known: Sequence[str]) -> SpecError:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import pytest
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
 
 import distmagic
 from distmagic import api
@@ -14,12 +16,12 @@ from distmagic.connection.link_opener import Fleet
 from distmagic.errors import SpecError, WorkerFailed
 from distmagic.request import flag_table, notebook_place
 from distmagic.request.allocation import SlurmRequest
-from distmagic.request.flag_table import FLAGS
+from distmagic.request.flag_values import options_of
 from distmagic.request.hosts import parse_hosts
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.spec import Access, JobSpec, Options
 from distmagic.session.inside import Inside
 
-OWN = {
+OWN = [
     "fn",
     "args",
     "kwargs",
@@ -29,30 +31,9 @@ OWN = {
     "background",
     "payload_limit_bytes",
     "screen",
-    "unknown",
-}
+]
+OPTIONS = {**options_of(JobSpec), **options_of(Access)}
 PARAMETERS = inspect.signature(distmagic.run).parameters
-# Flags that fill no field of `JobSpec` and `Access` by their names: request/flags.py reads each of them itself.
-READ_APART = {
-    "hosts",
-    "hostfile",
-    "on",
-    "nodes",
-    "gpus",
-    "sky",
-    "slurm",
-    "idle",
-    "export",
-    "image",
-    "results",
-    "background",
-    "payload-limit",
-    "whole",
-    "script",
-    "dry-run",
-    "output",
-    *flag_table.SBATCH_FLAGS,
-}
 
 
 class FakeSession:
@@ -140,23 +121,18 @@ def test_in_a_notebook_it_runs_where_its_cells_do(session, monkeypatch):
     assert session.access.ssh_config is None
 
 
-def test_every_option_is_a_field_a_parameter_and_a_flag():
-    of_job = {one.name for one in fields(JobSpec)}
-    of_access = {one.name for one in fields(Access)} - {"pythons"} | {"python"}
-    options = of_job | of_access
-    assert set(PARAMETERS) == OWN | options
-    of_flags = {option.removesuffix("_s").replace("_", "-") for option in options}
-    assert {flag.name for flag in FLAGS} == READ_APART | of_flags
+def test_every_option_is_a_field_a_keyword_a_parameter_and_a_flag():
+    assert list(Options.__annotations__) == list(OPTIONS)
+    assert list(PARAMETERS) == [*OWN, *OPTIONS]
+    known = {flag.name: flag for flag in flag_table.FLAGS}
+    assert len(known) == len(flag_table.FLAGS), "of one name there are two"
+    for flag in OPTIONS.values():
+        assert known[flag.name] == flag
 
 
-def test_lists_of_flags_name_only_flags():
-    lists = (
-        flag_table.SBATCH_FLAGS,
-        flag_table.NOT_WITH_EXPORT,
-        flag_table.NOT_WITH_OSMO,
-    )
-    known = {flag.name for flag in FLAGS}
-    assert [name for names in lists for name in names if name not in known] == []
+def test_what_a_flag_can_t_go_with_is_known():
+    words = {word for flag in flag_table.FLAGS for word in flag.not_with.split()}
+    assert words == {"export", "osmo"}
 
 
 def test_the_defaults_are_those_of_a_job():
@@ -166,26 +142,34 @@ def test_the_defaults_are_those_of_a_job():
     }
 
 
+def test_an_option_is_completed_and_explained_by_name(capsys):
+    shell = InteractiveShell()
+    shell.user_ns["distmagic"] = distmagic
+    text = "distmagic.run(len, max_res"
+    with provisionalcompleter():
+        found = {one.text for one in shell.Completer.completions(text, len(text))}
+    assert "max_restarts=" in found
+    help(distmagic.run)
+    shown = capsys.readouterr().out
+    assert "max_restarts: 'int' = 0" in shown
+    assert re.search(r"max_restarts +restarts of all ranks after a failure", shown)
+
+
 def test_the_help_has_a_line_for_every_option():
     lines = re.findall(
-        r"^    (\w+) {2,}\S", inspect.getdoc(distmagic.run), re.MULTILINE
+        r"^    (\w+) {2,}(\S.*)", inspect.getdoc(distmagic.run), re.MULTILINE
     )
-    assert lines == [
-        name for name in PARAMETERS if name not in ("fn", "args", "unknown")
-    ]
+    assert [name for name, _ in lines] == [*OWN[2:], *OPTIONS]
+    for name, flag in OPTIONS.items():
+        assert dict(lines)[name] == (flag.argument or flag.help)
 
 
-def test_the_help_tells_the_usual_times_of_access():
-    usual = Access()
-    told = dict(
-        re.findall(
-            r"^    (\w+) .*\((\d+)\)", inspect.getdoc(distmagic.run), re.MULTILINE
-        )
-    )
-    assert {name: float(value) for name, value in told.items()} == {
-        name: getattr(usual, name)
-        for name in ("connect_timeout_s", "lease_s", "warm_idle_s")
-    }
+def test_the_help_tells_the_usual_times():
+    usual = {**asdict(JobSpec()), **asdict(Access())}
+    for name, flag in OPTIONS.items():
+        told = re.search(r"\((\d+)([sm])", flag.help)
+        if told is not None:
+            assert int(told[1]) * {"s": 1, "m": 60}[told[2]] == usual[name]
 
 
 def test_every_option_arrives(session):
@@ -228,6 +212,7 @@ def test_options_that_are_not_given_leave_access_as_it_is(session):
         "host",
         "time_out_s",
         "nproc",
+        "pythons",
         "payload_limit",
         "xyz",
     ],

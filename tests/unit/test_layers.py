@@ -73,6 +73,7 @@ FOREIGN = {
     "pathspec": "payload.ignored",
     "paramiko": "transports.ssh.client",
     "torch": "systems.sing.sing_entry exports.on_nodes.run_node remote.rank.checkpoint remote.engine.engine remote.engine.meeting remote.values.storages",
+    "typing_extensions": "api",
     "traitlets": "request.config screens.widget",
 }
 # `%load_ext distmagic` imports none of them.

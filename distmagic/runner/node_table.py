@@ -37,8 +37,9 @@ from distmagic.errors import (
     SpecError,
     Unreachable,
 )
-from distmagic.remote.gang.liveness import FORM_S, MOST_NODES
+from distmagic.remote.gang.liveness import FORM_S
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.bounds import MOST_NODES
 from distmagic.runner.actions import (
     Action,
     Admitted,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from distmagic.remote.gang.liveness import MOST_NODES
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.bounds import MOST_NODES
 from distmagic.remote.wire.protocol import JobTerms
 from distmagic.remote.wire.vocabulary import known_stop_reason
 from distmagic.state import failure_kind, fold_launcher, fold_ranks

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.bounds import MOST_RANKS
 from distmagic.state import failure_kind
 from distmagic.state.builder import STREAMS, RunStateBuilder
 from distmagic.state.events import Event
@@ -25,8 +26,7 @@ _POINTS_OF_ALL = (
     128_000  # points of one metric of all ranks together, and at least of each:
 )
 _FEWEST_POINTS = 50
-KEPT_RANKS = 16_384
-KEPT_OPEN_LINES = 2 * KEPT_RANKS
+KEPT_OPEN_LINES = 2 * MOST_RANKS
 _LATER_TRACEBACK_CHARS = 4000  # of the traceback of a rank that was not the first to fail; its log has all of it
 _LATER_CHARS = 2000  # of each other text of its end
 _LATER_CHARS_OF_ALL = 8_000_000  # of each text, of all ranks together: with very many ranks each keeps less
@@ -85,7 +85,7 @@ def _agrees_with_plan(
     builder: RunStateBuilder, node: int, what: protocol.Worker
 ) -> bool:
     """Whether there can be such a rank on this node, in such a world."""
-    if not 0 <= what.rank < what.world_size <= KEPT_RANKS:
+    if not 0 <= what.rank < what.world_size <= MOST_RANKS:
         return False
     if builder.planned_world_size not in (0, what.world_size):
         return False

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from distmagic.connection import limits
 from distmagic.connection.link import BOOT_TIMEOUT_S, Link
 from distmagic.errors import ConnectionLost, ProtocolError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.records.found_files import is_wanted
 from distmagic.remote.records.manifest import is_inside
 from distmagic.remote.wire import file_names, protocol
+from distmagic.remote.wire.bounds import MOST_FILES
 from distmagic.remote.wire.protocol import Folder, FoundFile
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def find_files(link: Link, folder: Folder, pattern: str) -> tuple[FoundFile, ...
     with link.bounded(BOOT_TIMEOUT_S):
         link.send(protocol.ListFiles(folder=folder, pattern=pattern))
         while some := link.answer(protocol.FoundFiles).files:
-            for file in some[: limits.MOST_FILES - len(found)]:
+            for file in some[: MOST_FILES - len(found)]:
                 found.append(replace(file, path=file_names.unquoted(file.path)))
     paths: set[str] = set()
     for file in found:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from distmagic.connection import limits
 from distmagic.connection.link import BOOT_TIMEOUT_S, Link
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.bounds import MOST_JOBS
 
 # Of a host's list of jobs; 10,000 jobs of 64 hosts each are smaller.
 _LISTING_BYTES = 16 << 20
@@ -43,7 +43,7 @@ def list_jobs(link: Link, job: str = "") -> tuple[protocol.JobListing, ...]:
         while some := _more_jobs(link):
             size_bytes += link.line_bytes
             if size_bytes <= _LISTING_BYTES:
-                found += some[: limits.MOST_JOBS - len(found)]
+                found += some[: MOST_JOBS - len(found)]
     return tuple(found)
 
 

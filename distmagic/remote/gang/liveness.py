@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from distmagic.remote.gang.datagrams import NOBODY, Datagram, seal, unseal
+from distmagic.remote.wire.bounds import MOST_NODES
 from distmagic.remote.wire.vocabulary import StopReason
 
 PERIOD_S = 0.5
-MOST_NODES = 4096
 FORM_S = 20.0  # after which a peer that has not joined is "silent"
 _REMEMBERED = 128  # of the datagrams sent to one peer, whose time of sending is kept until they are echoed
 

@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from distmagic.remote.wire.bounds import (
+    MOST_JOBS,
+    Count,
+    Date,
+    ExactSize,
+    HostPath,
+    Paragraph,
+    Port,
+    RankNumber,
+    Seconds,
+    Size,
+    Word,
+)
 from distmagic.remote.wire.codec import message
 from distmagic.remote.wire.parts import (
     DeviceClaim,
@@ -28,19 +42,19 @@ class Facts:
     stopped all the same.
     """
 
-    executable: str
-    torch: str | None
-    gpus: int
-    cpus: int
-    address: str
-    interface: str
-    free_port: int
-    free_bytes: int
-    state_dir: str
-    host_id: str = ""
-    logout: str = ""
-    write_error: str = ""
-    running: tuple[JobListing, ...] = ()
+    executable: HostPath
+    torch: Word | None
+    gpus: Annotated[int, "whole", 0, 1024]
+    cpus: RankNumber
+    address: Word
+    interface: Word
+    free_port: Port
+    free_bytes: Size
+    state_dir: HostPath
+    host_id: Word = ""
+    logout: Paragraph = ""
+    write_error: Paragraph = ""
+    running: Annotated[tuple[JobListing, ...], "items", MOST_JOBS] = ()
 
 
 @message
@@ -51,9 +65,9 @@ class Route:
     `time_s` is what its clock shows, in seconds since 1970; 0 where that is not said.
     """
 
-    address: str
-    interface: str
-    time_s: float = 0.0
+    address: Word
+    interface: Word
+    time_s: Date = 0.0
 
 
 @message
@@ -61,7 +75,7 @@ class Route:
 class FreePort:
     """A port that nothing uses, neither by TCP nor by UDP. That may change at any time: it is for use at once."""
 
-    port: int
+    port: Port
 
 
 @message
@@ -69,7 +83,7 @@ class FreePort:
 class DevicesClaimed:
     """The claims of other jobs on the devices, the oldest first; none: this job has the devices now."""
 
-    others: tuple[DeviceClaim, ...] = ()
+    others: Annotated[tuple[DeviceClaim, ...], "items", 1000] = ()
 
 
 @message
@@ -77,7 +91,7 @@ class DevicesClaimed:
 class MissingBlobs:
     """The blobs of an offer that this host does not have."""
 
-    sha256: tuple[str, ...] = ()
+    sha256: Annotated[tuple[Word, ...], "items", 10_000] = ()
 
 
 @message
@@ -85,8 +99,8 @@ class MissingBlobs:
 class Serving:
     """The port at which the host serves blobs; 0 if it can't, and `why`."""
 
-    port: int
-    why: str = ""
+    port: Port
+    why: Paragraph = ""
 
 
 @message
@@ -94,7 +108,7 @@ class Serving:
 class ReceivedBytes:
     """So many bytes of the blobs of `ReceiveBlobs` have arrived, of all together."""
 
-    size_bytes: int
+    size_bytes: Size
 
 
 @message
@@ -105,9 +119,9 @@ class NeedBlob:
     `why` says why they do not come from the other host, "" where there is none.
     """
 
-    sha256: str
-    offset: int = 0
-    why: str = ""
+    sha256: Word
+    offset: ExactSize = 0
+    why: Paragraph = ""
 
 
 @message
@@ -115,8 +129,8 @@ class NeedBlob:
 class Data:
     """`size_bytes` raw bytes follow this line; `skipped_bytes` of the same file come before them and are not sent."""
 
-    size_bytes: int
-    skipped_bytes: int = 0
+    size_bytes: ExactSize
+    skipped_bytes: ExactSize = 0
 
 
 @message
@@ -124,7 +138,7 @@ class Data:
 class Jobs:
     """Some of the jobs of which this host has something, the oldest first. After the last of them comes one without any."""
 
-    jobs: tuple[JobListing, ...] = ()
+    jobs: Annotated[tuple[JobListing, ...], "items", MOST_JOBS] = ()
 
 
 @message
@@ -132,7 +146,7 @@ class Jobs:
 class Removed:
     """So many bytes were removed: of a job, or of blobs. For `PruneBlobs` without `removes`: would be."""
 
-    size_bytes: int
+    size_bytes: Size
 
 
 @message
@@ -140,8 +154,8 @@ class Removed:
 class WorkDirReady:
     """The working directory of the node that is being started; `notice` is what a user should know of it."""
 
-    path: str
-    notice: str = ""
+    path: HostPath
+    notice: Annotated[str, "line", 2000] = ""
 
 
 @message
@@ -149,7 +163,7 @@ class WorkDirReady:
 class FoundFiles:
     """Some of the files of `ListFiles`. After the last of them comes one without any."""
 
-    files: tuple[FoundFile, ...] = ()
+    files: Annotated[tuple[FoundFile, ...], "items", 1000] = ()
 
 
 @message
@@ -157,8 +171,8 @@ class FoundFiles:
 class FileBegins:
     """A file is `size_bytes` long, and is sent from `offset` on."""
 
-    size_bytes: int
-    offset: int = 0
+    size_bytes: ExactSize
+    offset: ExactSize = 0
 
 
 @message
@@ -174,7 +188,7 @@ class FileEnds:
 class WorkDirs:
     """The working directories that this host keeps, at most a thousand."""
 
-    dirs: tuple[KeptWorkDir, ...] = ()
+    dirs: Annotated[tuple[KeptWorkDir, ...], "items", 1000] = ()
 
 
 @message
@@ -182,8 +196,8 @@ class WorkDirs:
 class EnvironmentProgress:
     """The last line of what makes an environment."""
 
-    line: str
-    elapsed_s: float = 0.0
+    line: Word
+    elapsed_s: Seconds = 0.0
 
 
 @message
@@ -191,10 +205,10 @@ class EnvironmentProgress:
 class EnvironmentReady:
     """The Python of an environment that is ready; `was_there`: nothing had to be made. `notes` are for the user."""
 
-    python: str
+    python: HostPath
     was_there: bool
-    elapsed_s: float
-    notes: tuple[str, ...] = ()
+    elapsed_s: Seconds
+    notes: Annotated[tuple[Annotated[str, "line", 500], ...], "items", 100] = ()
 
 
 @message
@@ -213,7 +227,7 @@ class AgentGone:
     `error` is the last line of the agent's own log, "" for none: an agent that ends well writes nothing there.
     """
 
-    error: str = ""
+    error: Paragraph = ""
 
 
 @message
@@ -221,8 +235,8 @@ class AgentGone:
 class Refused:
     """The request can't be met; `error` says why in words, `what` is the name of the request on the wire."""
 
-    what: str
-    error: str
+    what: Word
+    error: Paragraph
 
 
 @message
@@ -230,7 +244,7 @@ class Refused:
 class Templates:
     """The templates of a notebook on this host. A template greets whoever connects with this, and itself alone in it."""
 
-    templates: tuple[Template, ...] = ()
+    templates: Annotated[tuple[Template, ...], "items", 1000] = ()
 
 
 @message
@@ -238,4 +252,4 @@ class Templates:
 class AgentForked:
     """A template has forked an agent with this process id."""
 
-    pid: int
+    pid: Count

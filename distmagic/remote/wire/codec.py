@@ -1,8 +1,8 @@
 """Writes messages as lines of JSON, and reads them again.
 
 Reading checks everything: whatever bytes come, `decode` returns a message whose fields have their types, or raises
-`BadLine`. A `Decoder` with limits bounds each field, too: the notebook has one for what hosts send
-(distmagic/connection/limits.py).
+`BadLine`. A `Decoder` that gets a limit for each bound (bounds.py) keeps fields within them, too: the notebook has one for
+what hosts send (distmagic/connection/limits.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 
 MAX_LINE_BYTES = 1 << 20
@@ -26,6 +26,7 @@ class BadLine(ValueError):
 
 _TYPES: dict[str, type] = {}
 _NAMES: dict[type, str] = {}
+_REQUESTS: set[type] = set()
 
 _M = typing.TypeVar("_M")
 
@@ -35,6 +36,12 @@ def message(cls: type[_M]) -> type[_M]:
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
     _TYPES[name], _NAMES[cls] = cls, name
     return cls
+
+
+def request(cls: type[_M]) -> type[_M]:
+    """Enter a class as `message` does, and note that no host sends it."""
+    _REQUESTS.add(cls)
+    return message(cls)
 
 
 def name_of(message: Message) -> str:
@@ -79,15 +86,13 @@ _Reader = Callable[[typing.Any], typing.Any]
 
 
 class Decoder:
-    """Reads messages, from anybody or from those whom `limits` are for.
+    """Reads messages, from anybody, or from hosts: these send no requests, and are kept within the bounds of fields.
 
-    `limits` has a function for each bounded field, by type and name. A type that is not in it is refused.
+    `limit_of` then makes a limit of what stands in the field's `Annotated`, and of whether it may be None (`is_optional`).
     """
 
-    def __init__(
-        self, limits: Mapping[type, Mapping[str, Limit]] | None = None
-    ) -> None:
-        self._limits = limits
+    def __init__(self, limit_of: Callable[..., Limit] | None = None) -> None:
+        self._limit_of = limit_of
         self._readers: dict[typing.Any, _Reader] = {
             str: _text,
             int: _whole,
@@ -117,6 +122,8 @@ class Decoder:
         if not 0 <= raw["n"] <= _LARGEST:
             raise BadLine(f"not a message: {line[:80]!r}")
         kind = _TYPES.get(raw["t"])
+        if kind in _REQUESTS and self._limit_of is not None:
+            raise BadLine(f"{raw['t']}: no host sends this")
         try:
             return raw["n"], None if kind is None else self._reader(kind)(raw)
         except Wrong as wrong:
@@ -139,21 +146,28 @@ class Decoder:
         origin, args = typing.get_origin(kind), typing.get_args(kind)
         if is_dataclass(kind):
             return self._dataclass_reader(typing.cast(type, kind))
+        if origin is typing.Annotated:
+            return self._field_reader(kind)
         if origin is tuple:
             return _list_reader(self._reader(args[0]))
         if origin is dict:
-            return _metrics if args[1] is float else _dict_reader(self._reader(args[1]))
+            name, item = map(self._reader, args)
+            return _metrics if args[1] is float else _dict_reader(name, item)
         if origin in (types.UnionType, typing.Union):
             inner = self._reader(args[0])
             return lambda value: None if value is None else inner(value)
         raise TypeError(f"no field of a message may be a {kind}")
 
-    def _field_reader(self, kind: typing.Any, limit: Limit | None) -> _Reader:
-        if limit is None:
-            return self._reader(kind)
+    def _field_reader(self, kind: typing.Any) -> _Reader:
         is_optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
-        inner = typing.get_args(kind)[0] if is_optional else kind
-        read = self._reader(inner)
+        bounded = typing.get_args(kind)[0] if is_optional else kind
+        if self._limit_of is None or typing.get_origin(bounded) is not typing.Annotated:
+            return self._reader(kind)
+        inner, *bound = typing.get_args(bounded)
+        limit, read = (
+            self._limit_of(*bound, is_optional=is_optional),
+            self._reader(inner),
+        )
         # Most values are numbers; one of this type needs no `read`.
         checked = float if inner is float else None
 
@@ -167,13 +181,11 @@ class Decoder:
         return read_within
 
     def _dataclass_reader(self, kind: type) -> _Reader:
-        if self._limits is not None and kind not in self._limits:
-            raise Wrong("no host sends this")
-        limits = self._limits[kind] if self._limits is not None else {}
-        hints = typing.get_type_hints(kind)
+        has_limits = self._limit_of is not None
+        hints = typing.get_type_hints(kind, include_extras=has_limits)
         readers = []
         for field in fields(kind):
-            reader = self._field_reader(hints[field.name], limits.get(field.name))
+            reader = self._field_reader(hints[field.name])
             readers.append((field.name, reader, field.default is MISSING))
 
         def read(value: typing.Any) -> typing.Any:
@@ -235,11 +247,11 @@ def _list_reader(item: _Reader) -> _Reader:
     return read
 
 
-def _dict_reader(item: _Reader) -> _Reader:
+def _dict_reader(name: _Reader, item: _Reader) -> _Reader:
     def read(value: typing.Any) -> typing.Any:
         if not isinstance(value, dict):
             raise Wrong("no object")
-        return {_text(k): item(v) for k, v in value.items()}
+        return {name(k): item(v) for k, v in value.items()}
 
     return read
 

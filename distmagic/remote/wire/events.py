@@ -3,7 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from distmagic.remote.wire.bounds import (
+    MOST_NODES,
+    Amount,
+    Count,
+    ExactSize,
+    ExitCode,
+    Name,
+    Names,
+    NodeRank,
+    Paragraph,
+    RankNumber,
+    RankOrNone,
+    Seconds,
+    Share,
+    Size,
+    Word,
+)
 from distmagic.remote.wire.codec import message
 from distmagic.remote.wire.parts import Bar, Exit, Failure, Gpu, MetricRow, Thread
 
@@ -13,11 +31,11 @@ from distmagic.remote.wire.parts import Bar, Exit, Failure, Gpu, MetricRow, Thre
 class Hello:
     """The agent is up. Always the first event."""
 
-    protocol: int
-    job: str
-    node_rank: int
-    hostname: str
-    pid: int
+    protocol: Count
+    job: Name
+    node_rank: NodeRank
+    hostname: Name
+    pid: Count
 
 
 @message
@@ -25,8 +43,8 @@ class Hello:
 class Endpoint:
     """Whether this node can dial the rendezvous endpoint: "open" (the lead's own), "reached" or "unreached"."""
 
-    state: str
-    detail: str = ""
+    state: Word
+    detail: Paragraph = ""
 
 
 @message
@@ -40,14 +58,14 @@ class Worker:
     round, in the order of their ranks.
     """
 
-    rank: int
-    local_rank: int
-    world_size: int
-    restart: int
-    pid: int
-    round: int = 0
-    local_world_size: int = 0
-    order: tuple[str, ...] = ()
+    rank: RankNumber
+    local_rank: RankNumber
+    world_size: Count
+    restart: Count
+    pid: Count
+    round: Count = 0
+    local_world_size: Count = 0
+    order: Annotated[tuple[Word, ...], "items", MOST_NODES] = ()
 
 
 @message
@@ -59,14 +77,14 @@ class Progress:
     reports faster than is useful. `bars`: those that changed.
     """
 
-    rank: int
-    restart: int
-    at_s: float
-    step: float | None = None
-    total: float | None = None
-    rows: tuple[MetricRow, ...] = ()
-    bars: tuple[Bar, ...] = ()
-    device: str = ""
+    rank: RankNumber
+    restart: Count
+    at_s: Seconds
+    step: Amount | None = None
+    total: Amount | None = None
+    rows: Annotated[tuple[MetricRow, ...], "items", 1000] = ()
+    bars: Annotated[tuple[Bar, ...], "items", 1000] = ()
+    device: Word = ""
 
 
 @message
@@ -74,10 +92,10 @@ class Progress:
 class Picture:
     """A picture that a rank shows: a PNG in base64. `step` is how far the rank was, None where it has not said."""
 
-    rank: int
-    restart: int
-    data: str
-    step: float | None = None
+    rank: RankNumber
+    restart: Count
+    data: Annotated[str, "line", 200_000]
+    step: Amount | None = None
 
 
 @message
@@ -90,12 +108,12 @@ class Output:
     of the log, the journal has the text.
     """
 
-    rank: int
-    stream: str
-    offset: int
-    text: str = ""
-    skipped_bytes: int = 0
-    size_bytes: int = 0
+    rank: RankOrNone
+    stream: Word
+    offset: Size
+    text: Annotated[str, "log", 1 << 18] = ""
+    skipped_bytes: Size = 0
+    size_bytes: Size = 0
 
 
 @message
@@ -107,14 +125,14 @@ class Ended:
     groups: "none", "unused", "used", or "" where that is not known.
     """
 
-    rank: int
-    restart: int
-    outcome: str
-    code: int = 0
+    rank: RankNumber
+    restart: Count
+    outcome: Word
+    code: ExitCode = 0
     failure: Failure | None = None
-    result_bytes: int | None = None
-    meaning: str = ""
-    group_use: str = ""
+    result_bytes: Size | None = None
+    meaning: Annotated[str, "lines", 40_000] = ""
+    group_use: Word = ""
 
 
 @message
@@ -122,8 +140,8 @@ class Ended:
 class EngineEnded:
     """torchrun ended on this node with exit code `code`; `exits` are the ranks that failed, as torchrun reports them."""
 
-    code: int
-    exits: tuple[Exit, ...] = ()
+    code: ExitCode
+    exits: Annotated[tuple[Exit, ...], "items", 4096] = ()
 
 
 @message
@@ -131,7 +149,7 @@ class EngineEnded:
 class Notice:
     """Something that a user should know and that is no failure."""
 
-    text: str
+    text: Paragraph
 
 
 @message
@@ -139,8 +157,8 @@ class Notice:
 class PeerState:
     """How this node hears another one over the gang channel: "joined", "silent" (never heard), "lost" or "back"."""
 
-    node_rank: int
-    state: str
+    node_rank: NodeRank
+    state: Word
 
 
 @message
@@ -151,8 +169,8 @@ class NodeAdded:
     The notebook whose `AddNode` had this `request_id` starts that node.
     """
 
-    request_id: str
-    hosts: tuple[str, ...]
+    request_id: Word
+    hosts: Names
 
 
 @message
@@ -160,11 +178,11 @@ class NodeAdded:
 class Stacks:
     """Where a rank was when the request `request_id` came: its main thread first. Without threads, `silence` says why."""
 
-    request_id: str
-    rank: int
-    local_rank: int
-    threads: tuple[Thread, ...] = ()
-    silence: str = ""
+    request_id: Word
+    rank: RankNumber
+    local_rank: RankNumber
+    threads: Annotated[tuple[Thread, ...], "items", 100] = ()
+    silence: Paragraph = ""
 
 
 @message
@@ -172,8 +190,8 @@ class Stacks:
 class NodeStopping:
     """From here on this node ends its ranks, for this `reason`. `culprit` is the node that caused it, -1 for none."""
 
-    reason: str
-    culprit: int = -1
+    reason: Paragraph
+    culprit: Annotated[int, "whole", -1, MOST_NODES] = -1
 
 
 @message
@@ -181,7 +199,7 @@ class NodeStopping:
 class Detached:
     """The job needs no notebook from here on. Only the lead sends it. `why`: "asked", or "disconnected" for too long."""
 
-    why: str
+    why: Paragraph
 
 
 @message
@@ -192,7 +210,7 @@ class Skipped:
     They were reports and lines of output, or came while the disk was full; the number after it is `through` + 1.
     """
 
-    through: int
+    through: ExactSize
 
 
 @message
@@ -200,8 +218,8 @@ class Skipped:
 class StacksDone:
     """The stacks of all `ranks` ranks that run on this node have been sent, for the request `request_id`."""
 
-    request_id: str
-    ranks: int
+    request_id: Word
+    ranks: Count
 
 
 @message
@@ -214,8 +232,8 @@ class Final:
     `reason`: "done", "stopped", "lease" (nobody renewed it) or an error in words.
     """
 
-    reason: str
-    survivors: tuple[str, ...] = ()
+    reason: Paragraph
+    survivors: Annotated[tuple[Annotated[str, "line", 300], ...], "items", 200] = ()
 
 
 @message
@@ -226,9 +244,9 @@ class Hardware:
     None is what nothing tells of. It has no number: no journal has it, and a notebook that was away does not need it.
     """
 
-    cpu_utilization: float | None = None
-    used_bytes: int = 0
-    total_bytes: int = 0
-    received_bytes_s: float | None = None
-    sent_bytes_s: float | None = None
-    gpus: tuple[Gpu, ...] = ()
+    cpu_utilization: Share | None = None
+    used_bytes: Size = 0
+    total_bytes: Size = 0
+    received_bytes_s: Annotated[float, "number", 0.0, 1e15] | None = None
+    sent_bytes_s: Annotated[float, "number", 0.0, 1e15] | None = None
+    gpus: Annotated[tuple[Gpu, ...], "items", 256] = ()

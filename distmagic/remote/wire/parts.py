@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from distmagic.remote.wire.bounds import (
+    PATH_BYTES,
+    Amount,
+    Count,
+    Date,
+    Exact,
+    ExactSize,
+    ExitCode,
+    LeaseSeconds,
+    Name,
+    Names,
+    NodeRank,
+    Paragraph,
+    Port,
+    RankNumber,
+    Seconds,
+    Share,
+    Size,
+    Word,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
     """One progress bar of a rank, of tqdm or of `track`. `id` is unique in the rank; `closed` bars are finished."""
 
-    id: int
-    desc: str = ""
-    n: float = 0.0
-    total: float | None = None
-    unit: str = "it"
-    rate: float | None = None
-    postfix: str = ""
+    id: Count
+    desc: Word = ""
+    n: Amount = 0.0
+    total: Amount | None = None
+    unit: Word = "it"
+    rate: Amount | None = None
+    postfix: Annotated[str, "line", 500] = ""
     closed: bool = False
 
 
@@ -23,28 +45,28 @@ class Bar:
 class MetricRow:
     """One call of `report` with metrics: seconds since the rank started, the step if told, and the values."""
 
-    at_s: float
-    step: float | None = None
-    metrics: dict[str, float]
+    at_s: Seconds
+    step: Amount | None = None
+    metrics: Annotated[dict[str, float], "metrics", 1000]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """An exception on a rank. `traceback` is ready to show: our own frames are gone, cells carry their number."""
 
-    type: str
-    message: str
-    traceback: str
+    type: Paragraph
+    message: Annotated[str, "lines", 40_000]
+    traceback: Annotated[str, "lines", 150_000]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
     """How torchrun saw a rank's process end: `code` is negative for a signal."""
 
-    rank: int
-    local_rank: int
-    pid: int
-    code: int
+    rank: RankNumber
+    local_rank: RankNumber
+    pid: Count
+    code: ExitCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,20 +86,20 @@ class JobTerms:
     Times are None where there is no such limit.
     """
 
-    lease_s: float
-    owner: str = ""
+    lease_s: LeaseSeconds
+    owner: Name = ""
     goes_on_alone: bool = False
     survives_logout: bool = False
-    max_restarts: int = 0
-    timeout_s: float | None = None
-    hang_timeout_s: float | None = None
-    grace_s: float = 30.0
-    min_nodes: int = 1
-    max_nodes: int = 0
-    awaited: tuple[str, ...] = ()
-    call: str = ""
-    ranks: int = 0
-    devices: tuple[str, ...] = ()
+    max_restarts: Count = 0
+    timeout_s: Seconds | None = None
+    hang_timeout_s: Seconds | None = None
+    grace_s: Seconds = 30.0
+    min_nodes: Count = 1
+    max_nodes: Count = 0
+    awaited: Names = ()
+    call: Word = ""
+    ranks: Count = 0
+    devices: Annotated[tuple[Word, ...], "items", 1000] = ()
 
     @property
     def is_elastic(self) -> bool:
@@ -93,10 +115,10 @@ class DeviceClaim:
     user only the name, "" where nothing is known. `since_s`: seconds since 1970 by the host's clock.
     """
 
-    device: str
-    job: str
-    owner: str = ""
-    since_s: float = 0.0
+    device: Word
+    job: Name
+    owner: Name = ""
+    since_s: Date = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +128,12 @@ class Membership:
     `nodes`: with how many nodes the job began. A node that is not heard for `lost_after_s` is lost.
     """
 
-    secret: str = field(repr=False)
-    address: str
-    lead_address: str
-    port: int
-    nodes: int
-    lost_after_s: float
+    secret: Exact = field(repr=False)
+    address: Exact
+    lead_address: Exact
+    port: Port
+    nodes: NodeRank
+    lost_after_s: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +146,14 @@ class WorkDir:
     before the host has made it.
     """
 
-    name: str
-    origin: str = ""
-    manifest: str = ""
-    files: int = 0
-    size_bytes: int = 0
-    inside: str = ""
+    name: Exact
+    origin: Exact = ""
+    manifest: Exact = ""
+    files: Count = 0
+    size_bytes: Size = 0
+    inside: Exact = ""
     is_fresh: bool = False
-    path: str = ""
+    path: Exact = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +165,9 @@ class JoinTemplate:
     that are not the notebook's own machine.
     """
 
-    sizes: tuple[int, ...]
-    nproc_per_node: str = ""
-    cwd: str = ""
+    sizes: Annotated[tuple[ExactSize, ...], "items", 10_000]
+    nproc_per_node: Exact = ""
+    cwd: Exact = ""
     work: WorkDir | None = None
 
 
@@ -156,18 +178,18 @@ class Frame:
     `mine`: it is the user's own code, of a cell, a script or a module of theirs. `text` is its line, where known.
     """
 
-    file: str
-    line: int
-    function: str
+    file: Word
+    line: Count
+    function: Word
     mine: bool = False
-    text: str = ""
+    text: Word = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
     """One thread's frames, the innermost last."""
 
-    frames: tuple[Frame, ...] = ()
+    frames: Annotated[tuple[Frame, ...], "items", 100] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,17 +218,17 @@ class JobListing:
     has reported last, a few of its metrics. The job file holds one of these as it was at the beginning of the job.
     """
 
-    protocol: int
-    job: str
-    node_rank: int
-    hosts: tuple[str, ...]
-    began_s: float
+    protocol: Count
+    job: Name
+    node_rank: NodeRank
+    hosts: Names
+    began_s: Date
     terms: JobTerms
     is_running: bool = False
     is_detached: bool = False
-    reason: str = ""
-    size_bytes: int = 0
-    age_s: float = 0.0
+    reason: Paragraph = ""
+    size_bytes: Size = 0
+    age_s: Seconds = 0.0
     reported: MetricRow | None = None
 
 
@@ -217,12 +239,12 @@ class KeptWorkDir:
     `owners` are those who began the jobs that have used it.
     """
 
-    name: str
-    origin: str
-    size_bytes: int
-    age_s: float
+    name: Name
+    origin: Name
+    size_bytes: Size
+    age_s: Seconds
     is_used: bool
-    owners: tuple[str, ...] = ()
+    owners: Annotated[tuple[Name, ...], "items", 100] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,19 +266,19 @@ class FoundFile:
     On the wire the path is percent-encoded, see `file_names`.
     """
 
-    path: str
-    size_bytes: int
-    changed_s: float
+    path: Annotated[str, "percent_encoded", PATH_BYTES]
+    size_bytes: Size
+    changed_s: Date
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """How busy a GPU is: `utilization` is 0 to 1. None is what nothing tells of."""
 
-    utilization: float | None = None
-    used_bytes: int | None = None
-    total_bytes: int | None = None
-    celsius: float | None = None
+    utilization: Share | None = None
+    used_bytes: Size | None = None
+    total_bytes: Size | None = None
+    celsius: Annotated[float, "number", -300.0, 1000.0] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,9 +289,9 @@ class Template:
     and why.
     """
 
-    pid: int
-    age_s: float
-    idle_s: float
-    size_bytes: int = 0
-    packages: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
+    pid: Count
+    age_s: Seconds
+    idle_s: Seconds
+    size_bytes: Size = 0
+    packages: Annotated[tuple[Word, ...], "items", 1000] = ()
+    refused: Annotated[tuple[Annotated[str, "line", 400], ...], "items", 100] = ()

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from distmagic.remote.wire.codec import message
+from distmagic.remote.wire.bounds import (
+    Exact,
+    Exacts,
+    ExactVariables,
+    LeaseSeconds,
+    NodeRank,
+    Seconds,
+)
+from distmagic.remote.wire.codec import request
 from distmagic.remote.wire.parts import (
     Blob,
     Folder,
@@ -16,7 +24,7 @@ from distmagic.remote.wire.parts import (
 )
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetRoute:
     """Ask for the `Route` to `peer`, an address; "" means the machine that opened this connection."""
@@ -24,7 +32,7 @@ class GetRoute:
     peer: str
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetFreePort:
     """Ask for a port of the host's own `address` that is free now; `FreePort` follows, or `Refused`."""
@@ -32,7 +40,7 @@ class GetFreePort:
     address: str
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimDevices:
     """Get these devices of the host for a job; `DevicesClaimed` follows, or `Refused`. No devices: give all back.
@@ -44,7 +52,7 @@ class ClaimDevices:
     devices: tuple[str, ...] = ()
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferBlobs:
     """Ask which of these blobs the host wants to be sent."""
@@ -52,7 +60,7 @@ class OfferBlobs:
     blobs: tuple[Blob, ...] = ()
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckBlobs:
     """Ask which of these blobs the host lacks; `MissingBlobs` follows, and nothing is sent."""
@@ -60,7 +68,7 @@ class CheckBlobs:
     blobs: tuple[Blob, ...]
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeBlobs:
     """Serve these blobs, in this order, to one other host that has the secret; `Serving` follows.
@@ -75,7 +83,7 @@ class ServeBlobs:
     secret: Secret
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiveBlobs:
     """Take these blobs, in this order, from the host that serves them at `address` and `port`; port 0: from the notebook.
@@ -89,7 +97,7 @@ class ReceiveBlobs:
     secret: Secret
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateRequest:
     """Have torch loaded by the time that a job with these variables starts, and keep it loaded for the next ones.
@@ -98,14 +106,14 @@ class TemplateRequest:
     `env` and `defaults` are those of `StartNode` as far as they are known.
     """
 
-    owner: str
-    idle_s: float
-    lease_s: float
-    env: dict[str, str]
-    defaults: dict[str, str]
+    owner: Exact
+    idle_s: Seconds
+    lease_s: LeaseSeconds
+    env: ExactVariables
+    defaults: ExactVariables
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartNode:
     """Start the agent of one node. `torchrun` are torchrun's flags; `call`, `code`, `side_files` are the payload's blobs.
@@ -116,26 +124,26 @@ class StartNode:
     is started by exec. Only the lead of an elastic job has a `join_template`.
     """
 
-    job: str
-    node_rank: int
-    torchrun: tuple[str, ...]
-    env: dict[str, str]
-    defaults: dict[str, str]
-    cwd: str
-    call: str
-    code: str
-    endpoint: str
-    hosts: tuple[str, ...]
+    job: Exact
+    node_rank: NodeRank
+    torchrun: Exacts
+    env: ExactVariables
+    defaults: ExactVariables
+    cwd: Exact
+    call: Exact
+    code: Exact
+    endpoint: Exact
+    hosts: Exacts
     lead: bool
     terms: JobTerms
     membership: Membership | None = None
     warm: TemplateRequest | None = None
-    side_files: tuple[str, ...] = ()
+    side_files: Exacts = ()
     join_template: JoinTemplate | None = None
     work: WorkDir | None = None
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowJob:
     """Send the job's events after number `after`, and go on live. `live`: only those that come from now on."""
@@ -146,19 +154,19 @@ class FollowJob:
     live: bool = False
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenewLease:
     """Renew the lease: of the job while there is one, else of the templates."""
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetachJob:
     """Let the job live without a notebook. It is sent to the lead, which answers with the event `Detached`."""
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopNode:
     """End the job on this node: its ranks are asked to end, and killed after `grace_s`."""
@@ -167,7 +175,7 @@ class StopNode:
     reason: str = "stopped"
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpStacks:
     """Ask every rank of this node where it is: `Stacks` of each rank and `StacksDone` follow, with this `request_id`."""
@@ -175,13 +183,13 @@ class DumpStacks:
     request_id: str
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetStart:
     """Ask the lead of an elastic job for the message that started it; `LeadStart` or `Refused` follows."""
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddNode:
     """Ask the lead of an elastic job to count a host as a new node.
@@ -193,7 +201,7 @@ class AddNode:
     request_id: str
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetBlob:
     """Ask for a blob that this host has; `Data` and the bytes, or `Refused`, follow."""
@@ -201,7 +209,7 @@ class GetBlob:
     sha256: str
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetFile:
     """Ask for a file of a job (a log, a result) from byte `offset` on; `Data` and the bytes, or `Refused`, follow.
@@ -216,7 +224,7 @@ class GetFile:
     most_bytes: int | None = None
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultTaken:
     """The notebook has all of a result of a job; no answer follows."""
@@ -226,7 +234,7 @@ class ResultTaken:
     name: str
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepJob:
     """End what is left of a node of this job, and what dead agents of its other nodes left running; `Final` follows.
@@ -238,7 +246,7 @@ class SweepJob:
     node_rank: int | None = None
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListJobs:
     """Ask what the host has of jobs, or of one `job`: any number of `Jobs` follow, and one without any at the end."""
@@ -246,7 +254,7 @@ class ListJobs:
     job: str = ""
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveJob:
     """Remove logs, results and journal of a job that has ended; `Removed` or `Refused` follows.
@@ -258,7 +266,7 @@ class RemoveJob:
     owner: str = ""
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneBlobs:
     """Count the bytes of blobs, environments and setups that nobody uses; remove these if `removes`. `Removed` follows.
@@ -270,7 +278,7 @@ class PruneBlobs:
     owner: str = ""
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListFiles:
     """Ask which files below a folder fit a pattern.
@@ -282,7 +290,7 @@ class ListFiles:
     pattern: str
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFile:
     """Ask for a file below a folder; `path` is percent-encoded.
@@ -297,7 +305,7 @@ class ReadFile:
     sha256: str = ""
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteFile:
     """Offer a file for a folder; `path` is percent-encoded, and its own folders are made.
@@ -312,13 +320,13 @@ class WriteFile:
     is_executable: bool = False
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListWorkDirs:
     """Ask for the working directories that this host keeps; `WorkDirs` follows."""
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveWorkDir:
     """Remove a working directory that no job uses; `Removed` or `Refused` follows."""
@@ -326,7 +334,7 @@ class RemoveWorkDir:
     name: str
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncEnvironment:
     """Have a virtual environment with these packages, under this name.
@@ -342,13 +350,13 @@ class SyncEnvironment:
     owner: str = ""
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetFacts:
     """Ask for `Facts` once more: with it a conversation that was kept open between runs begins anew."""
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListTemplates:
     """Ask for the `Templates` of a notebook."""
@@ -356,7 +364,7 @@ class ListTemplates:
     owner: str
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTemplates:
     """End the templates of a notebook; an empty `Templates` follows. Jobs that they started go on."""
@@ -364,7 +372,7 @@ class EndTemplates:
     owner: str
 
 
-@message
+@request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkAgent:
     """Ask a template, on its host, for an agent with these variables; `AgentForked` follows."""

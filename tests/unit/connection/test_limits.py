@@ -21,14 +21,13 @@ from hypothesis import strategies as st
 
 from distmagic.connection.limits import (
     DECODER,
-    LIMITS,
-    PATH_BYTES,
     FirstReply,
     first_reply,
 )
 from distmagic.errors import ProtocolError
 from distmagic.remote.wire import answers, codec, events, file_names, requests
 from distmagic.remote.wire import protocol as p
+from distmagic.remote.wire.bounds import PATH_BYTES
 from tests import REPOSITORY
 from tests.builders.harmless import is_harmless
 
@@ -81,8 +80,8 @@ TYPES = sorted(
 )
 
 
-def needs_no_limit(hint: object) -> bool:
-    """Whether a field is yes or no, or one record, whose own fields have limits."""
+def needs_no_bound(hint: object) -> bool:
+    """Whether a field is yes or no, or one record, whose own fields have bounds."""
     kinds = [
         kind for kind in (typing.get_args(hint) or (hint,)) if kind is not type(None)
     ]
@@ -91,25 +90,24 @@ def needs_no_limit(hint: object) -> bool:
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.__name__)
-def test_every_field_that_a_host_sends_has_a_limit(kind):
-    hints = typing.get_type_hints(kind)
-    wanting = {name for name, hint in hints.items() if not needs_no_limit(hint)}
-    assert set(LIMITS[kind]) == wanting, (
-        "each field needs a limit in distmagic/connection/limits.py"
+def test_every_field_that_a_host_sends_has_a_bound(kind):
+    plain, bounded = (
+        typing.get_type_hints(kind, include_extras=extras) for extras in (False, True)
     )
-
-
-def test_there_are_no_limits_for_what_no_host_sends():
-    assert set(LIMITS) == set(TYPES)
+    for name, hint in plain.items():
+        if not needs_no_bound(hint):
+            parts = typing.get_args(bounded[name])
+            bound = parts[0] if type(None) in parts else bounded[name]
+            assert typing.get_origin(bound) is typing.Annotated, (
+                f"{kind.__name__}.{name} needs a bound of distmagic/remote/wire/bounds.py"
+            )
 
 
 @pytest.mark.parametrize("line", GOLDEN, ids=lambda line: json.loads(line)["t"])
 def test_an_honest_message_comes_in_as_it_was_sent(line):
     _, message = p.decode(line)
-    if type(message) in LIMITS:
+    if type(message) not in OF_NOTEBOOKS:
         assert DECODER.decode(line) == p.decode(line)
-    else:
-        assert type(message) in OF_NOTEBOOKS
 
 
 def test_the_worst_that_our_own_half_sends_is_not_cut():
@@ -135,11 +133,7 @@ def test_the_worst_that_our_own_half_sends_is_not_cut():
         assert DECODER.decode(p.encode(message)) == (0, message)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [kind for kind in OF_NOTEBOOKS if kind not in LIMITS],
-    ids=lambda kind: kind.__name__,
-)
+@pytest.mark.parametrize("kind", OF_NOTEBOOKS, ids=lambda kind: kind.__name__)
 def test_what_only_a_notebook_says_is_refused(kind):
     name = codec._NAMES[kind]
     with pytest.raises(p.BadLine) as caught:

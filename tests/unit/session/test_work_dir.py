@@ -6,14 +6,16 @@ import getpass
 import socket
 import sys
 import types
+import typing
 from dataclasses import replace
 
 import pytest
 
-from distmagic.connection import limits
+from distmagic.connection.limits import limit_of
 from distmagic.names import own_origin, work_dir
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
+from distmagic.remote.wire.bounds import Name
 from distmagic.remote.wire.protocol import WorkDir
 from distmagic.request.spec import JobSpec
 
@@ -53,7 +55,7 @@ def test_one_notebook_of_two_people_is_two(kernel, monkeypatch):
 def test_its_origin_is_told_as_hosts_list_it(kernel):
     kernel("/tmp/kernel-77.json", "/nb/\x1b[2J" + "long/" * 300 + "try.ipynb")
     origin = own_origin()
-    assert limits.NAME(origin) == origin
+    assert limit_of(*typing.get_args(Name)[1:])(origin) == origin
     assert work_dir(JobSpec()).origin == origin
 
 

@@ -739,7 +739,7 @@ def test_a_planned_rank_is_its_own_node_s_alone():
     assert owners(state) == {2: 1, 0: 0}
 
 
-@pytest.mark.parametrize("world", [3, 5, ranks_fold.KEPT_RANKS])
+@pytest.mark.parametrize("world", [3, 5, ranks_fold.MOST_RANKS])
 def test_only_the_planned_world_is_believed(world):
     plan = planned(range(2), range(2, 4))
     state = fold(begin("j", HOSTS), [plan, claim(0, 0), claim(2, 1, world=world)])

@@ -304,7 +304,7 @@ IN_FULL = ("lines", "survivors", "exits")
 def test_a_flood_ends_in_a_small_state(hosts, monkeypatch, kind):
     again, times = FLOODS[kind]
     part = 1 if kind in IN_FULL else PART
-    for name in ("KEPT_RANKS", "KEPT_OPEN_LINES", "KEPT_POINTS"):
+    for name in ("MOST_RANKS", "KEPT_OPEN_LINES", "KEPT_POINTS"):
         monkeypatch.setattr(ranks_fold, name, getattr(ranks_fold, name) // part)
     start = p.encode(HELLO, 1) + b"".join(
         p.encode(p.Worker(rank=r, local_rank=r, world_size=4, restart=0, pid=1), r + 2)
@@ -342,7 +342,7 @@ class _Said:
 
 def small(state: RunState) -> None:
     """Assert that a state is bounded, and all that is shown of it."""
-    assert len(state.workers) <= ranks_fold.KEPT_RANKS
+    assert len(state.workers) <= ranks_fold.MOST_RANKS
     assert len(state.open_lines) <= ranks_fold.KEPT_OPEN_LINES
     assert len(render.html(state)) < 300_000
     assert len(render.text(state)) < 100_000
@@ -358,7 +358,7 @@ def test_open_lines_are_bounded(monkeypatch):
 
 
 def test_a_world_beyond_all_bounds_is_not_believed():
-    assert begun(worker(5, world=ranks_fold.KEPT_RANKS + 1)) == begun()
+    assert begun(worker(5, world=ranks_fold.MOST_RANKS + 1)) == begun()
 
 
 def test_later_failures_keep_the_end_of_their_tracebacks():

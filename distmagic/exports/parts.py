@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable
+from dataclasses import replace
 
 from distmagic.errors import SpecError
 from distmagic.exports import quoting
@@ -86,11 +87,22 @@ def launcher(job: ExportedJob) -> tuple[str, ...]:
     return (python_of(job), *job.program.launcher)
 
 
+def asked(job: ExportedJob, words: NodeWords) -> NodeWords:
+    """Return the values of torchrun's flags with what the user asks for: a name at the rendezvous, and restarts."""
+    # Static nodes that restart their ranks never meet again.
+    can_restart = words.backend == "c10d" or job.nodes == 1
+    return replace(
+        words,
+        rdzv_id=job.spec.rdzv_id or words.rdzv_id,
+        max_restarts=job.spec.max_restarts if can_restart else 0,
+    )
+
+
 def torchrun_lines(job: ExportedJob, words: NodeWords) -> list[str]:
     """Return torchrun's command as lines of bash, a flag each."""
     first, *others = [
         quoting.bash_line(("exec", *launcher(job))),
-        *(quoting.bash(flag) for flag in torchrun.spelled(words)),
+        *(quoting.bash(flag) for flag in torchrun.spelled(asked(job, words))),
         quoting.bash_line(job.program.words),
     ]
     lines = [first, *(f"    {part}" for part in others)]

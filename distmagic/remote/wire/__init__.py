@@ -6,6 +6,7 @@ anything. Every line that arrives is checked field by field before anybody sees 
 Read in this order:
     protocol   all names in one place, and the protocol's number: everybody imports messages from here
     vocabulary the words of stop reasons and outcomes, as types
+    bounds     types of fields, which say how much a host may send in them
     parts      records that messages are made of; `JobTerms` is what a job runs on
     requests   what the notebook asks of a host
     answers    what a host replies

@@ -218,10 +218,9 @@ def _node(job: ExportedJob) -> str:
         nnodes=str(job.nodes),
         nproc_per_node=str(parts.ranks_of_node(job)),
         node_rank=variable("NODE_RANK"),
-        rdzv_id=job.spec.rdzv_id or job.title,
+        rdzv_id=job.title,
         address=variable("MASTER_ADDR"),
         port=variable("MASTER_PORT"),
-        max_restarts=job.spec.max_restarts,
         local_addr=variable("NODE_ADDR") if is_c10d else "",
         conf=f"is_host={variable('IS_HOST')}",
     )

@@ -78,14 +78,17 @@ def _settings(job: ExportedJob) -> str:
         nnodes=variable("NODES"),
         nproc_per_node=variable("RANKS"),
         node_rank=variable("NODE"),
-        rdzv_id=job.spec.rdzv_id or job.title,
+        rdzv_id=job.title,
         address=variable("MASTER"),
         port=str(job.spec.master_port or _PORT),
-        max_restarts=job.spec.max_restarts,
         local_addr=variable("ADDRESS") if is_c10d else "",
         conf=f"is_host={variable('IS_HOST')}",
     )
-    command = [*parts.launcher(job), *torchrun.spelled(words), *job.program.words]
+    command = [
+        *parts.launcher(job),
+        *torchrun.spelled(parts.asked(job, words)),
+        *job.program.words,
+    ]
     shown = ",\n".join(f"  {json.dumps(quoting.pieces(word))}" for word in command)
     others = {
         "nproc_per_node": None if ranks is None else str(ranks),

@@ -113,17 +113,14 @@ def _run(job: ExportedJob, backend: str) -> str:
             "RANKS=$((SKYPILOT_NUM_GPUS_PER_NODE > 0 ? SKYPILOT_NUM_GPUS_PER_NODE : 1))"
         )
         ranks = variable("RANKS")
-    # Static nodes that restart their ranks never meet again.
-    can_restart = is_c10d or job.nodes == 1
     words = NodeWords(
         backend=backend,
         nnodes=variable("SKYPILOT_NUM_NODES"),
         nproc_per_node=ranks,
         node_rank=variable("SKYPILOT_NODE_RANK"),
-        rdzv_id=job.spec.rdzv_id or variable("SKYPILOT_TASK_ID"),
+        rdzv_id=variable("SKYPILOT_TASK_ID"),
         address=variable("MASTER_ADDR"),
         port=str(job.spec.master_port or _PORT),
-        max_restarts=job.spec.max_restarts if can_restart else 0,
         local_addr=variable("NODE_ADDR") if is_c10d else "",
         conf=f"is_host={variable('IS_HOST')}",
     )

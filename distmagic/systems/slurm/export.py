@@ -83,10 +83,9 @@ def _node(job: ExportedJob, ranks: int) -> str:
         nnodes=variable("SLURM_NNODES"),
         nproc_per_node=str(ranks),
         node_rank=variable("SLURM_NODEID"),
-        rdzv_id=job.spec.rdzv_id or variable("SLURM_JOB_ID"),
+        rdzv_id=variable("SLURM_JOB_ID"),
         address=variable("MASTER_ADDR"),
         port=variable("MASTER_PORT"),
-        max_restarts=job.spec.max_restarts,
         local_addr=variable("NODE_ADDR") if is_c10d else "",
         conf=f"is_host={variable('IS_HOST')}",
     )

@@ -76,17 +76,14 @@ def _script(job: ExportedJob, lines: list[str], rank: int | None) -> str:
         lines.append(f"RANKS=$({count})  # one a GPU, or one")
         nproc = variable("RANKS")
     address, port = _meeting(job)
-    # Static nodes that restart their ranks never meet again.
-    can_restart = rank is None or job.nodes == 1
     words = NodeWords(
         backend="c10d" if rank is None else "static",
         nnodes=str(job.nodes),
         nproc_per_node=str(nproc),
         node_rank=str(rank or 0),
-        rdzv_id=job.spec.rdzv_id or job.title,
+        rdzv_id=job.title,
         address=address,
         port=str(port),
-        max_restarts=job.spec.max_restarts if can_restart else 0,
     )
     lines += parts.torchrun_lines(job, words)
     return parts.script(['cd "$(dirname "$0")" || exit', *lines])

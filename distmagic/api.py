@@ -130,8 +130,7 @@ def _tell_options() -> None:
         )
         lines.append(f"        {name:20} {flag.argument or flag.help}\n")
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    assert run.__doc__ is not None
-    own, raises, end = run.__doc__.partition("\n    Raises ")
+    own, raises, end = (run.__doc__ or "").partition("\n    Raises ")
     run.__doc__ = own + "".join(lines) + raises + end
 
 

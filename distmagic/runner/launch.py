@@ -17,12 +17,12 @@ from functools import partial
 
 from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.link import Link
-from distmagic.connection.link_opener import Fleet, LinkOpener
-from distmagic.connection.parallel import begin_all, in_parallel, threads_for
+from distmagic.connection.link_opener import LinkOpener
+from distmagic.connection.parallel import begin_all, in_parallel
 from distmagic.connection.requests import job_requests
 from distmagic.errors import ConnectionLost, DistmagicError, SpecError
 from distmagic.payload import blobs
-from distmagic.payload.pack import OtherPython, Payload
+from distmagic.payload.pack import Payload
 from distmagic.planning import torchrun
 from distmagic.planning.jobs import Job, check_orphans, found_jobs
 from distmagic.planning.plan import Plan, terms_of
@@ -109,7 +109,16 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                 )
                 other = other_python(links)
                 if other is not None and payload.in_source is not None:
-                    payload = _in_source(loop, payload, other)
+                    # Byte code does not run there.
+                    (packing,) = begin_all("pack", payload.in_source, [other])
+                    packed = loop.result(packing)
+                    payload = replace(
+                        payload,
+                        call=packed.call,
+                        code=packed.code,
+                        side_files=packed.side_files,
+                        in_source=None,
+                    )
                     in_use.enter_context(blobs.in_use(payload.blobs))
                 plan = _plan(loop, first_links, links, spec, job, terms, work)
                 present = first_links.present
@@ -203,7 +212,12 @@ def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
         loop.note(Planned(addresses=tuple(addresses)), *missed)
         growth, joiner = None, None
         if job.grows:
-            growth = Growth(host_names=fleet.names, awaited=_awaited(fleet, job))
+            # Of the hosts that were not there when the job began, those that are no node of it yet.
+            awaited = []
+            for host_index in range(len(fleet.hosts), len(fleet.known)):
+                if fleet.names[host_index] in job.terms.awaited:
+                    awaited.append(host_index)
+            growth = Growth(host_names=fleet.names, awaited=tuple(awaited))
             joiner = NodeJoiner(job.name, partial(opener.link, 0))
 
         def follow(node: int) -> None:
@@ -247,15 +261,6 @@ def _new_id() -> str:
     return secrets.token_hex(8)
 
 
-def _awaited(fleet: Fleet, job: Job) -> tuple[int, ...]:
-    """Return the hosts that were not there when the job began, of those that are no node of it yet."""
-    found = []
-    for host_index in range(len(fleet.hosts), len(fleet.known)):
-        if fleet.names[host_index] in job.terms.awaited:
-            found.append(host_index)
-    return tuple(found)
-
-
 def enough_hosts(spec: JobSpec, count: int) -> int | None:
     """Return with how many of `count` hosts an elastic job begins; None: it needs them all.
 
@@ -272,20 +277,6 @@ def enough_hosts(spec: JobSpec, count: int) -> int | None:
     return low if count <= high else None
 
 
-def _in_source(loop: RunLoop, payload: Payload, other: OtherPython) -> Payload:
-    """Return a payload without its byte code. Raises `PayloadError` for what another Python can't be told."""
-    assert payload.in_source is not None
-    (packed,) = begin_all("pack", payload.in_source, [other])
-    packed_payload = loop.result(packed)
-    return replace(
-        payload,
-        call=packed_payload.call,
-        code=packed_payload.code,
-        side_files=packed_payload.side_files,
-        in_source=None,
-    )
-
-
 def _plan(
     loop: RunLoop,
     first_links: FirstLinks,
@@ -296,13 +287,13 @@ def _plan(
     work: WorkDir,
 ) -> Plan:
     """Return the plan, and note its warnings."""
-    pool = threads_for(1, "prepare")
     fleet = first_links.fleet
     awaited = tuple(fleet.names[host_index] for host_index in first_links.absent)
     terms = replace(terms, awaited=awaited)
-    prepared = pool.submit(prepare, links, spec, job, terms, work)
-    pool.shutdown(wait=False)
-    plan, warnings = loop.result(prepared)
+    (preparing,) = begin_all(
+        "prepare", prepare, [links], [spec], [job], [terms], [work]
+    )
+    plan, warnings = loop.result(preparing)
     nproc = [node.nproc_per_node for node in plan.nodes]
     planned = Planned(
         addresses=tuple(node.address for node in plan.nodes),

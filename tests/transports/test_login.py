@@ -58,7 +58,7 @@ def refused(host: Host, home: Home, asker: asking.Asker) -> AuthenticationError:
 
 def words(error: AuthenticationError, server: Sshd) -> str:
     """Return what an error says, without the server's port and the name of who runs the tests."""
-    said = str(error).replace(str(server.port), "PORT")
+    said = error.message.replace(str(server.port), "PORT")
     return said.replace(f"user {getpass.getuser()}", "user USER")
 
 
@@ -324,7 +324,7 @@ def test_a_wrong_key_is_named(
         home.config.read_text().replace(str(home.key), str(other)) + "User me\n"
     )
     error = refused(home.host(server), home, asking.NoAsker())
-    golden(words(error, server))
+    golden(words(error, server), error.hint.replace(str(server.port), "PORT"))
 
 
 @pytest.mark.needs("sshd")

@@ -63,7 +63,6 @@ _WITHOUT_BYTE_CODE = (
     "distmagic/remote/contact/environment_sync.py",
     "distmagic/remote/contact/mutual_tls.py",
     "distmagic/remote/engine/preloading.py",
-    "distmagic/remote/engine/successor.py",
     "distmagic/remote/rank/checkpoint.py",
     "distmagic/remote/rank/show.py",
     "distmagic/remote/records/work_sync.py",

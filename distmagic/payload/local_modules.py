@@ -65,8 +65,8 @@ def found(
             continue
         modules[top] = module
         try:
-            for path, data in python_texts(module):
-                waiting += sorted(set(map(_top, imports_of_text(data, path))) - done)
+            for _, data in python_texts(module):
+                waiting += sorted(set(map(_top, imports_of_text(data))) - done)
         except PayloadError:
             if current is None:
                 raise
@@ -104,23 +104,31 @@ def _top(name: str) -> str:
 
 
 def imports_of_code(code: CodeType) -> Iterator[str]:
-    """Yield the names of modules that this code imports (that of functions inside it aside)."""
+    """Yield the names of what this code imports, as `imports_of_text` (that of functions inside it aside)."""
+    module = ""
     for step in dis.get_instructions(code):
-        if step.opname == "IMPORT_NAME" and step.argval:
-            yield step.argval
+        if step.opname == "IMPORT_NAME":
+            module = step.argval
+            if module:
+                yield module
+        elif step.opname == "IMPORT_FROM" and module:
+            yield f"{module}.{step.argval}"
 
 
-def imports_of_text(text: str | bytes, filename: str) -> Iterator[str]:
-    """Yield the names of modules that a program's text imports; none for a text that is no Python."""
+@functools.lru_cache(maxsize=MAX_FILES)
+def imports_of_text(text: str | bytes) -> tuple[str, ...]:
+    """Return the names of what a program's text imports (`from a import b`: a, a.b); none for a text that is no Python."""
     try:
-        tree = ast.parse(text, filename)
+        tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        return  # perhaps no rank imports this file of the package; one that does gets the error
+        return ()  # perhaps no rank imports this file of the package; one that does gets the error
+    names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+            names += [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+    return tuple(names)
 
 
 def _beside(top: str, folder: Path | None) -> LocalModule | None:

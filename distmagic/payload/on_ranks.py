@@ -38,17 +38,24 @@ Text = tuple[str, str | bytes, Container[int] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnRanks:
-    """`needs_new`: the ranks must be new processes, in which no package is loaded. `notice` is for the user."""
+    """`needs_new`: the ranks must be new processes, in which no package is loaded. `notice` is for the user.
+
+    `imports` names what the program imports.
+    """
 
     needs_new: bool = False
+    imports: frozenset[str] = frozenset()
     notice: str = ""
 
 
-def look(texts: Iterable[Text]) -> OnRanks:
-    """Look through the texts of a program. One that is no Python shows nothing."""
+def look(texts: Iterable[Text], imported: Iterable[str] = ()) -> OnRanks:
+    """Look through the texts of a program, which has `imported` already. One that is no Python shows nothing."""
     needs_new, notice = False, ""
+    imports = set(imported)
     for label, text, lines in texts:
         data = text if isinstance(text, bytes) else text.encode()
+        if lines is None:
+            imports.update(imports_of_text(data))
         if not _WORDS.search(data):
             continue
         try:
@@ -60,7 +67,7 @@ def look(texts: Iterable[Text]) -> OnRanks:
                 needs_new = needs_new or _sets_variable(node)
                 if not notice and isinstance(node, ast.Call) and _starts_ranks(node):
                     notice = _of_own_ranks(label, node)
-    return OnRanks(needs_new=needs_new, notice=notice)
+    return OnRanks(needs_new=needs_new, notice=notice, imports=frozenset(imports))
 
 
 def of_codes(
@@ -92,7 +99,7 @@ def of_program(start: Path, folder: Path) -> Iterator[Text]:
         seen.add(path)
         data = path.read_bytes()
         yield path.name, data, None
-        for name in imports_of_text(data, str(path)):
+        for name in imports_of_text(data):
             top = folder / name.partition(".")[0]
             waiting += [top.with_name(f"{top.name}.py"), *python_files(top)]
 

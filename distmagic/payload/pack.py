@@ -121,7 +121,7 @@ def pack_call(
         modules.update(local_modules.imports_of_code(code_object))
     found = local_modules.found(modules)
     own = on_ranks.of_codes(codes, texts, labels)
-    shown = on_ranks.look([*own, *on_ranks.of_modules(found)])
+    shown = on_ranks.look([*own, *on_ranks.of_modules(found)], modules)
     used = ["logging", "warnings", *(module.name for module in found), *modules]
 
     def in_source(other: OtherPython) -> Payload:
@@ -180,7 +180,7 @@ def pack_whole(
             f"The cell's text has {size_text(len(text))}; at most {size_text(limit_bytes)} may be sent."
         )
     call = dumped(Whole(text, filename, argv), folder, Seen(), None)
-    found = local_modules.found(local_modules.imports_of_text(text, filename))
+    found = local_modules.found(local_modules.imports_of_text(text))
     own = (labels.get(filename, filename), text, None)
     shown = on_ranks.look([own, *on_ranks.of_modules(found)])
     return Payload(
@@ -243,7 +243,7 @@ def write_code(
 ) -> LocalBlob:
     """Write what ranks have to know of the user's code: texts and labels of cells, where local modules lie here, our Python.
 
-    From it the hosts also have whether its ranks must be new processes.
+    From it the hosts also have whether its ranks must be new processes, and what to load for the next ones.
     """
     sources = {
         "texts": texts,
@@ -251,6 +251,7 @@ def write_code(
         "roots": sorted({str(module.root) for module in modules}),
         "python": sys.version_info[:2],
         "needs_new": shown.needs_new,
+        "imports": sorted(shown.imports),
     }
     data = json.dumps(sources, sort_keys=True).encode()
     return blobs.keep(blobs.zipped({"sources.json": data}), folder)

@@ -88,7 +88,7 @@ def _modules(
     own = current if script is None else script.parent
     names = [program.target]
     if script is not None:
-        names = list(imports_of_text(script.read_bytes(), str(script)))
+        names = list(imports_of_text(script.read_bytes()))
     modules, roots = [], []
     at = place_of(folder, current)[0] if folder is not None else ""
     for one in found(names, own, current):

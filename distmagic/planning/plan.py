@@ -327,6 +327,7 @@ def warming(
         lease_s=access.lease_s,
         env=dict(spec.variables),
         defaults=_threads(nproc),
+        preload=access.preload,
     )
 
 

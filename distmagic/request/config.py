@@ -67,6 +67,10 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
         WARM_IDLE_S,
         help="Seconds that hosts keep torch loaded after a run; 0: not at all.",
     ).tag(config=True)
+    preload = List(
+        Unicode(),
+        help="Packages that hosts keep loaded, too, such as ['lightning'].",
+    ).tag(config=True)
     connect_timeout_s = Float(
         CONNECT_TIMEOUT_S, help="Longest time to connect to a host, in seconds."
     ).tag(config=True)
@@ -88,6 +92,7 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
                 connect_timeout_s=self.connect_timeout_s,
                 lease_s=self.lease_s,
                 warm_idle_s=self.warm_idle_s,
+                preload=tuple(self.preload),
             ),
             nproc_per_node=parse_slots(nproc, "Distmagic.nproc_per_node")
             if nproc

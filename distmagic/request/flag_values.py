@@ -73,6 +73,8 @@ def options_of(record: Any) -> dict[str, Flag]:
     """Return the flags of the options that a class of requests declares, by the keywords of `distmagic.run`."""
     found = {}
     for one in fields(record):
+        if not one.metadata:
+            continue  # a setting alone
         argument = one.metadata["name"] or one.name
         name = argument.removesuffix("_s").replace("_", "-")
         found[argument] = Flag(name, *one.metadata["flag"], **one.metadata["more"])

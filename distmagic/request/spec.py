@@ -396,7 +396,7 @@ def split_endpoint(text: str) -> tuple[str, int | None]:
 class Access:
     """How hosts are reached. `pythons` maps a host's name to its interpreter, "" being the one for all others.
 
-    Each field is an option, and says what it means; times are in seconds. `connect_timeout_s` bounds one connection, from
+    Each field but `preload` is an option, and says what it means; times are in seconds. `connect_timeout_s` bounds one connection, from
     the name's look-up to the end of authentication (waiting for an answer typed by the user not counted). Raises
     `SpecError`.
     """
@@ -460,6 +460,8 @@ class Access:
         not_with="export osmo",
         default=WARM_IDLE_S,
     )
+    # A setting alone: modules that hosts keep loaded beside those that the job's text imports.
+    preload: tuple[str, ...] = ()
     cold: bool = option(
         "times",
         "start every process anew: nothing is kept loaded, and nothing that is gets used",

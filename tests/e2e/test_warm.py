@@ -51,6 +51,7 @@ def run(lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any, **more: Any) -
         lab,
         warm_idle_s=more.pop("warm_idle_s", 900.0),
         lease_s=more.pop("lease_s", 60.0),
+        preload=more.pop("preload", ()),
     )
     screen = more.pop("screen", None) or runner.Watch()
     return distmagic.run(
@@ -140,33 +141,33 @@ def importing() -> dict[str, bool]:
     return {module.__name__: os.getpid() != module.PID for module in modules}
 
 
-def test_packages_that_ranks_imported_are_loaded_for_the_next_run(warm: Lab) -> None:
+def test_packages_that_ranks_import_are_loaded_for_the_next_run(warm: Lab) -> None:
     site = warm.hosts[0].home / "site"
     note = "import os\nPID = os.getpid()\n"
     thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     slow = {"slow/__init__.py": note, "slow/part.py": note}
     unpacked(site, "slow", files=slow)
     unpacked(site, "threader", files={"threader.py": note + thread})
+    unpacked(site, "more", files={"more.py": note})
     (site / "mine.py").write_text(note)
     env = {"PYTHONPATH": "/home/node/site"}
     cold = dict.fromkeys(("mine", "slow", "slow.part", "threader"), False)
     assert run(warm, "dm1:2", importing, env=env).results[1] == cold
 
-    def loaded() -> tuple[Template, ...]:
-        """Return what is kept when it is one that has packages: for a moment its successor is there beside it."""
+    def loaded(*packages: str) -> bool:
         (found,) = kept(warm, "dm1")
-        return found if found and len(found) == 1 and found[0].packages else ()
+        return any(one.packages == packages for one in found or ())
 
-    (template,) = wait_until(loaded, "packages that are loaded")
-    assert template.packages == ("slow",)
-    assert template.refused == ("threader (starts threads)",)
+    wait_until(partial(loaded, "slow"), "a package that is loaded")
+    (template,) = kept(warm, "dm1")[0] or ()
+    wait_until(lambda: [one.refused for one in kept(warm, "dm1")[0] or ()] == [("threader (starts threads)",)],
+               "a package that is refused")  # fmt: skip
     again = run(warm, "dm1:2", importing, env=env).results[1]
     assert again == {**cold, "slow": True, "slow.part": True}
-    wait_until(lambda: len(templates(warm)) == 1, "one template")
-    # A notebook that comes later learns it from the host.
-    session().down()
-    assert run(warm, "dm1:2", who, env=env).state.phase == "done"
-    wait_until(loaded, "packages that are loaded")
+    assert [one.pid for one in templates(warm)] == [template.pid]
+    # What a setting names is loaded by another template, before a run has imported it.
+    assert run(warm, "dm1:2", who, env=env, preload=("more",)).state.phase == "done"
+    wait_until(partial(loaded, "more"), "what a setting names")
 
 
 def variables_at_import(is_set: bool) -> tuple[str, str]:

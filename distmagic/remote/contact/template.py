@@ -6,6 +6,7 @@ connection, reads one request, and ends when its lease runs out, or when nobody 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -14,16 +15,17 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from distmagic.remote.agent import main as agent_main
 from distmagic.remote.contact import template_client
 from distmagic.remote.engine import forking, preloading, process_title
-from distmagic.remote.engine.successor import Successor, succeed
-from distmagic.remote.records import environments, imported_modules, places
-from distmagic.remote.system import processes, socket_peer
+from distmagic.remote.engine.preloading import Preloading
+from distmagic.remote.rank import sources
+from distmagic.remote.records import environments, places
+from distmagic.remote.system import socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.wire import protocol
 
@@ -47,6 +49,7 @@ class TemplateServer:
         listener: socket.socket,
         idle_s: float,
         lease_s: float,
+        preload: Sequence[str],
         clock: Callable[[], float],
     ) -> None:
         self._listener = listener
@@ -54,11 +57,10 @@ class TemplateServer:
         self._lease_s = lease_s
         self._clock = clock
         self._began = self._used = self._renewed = clock()
-        self._agents: dict[int, Path] = {}  # and the folders of their nodes
+        self._agents: set[int] = set()
         self._folder = Path(listener.getsockname()).parent
-        self._wishes = preloading.Wishes(self._folder.name.split(".")[-2])
-        self._successor: Successor | None = None
-        self._loaded: tuple[str, ...] = ()
+        self._preloading = Preloading()
+        self._preloading.want(preload)
         self._touch_at = self._began + _TOUCH_S
         self._pid = os.getpid()
 
@@ -68,82 +70,29 @@ class TemplateServer:
             left_s = self._left_s()
             if left_s <= 0:
                 return
-            is_busy = self._agents or self._successor is not None
-            pause_s = _REAP_S if is_busy else _TOUCH_S
-            watched: list[socket.socket | Successor] = [self._listener]
-            if self._successor is not None:
-                watched.append(self._successor)
-            ready, _, _ = select.select(watched, [], [], min(left_s, pause_s))
-            if self._listener in ready:
+            is_busy = self._agents or self._preloading.has_work
+            pause_s = min(left_s, _REAP_S if is_busy else _TOUCH_S)
+            ready, _, _ = select.select([self._listener], [], [], pause_s)
+            if ready:
                 conn, _ = self._listener.accept()
                 with conn:
                     self._greet(conn)
-            for pid, folder in list(self._agents.items()):
+            for pid in list(self._agents):
                 if os.waitpid(pid, os.WNOHANG)[0]:
-                    del self._agents[pid]
-                    self._wishes.learn(folder / imported_modules.FILE)
-            self._follow_successor(has_spoken=self._successor in ready)
+                    self._agents.remove(pid)
+            if self._preloading.step(is_idle=not self._agents):
+                _remember()
             if self._clock() >= self._touch_at:
                 self._touch_at = self._clock() + _TOUCH_S
                 folder = self._folder
                 is_found = (folder / places.TEMPLATE).exists()
-                if not is_found and not self._agents and self._successor is None:
+                if not is_found and not self._agents and not self._preloading.has_work:
                     return  # a cleaner of /tmp was there: no contact asks this template any more
                 # What is forked from here still needs the first; the others are how a contact finds this template.
                 places.touch(
                     (sys.path[0], folder, folder / places.TEMPLATE, folder / places.PID)
                 )
                 environments.touch_own()
-
-    def _follow_successor(self, *, has_spoken: bool) -> None:
-        """Begin one where there is something to load, and give way to it where it is ready. Only while no job runs."""
-        now = self._clock()
-        successor = self._successor
-        if successor is None:
-            packages = {} if self._agents else self._wishes.packages()
-            if packages:
-                self._begin_successor(packages, now)
-            return
-        if has_spoken and not successor.hear(now):
-            successor.close()
-            self._successor = None
-            if successor.package:
-                self._wishes.refuse(successor.package, successor.why)
-            else:
-                self._wishes.done(successor.packages)  # it could not even begin
-        elif successor.is_ready and not self._agents:
-            # From here on whoever ends this template ends the successor.
-            processes.note(successor.pid, self._folder / places.PID)
-            successor.hand_over(self._used, self._renewed)
-            os._exit(0)
-        else:
-            successor.end_if_slow(now)
-
-    def _begin_successor(self, packages: dict[str, list[str]], now: float) -> None:
-        conn, far = socket.socketpair()
-        number = far.detach()  # else it would close when the child unwinds its stack
-        try:
-            pid = forking.fork(partial(self._succeed, number, packages))
-        except OSError:
-            self._wishes.done(packages)  # no process or no memory for it: not again
-            conn.close()
-        else:
-            self._successor = Successor(pid, conn, packages, now)
-        os.close(number)
-
-    def _succeed(self, number: int, packages: dict[str, list[str]]) -> None:
-        """Load packages, then be the template in place of the parent, to the end."""
-        self._pid = os.getpid()
-        place = succeed(number, packages, _remember)
-        self._used, self._renewed = place.used, place.renewed
-        self._wishes.done(packages)
-        self._loaded = tuple(sorted({*self._loaded, *place.packages}))
-        try:
-            self.run()
-        finally:
-            if os.getpid() == self._pid:
-                shutil.rmtree(self._folder, ignore_errors=True)
-        os._exit(0)
 
     def _left_s(self) -> float:
         now = self._clock()
@@ -154,13 +103,13 @@ class TemplateServer:
     def _greet(self, conn: socket.socket) -> None:
         now = self._clock()
         idle_s = 0.0 if self._agents else now - self._used
-        refused = [f"{name} ({why})" for name, why in self._wishes.refused.items()]
+        refused = self._preloading.refused.items()
         hello = protocol.Template(
             pid=os.getpid(),
             age_s=now - self._began,
             idle_s=idle_s,
-            packages=self._loaded,
-            refused=tuple(refused),
+            packages=tuple(sorted(self._preloading.loaded)),
+            refused=tuple(f"{name} ({why})" for name, why in refused),
         )
         conn.settimeout(_REQUEST_S)
         fds: list[int] = []
@@ -182,8 +131,9 @@ class TemplateServer:
 
     def _fork(self, request: protocol.ForkAgent, fds: list[int]) -> int:
         pid = forking.fork(partial(_be_agent, request, *fds))
-        start = request.start
-        self._agents[pid] = places.job_dir(start.job, start.node_rank)
+        self._agents.add(pid)
+        with contextlib.suppress(OSError, ValueError):
+            self._preloading.want(sources.imports(places.blob(request.start.code)))
         self._used = self._renewed = self._clock()
         return pid
 
@@ -247,19 +197,15 @@ def _load() -> bool:
     with gc_paused():
         for name in PRELOADED:
             importlib.import_module(name)
-    forking.remember(_Fresh.variables, _descriptors() - _Fresh.descriptors)
+    _remember()
     if not process_title.can_show() or not preloading.has_one_thread():
         return False
     return not sys.modules["torch"].cuda.is_initialized()
 
 
 def _remember() -> None:
-    """Note in a successor what the imports of its parents and its own have changed. Its connection is none of that."""
-    own = set()
-    for fd in _descriptors() - _Fresh.descriptors:
-        if not os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
-            own.add(fd)
-    forking.remember(_Fresh.variables, own | forking.inherited.descriptors)
+    """Note what imports have changed until now."""
+    forking.remember(_Fresh.variables, _descriptors() - _Fresh.descriptors)
 
 
 def _descriptors() -> set[int]:

@@ -146,7 +146,7 @@ def ensure(
     env = variables(warm)
     if not _can_be_warm(env):
         return None
-    key = _key(env, umask, prefix)
+    key = _key(env, umask, (*prefix, "", *warm.preload))
     for folder in places.warm_dirs(_mine(warm.owner), key):
         if _is_there(folder):
             return folder / places.TEMPLATE
@@ -182,8 +182,9 @@ def _start(
     folder = places.make_warm_dir(_mine(warm.owner), key)
     path = folder / places.TEMPLATE
     times = {"idle_s": warm.idle_s, "lease_s": warm.lease_s}
+    more = {"preload": warm.preload, "home": str(places.home())}
     settings = {
-        SETTINGS: json.dumps({**times, "home": str(places.home())}),
+        SETTINGS: json.dumps({**times, **more}),
         processes.MARK: process_title.JOB_PLACEHOLDER,
     }
     try:

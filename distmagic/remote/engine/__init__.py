@@ -12,5 +12,4 @@ Read in this order:
     rank_fork_server.py  forks ranks for torchrun, before it had threads of its own
     process_title.py     the command line and the job's mark that /proc shows of a forked process
     preloading.py        which packages a template has beside torch, and how they are loaded
-    successor.py         a child of a template that has them, and takes its place
 """

@@ -65,7 +65,6 @@ def environment(
             "code": str(places.blob(start.code)),
             "paths": import_paths.of_work_dir(start.work),
             "endpoint": "" if start.lead else start.endpoint,
-            "is_warm": forking.inherited.is_warm,
             "agent_pid": os.getpid(),
         }
     )

@@ -1,211 +1,209 @@
-"""Loads into a template's successor the packages that ranks imported in the last runs.
+"""Which packages a template loads beside torch, so that ranks find them: what its jobs' texts import, and the user's setting.
 
-    rank      --list of its modules, in the job's folder-->   template     (remote/records/imported_modules.py)
-    template  --keeps the list, by its own key; forks-->      successor
-    successor --imports one package after the other-->        the template in place of the first one
-
-Only packages that are installed are imported: those that a *.dist-info beside them has in its list of files. After each
-one the successor looks at itself. Where it could not be forked any more, or ranks could tell it from a new process, it
-ends; the package is refused from then on, and the next successor goes without it.
+Only what an installer has put there, and only while no job runs. A package is first tried in a child. Where that could not
+be forked, or ranks could tell it from a new process, the package is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.machinery
-import json
 import os
+import pkgutil
 import signal
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
-from distmagic.remote.records import places
-from distmagic.remote.records.atomic_file import atomic_write
+from distmagic.remote.system import processes
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 
 MOST_BYTES = 1_500_000_000  # of memory that all packages add
-ENOUGH_S = 40.0  # after which no further one is begun
-_MOST_MODULES = 6000
-_MOST_REFUSED = 20
+SLOW_S = 60  # for one package
+_MOST_REFUSED = 20  # after which no further one is tried
+_LOADED_ANYWAY = ("distmagic", "torch", "cloudpickle", "__main__")
 _OF_A_RANK = ("SLURM_", "TORCHELASTIC_", "PET_", "PMI")
-# Modules that note their rank when they are imported; `forking.mend_rank` corrects that in each rank.
-_MENDED = (
-    "lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero", "torchmetrics.utilities.prints",
+# These name variables of a rank, and read none when they are imported, or `forking.mend_rank` corrects it in each rank.
+READ_NO_RANK = (
+    "torch", "torchmetrics", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning",
+    "transformers", "accelerate",
 )  # fmt: skip
-_LOOKS_UP = ("os", "collections.abc", __name__)  # modules that stand between a reader and a variable  # fmt: skip
+_LASTS = f"takes longer than {SLOW_S} s"
+# Why a package is not loaded, by the exit code of the child that tried it.
+_WHYS = (
+    "", "is not installed", "can't be imported", "starts threads", "starts processes", "uses a GPU", "handles signals",
+    "names variables of a rank", f"takes more than {MOST_BYTES / 1e9:.1f} GB with the others",
+)  # fmt: skip
 
 
-class NotForTemplate(Exception):
-    """A package may not be in a template; the text says why."""
-
-
-class Wishes:
-    """Which packages the templates of one key are to load, kept on disk for those that come later."""
-
-    def __init__(self, key: str) -> None:
-        self._path = places.home() / "imports" / f"{key}.json"
-        self._tried: set[str] = set()  # modules that are loaded, or can't be
-        self.modules: list[str] = []
-        self.refused: dict[str, str] = {}
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            kept = json.loads(self._path.read_text())
-            self.modules = [str(name) for name in kept["modules"]][:_MOST_MODULES]
-            self.refused = {str(one): str(why) for one, why in kept["refused"].items()}
-
-    def learn(self, told: Path) -> None:
-        """Add what a rank has told in a file. What can't be read is left out."""
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            known = set(self.modules)
-            new = [str(one) for one in json.loads(told.read_text()) if one not in known]
-            if new:
-                self.modules = [*self.modules, *new][:_MOST_MODULES]
-                self._keep()
-
-    def refuse(self, package: str, why: str) -> None:
-        """Note that a package is not to be loaded."""
-        self.refused[package] = why
-        self._keep()
-
-    def done(self, packages: dict[str, list[str]]) -> None:
-        """Note that these were imported, as far as they can be."""
-        for names in packages.values():
-            self._tried.update(names)
-
-    def _keep(self) -> None:
-        with contextlib.suppress(OSError):
-            places.make_private(self._path.parent)
-            with atomic_write(self._path) as file:
-                text = json.dumps({"modules": self.modules, "refused": self.refused})
-                file.write(text.encode())
-
-    def packages(self) -> dict[str, list[str]]:
-        """Return {package: its modules} of those that are not loaded yet, dependencies before what needs them.
-
-        A package's own modules are in the order in which the rank imported them.
-        """
-        found: dict[str, list[str]] = {}
-        if len(self.refused) > _MOST_REFUSED:
-            return found  # every further try would cost as much as the last one
-        for name in self.modules:
-            package = name.partition(".")[0]
-            is_new = name not in self._tried and name not in sys.modules
-            if is_new and package not in self.refused:
-                found.setdefault(package, []).append(name)
-        return dict(reversed(found.items()))
-
-
-# ---- in the successor
-
-
-def load(packages: Mapping[str, list[str]]) -> Iterator[str]:
-    """Import packages, and yield the name of each before. Raises `NotForTemplate`, and what the import of one raises."""
-    installed = _Installed()
-    began_s, began_bytes = time.monotonic(), _memory_bytes()
-    handlers = _handlers()
-    for package, names in packages.items():
-        if time.monotonic() - began_s > ENOUGH_S:
-            return
-        if not installed.has(package):
-            continue
-        yield package
-        with _noted_reads() as read, gc_paused(), _devices_counted_by_nvml():
-            importlib.import_module(package)
-            for name in names:
-                with contextlib.suppress(ImportError):  # it may be made at run time
-                    importlib.import_module(name)
-        if read:
-            raise NotForTemplate(f"reads {min(read)}")
-        if _memory_bytes() - began_bytes > MOST_BYTES:
-            raise NotForTemplate(
-                f"takes more than {MOST_BYTES / 1e9:.1f} GB with the others"
-            )
-        _check_process(handlers)
-
-
-def _check_process(handlers: list[object]) -> None:
-    """Raise `NotForTemplate` unless this process can still be forked, and still has these signal `handlers`."""
-    if not has_one_thread():
-        raise NotForTemplate("starts threads")
-    if _has_children():
-        raise NotForTemplate("starts processes")
-    if _uses_gpu():
-        raise NotForTemplate("uses a GPU")
-    if _handlers() != handlers:
-        raise NotForTemplate("handles signals")
-
-
-class _Installed:
-    """Knows which packages are installed in the folders that Python imports from."""
+class Preloading:
+    """The packages of one template. `loaded` are there, `refused` are {package: why}."""
 
     def __init__(self) -> None:
-        self._by_folder: dict[str, set[str]] = {}
+        self.loaded: set[str] = set()
+        self.refused: dict[str, str] = {}
+        self._waiting: dict[str, set[str]] = {}  # names to import, by their package
+        self._done: set[str] = set()
+        self._began_bytes = _memory_bytes()
+        self._child = 0  # that tries the first package
+        self._tried: set[str] = set()  # what it imported, and may be imported here
 
-    def has(self, package: str) -> bool:
-        """Whether an import of this name finds a package that an installer has put there."""
-        try:
-            spec = importlib.machinery.PathFinder.find_spec(package)
-        except (ImportError, AttributeError, ValueError):
+    def want(self, names: Iterable[str]) -> None:
+        """Load these later: modules, or what is in them (`transformers.Trainer`)."""
+        for name in names:
+            package = name.partition(".")[0]
+            is_known = name in self._done or name in sys.modules
+            if is_known or package in {*_LOADED_ANYWAY, *sys.stdlib_module_names}:
+                continue
+            self._done.add(name)
+            if package not in self.refused:
+                self._waiting.setdefault(package, set()).add(name)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a package waits, or is being tried."""
+        return bool(self._waiting)
+
+    def step(self, *, is_idle: bool) -> bool:
+        """Go on with the first package; return whether it was just imported here. `is_idle`: no job runs."""
+        if not self._waiting:
             return False
-        origin = spec.origin if spec is not None else None
-        if not origin:
-            return False
-        path = Path(origin)
-        folder = path.parents[1] if path.name.startswith("__init__.") else path.parent
-        return package in self._in(str(folder))
+        package, names = next(iter(self._waiting.items()))
+        if self._child:
+            pid, status = os.waitpid(self._child, os.WNOHANG)
+            if pid:
+                self._child = 0
+                self._judge(package, status)
+        elif is_idle and self._tried:
+            names -= self._tried  # others may have come meanwhile
+            load(self._tried)
+            self.loaded.add(package)
+            self._tried = set()
+            if not names:
+                del self._waiting[package]
+            return True
+        elif is_idle:
+            parent = os.getpid()
+            self._tried = set(names)
+            try:
+                self._child = os.fork()
+            except OSError:
+                self._leave(package)  # no process or no memory for it: not again
+            else:
+                if not self._child:
+                    processes.die_with_parent(parent)
+                    _try(package, names, self._began_bytes)
+        return False
 
-    def _in(self, folder: str) -> set[str]:
-        if folder not in self._by_folder:
-            names = set()
-            for record in Path(folder).glob("*.dist-info/RECORD"):
-                with contextlib.suppress(OSError, UnicodeDecodeError):
-                    for line in record.read_text().splitlines():
-                        names.add(line.partition(",")[0].partition("/")[0].partition(".")[0])  # fmt: skip
-            self._by_folder[folder] = names
-        return self._by_folder[folder]
+    def _leave(self, package: str) -> None:
+        del self._waiting[package]
+        self._tried = set()
+
+    def _judge(self, package: str, status: int) -> None:
+        code = os.waitstatus_to_exitcode(status)
+        why = _LASTS if code == -signal.SIGALRM else "ends the process"
+        if 0 <= code < len(_WHYS):
+            why = _WHYS[code]
+        if why:
+            self._leave(package)
+        if why and why != "is not installed":  # a module of the user's
+            self.refused[package] = why
+        if len(self.refused) > _MOST_REFUSED:
+            self._waiting.clear()  # every further try would cost as much as the last one
 
 
-@contextmanager
-def _noted_reads() -> Iterator[set[str]]:
-    """Give the variables of a rank that are read within the block: a rank that is forked later has others."""
-    kind: Any = type(os.environ)
-    look_up = kind.__getitem__
-    read: set[str] = set()
+def _try(package: str, names: Iterable[str], began_bytes: int) -> None:
+    """Be the child, whose exit code says why the package can't be loaded."""
+    why = "is not installed"
+    if is_installed(package):
+        signal.alarm(SLOW_S)
+        why = why_not(names, began_bytes)
+    for process in processes.descendants(os.getpid()):
+        processes.send(process, signal.SIGKILL)
+    os._exit(_WHYS.index(why))
 
-    def noting(environ: object, name: str) -> object:
-        if name in TORCHRUN_VARIABLES or str(name).startswith(_OF_A_RANK):
-            frame = sys._getframe(1)  # noqa: SLF001
-            while frame.f_back and frame.f_globals.get("__name__") in _LOOKS_UP:
-                frame = frame.f_back
-            if frame.f_globals.get("__name__") not in _MENDED:
-                read.add(name)
-        return look_up(environ, name)
 
-    kind.__getitem__ = noting
+def is_installed(package: str) -> bool:
+    """Whether an import of this name finds a file that an installer has put there, and not one of the user's."""
     try:
-        yield read
-    finally:
-        kind.__getitem__ = look_up
+        spec = importlib.machinery.PathFinder.find_spec(package)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    if spec is None or not spec.origin:
+        return False
+    path = Path(spec.origin)
+    folder = path.parents[1] if path.name.startswith("__init__.") else path.parent
+    listed = f"\n{path.relative_to(folder)},"
+    records = folder.glob("*.dist-info/RECORD")
+    return any(listed in f"\n{one.read_text(errors='replace')}" for one in records)
 
 
-@contextmanager
-def _devices_counted_by_nvml() -> Iterator[None]:
-    """Have torch ask NVML, and not CUDA, whether there are GPUs: a process that has asked CUDA can't be forked."""
-    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
+def why_not(names: Iterable[str], began_bytes: int) -> str:
+    """Import, and return why ranks could not be forked from this process then, or would differ from new ones; "" if neither."""
+    handlers = _handlers()
+    modules = set(sys.modules)
     try:
-        yield
+        load(names)
+    except BaseException:  # noqa: BLE001 - whatever the code of a package raises
+        return "can't be imported"
+    if not has_one_thread():
+        return "starts threads"
+    if processes.descendants(os.getpid()):
+        return "starts processes"
+    if _uses_gpu():
+        return "uses a GPU"
+    if _handlers() != handlers:
+        return "handles signals"
+    if _names_rank_variables(set(sys.modules) - modules):
+        return "names variables of a rank"
+    return _WHYS[-1] if _memory_bytes() - began_bytes > MOST_BYTES else ""
+
+
+def load(names: Iterable[str]) -> None:
+    """Import modules, and take from them what is named. Raises what the import of a package raises."""
+    # Torch is to ask NVML, and not CUDA, whether there are GPUs: a process that has asked CUDA can't be forked.
+    variable = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    before = os.environ.get(variable)
+    os.environ[variable] = "1"
+    try:
+        with gc_paused():
+            for name in sorted(names):
+                importlib.import_module(name.partition(".")[0])
+                # It may be made at run time, or be missing in this version.
+                with contextlib.suppress(ImportError, AttributeError, ValueError):
+                    pkgutil.resolve_name(name)
     finally:
         if before is None:
-            os.environ.pop(name, None)
+            del os.environ[variable]
         else:
-            os.environ[name] = before
+            os.environ[variable] = before
+
+
+def _names_rank_variables(modules: Iterable[str]) -> bool:
+    """Whether the code of a module has the name of a variable that differs between ranks: it might read that at its import."""
+    for name in modules:
+        spec = getattr(sys.modules[name], "__spec__", None)
+        loader: Any = getattr(spec, "loader", None)
+        is_known = name.partition(".")[0] in READ_NO_RANK
+        if is_known or not hasattr(loader, "get_code"):
+            continue
+        waiting: list[object] = []
+        with contextlib.suppress(Exception):  # a loader of the package's own
+            waiting.append(loader.get_code(name))
+        while waiting:
+            constant = waiting.pop()
+            if isinstance(constant, CodeType):
+                waiting += constant.co_consts
+            elif isinstance(constant, tuple | frozenset):
+                waiting += constant
+            elif isinstance(constant, str) and (
+                constant in TORCHRUN_VARIABLES or constant.startswith(_OF_A_RANK)
+            ):
+                return True
+    return False
 
 
 def has_one_thread() -> bool:
@@ -216,14 +214,6 @@ def has_one_thread() -> bool:
             os._exit(0)
         os.waitpid(pid, 0)
     return len(os.listdir("/proc/self/task")) == 1
-
-
-def _has_children() -> bool:
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            return bool(file.read().strip())
-    except OSError:
-        return False  # of a kernel that does not tell
 
 
 def _uses_gpu() -> bool:

@@ -39,6 +39,11 @@ def needs_new(code: Path) -> bool:
     return bool(_read(code).get("needs_new"))
 
 
+def imports(code: Path) -> list[str]:
+    """Return the names of what the texts of this payload import."""
+    return [str(name) for name in _read(code).get("imports", ())]
+
+
 def _read(code: Path) -> dict[str, Any]:
     with zipfile.ZipFile(code) as archive:
         found: dict[str, Any] = json.loads(archive.read("sources.json"))

@@ -35,7 +35,6 @@ from distmagic.remote.rank import (
     sources,
     stacks,
 )
-from distmagic.remote.records import imported_modules
 from distmagic.remote.system import awake, processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.values import call, captured, left_out, parcel, settings
@@ -59,7 +58,7 @@ class Rank:
     `folder` is the node's directory of logs and results, `call` and `code` are files of the payload, `socket` is the
     agent's. `round` is the rendezvous round in which the rank was started, `order` what `Worker` says of it. `pid` is compared in forked children, which
     are not this rank. The user's own modules are imported from `paths`; `work_dir` is the working directory of the run,
-    "" on the notebook's own machine. `notes_imports`: what it has imported counts for the next run.
+    "" on the notebook's own machine.
     """
 
     rank: int
@@ -76,7 +75,6 @@ class Rank:
     order: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     work_dir: str = ""
-    notes_imports: bool = False
 
     @property
     def result(self) -> Path:
@@ -152,7 +150,7 @@ def _read_rank() -> Rank:
         round=int(from_agent.get("round", 0)), local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]), folder=Path(from_agent["folder"]), call=Path(from_agent["call"]),
         code=Path(from_agent["code"]), socket=from_agent["socket"], pid=os.getpid(),
         paths=tuple(import_paths.of_rank(from_agent)), work_dir=(from_agent["paths"] or [""])[-1],
-        order=tuple(from_agent.get("order", ())), notes_imports=bool(from_agent.get("is_warm")) and os.environ["LOCAL_RANK"] == "0",
+        order=tuple(from_agent.get("order", ())),
     )  # fmt: skip
 
 
@@ -359,8 +357,6 @@ def _finish(rank: Rank, conn: socket.socket, ended: Ended) -> None:
     if os.getpid() != rank.pid:
         # A child that the function has forked: it reports nothing for this rank.
         sys.exit(ended.code)
-    if rank.notes_imports and ended.outcome == "returned":
-        imported_modules.write(rank.folder, rank.paths)
     if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
         _outlive_the_stop()  # else torchrun may wait for this process before it starts another one
     try:

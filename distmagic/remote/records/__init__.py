@@ -15,6 +15,5 @@ Read in this order:
     work_sync     how files come into a working directory
     work_dirs     the working directories of runs, and which jobs use them
     environments  virtual environments that were made for notebooks
-    imported_modules  which modules a rank has imported, for the next run
     expiry        what is removed, and when
 """

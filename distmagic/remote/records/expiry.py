@@ -75,7 +75,6 @@ def expire(now: float | None = None) -> None:
     _expire_blobs(now)
     work_dirs.expire(now, KEPT_DAYS * 86400, _LOOK_S)
     remove(path for path, _ in environments.unused(KEPT_DAYS * 86400, now))
-    _expire_lists(places.home() / "imports", now)
     _expire_lists(places.home() / "setup", now)
 
 

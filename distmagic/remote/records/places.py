@@ -6,7 +6,6 @@
                           each log within `log_limit_bytes` while the job runs (logs.py)
     work/NAME/            the working directory of the runs of one name (work_dirs.py)
     setup/SETUP-HOST-...  what a --setup did to the variables of a host (request/command_prefix.py)
-    imports/KEY.json      which packages templates load beside torch (remote/engine/preloading.py)
     envs/NAME/            virtual environments (environments.py)
 
 `/tmp/distmagic-UID-HOST-JOB-NODE/`, gone with the job: sockets (they fail on NFS and beyond 107 bytes), the agent's pid.

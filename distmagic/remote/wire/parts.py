@@ -285,7 +285,7 @@ class Gpu:
 class Template:
     """A process that keeps torch loaded: how old it is, for how long unused, and its memory (shared pages in part).
 
-    `packages` are those that it has loaded beside torch, because ranks had imported them; `refused` those that can't be,
+    `packages` are those that it has loaded beside torch; `refused` those that can't be,
     and why.
     """
 

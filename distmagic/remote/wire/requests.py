@@ -103,7 +103,7 @@ class TemplateRequest:
     """Have torch loaded by the time that a job with these variables starts, and keep it loaded for the next ones.
 
     `owner` is the notebook: its templates end when it hasn't renewed them for `lease_s`, or used one for `idle_s`.
-    `env` and `defaults` are those of `StartNode` as far as they are known.
+    `env` and `defaults` are those of `StartNode` as far as they are known. `preload`: modules to load besides.
     """
 
     owner: Exact
@@ -111,6 +111,7 @@ class TemplateRequest:
     lease_s: LeaseSeconds
     env: ExactVariables
     defaults: ExactVariables
+    preload: Exacts = ()
 
 
 @request

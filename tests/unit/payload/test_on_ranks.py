@@ -72,8 +72,12 @@ def test_a_program_that_starts_ranks_itself_is_named_with_the_call_to_write(name
 
 
 def needs_new(payload):
+    return sources(payload)["needs_new"]
+
+
+def sources(payload):
     with zipfile.ZipFile(payload.code.path) as archive:
-        return json.loads(archive.read("sources.json"))["needs_new"]
+        return json.loads(archive.read("sources.json"))
 
 
 CELL = """import os
@@ -116,6 +120,23 @@ def test_a_payload_has_the_names_of_the_libraries_that_its_call_uses(tmp_path):
     )
     assert {"linecache", "zipfile", "logging", "warnings"} <= payload.uses
     assert "pytest" not in payload.uses
+    assert {"linecache", "zipfile"} <= set(sources(payload)["imports"])
+
+
+def test_a_payload_names_what_its_call_and_its_modules_import(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_module.py").write_text("from a import b\nimport c.d as e\n")
+    text = (
+        "def f():\n    import own_module\n    from g.h import i, j\n    from . import k"
+    )
+    names = {"__name__": "__main__"}
+    exec(compile(text, "<a cell>", "exec"), names)
+    payload = pack.pack_call(
+        names["f"], limit_bytes=1 << 20, labels={}, scratch=tmp_path
+    )
+    imports = {"own_module", "g.h", "g.h.i", "g.h.j", "a", "a.b", "c.d"}
+    assert imports <= set(sources(payload)["imports"])
+    assert "" not in sources(payload)["imports"]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +161,7 @@ def test_of_a_program_all_counts_that_it_imports_from_its_folder(
     (tmp_path / "other.py").write_text(SETS["subscript"])
     (tmp_path / "lab" / "deep.py").write_text("import first")
     assert not needs_new(packed())
+    assert sources(packed())["imports"] == ["first", "lab.deep", "lab.deep.x"]
     (tmp_path / "lab" / "deep.py").write_text(f"import first\n{SETS['update']}")
     assert needs_new(packed())
 

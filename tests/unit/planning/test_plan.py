@@ -279,7 +279,10 @@ def test_the_flags_are_torchruns_own():
 
 
 def test_what_a_host_keeps_loaded_is_told_before_the_plan():
-    spec, access = JobSpec(env=(("A", "1"),)), Access(lease_s=5.0, warm_idle_s=7.0)
+    spec, access = (
+        JobSpec(env=(("A", "1"),)),
+        Access(lease_s=5.0, warm_idle_s=7.0, preload=("lightning",)),
+    )
     warm = planning.warming(spec, access, Host(name="gpu-a", slots=2), FACTS, "ab12")
     assert warm == TemplateRequest(
         owner="ab12",
@@ -287,6 +290,7 @@ def test_what_a_host_keeps_loaded_is_told_before_the_plan():
         lease_s=5.0,
         env={"A": "1"},
         defaults={"OMP_NUM_THREADS": "1"},
+        preload=("lightning",),
     )
     one = planning.warming(spec, access, Host(name="gpu-a"), FACTS, "ab12")
     assert one is not None

@@ -387,9 +387,15 @@ def test_settings_become_defaults():
         nproc_per_node="gpu",
         payload_limit="1M",
         lease_s=5,
+        preload=["lightning"],
     )
     assert config.defaults({"A": "1"}) == Defaults(
-        access=Access(ssh_config="cfg", pythons=(("", "/py"), ("b", "/b")), lease_s=5),
+        access=Access(
+            ssh_config="cfg",
+            pythons=(("", "/py"), ("b", "/b")),
+            lease_s=5,
+            preload=("lightning",),
+        ),
         nproc_per_node="gpu",
         payload_limit_bytes=2**20,
         environ={"A": "1"},

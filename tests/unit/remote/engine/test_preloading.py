@@ -1,136 +1,154 @@
-"""A template that loads what ranks had imported: with generated packages, in a process of its own each."""
+"""A template that loads what the texts of jobs import: with generated packages, in a process of its own each."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from distmagic.remote.engine.preloading import Wishes
+from distmagic.remote.engine.preloading import READ_NO_RANK
 from tests import REPOSITORY
 from tests.builders.wheels import unpacked
 
-# Imports packages as a successor does; torch is played, because loading it takes seconds.
+# Loads packages as a template does; torch is played, because loading it takes seconds.
 PROGRAM = """
-import json, os, sys, types
+import json, os, sys, time, types
 torch = sys.modules["torch"] = types.ModuleType("torch")
 torch.cuda = types.SimpleNamespace(is_initialized=lambda: "gpu" in sys.modules, _is_in_bad_fork=lambda: "fork" in sys.modules)
 from distmagic.remote.engine import preloading
 preloading.MOST_BYTES = 100_000_000
-preloading.ENOUGH_S = float(sys.argv[2])
-begun = []
-try:
-    for package in preloading.load(json.loads(sys.argv[1])):
-        begun.append(package)
-    why = ""
-except preloading.NotForTemplate as refused:
-    why = str(refused)
-loaded = [name for name in json.loads(sys.argv[1]) if name in sys.modules]
-print(json.dumps([begun, loaded, why, "PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ]))
+preloading.SLOW_S = 1 if "hangs" in sys.argv[1:] else 60
+names = preloading.Preloading()
+names.want(sys.argv[1:])
+names.step(is_idle=False)
+assert not names.loaded and not names.refused
+while names.has_work:
+    names.step(is_idle=True)
+names.want(sys.argv[1:])
+assert not names.has_work
+there = [name for name in sys.argv[1:] if name in sys.modules]
+print(json.dumps([sorted(names.loaded), there, names.refused, "PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ]))
 """
 
 
-def loaded(
-    site: Path, packages: Mapping[str, list[str]], enough_s: float = 60.0
-) -> tuple[list[str], list[str], str]:
-    """Return which packages were begun, which are loaded then, and why the last one was refused."""
+def loaded(site: Path, *names: str) -> tuple[list[str], list[str], dict[str, str]]:
+    """Return which packages are loaded, which of these modules are, and what was refused."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(packages), str(enough_s)],
+        [sys.executable, "-c", PROGRAM, *names],
         env={"PYTHONPATH": f"{site}:{REPOSITORY}", "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=True,
     )
-    begun, there, why, is_left = json.loads(done.stdout.splitlines()[-1])
+    packages, there, refused, is_left = json.loads(done.stdout.splitlines()[-1])
     assert not is_left
-    return begun, there, why
+    return packages, there, refused
 
 
 def test_only_packages_that_are_installed_are_loaded_and_with_their_modules(tmp_path):
+    lazy = "def __getattr__(name):\n    import good.lazy\n    return 1\n"
+    begin = "import os\nassert os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'] == '1'\n"
     unpacked(
         tmp_path,
         "good",
         files={
-            "good/__init__.py": "import os\nassert os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'] == '1'\n",
+            "good/__init__.py": begin + lazy,
             "good/deep.py": "from good import made\n",
             "good/made.py": "",
+            "good/lazy.py": "",
         },
     )
     (tmp_path / "mine.py").write_text("raise SystemExit(7)\n")
-    packages = {
-        "mine": ["mine"],
-        "nowhere": ["nowhere"],
-        "good": ["good", "good.deep", "good.made_at_run_time"],
-        "good.deep": [],
-    }
-    begun, there, why = loaded(tmp_path, packages)
-    assert (begun, there, why) == (["good"], ["good", "good.deep"], "")
+    names = ("good.deep", "mine", "nowhere", "good.Lazy", "json", "torch.nn")
+    packages, there, refused = loaded(tmp_path, *names, "good.lazy")
+    assert (packages, refused) == (["good"], {})
+    assert there == ["good.deep", "json", "good.lazy"]
 
 
 @pytest.mark.parametrize(
     ("code", "why"),
     [
         ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()", "starts threads"),
-        ("import os\nos.environ.get('LOCAL_RANK')", "reads LOCAL_RANK"),
-        ("import os\nos.getenv('SLURM_PROCID', '0')", "reads SLURM_PROCID"),
+        ("import os\ndef rank():\n    return os.environ.get('LOCAL_RANK')\nrank()", "names variables of a rank"),
+        ("import os\nfor name in ('SLURM_PROCID',):\n    os.getenv(name)", "names variables of a rank"),
         ("import signal\nsignal.signal(signal.SIGTERM, print)", "handles signals"),
-        ("import subprocess\nchild = subprocess.Popen(['true'])", "starts processes"),
-        ("kept = bytearray(200_000_000)", "takes more than 0.1 GB with the others"),
+        ("import subprocess\nchild = subprocess.Popen(['sleep', '60'])", "starts processes"),
+        ("kept = bytearray(200_000_000)", "takes more than 1.5 GB with the others"),
         ("import sys, types\nsys.modules['gpu'] = types.ModuleType('gpu')", "uses a GPU"),
         ("import sys, types\nsys.modules['fork'] = types.ModuleType('fork')", "uses a GPU"),
+        ("raise SystemExit(0)", "can't be imported"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "ends the process"),
     ],
 )  # fmt: skip
 def test_a_package_that_would_make_a_fork_differ_is_refused(tmp_path, code, why):
     unpacked(tmp_path, "first")
     unpacked(tmp_path, "bad", files={"bad.py": code})
     unpacked(tmp_path, "last")
-    packages = {"first": ["first"], "bad": ["bad"], "last": ["last"]}
-    begun, there, found = loaded(tmp_path, packages)
-    assert (begun, there, found) == (["first", "bad"], ["first", "bad"], why)
+    found = loaded(tmp_path, "first", "bad", "last")
+    assert found == (["first", "last"], ["first", "last"], {"bad": why})
+
+
+def test_an_import_that_hangs_is_ended(tmp_path):
+    unpacked(tmp_path, "hangs", files={"hangs.py": "import signal\nsignal.pause()"})
+    refused = {"hangs": "takes longer than 60 s"}
+    assert loaded(tmp_path, "hangs") == ([], [], refused)
 
 
 def test_lightning_may_read_its_rank_because_that_is_mended(tmp_path):
+    reads = "import os\nos.environ.get('RANK')"
     name = "lightning/fabric/utilities/rank_zero.py"
-    unpacked(tmp_path, "lightning", files={name: "import os\nos.environ.get('RANK')"})
-    modules = ["lightning.fabric.utilities.rank_zero"]
-    (tmp_path / "lightning" / "__init__.py").touch()
-    assert loaded(tmp_path, {"lightning": modules})[2] == ""
+    unpacked(tmp_path, "lightning", files={"lightning/__init__.py": "", name: reads})
+    module = "lightning.fabric.utilities.rank_zero"
+    assert loaded(tmp_path, module) == (["lightning"], [module], {})
 
 
-def test_no_further_package_is_begun_when_the_time_is_over(tmp_path):
-    unpacked(tmp_path, "good")
-    assert loaded(tmp_path, {"good": ["good"]}, -1.0) == ([], [], "")
+def test_no_further_package_is_tried_after_too_many(tmp_path):
+    names = [f"bad{number}" for number in range(21)]
+    for name in (*names, "good"):
+        unpacked(tmp_path, name, files={f"{name}.py": "1 / (__name__ == 'good')"})
+    packages, _, refused = loaded(tmp_path, *names, "good")
+    assert (packages, len(refused)) == ([], 21)
 
 
-def test_what_ranks_told_is_kept_and_dependencies_come_first(tmp_path, monkeypatch):
-    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
-    told = tmp_path / "imported.json"
-    told.write_text(json.dumps(["big", "dep", "dep.x", "big.a"]))
-    first = Wishes("k1")
-    assert first.packages() == {}
-    first.learn(told)
-    wanted = {"dep": ["dep", "dep.x"], "big": ["big", "big.a"]}
-    assert first.packages() == wanted
-    assert list(first.packages()) == ["dep", "big"]
-    first.refuse("dep", "starts threads")
-    first.done({"big": ["big"]})
-    assert first.packages() == {"big": ["big.a"]}
-    later = Wishes("k1")  # of another process
-    assert later.packages() == {"big": ["big", "big.a"]}
-    assert later.refused == {"dep": "starts threads"}
-    told.write_text(json.dumps(["new"]))
-    later.learn(told)
-    later.learn(tmp_path / "nothing")
-    assert list(Wishes("k1").packages()) == ["new", "big"]
-    assert Wishes("k2").packages() == {}
-    (kept,) = (tmp_path / "imports").iterdir()
-    assert kept.stat().st_mode & 0o777 == 0o600
-    kept.write_text("[]")
-    assert Wishes("k1").packages() == {}
-    for number in range(21):  # too many tries
-        later.refuse(f"bad{number}", "fails")
-    assert later.packages() == {}
+# Notes which modules read variables of a rank when they are imported; torch is what a template has already.
+READS = """
+import importlib, json, os, sys
+import torch, torch.distributed.run, torch.nn.parallel, torch.utils.data
+from distmagic.remote.engine.preloading import _OF_A_RANK
+from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
+plain, found = type(os.environ).__getitem__, set()
+def noting(environ, name):
+    if name in TORCHRUN_VARIABLES or name.startswith(_OF_A_RANK):
+        frame = sys._getframe(1)
+        while frame.f_globals["__name__"] in ("os", "collections.abc"):
+            frame = frame.f_back
+        found.add(frame.f_globals["__name__"])
+    return plain(environ, name)
+type(os.environ).__getitem__ = noting
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass  # it is not installed here
+print(json.dumps(sorted(found)))
+"""
+
+
+def test_packages_that_are_known_read_no_variable_of_a_rank_but_what_is_mended():
+    names = [*READ_NO_RANK, "transformers.trainer", "lightning.pytorch"]
+    done = subprocess.run(
+        [sys.executable, "-c", READS, *names],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    mended = {
+        "lightning.fabric.utilities.rank_zero",
+        "lightning_fabric.utilities.rank_zero",
+        "lightning_utilities.core.rank_zero",
+        "torchmetrics.utilities.prints",
+    }
+    assert set(json.loads(done.stdout.splitlines()[-1])) <= mended

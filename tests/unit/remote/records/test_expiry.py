@@ -370,15 +370,13 @@ def test_what_nobody_uses_of_what_was_sent(home):
     assert (old.exists(), own.exists()) == (False, True)
 
 
-def test_lists_of_packages_and_variables_of_setups_are_kept_for_a_week_and_the_latter_removed_at_once(
+def test_variables_of_setups_are_kept_for_a_week_or_removed_at_once(
     home,
 ):
-    for folder in ("imports", "setup"):
-        for name, age_s in (("new", 6 * DAY_S), ("old", 8 * DAY_S)):
-            make(home / folder / name, age_s, 5)
+    for name, age_s in (("new", 6 * DAY_S), ("old", 8 * DAY_S)):
+        make(home / "setup" / name, age_s, 5)
     make(home / "setup" / ".lock", 0.0)
     expiry.expire(NOW)
-    assert [path.name for path in (home / "imports").iterdir()] == ["new"]
     found = expiry.unused("bundle", NOW)
     assert found == [(home / "setup" / "new", 5)]
     expiry.remove(path for path, _ in found)

@@ -41,6 +41,7 @@ WARM = p.TemplateRequest(
     lease_s=60.0,
     env={"A": "1"},
     defaults={"OMP_NUM_THREADS": "1"},
+    preload=("lightning",),
 )
 MESSAGES = (
     (1, p.Hello(protocol=2, job="j-1", node_rank=1, hostname="gpu-b", pid=71)),

@@ -31,11 +31,11 @@ from distmagic.errors import NoResult, PayloadError, ProtocolError, SpecError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.records import found_files
 from distmagic.remote.records.atomic_file import resumed_write
-from distmagic.remote.records.work_sync import BESIDE
 from distmagic.remote.wire import file_names, protocol
 from distmagic.remote.wire.protocol import Blob, Folder, FoundFile
 from distmagic.request.spec import check_pattern
 
+_BESIDE = ".of-last-run"  # at the end of a name, for what a host has of a file that stays here
 _AGAIN = 3  # for a file that a rank writes while it is fetched
 # How each file looked that a fetch of this process has written.
 _FETCHED: dict[Path, tuple[int, int, int]] = {}
@@ -86,7 +86,7 @@ class RemoteFolder:
             if _is_same(target, file):
                 return target
             if self._is_edited(target):
-                beside = target.with_name(target.name + BESIDE)
+                beside = target.with_name(target.name + _BESIDE)
                 text = f"{target} has changed here since the run began, and stays; the host's is {beside.name}"
                 print(sanitize.line(text), file=sys.stderr)  # noqa: T201 - a line for people
                 target = beside

@@ -32,7 +32,7 @@ from pathlib import Path
 
 from distmagic.remote.records import listing, owners, places
 from distmagic.remote.records.atomic_file import atomic_write
-from distmagic.remote.records.work_sync import BESIDE, FileSync, RunsFiles, last_brought
+from distmagic.remote.records.work_sync import FileSync, last_brought
 from distmagic.remote.wire.protocol import KeptWorkDir, WorkDir
 
 _SETTLING_S = 20.0  # from the mark of a job to the socket of its agent
@@ -193,8 +193,8 @@ class _Directory:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder / f"{job}.{node_rank}.{places.host_id()}"
 
-    def bring(self, work: WorkDir, job: str) -> RunsFiles:
-        """Make the directory, and bring the files of a run into it. Raises OSError and ValueError."""
+    def bring(self, work: WorkDir, job: str) -> list[str]:
+        """Make the directory, and bring the files of a run into it; return what stays. Raises OSError and ValueError."""
         self.about.mkdir(mode=0o700, exist_ok=True)
         sync = FileSync(self.path, self.about)
         # A host that comes back to its job finds there what its ranks wrote.
@@ -204,7 +204,7 @@ class _Directory:
         self.path.mkdir(mode=0o700, exist_ok=True)
         places.touch([self.about])
         if not work.manifest:
-            return RunsFiles()
+            return []
         return sync.bring(work.manifest)
 
     def used_s(self) -> float:
@@ -222,20 +222,11 @@ class _Directory:
         return sorted(set(found))
 
 
-def _in_words(files: RunsFiles) -> str:
-    """Say what became of files that an earlier run had changed; "" where there are none."""
-    texts = []
-    if files.stay:
-        texts.append(
-            f"kept as an earlier run left it: {_first_of(files.stay)} (unchanged here since it was sent; --fresh empties "
-            "the directory and sends it again)"
-        )
-    if files.replaced:
-        texts.append(
-            f"replaced by what is here: {_first_of(files.replaced)} (an earlier run had changed it as well; what it left "
-            f"is beside it, with {BESIDE} at the end of its name)"
-        )
-    return "; ".join(texts)
+def _in_words(stay: Sequence[str]) -> str:
+    """Say which files stay as an earlier run left them; "" where there are none."""
+    if not stay:
+        return ""
+    return f"kept as an earlier run left it: {_first_of(stay)} (--fresh empties the directory and sends what is here)"
 
 
 def _first_of(paths: Sequence[str]) -> str:

@@ -1,11 +1,7 @@
 """Brings the files of a run into its working directory: writes what has changed, removes what is listed no more.
 
-Every file gets its name when it is whole. What ranks wrote stays, and no link that they made is followed. A file or a
-link that was brought, and that a run has changed since:
-
-    here unchanged since it was sent    stays as the run left it
-    here changed as well                is replaced; what the run left stays beside it, as NAME.of-last-run
-    not listed any more                 stays as the run left it
+Every file gets its name when it is whole, and no link that ranks made is followed. A file or a link that a run has
+written or changed stays as the run left it, until the directory is emptied. Every other one becomes as it is listed.
 
 A large file that was touched counts as changed: it is not read to find out. A `bring` that is interrupted leaves a record
 of what it was about to write, so that the next one does not take that for the work of a run.
@@ -31,7 +27,6 @@ from distmagic.remote.records.manifest import ListedFile, Manifest
 _CHUNK = 1 << 20
 _FILE = "files.json"
 _ENDED_S = 3600.0  # nobody who brings files is as old: it was ended in the middle
-BESIDE = ".of-last-run"  # at the end of the name of what a run left, where something else is brought
 
 
 class BroughtFile(NamedTuple):
@@ -75,14 +70,6 @@ def last_brought(about: Path) -> Brought:
         return Brought()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunsFiles:
-    """What a run had changed of that which was brought: paths that `stay` as they were, and those that were `replaced`."""
-
-    stay: tuple[str, ...] = ()
-    replaced: tuple[str, ...] = ()
-
-
 class FileSync:
     """Brings a working directory to the state that a manifest lists. `about` is the folder beside it, for what is known."""
 
@@ -92,7 +79,6 @@ class FileSync:
         self._incoming = about / f"incoming-{secrets.token_hex(4)}"
         self._safe_folders: set[str] = {""}
         self._stay: list[str] = []
-        self._replaced: list[str] = []
         # Of files as they were before this began; a large one takes seconds to read.
         self._digests: dict[str, str] = {}
 
@@ -105,8 +91,11 @@ class FileSync:
         for old in self._about.glob("old-*"):
             shutil.rmtree(old, ignore_errors=True)
 
-    def bring(self, sha256: str) -> RunsFiles:
-        """Bring the files that a manifest lists. Raises OSError, and ValueError for a blob that is no manifest."""
+    def bring(self, sha256: str) -> list[str]:
+        """Bring the files that a manifest lists; return the paths of those that stay as a run left them.
+
+        Raises OSError, and ValueError for a blob that is no manifest.
+        """
         wanted = manifest.decode(places.blob(sha256).read_bytes())
         before = self._with_what_came(last_brought(self._about))
         now = places.now_at(self._about)
@@ -133,7 +122,7 @@ class FileSync:
             manifest=sha256, files=kept_files | files, links=kept_links | links
         )
         self._remember(after)
-        return RunsFiles(stay=tuple(self._stay), replaced=tuple(self._replaced))
+        return self._stay
 
     def _remember(self, brought: Brought) -> None:
         with atomic_write(self._about / _FILE) as file:
@@ -216,10 +205,8 @@ class FileSync:
             if here.is_dir() and not here.is_symlink():
                 raise _in_the_way(here, "a link")
             if os.path.lexists(here) and not self._is_as_brought(path, before):
-                if before.links.get(path) == target:
-                    self._stay.append(path)
-                    continue
-                self._keep_beside(path, "a link")
+                self._stay.append(path)
+                continue
             aside = self._incoming / secrets.token_hex(6)
             aside.symlink_to(target)
             os.replace(aside, here)
@@ -266,7 +253,7 @@ class FileSync:
     ) -> BroughtFile:
         """Give a file its content, all at once; return its row, which is `coming` with a look.
 
-        A file that has the content already is left as it is, and so is one that a run has changed and nobody here.
+        A file that has the content already is left as it is, and so is one that a run has changed.
         """
         path = file.path
         self._make_folder(path.rpartition("/")[0])
@@ -285,10 +272,8 @@ class FileSync:
             and not self._is_as_brought(path, before)
             and not self._has(path, coming, known)  # another host has just brought it
         ):
-            if known is not None and known.digest == coming.digest:
-                self._stay.append(path)
-                return coming._replace(look=known.look)
-            self._keep_beside(path, "a file")
+            self._stay.append(path)
+            return coming._replace(look=known.look if known is not None else [])
         aside = self._incoming / secrets.token_hex(6)
         descriptor = os.open(
             aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode
@@ -301,17 +286,6 @@ class FileSync:
         self._forget_compiled(path)
         os.replace(aside, here)
         return coming._replace(look=self._look(path))
-
-    def _keep_beside(self, path: str, what: str) -> None:
-        """Give what a run left another name, which is free for what is brought now. Raises OSError where it can't."""
-        here = self._path / path
-        try:
-            os.replace(here, f"{here}{BESIDE}")
-        except FileNotFoundError:
-            return  # gone by now
-        except OSError:  # such a name is too long, or that of a folder
-            raise _in_the_way(here, what) from None
-        self._replaced.append(path)
 
     def _has(self, path: str, content: BroughtFile, known: BroughtFile | None) -> bool:
         """Whether a file has the content of a row. It is read only where nothing else tells; `known` is its last row."""

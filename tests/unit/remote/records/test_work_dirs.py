@@ -134,14 +134,7 @@ def test_a_file_that_a_rank_has_removed_or_only_touched_comes_again(project, hom
     assert found.notice == ""
 
 
-STAYS = (
-    "kept as an earlier run left it: {} (unchanged here since it was sent; --fresh empties the directory and sends it "
-    "again)"
-)
-REPLACED = (
-    "replaced by what is here: {} (an earlier run had changed it as well; what it left is beside it, with .of-last-run "
-    "at the end of its name)"
-)
+STAYS = "kept as an earlier run left it: {} (--fresh empties the directory and sends what is here)"
 
 
 def noticed(work: WorkDir, job: str) -> str:
@@ -155,9 +148,7 @@ LARGE = "x" * (1 << 20)
 
 
 @pytest.mark.parametrize("old", ["", LARGE], ids=["small", "large"])
-def test_what_a_run_made_of_a_file_stays_until_that_file_changes_here(
-    project, home, old
-):
+def test_what_a_run_made_of_a_file_stays_until_a_fresh_run(project, home, old):
     write(project, train="1", snapshot=old + "old")
     path = prepared(work_of(project, home))
     write(path, snapshot=old + "newer")
@@ -172,29 +163,30 @@ def test_what_a_run_made_of_a_file_stays_until_that_file_changes_here(
     # Both go on.
     write(project, snapshot=old + "mine")
     write(path, snapshot=old + "its own")
-    assert noticed(work_of(project, home), "n") == REPLACED.format("snapshot")
-    assert noticed(work_of(project, home), "o") == ""
-    assert there(path) == {
-        "train": "2",
-        "snapshot": old + "mine",
-        "snapshot.of-last-run": old + "its own",
-    }
+    for job in ("n", "o"):
+        assert noticed(work_of(project, home), job) == STAYS.format("snapshot")
+        assert there(path) == {"train": "2", "snapshot": old + "its own"}
+    assert noticed(replace(work_of(project, home), is_fresh=True), "p") == ""
+    assert there(path) == {"train": "2", "snapshot": old + "mine"}
 
 
-def test_what_a_run_wrote_where_a_file_comes_for_the_first_time_stays_beside_it(
-    project, home
-):
+def test_what_a_run_wrote_where_a_file_comes_for_the_first_time_stays(project, home):
     path = prepared(work_of(project, home))
     write(path, out__a="its", out__b="same", out__c="its", out__d="its", out__e="its")
     write(project, out__a="1", out__b="same", out__c="3", out__d="4", out__e="5")
-    notice = noticed(work_of(project, home), "k")
-    assert notice == REPLACED.format("out/a, out/c, out/d, ...")
-    assert {name for name in there(path) if "of-last-run" in name} == {
-        f"out/{name}.of-last-run" for name in "acde"
-    }
+    for job in ("k", "l"):
+        notice = noticed(work_of(project, home), job)
+        assert notice == STAYS.format("out/a, out/c, out/d, ...")
+    made = dict.fromkeys(("out/a", "out/c", "out/d", "out/e"), "its")
+    assert there(path) == {**made, "out/b": "same"}
+    (project / "out" / "b").write_text("2")
+    for name in "acde":
+        (project / "out" / name).unlink()
+    assert noticed(work_of(project, home), "m") == ""
+    assert there(path) == {**made, "out/b": "2"}
 
 
-def test_what_a_run_made_of_a_link_stays_until_that_link_changes_here(project, home):
+def test_what_a_run_made_of_a_link_stays_until_a_fresh_run(project, home):
     write(project, a="1", b="2")
     (project / "latest").symlink_to("a")
     (project / "other").symlink_to("a")
@@ -208,9 +200,11 @@ def test_what_a_run_made_of_a_link_stays_until_that_link_changes_here(project, h
     assert os.readlink(path / "latest") == "b"
     (project / "other").unlink()
     (project / "other").symlink_to("b")
-    assert "replaced by what is here: other (" in noticed(work_of(project, home), "m")
-    assert os.readlink(path / "other") == "b"
-    assert (path / "other.of-last-run").read_text() == "its"
+    for job in ("m", "n"):
+        assert noticed(work_of(project, home), job) == STAYS.format("latest, other")
+    assert (path / "other").read_text() == "its"
+    assert noticed(replace(work_of(project, home), is_fresh=True), "o") == ""
+    assert [os.readlink(path / name) for name in ("latest", "other")] == ["a", "b"]
 
 
 def test_what_a_run_made_of_a_file_stays_when_that_is_gone_here(project, home):
@@ -224,17 +218,6 @@ def test_what_a_run_made_of_a_file_stays_when_that_is_gone_here(project, home):
         (project / name).unlink()
     assert noticed(work_of(project, home), "k") == ""
     assert there(path) == {"snapshot": "newer", "latest": "newer"}
-
-
-def test_where_nothing_can_stay_beside_a_file_it_is_in_the_way(project, home, golden):
-    name = "x" * 250
-    path = prepared(work_of(project, home))
-    write(path, **{name: "its"})
-    write(project, **{name: "mine"})
-    with pytest.raises(OSError) as caught:
-        prepared(work_of(project, home), "k")
-    golden(caught.value)
-    assert there(path) == {name: "its"}
 
 
 def test_what_a_killed_process_had_written_is_not_taken_for_the_work_of_a_run(
@@ -391,22 +374,6 @@ def test_a_file_whose_mode_is_not_ours_to_change_is_written_anew(
         assert os.access(path / name, os.X_OK)
 
 
-def test_a_file_that_goes_while_it_is_looked_at_leaves_nothing_beside(
-    project, home, monkeypatch
-):
-    path = prepared(work_of(project, home))
-    write(path, a="its")
-    write(project, a="mine")
-
-    def is_gone_then(self: work_sync.FileSync, name: str, *_: object) -> bool:
-        (path / name).unlink()
-        return False
-
-    monkeypatch.setattr(work_sync.FileSync, "_is_as_brought", is_gone_then)
-    assert noticed(work_of(project, home), "k") == ""
-    assert there(path) == {"a": "mine"}
-
-
 def test_byte_code_of_a_module_that_changed_is_removed(project, home):
     write(project, mod="", pkg__mod="")
     for name in ("mod", "pkg/mod"):
@@ -536,7 +503,7 @@ def test_files_do_not_change_under_a_job_that_runs(project, home, monkeypatch, g
         work_dirs.leave(found.path, "two", 0)
     work_dirs.leave(path, "one", 0)
     assert prepared(work_of(project, home), "three") == path
-    assert there(path) == {"a": "2", "a.of-last-run": "changed by the job"}
+    assert there(path) == {"a": "changed by the job"}
 
 
 def test_a_job_that_died_holds_nothing(project, home, monkeypatch):

@@ -85,18 +85,16 @@ def loaded_by_path() -> list[str]:
         is_by_name = f"/{file}".endswith((f"/{path}.py", f"/{path}/__init__.py"))
         if is_by_name and (not parent or parent in sys.modules):
             continue
-        if module.__name__ == name and not is_installed(file) and not _is_found(name):
+        if module.__name__ != name or is_installed(file):
+            continue
+        # A new import of its package may find what is loaded: an editable install may name its folder.
+        top = _top(name)
+        specs = (finder.find_spec(top, None) for finder in sys.meta_path)
+        spec = next(filter(None, specs), None)
+        loaded = getattr(sys.modules.get(top), "__file__", None)
+        if spec is None or spec.origin != loaded:
             found.append(name)
     return found
-
-
-def _is_found(name: str) -> bool:
-    """Whether a new import of a module's package would find what is loaded: an editable install may name its folder."""
-    top = _top(name)
-    specs = (finder.find_spec(top, None) for finder in sys.meta_path)
-    spec = next(filter(None, specs), None)
-    loaded = getattr(sys.modules.get(top), "__file__", None)
-    return spec is not None and spec.origin == loaded
 
 
 def _top(name: str) -> str:

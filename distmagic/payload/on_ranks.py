@@ -65,8 +65,12 @@ def look(texts: Iterable[Text], imported: Iterable[str] = ()) -> OnRanks:
         for node in ast.walk(tree):
             if lines is None or getattr(node, "lineno", 0) in lines:
                 needs_new = needs_new or _sets_variable(node)
-                if not notice and isinstance(node, ast.Call) and _starts_ranks(node):
-                    notice = _of_own_ranks(label, node)
+                if not notice and isinstance(node, ast.Call):
+                    # Of torch's `mp.spawn`, by its module's usual names or by its argument `nprocs`.
+                    before, _, last = dotted(node.func).rpartition(".")
+                    has_ranks = any(one.arg == "nprocs" for one in node.keywords)
+                    if last in _STARTERS and (before in _OF_TORCH or has_ranks):
+                        notice = _of_own_ranks(label, node)
     return OnRanks(needs_new=needs_new, notice=notice, imports=frozenset(imports))
 
 
@@ -114,13 +118,6 @@ def _sets_variable(node: ast.AST) -> bool:
         kind == "variable" and name not in TORCHRUN_VARIABLES
         for kind, name in acts(node)
     )
-
-
-def _starts_ranks(call: ast.Call) -> bool:
-    """Whether it is torch's `mp.spawn`, by its module's usual names or by its argument `nprocs`."""
-    before, _, last = dotted(call.func).rpartition(".")
-    names = [keyword.arg for keyword in call.keywords]
-    return last in _STARTERS and (before in _OF_TORCH or "nprocs" in names)
 
 
 def _of_own_ranks(label: str, call: ast.Call) -> str:

@@ -104,9 +104,18 @@ def pack_call(
     """
     seen = Seen()
     folder = payload_folder(scratch)
-    source = None if other is None else _source_form(thunk, title, other)
+    code = getattr(thunk, "__code__", None)
+    is_of_cell = code is not None and code.co_name == "<module>"
+    source = None
+    if other is not None:
+        source = SourceForm(other.version, code if is_of_cell else None, title)
+    # The names of the notebook or program that makes the call.
+    function = thunk.func if isinstance(thunk, partial) else thunk
+    names: Mapping[str, object] = getattr(function, "__globals__", {})
+    if names.get("__name__") != "__main__":
+        names = vars(sys.modules["__main__"])
     try:
-        call = dumped(Call(thunk), folder, seen, limit_bytes, source, _notebook(thunk))
+        call = dumped(Call(thunk), folder, seen, limit_bytes, source, names)
     except parcel.Unpicklable as error:
         if other is not None and isinstance(error.cause.error, NoSource):
             raise _has_no_source(
@@ -116,8 +125,11 @@ def pack_call(
     except parcel.TooLarge as error:
         raise _too_large(thunk, error.size_bytes, limit_bytes) from None
     modules = set(seen.modules)
-    codes, texts = list(_with_inner(seen.codes)), _texts(seen.codes)
-    for code_object in codes:
+    codes, texts = list(seen.codes), _texts(seen.codes)
+    for (
+        code_object
+    ) in codes:  # and of the functions in it, which a pickle of source does not name
+        codes += [one for one in code_object.co_consts if isinstance(one, CodeType)]
         modules.update(local_modules.imports_of_code(code_object))
     found = local_modules.found(modules)
     own = on_ranks.of_codes(codes, texts, labels)
@@ -150,23 +162,6 @@ def pack_call(
         limit_bytes=limit_bytes,
         in_source=in_source if source is None else None,
     )
-
-
-def _notebook(thunk: Callable[[], object]) -> Mapping[str, object]:
-    """Return the names of the notebook or program that makes the call."""
-    function = thunk.func if isinstance(thunk, partial) else thunk
-    found: dict[str, object] = getattr(function, "__globals__", {})
-    return (
-        found if found.get("__name__") == "__main__" else vars(sys.modules["__main__"])
-    )
-
-
-def _source_form(
-    thunk: Callable[[], object], title: str, other: OtherPython
-) -> SourceForm:
-    code = getattr(thunk, "__code__", None)
-    is_of_cell = code is not None and code.co_name == "<module>"
-    return SourceForm(other.version, code if is_of_cell else None, title)
 
 
 def pack_whole(
@@ -255,15 +250,6 @@ def write_code(
     }
     data = json.dumps(sources, sort_keys=True).encode()
     return blobs.keep(blobs.zipped({"sources.json": data}), folder)
-
-
-def _with_inner(codes: Iterable[CodeType]) -> Iterator[CodeType]:
-    """Yield code, and that of the functions in it, which a pickle of source does not name."""
-    waiting = list(codes)
-    while waiting:
-        code = waiting.pop()
-        yield code
-        waiting += [const for const in code.co_consts if isinstance(const, CodeType)]
 
 
 def _texts(codes: Iterable[CodeType]) -> dict[str, str]:

@@ -7,7 +7,7 @@ that one changed file changes one pack, and a new file one or two.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -115,9 +115,10 @@ class _Packing:
     def _add_large(self, path: str, file: LocalFile) -> None:
         digest = hashlib.sha256()
         size = 0
-        for data in _pieces(file.path):
-            digest.update(data)
-            size += len(data)
+        with file.path.open("rb") as source:
+            while data := source.read(_CHUNK):
+                digest.update(data)
+                size += len(data)
         blob = Blob(sha256=digest.hexdigest(), size_bytes=size)
         number = self._number_of(LocalBlob(blob=blob, path=file.path, is_users=True))
         self._list(path, number, 0, size, file)
@@ -140,9 +141,3 @@ class _Packing:
                 is_executable=file.is_executable,
             )
         )
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while data := file.read(_CHUNK):
-            yield data

@@ -75,14 +75,23 @@ def with_tree(
         what = f"The local package{'s' if len(payload.modules) > 1 else ''} {names}"
     check_size(contents, payload.limit_bytes, what)
     tree = packed(contents, sorted(set(owned)), scratch or blobs.folder(), inside)
-    notices = (
-        payload.notice,
-        _large(contents, what) if sync is None else "",
-        _private(contents),
-        _left_out(contents),
-        _ignored_but_named(contents),
-        _snapshots(contents) if is_fresh else "",
-    )
+    notices = [payload.notice, _large(contents, what) if sync is None else ""]
+    if contents.private:
+        first = _first_of(contents.private)
+        notices.append(
+            f"not sent: {first} (keys, and what is distmagic's own, stay here)"
+        )
+    if contents.left_out:
+        why = "links that lead" if len(contents.left_out) > 1 else "a link that leads"
+        notices.append(
+            f"not sent: {_first_of(contents.left_out)} ({why} out of the folder)"
+        )
+    notices.append(_ignored_but_named(contents))
+    snapshots = [path for path in contents.files if path.endswith(_SNAPSHOTS)]
+    if is_fresh and snapshots:
+        notices.append(
+            f"--fresh empties the working directory, and the folder brings {_first_of(snapshots)}: a program may go on from there"
+        )
     notice = "; ".join(text for text in notices if text)
     return replace(payload, tree=tree, notice=notice)
 
@@ -203,20 +212,6 @@ def add_module(contents: Contents, module: LocalModule) -> str:
     return path
 
 
-def _private(contents: Contents) -> str:
-    if not contents.private:
-        return ""
-    return f"not sent: {_first_of(contents.private)} (keys, and what is distmagic's own, stay here)"
-
-
-def _left_out(contents: Contents) -> str:
-    if not contents.left_out:
-        return ""
-    count = len(contents.left_out)
-    why = "links that lead" if count > 1 else "a link that leads"
-    return f"not sent: {_first_of(contents.left_out)} ({why} out of the folder)"
-
-
 def _ignored_but_named(contents: Contents) -> str:
     """Say which files .gitignore keeps here, although the code that travels names them, and so seems to need them."""
     if not contents.ignored:
@@ -234,14 +229,6 @@ def _ignored_but_named(contents: Contents) -> str:
         f"not sent: {_first_of(named)} (.gitignore keeps {them} here, but the code names {them}; a .distmagicignore "
         f"can send {them}, %distributed help files)"
     )
-
-
-def _snapshots(contents: Contents) -> str:
-    """Say what may let a program go on from an earlier run although its working directory is emptied."""
-    found = [path for path in contents.files if path.endswith(_SNAPSHOTS)]
-    if not found:
-        return ""
-    return f"--fresh empties the working directory, and the folder brings {_first_of(found)}: a program may go on from there"
 
 
 def _first_of(paths: list[str]) -> str:

@@ -131,7 +131,11 @@ class Agent:
         self.engine_pid, out, err = engine_start.start_engine(
             self.start.torchrun, self.start.cwd, env, self.umask
         )
-        _raise_descriptor_limit()  # only now: torchrun and its ranks have inherited the user's own limit
+        # Only now: torchrun and its ranks have inherited the user's own limit. This process has seven descriptors for each
+        # rank, and log-ins get 1,024.
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self.engine_cgroup = memory.Cgroup(self.engine_pid)
         self.hardware = HardwareWatch(env.get("CUDA_VISIBLE_DEVICES"))
         self.rank_table.add_stream(
@@ -512,10 +516,3 @@ class Agent:
         self.final_at = now
         # From now on a contact finds no socket here and reads the journal itself.
         shutil.rmtree(self.run_dir, ignore_errors=True)
-
-
-def _raise_descriptor_limit() -> None:
-    """Allow this process as many descriptors as the system does: it has seven for each rank, and log-ins get 1,024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

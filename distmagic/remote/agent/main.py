@@ -46,7 +46,14 @@ def serve(
     signal.signal(signal.SIGTERM, lambda *_: setattr(agent, "got_sigterm", True))
     # A handler, so that the signal writes to the wakeup descriptor.
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(_wakeup(agent.selector), warn_on_full_buffer=False)
+    # Python writes to this pipe at each signal, and so wakes the loop.
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    agent.selector.register(
+        reading, selectors.EVENT_READ, lambda: os.read(reading, 4096)
+    )
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
         agent.begin()
         agent.run()
@@ -67,12 +74,3 @@ def _kill_descendants() -> None:
         processes.reap()  # torchrun's orphans become our children, and zombies have no descendants
         time.sleep(_TICK_S)
         termination.step(time.monotonic())
-
-
-def _wakeup(selector: selectors.BaseSelector) -> int:
-    """Return the writing end of a pipe whose other end wakes the loop: Python writes to it at each signal."""
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    os.set_blocking(writing, False)
-    selector.register(reading, selectors.EVENT_READ, lambda: os.read(reading, 4096))
-    return writing

@@ -123,7 +123,8 @@ class RankProcess:
             return None
         # A zombie whose parent is not torchrun any more says nothing by its exit code: PR_SET_PDEATHSIG killed it because
         # torchrun had ended.
-        if now.parent == os.getpid() or _is_dead(now.parent):
+        parent = processes.read(now.parent)
+        if now.parent == os.getpid() or parent is None or parent.state in "ZX":
             return None
         return self.end_by_code(exit_codes.code_of(now.exit_status), watch)
 
@@ -208,8 +209,3 @@ def first_packet(conn: socket.socket) -> tuple[protocol.Message | None, list[int
         return (protocol.decode(packet)[1] if packet else None), fds
     except (OSError, protocol.BadLine):
         return None, fds
-
-
-def _is_dead(pid: int) -> bool:
-    process = processes.read(pid)
-    return process is None or process.state in "ZX"

@@ -93,15 +93,12 @@ class ReaderTable:
         for request in reader.receive(self._journal.last):
             if isinstance(request, protocol.FollowJob):
                 # One that takes nothing may be this notebook's own connection of before.
-                self._drop_stalled(now)
+                for one in list(self.readers):
+                    if one.is_stalled(now, _STALLED_S):
+                        self._drop(one)
             self._handle(reader, request, now)
         if not reader.is_open:
             self._drop(reader)
-
-    def _drop_stalled(self, now: float) -> None:
-        for reader in list(self.readers):
-            if reader.is_stalled(now, _STALLED_S):
-                self._drop(reader)
 
     def _drop(self, reader: Reader) -> None:
         if reader in self.readers:

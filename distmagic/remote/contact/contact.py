@@ -129,23 +129,17 @@ class Contact:
                 places.touch(self._receiver.awaited)
                 environments.touch_own()
                 if self._devices.descriptors:
-                    self._knock()
+                    # An empty line, which the notebook passes over. Where a firewall has cut the connection, the SSH server
+                    # here learns of it only when it sends something; devices would be kept for hours.
+                    try:
+                        self.write(b"\n")
+                    except OSError:
+                        sys.exit(0)
             data = os.read(0, 65536)
             if not data:
                 return None
             self._lines.feed(data)
         return line
-
-    def _knock(self) -> None:
-        """Send an empty line, which the notebook passes over.
-
-        Where a firewall has cut the connection, the SSH server here learns of it only when it sends something; devices would
-        be kept for hours.
-        """
-        try:
-            self.write(b"\n")
-        except OSError:
-            sys.exit(0)
 
     def pieces(self, size: int) -> Iterator[bytes]:
         """Yield the next `size` bytes from the notebook."""

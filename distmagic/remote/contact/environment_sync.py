@@ -101,7 +101,9 @@ class EnvironmentSync:
     ) -> None:
         self._say("making the environment")
         base = environments.base_python()
-        uv = _find_uv()
+        # It may be where its installer puts it, outside of PATH.
+        places_of_uv = [os.environ.get("PATH", ""), *map(os.path.expanduser, ("~/.local/bin", "~/.cargo/bin"))]  # fmt: skip
+        uv = shutil.which("uv", path=os.pathsep.join(places_of_uv))
         argv = [uv, "venv", "--python", base] if uv else [base, "-m", "venv"]
         cure = "" if uv else "\nInstall uv on this host, or its package python3-venv"
         self._must(environment, [*argv, str(environment.path)], cure)
@@ -260,12 +262,6 @@ class EnvironmentSync:
             return
         finally:
             os.close(writing)
-
-
-def _find_uv() -> str:
-    """Return the path of uv, "" where this host has none; it may be where its installer puts it, outside of PATH."""
-    places_of_uv = [os.environ.get("PATH", ""), *map(os.path.expanduser, ("~/.local/bin", "~/.cargo/bin"))]  # fmt: skip
-    return shutil.which("uv", path=os.pathsep.join(places_of_uv)) or ""
 
 
 def _variables() -> dict[str, str]:

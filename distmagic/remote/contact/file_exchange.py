@@ -62,7 +62,12 @@ class FileExchange:
                 sent.update(data)
                 self._notebook.say(protocol.Data(size_bytes=len(data)))
                 self._notebook.write(data)
-            has_changed = _has_changed(file, before, sent.hexdigest())
+            # What was added to its end does no harm.
+            after = os.fstat(file.fileno())
+            times = (before.st_mtime_ns, before.st_size)
+            has_changed = (after.st_mtime_ns, after.st_size) != times and (
+                found_files.digest(file, 0, before.st_size) != sent.hexdigest()
+            )
             self._notebook.say(FileEnds(has_changed=has_changed))
 
     def receive(self, request: protocol.WriteFile) -> None:
@@ -128,11 +133,3 @@ def _is_same(target: str, request: protocol.WriteFile) -> bool:
             return found_files.digest(file, 0, request.size_bytes) == request.sha256
     except OSError:
         return False
-
-
-def _has_changed(file: BinaryIO, before: os.stat_result, sha256: str) -> bool:
-    """Whether what was sent is not in the file any more. What was added to its end does no harm."""
-    after = os.fstat(file.fileno())
-    if (after.st_mtime_ns, after.st_size) == (before.st_mtime_ns, before.st_size):
-        return False
-    return found_files.digest(file, 0, before.st_size) != sha256

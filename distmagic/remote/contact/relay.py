@@ -64,7 +64,9 @@ def relay(
         while True:
             sides = [key.data for key, _ in selector.select(_LOOK_S)]
             if "agent" in sides:
-                data = _receive(conn)
+                data = b""
+                with contextlib.suppress(ConnectionResetError):
+                    data = conn.recv(1 << 18)
                 if not data and _still_runs(attach):
                     sys.exit(0)
                 if not data:
@@ -131,13 +133,6 @@ class _StoppedAgent:
         elif now_s - self._stopped_at_s > self._lease_s:
             text = f"the agent of job {self._job} (pid {agent.pid}) has been stopped by a signal for {self._lease_s:g} s"
             raise TimeoutError(text)
-
-
-def _receive(conn: socket.socket) -> bytes:
-    try:
-        return conn.recv(1 << 18)
-    except ConnectionResetError:
-        return b""
 
 
 def _last_number(lines: bytes) -> int:

@@ -131,7 +131,12 @@ class Task:
     def __init__(self, folder: Path, flags: tuple[str, ...], log: MessageLog) -> None:
         self._log = log
         self._start = _start_message(folder, flags)
-        _lay_blobs(folder, self._start)
+        # The payload is laid where agents look for it.
+        for name in (self._start.call, self._start.code, *self._start.side_files):
+            target = places.blob(name)
+            places.make_private(target.parent)
+            shutil.copyfile(folder / name, target)
+            target.chmod(0o600)
         self._contact = subprocess.Popen(
             [sys.executable, "-u", sys.path[0], "contact"],
             stdin=subprocess.PIPE,
@@ -274,15 +279,6 @@ def _start_message(folder: Path, flags: tuple[str, ...]) -> protocol.StartNode:
         endpoint=endpoint,
         lead=text == "0",
     )
-
-
-def _lay_blobs(folder: Path, start: protocol.StartNode) -> None:
-    """Lay the payload where agents look for it."""
-    for name in (start.call, start.code, *start.side_files):
-        target = places.blob(name)
-        places.make_private(target.parent)
-        shutil.copyfile(folder / name, target)
-        target.chmod(0o600)
 
 
 def main(argv: list[str]) -> None:

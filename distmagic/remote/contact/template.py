@@ -67,7 +67,11 @@ class TemplateServer:
     def run(self) -> None:
         """Answer requests until the lease or the idle time is over; jobs that still run hold the latter."""
         while True:
-            left_s = self._left_s()
+            now = self._clock()
+            if self._agents:
+                self._used = now
+            end = min(self._used + self._idle_s, self._renewed + self._lease_s)
+            left_s = end - now
             if left_s <= 0:
                 return
             is_busy = self._agents or self._preloading.has_work
@@ -93,12 +97,6 @@ class TemplateServer:
                     (sys.path[0], folder, folder / places.TEMPLATE, folder / places.PID)
                 )
                 environments.touch_own()
-
-    def _left_s(self) -> float:
-        now = self._clock()
-        if self._agents:
-            self._used = now
-        return min(self._used + self._idle_s, self._renewed + self._lease_s) - now
 
     def _greet(self, conn: socket.socket) -> None:
         now = self._clock()

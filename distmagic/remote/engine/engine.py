@@ -118,7 +118,11 @@ def main(argv: list[str]) -> None:
                 code=failure.exitcode,
             )
             exits.append(end)
-        _report(protocol.EngineEnded(code=1, exits=tuple(exits)))
+        ended = protocol.EngineEnded(code=1, exits=tuple(exits))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
+            conn.connect(_from_agent("socket"))
+            socket_peer.check(conn)
+            conn.send(protocol.encode(ended))
         sys.exit(1)
     except SignalException as stopped:
         # The agent sent the signal: a traceback would look like a failure.
@@ -214,13 +218,6 @@ def _await_endpoint(endpoint: str, patience_s: float) -> None:
             time.sleep(_PAUSE_S)
         else:
             return
-
-
-def _report(report: protocol.EngineEnded) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
-        conn.connect(_from_agent("socket"))
-        socket_peer.check(conn)
-        conn.send(protocol.encode(report))
 
 
 def _round_of(handler: object) -> int:

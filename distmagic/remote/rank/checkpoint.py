@@ -133,11 +133,13 @@ def load(path: str | os.PathLike[str]) -> Any:
     was taken. Every rank must call this, after `init_process_group` where there is more than one; without a process
     group each rank reads its own node's file. Raises what `torch.load` raises for a file that is not a snapshot.
     """
+    import torch
     import torch.distributed as dist
 
-    content = _read(Path(path))
+    content: Any = None
     own = None
-    if content is not None:
+    if os.path.exists(path):
+        content = torch.load(path, map_location="cpu", weights_only=True)
         own = Snapshot(
             step=content[_STEP], job=content.get(_JOB, ""), host=os.uname().nodename
         )
@@ -175,14 +177,6 @@ def newest(found: Sequence[Snapshot | None], job: str) -> int | None:
 
 def _own_job() -> str:
     return os.environ.get("DISTMAGIC_JOB", "")
-
-
-def _read(path: Path) -> Any:
-    import torch
-
-    if not path.exists():
-        return None
-    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _say_which(path: str | os.PathLike[str], taken: Snapshot) -> None:

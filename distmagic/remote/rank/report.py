@@ -8,6 +8,7 @@ later call. Threads, signal handlers and finalizers of tqdm bars thus never wait
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import os
 import sys
@@ -99,9 +100,13 @@ def track(
     if _here.link is None:
         yield from iterable
         return
-    bar = _TrackBar(
-        desc, _length(iterable) if total is None else _number("total", total)
-    )
+    if total is not None:
+        total = _number("total", total)
+    else:
+        # A DataLoader over an iterable dataset raises TypeError of its own.
+        with contextlib.suppress(*_NOT_A_NUMBER):
+            total = float(len(iterable))  # type: ignore[arg-type]
+    bar = _TrackBar(desc, total)
     try:
         for item in iterable:
             yield item
@@ -140,14 +145,6 @@ class _TrackBar:
                 closed=closed,
             )
         )
-
-
-def _length(iterable: Iterable[object]) -> float | None:
-    # A DataLoader over an iterable dataset raises TypeError of its own.
-    try:
-        return float(len(iterable))  # type: ignore[arg-type]
-    except _NOT_A_NUMBER:
-        return None
 
 
 def _number(name: str, value: Any) -> float | None:

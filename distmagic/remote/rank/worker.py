@@ -358,24 +358,19 @@ def _finish(rank: Rank, conn: socket.socket, ended: Ended) -> None:
         # A child that the function has forked: it reports nothing for this rank.
         sys.exit(ended.code)
     if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
-        _outlive_the_stop()  # else torchrun may wait for this process before it starts another one
+        # The stop that this end brings about must not cut off what atexit functions save. With restarts torchrun may wait
+        # for this process before it starts another one. A child that it starts yet ends by these signals as any other: a
+        # handler of ours, unlike SIG_IGN, is not handed on by exec.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+            os.register_at_fork(
+                after_in_child=partial(signal.signal, number, signal.SIG_DFL)
+            )
     try:
         _report_end(rank, conn, encode(ended))
     except OSError:
         sys.exit(1)  # the agent is gone
     sys.exit(ended.code)
-
-
-def _outlive_the_stop() -> None:
-    """Have this process finish: the stop that its end brings about must not cut off what its atexit functions save.
-
-    A child that it starts yet ends by them as any other: a handler of ours, unlike SIG_IGN, is not handed on by exec.
-    """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-        os.register_at_fork(
-            after_in_child=partial(signal.signal, number, signal.SIG_DFL)
-        )
 
 
 def _report_end(rank: Rank, conn: socket.socket, packet: bytes) -> None:

@@ -75,7 +75,10 @@ def expire(now: float | None = None) -> None:
     _expire_blobs(now)
     work_dirs.expire(now, KEPT_DAYS * 86400, _LOOK_S)
     remove(path for path, _ in environments.unused(KEPT_DAYS * 86400, now))
-    _expire_lists(places.home() / "setup", now)
+    for path in (places.home() / "setup").glob("*"):
+        with contextlib.suppress(OSError):
+            if now - path.stat().st_mtime > KEPT_DAYS * 86400:
+                path.unlink()
 
 
 def _expire_jobs(now: float) -> None:
@@ -111,14 +114,6 @@ def _expire_blobs(now: float) -> None:
         is_beyond = kept_bytes > KEPT_BYTES and age_s > _YOUNG_S and not is_receiving
         if is_old or is_beyond:
             _remove(folder / blob.name)
-
-
-def _expire_lists(folder: Path, now: float) -> None:
-    """Remove what nobody has changed for long: a list that is still right is learned anew by the next run."""
-    for path in folder.glob("*"):
-        with contextlib.suppress(OSError):
-            if now - path.stat().st_mtime > KEPT_DAYS * 86400:
-                path.unlink()
 
 
 def _is_receiving(blobs: Iterable[_Entry], now: float) -> bool:

@@ -62,7 +62,10 @@ def prepare(work: WorkDir, job: str, node_rank: int, owner: str = "") -> Prepare
     places.make_private(root())
     notice = ""
     with _locked(root() / f".{work.name}"):
-        directory = _directory_of(job)
+        directory = None
+        for mark in places.matching(root(), f".*/users/{job}.*"):
+            # Another node of the same job has made it ready.
+            directory = _Directory(path=root() / mark.parent.parent.name[1:])
         if directory is None:
             directory, notice = _free_directory(work, job)
             directory.belongs_to(work.origin, owner)
@@ -120,16 +123,12 @@ def expire(now: float, kept_s: float, look_s: float) -> None:
             break
         with contextlib.suppress(OSError):
             if path.name.startswith("."):
-                _expire_what_is_known(path, now, kept_s)
+                # What is known of a working directory, which may be gone.
+                is_there = path.with_name(path.name[1:]).exists()
+                if not is_there and now - path.stat().st_mtime > kept_s:
+                    shutil.rmtree(path)
             elif now - _Directory(path=path).used_s() > kept_s:
                 remove(path.name)
-
-
-def _expire_what_is_known(about: Path, now: float, kept_s: float) -> None:
-    """Remove what is known of a working directory that is gone. Raises OSError."""
-    is_there = about.with_name(about.name[1:]).exists()
-    if not is_there and now - about.stat().st_mtime > kept_s:
-        shutil.rmtree(about)
 
 
 def remove(name: str) -> int:
@@ -247,13 +246,6 @@ def _is_alive(mark: Path, job: str, node: str, host: str) -> bool:
     except (FileNotFoundError, ValueError):
         pass  # gone just now, or no mark
     return False
-
-
-def _directory_of(job: str) -> _Directory | None:
-    """Return the working directory that another node of the same job has made ready."""
-    for mark in places.matching(root(), f".*/users/{job}.*"):
-        return _Directory(path=root() / mark.parent.parent.name[1:])
-    return None
 
 
 def _free_directory(work: WorkDir, job: str) -> tuple[_Directory, str]:

@@ -145,11 +145,12 @@ class FileSync:
             path for path, _ in wanted.links
         }
         for path in (*before.files, *before.links):
-            if (
-                path in listed
-                or not wanted.owns(path)
-                or not self._is_below_own_folders(path)
-            ):
+            # A folder above it that has become a link would lead out of the directory.
+            above = [
+                self._path / parent for parent in Path(path).parents if parent.name
+            ]
+            is_outside = any(parent.is_symlink() for parent in above)
+            if path in listed or not wanted.owns(path) or is_outside:
                 continue
             if self._is_as_brought(path, before):
                 with contextlib.suppress(FileNotFoundError):
@@ -177,11 +178,6 @@ class FileSync:
                     (self._path / parent).rmdir()
                 except OSError:
                     return  # there is something left in it
-
-    def _is_below_own_folders(self, path: str) -> bool:
-        """Whether no folder above this path has become a link, which would lead out of the directory."""
-        above = [str(parent) for parent in Path(path).parents if parent.name]
-        return not any((self._path / parent).is_symlink() for parent in above)
 
     def _make_folder(self, inner: str) -> None:
         """Make a folder below the directory. Raises OSError where a link or a file of the same name is in the way."""

@@ -25,6 +25,9 @@ _UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 def gather(home: Path, host_id: str) -> protocol.Facts:
     """Return the facts of this host; `home` and `host_id` are as `places` tells them."""
     address, interface = route("")
+    cpus = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Linux: those that this process may use
+        cpus = len(os.sched_getaffinity(0))
     free_bytes, write_error = 0, ""
     try:
         free_bytes = shutil.disk_usage(home).free
@@ -34,7 +37,7 @@ def gather(home: Path, host_id: str) -> protocol.Facts:
         executable=sys.executable,
         torch=torch_version(),
         gpus=count_gpus(),
-        cpus=_cpus(),
+        cpus=cpus,
         address=address,
         interface=interface,
         free_port=free_port(address),
@@ -57,12 +60,6 @@ def torch_version() -> str | None:
         return "unknown"
     found = re.search(r"__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)", text)
     return found.group(1) if found else "unknown"
-
-
-def _cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Linux: those that this process may use
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def count_gpus() -> int:
@@ -151,18 +148,11 @@ def _count_nvml(nvml: Any) -> int:
 def _count_amd() -> int:
     count = 0
     for node in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
-        # A processor has none.
-        if re.search(r"^simd_count [1-9]", _text_of(node), re.MULTILINE):
-            count += 1
+        # A container sees devices that it may not use, and can't read their properties. A processor has no simd.
+        with contextlib.suppress(OSError):
+            if re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE):
+                count += 1
     return count
-
-
-def _text_of(path: Path) -> str:
-    # A container sees devices that it may not use, and can't read their properties.
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def route(peer: str) -> tuple[str, str]:

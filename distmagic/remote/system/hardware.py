@@ -80,7 +80,10 @@ def smi_rounds(lines: Iterable[str]) -> Iterator[GpuTable]:
     found: GpuTable = {}
     for line in lines:
         index, count, uuid, *rest = (word.strip() for word in line.split(","))
-        busy, used, total, heat = (_number(word) for word in rest)
+        # Else "[N/A]".
+        busy, used, total, heat = (
+            float(word) if re.fullmatch(r"[\d.]+", word) else None for word in rest
+        )
         found[index] = found[uuid] = protocol.Gpu(
             utilization=None if busy is None else busy / 100,
             used_bytes=None if used is None else int(used * _MIB),
@@ -90,10 +93,6 @@ def smi_rounds(lines: Iterable[str]) -> Iterator[GpuTable]:
         if int(index) == int(count) - 1:
             yield found
             found = {}
-
-
-def _number(word: str) -> float | None:
-    return float(word) if re.fullmatch(r"[\d.]+", word) else None  # else "[N/A]"
 
 
 def chosen(gpus: GpuTable, mask: str | None) -> tuple[protocol.Gpu, ...]:

@@ -185,7 +185,10 @@ class Packer:
                 if loaded is module:
                     name = key
         self._seen.modules.add(name)
-        if _stays_behind(name):
+        # Of the half of distmagic that a host lacks: cloudpickle adds any loaded submodule whose name a function mentions
+        # (`x.state` and distmagic.state).
+        is_remote = f"{name}.".startswith(_REMOTE)
+        if name.startswith("distmagic.") and not is_remote:
             return __import__, ("distmagic",)
         if any(f"{name}.".startswith(f"{one}.") for one in _by_value()):
             kept = {k: v for k, v in vars(module).items() if k not in _OF_AN_IMPORT}
@@ -288,18 +291,6 @@ def _set_state(obj: Any, state: Any) -> None:
         obj.__dict__.update(attributes)
     for name, value in (slots or {}).items():
         setattr(obj, name, value)
-
-
-def _stays_behind(module: str) -> bool:
-    """Whether a module is of the half of distmagic that a host lacks.
-
-    cloudpickle adds any loaded submodule whose name a function mentions (`x.state` and distmagic.state).
-    """
-    return (
-        module.startswith("distmagic.")
-        and module != "distmagic.remote"
-        and not module.startswith(_REMOTE)
-    )
 
 
 _REMOTE = "distmagic.remote."

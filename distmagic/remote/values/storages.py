@@ -149,7 +149,10 @@ class Storages:
         for stretch in stretches:
             first = self._views[stretch.views[0]]
             if self._is_packed(stretch):
-                rows[stretch.views[0]] = _packed_row(first, len(windows))
+                # As the strides of a contiguous tensor are: the last dimension has step 1.
+                sizes = first.tensor.size()
+                strides = [math.prod(sizes[n:]) for n in range(1, len(sizes) + 1)]
+                rows[stretch.views[0]] = _as_row(first, len(windows), 0, strides)
                 size_bytes = first.tensor.numel() * first.tensor.element_size()
                 window = Window(
                     storage=first.storage,
@@ -179,7 +182,8 @@ class Storages:
         for number in sorted(numbers, key=lambda n: (self._views[n].start, n)):
             view = self._views[number]
             start = view.start // ALIGN * ALIGN  # keeps every element aligned as it was
-            if found and start <= _aligned(found[-1].stop):
+            # Rounded up to the next aligned offset.
+            if found and start <= -(-found[-1].stop // ALIGN) * ALIGN:
                 found[-1].stop = max(found[-1].stop, view.stop)
                 found[-1].views.append(number)
             else:
@@ -198,11 +202,6 @@ class Storages:
         return [_Stretch(start=found[0].start, stop=last, views=list(numbers))]
 
 
-def _aligned(offset: int) -> int:
-    """Return the first aligned offset that is not before this one."""
-    return -(-offset // ALIGN) * ALIGN
-
-
 def _row(view: _View, window: int, start: int) -> TensorRow:
     tensor = view.tensor
     if tensor is None:
@@ -211,13 +210,6 @@ def _row(view: _View, window: int, start: int) -> TensorRow:
         0 if window < 0 else tensor.storage_offset() - start // tensor.element_size()
     )
     return _as_row(view, window, offset, list(tensor.stride()))
-
-
-def _packed_row(view: _View, window: int) -> TensorRow:
-    # As the strides of a contiguous tensor are: the last dimension has step 1.
-    sizes = view.tensor.size()
-    strides = [math.prod(sizes[n:]) for n in range(1, len(sizes) + 1)]
-    return _as_row(view, window, 0, strides)
 
 
 def _as_row(view: _View, window: int, offset: int, strides: list[int]) -> TensorRow:

@@ -9,7 +9,7 @@ A platform may cut long lines, so that a long text is spread over several. Any o
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 EVENT, RESULT = "event", "result"
 MOST_CHARS = 16_000  # of the text in one line: OSMO cuts lines of 64 KiB
@@ -66,7 +66,9 @@ class Joining:
         """Return the whole text with its last part, None before. A text of which a part is missing is dropped."""
         if part.part == 1:
             self._begun = [part]
-        elif self._begun and _follows(self._begun[-1], part):
+        elif self._begun and part == replace(
+            self._begun[-1], part=self._begun[-1].part + 1, text=part.text
+        ):
             self._begun.append(part)
         else:
             self._begun = []
@@ -75,8 +77,3 @@ class Joining:
         whole = "".join(one.text for one in self._begun)
         self._begun = []
         return whole
-
-
-def _follows(before: TextPart, part: TextPart) -> bool:
-    same = (before.kind, before.number, before.parts)
-    return same == (part.kind, part.number, part.parts) and part.part == before.part + 1

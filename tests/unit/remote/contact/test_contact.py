@@ -424,7 +424,7 @@ def test_a_notebook_that_is_silent_while_devices_are_kept_is_knocked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server learns only so that a firewall has cut the connection."""
-    knocked: list[float] = []
+    knocked: list[bytes] = []
     silence = iter([[], [], [], [0]])
     monkeypatch.setattr(contact.select, "select", lambda *_: (next(silence), [], []))
     monkeypatch.setattr(contact.os, "read", lambda *_: b"")
@@ -432,10 +432,10 @@ def test_a_notebook_that_is_silent_while_devices_are_kept_is_knocked_at(
         _lines=SimpleNamespace(line=lambda: None),
         _receiver=SimpleNamespace(awaited=()),
         _devices=SimpleNamespace(descriptors=(7,)),
-        _knock=lambda: knocked.append(1.0),
+        write=knocked.append,
     )
     assert contact.Contact._line(played) is None
-    assert len(knocked) == 3
+    assert knocked == [b"\n"] * 3
 
 
 def test_more_jobs_than_fit_into_a_line(link: Link, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from distmagic.remote.values.unpicklable import (
     below,
     describe,
     is_atom,
+    parts,
 )
 
 _NAMED_AT_MOST = 3
@@ -93,44 +94,31 @@ class _Sieve:
     def _taken_apart(self, part: ValuePart, within: frozenset[int]) -> object:
         """Return a new value of the parts that can be pickled; None for a kind of value that is not taken apart."""
         value: Any = part.value
-        if type(value) in (dict, OrderedDict):
-            return self._of_dict(part, within)
-        if type(value) in (list, tuple):
-            return type(value)(self._items(part, within))
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return value._make(self._items(part, within))  # type: ignore[attr-defined]
+        kind: Any = type(value)
+        kept: Any
+        if kind in (dict, OrderedDict):
+            kept = kind()
+            for key, one in zip(value, parts(part), strict=True):
+                error = self._why_not(key)
+                if error is None:
+                    kept[key] = self.sifted(one, within)
+                else:
+                    why = f"can't be pickled ({type(error).__name__})"
+                    self._left_out.append(f"the key of {one.path} {why}")
+            return kept
+        is_named = isinstance(value, tuple) and hasattr(value, "_fields")
+        if kind in (list, tuple) or is_named:
+            rest = [self.sifted(one, within) for one in parts(part)]
+            return value._make(rest) if is_named else kind(rest)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self._of_dataclass(part, within)
+            kept = copy.copy(value)
+            for field in dataclasses.fields(kept):
+                if hasattr(kept, field.name):
+                    one = below(part, f".{field.name}", getattr(kept, field.name))
+                    # It may be frozen.
+                    object.__setattr__(kept, field.name, self.sifted(one, within))
+            return kept
         return None
-
-    def _of_dict(self, part: ValuePart, within: frozenset[int]) -> object:
-        value: Any = part.value
-        kept = type(value)()
-        for key, item in value.items():
-            one = below(part, f"[{key!r:.60}]", item)
-            error = self._why_not(key)
-            if error is None:
-                kept[key] = self.sifted(one, within)
-            else:
-                self._left_out.append(
-                    f"the key of {one.path} can't be pickled ({type(error).__name__})"
-                )
-        return kept
-
-    def _items(self, part: ValuePart, within: frozenset[int]) -> list[object]:
-        value: Any = part.value
-        return [
-            self.sifted(below(part, f"[{i}]", v), within) for i, v in enumerate(value)
-        ]
-
-    def _of_dataclass(self, part: ValuePart, within: frozenset[int]) -> object:
-        kept: Any = copy.copy(part.value)
-        for field in dataclasses.fields(kept):
-            if hasattr(kept, field.name):
-                one = below(part, f".{field.name}", getattr(kept, field.name))
-                # It may be frozen.
-                object.__setattr__(kept, field.name, self.sifted(one, within))
-        return kept
 
     def _why_not(self, value: object) -> Exception | None:
         """Return why a value can't be pickled, None if it can. After very many trials nothing can be, so that it ends."""

@@ -163,7 +163,12 @@ def _wrapper_parts(part: ValuePart, partial: Any) -> Iterator[ValuePart]:
 
 def captured(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     """Yield name and value of the variables of elsewhere that a function uses, and of its defaults."""
-    yield from zip(function.__code__.co_freevars, _cells(function), strict=True)
+    cells = function.__closure__ or ()
+    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue  # a variable that was never assigned
     for name in dict.fromkeys(_global_names(function.__code__)):
         if name in function.__globals__:
             yield name, function.__globals__[name]
@@ -174,14 +179,6 @@ def captured(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     )
     yield from (function.__kwdefaults__ or {}).items()
     yield from vars(function).items()  # what decorators put there: __wrapped__
-
-
-def _cells(function: types.FunctionType) -> Iterator[object]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # a variable that was never assigned
-            yield None
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:

@@ -76,7 +76,7 @@ def found(
 def loaded_by_path() -> list[str]:
     """Return the user's modules that no import finds by their names: `spec_from_file_location("plan", "conf/base.py")`."""
     found = []
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
         if name in _NEVER or not isinstance(file, str) or not file.endswith(".py"):
             continue

@@ -199,7 +199,7 @@ def exit_like_python(act: Callable[[], None]) -> NoReturn:
 
 
 def _clear_modules() -> None:
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if name in inherited.modules or module is None:
             continue
         for key in list(vars(module)):

@@ -181,7 +181,7 @@ class Packer:
         """Have a module go by the name that an import finds it by, also one of a class of its own (`torch.backends`)."""
         name = module.__name__
         if sys.modules.get(name) is not module:
-            for key, loaded in list(sys.modules.items()):
+            for key, loaded in sys.modules.copy().items():
                 if loaded is module:
                     name = key
         self._seen.modules.add(name)

@@ -42,9 +42,10 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     exports/       what all exported jobs share: program, folder, lines of bash; pure, but for the one module that writes it
     exports/on_nodes/  scripts that travel in that folder
     planning/      from facts to the plan of what each host starts, pure
+    notebook_place.py  where a notebook runs its cells, for `distmagic.run`
     names.py       under which names hosts know this process
     payload/       a call becomes files
-    request/       what is asked for: hosts, options, the cell; pure, but for two files and notebook_place.py
+    request/       what is asked for: hosts, options, the cell; pure, but for a hostfile and what is installed
     errors.py, sanitize.py    what all of these use
     help/          the manual, for people; `%distributed help TOPIC` shows it
 

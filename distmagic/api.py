@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from distmagic import notebook_place
 from distmagic.connection.prompts import asker_of
 from distmagic.errors import RunError, SpecError
 from distmagic.payload.pack import Payload, pack_call
 from distmagic.render.screen import Screen
-from distmagic.request import notebook_place
 from distmagic.request.allocation import HostsRequest
 from distmagic.request.flag_values import options_of
 from distmagic.request.hosts import Host, hosts_of, parse_hosts

@@ -17,6 +17,7 @@ Nothing here reaches a host or submits a job, and no value depends on a clock or
     quoting.py       a value as a word of a shell, a text of YAML or of a Dockerfile  pure
     cell_script.py   a cell as a program                                                   pure
     parts.py         lines that several systems share: variables, torchrun's command       pure
+    systems.py       the whole folder of a job, by the system that was asked for           pure
     on_nodes/        scripts that travel in the folder as they are
     folder.py        writes the files
 """

@@ -17,12 +17,16 @@ PROGRAM = "program"  # the folder with what the ranks run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A file of the exported folder. `is_private`: only its owner may read it, for it may hold secrets."""
+    """A file of the exported folder. `is_private`: only its owner may read it, for it may hold secrets.
+
+    `is_for_all`: an image has it, for whatever user that runs as; it never holds a secret.
+    """
 
     path: str
     data: bytes = field(repr=False)
     is_executable: bool = False
     is_private: bool = False
+    is_for_all: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,7 @@ class ExportedJob:
                     f"--env {name}: the value is no text in UTF-8.",
                     "A file of a job can't hold it.",
                 ) from None
-        if self.spec.rdzv_endpoint and self.request.system != "torchrun":
+        if self.spec.rdzv_endpoint and self.request.chooses_hosts:
             raise SpecError(
                 f"--rdzv-endpoint: {self.request.system} says where the nodes meet.",
                 "Leave it out.",

@@ -2,7 +2,7 @@
 
 The way of it, on each node:
 
-    variables           --systems/detect-->      JobNode: the system, this node, all nodes, where node 0 is
+    variables           --detect-->              JobNode: the system, this node, all nodes, where node 0 is
     DISTMAGIC_SECRET    --proof-->               one certificate and key, the same on all nodes of the job; or munge's, or
                                                  one that follows from a file in a shared home
     node 0              --arrivals, meeting-->   listens; waits for the others; a Transport to each
@@ -24,6 +24,8 @@ ends tells so; connections that break are made again for 30 s. Not promised: tha
 which cell is next. Nothing here knows of torch, and nothing is started without a proof. In this order:
 
     job_node.py     what a node knows of its job; reading variables                pure
+    torch_variables.py   RANK, WORLD_SIZE, PET_* of somebody else                  pure
+    detect.py       which system it is: SkyPilot before the Slurm below it         pure
     addresses.py    where node 0 is dialled
     shared_home.py  a secret in a file of the home
     proof.py        a secret that all nodes have, munge, or a shared home

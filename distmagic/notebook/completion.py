@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from distmagic.notebook.commands import NAMES, SUBCOMMANDS, OfferedNames
 from distmagic.request.flag_parser import flag_names
+from distmagic.request.flag_table import NO_SYSTEM
 from distmagic.request.hosts import SLOT_WORDS
 from distmagic.request.spec import BACKENDS
+from distmagic.request.systems import systems, that_can
 
 # The second for notebooks in which another extension owns the first.
 MAGICS = ("distributed", "distmagic")
@@ -16,7 +18,6 @@ _VALUES = {
     "--nproc-per-node": SLOT_WORDS,
     "--rdzv-backend": BACKENDS,
     "--ssh-command": ("ssh",),
-    "--on": ("slurm", "sky", "none"),
 }
 
 
@@ -43,6 +44,10 @@ class Completer:
         flag = _open_flag(words)
         if flag == "--hosts":
             return list(self.names.hosts())
+        if flag == "--on":
+            return [*(one.on for one in systems() if one.on), NO_SYSTEM]
+        if flag == "--export":
+            return [system.name for system in that_can("export")]
         if flag in _VALUES:
             return list(_VALUES[flag])
         return [*flag_names(), "-o"]

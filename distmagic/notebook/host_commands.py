@@ -5,28 +5,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import SpecError
+from distmagic.notebook.job_tables import aligned
 from distmagic.notebook.settings import Notebook, listed
-from distmagic.request import flag_parser, flags
-from distmagic.request.allocation import (
-    SlurmRequest,
-    cluster_of,
-    is_cluster,
-    parse_place,
-)
+from distmagic.request import flag_parser, flags, systems
 from distmagic.request.config import Chosen, read_hostfile
 from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import JobSpec
-
-if TYPE_CHECKING:
-    from distmagic.systems.slurm.job_states import JobState
-
 
 FLAGS = ("--hostfile", "--python", "--ssh-config")  # of `%distributed hosts`
 
@@ -143,77 +133,23 @@ def allocations(line: CommandLine) -> None:
             "%distributed allocations takes one place.",
             "Write %distributed allocations slurm:LOGIN.",
         )
-    if line.words and is_cluster(line.words[0]):
-        _clusters(line, line.words[0])
-        return
-    held_clusters = line.notebook.session().clusters
-    if held_clusters and not line.words:
-        names = ", ".join(held_clusters)
-        print(f"clusters of SkyPilot in this notebook: {names}")
-        return
-    login, job = parse_place(line.words[0] if line.words else "slurm")
     session = line.notebook.session()
-    access = flags.parse_line("", line.notebook.config.defaults(os.environ)).access
-    if job:
-        taken = session.allocation(
-            SlurmRequest(login=login, job=job), access, line.asker, JobSpec()
-        )
-        nodes = taken.wait(line.asker, lambda text: print(sanitize.lines(text)))
-        print(f"Slurm job {job}: {listed(nodes)}")
+    if session.clusters and not line.words:
+        print(f"clusters of SkyPilot in this notebook: {', '.join(session.clusters)}")
         return
-    held = {host.allocation.rpartition(":")[2] for host in session.allocated}
-    print(
-        sanitize.lines(
-            allocations_table(session.allocations(login, access, line.asker), held)
-        )
-    )
-
-
-def _clusters(line: CommandLine, place: str) -> None:
-    """List the clusters of SkyPilot, or have the hosts of one be hosts of this notebook's jobs."""
-    from distmagic.systems.skypilot import sky, sky_words
-
-    session = line.notebook.session()
-    if ":" not in place:
-        rows = [("cluster", "state", "notebook")]
-        for one in sky.read_states(sky.SkyCommand(sky_words.status()), line.asker):
-            whose = "this notebook" if one.name in session.clusters else ""
-            rows.append((one.name, one.status, whose))
-        print(sanitize.lines(_table(rows) if rows[1:] else "SkyPilot has no cluster"))
-        return
-    request = cluster_of(place, {})
+    place = line.words[0] if line.words else "slurm"
+    system = systems.at(place)
+    if "hosts" not in system.can:
+        raise SpecError(f"{system.title} gives no hosts.", "Leave it out.")
+    request = system.part("hosts").asked(place, systems.Wanted())
     access = flags.parse_line("", line.notebook.config.defaults(os.environ)).access
+    if not request.is_there:
+        rows = session.allocations(request, access, line.asker)
+        print(sanitize.lines(aligned(rows)))
+        return
     taken = session.allocation(request, access, line.asker, JobSpec())
-    hosts = taken.wait(line.asker, lambda text: print(sanitize.lines(text)))
-    print(f"cluster {request.name} of SkyPilot: {listed(hosts)}")
-
-
-def allocations_table(states: Sequence[JobState], held: Collection[str]) -> str:
-    """Return the table of allocations; `held` are the numbers of those that this notebook holds."""
-    if not states:
-        return "Slurm has no allocation of distmagic's that is yours"
-    rows = [("job", "state", "nodes", "time left", "notebook")]
-    for one in states:
-        whose = "this notebook" if one.job in held else one.comment.partition(":")[2]
-        rows.append(
-            (
-                one.job,
-                one.state.lower(),
-                ",".join(one.nodes) or one.reason,
-                one.left,
-                whose,
-            )
-        )
-    return _table(rows)
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    nodes = taken.wait(line.asker, lambda text: print(sanitize.lines(text)))
+    print(f"{taken.title}: {listed(nodes)}")
 
 
 def down(line: CommandLine) -> None:

@@ -54,7 +54,7 @@ def table(
         ]
         rows.append(row)
     cleaned = [[sanitize.lines(text) for text in row] for row in rows]
-    lines = [_aligned(cleaned)]
+    lines = [aligned(cleaned)]
     for state in waiting:
         for node in state.nodes:
             if node.waits_for:
@@ -93,7 +93,7 @@ def kept_table(hosts: Sequence[Host], kept: Sequence[Sequence[Template] | None])
                     f"{_duration(one.idle_s)} ago",
                 ]
             )
-    lines = [_aligned(rows)]
+    lines = [aligned(rows)]
     for host, templates in zip(hosts, kept, strict=True):
         for one in templates or ():
             if one.packages:
@@ -110,7 +110,8 @@ def _duration(seconds: float) -> str:
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-def _aligned(rows: list[list[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as lines whose columns are as wide as their longest text."""
     columns = zip(*rows, strict=True)
     widths = [max(len(text) for text in column) for column in columns]
     lines = []

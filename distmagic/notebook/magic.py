@@ -18,7 +18,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distmagic import sanitize
+from distmagic import notebook_place, sanitize
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import PayloadTooLarge, RunError, SpecError
 from distmagic.notebook import commands, run_names
@@ -32,7 +32,7 @@ from distmagic.notebook.local_run import (
 from distmagic.notebook.settings import Notebook
 from distmagic.remote.values.settings import MADE
 from distmagic.request import cell as cells
-from distmagic.request import flag_parser, flags, notebook_place
+from distmagic.request import flag_parser, flags
 from distmagic.request.config import settings_of
 from distmagic.request.spec import check_system
 
@@ -165,15 +165,17 @@ class Magics:
         request: flags.Request,
         variable: str,
     ) -> Run:
-        """Run the cell as a workflow of OSMO."""
+        """Run the cell as a system runs whole jobs."""
         from distmagic.screens.choose import screen_for
-        from distmagic.systems.osmo import run as osmo
+        from distmagic.session.programs import runner_of
 
-        osmo.check(request)
+        system = runner_of(request)
+        system.check(request)
         with closing(asker_of(self.shell)) as asker:
             payload = self._payload(plan, request, asker)
         screen = screen_for(self.shell)
-        return osmo.run(request, payload, screen, variable)
+        run: Run = system.run(request, payload, screen, variable)
+        return run
 
     def _run_on(
         self,

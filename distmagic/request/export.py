@@ -8,14 +8,13 @@ import re
 from dataclasses import dataclass, field
 
 from distmagic.errors import SpecError
-from distmagic.request.allocation import check_option
+from distmagic.request.allocation import check_nodes, check_option
 from distmagic.request.flag_values import refuse_zero_bytes
+from distmagic.request.systems import named, that_can
 
-SYSTEMS = ("slurm", "skypilot", "osmo", "sing", "torchrun")
 IMAGE = "pytorch/pytorch:latest"
 # The options of sbatch that mean something to the others too.
 _FOR_ALL = ("gpus-per-node", "cpus-per-task", "mem")
-_MOST_NODES = 10_000
 _GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "": 1 / 1024, "G": 1, "T": 1024}
 
 
@@ -29,7 +28,7 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRequest:
-    """A folder that is to be written for one of `SYSTEMS`.
+    """A folder that is to be written for a system of systems.py.
 
     `nodes` is None where the line does not say it. `options` are sbatch's own, by their long names, "" being the value of
     a switch; the other systems take a few of them. `setup` is shell that every node runs first, `image` a container's.
@@ -45,20 +44,18 @@ class ExportRequest:
     results: str = ""
 
     def __post_init__(self) -> None:
-        if self.system not in SYSTEMS:
+        system = named(self.system)
+        if system is None or "export" not in system.can:
             raise _unknown_system(self.system)
         if not self.folder:
             raise SpecError(
                 "--export names no folder.", f"Write --export {self.system} DIR."
             )
-        if self.nodes is not None and not 1 <= self.nodes <= _MOST_NODES:
-            raise SpecError(
-                f"--nodes {self.nodes} is no number of nodes.",
-                f"Use 1 to {_MOST_NODES:,}.",
-            )
+        if self.nodes is not None:
+            check_nodes(self.nodes)
         for name, value in self.options:
             check_option(name, value)
-            if self.system != "slurm" and name not in _FOR_ALL:
+            if not system.takes_options and name not in _FOR_ALL:
                 raise SpecError(
                     f"--{name} is Slurm's, and --export {self.system} has no place for it.",
                     "Leave it out.",
@@ -80,6 +77,12 @@ class ExportRequest:
         _read_gpus(self.option("gpus-per-node"))
         _read_cpus(self.option("cpus-per-task"))
         _read_memory(self.option("mem"))
+
+    @property
+    def chooses_hosts(self) -> bool:
+        """Whether the system has hosts of its own, so that the user names none."""
+        system = named(self.system)
+        return system is not None and system.chooses_hosts
 
     def option(self, name: str) -> str:
         """Return the value of one of `options`, "" where it was not given."""
@@ -133,8 +136,9 @@ def _read_memory(text: str) -> int:
 
 
 def _unknown_system(name: str) -> SpecError:
-    close = difflib.get_close_matches(name, SYSTEMS, n=1)
+    names = [system.name for system in that_can("export")]
+    close = difflib.get_close_matches(name, names, n=1)
     guess = f"Did you mean {close[0]}? " if close else ""
     return SpecError(
-        f"--export {name!r} is not known.", f"{guess}Use one of: {', '.join(SYSTEMS)}."
+        f"--export {name!r} is not known.", f"{guess}Use one of: {', '.join(names)}."
     )

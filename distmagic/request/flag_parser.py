@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from distmagic.errors import SpecError
 from distmagic.request.flag_table import FLAGS
 from distmagic.request.flag_values import HEADINGS
+from distmagic.request.systems import places, that_can
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -179,6 +180,10 @@ def _parser() -> _Parser:
             words["help"] += "; may be repeated"
         if flag.name == "export":
             words |= {"nargs": 2, "metavar": tuple(flag.metavar.split())}
+            exported = [system.name for system in that_can("export")]
+            words["help"] = flag.help.replace("SYSTEMS", ", ".join(exported))
+        if flag.name == "on":
+            words["help"] = flag.help.replace("PLACES", places())
         names = ("-o", "--output") if flag.name == "output" else (f"--{flag.name}",)
         groups[flag.heading].add_argument(*names, **words)
     return parser

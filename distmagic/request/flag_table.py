@@ -7,7 +7,6 @@ by flags.py one by one.
 from __future__ import annotations
 
 from distmagic.request.allocation import IDLE_S
-from distmagic.request.export import SYSTEMS
 from distmagic.request.flag_values import (
     Flag,
     number_of,
@@ -21,7 +20,6 @@ from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, Access, JobSpec
 
 NO_SYSTEM = "none"  # after --on
-OSMO = "osmo"
 
 _OF_HOSTS = (
     Flag(
@@ -37,8 +35,7 @@ _OF_A_SCHEDULER = (
     Flag(
         "on",
         "nodes",
-        "nodes of a scheduler: slurm, slurm:LOGIN, slurm:JOB, slurm:LOGIN:JOB; sky: a cluster that SkyPilot launches; sky:NAME: one that is there; osmo; "
-        "none: whatever has started this",
+        "nodes of a scheduler: PLACES; none: whatever has started this",
         "PLACE",
         not_with="export",
     ),
@@ -93,12 +90,12 @@ _OF_FILES = (
         f"an allocation without a job ends after this time ({IDLE_S / 60:g}m)",
         "TIME",
         read=time_of("--idle"),
-        not_with="export osmo",
+        not_with="export workflow",
     ),
     Flag(
         "export",
         "files",
-        "reach no host, write files that start the same job on: " + ", ".join(SYSTEMS),
+        "reach no host, write files that start the same job on: SYSTEMS",
         "SYSTEM DIR",
     ),
     Flag(
@@ -130,13 +127,13 @@ _OF_THE_CELL = (
         "dry-run",
         "ranks",
         "print what every host would run; the cell is not executed",
-        not_with="export osmo",
+        not_with="export workflow",
     ),
     Flag(
         "background",
         "times",
         "return at once: the run goes on, and its view is live, while other cells run",
-        not_with="export osmo",
+        not_with="export workflow",
     ),
 )
 
@@ -153,5 +150,5 @@ SBATCH_FLAGS = tuple(flag.name for flag in _OF_SBATCH)
 
 
 def flags_without(what: str) -> tuple[str, ...]:
-    """Return the names of the flags that --export ("export") or --on osmo ("osmo") can't have."""
+    """Return the names of the flags that --export ("export") or a system that runs the whole job ("workflow") can't have."""
     return tuple(flag.name for flag in FLAGS if what in flag.not_with.split())

@@ -36,7 +36,7 @@ class Flag:
     metavar    stands for its value in the help, "" for a switch
     read       makes the value of its text
     repeats    whether it may be given several times
-    not_with   what can't have it: "export", "osmo" or both; systems/osmo/run.py has flags of which there is more to say
+    not_with   what can't have it: "export", "workflow" or both; systems/osmo/run.py has flags of which there is more to say
     argument   help of the keyword of `distmagic.run`, "" where that of the flag fits
     """
 

@@ -13,20 +13,13 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from distmagic.errors import SpecError
-from distmagic.request import flag_parser
-from distmagic.request.allocation import (
-    HostsRequest,
-    SlurmRequest,
-    check_not_of_cluster,
-    cluster_of,
-    is_cluster,
-    parse_place,
-    sky_task,
-)
+from distmagic.request import flag_parser, systems
+from distmagic.request.allocation import HostsRequest
 from distmagic.request.export import ExportRequest
-from distmagic.request.flag_table import NO_SYSTEM, OSMO, SBATCH_FLAGS, flags_without
+from distmagic.request.flag_table import NO_SYSTEM, SBATCH_FLAGS, flags_without
 from distmagic.request.hosts import Host, Slots
 from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, Access, JobSpec
+from distmagic.request.systems import System, Wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +38,7 @@ class Request:
 
     `allocation` is what `--on` asks of a scheduler, None for hosts that stand for themselves. `ignores_system` is
     `--on none`: that a scheduler has started this process counts for nothing. `export` is the folder that is to be
-    written in place of a run, `workflow` what `--on osmo` submits. `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
+    written in place of a run, `workflow` the job that a system such as OSMO runs. `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
     has `--ssh-config` and `--nproc-per-node`; `output` is the name after `-o`. `script`: the cell runs as a script, whose
     arguments `args` are the words after `--`. `background`: the cell returns while the run goes on.
     """
@@ -95,15 +88,16 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
             "--background and --detach are both given.",
             "Keep --background for a run that is this notebook's, --detach for one that needs no notebook.",
         )
+    system = None if args.on in (None, NO_SYSTEM) else systems.at(args.on)
     return Request(
         spec=_spec(args, defaults),
-        access=_access(args, defaults.access),
+        access=_access(args, defaults.access, system),
         hosts=args.hosts,
         hostfile=args.hostfile,
-        allocation=_allocation(args, defaults.environ),
+        allocation=_allocation(args, system, defaults.environ),
         ignores_system=args.on == NO_SYSTEM,
-        export=_export(args),
-        workflow=_workflow(args),
+        export=_export(args, system),
+        workflow=_workflow(args, system),
         python_hosts=tuple(host for host, _ in args.python if host),
         names_ssh_config=args.ssh_config is not None,
         names_nproc=args.nproc_per_node is not None,
@@ -187,11 +181,10 @@ def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
     return name, environ[name]
 
 
-def _access(args: argparse.Namespace, base: Access) -> Access:
+def _access(args: argparse.Namespace, base: Access, system: System | None) -> Access:
     given = _fields_of(Access, args)
-    is_for_hosts = args.on in (None, NO_SYSTEM) or is_cluster(args.on)
-    if not is_for_hosts:
-        given.pop("setup", None)  # the scheduler's job runs it
+    if system is not None and system.takes_setup:
+        given.pop("setup", None)
     _check_once("--python", [host for host, _ in args.python])
     pythons = dict(base.pythons)
     pythons.update(args.python)
@@ -199,7 +192,7 @@ def _access(args: argparse.Namespace, base: Access) -> Access:
 
 
 def _allocation(
-    args: argparse.Namespace, environ: Mapping[str, str]
+    args: argparse.Namespace, system: System | None, environ: Mapping[str, str]
 ) -> HostsRequest | None:
     """Return what the line asks of a scheduler. Raises `SpecError` for flags that mean nothing without one."""
     options = _resources(args)
@@ -208,38 +201,43 @@ def _allocation(
         ("nodes", args.nodes),
         ("idle", args.idle),
     ):
-        is_for_hosts = args.on in (None, NO_SYSTEM) and args.export is None
+        is_for_hosts = system is None and args.export is None
         if is_for_hosts and value is not None:
             raise SpecError(
                 f"--{name} is for hosts of a scheduler.",
                 "Add --on slurm, or leave it out.",
             )
-    if not (args.on and is_cluster(args.on)):
-        check_not_of_cluster(args.gpus, args.sky)
-    if args.on in (None, NO_SYSTEM, OSMO):
+    if system is None or system.on != "sky":
+        _check_not_of_cluster(args.gpus, args.sky)
+    if system is None or "hosts" not in system.can:
         return None
     if args.hosts is not None or args.hostfile is not None:
         raise SpecError(
             "--on asks a scheduler for hosts, and --hosts or --hostfile names some.",
             "Keep one of them.",
         )
-    if is_cluster(args.on):
-        file = args.sky and sky_task(args.sky)
-        asked = {"nodes": args.nodes, "gpus": args.gpus, "file": file}
-        of_slurm = [name for name, _ in options]
-        return cluster_of(args.on, {**asked, "idle_s": args.idle}, of_slurm)
-    login, job = parse_place(args.on)
-    if not (login or job or options or args.nodes):
-        # Of a JupyterLab that runs on one of the nodes.
-        job = environ.get("SLURM_JOB_ID", "")
-    given = {"nodes": args.nodes, "setup": args.setup, "idle_s": args.idle}
-    known = {name: value for name, value in given.items() if value is not None}
-    if job and (options or args.nodes or args.setup):
+    wanted = Wanted(
+        nodes=args.nodes,
+        options=tuple(options),
+        setup=args.setup,
+        idle_s=args.idle,
+        gpus=args.gpus,
+        file=args.sky,
+        environ=environ,
+    )
+    asked: HostsRequest = system.part("hosts").asked(args.on, wanted)
+    return asked
+
+
+def _check_not_of_cluster(gpus: str | None, file: str | None) -> None:
+    """Raise `SpecError` for what only a cluster of SkyPilot is launched with."""
+    if gpus is not None:
         raise SpecError(
-            f"Slurm job {job} has its nodes already.",
-            "Leave out --nodes, --setup and what sbatch would be told.",
+            "--gpus is for --on sky.",
+            "Slurm and exported files take --gpus-per-node; the number of ranks on each host is --nproc-per-node.",
         )
-    return SlurmRequest(login=login, job=job, options=tuple(options), **known)
+    if file is not None:
+        raise SpecError("--sky is for --on sky.", "Add --on sky, or leave it out.")
 
 
 def _resources(args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -257,11 +255,12 @@ def _value(args: argparse.Namespace, name: str) -> Any:
     return getattr(args, name.replace("-", "_"))
 
 
-def _export(args: argparse.Namespace) -> ExportRequest | None:
+def _export(args: argparse.Namespace, system: System | None) -> ExportRequest | None:
     """Return what is to be written in place of a run. Raises `SpecError` for flags that only a run has."""
     if args.export is None:
         for name in ("image", "results"):
-            if getattr(args, name) is not None and args.on != OSMO:
+            is_workflow = system is not None and "run" in system.can
+            if getattr(args, name) is not None and not is_workflow:
                 raise SpecError(
                     f"--{name} is for OSMO, and for files that are exported.",
                     "Add --on osmo or --export osmo DIR, or leave it out.",
@@ -273,13 +272,14 @@ def _export(args: argparse.Namespace) -> ExportRequest | None:
                 f"--{name} is for a run, and --export only writes files.",
                 "Leave one of them out.",
             )
-    system, folder = args.export
-    if system != "torchrun" and (args.hosts is not None or args.hostfile is not None):
+    name, folder = args.export
+    request = _folder(args, name, folder)
+    if request.chooses_hosts and (args.hosts is not None or args.hostfile is not None):
         raise SpecError(
-            f"--export {system} has hosts that {system} chooses, and --hosts or --hostfile names some.",
+            f"--export {name} has hosts that {name} chooses, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N says how many.",
         )
-    return _folder(args, system, folder)
+    return request
 
 
 def _folder(args: argparse.Namespace, system: str, folder: str) -> ExportRequest:
@@ -294,19 +294,19 @@ def _folder(args: argparse.Namespace, system: str, folder: str) -> ExportRequest
     )
 
 
-def _workflow(args: argparse.Namespace) -> ExportRequest | None:
-    """Return the workflow that `--on osmo` submits. Raises `SpecError` for hosts, and for a scheduler's other flags."""
-    if args.on != OSMO:
+def _workflow(args: argparse.Namespace, system: System | None) -> ExportRequest | None:
+    """Return the whole job that a system runs. Raises `SpecError` for hosts, and for a scheduler's other flags."""
+    if system is None or "run" not in system.can:
         return None
     if args.hosts is not None or args.hostfile is not None:
         raise SpecError(
-            "--on osmo has hosts that OSMO chooses, and --hosts or --hostfile names some.",
+            f"--on {args.on} has hosts that {system.title} chooses, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N says how many.",
         )
-    for name in flags_without("osmo"):
+    for name in flags_without("workflow"):
         if _value(args, name):
             raise SpecError(
-                f"--{name} means nothing with --on osmo.",
-                "Leave it out. --export osmo DIR shows what would be submitted.",
+                f"--{name} means nothing with --on {args.on}.",
+                f"Leave it out. --export {system.name} DIR shows what would be submitted.",
             )
-    return _folder(args, OSMO, ".")
+    return _folder(args, system.name, ".")

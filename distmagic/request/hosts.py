@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 
 from distmagic.errors import SpecError
 
-SKY = "sky:"  # how `allocation` begins for hosts of a cluster of SkyPilot
-INSIDE = "inside:"  # how `allocation` begins for nodes of the job in which this process itself is one
 Slots = int | str  # a number of ranks, or one of SLOT_WORDS, decided on the host
 SLOT_WORDS = ("gpu", "cpu", "auto")
 # A dash in front would be an option of ssh.
@@ -26,18 +24,32 @@ _HOSTS_HINT = "Write hosts as name, name:ranks, user@name:port or user@name:port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where hosts come from that do not stand for themselves: an allocation, a cluster, the job around this process.
+
+    `name` tells it from all others. `by_hand` begins a command that runs a program on one of its nodes, {node} being that
+    one's name; "" where SSH reaches them. `ended` is said when nobody holds it any more, and `cure` what to do then.
+    """
+
+    name: str
+    by_hand: str = ""
+    ended: str = ""
+    cure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """One machine as the user named it. `slots` is its number of ranks, None where none was given.
 
-    `allocation` is that of a scheduler whose node it is, "" for a host that stands for itself: the same name in the
-    next allocation is another place.
+    `allocation` is where it comes from, None for a host that stands for itself: the same name in the next allocation is
+    another place.
     """
 
     name: str
     user: str | None = None
     port: int | None = None
     slots: Slots | None = None
-    allocation: str = ""
+    allocation: Source | None = None
 
     @property
     def is_local(self) -> bool:
@@ -46,7 +58,7 @@ class Host:
             self.name == "localhost"
             and self.user is None
             and self.port is None
-            and not self.allocation
+            and self.allocation is None
         )
 
     def by_hand(self, client: str = "ssh") -> str:
@@ -56,17 +68,15 @@ class Host:
         """
         if self.has_log_in_shell:
             return f"{client} {self.login}"
-        if self.is_local:
+        if self.allocation is None:
             return "env"
-        if self.allocation.startswith(INSIDE):
-            return f"on {self.name}:"
-        return f"srun --jobid={self.allocation.rpartition(':')[2]} --overlap -N1 -n1 -w {self.name}"
+        return self.allocation.by_hand.replace("{node}", self.name)
 
     @property
     def has_log_in_shell(self) -> bool:
         """Whether it is reached by SSH, whose server hands each command to the user's shell."""
-        is_a_place = not self.allocation or self.allocation.startswith(SKY)
-        return is_a_place and not self.is_local
+        is_behind = self.allocation is not None and bool(self.allocation.by_hand)
+        return not (is_behind or self.is_local)
 
     @property
     def login(self) -> str:

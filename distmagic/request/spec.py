@@ -98,7 +98,7 @@ class JobSpec:
         "torchrun",
         "address that a node announces to the others",
         "ADDRESS",
-        not_with="export osmo",
+        not_with="export workflow",
     )
     env: tuple[tuple[str, str], ...] = option(
         "ranks",
@@ -130,7 +130,7 @@ class JobSpec:
     fresh: bool = option(
         "ranks",
         "begin in an empty working directory",
-        not_with="export osmo",
+        not_with="export workflow",
         default=False,
     )
     devices: tuple[str, ...] = option(
@@ -150,7 +150,7 @@ class JobSpec:
     no_settings: bool = option(
         "ranks",
         "ranks begin with the default settings of torch and logging, not with those that this process has made",
-        not_with="export osmo",
+        not_with="export workflow",
         default=False,
     )
     cwd: str | None = option(
@@ -185,14 +185,14 @@ class JobSpec:
         "a host that the others have not heard for this time is lost (10s)",
         "TIME",
         read=time_of("--node-lost-after"),
-        not_with="export osmo",
+        not_with="export workflow",
         default=10.0,
     )
     on_disconnect: str = option(
         "times",
         "without the notebook for the length of the lease: stop (usual) or keep going",
         "WHAT",
-        not_with="export osmo",
+        not_with="export workflow",
         default="stop",
     )
     detach: bool = option(
@@ -421,27 +421,27 @@ class Access:
         "hosts",
         "program that starts each host's Python: 'apptainer exec --nv image.sif'",
         "COMMAND",
-        not_with="export osmo",
+        not_with="export workflow",
         default="",
     )
     ssh_config: str | None = option(
         "hosts",
         "OpenSSH configuration instead of ~/.ssh/config",
         "FILE",
-        not_with="export osmo",
+        not_with="export workflow",
     )
     ssh_command: str | None = option(
         "hosts",
         "reach hosts with the system's ssh program, such as ssh",
         "PROGRAM",
-        not_with="export osmo",
+        not_with="export workflow",
     )
     connect_timeout_s: float = option(
         "hosts",
         f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",
         "TIME",
         read=time_of("--connect-timeout"),
-        not_with="export osmo",
+        not_with="export workflow",
         default=CONNECT_TIMEOUT_S,
     )
     lease_s: float = option(
@@ -457,7 +457,7 @@ class Access:
         "how long hosts keep torch loaded for the next run (15m; 0: not at all)",
         "TIME",
         read=time_or_zero("--warm-idle"),
-        not_with="export osmo",
+        not_with="export workflow",
         default=WARM_IDLE_S,
     )
     # A setting alone: modules that hosts keep loaded beside those that the job's text imports.
@@ -465,7 +465,7 @@ class Access:
     cold: bool = option(
         "times",
         "start every process anew: nothing is kept loaded, and nothing that is gets used",
-        not_with="export osmo",
+        not_with="export workflow",
         default=False,
     )
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from distmagic.errors import SpecError
-from distmagic.exports import folder
+from distmagic.exports import folder, systems
 from distmagic.exports.job import PROGRAM, ExportedJob, ExportedProgram, File, text_file
 from distmagic.exports.on_nodes import run_call, run_node, run_rank
 from distmagic.payload import bundle, local_modules, work_files
@@ -22,7 +22,6 @@ from distmagic.payload.program import pack_program
 from distmagic.request.flags import Request
 from distmagic.request.hosts import Host
 from distmagic.request.program import Program
-from distmagic.systems import folders as systems
 
 _SCRIPT, _RUNNER, _ZIP = ("cell.py", "run_call.py", "distmagic.zip")
 _SECRET = "DISTMAGIC_SECRET"  # noqa: S105 - the variable's name

@@ -23,18 +23,18 @@ from distmagic.errors import (
 )
 from distmagic.inside.addresses import address_of_lead
 from distmagic.inside.arrivals import as_words
+from distmagic.inside.detect import detect
 from distmagic.inside.following import Following
 from distmagic.inside.job_node import JobNode
 from distmagic.inside.meeting import Meeting
 from distmagic.inside.proof import Proof, missing, proof_of
 from distmagic.remote.contact import template_client
 from distmagic.remote.wire import protocol
-from distmagic.request.hosts import INSIDE, LOCALHOST, Host
+from distmagic.request.hosts import LOCALHOST, Host, Source
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session.background import BackgroundRun
 from distmagic.state.model import NodeState, RunState, WorkerState
-from distmagic.systems.detect import detect
 from distmagic.transports import Transport
 
 PATIENCE = 20  # times --connect-timeout, for nodes to come: 5 minutes where nothing else is said
@@ -72,6 +72,11 @@ class Inside:
             self._part = Part(place, proof, self._kernel, self._own_link)
         return self._part
 
+    @property
+    def source(self) -> Source | None:
+        """Where the other nodes come from, None outside a job."""
+        return None if self._part is None else self._part.source
+
     def transport(self, host: Host) -> Transport:
         """Return the way to one of the other nodes. Raises `Unreachable`."""
         assert self._part is not None
@@ -99,9 +104,13 @@ class Part:
         own_link: Callable[[Access], Link],
     ) -> None:
         self.place = place
-        others = [
-            Host(name=name, allocation=INSIDE + place.key) for name in place.names[1:]
-        ]
+        self.source = Source(
+            name=f"inside:{place.key}",
+            by_hand="on {node}:",
+            ended=f"This notebook has left {place.system}.",
+            cure="Run the cell again on all nodes.",
+        )
+        others = [Host(name=name, allocation=self.source) for name in place.names[1:]]
         self.hosts = (LOCALHOST, *others)
         self._proof, self._kernel, self._own_link = proof, kernel, own_link
         self._cell = 0

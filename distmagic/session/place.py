@@ -32,8 +32,7 @@ from distmagic.runner.outcome import Detached, Run
 from distmagic.session.background import BackgroundRun, BackgroundScreen
 from distmagic.session.session import Session
 from distmagic.state.fold import begin
-from distmagic.systems.skypilot.cluster import Cluster
-from distmagic.systems.slurm.allocation import Allocation
+from distmagic.systems.protocol import Held
 
 
 class Place:
@@ -44,7 +43,7 @@ class Place:
 
     def __init__(
         self, session: Session, access: Access, asker: NotebookAsker, spec: JobSpec | None,
-        *, hosts: tuple[Host, ...] = (), allocation: Allocation | Cluster | None = None,
+        *, hosts: tuple[Host, ...] = (), allocation: Held | None = None,
     ) -> None:  # fmt: skip
         self._session, self._access, self._asker, self._spec = (
             session,

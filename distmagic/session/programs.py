@@ -8,6 +8,7 @@ import runpy
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import SpecError
@@ -20,13 +21,13 @@ from distmagic.request.flags import Request
 from distmagic.request.hosts import Host
 from distmagic.request.program import Program
 from distmagic.request.spec import Access
+from distmagic.request.systems import named
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session.background import BackgroundRun
 from distmagic.session.dry_run import start_commands
 from distmagic.session.inside import digest_of
 from distmagic.session.place import place_of
 from distmagic.session.session import Session
-from distmagic.systems.osmo import run as osmo
 
 
 def check_request(request: Request) -> None:
@@ -106,15 +107,25 @@ def run_as_rank(program: Program, place: JobNode) -> None:
 def run_workflow(
     request: Request, program: Program, screen: Screen, variable: str = "run"
 ) -> Run:
-    """Run a program as a workflow of OSMO; `variable` as for `Session.launch`. Raises what `osmo.check` and `osmo.run` raise."""
-    osmo.check(request)
+    """Run a program as a system runs whole jobs; `variable` as for `Session.launch`. Raises what its `run.py` raises."""
+    system = runner_of(request)
+    system.check(request)
     payload = pack_program(
         program,
         sync=request.spec.sync,
         current=Path.cwd(),
         limit_bytes=request.payload_limit_bytes,
     )
-    return osmo.run(request, payload, screen, variable)
+    left: Run = system.run(request, payload, screen, variable)
+    return left
+
+
+def runner_of(request: Request) -> Any:
+    """Return the module `run.py` of the system that runs the whole job of a request."""
+    assert request.workflow is not None
+    system = named(request.workflow.system)
+    assert system is not None  # it was found when the line was read
+    return system.part("run")
 
 
 def run_program(  # noqa: PLR0913, PLR0917  # all that a run is made of

@@ -22,21 +22,19 @@ from distmagic.payload.pack import Payload
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.render.screen import Screen
 from distmagic.request.allocation import HostsRequest
-from distmagic.request.hosts import INSIDE, LOCALHOST, Host
+from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Followed, attach, launch
 from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
 from distmagic.screens.named import NamedScreen
-from distmagic.session.allocations import Allocations, preview
+from distmagic.session.allocations import Allocations
 from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.inside import Inside
 from distmagic.session.local_hints import local_hint
 from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
-from distmagic.systems.skypilot.cluster import Cluster
-from distmagic.systems.slurm.allocation import Allocation
-from distmagic.systems.slurm.job_states import JobState
+from distmagic.systems.protocol import Held, hosts_of
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 
@@ -60,15 +58,15 @@ class Session:
 
     def _connect(self, host: Host, access: Access, asker: Asker) -> Transport:
         """Return a way to a host: as it has dialled, through its allocation, or by itself."""
-        if not host.allocation:
+        if host.allocation is None:
             return connect(host, access, asker)
-        if host.allocation.startswith(INSIDE):
+        if host.allocation == self.inside.source:
             return self.inside.transport(host)
         return self._allocations.transport(host, access, asker)
 
     def allocation(
         self, request: HostsRequest, access: Access, asker: NotebookAsker, spec: JobSpec
-    ) -> Allocation | Cluster:
+    ) -> Held:
         """Return the allocation of a run that is to come; where none is held, one is submitted and pending.
 
         Raises `SpecError` where the scheduler refuses it, and `Unreachable`.
@@ -79,22 +77,26 @@ class Session:
 
     def preview(self, request: HostsRequest, access: Access, spec: JobSpec) -> str:
         """Return what would be submitted for an allocation; nothing is."""
-        return preview(request, access, owner(), is_elastic=spec.is_elastic)
+        return hosts_of(request.system).preview(
+            request, access, owner(), is_elastic=spec.is_elastic
+        )
 
     def allocations(
-        self, login: str, access: Access, asker: NotebookAsker
-    ) -> tuple[JobState, ...]:
-        """Return all allocations of this user, also those of other kernels."""
-        return self._allocations.listed(login, access, asker)
+        self, request: HostsRequest, access: Access, asker: NotebookAsker
+    ) -> Sequence[tuple[str, ...]]:
+        """Return the rows of a table of all that this user has of a system, also those of other kernels."""
+        return self._allocations.listed(request, access, asker)
 
     @property
     def clusters(self) -> tuple[str, ...]:
         """The names of the clusters of SkyPilot that this kernel uses."""
-        return self._allocations.clusters
+        names: tuple[str, ...] = self._allocations.pool("skypilot").names
+        return names
 
     def take_down(self, cluster: str, asker: NotebookAsker) -> str:
         """Take a cluster of SkyPilot down, and return what SkyPilot says. Raises `SpecError` and `Unreachable`."""
-        return self._allocations.take_down(cluster, asker)
+        said: str = self._allocations.pool("skypilot").take_down(cluster, asker)
+        return said
 
     @property
     def begun(self) -> tuple[str, ...]:

@@ -6,9 +6,14 @@
     sing/        SING Cloud: starts the same script on every node
     torchrun/    torchrun by hand: the same, without any scheduler
 
-A folder has all of its system: `inside.py` reads the variables that the system sets on a node, `export.py` writes the
-files that start a job there, and the rest says how it gives hosts or runs a job. No system imports another.
+A folder has all of its system. Four modules may be among its own, and others use no other ones:
 
-    folders.py   the whole folder of an exported job, by the system that was asked for      pure
-    detect.py    which system has started this process: SkyPilot before the Slurm below it  pure
+    hosts.py     gives hosts to a notebook: `asked`, `preview`, `pool`
+    run.py       runs a whole job: `check`, `run`
+    inside.py    reads the variables that the system sets on a node: `place`
+    export.py    writes the files that start a job there: `files`, `readme`
+
+request/systems.py has a row for each system, which says what it can; nothing else names one. No system imports another.
+
+    protocol.py  the types of `hosts.py`
 """

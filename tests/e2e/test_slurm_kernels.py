@@ -108,8 +108,8 @@ def _find_and_attach(
 ) -> None:
     """Find job `name` in the allocation `job`, follow it, and let it end."""
     way = runner.access(slurm.lab)
-    (listed,) = kernel.allocations("dm1", way, ASKER)
-    assert listed.job == job
+    _, listed = kernel.allocations(SlurmRequest(login="dm1"), way, ASKER)
+    assert listed[0] == job
     request = SlurmRequest(login="dm1", job=job)
     hosts = kernel.allocation(request, way, ASKER, JobSpec()).wait(ASKER, print)
     # others of earlier tests have ended

@@ -17,6 +17,7 @@ from distmagic.request.spec import Access
 from distmagic.systems.slurm.allocation import Allocation, submitted
 from distmagic.systems.slurm.queue import SlurmQueue
 from distmagic.systems.slurm.shell import Shell
+from distmagic.systems.slurm.srun_words import source
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 from distmagic.transports.local import LocalTransport
@@ -159,7 +160,7 @@ def test_a_log_in_node_that_is_gone_is_a_lost_connection(
 
 def test_the_name_of_a_node_is_another_place_in_another_allocation() -> None:
     first, second = (
-        Host(name="a1", allocation=f"here:slurm:{job}") for job in (17, 18)
+        Host(name="a1", allocation=source("", "", str(job))) for job in (17, 18)
     )
     assert first != second
     assert first.by_hand() == "srun --jobid=17 --overlap -N1 -n1 -w a1"

@@ -11,10 +11,10 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
 import distmagic
-from distmagic import api
+from distmagic import api, notebook_place
 from distmagic.connection.link_opener import Fleet
 from distmagic.errors import SpecError, WorkerFailed
-from distmagic.request import flag_table, notebook_place
+from distmagic.request import flag_table
 from distmagic.request.allocation import SlurmRequest
 from distmagic.request.flag_values import options_of
 from distmagic.request.hosts import parse_hosts
@@ -132,7 +132,7 @@ def test_every_option_is_a_field_a_keyword_a_parameter_and_a_flag():
 
 def test_what_a_flag_can_t_go_with_is_known():
     words = {word for flag in flag_table.FLAGS for word in flag.not_with.split()}
-    assert words == {"export", "osmo"}
+    assert words == {"export", "workflow"}
 
 
 def test_the_defaults_are_those_of_a_job():

@@ -18,7 +18,6 @@ from distmagic.planning import torchrun
 from distmagic.planning.torchrun import NodeWords
 from distmagic.systems.sing import sing_entry
 
-IN_IMAGE = ("dist.py", "settings.json")  # with its program; no secret is in them
 _AT = "/job"
 _PORT = 29500
 
@@ -27,8 +26,12 @@ def files(job: ExportedJob) -> tuple[File, ...]:
     """Return SING Cloud's own files for a job."""
     return (
         text_file("Dockerfile", _dockerfile(job)),
-        File(path="dist.py", data=Path(sing_entry.__file__).read_bytes()),
-        text_file("settings.json", _settings(job)),
+        File(
+            path="dist.py",
+            data=Path(sing_entry.__file__).read_bytes(),
+            is_for_all=True,
+        ),
+        text_file("settings.json", _settings(job), is_for_all=True),
         *_secrets(job),
     )
 
@@ -62,7 +65,7 @@ def _dockerfile(job: ExportedJob) -> str:
     if job.request.setup:
         lines.append(f"RUN {quoting.dockerfile(('bash', '-c', job.request.setup))}")
     lines += [
-        f"COPY {' '.join(IN_IMAGE)} {_AT}/",
+        f"COPY dist.py settings.json {_AT}/",
         f"COPY {PROGRAM}/ {_AT}/{PROGRAM}/",
         f"ENTRYPOINT {quoting.dockerfile((job.python or 'python', 'dist.py'))}",
     ]

@@ -22,10 +22,16 @@ from pathlib import Path
 
 from distmagic.connection.connections import connect
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import DistmagicError, SpecError, Unreachable
+from distmagic.errors import (
+    DistmagicError,
+    NodeLost,
+    RunError,
+    SpecError,
+    Unreachable,
+)
 from distmagic.remote.system.processes import up_s
 from distmagic.request.allocation import HostsRequest, SkyRequest
-from distmagic.request.hosts import SKY, Host
+from distmagic.request.hosts import Host, Source
 from distmagic.request.spec import Access
 from distmagic.systems.skypilot import sky, sky_words
 from distmagic.systems.skypilot.sky_words import ClusterState
@@ -45,7 +51,7 @@ Tell = Callable[[str], object]
 class Cluster:
     """One cluster whose hosts a cell uses. `hosts` is () until it is known that it is up.
 
-    `cluster` is SkyPilot's name of it, and `name` tells this launch of it from others. `error` is set when it is over.
+    `cluster` is SkyPilot's name of it, and `source` tells this launch of it from others. `error` is set when it is over.
     """
 
     def __init__(
@@ -57,7 +63,8 @@ class Cluster:
         """
         self.request = request
         self.cluster = request.name or sky_words.name_for(owner, request)
-        self.name = f"{SKY}{self.cluster}"
+        self.source = self._source("")
+        self.title = f"cluster {self.cluster} of SkyPilot"
         self.hosts: tuple[Host, ...] = ()
         self.error: DistmagicError | None = None
         self.awaited_by: set[NotebookAsker] = set()  # of the runs that wait for it
@@ -203,12 +210,24 @@ class Cluster:
                 f"Have SkyPilot write it again: sky status {self.cluster}",
             )
         number = hashlib.sha256(state.launch.encode()).hexdigest()[:16]
-        self.name = f"{SKY}{self.cluster}:{number}"
+        self.source = self._source(number)
         self._pins = _pins_of(self.cluster, number)
-        hosts = tuple(Host(name=name, allocation=self.name) for name in names)
+        hosts = tuple(Host(name=name, allocation=self.source) for name in names)
         with self._ending:
             self._raise_if_over()
             self.hosts = hosts
+
+    def _source(self, number: str) -> Source:
+        return Source(
+            name=f"sky:{self.cluster}:{number}",
+            ended=f"The cluster {self.cluster} was given up.",
+            cure="Run the cell again: it asks SkyPilot for it.",
+        )
+
+    def advise(self, error: RunError) -> None:
+        """Have the error of a run on its hosts say what to do, as far as it has part in it."""
+        if isinstance(error, NodeLost) and self.error is not None:
+            error.hint = self.error.hint
 
     def transport(self, host: Host, access: Access, asker: Asker) -> Transport:
         """Return the way to one of the hosts. Raises what connecting raises."""

@@ -2,7 +2,7 @@
 
 The way of the data. What is asked for and what Slurm says are words, understood in pure modules; few lines act.
 
-    the line's flags    --request/allocation-->              SlurmRequest
+    the line's flags    --hosts.asked-->                     SlurmRequest
     SlurmRequest        --submission-->                      sbatch's arguments and script
     these               --commands.submit, by a Shell-->     a job, pending
     squeue's rows       --job_states-->                      JobState; in words for the view
@@ -24,6 +24,7 @@ Nothing here knows of runs, ranks or torch. No file is left on the log-in node. 
     queue.py         pending jobs: one question for all of them, less and less often
     lease_pipe.py    what holds an allocation: a pipe to the keeper of its first node
     allocation.py    one allocation: pending, held by its lease, ended
+    hosts.py         what a notebook has of it: allocations, their list
     srun_words.py    what srun is told, and what it says when it fails                     pure
     srun.py          transport: nodes of a job, each process a step of srun on a log-in node
     inside.py        the variables of a node of a job                                      pure

@@ -24,10 +24,13 @@ from distmagic.errors import (
     AllocationEnded,
     ConnectionLost,
     DistmagicError,
+    NodeLost,
     PreflightError,
+    RunError,
     SpecError,
     Unreachable,
 )
+from distmagic.remote.system import memory
 from distmagic.request.allocation import HostsRequest, SlurmRequest
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
@@ -43,6 +46,7 @@ _SOON_S = 5.0  # for a command while the kernel ends
 _AGAIN_S = 2.0  # between attempts to hold it again
 _COMPLETING_S = 35.0  # for a job that ends to say how: Slurm's KillWait, and some more
 ONE_CORE = "Slurm gives this job one core on each node. Ask for more: --cpus-per-task 8, or --exclusive."
+MORE_MEMORY = "Ask Slurm for more: --mem 64G on each node, or --exclusive --mem 0 for all that a node has."
 
 Tell = Callable[[str], object]
 
@@ -50,7 +54,7 @@ Tell = Callable[[str], object]
 class Allocation:
     """One job of Slurm whose nodes are this kernel's. `hosts` are its nodes, () while it is pending.
 
-    `job` is its number; `name` tells it from the jobs of other clusters. `error` says how it ended, None before that.
+    `job` is its number; `source` tells it from the jobs of other clusters. `error` says how it ended, None before that.
     """
 
     def __init__(
@@ -63,7 +67,8 @@ class Allocation:
         lease_s: float,
     ) -> None:
         self.request, self.job = request, job
-        self.name = f"{request.login or 'here'}:{cluster or 'slurm'}:{job}"
+        self.source = srun_words.source(request.login, cluster, job)
+        self.title = f"Slurm job {job}"
         self.hosts: tuple[Host, ...] = ()
         self.error: DistmagicError | None = None
         self.awaited_by: set[NotebookAsker] = set()  # of the runs that wait for it
@@ -138,7 +143,7 @@ class Allocation:
         self._hold(asker, state.nodes[0], time.monotonic() + SETUP_S)
         self._has_one_core = state.cpus <= len(state.nodes)
         self.hosts = tuple(
-            Host(name=name, allocation=self.name) for name in state.nodes
+            Host(name=name, allocation=self.source) for name in state.nodes
         )
         threading.Thread(
             target=self._keep_renewing, name="distmagic-allocation", daemon=True
@@ -256,6 +261,13 @@ class Allocation:
         )
         gone = self._gone.setdefault(name, set())
         return SrunTransport(self._shell, node, self._explained, gone)
+
+    def advise(self, error: RunError) -> None:
+        """Have the error of a run on its nodes say what to do, as far as it has part in it."""
+        if isinstance(error, NodeLost) and self.error is not None:
+            error.hint = self.error.hint  # what still ran there has ended with it
+        elif memory.REACHED in error.message:
+            error.hint = f"{MORE_MEMORY}\n{error.hint}"
 
     def _explained(self, error: DistmagicError) -> DistmagicError:
         """Return how it ended, where srun only tells that it has."""

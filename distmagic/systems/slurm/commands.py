@@ -59,10 +59,11 @@ def cancel(
     shell: Shell, job: str, cluster: str, asker: Asker, timeout_s: float
 ) -> None:
     """End a job, as far as that can be."""
-    of_cluster = (f"--clusters={cluster}",) if cluster else ()
     with suppress(DistmagicError):  # out of reach: its first lease ends it
         shell.run(
-            srun_words.clean(("scancel", *of_cluster, job)), asker, timeout_s=timeout_s
+            srun_words.clean(("scancel", *srun_words.of_cluster(cluster), job)),
+            asker,
+            timeout_s=timeout_s,
         )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from distmagic import sanitize
 from distmagic.errors import AllocationEnded
-from distmagic.systems.slurm import nodelist
+from distmagic.systems.slurm import nodelist, srun_words
 
 # job, state, reason, nodes, start (an estimate while it is pending), time left, CPUs; the comment last: it is the user's
 FORMAT = "%i|%T|%r|%N|%S|%L|%C|%k"
@@ -53,8 +54,13 @@ class JobState:
 def squeue(jobs: tuple[str, ...], cluster: str) -> tuple[str, ...]:
     """Return the command that asks for these jobs, or, for none, for all of this user."""
     which = (f"--jobs={','.join(jobs)}", "--states=all") if jobs else ("--me",)
-    of_cluster = (f"--clusters={cluster}",) if cluster else ()
-    return ("squeue", "--noheader", *of_cluster, *which, f"--format={FORMAT}")
+    return (
+        "squeue",
+        "--noheader",
+        *srun_words.of_cluster(cluster),
+        *which,
+        f"--format={FORMAT}",
+    )
 
 
 def rows(text: str) -> dict[str, JobState]:
@@ -90,6 +96,18 @@ def _row(words: list[str]) -> JobState:
         cpus=count,
         comment=comment,
     )
+
+
+def listing(states: Sequence[JobState], held: Collection[str]) -> list[tuple[str, ...]]:
+    """Return the rows of a table of allocations; `held` are the numbers of those that this notebook holds."""
+    if not states:
+        return [("Slurm has no allocation of distmagic's that is yours",)]
+    table: list[tuple[str, ...]] = [("job", "state", "nodes", "time left", "notebook")]
+    for one in states:
+        whose = "this notebook" if one.job in held else one.comment.partition(":")[2]
+        nodes = ",".join(one.nodes) or one.reason
+        table.append((one.job, one.state.lower(), nodes, one.left, whose))
+    return table
 
 
 def _known(word: str) -> str:

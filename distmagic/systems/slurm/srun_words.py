@@ -17,6 +17,7 @@ from distmagic.errors import (
     PreflightError,
     Unreachable,
 )
+from distmagic.request.hosts import Source
 
 KEPT_VARIABLES = (
     "SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION",
@@ -49,6 +50,21 @@ STEP_OPTIONS = (
 )  # fmt: skip
 
 
+def source(login: str, cluster: str, job: str) -> Source:
+    """Return what the nodes of a job come from. `login` and `cluster` are "" for those of this machine."""
+    return Source(
+        name=f"{login or 'here'}:{cluster or 'slurm'}:{job}",
+        by_hand=f"srun --jobid={job} --overlap -N1 -n1 -w {{node}}",
+        ended=f"Slurm job {job} has ended.",
+        cure="Run the cell again: it asks for new nodes.",
+    )
+
+
+def of_cluster(cluster: str) -> tuple[str, ...]:
+    """Return the option that names a cluster of a federation, if it is one."""
+    return (f"--clusters={cluster}",) if cluster else ()
+
+
 def clean(argv: tuple[str, ...]) -> tuple[str, ...]:
     """Return the command that runs `argv` without the variables of a job around it."""
     return ("sh", "-c", _CLEAN, "sh", *argv)
@@ -61,9 +77,8 @@ def step(
 
     `mark` stands among its arguments, for `kill_marked`.
     """
-    of_cluster = (f"--clusters={cluster}",) if cluster else ()
     marked = (f"--comment={mark}",) if mark else ()
-    where = (f"--jobid={job}", *of_cluster, *marked, f"--nodelist={node}")
+    where = (f"--jobid={job}", *of_cluster(cluster), *marked, f"--nodelist={node}")
     return clean(("srun", *where, *STEP_OPTIONS, *argv))
 
 

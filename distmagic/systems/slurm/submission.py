@@ -87,8 +87,13 @@ def trial_step(job: str, cluster: str, node: str) -> tuple[str, ...]:
 
 
 def _lead_step(job: str, cluster: str, node: str) -> tuple[str, ...]:
-    of_cluster = (f"--clusters={cluster}",) if cluster else ()
-    return ("srun", f"--jobid={job}", *of_cluster, f"--nodelist={node}", *_LEAD)
+    return (
+        "srun",
+        f"--jobid={job}",
+        *srun_words.of_cluster(cluster),
+        f"--nodelist={node}",
+        *_LEAD,
+    )
 
 
 def keepers_step(

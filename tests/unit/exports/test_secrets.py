@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from distmagic.exports import systems
 from distmagic.exports.job import ExportedJob, ExportedProgram, File
 from distmagic.payload.folder import contents_of
-from distmagic.request.export import SYSTEMS, ExportRequest
+from distmagic.request.export import ExportRequest
 from distmagic.request.spec import JobSpec
+from distmagic.request.systems import that_can
 from distmagic.session import exporting
-from distmagic.systems import folders as systems
 
 SECRET = "hf_0123456789"
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", [one.name for one in that_can("export")])
 @pytest.mark.parametrize("setup", ["", f"export HF_TOKEN={SECRET}"])
 def test_a_setup_is_in_no_file_that_others_can_read(system: str, setup: str) -> None:
     program = ExportedProgram(

@@ -10,7 +10,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from distmagic.request import notebook_place
+from distmagic import notebook_place
 from tests.unit.notebook.fakes import Lab
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -23,7 +24,9 @@ from distmagic.session import dry_run, place, programs
 from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Stopped, Synced
 from distmagic.session.inside import Inside
-from distmagic.systems.slurm.job_states import JobState
+from distmagic.systems.skypilot import hosts
+from distmagic.systems.slurm.job_states import JobState, listing
+from distmagic.systems.slurm.srun_words import source
 from tests.lab.waiting import HANG_S
 
 
@@ -49,6 +52,11 @@ class FakeAllocation:
     awaited_by: set = field(default_factory=set)
 
     @property
+    def title(self) -> str:
+        name = getattr(self.request, "name", "")
+        return f"cluster {name} of SkyPilot" if name else "Slurm job 17"
+
+    @property
     def awaited(self) -> int:
         return self.request.nodes
 
@@ -58,7 +66,7 @@ class FakeAllocation:
         if self.failure:
             raise self.failure
         self.hosts = tuple(
-            Host(name=name, allocation="here:slurm:17") for name in ("a1", "a2")
+            Host(name=name, allocation=source("", "", "17")) for name in ("a1", "a2")
         )
         return self.hosts
 
@@ -115,9 +123,15 @@ class FakeSession:
         self.given = self.given or FakeAllocation(self.log, request)
         return self.given
 
-    def allocations(self, login, access, asker):
-        self.log.append(f"allocations of {login or 'this machine'}")
-        return self.states
+    def allocations(self, request, access, asker):
+        if request.system == "skypilot":
+            pool = hosts.pool(connect=None)
+            pool._made = [
+                SimpleNamespace(cluster=name, is_alive=True) for name in self.clusters
+            ]
+            return pool.listed(request, access, asker)
+        self.log.append(f"allocations of {request.login or 'this machine'}")
+        return listing(self.states, set())
 
     def preview(self, request, access, spec):
         return f"would submit {request.nodes} nodes"

@@ -16,6 +16,7 @@ from distmagic.remote.wire.protocol import JobTerms, KeptWorkDir, Template
 from distmagic.request.hosts import Host, parse_hosts
 from distmagic.request.spec import Access
 from distmagic.session.housekeeping import Stopped
+from distmagic.systems.slurm.srun_words import source
 from tests import scenes
 from tests.builders.terms import on_terms
 from tests.scenes import done
@@ -306,7 +307,7 @@ def test_jobs_of_cells_that_named_hosts_of_their_own_are_listed_too(
         "here": fleet("gpu-a:7"),
         "gone": fleet("gpu-z:1", Access(ssh_config="/old")),
         "slurm": Fleet(
-            hosts=(replace(parse_hosts("n1")[0], allocation="x:slurm:7"),),
+            hosts=(replace(parse_hosts("n1")[0], allocation=source("x", "", "7")),),
             access=Access(),
         ),
     }

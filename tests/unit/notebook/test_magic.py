@@ -22,6 +22,7 @@ from IPython.core.completer import provisionalcompleter
 from IPython.utils.capture import capture_output
 
 import distmagic
+from distmagic import notebook_place
 from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import (
@@ -34,7 +35,7 @@ from distmagic.errors import (
 from distmagic.notebook import commands, help_pages, local_run, magic
 from distmagic.payload import pack
 from distmagic.playground.playground import Playground
-from distmagic.request import flag_parser, notebook_place
+from distmagic.request import flag_parser
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached
 from distmagic.session import dry_run, inside

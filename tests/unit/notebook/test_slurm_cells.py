@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import Cancelled, SpecError
-from distmagic.notebook.host_commands import allocations_table
+from distmagic.notebook.job_tables import aligned
 from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.request.hosts import Host
+from distmagic.systems.slurm import job_states
 from distmagic.systems.slurm.job_states import JobState
+from distmagic.systems.slurm.srun_words import source
 from tests.builders.sky import Sky
 from tests.unit.notebook.fakes import FakeAllocation, Lab
 
@@ -63,7 +65,7 @@ def test_a_dry_run_submits_nothing(lab: Lab, capsys):
 
 
 def test_jobs_are_looked_for_on_nodes_that_are_held(lab: Lab):
-    lab.session.allocated = (Host(name="a1", allocation="here:slurm:17"),)
+    lab.session.allocated = (Host(name="a1", allocation=source("", "", "17")),)
     lab.value("%distributed jobs")
     assert [host.name for host in lab.session.hosts] == ["a1"]
     lab.value("%distributed hosts gpu-a")
@@ -134,6 +136,6 @@ def test_the_table_of_allocations(golden):
             comment="distmagic:you",
         ),
     ]
-    golden(
-        *allocations_table(states, {"17"}).splitlines(), allocations_table([], set())
-    )
+    rows = job_states.listing(states, {"17"})
+    (nothing,) = job_states.listing([], set())
+    golden(*aligned(rows).splitlines(), *nothing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,9 @@ from distmagic.remote.system import memory
 from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
-from distmagic.session.allocations import MORE_MEMORY, Allocations
+from distmagic.session.allocations import Allocations
+from distmagic.systems.slurm.allocation import MORE_MEMORY
+from distmagic.systems.slurm.srun_words import source
 from tests.builders.logins import RUNNING, Login, Said, squeue
 from tests.builders.sky import Sky, entries
 
@@ -88,7 +91,7 @@ def test_the_way_to_a_node_is_that_of_its_own_allocation(allocations):
     assert allocations.transport(first.hosts[1], Access(), ASKER).node.job == "17"
     with pytest.raises(AllocationEnded, match="Slurm job 99 has ended"):
         allocations.transport(
-            Host(name="a1", allocation="login1:slurm:99"), Access(), ASKER
+            Host(name="a1", allocation=source("login1", "", "99")), Access(), ASKER
         )
 
 
@@ -100,10 +103,8 @@ def test_all_that_this_user_has_is_listed_and_nothing_else(allocations, login):
         "22|PENDING|Priority||N/A|1:00|1|distmagic:you\n",
     ]
     squeue(login, "".join(rows))
-    assert [one.job for one in allocations.listed("login1", Access(), ASKER)] == [
-        "17",
-        "22",
-    ]
+    rows = allocations.listed(WANTED, Access(), ASKER)
+    assert [row[0] for row in rows] == ["job", "17", "22"]
 
 
 def test_the_end_is_told_to_every_lead(allocations, login):
@@ -149,18 +150,17 @@ def test_a_cluster_that_did_not_answer_is_asked_for_again(
     wanted = SkyRequest(name="mine")
     first = get(allocations, wanted)
     assert get(allocations, wanted) is first
-    assert allocations.clusters == ("mine",)
+    assert allocations.pool("skypilot").names == ("mine",)
     with pytest.raises(Unreachable):
         allocations.transport(first.hosts[0], Access(), ASKER)
     assert get(allocations, wanted) is not first
     assert skypilot.asked == ["status --output json", "status --refresh --output json"]
-    assert allocations.take_down("mine", ASKER) == ""
+    assert allocations.pool("skypilot").take_down("mine", ASKER) == ""
     assert skypilot.asked[-1] == "down --yes mine"
-    assert allocations.clusters == ()
+    assert allocations.pool("skypilot").names == ()
+    earlier = replace(first.source, name="sky:mine:0")
     with pytest.raises(AllocationEnded, match="was given up"):
-        allocations.transport(
-            Host(name="mine", allocation="sky:mine:0"), Access(), ASKER
-        )
+        allocations.transport(Host(name="mine", allocation=earlier), Access(), ASKER)
 
 
 @pytest.mark.parametrize("name", ["--all", "-a", "dm-*", ""])
@@ -169,5 +169,5 @@ def test_what_is_no_name_of_a_cluster_takes_none_down(
 ):
     skypilot = Sky(tmp_path, monkeypatch)
     with pytest.raises(SpecError, match="cluster"):
-        allocations.take_down(name, ASKER)
+        allocations.pool("skypilot").take_down(name, ASKER)
     assert skypilot.asked == []

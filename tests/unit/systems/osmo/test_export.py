@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from distmagic.errors import SpecError
+from distmagic.exports import systems
 from distmagic.exports.job import ExportedJob, ExportedProgram, File
-from distmagic.systems import folders as systems
-from distmagic.systems.detect import detect
+from distmagic.inside.detect import detect
 from distmagic.systems.osmo import export as osmo
 from distmagic.systems.osmo import start_ranks
 from tests import REPOSITORY

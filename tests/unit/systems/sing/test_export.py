@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from distmagic.errors import SpecError
-from distmagic.systems import folders as systems
+from distmagic.exports import systems
 from distmagic.systems.sing import sing_entry
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, PLAIN, job, shown, texts

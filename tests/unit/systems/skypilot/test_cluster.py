@@ -47,7 +47,7 @@ def test_a_cluster_is_its_hosts(skypilot: Sky, golden):
     assert made.hosts == ()
     hosts = made.wait(ASKER, told.append)
     assert [host.name for host in hosts] == ["mine", "mine-worker1"]
-    assert {host.allocation for host in hosts} == {made.name}
+    assert {host.allocation for host in hosts} == {made.source}
     assert [host.by_hand() for host in hosts] == ["ssh mine", "ssh mine-worker1"]
     golden(*told)
     assert skypilot.asked == ["status --output json"]
@@ -70,7 +70,7 @@ def test_a_launch_has_a_file_of_host_keys_and_the_next_launch_another_one(
         skypilot.has(request.name, launch=launch)
         made = found(request)
         Path(made._pins).write_text("a key")
-        names[key] = made.name, Path(made._pins).name
+        names[key] = made.source.name, Path(made._pins).name
     assert names["first"] == names["again"]
     assert names["first"][0] != names["next"][0]
     assert skypilot.pins() == sorted([names["other"][1], names["next"][1]])
@@ -98,9 +98,9 @@ def test_skypilot_without_its_program(
     skypilot.has("mine", TWO)
     first = found()
     assert [host.name for host in first.hosts] == ["mine", "mine-worker1"]
-    assert found().name == first.name
+    assert found().source == first.source
     skypilot.has("mine", entries("mine", ("10.0.0.7",)))
-    assert found().name != first.name  # other addresses: another launch
+    assert found().source != first.source  # other addresses: another launch
 
 
 def test_a_program_that_fails(skypilot: Sky, golden):

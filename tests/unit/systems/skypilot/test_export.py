@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from distmagic.errors import SpecError
+from distmagic.exports import systems
 from distmagic.exports.job import ExportedJob
-from distmagic.systems import folders as systems
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, job, shown, texts
 from tests.builders.shell import refusal

@@ -15,8 +15,7 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, SpecError
 from distmagic.request.allocation import SkyRequest
 from distmagic.request.spec import Access
-from distmagic.session import allocations
-from distmagic.systems.skypilot import cluster, sky, sky_words
+from distmagic.systems.skypilot import cluster, hosts, sky, sky_words
 from distmagic.systems.skypilot.cluster import Cluster
 from tests.builders.sky import Sky, entries
 from tests.lab.waiting import HANG_S, wait_until
@@ -302,7 +301,7 @@ def test_giving_it_back_takes_down_what_was_launched_and_nothing_else(
 
 def test_a_dry_run_says_what_would_be_launched(skypilot: Sky, golden):
     def shown(request: SkyRequest) -> str:
-        return allocations.preview(request, Access(), OWNER, is_elastic=False)
+        return hosts.preview(request, Access(), OWNER, is_elastic=False)
 
     assert shown(WANTED) == f"sky {LAUNCH}"
     golden(shown(SkyRequest(name="mine")))

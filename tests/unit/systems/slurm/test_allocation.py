@@ -73,7 +73,7 @@ def test_it_waits_and_says_why_and_then_has_the_nodes(login, made, golden):
     said: list[str] = []
     hosts = made.wait(ASKER, said.append)
     assert [host.name for host in hosts] == ["a1", "a2"]
-    assert {host.allocation for host in hosts} == {"login1:slurm:17"}
+    assert {host.allocation.name for host in hosts} == {"login1:slurm:17"}
     assert (
         said[0]
         == said[1]

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from distmagic.errors import SpecError
-from distmagic.systems import folders as systems
+from distmagic.exports import systems
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, job, shown, texts
 from tests.builders.shell import refusal

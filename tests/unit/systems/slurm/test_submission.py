@@ -9,8 +9,10 @@ import sys
 import pytest
 
 from distmagic.errors import SpecError
-from distmagic.request.allocation import SlurmRequest, parse_place
+from distmagic.request.allocation import SlurmRequest
+from distmagic.request.systems import Wanted
 from distmagic.systems.slurm import srun_words, submission
+from distmagic.systems.slurm.hosts import asked
 from distmagic.transports import program_text, quoting
 from tests import REPOSITORY
 
@@ -131,12 +133,8 @@ def test_requests_that_can_not_be(changes, message):
     ],
 )
 def test_places(text, place):
-    assert parse_place(text) == place
-
-
-def test_a_system_that_is_not_known():
-    with pytest.raises(SpecError, match="--on 'pbs' is not known"):
-        parse_place("pbs")
+    request = asked(text, Wanted())
+    assert (request.login, request.job) == place
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distmagic.errors import SpecError
-from distmagic.systems import folders as systems
+from distmagic.exports import systems
 from tests import REPOSITORY
 from tests.builders.exports import job, shown, texts
 

@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from distmagic.exports.job import PROGRAM, ExportedJob, File, text_file
-from distmagic.systems.osmo import export as osmo
-from distmagic.systems.sing import export as sing
-from distmagic.systems.skypilot import export as skypilot
-from distmagic.systems.slurm import export as slurm
-from distmagic.systems.torchrun import export as by_hand
-
-_FILES: dict[str, Callable[[ExportedJob], tuple[File, ...]]] = {
-    "slurm": slurm.files,
-    "skypilot": skypilot.files,
-    "osmo": osmo.files,
-    "sing": sing.files,
-    "torchrun": by_hand.files,
-}
-_README: dict[str, Callable[[ExportedJob], tuple[str, ...]]] = {
-    "slurm": slurm.readme,
-    "skypilot": skypilot.readme,
-    "osmo": osmo.readme,
-    "sing": sing.readme,
-    "torchrun": by_hand.readme,
-}
+from distmagic.request.systems import named
 
 
 def files(job: ExportedJob) -> tuple[File, ...]:
@@ -33,11 +14,9 @@ def files(job: ExportedJob) -> tuple[File, ...]:
     program = [
         replace(file, path=f"{PROGRAM}/{file.path}") for file in job.program.files
     ]
-    own = _FILES[job.request.system](job)
-    if job.request.setup:  # it may have a secret in it, but in what an image has for whatever user it runs as
-        own = tuple(
-            replace(file, is_private=file.path not in sing.IN_IMAGE) for file in own
-        )
+    own: tuple[File, ...] = _export_of(job).files(job)
+    if job.request.setup:  # it may have a secret in it
+        own = tuple(replace(file, is_private=not file.is_for_all) for file in own)
     return (text_file("README.md", readme(job)), *own, *program)
 
 
@@ -45,11 +24,17 @@ def readme(job: ExportedJob) -> str:
     """Return the README: five lines."""
     lines = (
         f"# {job.title}, for {job.request.system}: written by distmagic",
-        *_README[job.request.system](job),
+        *_export_of(job).readme(job),
         _about_program(job),
     )
     title, *others = lines
     return f"{title}\n" + "".join(f"- {line}\n" for line in others)
+
+
+def _export_of(job: ExportedJob) -> Any:
+    system = named(job.request.system)
+    assert system is not None  # the request has looked for it
+    return system.part("export")
 
 
 def _about_program(job: ExportedJob) -> str:

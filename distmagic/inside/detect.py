@@ -5,23 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distmagic.inside.job_node import JobNode
+from distmagic.inside.torch_variables import by_variables
 from distmagic.remote.system import processes
-from distmagic.systems.osmo import inside as osmo
-from distmagic.systems.sing import inside as sing
-from distmagic.systems.skypilot import inside as skypilot
-from distmagic.systems.slurm import inside as slurm
-from distmagic.systems.torchrun import inside as torchrun
-
-# What torchrun has started has its variables and those of the system around it. A SkyPilot cluster on Slurm has
-# Slurm's variables too, of a step that SkyPilot made. RANK may have been set, from Slurm's variables, for torch alone.
-_SYSTEMS = (
-    torchrun.started,
-    skypilot.place,
-    sing.place,
-    osmo.place,
-    slurm.place,
-    torchrun.by_variables,
-)
+from distmagic.request.systems import that_can
 
 
 def detect(environ: Mapping[str, str]) -> JobNode | None:
@@ -31,8 +17,11 @@ def detect(environ: Mapping[str, str]) -> JobNode | None:
     """
     if environ.get(processes.MARK):
         return None  # a rank of a run of ours
-    for place_in in _SYSTEMS:
-        found = place_in(environ)
+    # What torchrun has started has its variables and those of the system around it. A SkyPilot cluster on Slurm has
+    # Slurm's variables too, of a step that SkyPilot made. RANK may have been set, from Slurm's variables, for torch alone.
+    ways = [system.part("inside").place for system in reversed(that_can("inside"))]
+    for place_in in (*ways, by_variables):
+        found: JobNode | None = place_in(environ)
         if found is not None:
             return found if found.nnodes > 1 or found.task is not None else None
     return None

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from distmagic.errors import SpecError
 from distmagic.inside.addresses import address_in
+from distmagic.inside.detect import detect
 from distmagic.inside.job_node import RankTask
-from distmagic.systems.detect import detect
 from distmagic.systems.osmo import inside as osmo
 
 BY_SLURM = "SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE"

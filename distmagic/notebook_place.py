@@ -1,7 +1,7 @@
 """Where the notebook of this process runs its cells: registered by the magics, read by `distmagic.run`.
 
-It stands down here, and is the one thing that is kept in this package, because the magics are loaded long before
-anything that reaches a host: loading the extension must stay fast.
+It stands down here because the magics are loaded long before anything that reaches a host: loading the extension must
+stay fast.
 """
 
 from __future__ import annotations

@@ -1,0 +1,120 @@
+"""What `--on sky` gives a notebook: clusters, which it uses, launches, lists and takes down."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import SpecError
+from distmagic.request.allocation import SkyRequest
+from distmagic.request.hosts import Host
+from distmagic.request.spec import Access
+from distmagic.request.systems import Wanted
+from distmagic.systems.skypilot import sky, sky_words
+from distmagic.systems.skypilot.cluster import Cluster
+from distmagic.transports import Transport
+from distmagic.transports.asking import Asker
+
+
+def asked(place: str, wanted: Wanted) -> SkyRequest:
+    """Return what a line asks for: the cluster after sky:, or a new one, and its flags. Raises `SpecError`."""
+    for option, _ in wanted.options:
+        cure = "Write what a node has to have into a task of SkyPilot: --sky FILE.yaml."
+        if option == "gpus-per-node":
+            cure = "Write --gpus KIND:N, such as --gpus L4:4."
+        raise SpecError(
+            f"--{option} is for Slurm, and --on {place} asks SkyPilot.", cure
+        )
+    _, colon, name = place.partition(":")
+    known = wanted.given("nodes", "gpus", "file", "idle_s")
+    if colon and known:
+        raise SpecError(
+            f"{place} has its hosts already.",
+            "Leave out --nodes, --gpus, --sky and --idle; --on sky launches another cluster.",
+        )
+    if colon and not name:
+        raise SpecError(
+            f"--on {place} names no cluster.",
+            "Write --on sky:NAME, or --on sky for a new one.",
+        )
+    if wanted.file:
+        known["file"] = _task(wanted.file)
+    return SkyRequest(name=name, **known)
+
+
+def _task(path: str) -> str:
+    """Return the path of a task of SkyPilot that only sets hosts up. Raises `SpecError`."""
+    try:
+        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text file"
+        raise SpecError(f"--sky {path}: {why}.", "Check the path.") from None
+    if re.search(r"^[\"']?run[\"']?\s*:", text, re.MULTILINE):
+        raise SpecError(
+            f"--sky {path} has a run: block, which SkyPilot would run beside the cell.",
+            "Take it out; resources, setup and file_mounts are what is used.",
+        )
+    return str(Path(os.path.expanduser(path)).absolute())
+
+
+def preview(request: SkyRequest, _: Access, owner: str, *, is_elastic: bool) -> str:  # noqa: ARG001
+    """Return what SkyPilot would be told; nothing is."""
+    if request.name:
+        return f"The cluster {request.name} of SkyPilot would be used as it is."
+    name = sky_words.name_for(owner, request)
+    return shlex.join(("sky", *sky.launch_words(request, name)))
+
+
+class SkyPool:
+    """The clusters of one kernel."""
+
+    def __init__(self, connect: Callable[[Host, Access, Asker], Transport]) -> None:  # noqa: ARG002 - as any pool
+        self._made: list[Cluster] = []
+
+    def get(
+        self, request: SkyRequest, _: Access, __: Asker, owner: str, *, is_elastic: bool,  # noqa: ARG002 - as in any pool
+        is_in_doubt: bool,
+    ) -> Cluster:  # fmt: skip
+        """Return a cluster that is about to be found, or launched."""
+        made = Cluster(request, owner, is_in_doubt=is_in_doubt)
+        self._made.append(made)
+        return made
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the clusters that this kernel uses."""
+        return tuple(one.cluster for one in self._made if one.is_alive)
+
+    def listed(
+        self, _: SkyRequest, __: Access, asker: NotebookAsker
+    ) -> list[tuple[str, ...]]:
+        """Return the rows of a table of all clusters of this user."""
+        rows: list[tuple[str, ...]] = [("cluster", "state", "notebook")]
+        for one in sky.read_states(sky.SkyCommand(sky_words.status()), asker):
+            whose = "this notebook" if one.name in self.names else ""
+            rows.append((one.name, one.status, whose))
+        return rows if rows[1:] else [("SkyPilot has no cluster",)]
+
+    def take_down(self, cluster: str, asker: NotebookAsker) -> str:
+        """Take a cluster down, also one that is not held, and return what SkyPilot says.
+
+        Raises `SpecError` for what is no name, such as an option or a pattern that means others too, and `Unreachable`.
+        """
+        if not cluster:
+            raise SpecError("--cluster names no cluster.", "Write --cluster NAME.")
+        SkyRequest(name=cluster)  # which checks it
+        for one in self._made:
+            if one.cluster == cluster:
+                one.leave()
+        return sky.take_down(cluster, asker)
+
+    def close(self) -> None:
+        """Forget them."""
+        self._made = []
+
+
+pool = SkyPool

@@ -1,0 +1,126 @@
+"""What `--on slurm` gives a notebook: nodes of allocations, and the list of those that its user has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from distmagic.errors import SpecError
+from distmagic.request.allocation import SlurmRequest
+from distmagic.request.command_prefix import ENVIRONMENT
+from distmagic.request.hosts import LOCALHOST, Host, parse_host
+from distmagic.request.spec import Access
+from distmagic.request.systems import Wanted
+from distmagic.systems.slurm import commands, submission
+from distmagic.systems.slurm.allocation import Allocation, found, submitted
+from distmagic.systems.slurm.job_states import JobState, listing
+from distmagic.systems.slurm.queue import SlurmQueue
+from distmagic.systems.slurm.shell import Shell
+from distmagic.transports import Transport
+from distmagic.transports.asking import Asker
+
+_ShellKey = tuple[str, str | None, str | None]
+
+
+def asked(place: str, wanted: Wanted) -> SlurmRequest:
+    """Return what a line asks for: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB, and flags. Raises `SpecError`.
+
+    A part of digits alone is a job. Where nothing is said, it is the one around this process, of a JupyterLab on a node.
+    """
+    where = place.partition(":")[2]
+    login, colon, job = where.rpartition(":")
+    if where.isdecimal():
+        login, job = "", where
+    elif not (colon and job.isdecimal() and not login.endswith(":")):
+        login, job = where, ""
+    if not (login or job or wanted.options or wanted.nodes):
+        job = wanted.environ.get("SLURM_JOB_ID", "")
+    if job and (wanted.options or wanted.nodes or wanted.setup):
+        raise SpecError(
+            f"Slurm job {job} has its nodes already.",
+            "Leave out --nodes, --setup and what sbatch would be told.",
+        )
+    known = wanted.given("nodes", "setup", "idle_s")
+    return SlurmRequest(login=login, job=job, options=wanted.options, **known)
+
+
+def preview(request: SlurmRequest, access: Access, _: str, *, is_elastic: bool) -> str:
+    """Return what sbatch would be told; nothing is."""
+    if request.job:
+        return f"Slurm job {request.job} would be used as it is."
+    python = keeper_python(access)
+    return submission.preview(request, python, access.lease_s, is_elastic=is_elastic)
+
+
+def keeper_python(access: Access) -> str:
+    """Return the interpreter of keepers and ushers: that of all nodes."""
+    python = access.python_of("") or "python3"
+    # They need no package, and an environment is found only where its nodes are.
+    return "python3" if python.startswith(ENVIRONMENT) else python
+
+
+class SlurmPool:
+    """The allocations of one kernel, and its connections to log-in nodes."""
+
+    def __init__(self, connect: Callable[[Host, Access, Asker], Transport]) -> None:
+        self._connect = connect
+        self._queues: dict[_ShellKey, SlurmQueue] = {}
+        self._made: list[Allocation] = []
+
+    def get(
+        self, request: SlurmRequest, access: Access, asker: Asker, owner: str,
+        *, is_elastic: bool, is_in_doubt: bool,  # noqa: ARG002 - as in any pool
+    ) -> Allocation:  # fmt: skip
+        """Return an allocation: one that is there, or a new one, which is pending."""
+        queue = self._queue(request.login, access)
+        python, lease_s = keeper_python(access), access.lease_s
+        if request.job:
+            made = found(request, queue, asker, python=python, lease_s=lease_s)
+        else:
+            made = submitted(
+                request,
+                queue,
+                asker,
+                comment=submission.comment_of(owner),
+                python=python,
+                lease_s=lease_s,
+                is_elastic=is_elastic,
+            )
+        self._made.append(made)
+        return made
+
+    def _queue(self, login: str, access: Access) -> SlurmQueue:
+        """Return what asks Slurm through a log-in node, "" being this machine."""
+        key = (login, access.ssh_config, access.ssh_command)
+        if key not in self._queues:
+            host = parse_host(login) if login else LOCALHOST
+
+            def connect(asker: Asker) -> Transport:
+                return self._connect(host, access, asker)
+
+            shell = Shell(host.name if login else "this machine", connect)
+            self._queues[key] = SlurmQueue(shell)
+        return self._queues[key]
+
+    def states(self, login: str, access: Access, asker: Asker) -> tuple[JobState, ...]:
+        """Return what Slurm has of this user's allocations, those of other kernels too. Raises `Unreachable`."""
+        states = commands.look(self._queue(login, access).shell, (), "", asker).values()
+        ours = [
+            one for one in states if one.comment.startswith(f"{submission.JOB_NAME}:")
+        ]
+        return tuple(one for one in ours if one.is_pending or one.is_running)
+
+    def listed(
+        self, request: SlurmRequest, access: Access, asker: Asker
+    ) -> list[tuple[str, ...]]:
+        """Return the rows of their table."""
+        held = {one.job for one in self._made if one.is_alive}
+        return listing(self.states(request.login, access, asker), held)
+
+    def close(self) -> None:
+        """Close the connections to log-in nodes."""
+        for queue in self._queues.values():
+            queue.shell.close()
+        self._queues, self._made = {}, []
+
+
+pool = SlurmPool

@@ -1,0 +1,33 @@
+"""A run on hosts of a system that somebody else brings by an entry point."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import distmagic
+from distmagic.request.flags import Defaults, parse_line
+from distmagic.request.spec import Access
+from tests.builders.own_systems import TOY, installed
+from tests.e2e import runner
+from tests.e2e.runner import as_value
+
+pytestmark = pytest.mark.needs("lab")
+
+
+@pytest.mark.quick
+def test_ranks_run_on_its_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with installed(tmp_path, monkeypatch, TOY):
+        run = distmagic.run(
+            as_value(runner.all_reduce),
+            allocation=parse_line("--on toy", Defaults()).allocation,
+            nproc_per_node=2,
+            access=Access(pythons=(("", sys.executable),), warm_idle_s=0.0),
+            screen=runner.Watch(),
+        )
+    assert [run.results[rank]["rank"] for rank in run.results] == [0, 1]
+    assert {worker.host for worker in run.state.workers.values()} == {"toy-0"}

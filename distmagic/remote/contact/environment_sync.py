@@ -9,6 +9,7 @@ here end too.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
@@ -18,6 +19,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distmagic.remote.records import environments, owners, places
@@ -90,10 +92,12 @@ class EnvironmentSync:
         self, environment: Environment, request: protocol.SyncEnvironment
     ) -> None:
         """Make the environment in its new folder, which is gone again where that fails or is ended."""
+        halves = _halves()
         try:
             self._fill(environment, request)
         except BaseException:
             shutil.rmtree(environment.path, ignore_errors=True)
+            _remove_halves(but=halves)
             raise
 
     def _fill(
@@ -262,6 +266,26 @@ class EnvironmentSync:
             return
         finally:
             os.close(writing)
+
+
+def _cache() -> Path:
+    """Return the folder in which uv keeps what it has fetched, whether or not it is there."""
+    above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("UV_CACHE_DIR") or os.path.join(above, "uv"))
+
+
+def _halves() -> set[Path]:
+    """Return what uv has fetched or built by half: where it is killed, that stays for ever."""
+    cache = _cache()
+    return {*cache.glob(".tmp*"), *cache.glob("builds-v0/.tmp*")}
+
+
+def _remove_halves(but: set[Path]) -> None:
+    """Remove what a uv that was ended has left, unless another one works: each holds a lock as long as it lives."""
+    with contextlib.suppress(OSError), open(_cache() / ".lock", "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for half in _halves() - but:
+            shutil.rmtree(half, ignore_errors=True)
 
 
 def _variables() -> dict[str, str]:

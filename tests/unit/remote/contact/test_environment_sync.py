@@ -51,6 +51,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    for name in ("UV_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
     return folder
 
 
@@ -228,6 +230,37 @@ def test_an_interrupt_ends_all_that_was_started_for_it(tmp_path, opened):
     link.close()
     wait_until(lambda: not sleeping(mark), "their end")
     wait_until(lambda: not tmp.parent.exists(), "half of it to go, with what pip had")
+    with pytest.raises(ConnectionLost):
+        heard(link)
+
+
+@pytest.mark.parametrize("another_works", [False, True])
+def test_what_a_uv_that_was_ended_left_in_its_cache_goes_unless_another_one_works(
+    tmp_path, opened, another_works
+):
+    cache = tmp_path / ".cache" / "uv"
+    (cache / "archive-v0").mkdir(parents=True)
+    (cache / ".tmpOLD").mkdir()  # of one that somebody else has ended
+    lock = cache / ".lock"
+    lock.touch()
+    fake_uv(
+        tmp_path,
+        f'[ "$1" = venv ] && exec "$3" -m venv --without-pip "$4"\n'
+        f"mkdir -p {cache}/.tmpABC {cache}/builds-v0/.tmpDEF; touch {cache}/.tmpABC/torch.so $HOME/began; sleep 7{os.getpid()}.6",
+    )
+    link = opened()
+    with lock.open("rb") as others:
+        if another_works:
+            fcntl.flock(others, fcntl.LOCK_SH)
+        link.send(p.SyncEnvironment(name="a", requirements=("alpha",), owner="me"))
+        wait_until((tmp_path / "began").exists, "uv")
+        link.close()
+        with next(environments.root().glob(".*.lock")).open("rb") as made:
+            fcntl.flock(made, fcntl.LOCK_EX)  # the contact has done
+    left = {path.relative_to(cache).as_posix() for path in cache.rglob(".tmp*")}
+    halves = {".tmpABC", "builds-v0/.tmpDEF"} if another_works else set()
+    assert left == {".tmpOLD", *halves}
+    assert (cache / "archive-v0").exists()
     with pytest.raises(ConnectionLost):
         heard(link)
 

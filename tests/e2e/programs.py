@@ -48,7 +48,7 @@ def wait_for(path: str) -> str:
 
 
 def stubborn() -> None:
-    """Ignore SIGTERM, with a child and a grandchild that do too; then work for ever."""
+    """Ignore SIGTERM, with a child and a grandchild that do too, the latter without any variable; then work for ever."""
     import os
     import signal
     import subprocess
@@ -61,7 +61,7 @@ def stubborn() -> None:
         [
             "/bin/sh",
             "-c",
-            "trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000",
+            "trap '' TERM; (trap '' TERM; setsid env -i sleep 1000) & sleep 1000",
         ]
     )
     if os.environ["RANK"] == os.environ.get("FAILS"):

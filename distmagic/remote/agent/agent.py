@@ -260,10 +260,6 @@ class Agent:
                 *(self.run_dir / name for name in in_run_dir),
             ]
         )
-        with contextlib.suppress(OSError):
-            processes.note_all(
-                processes.descendants(os.getpid()), self.run_dir / places.STARTED
-            )
         environments.touch_own()
         if self.start.work is not None:
             work_dirs.touch(

@@ -42,6 +42,7 @@ def serve(
     # Where this job was begun from within a rank of another one.
     os.environ.pop("DISTMAGIC_WORKER", None)
     processes.become_subreaper()
+    processes.mark_by_limit(start.job)
     agent = Agent(start, listener, time.monotonic, devices)
     signal.signal(signal.SIGTERM, lambda *_: setattr(agent, "got_sigterm", True))
     # A handler, so that the signal writes to the wakeup descriptor.

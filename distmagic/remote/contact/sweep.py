@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
-from collections.abc import Iterable
-from pathlib import Path
 
 from distmagic.remote.records import listing, places
 from distmagic.remote.system import processes
@@ -28,20 +25,12 @@ def sweep_node(job: str, node_rank: int | None) -> tuple[str, ...]:
     ]
     spared = [agent for folder, agent in noted.items() if agent and folder != own_dir]
     spared += _others_on_record(job, node_rank)
-    _end_noted(deserted)
     left = processes.sweep(job, spared=spared)
     for folder in deserted:
         shutil.rmtree(folder, ignore_errors=True)
     return tuple(
         f"{process.name} (pid {process.pid}, state {process.state})" for process in left
     )
-
-
-def _end_noted(folders: Iterable[Path]) -> None:
-    """End what the agents of these folders, which are gone, had noted: not all of it has the job's mark."""
-    for folder in folders:
-        for process in processes.noted_all(folder / places.STARTED):
-            processes.send(process, signal.SIGKILL)
 
 
 def _others_on_record(job: str, node_rank: int | None) -> list[processes.ProcessInfo]:
@@ -67,7 +56,6 @@ def sweep_dead() -> None:
             processes.has_role(process, "agent") for process in processes.marked(job)
         ):
             continue  # the agent lives: a cleaner of /tmp has removed its socket
-        _end_noted(folders)
         processes.sweep(job, timeout_s=1.0)
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)

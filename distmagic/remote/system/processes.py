@@ -1,14 +1,17 @@
 """Processes as /proc shows them: reading, finding, waiting for, signalling and ending those of a job. Linux only.
 
 A process is identified by its pid and its start time, so that no signal reaches another process that was given the same
-pid later. Every process of a job has `DISTMAGIC_JOB` in its environment; by that mark `sweep` finds those that a killed
-agent has left behind.
+pid later. Every process of a job has `DISTMAGIC_JOB` in its environment, and a limit that stands for the job: by either
+mark `sweep` finds those that a killed agent has left behind, daemons without variables among them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import hashlib
 import os
+import resource
 import select
 import signal
 import sys
@@ -18,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "DISTMAGIC_JOB"
+# Of locks, which Linux has not counted since version 2.4; children have it from their parents, whatever they change.
+_RLIMIT_LOCKS = 10
+_LIMIT_OF_LOCKS = b"Max file locks "  # a line of /proc/PID/limits
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -205,7 +211,6 @@ def marked(job: str, spared: Sequence[ProcessInfo] = ()) -> tuple[ProcessInfo, .
 
     This process and its ancestors are left out, and so are those that are `spared`, with their descendants.
     """
-    mark = f"{MARK}={job}\0".encode()
     table = everything()
     others = _ancestors()
     for one in spared:
@@ -217,8 +222,19 @@ def marked(job: str, spared: Sequence[ProcessInfo] = ()) -> tuple[ProcessInfo, .
         for process in table
         if process.pid not in others
         and process.state not in "ZX"
-        and mark in _environ(process.pid)
+        and is_marked(process, job)
     )
+
+
+def mark_by_limit(job: str) -> None:
+    """Give this process, and all that it starts from now on, the job's mark that no change of variables takes away."""
+    with contextlib.suppress(OSError, ValueError):  # the user's own limit is lower
+        hard = resource.getrlimit(_RLIMIT_LOCKS)[1]
+        resource.setrlimit(_RLIMIT_LOCKS, (_limit_of(job), hard))
+
+
+def _limit_of(job: str) -> int:
+    return int(hashlib.sha256(job.encode()).hexdigest()[:15], 16)
 
 
 def note(pid: int, path: Path) -> None:
@@ -237,26 +253,6 @@ def noted(path: Path) -> ProcessInfo | None:
     return process if process is not None and process.started == started else None
 
 
-def note_all(processes: Iterable[ProcessInfo], path: Path) -> None:
-    """Write down which processes these are, so that `noted_all` finds them. Raises OSError."""
-    path.write_text("".join(f"{one.pid} {one.started}\n" for one in processes))
-
-
-def noted_all(path: Path) -> tuple[ProcessInfo, ...]:
-    """Return the processes that were written down there and are not gone."""
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, ValueError):
-        return ()
-    found = []
-    for line in lines:
-        pid, _, started = line.partition(" ")
-        process = read(int(pid)) if pid.isdecimal() else None
-        if process is not None and str(process.started) == started:
-            found.append(process)
-    return tuple(found)
-
-
 def has_role(process: ProcessInfo, role: str) -> bool:
     """Whether a process was started as this role of a bundle, or shows it (see process_title.py)."""
     try:
@@ -273,8 +269,19 @@ def has_role(process: ProcessInfo, role: str) -> bool:
 
 
 def is_marked(process: ProcessInfo, job: str) -> bool:
-    """Whether a process has the job's mark."""
-    return f"{MARK}={job}\0".encode() in _environ(process.pid)
+    """Whether a process of this user has one of the job's two marks."""
+    folder = f"/proc/{process.pid}"
+    try:
+        if os.stat(folder).st_uid != os.getuid():
+            return False
+        with open(f"{folder}/environ", "rb") as file:
+            if f"{MARK}={job}\0".encode() in file.read() + b"\0":
+                return True
+        with open(f"{folder}/limits", "rb") as file:
+            _, _, limit = file.read().partition(_LIMIT_OF_LOCKS)
+    except OSError:
+        return False  # it has ended meanwhile, or may not be read
+    return limit.split()[:1] == [b"%d" % _limit_of(job)]
 
 
 def _ancestors() -> set[int]:
@@ -286,16 +293,6 @@ def _ancestors() -> set[int]:
         process = read(pid)
         pid = process.parent if process else 0
     return found
-
-
-def _environ(pid: int) -> bytes:
-    try:
-        if os.stat(f"/proc/{pid}").st_uid != os.getuid():
-            return b""
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read() + b"\0"
-    except OSError:
-        return b""  # it has ended meanwhile, or may not be read
 
 
 def sweep(

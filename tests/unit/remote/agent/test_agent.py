@@ -521,18 +521,6 @@ def test_the_sockets_look_used_to_a_cleaner_of_tmp(node: Node) -> None:
     assert all(time.time() - path.stat().st_mtime < 1000 for path in paths)
 
 
-def test_what_a_job_has_started_is_noted(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A daemon without variables has no mark of the job, should the agent be killed."""
-    own = processes.read(os.getpid())
-    assert own is not None
-    node.tree = (own,)
-    node.step(31.0)
-    assert processes.noted_all(node.agent.run_dir / places.STARTED) == (own,)
-    node.tree = ()
-
-
 @pytest.mark.parametrize("removed", ["", "readers", "ranks", "pid"])
 def test_what_a_cleaner_of_tmp_has_removed_is_made_anew(
     node: Node, removed: str

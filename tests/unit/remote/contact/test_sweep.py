@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +15,18 @@ import pytest
 from distmagic.remote.contact import sweep
 from distmagic.remote.records import places
 from distmagic.remote.system import processes
+from tests import REPOSITORY
+from tests.lab import wait_until
 
 _JOB = f"swept-{os.getpid()}"
+# A rank whose agent is killed: what it leaves has no variables, and a session of its own.
+_RANK = """
+import subprocess, sys
+from distmagic.remote.system import processes
+processes.mark_by_limit(sys.argv[1])
+child = subprocess.Popen(["sleep", "1000"], env={}, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(child.pid)
+"""
 
 
 @pytest.fixture
@@ -27,49 +38,53 @@ def deserted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+Start = Callable[[str], processes.ProcessInfo]
+
+
 @pytest.fixture
-def daemon() -> Iterator[subprocess.Popen[bytes]]:
-    """A process without variables, in a session of its own: nothing of it says whose it is."""
-    child = subprocess.Popen(["sleep", "1000"], env={}, start_new_session=True)
-    yield child
-    child.kill()
-    child.wait()
+def start() -> Iterator[Start]:
+    """Has a job leave a daemon that nothing but the job's limit tells from any other process."""
+    started = []
+
+    def leave(job: str) -> processes.ProcessInfo:
+        argv = [sys.executable, "-c", _RANK, job]
+        done = subprocess.run(argv, check=True, cwd=REPOSITORY, capture_output=True)
+        daemon = processes.read(int(done.stdout))
+        assert daemon is not None
+        started.append(daemon)
+        return daemon
+
+    yield leave
+    for daemon in started:
+        processes.send(daemon, 9)
+
+
+def is_there(process: processes.ProcessInfo) -> bool:
+    now = processes.read(process.pid)
+    return now is not None and now.started == process.started and now.state not in "ZX"
 
 
 @pytest.mark.parametrize(
     "come",
     [sweep.sweep_dead, lambda: sweep.sweep_node(_JOB, 0), lambda: sweep.sweep_node(_JOB, None)],
 )  # fmt: skip
-def test_a_daemon_without_variables_ends_with_what_its_agent_noted(
-    deserted: Path, daemon: subprocess.Popen[bytes], come: Callable[[], object]
+def test_a_daemon_without_variables_ends_with_its_job(
+    deserted: Path, start: Start, come: Callable[[], object]
 ) -> None:
-    own = processes.read(daemon.pid)
-    assert own is not None
-    processes.note_all((own,), deserted / places.STARTED)
+    daemon, of_another = start(_JOB), start(f"{_JOB}-not")
     os.utime(deserted, (time.time() - 60,) * 2)
     come()
-    assert daemon.wait(20) == -9
+    wait_until(lambda: not is_there(daemon), "its end")
+    assert is_there(of_another)
     assert not deserted.exists()
 
 
-def test_a_process_that_has_a_number_of_before_is_left_alone(
-    deserted: Path, daemon: subprocess.Popen[bytes]
+def test_what_an_agent_that_lives_has_started_goes_on(
+    deserted: Path, start: Start
 ) -> None:
-    (deserted / places.STARTED).write_text(f"{daemon.pid} 1\nno number\n")
-    os.utime(deserted, (time.time() - 60,) * 2)
-    sweep.sweep_dead()
-    assert daemon.poll() is None
-    assert not deserted.exists()
-
-
-def test_what_an_agent_that_lives_has_noted_goes_on(
-    deserted: Path, daemon: subprocess.Popen[bytes]
-) -> None:
-    own = processes.read(daemon.pid)
-    assert own is not None
-    processes.note_all((own,), deserted / places.STARTED)
+    daemon = start(_JOB)
     listener = places.reader_listener(deserted)
     os.utime(deserted, (time.time() - 60,) * 2)
     sweep.sweep_dead()
-    assert daemon.poll() is None
+    assert is_there(daemon)
     listener.close()

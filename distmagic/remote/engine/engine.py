@@ -94,8 +94,7 @@ def main(argv: list[str]) -> None:
     args = parse_args(argv)
     if args.rdzv_backend == "c10d":
         meeting.count_by_own_clock()
-        if int(args.max_restarts) > 0:
-            follow_rounds(is_elastic=":" in args.nnodes)
+        follow_rounds(is_elastic=":" in args.nnodes)
     # torchrun would make a directory in /tmp and leave it there.
     args.log_dir = os.path.join(os.path.dirname(_from_agent("socket")), "torchrun")
     os.mkdir(args.log_dir, 0o700)

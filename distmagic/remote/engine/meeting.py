@@ -9,6 +9,7 @@ has itself seen a time change, by a clock that nobody can set.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -24,18 +25,24 @@ class SteadyTime:
         """Return the time in UTC."""
         return cls._began + timedelta(seconds=time.monotonic() - cls._began_s)
 
+    @classmethod
+    def utcnow(cls) -> datetime:
+        """Return the time in UTC without its zone, as torch 2.4 has all of its times."""
+        return cls.now().replace(tzinfo=None)
+
 
 class SeenTimes:
     """When this node has seen the times of a common state change. They are of other clocks, and say nothing else."""
 
-    def __init__(self, last_call: timedelta) -> None:
+    def __init__(self, last_call: timedelta, now: Callable[[], datetime]) -> None:
         self._last_call = last_call
+        self._now = now
         self._beats: dict[object, tuple[datetime, datetime]] = {}  # written, seen
         self._deadline: datetime | None = None
 
     def beats(self, written: dict[object, datetime]) -> dict[object, datetime]:
         """Return for each node when its latest heartbeat was seen here, by the clock here."""
-        now = SteadyTime.now()
+        now = self._now()
         self._beats = {
             node: self._beats[node]
             if node in self._beats and self._beats[node][0] == at
@@ -49,7 +56,7 @@ class SeenTimes:
         if written is None:
             self._deadline = None
         elif self._deadline is None:
-            self._deadline = SteadyTime.now() + self._last_call
+            self._deadline = self._now() + self._last_call
         return self._deadline
 
 
@@ -61,12 +68,12 @@ def count_by_own_clock() -> None:
     remove_dead = getattr(holder, "_sanitize", None)
     if remove_dead is None or not hasattr(dynamic_rendezvous, "datetime"):
         return
-    if "utcnow" in remove_dead.__code__.co_names:
-        return  # torch 2.4: its times have no zone
+    has_zones = "utcnow" not in remove_dead.__code__.co_names
+    now = SteadyTime.now if has_zones else SteadyTime.utcnow
 
     def remove_silent(self: Any) -> None:
         if not hasattr(self, "seen_times"):
-            self.seen_times = SeenTimes(self._settings.timeout.last_call)
+            self.seen_times = SeenTimes(self._settings.timeout.last_call, now)
         state = self._state
         written = state.last_heartbeats
         state.last_heartbeats = self.seen_times.beats(written)

@@ -33,9 +33,16 @@ steady, wall = time.monotonic, datetime
 time.monotonic = lambda: steady() + passed_s
 other = torchs._NodeDesc("far", 1, 0)
 ahead = timedelta(seconds=float(sys.argv[1]))
+now = lambda: wall.now(timezone.utc)
+if sys.argv[3] == "torch 2.4":
+    text = open(torchs.__file__).read()
+    exec(text.replace("datetime.now(timezone.utc)", "datetime.utcnow()"), vars(torchs))
+    other = torchs._NodeDesc("far", 1, 0)
+    now = wall.utcnow
 if sys.argv[2] == "ours":
     meeting.count_by_own_clock()
 
+steady_now = meeting.SteadyTime.now if now().tzinfo else meeting.SteadyTime.utcnow
 store = Store()
 timeout = torchs.RendezvousTimeout(last_call=timedelta(seconds=5))
 settings = torchs.RendezvousSettings("j", 2, 3, timeout, timedelta(seconds=1), 5)
@@ -44,8 +51,8 @@ here = torchs._BackendRendezvousStateHolder(store, settings, cache_duration=0)
 def written(beat, deadline=None):
     state = torchs._RendezvousState()
     state.participants[other] = 0
-    state.last_heartbeats[other] = wall.now(timezone.utc) + ahead + timedelta(seconds=beat)
-    state.deadline = deadline and wall.now(timezone.utc) + ahead + timedelta(seconds=deadline)
+    state.last_heartbeats[other] = now() + ahead + timedelta(seconds=beat)
+    state.deadline = deadline and now() + ahead + timedelta(seconds=deadline)
     store.bits = pickle.dumps(state)
 
 def is_there():
@@ -63,11 +70,11 @@ passed_s += 2.0
 print("silent", is_there())
 written(9, deadline=5)
 here.sync()
-print("waits", here.state.deadline > torchs.datetime.now(timezone.utc))
+print("waits", here.state.deadline > steady_now())
 passed_s += 6.0
 written(10, deadline=5)
 here.sync()
-print("waits", here.state.deadline > torchs.datetime.now(timezone.utc))
+print("waits", here.state.deadline > steady_now())
 """
 RIGHT = [
     *["beats True", "written back True"] * 3,
@@ -77,13 +84,19 @@ RIGHT = [
 ]
 
 
-@pytest.mark.parametrize("ahead_s", [-3600, -5, 0, 5, 3600])
+@pytest.mark.parametrize(
+    ("ahead_s", "torch"),
+    [
+        *((ahead_s, "this torch") for ahead_s in (-3600, -5, 0, 5, 3600)),
+        *((ahead_s, "torch 2.4") for ahead_s in (-5, 5)),
+    ],
+)
 def test_a_node_is_dead_when_nothing_is_heard_of_it_and_not_by_its_clock(
-    torch_forks: Forks, tmp_path: Path, ahead_s: int
+    torch_forks: Forks, tmp_path: Path, ahead_s: int, torch: str
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    done = torch_forks.run(program, str(ahead_s), "ours")
+    done = torch_forks.run(program, str(ahead_s), "ours", torch)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.decode().splitlines() == RIGHT
 
@@ -101,7 +114,7 @@ def test_a_clock_that_is_set_does_not_change_the_steady_time(
 
 
 def test_the_wait_for_one_more_node_begins_anew_with_each_round() -> None:
-    seen = SeenTimes(timedelta(seconds=5))
+    seen = SeenTimes(timedelta(seconds=5), SteadyTime.now)
     first = seen.deadline(SteadyTime.now())
     assert seen.deadline(SteadyTime.now() + timedelta(days=1)) == first
     assert seen.deadline(None) is None

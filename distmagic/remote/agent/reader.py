@@ -9,6 +9,7 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
 
 _CHUNK_BYTES = 256 << 10
+_TURN_BYTES = 1 << 20  # to one reader in one turn: the agent has other duties
 
 
 class Reader:
@@ -54,11 +55,12 @@ class Reader:
         return found
 
     def send(self, journal: Journal, now: float) -> None:
-        """Send as much of the journal as the connection takes without blocking.
+        """Send as much of the journal as the connection takes without blocking, and as a turn has time for.
 
         Raises OSError where the journal can't be read.
         """
-        while self.is_open:
+        left = _TURN_BYTES
+        while self.is_open and left > 0:
             if (
                 not self._unsent
                 and self._cursor is not None
@@ -77,6 +79,7 @@ class Reader:
                 return
             self._progress_at = now
             self._unsent = self._unsent[sent:]
+            left -= sent
 
     def is_stalled(self, now: float, after_s: float) -> bool:
         """Whether there are bytes to send, and it has taken none for this long."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import faults
-from tests.e2e.fault_table import TABLE
+from tests.e2e.fault_table import CLOCKS, TABLE
 from tests.e2e.faults import Fault
 from tests.lab import Lab
 
@@ -31,7 +31,7 @@ FIRST = {fault.process: fault for fault in reversed(TABLE)}
             id=fault.name,
             marks=PROMISE if fault is FIRST[fault.process] else (),
         )
-        for fault in TABLE
+        for fault in (*TABLE, *CLOCKS)
     ],
 )
 def test_one_fault(lab: Lab, fault: Fault) -> None:

@@ -1,10 +1,17 @@
-"""Every use of the time of day, and why it may be one: a clock that can be set counts no lease, no age and no wait."""
+"""Every use of time, and why it may be that one: of the time of day, of a file's date, of the clock that nobody can set.
+
+The time of day can be set, so it counts no lease, no age and no wait. A file's date is of the clock of its file system,
+which for a home on a file server is the server's. The clock that nobody can set stands still in a suspend: what has to
+count a sleep of the machine is `processes.up_s`.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections import Counter
+import re
 from collections.abc import Iterator
+
+import pytest
 
 from tests import REPOSITORY
 
@@ -37,7 +44,7 @@ REASONS = {
     (
         "remote/records/listing.py",
         "time.time",
-    ): "the date at which a job began, for people and for the order of a list",
+    ): "the date at which a job began, against which the same host tells how long ago that was of one that has ended",
     (
         "remote/records/places.py",
         "time.time",
@@ -53,27 +60,163 @@ REASONS = {
 }
 
 
-def uses() -> Iterator[tuple[str, str]]:
-    """Yield (file, what it calls) of each use of the time of day."""
+# Files, and what their dates are held against.
+_AS_IT_WAS = "only whether it is another date than before: no age"
+_OF_THE_HOME = "against places.now_at: the clock that dates the home's files"
+FILE_DATES = {
+    "transports/ssh/known_hosts.py": _AS_IT_WAS,
+    "transports/ssh/config_lines.py": _AS_IT_WAS,
+    "transports/ssh/config.py": _AS_IT_WAS,
+    "payload/bundle.py": _AS_IT_WAS,
+    "remote/records/work_sync.py": f"{_AS_IT_WAS}; of incoming folders {_OF_THE_HOME}",
+    "remote/contact/template_client.py": _AS_IT_WAS,
+    "remote/contact/file_exchange.py": _AS_IT_WAS,
+    "inside/shared_home.py": _OF_THE_HOME,
+    "remote/records/work_dirs.py": _OF_THE_HOME,
+    "remote/records/expiry.py": _OF_THE_HOME,
+    "remote/records/environments.py": _OF_THE_HOME,
+    "remote/records/places.py": f"what now_at is; in /tmp {REASONS[('remote/records/places.py', 'time.time')]}",
+    "remote/records/listing.py": "the dates of two files of one folder: how long a job ran that has ended",
+    "remote/records/found_files.py": "told as it is, and given to the file that is fetched",
+    "connection/requests/remote_files.py": f"of the host's: {_AS_IT_WAS}; of this machine's files against this "
+    "machine's own time when the run began",
+}
+_WAIT = (
+    "how long this process waits for something: nobody waits while the machine sleeps"
+)
+_PACE = "how often something is done, told or looked at"
+_TOOK = "how long something took, for people or to be compared: the machine was at work"
+_LEASE = "a lease that is renewed each few seconds: while its host sleeps neither ranks run nor can it be renewed"
+STEADY = {
+    "runner/interrupts.py": "whether two signals are one",
+    "runner/run_loop.py": f"the clock of a run; {_WAIT}",
+    "runner/launch.py": "the clock of a run",
+    "runner/prepare.py": "two looks in a row, between which a host has told its time of day",
+    "runner/delivery.py": _PACE,
+    "systems/sing/sing_entry.py": _WAIT,
+    "exports/on_nodes/run_node.py": _WAIT,
+    "systems/osmo/start_ranks.py": _WAIT,
+    "transports/ssh/deadline.py": _WAIT,
+    "systems/slurm/srun.py": _WAIT,
+    "systems/slurm/queue.py": "how old an answer of Slurm is: after a sleep one that is older is asked anew at its next turn",
+    "systems/slurm/allocation.py": f"{_WAIT}; {_PACE}",
+    "systems/skypilot/sky.py": _WAIT,
+    "inside/proof.py": _WAIT,
+    "inside/arrivals.py": "since when a node is gone: the wait for it is that of meeting.py",
+    "inside/meeting.py": _WAIT,
+    "inside/following.py": _WAIT,
+    "systems/osmo/workflow.py": "the clock of a run",
+    "session/background.py": _WAIT,
+    "remote/records/work_dirs.py": _WAIT,
+    "remote/records/expiry.py": _WAIT,
+    "remote/records/found_files.py": _WAIT,
+    "remote/agent/main.py": f"the clock of an agent. {_LEASE}",
+    "remote/engine/meeting.py": "what has passed since this process began, in place of torch's time of day",
+    "remote/engine/engine.py": _WAIT,
+    "remote/engine/rank_fork_server.py": _WAIT,
+    "remote/rank/rich_bars.py": _PACE,
+    "remote/rank/report.py": f"{_PACE}; when a rank reported, since it began",
+    "remote/rank/outbox.py": _WAIT,
+    "remote/contact/task.py": _PACE,
+    "remote/contact/relay.py": _PACE,
+    "remote/contact/environment_sync.py": f"{_PACE}; {_TOOK}",
+    "remote/contact/blob_server.py": _WAIT,
+    "remote/contact/blob_receiver.py": _PACE,
+    "remote/contact/mutual_tls.py": _WAIT,
+    "remote/contact/template.py": _LEASE,
+    "remote/keeper/hold.py": "how long no job was on a node of a cluster, which does not sleep",
+    "remote/keeper/keeper.py": _LEASE,
+    "remote/keeper/usher.py": _WAIT,
+    "remote/system/processes.py": _WAIT,
+    "remote/system/hardware.py": "how much was done between two looks",
+    "connection/requests/progress_line.py": f"{_PACE}; {_TOOK}",
+    "connection/time_limits.py": _WAIT,
+    "connection/idle_links.py": _WAIT,
+    "playground/server.py": _WAIT,
+    "screens/announcing.py": _PACE,
+}
+# What counts a sleep of the machine, too.
+UP = {
+    "systems/skypilot/cluster.py": "how long a cluster is held, which goes on while this machine sleeps",
+    "remote/system/device_claims.py": "the order of those that wait, and since when",
+    "remote/system/processes.py": "how old a process is: the kernel counts its start so",
+}
+IN_THE_PAGE = {
+    "view.js": "when this page heard last, for people, by the clock of the reader",
+    "channel.js": "the date that Jupyter's messages have",
+}
+
+
+def names() -> Iterator[tuple[str, str]]:
+    """Yield (file, name, with what it is of) of each name that the package has."""
     for path in sorted(PACKAGE.rglob("*.py")):
+        file = path.relative_to(PACKAGE).as_posix()
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and isinstance(
-                node.value, ast.Name | ast.Attribute
-            ):
-                owner = (
-                    node.value.id
-                    if isinstance(node.value, ast.Name)
-                    else node.value.attr
-                )
-                if f"{owner}.{node.attr}" in _OF_DAY:
-                    yield path.relative_to(PACKAGE).as_posix(), f"{owner}.{node.attr}"
-            if isinstance(node, ast.ImportFrom) and node.module == "time":
-                yield path.relative_to(PACKAGE).as_posix(), "from time import"
+            if isinstance(node, ast.Attribute):
+                owner = node.value
+                if isinstance(owner, ast.Attribute):
+                    yield file, f"{owner.attr}.{node.attr}"
+                elif isinstance(owner, ast.Name):
+                    yield file, f"{owner.id}.{node.attr}"
+                else:
+                    yield file, f".{node.attr}"
+            elif isinstance(node, ast.Name):
+                yield file, node.id
+            elif isinstance(node, ast.ImportFrom) and node.module == "time":
+                yield file, "from time import"
+
+
+NAMES = set(names())
+
+
+def files_with(*ends: str) -> set[str]:
+    return {file for file, name in NAMES if name.rpartition(".")[2].startswith(ends)}
 
 
 def test_each_use_of_the_time_of_day_has_a_reason() -> None:
-    found = Counter(uses())
-    assert set(found) - set(REASONS) == set(), (
+    found = {
+        (file, name)
+        for file, name in NAMES
+        if name in _OF_DAY or name == "from time import"
+    }
+    assert found - set(REASONS) == set(), (
         "a clock that can be set: time.monotonic, processes.up_s or places.now_at"
     )
-    assert set(REASONS) - set(found) == set(), "uses that are gone"
+    assert set(REASONS) - found == set(), "uses that are gone"
+
+
+@pytest.mark.parametrize(
+    ("ends", "reasons"),
+    [
+        (("st_mtime", "st_ctime", "st_atime", "getmtime", "getctime"), FILE_DATES),
+        (("monotonic", "perf_counter"), STEADY),
+        (("up_s", "clock_gettime"), UP),
+    ],
+)
+def test_each_use_of_another_time_has_a_reason(
+    ends: tuple[str, ...], reasons: dict[str, str]
+) -> None:
+    assert files_with(*ends) ^ set(reasons) == set()
+
+
+def test_each_use_of_time_in_the_page_has_a_reason() -> None:
+    page = PACKAGE / "screens" / "page"
+    found = {
+        path.name
+        for path in page.rglob("*.js")
+        if re.search(r"\bDate\b|performance\.now|timeOrigin", path.read_text())
+    }
+    assert found ^ set(IN_THE_PAGE) == set()
+
+
+def test_no_shell_on_a_host_reads_a_clock() -> None:
+    """No script that travels asks `date`, whose answer can be set."""
+    found = [
+        path.relative_to(PACKAGE).as_posix()
+        for path in sorted(PACKAGE.rglob("*"))
+        if path.suffix in (".py", ".sh")
+        and re.search(
+            r"\bdate [+-]|\$\(date\)|EPOCHSECONDS|\bSECONDS=", path.read_text()
+        )
+    ]
+    assert found == []

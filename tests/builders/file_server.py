@@ -7,16 +7,21 @@ import errno
 import fcntl
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 _BY_PATH = (
-    "open stat lstat mkdir listdir scandir utime unlink remove rename replace rmdir chmod truncate symlink link readlink"
+    "open stat lstat mkdir listdir scandir utime unlink remove rename replace rmdir chmod truncate symlink link readlink "
+    "access statvfs"
 )  # fmt: skip
-_BY_DESCRIPTOR = "close write fstat ftruncate"
+_BY_DESCRIPTOR = (
+    "close write pwrite read pread lseek fstat ftruncate fsync fchmod sendfile"
+)
+# Of a file that `open` returns; what it holds back is written when it is closed, and then the server says no.
+_OF_FILES = "close write flush read readline readlines seek truncate"
 ERRORS = (errno.ESTALE, errno.EDQUOT, errno.EIO, errno.ENOSPC)
 
 
@@ -57,21 +62,31 @@ class FileServer:
         real = getattr(module, name)
 
         def call(*args: Any, **more: Any) -> Any:
-            if not args or not is_there(args[0]):
-                return real(*args, **more)
-            number = self.calls
-            self.calls += 1
-            fails = self._at >= 0 and (
-                number == self._at or (self._stays and number > self._at)
-            )
-            if not fails:
+            folder = more.get("dir_fd")
+            if folder is not None:
+                is_below = self._is_descriptor(folder)
+            else:
+                is_below = bool(args) and is_there(args[0])
+            if not is_below:
                 return real(*args, **more)
             if name == "close":
                 real(*args, **more)  # the descriptor is gone, whatever the server says
-            self.failed.append(f"{name} {args[0]}")
-            raise OSError(self._error, os.strerror(self._error), str(args[0]))
+                self.pass_or_fail(name, args[0])
+                return None
+            self.pass_or_fail(name, args[0])
+            made = real(*args, **more)
+            return _File(self, made) if hasattr(made, "readline") else made
 
         monkeypatch.setattr(module, name, call)
+
+    def pass_or_fail(self, name: str, of: object) -> None:
+        """Count a call; raise the error if it is one that fails."""
+        number = self.calls
+        self.calls += 1
+        fails = number == self._at or (self._stays and number > self._at)
+        if self._at >= 0 and fails:
+            self.failed.append(f"{name} {of}")
+            raise OSError(self._error, os.strerror(self._error), str(of))
 
     def _is_path(self, path: Any) -> bool:
         if isinstance(path, int):
@@ -84,6 +99,39 @@ class FileServer:
             return _readlink(f"/proc/self/fd/{number}").startswith(self.home)
         except OSError:
             return False
+
+
+class _File:
+    """A file that `open` has returned: each call of it may fail, and it is closed all the same."""
+
+    def __init__(self, server: FileServer, file: Any) -> None:
+        self._server, self._file = server, file
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._file, name)
+        if name not in _OF_FILES.split():
+            return real
+
+        def call(*args: Any) -> Any:
+            if name == "close":
+                if not self._file.closed:
+                    real()
+                    self._server.pass_or_fail("file.close", self._file.name)
+                return None
+            self._server.pass_or_fail(f"file.{name}", self._file.name)
+            return real(*args)
+
+        return call
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        self._server.pass_or_fail("file.__iter__", self._file.name)
+        return iter(self._file)
 
 
 _readlink = os.readlink

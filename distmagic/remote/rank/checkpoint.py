@@ -138,7 +138,8 @@ def load(path: str | os.PathLike[str]) -> Any:
 
     content: Any = None
     own = None
-    if os.path.exists(path):
+    # Not `exists`: a file that can't be seen just now is no beginning from nothing.
+    with contextlib.suppress(FileNotFoundError):
         content = torch.load(path, map_location="cpu", weights_only=True)
         own = Snapshot(
             step=content[_STEP], job=content.get(_JOB, ""), host=os.uname().nodename

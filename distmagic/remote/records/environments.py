@@ -155,7 +155,7 @@ def begin(digest: str) -> Environment:
 def check_name(name: str) -> None:
     """Raise FileExistsError where something else than one of our links has this name."""
     path = root() / name
-    if os.path.lexists(path) and not _is_link_of_ours(path):
+    if places.file_type(path) and not _is_link_of_ours(path):
         raise FileExistsError(
             f"{path} is there, and not from env sync: move it away, or choose another --name"
         )
@@ -197,7 +197,7 @@ def remove(path: Path) -> None:
         Environment(path=path)._lock.unlink(missing_ok=True)  # noqa: SLF001
     for link in root().glob("[!.]*"):
         with contextlib.suppress(OSError):
-            if _is_link_of_ours(link) and not link.exists():
+            if _is_link_of_ours(link) and not places.file_type(link.resolve()):
                 link.unlink(missing_ok=True)
 
 

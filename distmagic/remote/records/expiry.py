@@ -40,7 +40,9 @@ def tidy() -> None:
     if not home.is_dir():
         return
     now = places.now_at(home)
-    was_here_s, came_back_s = _changed_s(home / _HERE), _changed_s(home / _CAME_BACK)
+    # Where the first is gone, somebody was here when the latest job began.
+    was_here_s = _changed_s(home / _HERE) or _changed_s(home / "jobs")
+    came_back_s = _changed_s(home / _CAME_BACK)
     if 0 <= now - was_here_s < _TIDY_S:
         return
     was_away = 0 < was_here_s < now - KEPT_DAYS * 86400

@@ -98,6 +98,17 @@ def lock(file: IO[bytes], how: int) -> None:
             raise
 
 
+def file_type(path: Path) -> int:
+    """Return what is at a path, as `stat.S_IFMT` tells; 0 where nothing is.
+
+    Raises OSError where that can't be seen just now: `exists` and its like say that nothing is there, and it is replaced.
+    """
+    try:
+        return stat.S_IFMT(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
 def now_at(folder: Path) -> float:
     """Return the time by the clock that dates a folder's files: of a home on a file server that of the server.
 
@@ -212,8 +223,6 @@ READERS = "readers"  # the socket in a run directory to which contacts connect
 RANKS = "ranks"  # that to which ranks connect
 # How many connections may wait at either socket while its process loads torch. Each look whether it listens is one too.
 BACKLOG = 1024
-# What an agent's job has started, as of its latest duty: a daemon with an empty environment has no mark of the job.
-STARTED = "started"
 PID = (
     "pid"  # in both: number and start time of the process that the directory belongs to
 )

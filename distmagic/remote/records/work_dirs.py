@@ -6,7 +6,8 @@
         owners                        who began the jobs that have used it, a line each
         files.json                    what was brought last, by path, and how each file looked when it was written
         fresh                         the job for which it was emptied last
-        users/JOB.NODE.HOST           a job that uses it, and since when; its agent touches this file, and removes it
+        users/JOB.NODE.HOST           a job that uses it, since when, and whether its files are there; its agent touches this
+                                      file, and removes it
         lock
 
 Homes are often shared between hosts, and a host may run several nodes: all of them may come here at once. So a directory
@@ -36,6 +37,7 @@ from distmagic.remote.records.work_sync import FileSync, last_brought
 from distmagic.remote.wire.protocol import KeptWorkDir, WorkDir
 
 _SETTLING_S = 20.0  # from the mark of a job to the socket of its agent
+_COMING, _READY = "coming", "ready"  # what is in a mark: whether the files are there
 _TOUCHED_S = 120.0  # agents touch their mark four times in that time
 _NAMED_AT_MOST = 3
 _NAME_CHARS = 200
@@ -65,17 +67,21 @@ def prepare(work: WorkDir, job: str, node_rank: int, owner: str = "") -> Prepare
         directory = None
         for mark in places.matching(root(), f".*/users/{job}.*"):
             # Another node of the same job has made it ready.
-            directory = _Directory(path=root() / mark.parent.parent.name[1:])
+            with contextlib.suppress(FileNotFoundError):
+                if mark.read_text().endswith(_READY):
+                    directory = _Directory(path=root() / mark.parent.parent.name[1:])
         if directory is None:
-            directory, notice = _free_directory(work, job)
-            directory.belongs_to(work.origin, owner)
-            # Else all is there, and nothing may change under the job that runs.
-            if not directory.users(job):
-                changed = directory.bring(work, job)
-                notice = "; ".join(
-                    text for text in (notice, _in_words(changed)) if text
-                )
-        directory.mark(job, node_rank).write_text(str(places.now_at(root())))
+            directory, notice = _free_directory(work, job, node_rank)
+            with _left_where_it_fails(directory.path, job, node_rank):
+                directory.belongs_to(work.origin, owner)
+                # Else all is there, and nothing may change under the job that runs.
+                if not directory.users(job):
+                    changed = directory.bring(work, job)
+                    notice = "; ".join(
+                        text for text in (notice, _in_words(changed)) if text
+                    )
+        with _left_where_it_fails(directory.path, job, node_rank):
+            directory.mark(job, node_rank, _READY)
     if work.inside:
         (directory.path / work.inside).mkdir(parents=True, exist_ok=True)
     return Prepared(path=directory.path, notice=notice)
@@ -86,13 +92,23 @@ def touch(path: Path, job: str, node_rank: int) -> None:
     with contextlib.suppress(OSError):
         directory = _Directory(path=path)
         places.touch([directory.about])
-        directory.mark(job, node_rank).touch()  # it may be gone with all the rest
+        directory.mark_of(job, node_rank).touch()  # it may be gone with all the rest
 
 
 def leave(path: Path, job: str, node_rank: int) -> None:
     """Note that a node of a job no longer uses its working directory. Errors of the disk are ignored."""
     with contextlib.suppress(OSError):
-        _Directory(path=path).mark(job, node_rank).unlink()
+        _Directory(path=path).mark_of(job, node_rank).unlink()
+
+
+@contextmanager
+def _left_where_it_fails(path: Path, job: str, node_rank: int) -> Iterator[None]:
+    """Have a node use a working directory no longer where the block raises: the next job need not wait for it."""
+    try:
+        yield
+    except BaseException:
+        leave(path, job, node_rank)
+        raise
 
 
 def kept() -> tuple[KeptWorkDir, ...]:
@@ -124,7 +140,7 @@ def expire(now: float, kept_s: float, look_s: float) -> None:
         with contextlib.suppress(OSError):
             if path.name.startswith("."):
                 # What is known of a working directory, which may be gone.
-                is_there = path.with_name(path.name[1:]).exists()
+                is_there = places.file_type(path.with_name(path.name[1:]))
                 if not is_there and now - path.stat().st_mtime > kept_s:
                     shutil.rmtree(path)
             elif now - _Directory(path=path).used_s() > kept_s:
@@ -136,7 +152,7 @@ def remove(name: str) -> int:
     if "/" in name or "\0" in name or name.startswith(".") or not name:
         raise ValueError(f"{name[:80]!r} is no working directory")
     directory = _Directory(path=root() / name)
-    if not directory.path.exists():
+    if not places.file_type(directory.path):
         return 0  # another host of the same home has removed it
     with _locked(directory.about):
         if users := directory.users():
@@ -186,11 +202,16 @@ class _Directory:
                 file.write(origin.encode())
         owners.note(self.about, owner)
 
-    def mark(self, job: str, node_rank: int) -> Path:
+    def mark_of(self, job: str, node_rank: int) -> Path:
         """Return the file that says that a node of a job uses this; its folder is there."""
         folder = self.about / "users"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder / f"{job}.{node_rank}.{places.host_id()}"
+
+    def mark(self, job: str, node_rank: int, state: str) -> None:
+        """Note that a node of a job uses this from now on. Raises OSError."""
+        text = f"{places.now_at(root())} {state}"
+        self.mark_of(job, node_rank).write_text(text)
 
     def bring(self, work: WorkDir, job: str) -> list[str]:
         """Make the directory, and bring the files of a run into it; return what stays. Raises OSError and ValueError."""
@@ -208,7 +229,7 @@ class _Directory:
 
     def used_s(self) -> float:
         """Return when it was used last. Raises OSError."""
-        there = self.about if self.about.is_dir() else self.path
+        there = self.about if places.file_type(self.about) else self.path
         return there.stat().st_mtime
 
     def users(self, but: str = "") -> list[str]:
@@ -239,7 +260,8 @@ def _is_alive(mark: Path, job: str, node: str, host: str) -> bool:
     try:
         if host != places.host_id():
             return now - mark.stat().st_mtime < _TOUCHED_S
-        age_s = now - float(mark.read_text() or 0)
+        since, *_ = mark.read_text().split() or ("0",)
+        age_s = now - float(since)
         if age_s < _SETTLING_S or listing.is_running(job, int(node)):
             return True
         mark.unlink()
@@ -248,8 +270,11 @@ def _is_alive(mark: Path, job: str, node: str, host: str) -> bool:
     return False
 
 
-def _free_directory(work: WorkDir, job: str) -> tuple[_Directory, str]:
-    """Return the first working directory of this name that is free for the run, and what a user should know of it."""
+def _free_directory(work: WorkDir, job: str, node_rank: int) -> tuple[_Directory, str]:
+    """Return the first working directory of this name that is free for the run, and what a user should know of it.
+
+    It is marked before it is looked at: of two hosts that share no locks at least one sees the other.
+    """
     notice = ""
     number = 1
     while True:
@@ -264,7 +289,9 @@ def _free_directory(work: WorkDir, job: str) -> tuple[_Directory, str]:
                     or f"{directory.path} is the working directory of {directory.origin}"
                 )
             continue
-        users = directory.users(job)
+        with _left_where_it_fails(directory.path, job, node_rank):
+            directory.mark(job, node_rank, _COMING)
+            users = directory.users(job)
         if users and (
             work.is_fresh
             or (
@@ -272,6 +299,7 @@ def _free_directory(work: WorkDir, job: str) -> tuple[_Directory, str]:
                 and work.manifest != last_brought(directory.about).manifest
             )
         ):
+            leave(directory.path, job, node_rank)
             notice = (
                 notice
                 or f"job {users[0]} still runs in {directory.path} with other files"

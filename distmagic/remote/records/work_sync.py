@@ -55,7 +55,10 @@ class Brought:
 
 
 def last_brought(about: Path) -> Brought:
-    """Return what was brought last, as `about`, the folder beside the working directory, says; nothing if it can't be read."""
+    """Return what was brought last, as `about`, the folder beside the working directory, says; nothing where that is torn.
+
+    Raises OSError where it can't be read just now: what a run has changed would count as nobody's.
+    """
     try:
         found = json.loads((about / _FILE).read_text())
         return Brought(
@@ -66,7 +69,9 @@ def last_brought(about: Path) -> Brought:
                 path: BroughtFile(*row) for path, row in found.get("coming", {}).items()
             },
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (
+        FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError, AttributeError,
+    ):  # fmt: skip
         return Brought()
 
 
@@ -149,7 +154,9 @@ class FileSync:
             above = [
                 self._path / parent for parent in Path(path).parents if parent.name
             ]
-            is_outside = any(parent.is_symlink() for parent in above)
+            is_outside = any(
+                places.file_type(parent) == stat.S_IFLNK for parent in above
+            )
             if path in listed or not wanted.owns(path) or is_outside:
                 continue
             if self._is_as_brought(path, before):
@@ -185,7 +192,7 @@ class FileSync:
             return
         self._make_folder(inner.rpartition("/")[0])
         path = self._path / inner
-        if path.is_symlink() or (path.exists() and not path.is_dir()):
+        if places.file_type(path) not in (0, stat.S_IFDIR):
             raise _in_the_way(path, "a folder")
         path.mkdir(mode=0o700, exist_ok=True)
         self._safe_folders.add(inner)
@@ -198,9 +205,10 @@ class FileSync:
             here = self._path / path
             if self._target(path) == target:
                 continue
-            if here.is_dir() and not here.is_symlink():
+            there = places.file_type(here)
+            if there == stat.S_IFDIR:
                 raise _in_the_way(here, "a link")
-            if os.path.lexists(here) and not self._is_as_brought(path, before):
+            if there and not self._is_as_brought(path, before):
                 self._stay.append(path)
                 continue
             aside = self._incoming / secrets.token_hex(6)
@@ -237,10 +245,10 @@ class FileSync:
         return rows
 
     def _look(self, path: str) -> list[int]:
-        """Return what changes when somebody writes to a file; [] where it is gone."""
+        """Return what changes when somebody writes to a file; [] where it is gone. Raises OSError."""
         try:
             found = os.lstat(self._path / path)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         return [found.st_mtime_ns, found.st_size, found.st_mode, found.st_ino]
 
@@ -254,7 +262,8 @@ class FileSync:
         path = file.path
         self._make_folder(path.rpartition("/")[0])
         here = self._path / path
-        if here.is_dir() and not here.is_symlink():
+        there = places.file_type(here)
+        if there == stat.S_IFDIR:
             raise _in_the_way(here, "a file")
         mode = 0o700 if file.is_executable else 0o600
         known = before.files.get(path)
@@ -264,7 +273,7 @@ class FileSync:
                     here.chmod(mode)
                 return coming._replace(look=self._look(path))
         elif (
-            os.path.lexists(here)
+            there
             and not self._is_as_brought(path, before)
             and not self._has(path, coming, known)  # another host has just brought it
         ):

@@ -345,11 +345,15 @@ def test_who_comes_seldom_finds_what_the_visit_before_could_have_fetched_gone(
     assert expired == [pytest.approx(time.time() - 18 * DAY_S, abs=60)]
 
 
-def test_a_contact_after_a_holiday_removes_nothing_that_it_came_for(home):
+@pytest.mark.parametrize("has_stamp", [True, False])
+def test_a_contact_after_a_holiday_removes_nothing_that_it_came_for(home, has_stamp):
     job = make(home / "jobs" / "j" / "0-a" / "rank0.result", 0.0)
     for path in (job, job.parent, job.parent.parent):
         os.utime(path, (time.time() - 12 * DAY_S,) * 2)
-    here(11.0)
+    if has_stamp:
+        here(11.0)
+    else:
+        os.utime(home / "jobs", (time.time() - 12 * DAY_S,) * 2)
     expiry.tidy()
     assert job.exists()
     here(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -629,6 +630,47 @@ def test_hosts_of_one_home_whose_locks_are_their_own_share_no_half_file(
             thread.join()
         assert errors == []
         assert len(there(home / "work" / f"t{turn}")) == 100
+
+
+def test_two_jobs_of_hosts_whose_locks_are_their_own_do_not_share_a_directory(
+    project, home, monkeypatch
+):
+    """One comes while the other's files are on their way; a second node of that one brings them as well."""
+    monkeypatch.setattr(work_dirs.fcntl, "flock", lambda *_: None)
+    write(project, a="1")
+    first = work_of(project, home)
+    write(project, a="2")
+    second = work_of(project, home)
+    bring = work_sync.FileSync.bring
+    found: list[Path] = []
+
+    def others_come(self, sha256):
+        with monkeypatch.context() as others:
+            others.setattr(work_sync.FileSync, "bring", bring)
+            others.setattr(places, "host_id", lambda: "another0")
+            found.append(work_dirs.prepare(second, "second", 0).path)
+            found.append(work_dirs.prepare(first, "first", 1).path)
+            assert there(found[1]) == {"a": "1"}
+        return bring(self, sha256)
+
+    monkeypatch.setattr(work_sync.FileSync, "bring", others_come)
+    path = prepared(first, "first", is_over=False)
+    assert [one.name for one in (path, *found)] == ["train", "train-2", "train"]
+    assert (there(path), there(found[0])) == ({"a": "1"}, {"a": "2"})
+
+
+def test_one_whose_files_do_not_come_uses_no_directory(project, home, monkeypatch):
+    write(project, a="1")
+    work = work_of(project, home)
+
+    def fail(*_):
+        raise OSError(errno.EIO, "no")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(work_sync.FileSync, "bring", fail)
+        with pytest.raises(OSError, match="no"):
+            work_dirs.prepare(work, "j", 0)
+    assert list((home / "work" / ".train" / "users").iterdir()) == []
 
 
 def test_ranks_may_begin_in_a_folder_of_it(project, home):

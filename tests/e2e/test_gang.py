@@ -13,7 +13,7 @@ import pytest
 
 import distmagic
 from distmagic.api import session
-from distmagic.errors import Cancelled, NodeLost, RendezvousFailed, WorkerFailed
+from distmagic.errors import RendezvousFailed, WorkerFailed
 from distmagic.planning.jobs import Job, choose
 from distmagic.request.hosts import parse_hosts
 from distmagic.runner.outcome import Detached, Run
@@ -359,19 +359,3 @@ def test_a_flood_at_the_gang_s_port_changes_nothing(lab: Lab) -> None:
     assert sent == 20_000
     assert run.state.phase == "done"
     assert run.state.notices == ()
-
-
-def test_a_lost_host_is_named_to_whoever_watches(lab: Lab) -> None:
-    screen = runner.Watch(lambda state: len(state.workers) == 2, lab.hosts[1].cut)
-    error = runner.failure(
-        lab,
-        "dm1:1,dm2:1",
-        as_value(count),
-        60.0,
-        screen=screen,
-        node_lost_after_s=LOST_S,
-    )
-    assert isinstance(error, NodeLost)
-    assert " dm2: " in error.message
-    assert " dm2 " in error.hint
-    assert not isinstance(error, Cancelled)

@@ -72,17 +72,12 @@ def test_hosts_may_be_named_one_by_one(session):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "said"),
-    [
-        (7, "7 is not a list of hosts."),
-        ({"gpu-a": 4}, "{'gpu-a': 4} is not a list of hosts."),
-        (["gpu-a", 7], "7 is not a host."),
-        (["gpu-a:2", "gpu-a:4"], "gpu-a is listed twice."),
-        (["gpu-a,gpu-b"], "'gpu-a,gpu-b' is not a host."),
-    ],
+    "hosts",
+    [7, {"gpu-a": 4}, ["gpu-a", 7], ["gpu-a:2", "gpu-a:4"], ["gpu-a,gpu-b"]],
+    ids=str,
 )
-def test_what_is_no_list_of_hosts_is_said(session, hosts, said):
-    with pytest.raises(SpecError, match=f"^{re.escape(said)}"):
+def test_what_is_no_list_of_hosts_is_said(session, hosts, golden):
+    with golden.raises(SpecError):
         api.run(len, [], hosts=hosts)
 
 
@@ -102,9 +97,8 @@ def test_of_a_run_that_fails_the_error_is_named_as_what_has_it(session, golden):
         "rank 1 (gpu-a, local_rank 1) returned, but its process failed",
         "Its result is kept: run.results[1]. Its whole output: run.logs(1).",
     )
-    with pytest.raises(WorkerFailed) as caught:
+    with golden.raises(WorkerFailed):
         api.run(len, [])
-    golden(caught.value)
 
 
 def test_in_a_notebook_it_runs_where_its_cells_do(session, monkeypatch):
@@ -218,9 +212,8 @@ def test_options_that_are_not_given_leave_access_as_it_is(session):
     ],
 )
 def test_a_wrong_option_is_answered_with_the_nearest(session, name, golden):
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         distmagic.run(len, [], **{name: 1})
-    golden(caught.value)
 
 
 def test_tab_after_distmagic_offers_what_is_public():

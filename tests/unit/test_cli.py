@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from distmagic.runner.outcome import Detached, Run
 from distmagic.session import programs
 from tests import REPOSITORY
 from tests.builders.events import begun, output
+from tests.builders.shell import completed
 
 
 @pytest.fixture
@@ -93,20 +93,12 @@ def test_nodes_may_come_from_slurm(ran, monkeypatch):
 @pytest.mark.parametrize(
     ("outcome", "code", "said"),
     [
-        (
-            WorkerFailed("rank 1 raised ValueError.", "Look."),
-            1,
-            "rank 1 raised ValueError.\nLook.\n",
-        ),
-        (
-            PreflightError("gpu-a", "no torch.", "Install it."),
-            1,
-            "gpu-a: no torch.\nInstall it.\n",
-        ),
+        (WorkerFailed("rank 1 raised ValueError.", "Look."), 1, "rank 1 raised ValueError.\nLook.\n"),
+        (PreflightError("gpu-a", "no torch.", "Install it."), 1, "gpu-a: no torch.\nInstall it.\n"),
         (Cancelled("Interrupted."), 130, "Interrupted.\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
-)
+)  # fmt: skip
 def test_the_exit_code_says_how_it_ended(ran, capsys, outcome, code, said):
     ran.outcome = outcome
     assert cli.main(["run", "train.py"]) == code
@@ -152,14 +144,18 @@ def test_sigterm_is_an_interrupt_unless_the_job_goes_on_alone(
     assert sigterm == [*arrives, "as before"], "only as long as the command runs"
 
 
-def test_an_error_names_no_variable_that_a_terminal_does_not_have(ran, capsys, golden):
-    ran.outcome = WorkerFailed(
-        "rank 1 raised ValueError.", "Its whole output: run.logs(1), on gpu-a."
-    )
+@pytest.mark.parametrize(
+    "hint",
+    ["Its whole output: run.logs(1), on gpu-a.", "Its result is kept: run.results[1]. It."],
+    ids=["logs", "results"],
+)  # fmt: skip
+def test_an_error_names_no_variable_that_a_terminal_does_not_have(
+    ran, capsys, golden, hint
+):
+    ran.outcome = WorkerFailed("rank 1 raised ValueError.", hint)
     ran.outcome.run = SimpleNamespace(job="1122-7")
     cli.main(["run", "train.py"])
-    said = capsys.readouterr().err
-    golden(said)
+    golden(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("is_shown", [True, False])
@@ -182,15 +178,6 @@ def test_an_error_of_several_lines_is_told_once(ran, capsys, is_shown):
     assert capsys.readouterr().err == (words if is_shown else f"{traceback}\n{words}")
 
 
-def test_a_result_is_found_from_a_notebook(ran, capsys, golden):
-    ran.outcome = WorkerFailed(
-        "rank 1 died.", "Its result is kept: run.results[1]. It."
-    )
-    ran.outcome.run = SimpleNamespace(job="1122-7")
-    cli.main(["run", "train.py"])
-    golden(capsys.readouterr().err)
-
-
 def test_a_job_that_goes_on_alone_is_named(ran, capsys):
     ran.outcome = Detached("1122-7", ("gpu-a",), attach=lambda: None, stop=lambda: None)
     assert cli.main(["run", "--detach", "train.py"]) == 0
@@ -200,6 +187,8 @@ def test_a_job_that_goes_on_alone_is_named(ran, capsys):
 def test_the_version_and_the_help_are_printed(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"distmagic {distmagic.__version__}\n"
+    assert (cli.main([]), cli.main(["--help"])) == (2, 0)
+    capsys.readouterr()
     assert cli.main(["run", "--help"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("usage: distmagic run [FLAGS] SCRIPT")
@@ -222,15 +211,6 @@ def test_a_mistake_in_the_words_is_told(ran, capsys, words, golden):
     assert cli.main(words) == 2
     golden(capsys.readouterr().err)
     assert ran.calls == []
-
-
-def test_help_is_printed(ran, capsys):
-    assert (cli.main([]), cli.main(["--help"]), cli.main(["run", "--help"])) == (
-        2,
-        0,
-        0,
-    )
-    assert "distmagic run [FLAGS] SCRIPT [ARGUMENTS]" in capsys.readouterr().out
 
 
 # ---- started by a scheduler on every node
@@ -276,13 +256,10 @@ def test_a_process_that_is_one_rank_runs_the_script_itself(tmp_path, is_module):
         for name, value in os.environ.items()
         if not name.startswith(("SLURM_", "DISTMAGIC_"))
     }
-    done = subprocess.run(
+    done = completed(
         [sys.executable, "-m", "distmagic.cli", "run", *words, "50"],
         env={**env, **OF_A_RANK, "PYTHONPATH": str(REPOSITORY)},
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
     )
     argv, name, *variables = json.loads(done.stdout)
     assert argv[0].endswith("show.py")

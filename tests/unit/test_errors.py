@@ -36,23 +36,14 @@ RuntimeError: no
 @pytest.mark.parametrize(
     ("traceback", "own"),
     [
-        (
-            CELL,
-            [
-                "  Cell In[2], line 3, in halve",
-                "--> return torch.nn.functional.relu(x, y)",
-            ],
-        ),
-        (
-            SCRIPT,
-            ['  File "/home/me/train.py", line 12, in step', "--> loss.backward()"],
-        ),
+        (CELL, ["  Cell In[2], line 3, in halve", "--> return torch.nn.functional.relu(x, y)"]),
+        (SCRIPT, ['  File "/home/me/train.py", line 12, in step', "--> loss.backward()"]),
         (LIBRARY, []),
         ("", []),
         ("Cell In[1]", []),
         ('  File "x.py", line 1', []),
     ],
-)
+)  # fmt: skip
 def test_the_error_box_shows_the_innermost_line_of_the_users_own(traceback, own):
     error = WorkerFailed(
         "rank 1 (gpu-a, local_rank 1) raised TypeError: no",

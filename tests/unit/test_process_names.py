@@ -6,7 +6,6 @@ import getpass
 import os
 import re
 import socket
-import subprocess
 import sys
 
 import pytest
@@ -17,6 +16,7 @@ from distmagic.names import owner
 from distmagic.remote.wire import codec
 from distmagic.remote.wire import protocol as p
 from tests import REPOSITORY
+from tests.builders.shell import completed
 
 ME = f"{getpass.getuser()}@{socket.gethostname()}"
 SERVERS_FILE = "/run/user/1/jupyter/kernel-5f0c2a.json"
@@ -83,9 +83,7 @@ def names_of(*argv: str) -> list[str]:
         "PYTHONPATH": str(REPOSITORY),
         "JPY_SESSION_NAME": "/home/me/train.ipynb",
     }
-    ran = subprocess.run(
-        [sys.executable, *argv], env=env, capture_output=True, text=True, check=True
-    )
+    ran = completed([sys.executable, *argv], env=env)
     return ran.stdout.splitlines()
 
 

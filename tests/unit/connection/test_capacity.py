@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 
@@ -16,6 +15,7 @@ from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import Access
 from distmagic.session.session import Session
 from tests import REPOSITORY
+from tests.builders.shell import completed
 
 
 def in_a_process_of(limits: str, program: str) -> str:
@@ -27,9 +27,7 @@ def in_a_process_of(limits: str, program: str) -> str:
         sys.executable,
         textwrap.dedent(program),
     ]
-    done = subprocess.run(
-        argv, cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
+    done = completed(argv, cwd=REPOSITORY, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ import pytest
 
 from distmagic.connection import time_limits as time_limits_module
 from distmagic.connection.time_limits import TimeLimits, time_limits
+from tests.builders.shell import completed
 from tests.builders.since import Since
 from tests.lab.waiting import HANG_S, wait_until
 
@@ -170,13 +170,7 @@ def test_limits_of_many_threads_at_once(begun_here):
 
 def test_a_process_has_its_own():
     assert time_limits() is time_limits()
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKED],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = completed([sys.executable, "-W", "ignore", "-c", FORKED], check=False)
     assert (done.returncode, done.stdout) == (0, "happened in the child\n"), done.stderr
 
 

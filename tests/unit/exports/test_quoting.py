@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from distmagic.exports import quoting
 from tests.builders.exports import HOSTILE
+from tests.builders.shell import completed
 
 VALUES = st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30
@@ -41,9 +42,7 @@ def test_bash_reads_back_what_is_known_to_be_hostile_and_bytes_that_are_no_text(
 def test_a_variable_in_a_word_is_the_only_thing_that_is_expanded():
     word = f"--a=$HOME {quoting.variable('RANKS')}'"
     script = f"RANKS='1 2'; printf '%s|' {quoting.bash(word)}"
-    told = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, check=True
-    ).stdout
+    told = completed(["bash", "-c", script]).stdout
     assert told == "--a=$HOME 1 2'|"
 
 

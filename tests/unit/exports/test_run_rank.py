@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from distmagic.exports.on_nodes import run_rank
+from tests.builders.shell import completed
 
 PROGRAM = """
 import atexit, multiprocessing, sys
@@ -42,13 +42,7 @@ def test_a_program_sees_what_python_shows_it_and_ends_as_python_ends_it(
         words, where = ("-m", "train", "x"), folder
     ends = []
     for start in ((run_rank.__file__,), ()):
-        done = subprocess.run(
-            [sys.executable, *start, *words],
-            cwd=where,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = completed([sys.executable, *start, *words], cwd=where, check=False)
         assert (where / "left-open.txt").read_text() == "all of it"
         last = done.stderr.splitlines()[-1:]
         ends.append((done.returncode, done.stdout.replace(str(tmp_path), ""), last))
@@ -86,11 +80,9 @@ def test_models_and_groups_of_gloo_are_left_alone_and_files_are_written(
 ) -> None:
     (tmp_path / "train.py").write_text(GLOO)
     (tmp_path / "holder.py").write_text("")
-    done = subprocess.run(
+    done = completed(
         [sys.executable, run_rank.__file__, "train.py", str(code)],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
         check=False,
     )
     assert (done.returncode, done.stdout) == (code, "at exit\n"), done.stderr

@@ -93,12 +93,7 @@ PET = {
 }
 
 PLACES = {
-    "SkyPilot": (
-        SKYPILOT,
-        "inside SkyPilot task sky-2026-11-22_train-1, node 1 of 2",
-        "10.0.0.1",
-        None,
-    ),
+    "SkyPilot": (SKYPILOT, "inside SkyPilot task sky-2026-11-22_train-1, node 1 of 2", "10.0.0.1", None),
     "SkyPilot on Slurm": (
         SLURM | SKYPILOT,
         "inside SkyPilot task sky-2026-11-22_train-1, node 1 of 2",
@@ -111,18 +106,8 @@ PLACES = {
         "10.0.0.1",
         None,
     ),
-    "SING Cloud": (
-        SING,
-        "inside SING Cloud job test, node 1 of 2",
-        "test-0.test-service.demo.svc.cluster.local",
-        None,
-    ),
-    "OSMO": (
-        OSMO,
-        "inside OSMO workflow train-7, node 1 of 3",
-        "train-7-master.osmo",
-        None,
-    ),
+    "SING Cloud": (SING, "inside SING Cloud job test, node 1 of 2", "test-0.test-service.demo.svc.cluster.local", None),
+    "OSMO": (OSMO, "inside OSMO workflow train-7, node 1 of 3", "train-7-master.osmo", None),
     "Slurm, one task a node": (SLURM, "inside Slurm job 7, node 1 of 2", "sx1", None),
     "Slurm, one task a rank": (
         SLURM_RANKS,
@@ -148,18 +133,8 @@ PLACES = {
             rank=3, world_size=4, local_rank=1, local_world_size=2, said_by=BY_RANK
         ),
     ),
-    "torchrun, one process a node": (
-        ONE_A_NODE,
-        "inside torchrun job job1, node 1 of 2",
-        "gpu-a",
-        None,
-    ),
-    "an operator that sets RANK": (
-        OPERATOR,
-        "inside torchrun, node 1 of 3",
-        "job-master-0",
-        None,
-    ),
+    "torchrun, one process a node": (ONE_A_NODE, "inside torchrun job job1, node 1 of 2", "gpu-a", None),
+    "an operator that sets RANK": (OPERATOR, "inside torchrun, node 1 of 3", "job-master-0", None),
     "RANK with LOCAL_RANK": (
         OPERATOR
         | {
@@ -174,13 +149,8 @@ PLACES = {
             rank=3, world_size=4, local_rank=1, local_world_size=2, said_by=BY_RANK
         ),
     ),
-    "torchrun's flags as variables": (
-        PET,
-        "inside torchrun, node 1 of 2",
-        "gpu-a",
-        None,
-    ),
-}
+    "torchrun's flags as variables": (PET, "inside torchrun, node 1 of 2", "gpu-a", None),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -195,10 +165,7 @@ def test_a_place(name):
 
 NOWHERE = {
     "nothing": {},
-    "a notebook with a process group of its own": {
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "29500",
-    },
+    "a notebook with a process group of its own": {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
     "a world of one": {"MASTER_ADDR": "localhost", "RANK": "0", "WORLD_SIZE": "1"},
     "a rank of a run": TORCHRUN | {"DISTMAGIC_JOB": "1122-101112-abcd"},
     "a batch script of one node": BATCH | {"SLURM_JOB_NUM_NODES": "1"},
@@ -217,7 +184,7 @@ NOWHERE = {
         "SKYPILOT_NUM_NODES": "1",
         "SKYPILOT_NODE_RANK": "0",
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NOWHERE)
@@ -227,14 +194,8 @@ def test_no_place(name):
 
 SEVERAL = (SKYPILOT, SING, OSMO, SLURM, ONE_A_NODE, PET)
 NEEDED = {
-    "SkyPilot": (
-        SKYPILOT,
-        ("SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK"),
-    ),
-    "SING Cloud": (
-        SING,
-        ("SING_RANK", "SING_WORLD_SIZE", "SING_JOB_NAME", "SING_HOSTNAME_SUFFIX"),
-    ),
+    "SkyPilot": (SKYPILOT, ("SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK")),
+    "SING Cloud": (SING, ("SING_RANK", "SING_WORLD_SIZE", "SING_JOB_NAME", "SING_HOSTNAME_SUFFIX")),
     "OSMO": (OSMO, osmo.VARIABLES),
     "Slurm": (
         SLURM,
@@ -245,17 +206,10 @@ NEEDED = {
             not in ("SLURM_STEP_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES")
         ),
     ),
-    "torchrun": (
-        TORCHRUN,
-        tuple(
-            name
-            for name in TORCHRUN
-            if name not in ("MASTER_PORT", "TORCHELASTIC_RUN_ID")
-        ),
-    ),
+    "torchrun": (TORCHRUN, tuple(name for name in TORCHRUN if name not in ("MASTER_PORT", "TORCHELASTIC_RUN_ID"))),
     "an operator": (OPERATOR, ("RANK", "WORLD_SIZE", "MASTER_ADDR")),
     "flags": (PET, ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR")),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -277,98 +231,37 @@ def test_a_variable_that_is_missing_is_named(system, missing, how):
 
 
 WRONG = {
-    "more addresses than nodes": (
-        SKYPILOT | {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3"},
-        "SKYPILOT_NODE_IPS has 3 addresses, and SKYPILOT_NUM_NODES is 2.",
-    ),
-    "an address twice": (
-        SKYPILOT | {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.1"},
-        "SKYPILOT_NODE_IPS has an address twice.",
-    ),
-    "a rank that is too high": (
-        SKYPILOT | {"SKYPILOT_NODE_RANK": "2"},
-        "SKYPILOT_NODE_RANK is 2, and SKYPILOT_NUM_NODES is 2.",
-    ),
-    "no number": (
-        SING | {"SING_WORLD_SIZE": "two"},
-        "SING_WORLD_SIZE is 'two', which is no number.",
-    ),
-    "no nodes": (
-        SING | {"SING_WORLD_SIZE": "0"},
-        "SING_WORLD_SIZE is 0, and 1 is the least it can be.",
-    ),
-    "a negative rank": (
-        SING | {"SING_RANK": "-1"},
-        "SING_RANK is '-1', which is no number.",
-    ),
-    "the address of node 0 on another node": (
-        SING | {"SING_HOST_ADDR": SING["SING_MASTER_ADDR"]},
-        "SING_RANK is 1, and SING_HOST_ADDR is that of node 0, SING_MASTER_ADDR.",
-    ),
-    "the name of another node as this one's": (
-        SING
-        | {
-            "SING_HOST_ADDR": "test-0.test-service.demo.svc.cluster.local",
-            "SING_MASTER_ADDR": "",
-        },
-        "SING_HOST_ADDR is test-0.test-service.demo.svc.cluster.local, and node 1 of this job is test-1.",
-    ),
-    "the name of another node as the first one's": (
-        SING | {"SING_MASTER_ADDR": "test-1.test-service.demo.svc.cluster.local"},
-        "SING_MASTER_ADDR is test-1.test-service.demo.svc.cluster.local, and node 0 of this job is test-0.",
-    ),
-    "nothing but the first node's name": (
-        {"SING_MASTER_ADDR": "m"},
-        "SING_RANK, SING_WORLD_SIZE, SING_JOB_NAME, SING_HOSTNAME_SUFFIX are not set.",
-    ),
-    "a token that was not filled in": (
-        OSMO | {"DISTMAGIC_MASTER_ADDR": "{{host:master}}"},
-        "DISTMAGIC_MASTER_ADDR is '{{host:master}}': it was not filled in.",
-    ),
-    "other names than nodes": (
-        SLURM | {"SLURM_STEP_NODELIST": "sx[1-3]"},
-        "SLURM_STEP_NODELIST is 'sx[1-3]', and SLURM_STEP_NUM_NODES is 2.",
-    ),
-    "no list of nodes": (
-        SLURM | {"SLURM_STEP_NODELIST": "sx[1-"},
-        "SLURM_STEP_NODELIST can't be read: ",
-    ),
-    "other tasks than nodes": (
-        SLURM | {"SLURM_STEP_TASKS_PER_NODE": "1(x3)"},
-        "SLURM_STEP_TASKS_PER_NODE is '1(x3)'",
-    ),
-    "other tasks than there are": (
-        SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
-        "SLURM_STEP_TASKS_PER_NODE is '2(x2)', SLURM_STEP_NUM_NODES 2, SLURM_STEP_NUM_TASKS 2.",
-    ),
-    "a local rank that is too high": (
-        SLURM | {"SLURM_LOCALID": "1"},
-        "SLURM_LOCALID is 1, and SLURM_STEP_TASKS_PER_NODE gives node 1 1.",
-    ),
-    "more nodes than ranks": (
-        TORCHRUN | {"GROUP_WORLD_SIZE": "5"},
-        "GROUP_WORLD_SIZE is 5, and WORLD_SIZE is 4.",
-    ),
-    "ranks that don't fit": (
-        OPERATOR | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
-        "RANK is 1 of WORLD_SIZE 3, and LOCAL_RANK 0 of LOCAL_WORLD_SIZE 2.",
-    ),
-}
+    "more addresses than nodes": SKYPILOT | {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3"},
+    "an address twice": SKYPILOT | {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.1"},
+    "a rank that is too high": SKYPILOT | {"SKYPILOT_NODE_RANK": "2"},
+    "no number": SING | {"SING_WORLD_SIZE": "two"},
+    "no nodes": SING | {"SING_WORLD_SIZE": "0"},
+    "a negative rank": SING | {"SING_RANK": "-1"},
+    "the address of node 0 on another node": SING | {"SING_HOST_ADDR": SING["SING_MASTER_ADDR"]},
+    "the name of another node as this one's": SING | {"SING_HOST_ADDR": "test-0.test-service.demo.svc.cluster.local", "SING_MASTER_ADDR": ""},
+    "the name of another node as the first one's": SING | {"SING_MASTER_ADDR": "test-1.test-service.demo.svc.cluster.local"},
+    "nothing but the first node's name": {"SING_MASTER_ADDR": "m"},
+    "a token that was not filled in": OSMO | {"DISTMAGIC_MASTER_ADDR": "{{host:master}}"},
+    "other names than nodes": SLURM | {"SLURM_STEP_NODELIST": "sx[1-3]"},
+    "no list of nodes": SLURM | {"SLURM_STEP_NODELIST": "sx[1-"},
+    "other tasks than nodes": SLURM | {"SLURM_STEP_TASKS_PER_NODE": "1(x3)"},
+    "other tasks than there are": SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
+    "a local rank that is too high": SLURM | {"SLURM_LOCALID": "1"},
+    "more nodes than ranks": TORCHRUN | {"GROUP_WORLD_SIZE": "5"},
+    "ranks that don't fit": OPERATOR | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_variables_that_contradict_each_other_are_named(name):
-    environ, message = WRONG[name]
-    with pytest.raises(SpecError) as caught:
-        detect(environ)
-    assert caught.value.message.partition(": ")[2].startswith(message)
+def test_variables_that_contradict_each_other_are_named(name, golden):
+    with golden.raises(SpecError):
+        detect(WRONG[name])
 
 
 @pytest.mark.parametrize("environ", [BATCH, SALLOC], ids=["batch", "salloc"])  # fmt: skip
 def test_what_is_on_one_of_several_nodes_alone_is_told_what_to_write(environ, golden):
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError) as caught:
         detect(environ)
-    golden(caught.value)
     for cure in ("srun", "--ntasks-per-node=1", "--on slurm", "--on none"):
         assert cure in caught.value.hint
 

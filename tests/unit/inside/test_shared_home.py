@@ -114,9 +114,8 @@ def test_a_node_0_to_which_nobody_came_leaves_none(meeting, home):
 
 def test_a_home_that_is_not_shared_after_all_is_told(meeting, nodes, tmp_path, monkeypatch, golden):  # fmt: skip
     monkeypatch.setenv("HOME", str(tmp_path / "another"))
-    with pytest.raises(Unreachable) as caught:
+    with golden.raises(Unreachable):
         Following(nodes[1], SharedHome(nodes[1]), HERE).come(1, "same", 0.5)
-    golden(caught.value)
     assert not meeting.members[0].is_there
 
 
@@ -171,9 +170,8 @@ def test_what_a_killed_node_0_has_left_goes_a_month_later(home):
 
 def test_a_home_that_takes_no_file_is_told(nodes, home, golden):
     (home / ".distmagic").write_text("no folder")
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         Meeting(nodes[0], SharedHome(nodes[0]))
-    golden(caught.value)
 
 
 def test_jobs_with_any_name_have_files_of_their_own(home):

@@ -12,6 +12,7 @@ import pytest
 
 from distmagic.errors import SpecError
 from distmagic.notebook import magic
+from tests.builders.shell import completed
 
 
 @pytest.fixture
@@ -34,14 +35,7 @@ def start(program: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """Run a program as rank 0 of 1 by a Python that finds nothing of this project but what the program brings."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-I", "-c", _RUN, str(program), *args]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        cwd=program.parent,
-        env=clean,
-        check=False,
-    )
+    return completed(command, cwd=program.parent, env=clean, check=False)
 
 
 # -I keeps the environment and the current directory out; site-packages stay, without what is imported from a checkout.
@@ -122,14 +116,7 @@ def test_a_program_that_reports_brings_the_part_of_distmagic_that_it_needs(
         "cd .. && . ./environment.sh && export PYTHONPATH=$PWD/program/distmagic.zip && exec python program/cell.py",
     ]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        command,
-        cwd=out / "program",
-        env={"PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = completed(command, cwd=out / "program", env={"PATH": path}, check=False)
     assert done.stdout.startswith(str(out / "program/distmagic.zip")), done.stderr
 
 
@@ -203,7 +190,6 @@ def test_a_script_comes_with_its_folder_and_without_earlier_exports(
     ],
 )  # fmt: skip
 def test_lines_that_can_not_be(cells, tmp_path, line, golden):
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         cells(f"%%distributed {line}\ndef f(): pass\nf()")
-    golden(caught.value)
     assert not (tmp_path / "d").exists()

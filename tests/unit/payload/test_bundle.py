@@ -16,6 +16,7 @@ import pytest
 from distmagic.errors import DistmagicError
 from distmagic.payload import bundle
 from tests import REPOSITORY
+from tests.builders.shell import completed
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +43,7 @@ def fresh(tmp_path, monkeypatch, home_with_bundle):
 def bare(*argv: str) -> subprocess.CompletedProcess[str]:
     """Run a Python without site-packages, environment or current directory."""
     argv = (sys.executable, "-I", "-S", *argv)
-    return subprocess.run(
-        argv, capture_output=True, text=True, check=False, cwd="/", timeout=60
-    )
+    return completed(argv, check=False, cwd="/")
 
 
 def test_the_same_files_give_the_same_bundle(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from distmagic.errors import PayloadError, PayloadTooLarge
 from distmagic.payload import folder as folders
 from distmagic.payload.folder import check_size, contents_of
+from tests.builders.shell import completed
 
 
 @pytest.fixture
@@ -117,10 +118,7 @@ def test_the_ignore_files_count_as_in_git(folder):
     (folder / ".gitignore").write_text("*.log\n/out/\n")
     (folder / "data" / ".gitignore").write_text("!keep.log\n")
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
-    listed = subprocess.run(
-        ["git", "-C", str(folder), "ls-files", "--others", "--exclude-standard"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    listed = completed(["git", "-C", str(folder), "ls-files", "--others", "--exclude-standard"])  # fmt: skip
     assert files_of(folder) == sorted(listed.stdout.split())
     assert "data/keep.log" in files_of(folder)
 
@@ -178,15 +176,13 @@ def test_names_that_no_text_can_hold_travel(folder):
 def test_a_folder_with_too_many_files_is_refused(folder, monkeypatch, golden):
     monkeypatch.setattr(folders, "MAX_FILES", 2)
     write(folder, a="", b="", c="")
-    with pytest.raises(PayloadError) as refused:
+    with golden.raises(PayloadError):
         contents_of(folder)
-    golden(refused.value)
 
 
 def test_a_folder_above_the_limit_names_its_largest_files(folder, golden):
     write(folder, a="x" * 5000, b="x" * 3_000_000, c="", d="x" * 10)
     found = contents_of(folder)
     check_size(found, found.size_bytes, "The folder f")
-    with pytest.raises(PayloadTooLarge) as refused:
+    with golden.raises(PayloadTooLarge):
         check_size(found, found.size_bytes - 1, "The folder f")
-    golden(refused.value)

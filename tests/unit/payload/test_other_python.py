@@ -6,7 +6,6 @@ import ast
 import linecache
 import os
 import pickletools
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -18,6 +17,7 @@ from distmagic.payload import bundle, pack
 from distmagic.remote.values import parcel
 from distmagic.request import cell as cells
 from tests.builders.pythons import OTHER_MINORS, another_python
+from tests.builders.shell import completed
 
 CELL = "/tmp/ipykernel_1/cell.py"
 OURS = "python" + ".".join(map(str, sys.version_info[:2]))
@@ -192,10 +192,7 @@ def rank(payload: pack.Payload, python: str, folder: Path) -> tuple[str, str]:
     """Run a payload as a rank with this Python does, and return what it wrote to stdout and stderr."""
     files = [bundle.build().path, payload.call.path, payload.code.path, folder]
     environment = {**os.environ, "PYTHONPATH": ""}
-    done = subprocess.run(
-        [python, "-c", RANK, *map(str, files)],
-        capture_output=True, text=True, check=False, env=environment, timeout=120,
-    )  # fmt: skip
+    done = completed([python, "-c", RANK, *map(str, files)], check=False, env=environment)  # fmt: skip
     return done.stdout.strip(), done.stderr
 
 

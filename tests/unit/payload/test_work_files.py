@@ -118,9 +118,8 @@ def test_a_local_package_comes_with_its_data_and_with_python_files_that_git_igno
 
 @pytest.mark.parametrize("name", ["nowhere", "~no-such-user/nowhere"])
 def test_a_folder_that_is_not_there_is_named(scratch, project, name, golden):
-    with pytest.raises(SpecError) as refused:
+    with golden.raises(SpecError):
         with_tree(payload(scratch), name, project, scratch)
-    golden(refused.value)
 
 
 def test_more_than_the_limit_is_refused_before_anything_is_read(
@@ -128,9 +127,8 @@ def test_more_than_the_limit_is_refused_before_anything_is_read(
 ):
     with (project / "hole").open("wb") as file:
         file.truncate(2 << 30)
-    with pytest.raises(PayloadTooLarge) as caught:
+    with golden.raises(PayloadTooLarge):
         with_tree(payload(scratch, limit_bytes=1000), str(project), project, scratch)
-    golden(caught.value)
     assert len(list(scratch.iterdir())) == 2
 
 
@@ -161,13 +159,11 @@ def test_a_home_directory_is_not_sent(
 ):
     write(project, "train.py", "users/ada/.ssh/id_ed25519")
     monkeypatch.setenv("HOME", str(project / home))
-    with pytest.raises(SpecError) as of_sync:
+    with golden.raises(SpecError):
         with_tree(payload(scratch), str(project), project, scratch)
-    golden(of_sync.value)
     made, _ = script_of(project, scratch, "train.py")
-    with pytest.raises(SpecError) as of_script:
+    with golden.raises(SpecError):
         with_tree(made, None, project, scratch)
-    golden(of_script.value)
     # Before anybody waits for hosts, too.
     with pytest.raises(SpecError):
         check_folder(payload(scratch), str(project))
@@ -274,9 +270,8 @@ def test_more_large_files_than_a_message_can_name_are_refused(
     monkeypatch.setattr(tree, "LARGE_BYTES", 1)
     write(project, "a", text="1")
     write(project, "b", text="2")
-    with pytest.raises(PayloadError) as caught:
+    with golden.raises(PayloadError):
         packed(contents_of(project), [""], scratch)
-    golden(caught.value)
 
 
 # ---- scripts
@@ -455,9 +450,8 @@ def test_a_command_of_an_environment_stays_here(project, scratch, text, golden):
     write(project, ".venv/pyvenv.cfg")
     (project / ".venv/bin").mkdir()
     (project / ".venv/bin/tool").write_text(text)
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         script_of(project, scratch, ".venv/bin/tool")
-    golden(caught.value)
 
 
 def test_a_script_must_be_there_and_in_the_folder_that_travels(
@@ -465,19 +459,16 @@ def test_a_script_must_be_there_and_in_the_folder_that_travels(
 ):
     write(project, "train.py", "data/x")
     for target in ("nothing.py", "~no-such-user/train.py"):
-        with pytest.raises(SpecError) as caught:
+        with golden.raises(SpecError):
             script_of(project, scratch, target)
-        golden(caught.value)
     with pytest.raises(SpecError, match="data is not a script"):
         script_of(project, scratch, "data")
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         script_of(project, scratch, "train.py", sync=str(project / "data"))
-    golden(caught.value)
     (project / ".gitignore").write_text("train.py\n")
     made, _ = script_of(project, scratch, "train.py")
-    with pytest.raises(PayloadError) as refused:
+    with golden.raises(PayloadError):
         with_tree(made, None, project, scratch)
-    golden(refused.value)
 
 
 def test_a_module_brings_the_current_directory(project, scratch):

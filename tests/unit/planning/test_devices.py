@@ -45,14 +45,10 @@ def test_what_is_said_of_ranks_counts_more(line, ranks):
     assert ranks_of(FOUR.host, FOUR.facts, spec) == ranks
 
 
-@pytest.mark.parametrize(
-    ("gpus", "found"),
-    [(0, "no GPU was found"), (1, "1 GPU was found"), (3, "3 GPUs were found")],
-)
-def test_a_device_that_a_host_does_not_have_is_named(gpus, found):
-    with pytest.raises(PreflightError) as error:
+@pytest.mark.parametrize("gpus", [0, 1, 3])
+def test_a_device_that_a_host_does_not_have_is_named(gpus, golden):
+    with golden.raises(PreflightError):
         ranks_of(FOUR.host, replace(FOUR.facts, gpus=gpus), JobSpec(devices=("0", "3")))
-    assert error.value.message == f"gpu-a: --devices 0,3, but {found} there."
 
 
 @pytest.mark.parametrize(
@@ -66,9 +62,8 @@ def test_a_device_that_a_host_does_not_have_is_named(gpus, found):
     ],
 )
 def test_a_wrong_list_says_so(line, golden):
-    with pytest.raises(SpecError) as error:
+    with golden.raises(SpecError):
         flags.parse_line(line, flags.Defaults())
-    golden(error.value)
 
 
 # ---- devices that other jobs have

@@ -126,9 +126,8 @@ def test_hosts_that_disagree_about_the_first_host_tell_of_two_jobs_and_none_is_t
 ):
     jobs = found_jobs(["gpu-a", "evil"], [[listed("x1", hosts="gpu-a")], [listed("x1", hosts="evil", running=True)]])  # fmt: skip
     assert [job.hosts for job in jobs] == [("gpu-a",), ("evil",)]
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         choose(jobs, "x1")
-    golden(caught.value)
     # While the first host is down, in who the second one is.
     answers = [[], [listed("x1", 1, hosts="gpu-a gpu-b")], [listed("x1", 1, hosts="gpu-a evil")]]  # fmt: skip
     assert places("gpu-a gpu-b evil", *answers) == [(-1, 1), (-1, 2)]
@@ -144,9 +143,8 @@ def test_only_a_job_of_this_notebook_that_nobody_here_follows_is_an_orphan(golde
         terms = JobTerms(lease_s=60.0, owner=owner)
         return found_jobs(["a"], [[replace(listed("x1", running=True), terms=terms)]])
 
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         check_orphans(jobs("me@a:/x.ipynb"), "me@a:/x.ipynb")
-    golden(caught.value)
     check_orphans(jobs("me@a:/x.ipynb"), "me@a:/x.ipynb", {"x1"})
     check_orphans(jobs("me@a:/y.ipynb"), "me@a:/x.ipynb")
 
@@ -162,9 +160,8 @@ def test_a_job_is_chosen_by_the_beginning_of_its_name():
     "",
 ])  # fmt: skip
 def test_a_name_that_fits_none_or_several(name, golden):
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         choose(JOBS, name)
-    golden(caught.value)
 
 
 def test_the_hosts_of_a_job_come_in_the_order_of_its_nodes():
@@ -175,9 +172,8 @@ def test_the_hosts_of_a_job_come_in_the_order_of_its_nodes():
 
 
 def test_a_job_of_which_a_host_is_missing(golden):
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         whereabouts(JOBS[2], parse_hosts("one,two"))
-    golden(caught.value)
     assert [
         host.name for host in known_whereabouts(JOBS[2], parse_hosts("one,two"))
     ] == ["two"]
@@ -190,9 +186,8 @@ def test_a_host_that_did_not_answer_is_found_by_its_name(golden):
         "b",
         "two",
     ]
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         whereabouts(JOBS[2], parse_hosts("a,two"))
-    golden(caught.value)
 
 
 def test_the_table(golden):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import paramiko
@@ -75,18 +73,6 @@ def test_many_commands_on_one_connection(client):
     for number, (stdin, out, _) in reversed(list(enumerate(channels))):
         stdin.channel.shutdown_write()
         assert out.read().decode() == f"{number}\n"
-
-
-def test_20_mb_go_through_and_come_back(client):
-    data = os.urandom(1 << 20) * 20
-    stdin, out, _ = client.exec_command("cat")
-    writer = threading.Thread(
-        target=lambda: (stdin.write(data), stdin.channel.shutdown_write())
-    )
-    writer.start()
-    assert hashlib.sha256(out.read()).digest() == hashlib.sha256(data).digest()
-    writer.join()
-    assert out.channel.recv_exit_status() == 0
 
 
 def test_input_that_waited_for_a_slow_command_comes_whole(client, tmp_path):

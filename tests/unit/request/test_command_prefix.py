@@ -19,6 +19,7 @@ from distmagic.request.command_prefix import (
 )
 from distmagic.request.spec import Access
 from distmagic.transports.quoting import command_line
+from tests.builders.shell import completed
 
 ASK = ("sh", "-c", "cat; printf '%s\\n' \"$A\"")
 
@@ -34,12 +35,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ran(setup: str, prefix: str = "") -> subprocess.CompletedProcess[str]:
     """Run a program behind these words, by the command line that SSH would give to a log-in shell."""
     line = command_line((*words_before_python(setup, prefix), *ASK))
-    return subprocess.run(
-        ["/bin/sh", "-c", line],
-        input=f"{setup_line(setup).decode()}in\n",
-        capture_output=True,
-        text=True,
-        check=False,
+    return completed(
+        ["/bin/sh", "-c", line], input=f"{setup_line(setup).decode()}in\n", check=False
     )
 
 

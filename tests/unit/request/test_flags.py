@@ -251,11 +251,11 @@ def test_a_flag_of_another_launcher_leads_to_ours(word, meant):
 
 
 @pytest.mark.parametrize("word", ["--quiet", "--keep", "--epochs", "--lr", "--verbose"])
-def test_a_flag_that_is_like_none_of_ours_suggests_none(word):
+def test_a_flag_that_is_like_none_of_ours_suggests_none(word, golden):
     with pytest.raises(SpecError) as caught:
         parse(word)
     assert "Did you mean" not in caught.value.hint
-    assert "those of a script stand after its name" in caught.value.hint
+    golden(caught.value)
 
 
 @given(st.text(alphabet="-=:abhostenvnpc_ '\"0123", max_size=40))
@@ -338,9 +338,7 @@ def test_precedence_of_hosts(tmp_path):
     ) -> str:
         return choose_hosts(request, notebook, config, environ or {}).hosts[0].name
 
-    assert choose_hosts(Request(), None, config, {}) == Chosen(
-        hosts=(LOCALHOST,), source="no hosts are named: this machine"
-    )
+    assert choose_hosts(Request(), None, config, {}).hosts == (LOCALHOST,)
     assert name(Request(), environ=environ) == "from-env"
     config.hostfile = str(file)
     assert name(Request(), environ=environ) == "from-file"
@@ -356,27 +354,22 @@ def test_precedence_of_hosts(tmp_path):
 @pytest.mark.parametrize("where", ["DISTMAGIC_HOSTS", "Distmagic.hosts"])
 def test_a_malformed_setting_is_named(where, golden):
     config = Distmagic(hosts="a:0" if where == "Distmagic.hosts" else "")
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         choose_hosts(Request(), None, config, {"DISTMAGIC_HOSTS": "a:0"})
-    golden(caught.value)
 
 
 def test_hostfile_troubles_name_the_file(tmp_path, golden):
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         read_hostfile(str(tmp_path / "nowhere"))
-    golden(caught.value)
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         read_hostfile("~no-such-user/nodes")
-    golden(caught.value)
     bad = tmp_path / "bad"
     bad.write_bytes(b"\xff\xfe")
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         read_hostfile(str(bad))
-    golden(caught.value)
     bad.write_text("a slots=2\nb slots=0\n")
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         read_hostfile(str(bad))
-    golden(caught.value)
 
 
 def test_settings_become_defaults():
@@ -413,9 +406,8 @@ def test_settings_become_defaults():
     ids=str,
 )
 def test_a_wrong_setting_is_named(setting, golden):
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         Distmagic(**setting).defaults({})
-    golden(caught.value)
 
 
 # ---- completion

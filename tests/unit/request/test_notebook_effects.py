@@ -185,7 +185,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_cell_that_changes_a_library_changes_that_of_the_notebook_alone(name):
+def test_a_cell_that_changes_a_library_changes_that_of_the_notebook_alone(name, golden):
     text, library, words = CHANGES[name]
     found = list(library_changes(f"\n{text}", "Cell In[2]", OF_A_NOTEBOOK))
     assert [effect.name for effect in found] == ([library] if library else [])
@@ -193,4 +193,4 @@ def test_a_cell_that_changes_a_library_changes_that_of_the_notebook_alone(name):
         lineno = text.count("\n") + 2
         assert words in found[0].words
         assert note(found).startswith(f"Cell In[2], line {lineno} ")
-        assert note(found).endswith("do it inside the function, too.")
+        golden(note(found))

@@ -290,9 +290,8 @@ def test_a_job_of_this_notebook_that_still_runs_there_is_in_the_way(tmp_path, go
     a, b = two()
     terms = p.JobTerms(lease_s=60.0, owner="nb")
     b.facts = replace(b.facts, running=(listing("j-0", 0, [b], terms=terms),))
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         launched(tmp_path, a, b)
-    golden(caught.value)
     assert a.is_left
     assert b.is_left
 
@@ -448,9 +447,8 @@ def test_a_host_that_refuses_to_start_has_the_others_stopped(tmp_path, golden):
     b.answers[p.StartNode] = lambda _: [
         p.Refused(what="start_node", error="there is no directory /data")
     ]
-    with pytest.raises(PreflightError) as caught:
+    with golden.raises(PreflightError):
         launched(tmp_path, a, b)
-    golden(caught.value)
     assert a.requests_of(p.StopNode) == [
         p.StopNode(grace_s=0.0, reason="another host could not start")
     ]
@@ -463,9 +461,8 @@ def test_a_host_that_is_lost_in_its_start_has_the_others_stopped_and_the_hint_sa
 ):
     a, b = two(runs_on)
     b.answers[p.StartNode] = lambda _: HANG_UP
-    with pytest.raises(ConnectionLost) as caught:
+    with golden.raises(ConnectionLost):
         launched(tmp_path, a, b)
-    golden(caught.value)
     assert len(a.requests_of(p.StopNode)) == 1
     assert a.is_left
     assert b.is_left

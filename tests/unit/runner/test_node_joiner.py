@@ -251,9 +251,8 @@ def test_what_arrives_damaged_is_not_kept(payload, tmp_path, monkeypatch, golden
     monkeypatch.setattr(
         FakeLink, "take", lambda self, size_bytes, write: write(b"x" * size_bytes)
     )
-    with pytest.raises(ProtocolError) as caught:
+    with golden.raises(ProtocolError):
         NodeJoiner("j-1", lead.open).admit(FakeLink(C), "a1")
-    golden(caught.value)
     assert list((tmp_path / "blobs").iterdir()) == []
 
 
@@ -267,17 +266,15 @@ def test_what_arrives_damaged_is_not_kept(payload, tmp_path, monkeypatch, golden
 )
 def test_the_lead_lets_nobody_in(payload, answer, golden):
     lead, link = Lead(begun(payload, A, B)[0], added=answer), FakeLink(C)
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         NodeJoiner("j-1", lead.open, lead.start, payload.blobs).admit(link, "a1")
-    golden(caught.value)
     assert p.SweepJob(job="j-1") not in link.said, "it may run there"
 
 
 def test_a_job_that_is_not_elastic_takes_in_nobody(payload, golden):
     lead = Lead(begun(payload, A, B, nnodes=None)[0])
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         NodeJoiner("j-1", lead.open).admit(FakeLink(C), "a1")
-    golden(caught.value)
 
 
 def listed(node_rank: int) -> tuple[p.JobListing, ...]:
@@ -298,9 +295,8 @@ def test_a_host_on_which_the_job_still_runs_is_left_alone_whatever_its_name(
     payload, golden
 ):
     lead, link = Lead(begun(payload, A, B)[0]), FakeLink(C, running=listed(1))
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         NodeJoiner("j-1", lead.open, lead.start, payload.blobs).admit(link, "a1")
-    golden(caught.value)
     assert (link.said, lead.links) == ([], [])
 
 
@@ -319,11 +315,10 @@ def test_a_lead_that_tells_of_what_can_not_be_is_not_believed(
     payload, change, error, golden
 ):
     link = FakeLink(C)
-    with pytest.raises(error) as caught:
+    with golden.raises(error):
         NodeJoiner("j-1", Lead(replace(begun(payload, A, B)[0], **change)).open).admit(
             link, "a1"
         )
-    golden(caught.value)
     assert not any(isinstance(said, list) for said in link.said), (
         "nothing was brought there"
     )

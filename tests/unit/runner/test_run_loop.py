@@ -64,30 +64,16 @@ OPEN = at(p.Endpoint(state="open"), 0, at_s=10.0)
         ([raised(2, 1), at(p.EngineEnded(code=1), 1)], 1, None, "failed"),
         ([at(p.EngineEnded(code=0), 1)], 0, None, ""),
         ([at(p.EngineEnded(code=-9), 1)], 0, None, "failed"),
-        (
-            [
-                at(StopRequested(reason="interrupted")),
-                raised(2, 1),
-                at(Lost(why="cut"), 1),
-            ],
-            0,
-            0.1,
-            "interrupted",
-        ),
+        ([at(StopRequested(reason="interrupted")), raised(2, 1), at(Lost(why="cut"), 1)], 0, 0.1, "interrupted"),
         ([UNREACHED, OPEN, at(None, at_s=14.0)], 0, None, ""),
         ([UNREACHED, OPEN, at(None, at_s=15.1)], 0, None, "rendezvous"),
-        (
-            [UNREACHED, OPEN, at(p.Endpoint(state="reached"), 1), at(None, at_s=99.0)],
-            0,
-            None,
-            "",
-        ),
+        ([UNREACHED, OPEN, at(p.Endpoint(state="reached"), 1), at(None, at_s=99.0)], 0, None, ""),
         ([OPEN, at(None, at_s=99.0)], 0, None, ""),
         ([UNREACHED, at(None, at_s=119.0)], 0, None, ""),
         ([UNREACHED, at(None, at_s=121.0)], 0, None, "rendezvous"),
         ([at(Gone(), 0), at(Gone(), 1), raised(2, 1)], 0, 0.1, ""),
     ],
-)
+)  # fmt: skip
 def test_when_a_run_is_stopped(events, restarts, timeout_s, reason):
     assert reason_to_stop(begun(*events, restarts=restarts), timeout_s) == reason
 

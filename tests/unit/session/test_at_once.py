@@ -161,23 +161,13 @@ def test_a_job_is_followed(fleet):
 
 ASKS: dict[type, Callable[[Fleet, FirstLinks], object]] = {
     p.ListJobs: lambda fleet, reaching: fleet.session.housekeeping.jobs(reaching),
-    p.StopNode: lambda fleet, reaching: fleet.session.housekeeping.stop(
-        reaching, begun(*fleet.hosts)
-    ),
-    p.GetFile: lambda fleet, reaching: fleet.session.housekeeping.logs(
-        reaching, begun(*fleet.hosts), 0
-    ),
-    p.DumpStacks: lambda fleet, reaching: fleet.session.housekeeping.stacks(
-        reaching, begun(*fleet.hosts)
-    ),
-    p.RemoveJob: lambda fleet, reaching: fleet.session.housekeeping.remove(
-        reaching, [begun(*fleet.hosts)]
-    ),
+    p.StopNode: lambda fleet, reaching: fleet.session.housekeeping.stop(reaching, begun(*fleet.hosts)),
+    p.GetFile: lambda fleet, reaching: fleet.session.housekeeping.logs(reaching, begun(*fleet.hosts), 0),
+    p.DumpStacks: lambda fleet, reaching: fleet.session.housekeeping.stacks(reaching, begun(*fleet.hosts)),
+    p.RemoveJob: lambda fleet, reaching: fleet.session.housekeeping.remove(reaching, [begun(*fleet.hosts)]),
     p.PruneBlobs: lambda fleet, reaching: fleet.session.housekeeping.cached(reaching),
-    p.ListTemplates: lambda fleet, reaching: fleet.session.housekeeping.templates(
-        reaching
-    ),
-}
+    p.ListTemplates: lambda fleet, reaching: fleet.session.housekeeping.templates(reaching),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("request_type", ASKS, ids=lambda kind: kind.__name__)

@@ -175,9 +175,8 @@ def test_nodes_that_can_not_prove_themselves_do_not_train_alone(node_rank, golde
 
 def test_under_slurm_all_that_was_looked_for_is_named(golden):
     place = replace(places()[0], key="slurm 7.0")
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         Part(place, None, "", no_link).run("", ACCESS, JobSpec(), not_here)
-    golden(caught.value)
 
 
 def test_what_can_not_run_inside(golden):
@@ -186,9 +185,8 @@ def test_what_can_not_run_inside(golden):
         rank=1, world_size=4, local_rank=1, local_world_size=2, said_by="RANK, LOCAL_RANK"
     )  # fmt: skip
     of_a_rank = Part(replace(place, task=task), SECRET, "", no_link)
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         of_a_rank.run("", ACCESS, JobSpec(), not_here)
-    golden(caught.value)
     with pytest.raises(SpecError) as caught:
         Part(place, SECRET, "", no_link).run("", ACCESS, JobSpec(detach=True), not_here)
     assert "--detach means nothing here" in str(caught.value)

@@ -112,9 +112,8 @@ def test_a_home_that_can_not_be_written_is_told_once_whoever_asks(
     kernel.over(*two())
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "file"))
-    with pytest.raises(PayloadError) as caught:
+    with golden.raises(PayloadError):
         kernel.reach()
-    golden(caught.value)
 
 
 def test_a_dry_run_of_an_elastic_job_does_without_a_host_that_is_down(kernel):
@@ -129,9 +128,8 @@ def test_a_dry_run_of_an_elastic_job_does_without_a_host_that_is_down(kernel):
 def test_a_dry_run_of_what_can_not_be_planned_closes_the_links(kernel, golden):
     a, b = two()
     kernel.over(a, b)
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         start_commands(kernel.reach(), JobSpec(nnodes=(3, 3)))
-    golden(caught.value)
     assert_left(a, b)
 
 
@@ -173,11 +171,10 @@ def test_a_run_that_failed_is_kept_for_comparison_too(kernel):
 def test_messages_name_the_variable_that_gets_the_run(kernel, golden):
     screen = FakeScreen()
     kernel.over(FakeHost("gpu-a", fails))
-    with pytest.raises(WorkerFailed) as caught:
+    with golden.raises(WorkerFailed) as caught:
         kernel.session.launch(
             kernel.reach(), JobSpec(), kernel.payload, screen, variable="b"
         )
-    golden(caught.value)
     assert {state.variable for state in [*screen.shown, *screen.finished]} == {"b"}
     assert caught.value.run.state.variable == "b", "it is shown again later"
 
@@ -240,9 +237,8 @@ def test_a_run_that_loses_a_host_raises_an_error_that_carries_it(kernel):
 
 def test_a_run_that_is_interrupted_raises_cancelled_that_carries_it(kernel, golden):
     a, b = two(runs_on)
-    with pytest.raises(Cancelled) as caught:
+    with golden.raises(Cancelled) as caught:
         kernel.over(a, b).launch(screen=PressingScreen(has_ranks))
-    golden(caught.value)
     assert caught.value.run.state.stopping == "interrupted"
 
 
@@ -250,9 +246,8 @@ def test_an_interrupt_behind_a_run_that_went_well_raises_cancelled_that_carries_
     kernel, golden
 ):
     a, b = two()
-    with pytest.raises(Cancelled) as caught:
+    with golden.raises(Cancelled) as caught:
         kernel.over(a, b).launch(screen=LatePressingScreen())
-    golden(caught.value)
     assert sorted(caught.value.run.results) == [0, 1]
 
 
@@ -359,9 +354,8 @@ def test_a_job_that_was_let_go_and_has_been_removed_is_not_found(kernel, golden)
     a, b = two(runs_on)
     left = detached(kernel, a, b)
     a.listings = b.listings = ()
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         left.stop()
-    golden(caught.value)
 
 
 # ---- hosts that are kept warm

@@ -215,22 +215,6 @@ def test_damaged_bytes_are_an_error_or_another_message(at, put, taken):
     render.html(all_folded(found))
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, len(TEXT) - 1), st.integers(0, 255)),
-        min_size=1,
-        max_size=30,
-    )
-)
-def test_many_damaged_bytes(changes):
-    data = bytearray(TEXT)
-    for at, byte in changes:
-        data[at] = byte
-    found, error = heard(bytes(data))
-    assert error is not None
-    render.text(all_folded(found))
-
-
 @pytest.mark.parametrize("n", [1, 5, len(TOLD)])
 def test_the_same_event_twice(n, golden):
     text = b"".join(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from distmagic.transports import program_text
-from tests.lab.waiting import HANG_S
+from tests.builders.shell import completed
 
 
 @pytest.mark.parametrize("role", ["keeper", "usher", "hold"])
@@ -22,9 +21,6 @@ def test_modules_in_the_working_directory_are_not_pythons_own(
     python, *words = program_text.command(sys.executable, role, {})
     # Up to the program itself, and what it imports.
     text = words[2].replace("exec(", "print(*sys.path, sep='\\n');import json,signal,types,socket;(", 1)  # fmt: skip
-    done = subprocess.run(
-        [python, *words[:2], text], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S,
-        check=False,
-    )  # fmt: skip
+    done = completed([python, *words[:2], text], cwd=tmp_path, check=False)  # fmt: skip
     assert (done.stderr, done.returncode) == ("", 0)
     assert str(tmp_path) not in done.stdout.splitlines()

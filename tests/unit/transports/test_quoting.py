@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 from distmagic.transports.quoting import command_line, quote
+from tests.builders.shell import completed
 
 HOSTILE = (
     "plain", "a b", "", "it's", "a\\b", "a\\\\b", "\\", "!x", "a!b", "!!", "\\!", "$HOME", "`id`", "$(id)", "~", "~/x",
@@ -33,9 +33,7 @@ def test_every_log_in_shell_reads_the_same_words(shell: str) -> None:
             *HOSTILE,
         )
     )
-    shown = subprocess.run(
-        [shell, "-c", line], capture_output=True, text=True, check=True
-    )
+    shown = completed([shell, "-c", line])
     assert tuple(json.loads(shown.stdout)) == HOSTILE
 
 
@@ -49,12 +47,7 @@ def test_home_is_expanded_in_the_program_only(
     program.write_text("#!/bin/sh\necho $1\n")
     program.chmod(0o755)
     line = command_line(("~/my bin/show", "~/x"))
-    assert (
-        subprocess.run(
-            [shell, "-c", line], capture_output=True, text=True, check=True
-        ).stdout
-        == "~/x\n"
-    )
+    assert completed([shell, "-c", line]).stdout == "~/x\n"
 
 
 def test_a_plain_line_stays_readable() -> None:
@@ -66,9 +59,8 @@ def test_a_plain_line_stays_readable() -> None:
 
 @pytest.mark.parametrize("word", ["a\nb", "a\rb", "a\0b"])
 def test_a_line_break_can_not_be_quoted(word: str, golden) -> None:
-    with pytest.raises(ValueError) as caught:
+    with golden.raises(ValueError):
         quote(word)
-    golden(caught.value)
 
 
 def test_no_program_is_an_error() -> None:

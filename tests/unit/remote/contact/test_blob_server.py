@@ -169,7 +169,7 @@ def test_the_secret_leaves_no_file(serve, monkeypatch, tmp_path):
 
 def sneak(context: ssl.SSLContext | None, port: int) -> bytes:
     """Connect in some way, and return all that the server tells: nothing but TLS's own."""
-    with socket.create_connection((HERE, port), timeout=5) as plain:
+    with socket.create_connection((HERE, port), timeout=HANG_S) as plain:
         if context is None:
             return plain.recv(100)
         try:
@@ -262,7 +262,7 @@ def test_a_flood_is_bounded(serve):
 def test_who_waits_at_the_door_is_turned_away(serve, monkeypatch):
     monkeypatch.setattr(mutual_tls, "HANDSHAKE_S", 0.05)
     files = serve(10)
-    with socket.create_connection((HERE, files.server.port), timeout=30) as slow:
+    with socket.create_connection((HERE, files.server.port), timeout=HANG_S) as slow:
         slow.sendall(b"\x16")
         assert slow.recv(10) == b""
 

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import pwd
-import re
 import secrets
 import select
 import shutil
@@ -58,7 +57,7 @@ class PlayedAgent:
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(self.run_dir / "readers"))
         self.listener.listen(1)
-        self.listener.settimeout(20.0)
+        self.listener.settimeout(HANG_S)
         self.keep_journal()
 
     def keep_journal(self) -> None:
@@ -176,7 +175,7 @@ def test_an_agent_that_leaves_before_it_has_let_anybody_in(
 ) -> None:
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
     # The kernel has taken the connection; nobody accepts it.
-    assert select.select([agent.listener], [], [], 20.0)[0]
+    assert select.select([agent.listener], [], [], HANG_S)[0]
     agent.leave()
     assert list(link.events()) == [(1, HELLO), (2, FINAL)]
 
@@ -211,8 +210,8 @@ def test_an_agent_that_can_not_begin_is_told_with_its_last_words_and_leaves_noth
     job = f"job-{secrets.token_hex(4)}"
     with pytest.raises(PreflightError) as caught:
         link.start(replace(START, job=job, node_rank=0))
-    assert str(caught.value).startswith("localhost: its agent ended at once: ")
-    assert "No such file or directory" in str(caught.value)
+    assert caught.value.host == "localhost"
+    assert os.strerror(errno.ENOENT) in caught.value.message
     assert not places.run_dir(job, 0).exists()
 
 
@@ -316,9 +315,8 @@ def test_a_job_whose_socket_somebody_has_removed_is_running(
     job = str(list(hidden.args)[-1])  # type: ignore[arg-type]
     (listed,) = host_requests.list_jobs(link, job)
     assert listed.is_running
-    with pytest.raises(PreflightError) as caught:
+    with golden.raises(PreflightError):
         host_requests.remove_job(link, job)
-    golden(caught.value)
     # Its agent is about to make another one: whoever follows it connects again.
     link.attach(p.FollowJob(job=job, node_rank=0))
     with pytest.raises(ConnectionLost):
@@ -330,9 +328,8 @@ def test_a_node_that_never_began_on_this_host_has_nothing_to_tell(
 ) -> None:
     """The kernel that started the job was killed before it came to this host."""
     link.attach(p.FollowJob(job="never-begun", node_rank=1))
-    with pytest.raises(PreflightError) as caught:
+    with golden.raises(PreflightError):
         list(link.events())
-    golden(caught.value)
 
 
 def test_an_agent_that_has_said_its_last_word_is_not_running(
@@ -528,7 +525,7 @@ def test_an_agent_that_was_stopped_for_a_moment_is_waited_for(
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
     conn, _ = agent.listener.accept()
     with conn:
-        conn.settimeout(20.0)
+        conn.settimeout(HANG_S)
         conn.recv(65536)
         conn.settimeout(2.5)
         with pytest.raises(TimeoutError):  # three looks at its process end nothing
@@ -539,7 +536,7 @@ def test_an_agent_that_was_stopped_for_a_moment_is_waited_for(
 
 
 def test_a_template_that_has_no_time_is_there() -> None:
-    folder = places.make_warm_dir("testowner", "key")
+    folder = places.make_warm_dir(secrets.token_hex(8), "key")
     try:
         with (
             socket.socket(socket.AF_UNIX) as listener,
@@ -637,10 +634,8 @@ def test_of_a_long_log_no_more_is_sent_than_is_shown(
     monkeypatch.setattr(link, "take", counting)
     about, newest = job_requests.newest_logs(link, "job-1", 0, 0, 1000).splitlines()
     assert newest == "last"
-    assert re.fullmatch(
-        r"... 3,221,225,473 bytes of stdout not shown; the whole log: on \S+ under ~/.distmagic/jobs/job-1",
-        about,
-    )
+    assert "3,221,225,473 bytes" in about
+    assert about.endswith("/jobs/job-1")
     assert taken == [1000]
 
 
@@ -762,9 +757,8 @@ def test_working_directories_are_told_and_removed(link: Link, golden) -> None:
         5,
         True,
     )
-    with pytest.raises(PreflightError) as caught:
+    with golden.raises(PreflightError):
         host_requests.remove_work_dir(link, "train")
-    golden(caught.value)
     work_dirs.leave(path, "job-1", 0)
     assert host_requests.remove_work_dir(link, "train") == 5
     assert host_requests.list_work_dirs(link) == ()
@@ -876,9 +870,8 @@ def test_a_folder_that_others_of_a_group_can_change(
     if not is_refused:
         functions["distmagic_trust"](str(shared / "home"))
         return
-    with pytest.raises(OSError) as caught:
+    with golden.raises(OSError):
         functions["distmagic_trust"](str(shared / "home"))
-    golden(caught.value)
 
 
 ROOT, ME = "root:x:0:0:r:/:/bin/sh", "me:x:1000:7:M\xfc:/home/me:/bin/sh"

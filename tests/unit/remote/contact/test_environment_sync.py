@@ -34,6 +34,7 @@ from distmagic.request.command_prefix import interpreter_words
 from distmagic.request.hosts import LOCALHOST
 from distmagic.transports.local import LocalTransport
 from tests import REPOSITORY
+from tests.builders.shell import completed
 from tests.builders.wheels import played_uv, wheel
 from tests.lab import wait_until
 from tests.lab.waiting import HANG_S
@@ -93,9 +94,7 @@ def heard(
 
 
 def asked(python: str, code: str) -> str:
-    return subprocess.run(
-        [python, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    return completed([python, "-c", code]).stdout.strip()
 
 
 def test_an_environment_remembers_all_who_asked_for_it(index, opened):
@@ -133,9 +132,7 @@ def test_an_environment_is_made_once_and_has_the_packages_and_a_name(
 
 
 def asked_by(words: tuple[str, ...], code: str) -> str:
-    done = subprocess.run(
-        [*words, "-c", code], capture_output=True, text=True, check=True
-    )
+    done = completed([*words, "-c", code])
     return done.stdout.strip()
 
 
@@ -144,9 +141,8 @@ def test_a_package_that_cant_be_had_is_named_and_the_environment_is_not_there(
 ):
     wheel(index, "alpha")
     link = opened()
-    with pytest.raises(PreflightError) as caught:
+    with golden.raises(PreflightError):
         sync(link, "alpha", "nowhere==7")
-    golden(caught.value)
     assert not (environments.root() / "train").exists()
     with pytest.raises(PreflightError, match="is no name"):
         sync(link, name="..")  # the conversation goes on
@@ -154,9 +150,8 @@ def test_a_package_that_cant_be_had_is_named_and_the_environment_is_not_there(
 
 @pytest.mark.parametrize("name", ["", ".x", "a/b"])
 def test_a_name_that_leads_elsewhere_is_refused(opened, name, golden):
-    with pytest.raises(PreflightError) as caught:
+    with golden.raises(PreflightError):
         sync(opened(), name=name)
-    golden(caught.value)
 
 
 def fake_uv(tmp_path: Path, script: str) -> None:
@@ -176,7 +171,7 @@ esac
 
 
 def test_of_two_notebooks_one_makes_the_environment_by_uv_and_the_other_waits(
-    tmp_path, opened
+    tmp_path, opened, golden
 ):
     fake_uv(tmp_path, UV)
     (tmp_path / "hold").touch()
@@ -194,9 +189,7 @@ def test_of_two_notebooks_one_makes_the_environment_by_uv_and_the_other_waits(
         _, found = other.result(HANG_S)
     assert (made.was_there, found.was_there) == (False, True)
     assert found.python == made.python
-    assert {one.line for one in waited} == {
-        "waiting for another notebook that makes it"
-    }
+    golden(*{one.line for one in waited})
     assert progress[-1].line == "Resolved 2 packages in 1ms"
     calls = (tmp_path / "uv-calls").read_text().splitlines()
     assert len(calls) == 1
@@ -456,9 +449,8 @@ def test_what_a_user_has_made_keeps_its_name_and_nothing_is_made(
     else:
         there.symlink_to(tmp_path if kind == "link" else "nowhere")
     before = os.lstat(there).st_ino
-    with pytest.raises(PreflightError) as caught:  # fmt: skip
+    with golden.raises(PreflightError):  # fmt: skip
         sync(opened(), "alpha")
-    golden(caught.value)
     assert os.lstat(there).st_ino == before
     assert list(environments.root().iterdir()) == [there]
 

@@ -73,9 +73,8 @@ def test_files_of_a_job_are_found_and_read(link: Link, home: Path, golden) -> No
     ):
         with pytest.raises(PreflightError, match=error):
             read_file(link, replace(request, path=path), begun.append, data.extend)
-    with pytest.raises(PreflightError) as caught:
+    with golden.raises(PreflightError):
         find_files(link, Folder(job="job-2"), "**")
-    golden(caught.value)
 
 
 NAMES = [
@@ -194,9 +193,8 @@ def test_a_part_of_another_file_is_found_out(
     part = home / "in" / f".distmagic-{sha256[:32]}.part"
     part.write_bytes(b"another")
     folder = RemoteFolder(Folder(path="in"), opened)
-    with pytest.raises(PreflightError) as caught:
+    with golden.raises(PreflightError):
         folder.send(tmp_path / "big.bin")
-    golden(caught.value)
     folder.send(tmp_path / "big.bin")
     assert (home / "in" / "big.bin").read_bytes() == data
 
@@ -223,9 +221,8 @@ def test_links_are_not_sent(home: Path, tmp_path: Path, golden) -> None:
     (source / "loop").symlink_to(source)
     sent = RemoteFolder(Folder(path="in"), opened).send(source)
     assert sent == ["source/real"]
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         RemoteFolder(Folder(path="in"), opened).send(tmp_path / "nothing")
-    golden(caught.value)
 
 
 class Notebook:

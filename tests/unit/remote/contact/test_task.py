@@ -118,16 +118,13 @@ def test_of_a_bar_the_latest_state_counts_and_of_rows_the_last_ones():
     [
         (progress(1), progress(2, rank=1)),
         (progress(1), Output(rank=0, stream="stdout", offset=0, text="a")),
-        (
-            Output(rank=0, stream="stdout", offset=0, text="a"),
-            Output(rank=0, stream="stderr", offset=0, text="a"),
-        ),
+        (Output(rank=0, stream="stdout", offset=0, text="a"), Output(rank=0, stream="stderr", offset=0, text="a")),
         (
             Output(rank=0, stream="stdout", offset=0, text="a"),
             Output(rank=0, stream="stdout", offset=9, text="a", skipped_bytes=8),
         ),
     ],
-)
+)  # fmt: skip
 def test_what_is_of_another_rank_or_stream_is_a_line_of_its_own(before, after):
     assert merged(before, after) is None
 

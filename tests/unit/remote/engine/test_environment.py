@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from distmagic.remote.engine import engine
 from distmagic.remote.wire import protocol
 from tests import REPOSITORY
 from tests.builders.messages import START
-from tests.lab.waiting import HANG_S
+from tests.builders.shell import completed
 
 
 def test_ranks_do_not_see_the_variables_of_the_one_task_around_them():
@@ -61,8 +60,5 @@ if os.fork() == 0:
 
 def test_torchrun_does_not_begin_when_its_agent_was_killed_meanwhile(marks):
     """Its ranks would reach no agent; it would start them again, and in the end close the others' rendezvous."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEGINS_LATE], cwd=REPOSITORY, env={**os.environ, **marks}, capture_output=True,
-        text=True, timeout=HANG_S, check=False,
-    )  # fmt: skip
+    done = completed([sys.executable, "-c", BEGINS_LATE], cwd=REPOSITORY, env={**os.environ, **marks}, check=False)  # fmt: skip
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)

@@ -15,7 +15,7 @@ import pytest
 from distmagic.remote.contact import template_client
 from distmagic.remote.engine import forking
 from distmagic.remote.wire.protocol import TemplateRequest
-from tests.lab.waiting import HANG_S
+from tests.builders.shell import completed
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="hosts run Linux"
@@ -51,13 +51,7 @@ def forked(act: str, before: str = "") -> subprocess.CompletedProcess[str]:
         act=textwrap.indent(textwrap.dedent(act).strip(), " " * 4).strip(),
         before=before,
     )
-    return subprocess.run(
-        [sys.executable, "-u", "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG_S,
-    )
+    return completed([sys.executable, "-u", "-c", program], check=False)
 
 
 def test_nothing_of_the_parent_is_left_in_it() -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from tests import REPOSITORY
 from tests.builders.forks import Forks
+from tests.lab.waiting import HANG_S
 
 ROOT = REPOSITORY
 BEFORE = """
@@ -101,7 +102,11 @@ def rank(tmp_path, request):
         if flags:
             argv = [sys.executable, *flags, str(file)]
             done = subprocess.run(
-                argv, check=False, capture_output=True, timeout=60, env={**ENV, **env}
+                argv,
+                check=False,
+                capture_output=True,
+                timeout=HANG_S,
+                env={**ENV, **env},
             )
         else:
             loaded = "with_tqdm" if first == TQDM else "without_tqdm"

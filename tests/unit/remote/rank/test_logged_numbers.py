@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -18,6 +17,7 @@ import tqdm
 
 from distmagic.remote.rank.logged_numbers import numbers_in
 from tests import REPOSITORY
+from tests.builders.shell import completed
 
 BEFORE = """
 import json, sys
@@ -77,10 +77,8 @@ def rank(tmp_path: Path):
 
     def run(script: str) -> tuple[list, list]:
         code = BEFORE + textwrap.dedent(script) + AFTER
-        done = subprocess.run(
+        done = completed(
             [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
             check=False,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(found)},
         )

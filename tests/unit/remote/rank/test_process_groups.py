@@ -13,6 +13,8 @@ import pytest
 from distmagic.remote.rank import process_groups
 from tests import REPOSITORY
 from tests.builders.later import Later
+from tests.builders.shell import completed
+from tests.lab.waiting import HANG_S
 
 Later("torch")  # without it this module is skipped
 
@@ -156,7 +158,7 @@ def test_whether_a_rank_was_in_a_process_group_and_used_it_and_ends(
             [sys.executable, str(script), str(tmp_path)],
             capture_output=True,
             check=False,
-            timeout=100,
+            timeout=HANG_S,
             env=env,
         )
     assert done.returncode == 0, done.stderr.decode()
@@ -195,13 +197,7 @@ print(process_groups.use())
 )
 def test_what_can_not_be_known_passes_as_used(world, tmp_path: Path):
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "-c", ODD.format(world=world)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=env,
-    )
+    done = completed([sys.executable, "-c", ODD.format(world=world)], env=env)
     assert done.stdout == "used\n"
 
 
@@ -247,14 +243,7 @@ print("at last:", len(process_groups._notes.kept))
 
 def test_only_groups_that_a_model_holds_are_kept_and_as_long_as_it_lives():
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "-c", KEPT],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-        env=env,
-    )
+    done = completed([sys.executable, "-c", KEPT], env=env)
     assert done.stdout.splitlines() == [
         "without a model: 0",
         "with a model: 1",

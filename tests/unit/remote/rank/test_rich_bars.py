@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import REPOSITORY
+from tests.builders.shell import completed
 
 rich = pytest.importorskip("rich")
 
@@ -32,10 +32,7 @@ def posted(
 ) -> tuple[list[dict], str]:
     """Run a script as a rank would; return the bars that it posted, and what it wrote."""
     found = [str(REPOSITORY), str(Path(rich.__file__).parents[1])]
-    done = subprocess.run(
-        [sys.executable, "-c", before + textwrap.dedent(script) + AFTER, str(folder / "posted")],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(found)},
-    )  # fmt: skip
+    done = completed([sys.executable, "-c", before + textwrap.dedent(script) + AFTER, str(folder / "posted")], check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(found)})  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "posted").read_text()), done.stdout
 

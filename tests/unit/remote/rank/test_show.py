@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import os
-import subprocess
 import sys
 
 import pytest
@@ -17,6 +16,7 @@ from distmagic.remote.rank.show import show
 from distmagic.remote.wire import protocol
 from tests import REPOSITORY
 from tests.builders.later import Later
+from tests.builders.shell import completed
 
 Later("matplotlib")  # without it this module is skipped
 
@@ -104,10 +104,7 @@ first.subplots(); plt.show(); plt.show(); print("what changed", shown(), plt.gcf
 def test_what_is_shown_as_in_a_cell_is_a_picture_of_the_rank(is_warm):
     Later("IPython")
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "MPLBACKEND": "agg"}
-    done = subprocess.run(
-        [sys.executable, "-u", "-W", "ignore", "-c", SHOWS.format(is_warm=is_warm)],
-        capture_output=True, text=True, check=True, timeout=120, env=env,
-    )  # fmt: skip
+    done = completed([sys.executable, "-u", "-W", "ignore", "-c", SHOWS.format(is_warm=is_warm)], env=env)  # fmt: skip
     first, *lines = done.stdout.splitlines()
     assert is_warm or first == "[]"
     assert lines == [

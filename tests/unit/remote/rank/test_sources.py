@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import REPOSITORY
+from tests.builders.shell import completed
 
 CELL = "/tmp/ipykernel_71/123.py"
 OTHER = "/tmp/ipykernel_71/456.py"
@@ -74,10 +74,7 @@ def zipped_texts(folder: Path) -> Path:
 
 def sources_of(folder: Path, *names: str) -> str:
     script = RANK.format(cell=CELL, other=OTHER)
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(zipped_texts(folder)), *names],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
+    done = completed([sys.executable, "-c", script, str(zipped_texts(folder)), *names], check=False, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -91,14 +88,11 @@ def sources_of(folder: Path, *names: str) -> str:
         ("Config", "@dataclass\nclass Config:\n    lr: float = 0.1\n"),
         ("Wrapped", TEXT[TEXT.index("class Wrapped") : TEXT.index("\nclass Outer")]),
         ("Outer", TEXT[TEXT.index("class Outer") : TEXT.index("\nclass Borrowed")]),
-        (
-            "Outer.Inner",
-            TEXT[TEXT.index("    class Inner") : TEXT.index("\nclass Borrowed")],
-        ),
+        ("Outer.Inner", TEXT[TEXT.index("    class Inner") : TEXT.index("\nclass Borrowed")]),
         ("Borrowed", "class Borrowed:\n    helper = helper\n"),
         ("helper", OTHER_TEXT),
     ],
-)
+)  # fmt: skip
 def test_the_source_of_what_a_cell_defines_is_found(name, source, tmp_path):
     assert sources_of(tmp_path, name) == f"{source}---\n"
 

@@ -254,9 +254,8 @@ def test_a_file_that_stays_is_still_that_of_the_run_after_errors_in_the_middle(
     write(path, snapshot=old + "new", out__x="its")
     write(project, a="2", out="file")
     for job in ("k", "l"):
-        with pytest.raises(OSError) as caught:
+        with golden.raises(OSError):
             prepared(work_of(project, home), job)
-        golden(caught.value)
     shutil.rmtree(path / "out")
     for job in ("m", "n"):
         assert noticed(work_of(project, home), job) == STAYS.format("snapshot")
@@ -278,14 +277,12 @@ def test_what_came_before_an_error_in_the_middle_counts_as_brought(
         (project / name).unlink()
     (project / "latest").symlink_to("c")
     write(project, a=old + "2", new=old + "2", now_a_file="2", out="file")
-    with pytest.raises(OSError) as caught:
+    with golden.raises(OSError):
         prepared(work_of(project, home), "k")
-    golden(caught.value)
     # Now nothing comes before the error.
     write(project, a=old + "3", new=old + "3", now_a_file="3", **{"0": old + "file"})
-    with pytest.raises(OSError) as caught:
+    with golden.raises(OSError):
         prepared(work_of(project, home), "l")
-    golden(caught.value)
     assert there(path)["a"] == old + "2"
     shutil.rmtree(path / "0")
     for name in ("b", "new", "out", "latest"):
@@ -318,9 +315,8 @@ def test_what_is_known_can_be_read_with_and_without_what_was_coming(
     assert work_sync.last_brought(record.parent) == brought
     write(path, b__x="its")
     write(project, a="2", b="file")
-    with pytest.raises(OSError) as caught:
+    with golden.raises(OSError):
         prepared(work_of(project, home), "k")
-    golden(caught.value)
     interim = work_sync.last_brought(record.parent)
     assert (interim.manifest, interim.files) == ("", brought.files)
     assert list(interim.coming) == ["a", "b"]
@@ -409,9 +405,8 @@ def test_a_link_that_a_rank_has_made_is_not_followed(project, home, tmp_path, go
     (path / "data" / "x").unlink()
     (path / "data").rmdir()
     (path / "data").symlink_to(outside)
-    with pytest.raises(OSError) as caught:
+    with golden.raises(OSError):
         prepared(work_of(project, home), "k")
-    golden(caught.value)
     shutil.rmtree(project / "data")
     write(project, other="2")
     prepared(work_of(project, home), "l")
@@ -422,9 +417,8 @@ def test_a_folder_in_the_way_of_a_file_is_named(project, home, golden):
     path = prepared(work_of(project, home))
     write(path, out__result="1")
     write(project, out="file")
-    with pytest.raises(OSError) as caught:
+    with golden.raises(OSError):
         prepared(work_of(project, home), "k")
-    golden(caught.value)
     prepared(work_of(project, home, is_fresh=True), "l")
     assert there(path) == {"out": "file"}
 
@@ -707,9 +701,8 @@ def test_kept_directories_are_listed_and_removed_unless_a_job_uses_them(
         "other": (5, False, "nb"),
         "train": (5, True, "nb"),
     }
-    with pytest.raises(OSError) as caught:
+    with golden.raises(OSError):
         work_dirs.remove(NAME)
-    golden(caught.value)
     assert work_dirs.remove("other") == 5
     assert work_dirs.remove("other") == 0
     assert os.listdir(home / "work") in ([NAME, ".train"], [".train", NAME])

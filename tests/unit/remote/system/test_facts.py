@@ -179,14 +179,11 @@ def test_amd_nodes_that_may_not_be_read_are_not_counted(monkeypatch, tmp_path):
     ("text", "version"),
     [
         ("__version__ = '2.13.0+cu130'\ndebug = False\n", "2.13.0+cu130"),
-        (
-            'from typing import Optional\n__all__ = ["__version__"]\n__version__: str = "2.4.1"\n',
-            "2.4.1",
-        ),
+        ('from typing import Optional\n__all__ = ["__version__"]\n__version__: str = "2.4.1"\n', "2.4.1"),
         ("version = compute()\n", "unknown"),
         (None, "unknown"),
     ],
-)
+)  # fmt: skip
 def test_the_version_of_torch_is_read_from_its_files(
     monkeypatch, tmp_path, text, version
 ):
@@ -239,14 +236,11 @@ def test_the_way_to_a_peer():
     ("connection", "address"),
     [
         ("192.0.2.1 50000 127.0.0.1 22", "127.0.0.1"),
-        (
-            "192.0.2.1 50000 192.0.2.77 22",
-            "127.0.0.1",
-        ),  # of another network than the one this machine is in now
+        ("192.0.2.1 50000 192.0.2.77 22", "127.0.0.1"),  # of another network than the one this machine is in now
         ("nonsense", "127.0.0.1"),
         ("", "127.0.0.1"),
     ],
-)
+)  # fmt: skip
 def test_the_address_that_ssh_came_to(monkeypatch, connection, address):
     monkeypatch.setenv("SSH_CONNECTION", connection)
     assert facts.route("")[0] == address

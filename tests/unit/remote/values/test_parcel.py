@@ -18,6 +18,7 @@ from distmagic.remote.values import call, parcel, storages
 from distmagic.remote.values.pickling import Seen
 from tests import REPOSITORY
 from tests.builders.later import Later
+from tests.builders.shell import completed
 
 torch, np = Later("torch"), Later("numpy")
 
@@ -52,16 +53,10 @@ TENSORS = {
     "every second": lambda: torch.arange(20)[5::2],
     "conj": lambda: torch.randn(4, dtype=torch.complex64).conj(),
     "neg": lambda: torch.randn(4, dtype=torch.complex64).conj().imag,
-    "conj, one column": lambda: torch.randn(100, 50, dtype=torch.complex64).conj()[
-        :, 3
-    ],
-    "neg, one column": lambda: (
-        torch.randn(100, 50, dtype=torch.complex64).conj().imag[:, 3]
-    ),
-    "channels last": lambda: torch.randn(2, 3, 4, 4).to(
-        memory_format=torch.channels_last
-    ),
-}
+    "conj, one column": lambda: torch.randn(100, 50, dtype=torch.complex64).conj()[:, 3],
+    "neg, one column": lambda: (torch.randn(100, 50, dtype=torch.complex64).conj().imag[:, 3]),
+    "channels last": lambda: torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -246,16 +241,10 @@ def test_a_type_without_torch_needs_no_torch(tmp_path):
 
 
 def run_python(code: str, *flags: str) -> str:
-    import subprocess
 
     root = str(REPOSITORY)
     code = f"import sys; sys.path.insert(0, {root!r}); {code}"
-    done = subprocess.run(
-        [sys.executable, *flags, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = completed([sys.executable, *flags, "-c", code], check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -453,9 +442,8 @@ def test_the_standard_streams_are_those_of_the_other_end(tmp_path, monkeypatch):
 def test_a_part_that_cannot_be_pickled_is_named(tmp_path, golden):
     model = torch.nn.Linear(2, 2)
     model.lock = threading.Lock()
-    with pytest.raises(parcel.ParcelError) as caught:
+    with golden.raises(parcel.ParcelError):
         parcel.dump({"loss": 1.0, "model": [model]}, tmp_path / "value")
-    golden(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -480,9 +468,8 @@ def test_an_object_that_refuses_is_the_culprit(tmp_path, golden):
         def __reduce__(self):
             raise RuntimeError("no")
 
-    with pytest.raises(parcel.ParcelError) as caught:
+    with golden.raises(parcel.ParcelError):
         parcel.dump([1, Stubborn()], tmp_path / "value")
-    golden(caught.value)
 
 
 def test_a_part_among_very_many_is_told_by_what_pickle_said(tmp_path):
@@ -622,9 +609,8 @@ def test_a_whole_cell_keeps_its_lines_and_its_name(tmp_path):
 
 def test_what_is_no_payload_is_refused(tmp_path, golden):
     parcel.dump(42, tmp_path / "value")
-    with pytest.raises(parcel.ParcelError) as caught:
+    with golden.raises(parcel.ParcelError):
         call.load(tmp_path / "value", types.ModuleType("__main__"))
-    golden(caught.value)
 
 
 @pytest.mark.parametrize("pack", [parcel.dump, lambda value, _: parcel.measure(value)])

@@ -12,6 +12,7 @@ import pytest
 from distmagic.remote.values import settings
 from tests import REPOSITORY
 from tests.builders.later import Later
+from tests.builders.shell import completed
 
 Later("torch")  # without it this module is skipped
 
@@ -52,9 +53,7 @@ OF_LOGGING = {
 
 
 def ran(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY, timeout=120
-    )  # fmt: skip
+    return completed([sys.executable, "-c", program], cwd=REPOSITORY)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OF_LOGGING)

@@ -89,17 +89,7 @@ MESSAGES = (
             device="cuda:1",
         ),
     ),
-    (
-        5,
-        p.Output(
-            rank=-1,
-            stream="stderr",
-            offset=10,
-            text="é\n",
-            skipped_bytes=5,
-            size_bytes=3,
-        ),
-    ),
+    (5, p.Output(rank=-1, stream="stderr", offset=10, text="é\n", skipped_bytes=5, size_bytes=3)),
     (
         6,
         p.Ended(
@@ -214,21 +204,11 @@ MESSAGES = (
             work=WORK,
         ),
     ),
-    (
-        0,
-        p.WorkDirReady(
-            path="/home/me/.distmagic/work/train", notice="job j-0 still runs"
-        ),
-    ),
+    (0, p.WorkDirReady(path="/home/me/.distmagic/work/train", notice="job j-0 still runs")),
     (0, p.ListFiles(folder=FOLDER, pattern="*.pt")),
     (0, p.FoundFiles(files=(p.FoundFile(path="a.pt", size_bytes=7, changed_s=1.5),))),
     (0, p.ReadFile(folder=FOLDER, path="a.pt", size_bytes=5, sha256=SHA)),
-    (
-        0,
-        p.WriteFile(
-            folder=FOLDER, path="a.pt", size_bytes=5, sha256=SHA, is_executable=True
-        ),
-    ),
+    (0, p.WriteFile(folder=FOLDER, path="a.pt", size_bytes=5, sha256=SHA, is_executable=True)),
     (0, p.FileBegins(size_bytes=7, offset=5)),
     (0, p.FileEnds(has_changed=True)),
     (0, p.ListWorkDirs()),
@@ -279,12 +259,7 @@ MESSAGES = (
     (0, p.GetFreePort(address="10.0.0.2")),
     (0, p.FreePort(port=40001)),
     (0, p.ClaimDevices(job="j-1", devices=("0", "1"))),
-    (
-        0,
-        p.DevicesClaimed(
-            others=(p.DeviceClaim(device="0", job="j-0", owner="nb", since_s=1.5),)
-        ),
-    ),
+    (0, p.DevicesClaimed(others=(p.DeviceClaim(device="0", job="j-0", owner="nb", since_s=1.5),))),
     (
         0,
         p.SyncEnvironment(
@@ -294,10 +269,7 @@ MESSAGES = (
             owner="me@here:/nb/train.ipynb",
         ),
     ),
-    (
-        0,
-        p.EnvironmentProgress(line="Downloading torch", elapsed_s=1.5),
-    ),
+    (0, p.EnvironmentProgress(line="Downloading torch", elapsed_s=1.5)),
     (
         0,
         p.EnvironmentReady(
@@ -307,7 +279,7 @@ MESSAGES = (
             notes=("torch is another one",),
         ),
     ),
-)
+)  # fmt: skip
 
 
 def golden() -> list[bytes]:
@@ -381,45 +353,27 @@ def test_numbers_that_are_no_numbers_travel():
     [
         (b"", "not JSON: b''"),
         (b"Last login: today", "not JSON: b'Last login: today'"),
-        (
-            b'{"t":"data","n":0,"size_bytes":7',
-            'not JSON: b\'{"t":"data","n":0,"size_bytes":7\'',
-        ),
+        (b'{"t":"data","n":0,"size_bytes":7', 'not JSON: b\'{"t":"data","n":0,"size_bytes":7\''),
         (b"[" * 100_000, f"not JSON: {b'[' * 80!r}"),
         (b"\xff\xfe", r"not JSON: b'\xff\xfe'"),
         (b"[1]", "not a message: b'[1]'"),
         (b'{"t":1,"n":0}', 'not a message: b\'{"t":1,"n":0}\''),
         (b'{"t":"agent_gone"}', 'not a message: b\'{"t":"agent_gone"}\''),
-        (
-            b'{"t":"agent_gone","n":true}',
-            'not a message: b\'{"t":"agent_gone","n":true}\'',
-        ),
-        (
-            b'{"t":"agent_gone","n":1.0}',
-            'not a message: b\'{"t":"agent_gone","n":1.0}\'',
-        ),
+        (b'{"t":"agent_gone","n":true}', 'not a message: b\'{"t":"agent_gone","n":true}\''),
+        (b'{"t":"agent_gone","n":1.0}', 'not a message: b\'{"t":"agent_gone","n":1.0}\''),
         (b'{"t":"data","n":0}', "data: size_bytes is missing"),
-        (
-            b'{"t":"data","n":0,"size_bytes":true}',
-            "data.size_bytes: bool in place of int",
-        ),
+        (b'{"t":"data","n":0,"size_bytes":true}', "data.size_bytes: bool in place of int"),
         (b'{"t":"missing_blobs","n":0,"sha256":"x"}', "missing_blobs.sha256: no list"),
         (b'{"t":"offer_blobs","n":0,"blobs":[1]}', "offer_blobs.blobs: no object"),
-        (
-            b'{"t":"offer_blobs","n":0,"blobs":[{"sha256":"x"}]}',
-            "offer_blobs.blobs: size_bytes is missing",
-        ),
-        (
-            b'{"t":"ended","n":0,"rank":0,"restart":0,"outcome":"raised","failure":1}',
-            "ended.failure: no object",
-        ),
+        (b'{"t":"offer_blobs","n":0,"blobs":[{"sha256":"x"}]}', "offer_blobs.blobs: size_bytes is missing"),
+        (b'{"t":"ended","n":0,"rank":0,"restart":0,"outcome":"raised","failure":1}', "ended.failure: no object"),
         (
             b" " * (p.MAX_LINE_BYTES + 1),
             f"a line of {p.MAX_LINE_BYTES + 1} bytes (at most {p.MAX_LINE_BYTES} are allowed)",
         ),
     ],
     ids=lambda value: repr(value[:24]),
-)
+)  # fmt: skip
 def test_what_is_not_of_the_protocol(line, message):
     with pytest.raises(p.BadLine) as caught:
         p.decode(line)
@@ -494,16 +448,12 @@ def test_any_json_in_any_field(index, data):
 @pytest.mark.parametrize(
     "value",
     [
-        pytest.param(
-            b"1" * 400,
-        ),
-        pytest.param(
-            b"-" + b"9" * 4000,
-        ),
+        pytest.param(b"1" * 400),
+        pytest.param(b"-" + b"9" * 4000),
         b"[" * 900 + b"]" * 900,
         b'{"a":' * 400 + b"1" + b"}" * 400,
     ],
-)
+)  # fmt: skip
 def test_numbers_beyond_all_bounds_and_nests(value):
     for name in (b"at_s", b"step", b"rank", b"device", b"rows"):
         decode_or_wire_error(

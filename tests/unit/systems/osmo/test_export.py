@@ -22,7 +22,7 @@ from distmagic.systems.osmo import start_ranks
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, PLAIN, job, shown, texts
 from tests.builders.osmo_rules import rules_broken
-from tests.builders.shell import refusal
+from tests.builders.shell import completed, refusal
 from tests.lab.waiting import HANG_S, wait_until
 
 GOLDEN = REPOSITORY / "tests/golden/exports"
@@ -60,9 +60,8 @@ def test_the_files_of_a_job_with_three_tasks():
 def test_a_file_whose_name_is_a_template_is_refused(golden):
     files = (File(path="cell.py", data=b""), File(path="{{ x }}/a.py", data=b""))
     one = job("osmo", program=ExportedProgram(files=files, words=("cell.py",)))
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         systems.files(one)
-    golden(caught.value)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -122,9 +121,8 @@ def test_a_file_that_is_too_large_to_be_carried(golden):
     program = ExportedProgram(
         files=(*PLAIN.files, File(path="big", data=bytes(1 << 21))), words=("cell.py",)
     )
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         systems.files(job("osmo", program=program))
-    golden(caught.value)
 
 
 def test_results_that_are_neither_a_dataset_nor_a_url():
@@ -137,9 +135,7 @@ def test_results_that_are_neither_a_dataset_nor_a_url():
 
 def start(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, start_ranks.__file__, *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60
-    )
+    return completed(command, check=False)
 
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -227,10 +223,10 @@ def test_sigterm_ends_all_ranks(tmp_path: Path):
             os.kill(int(pid), 0)
 
 
-def test_ranks_outside_the_world():
+def test_ranks_outside_the_world(golden):
     done = start("--size=8", "--offset=20", "--world_size=24", "--", "x.py")
     assert done.returncode == 2
-    assert "ranks 20 to 27 are not in a world of 24" in done.stderr
+    golden(done.stderr)
 
 
 def test_a_program_with_a_launcher_of_its_own_begins_where_it_likes() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -20,6 +19,7 @@ from distmagic.exports.job import ExportedProgram, File
 from distmagic.systems.osmo import export as osmo
 from tests.builders.exports import HOSTILE, job, texts
 from tests.builders.osmo_rules import rules_broken
+from tests.builders.shell import completed
 
 # As OSMO's service takes a workflow: its sections, its template, then its models.
 CHECK = """
@@ -92,14 +92,11 @@ def checked(workflows: dict[str, str]) -> dict[str, object]:
         pytest.skip("OSMO_SOURCE names no checkout of NVIDIA/OSMO")
     python = os.environ.get("OSMO_PYTHON", sys.executable)
     paths = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
+    done = completed(
         [python, "-c", CHECK],
         input=json.dumps(workflows),
         env={**os.environ, "PYTHONPATH": paths},
         cwd=source,
-        capture_output=True,
-        text=True,
-        timeout=100,
         check=False,
     )
     assert done.returncode == 0, f"OSMO's models can't be loaded: {done.stderr}"

@@ -92,9 +92,8 @@ def test_skypilot_without_its_program(
     skypilot: Sky, monkeypatch: pytest.MonkeyPatch, golden
 ):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         Cluster(MINE, OWNER)
-    golden(caught.value)
     skypilot.has("mine", TWO)
     first = found()
     assert [host.name for host in first.hosts] == ["mine", "mine-worker1"]
@@ -117,9 +116,8 @@ def test_a_program_that_hangs_is_ended(
     monkeypatch.setattr(sky, "STATUS_S", 0.3)
     monkeypatch.setattr(sky, "_END_S", 0.2)
     made = Cluster(MINE, OWNER)
-    with pytest.raises(Unreachable) as caught:
+    with golden.raises(Unreachable):
         made.wait(ASKER, lambda _: None)
-    golden(caught.value)
     assert made._asked is not None
     assert made._asked._process.poll() is not None
 
@@ -165,9 +163,8 @@ def test_a_host_that_does_not_answer_makes_the_next_cell_ask_again(
     skypilot.has("mine", entries("mine", ("127.0.0.1",), port=9))
     made = found()
     assert made.check(ASKER)
-    with pytest.raises(Unreachable) as caught:
+    with golden.raises(Unreachable):
         made.transport(made.hosts[0], Access(), ASKER)
-    golden(caught.value)
     assert not made.check(ASKER)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from distmagic.exports import systems
 from distmagic.exports.job import ExportedJob
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, job, shown, texts
-from tests.builders.shell import refusal
+from tests.builders.shell import completed, refusal
 from tests.builders.sky import PYTHON, needs_skypilot
 
 GOLDEN = REPOSITORY / "tests/golden/exports"
@@ -75,9 +74,8 @@ def test_variables_and_secrets_are_in_the_places_for_them(form: str):
 
 
 def test_a_kind_of_gpu_is_needed(golden):
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         systems.files(job("skypilot", options=(("gpus-per-node", "4"),)))
-    golden(caught.value)
 
 
 _LOAD = """
@@ -102,9 +100,7 @@ def test_skypilots_own_package_takes_every_task(tmp_path: Path):
             paths.append(str(folder / form))
     command = [PYTHON, "-c", _LOAD, *paths]
     where = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        command, env=where, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = completed(command, env=where, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("found ")]
     found = [json.loads(line.removeprefix("found ")) for line in lines]
@@ -125,20 +121,11 @@ def test_skypilots_own_package_takes_every_task(tmp_path: Path):
         ({"SKYPILOT_NODE_RANK": "2"}, "SKYPILOT_NODE_RANK is 2, of 2 nodes"),
         ({"SKYPILOT_NODE_RANK": "-1"}, "SKYPILOT_NODE_RANK is -1, of 2 nodes"),
         ({"SKYPILOT_NUM_GPUS_PER_NODE": ""}, "SKYPILOT_NUM_GPUS_PER_NODE: is not set"),
-        (
-            {"SKYPILOT_NUM_GPUS_PER_NODE": "all"},
-            "SKYPILOT_NUM_GPUS_PER_NODE is all, which is no number",
-        ),
-        (
-            {"SKYPILOT_NUM_NODES": "two"},
-            "SKYPILOT_NUM_NODES is two, which is no number",
-        ),
-        (
-            {"SKYPILOT_NODE_IPS": "10.0.0.1"},
-            "SKYPILOT_NODE_IPS has 1 addresses, and SKYPILOT_NUM_NODES is 2",
-        ),
+        ({"SKYPILOT_NUM_GPUS_PER_NODE": "all"}, "SKYPILOT_NUM_GPUS_PER_NODE is all, which is no number"),
+        ({"SKYPILOT_NUM_NODES": "two"}, "SKYPILOT_NUM_NODES is two, which is no number"),
+        ({"SKYPILOT_NODE_IPS": "10.0.0.1"}, "SKYPILOT_NODE_IPS has 1 addresses, and SKYPILOT_NUM_NODES is 2"),
     ],
-)
+)  # fmt: skip
 def test_what_a_run_block_lacks_is_named_at_once(form, change, message):
     files = texts(systems.files(job("skypilot", nodes=2)))
     given = {

@@ -110,7 +110,7 @@ def test_the_job_that_holds_it_is_a_program(skypilot: Sky):
     program, *rest = shlex.split(line)
     assert program == "python3"
     rest[-1] = '{"idle_s": 0.0}'
-    subprocess.run([sys.executable, *rest], check=True, timeout=60)
+    subprocess.run([sys.executable, *rest], check=True, timeout=HANG_S)
 
 
 def test_a_cluster_of_this_notebook_that_is_up_is_used_and_held_again(

@@ -74,11 +74,8 @@ def test_it_waits_and_says_why_and_then_has_the_nodes(login, made, golden):
     hosts = made.wait(ASKER, said.append)
     assert [host.name for host in hosts] == ["a1", "a2"]
     assert {host.allocation.name for host in hosts} == {"login1:slurm:17"}
-    assert (
-        said[0]
-        == said[1]
-        == "Slurm job 17 is pending: the nodes it needs are busy (Resources)."
-    )
+    assert said[0] == said[1]
+    golden(said[0])
     golden(said[2])
     assert login.programs() == ["sbatch", "squeue", "squeue", "squeue", "srun"]
 
@@ -133,9 +130,8 @@ def test_a_job_that_ends_before_it_is_ours(login, made):
 
 def test_a_job_that_can_not_ever_start_is_cancelled_and_told(login, made, golden):
     squeue(login, ENDLESS)
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         made.wait(ASKER, print)
-    golden(caught.value)
     assert login.asked[-1] == ("scancel", "17")
     assert not made.is_alive
 
@@ -224,9 +220,8 @@ def test_a_step_that_stays_refused_is_told_in_the_end(login, monkeypatch, golden
     refused = "srun: error: Unable to create step for job 17: Job step creation temporarily disabled\n"
     login.answers["srun"] = [Said(err=refused, code=1)]
     process = SrunTransport(login, Node(name="a1", job="17")).start(("cat",))
-    with pytest.raises(Unreachable) as caught:
+    with golden.raises(Unreachable):
         process.read()
-    golden(caught.value)
 
 
 def test_what_its_script_printed_is_told(login, made):
@@ -349,9 +344,8 @@ def test_an_allocation_of_another_kernel(login, golden):
     assert [host.name for host in one.wait(ASKER, print)] == ["a1", "a2"]
     one.leave()
     squeue(login, CANCELLED)
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
-    golden(caught.value)
 
 
 def test_a_job_that_was_not_made_for_us_gets_keepers_and_is_not_ours_to_end(login):
@@ -402,9 +396,8 @@ def test_a_command_that_hangs_is_given_up_and_ended(tmp_path, monkeypatch, golde
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     hangs = srun_words.clean(("squeue", str(tmp_path / "pid")))
-    with pytest.raises(Unreachable) as caught:
+    with golden.raises(Unreachable):
         here.run(hangs, ASKER, timeout_s=2)
-    golden(caught.value)
     place = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
     wait_until(lambda: not place.exists(), "the command to end")
 

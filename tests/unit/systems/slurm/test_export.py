@@ -119,6 +119,5 @@ def test_what_a_task_lacks_is_named_at_once(script, change, message):
     ], ids=str,
 )  # fmt: skip
 def test_what_can_not_be_exported(changes, golden):
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         systems.files(job("slurm", **changes))
-    golden(caught.value)

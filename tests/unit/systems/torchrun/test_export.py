@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from distmagic.errors import SpecError
 from distmagic.exports import systems
 from tests import REPOSITORY
@@ -44,6 +42,5 @@ def test_hosts_that_have_as_many_ranks_have_them_in_the_common_command():
 
 
 def test_nodes_without_a_place_to_meet(golden):
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         systems.files(job("torchrun", nodes=2))
-    golden(caught.value)

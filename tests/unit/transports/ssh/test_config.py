@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pwd
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ from distmagic.errors import SpecError
 from distmagic.request.hosts import Host
 from distmagic.transports.ssh.config import Resolved, file_versions, host_names, resolve
 from distmagic.transports.ssh.config_lines import read_lines
+from tests.builders.shell import completed
 
 
 @pytest.fixture
@@ -252,9 +252,8 @@ def test_what_is_not_followed_is_named(text: str, harmless: str, dot_ssh: Path) 
     ],
 )
 def test_values_that_can_not_be_used(text: str, dot_ssh: Path, golden) -> None:
-    with pytest.raises(SpecError) as caught:
+    with golden.raises(SpecError):
         look_up(dot_ssh, text)
-    golden(caught.value)
 
 
 def test_names_to_complete(dot_ssh: Path) -> None:
@@ -285,12 +284,7 @@ Host gpu-a gpu-b
 def test_openssh_reads_the_same_file_the_same_way(name: str, dot_ssh: Path) -> None:
     (dot_ssh / "config").write_text(_SAME.replace("more", f"{dot_ssh}/more"))
     (dot_ssh / "more").write_text("User jo\nHost gpu-a\n  ConnectTimeout 9\n")
-    said = subprocess.run(
-        ["ssh", "-G", "-F", dot_ssh / "config", name],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    said = completed(["ssh", "-G", "-F", dot_ssh / "config", name])
     theirs = dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
     ours = resolve(Host(name=name), str(dot_ssh / "config"))
     assert (ours.hostname, str(ours.port)) == (theirs["hostname"], theirs["port"])

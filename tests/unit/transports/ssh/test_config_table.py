@@ -6,7 +6,6 @@ import os
 import pwd
 import random
 import re
-import subprocess
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from distmagic.request.hosts import Host
 from distmagic.transports.ssh.config import Resolved, resolve
+from tests.builders.shell import completed
 
 CONFIGURATIONS = 120
 NAMES = ("gpu-a", "gpu-b", "GPU-A", "login", "10.0.0.7", "x.example.org", "v100.1")
@@ -155,9 +155,7 @@ class Writer:
 
 def said_by_ssh(words: list[str]) -> dict[str, list[str]] | None:
     """Return {key: its values, in order} that `ssh -G` says, None where it refuses the configuration."""
-    done = subprocess.run(
-        ["ssh", "-G", *words], capture_output=True, text=True, check=False
-    )
+    done = completed(["ssh", "-G", *words], check=False)
     values = defaultdict(list)
     for line in done.stdout.splitlines():
         key, _, value = line.partition(" ")
@@ -168,13 +166,7 @@ def said_by_ssh(words: list[str]) -> dict[str, list[str]] | None:
 def files_of_ssh(words: list[str], *, has_command: bool) -> dict[str, list[str]]:
     """Return what `ssh -v` says that it would read and run. Nothing is dialled: each ProxyCommand is `false`."""
     instead = () if has_command else ("-o", "ProxyCommand=false")
-    done = subprocess.run(
-        ["ssh", "-v", *instead, *words, "true"],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    done = completed(["ssh", "-v", *instead, *words, "true"], check=False, input="")
     found = defaultdict(list)
     for kind, name in re.findall(
         r"^debug1: (identity|certificate) file (.*) type -?\d+\r?$",

@@ -29,9 +29,14 @@ def test_a_deadline_that_is_kept_never_fires() -> None:
 
 def test_a_pause_is_not_counted() -> None:
     expired = threading.Event()
-    with Deadline(1.2, expired.set) as deadline:
+    with Deadline(HANG_S, expired.set) as deadline:
         with deadline.paused(), deadline.paused():
-            assert not expired.wait(1.5)
+            left_s = deadline.remaining()
+            assert not expired.wait(0.05)
+            assert deadline.remaining() == left_s
         assert not deadline.expired
-        assert 0 < deadline.remaining() <= 1.2
+        assert 0 < deadline.remaining() <= left_s
+    with Deadline(0.05, expired.set) as deadline:
+        with deadline.paused():
+            pass
         assert expired.wait(HANG_S)

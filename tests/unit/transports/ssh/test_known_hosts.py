@@ -26,19 +26,11 @@ def known(text: str) -> tuple[known_hosts.KnownKey, ...]:
         ("!gpu-b,*", "gpu-a", True),
         ("[10.0.0.1]:22", "10.0.0.1", False),
         ("[10.0.0.1]:2222", "[10.0.0.1]:2222", True),
-        (
-            "|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg=",
-            "192.168.1.61",
-            True,
-        ),
-        (
-            "|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg=",
-            "192.168.1.62",
-            False,
-        ),
+        ("|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg=", "192.168.1.61", True),
+        ("|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg=", "192.168.1.62", False),
         ("|1|broken", "gpu-a", False),
     ],
-)
+)  # fmt: skip
 def test_patterns(pattern: str, name: str, fits: bool) -> None:
     (line,) = known(f"{pattern} ssh-ed25519 {KEY}")
     assert line.is_for(name) is fits

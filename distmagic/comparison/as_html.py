@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from distmagic.comparison.arguments import argument_columns
 from distmagic.comparison.as_text import MAX_METRICS, metric_columns, names_of_metrics
 from distmagic.comparison.summary import MetricSummary, RunSummary
 from distmagic.render import quantities as q
@@ -30,7 +31,10 @@ def html(runs: Sequence[RunSummary]) -> str:
 def _table(runs: Sequence[RunSummary]) -> str:
     names = names_of_metrics(runs)
     metrics = [metric_columns(runs, name) for name in names[:MAX_METRICS]]
-    titles = ["<th>run</th><th>state</th><th>took</th>", '<th class="dm-n">ranks</th>']
+    arguments = argument_columns(runs)
+    titles = ["<th>run</th>"]
+    titles += [f'<th class="dm-n">{escape(column.title)}</th>' for column in arguments]
+    titles.append('<th>state</th><th>took</th><th class="dm-n">ranks</th>')
     for metric in metrics:
         titles.append(f'<th class="dm-n">{escape(metric.title)}</th>')
         titles.append(f'<th class="dm-n">{escape(metric.best_title)}</th>')
@@ -38,6 +42,7 @@ def _table(runs: Sequence[RunSummary]) -> str:
     for row, run in enumerate(runs):
         cells = [
             f'<td><b class="{palette(row)}">{escape(run.label)}</b></td>',
+            *(f'<td class="dm-n">{escape(one.values[row])}</td>' for one in arguments),
             f'<td class="dm-state">{run.phase}</td>',
             f"<td>{q.duration(run.took_s)}</td>",
             f'<td class="dm-n">{run.ranks}</td>',
@@ -94,4 +99,5 @@ def _figure(
         f"{escape(runs[row].label)} {sparkline(metric.bins, metric.last)}"
         for row, metric in drawn.items()
     ]
-    return figure(curve, caption, "<br>".join(sparks), most_lines=len(runs))
+    names = {row: runs[row].label for row in drawn}
+    return figure(curve, caption, "<br>".join(sparks), names, most_lines=len(runs))

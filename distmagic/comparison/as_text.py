@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from distmagic.comparison.arguments import argument_columns
 from distmagic.comparison.summary import RunSummary, more_is_better
 from distmagic.render import quantities as q
 from distmagic.render.text_width import columns_of, cut_middle, pad, plain
@@ -66,6 +67,7 @@ def text(runs: Sequence[RunSummary]) -> str:
     names = names_of_metrics(runs)
     columns = [
         ["run", *(run.label for run in runs)],
+        *([one.title, *one.values] for one in argument_columns(runs)),
         ["state", *(run.phase for run in runs)],
         ["took", *(q.duration(run.took_s) for run in runs)],
         ["ranks", *(str(run.ranks) for run in runs)],

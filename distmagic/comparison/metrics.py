@@ -1,11 +1,23 @@
-"""What the ranks of a run have reported, as rows. Pure."""
+"""What the ranks of a run have reported, as rows and as curves. Pure."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from distmagic.errors import SpecError
+from distmagic.render import style
+from distmagic.render.curves import (
+    curve_of,
+    curves,
+    joined,
+    names_of_curves,
+    sparkline,
+)
+from distmagic.render.rows import mean
+from distmagic.render.text_width import plain
 from distmagic.state.model import RunState
 
 
@@ -35,3 +47,38 @@ def metrics_of(state: RunState) -> Metrics:
                     key, {"rank": rank, "at_s": point.at_s, "step": point.step}
                 )[column] = point.value
     return Metrics(sorted(rows.values(), key=lambda row: (row["at_s"], row["rank"])))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """Curves of some metrics of a run. `state` has no other ones."""
+
+    state: RunState
+
+    def __repr__(self) -> str:
+        lines = []
+        for name in names_of_curves(self.state):
+            curve = curve_of(self.state, name)
+            drawn = sparkline(joined(curve), mean(curve.lasts.values()) or 0.0)
+            lines.append(f"{plain(name)}  {drawn}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f'<div class="distmagic">{style()}{curves(self.state, with_values=True)}</div>'
+
+
+def plot_of(state: RunState, names: Sequence[str]) -> Plot:
+    """Return the curves of these metrics, or of all. Raises `SpecError` for one that no rank has reported twice."""
+    known = names_of_curves(state)
+    for name in names:
+        if name not in known:
+            raise SpecError(
+                f"No rank has reported {name!r} twice.",
+                f"Reported more than once: {', '.join(known) or 'nothing'}.",
+            )
+    wanted = names or known
+    series = {
+        rank: {name: table[name] for name in wanted if name in table}
+        for rank, table in state.series.items()
+    }
+    return Plot(state=replace(state, series=series))

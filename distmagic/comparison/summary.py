@@ -14,6 +14,7 @@ _MAX_METRICS = 12
 _MAX_RANKS = 64  # whose curves are looked at: those of a thousand take seconds
 _POINTS = 60  # bins of a curve
 _LABEL = 60  # columns
+_CALL = 2000  # characters
 # Parts of a metric's name that say that more is better. Of all others, as a loss, the least value is the best.
 _MORE_IS_BETTER = frozenset(
     ("acc", "accuracy", "auc", "auroc", "bleu", "dice", "f1", "iou", "map", "precision", "psnr", "r2", "recall", "return",
@@ -40,9 +41,10 @@ class MetricSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """One run. `label` is its --name, else its call as the user wrote it, else its job's name."""
+    """One run. `label` is its --name, else its `call` as the user wrote it, else its job's name."""
 
     job: str
+    call: str
     label: str
     phase: str
     took_s: float
@@ -64,6 +66,7 @@ def summary(state: RunState) -> RunSummary:
         metrics.append(_metric(few, name, sum(lasts) / len(lasts)))
     return RunSummary(
         job=state.job,
+        call=state.terms.call if len(state.terms.call) <= _CALL else "",
         label=cut_middle(one_line(state.name or state.terms.call or state.job), _LABEL),
         phase=state.phase,
         took_s=state.before_s + state.at_s,

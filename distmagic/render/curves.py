@@ -20,6 +20,7 @@ _MAX_CURVES = 8
 _POINTS = 100  # bins of one line
 _BINS = 60  # of the band of many ranks
 _BAND_BINS = 20_000  # of all ranks together, that a band is made of
+_COLUMNS = 60  # places of a drawing over which a pointer shows values
 _SPARK = 24  # signs of a curve in text
 _SIGNS = "▁▂▃▄▅▆▇█"
 # An axis is logarithmic where the max is so many times the min, and half of the curve lies in this part at the bottom.
@@ -139,8 +140,11 @@ def names_of_curves(state: RunState) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def curves(state: RunState) -> str:
-    """Return a figure for each metric, and the legend; "" where nothing was reported twice."""
+def curves(state: RunState, *, with_values: bool = False) -> str:
+    """Return a figure for each metric, and the legend; "" where nothing was reported twice.
+
+    `with_values`: a pointer over a drawing shows the values there.
+    """
     names = names_of_curves(state)
     if not names:
         return ""
@@ -153,7 +157,10 @@ def curves(state: RunState) -> str:
             f"<span><b>{metric}</b>{warning}</span> <span>{curve.last_words}</span>"
         )
         spark = sparkline(joined(curve), mean(curve.lasts.values()) or 0.0)
-        figures += figure(curve, caption, spark)
+        names_of_lines = {}
+        if with_values:
+            names_of_lines = {rank: f"rank {rank}" for rank in curve.lines}
+        figures += figure(curve, caption, spark, names_of_lines)
     ranks = sorted({rank for curve in shown for rank in curve.lines})
     if len(ranks) > MAX_LINES:
         legend = f'<b class="dm-c0">mean of {len(ranks)} ranks</b><span class="dm-faint">band: lowest to highest</span>'
@@ -214,11 +221,17 @@ def _part(value: float, low: float, high: float) -> float:
 
 
 def figure(
-    curve: Curve, caption: str, spark: str, *, most_lines: int = MAX_LINES
+    curve: Curve,
+    caption: str,
+    spark: str,
+    names: Mapping[int, str],
+    *,
+    most_lines: int = MAX_LINES,
 ) -> str:
     """Return the drawing of a curve; `caption` is HTML.
 
-    `spark` is the curve in text, for pages from which drawings are taken away; the style sheet hides it.
+    `spark` is the curve in text, for pages from which drawings are taken away; the style sheet hides it. Where lines have
+    `names`, a pointer over the drawing shows their values.
 
     More than `most_lines` are drawn as their mean, with a band.
     """
@@ -235,6 +248,8 @@ def figure(
     )
     if marks:  # a bracket at the top for each hole
         paths.append(f'<path class="dm-nan" d="{marks}"/>')
+    if names:
+        paths += _values(curve, frame, names)
     name = escape(cut_middle(plain(curve.name), 40), quote=True)
     label = f"{name}: {q.number(frame.low)} to {q.number(frame.high)}, last {curve.last_words}"
     drawing = f'<svg viewBox="0 0 {_WIDE} {_HIGH}" preserveAspectRatio="none" role="img" aria-label="{label}">{"".join(paths)}</svg>'
@@ -246,6 +261,20 @@ def figure(
     x_axis = f'<div class="dm-axis dm-x"><span>{left} </span><span>{right}</span></div>'
     spark = f'<span class="dm-spark">{spark}</span>'
     return f'<figure class="dm-curve"><figcaption>{caption}</figcaption>{spark}{y_axis}{drawing}{x_axis}</figure>'
+
+
+def _values(curve: Curve, frame: _Frame, names: Mapping[int, str]) -> Iterable[str]:
+    """Yield columns over a drawing, each with the values of the lines that have come so far and go on there."""
+    xs = sorted({one.x for line in curve.lines.values() for one in line})
+    for x in xs[:: -(-len(xs) // _COLUMNS) or 1]:
+        words = [x_words(x, curve)]
+        for rank, line in curve.lines.items():
+            if line and line[0].x <= x <= line[-1].x:
+                near = min(line, key=lambda one: abs(one.x - x))
+                words.append(f"{names[rank]}: {q.number(near.mean)}")
+        left = frame.x(x) - _WIDE // _COLUMNS // 2
+        title = "&#10;".join(map(escape, words))
+        yield f'<g class="dm-at"><title>{title}</title><rect x="{left}" width="{_WIDE // _COLUMNS}" height="{_HIGH}"/></g>'
 
 
 def sparkline(line: Sequence[Bin], last: float) -> str:

@@ -68,12 +68,12 @@ def _lone_ranks(state: RunState) -> str:
     uses = {"" if ended is None else ended.group_use for ended in ends}
     if uses == {"none"}:
         return (
-            f"no rank was in a process group: the {len(ends)} ranks worked each by itself. If they are to train together, "
+            f"no rank was in a process group: the {len(ends)} ranks each worked on their own. If they are to train together, "
             "call torch.distributed.init_process_group, or make the Accelerator or Trainer, in what the ranks run"
         )
     if uses <= {"none", "unused"}:
         return (
-            f"no rank made a collective call, though there was a process group: the {len(ends)} ranks worked each by "
-            "itself. If they are to train together, wrap the model, in DistributedDataParallel for example"
+            f"no rank made a collective call, though there was a process group: the {len(ends)} ranks each worked on "
+            "their own. If they are to train together, wrap the model, in DistributedDataParallel for example"
         )
     return ""

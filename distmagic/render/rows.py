@@ -260,10 +260,10 @@ def _inner_bars(w: WorkerState) -> str:
     inner = list(w.bars)
     if not _has_steps(w):
         outer, *inner = w.bars
-        words.append(f"{_bar_words(outer)} is over" if outer.closed else _postfix(outer))  # fmt: skip
+        words.append(f"{_bar_words(w, outer)} is over" if outer.closed else _postfix(w, outer))  # fmt: skip
     for bar in inner[-2:]:
         if not bar.closed:
-            words.append(_bar_words(bar))
+            words.append(_bar_words(w, bar))
     return ", ".join(filter(None, words))
 
 
@@ -290,18 +290,21 @@ def last_seen_word(state: RunState) -> Literal["detached", "last seen"]:
     return "detached" if state.detached_by else "last seen"
 
 
-def _bar_words(bar: Bar) -> str:
+def _bar_words(w: WorkerState, bar: Bar) -> str:
     name = bar_name(bar)
     words = q.out_of(bar.n, bar.total)
     if name:
         words = f"{name} {words}"
     else:
         words = f"{words} {plain(bar.unit)}".strip()
-    return f"{words} {_postfix(bar)}".strip()
+    return f"{words} {_postfix(w, bar)}".strip()
 
 
-def _postfix(bar: Bar) -> str:
-    return plain(bar.postfix).strip()[:48]
+def _postfix(w: WorkerState, bar: Bar) -> str:
+    """Return what stands behind a bar, without the numbers that have columns of their own."""
+    parts = [part.strip() for part in plain(bar.postfix).split(",")]
+    kept = [part for part in parts if part.partition("=")[0] not in w.metrics]
+    return ", ".join(kept)[:48]
 
 
 def bar_name(bar: Bar) -> str:

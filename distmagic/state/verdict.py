@@ -144,8 +144,7 @@ def _timed_out(state: RunState) -> TimedOut:
     # What is only replayed has lost its order in time.
     if explanation is None or state.before_s:
         return TimedOut(what, "Allow more time, or none: leave --timeout out.")
-    stood_s = state.stack_dumps[-1].at_s - state.advanced_at_s
-    what += f" No rank had advanced for {stood_s:.0f} s before that. Where they were: {explanation.sentence}."
+    what += f" No rank had advanced for {_stood_s(state):.0f} s before that. Where they were: {explanation.sentence}."
     hint = _joined(explanation.advice, _all_written(state), _lost_hint(state))
     return TimedOut(what, hint, stacks_text(explanation))
 
@@ -159,7 +158,12 @@ def _where_they_were(state: RunState) -> str:
     # What is only replayed has lost its order in time.
     if explanation is None or state.before_s:
         return ""
-    return f"No rank had advanced for long. Where they were: {explanation.sentence}."
+    return f"No rank had advanced for {_stood_s(state):.0f} s. Where they were: {explanation.sentence}."
+
+
+def _stood_s(state: RunState) -> float:
+    """Return for how many seconds no rank had advanced when all were asked where they are."""
+    return state.stack_dumps[-1].at_s - state.advanced_at_s
 
 
 def _broken(state: RunState) -> RunError | None:
@@ -232,6 +236,9 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     how = _how(ended.code, ended.meaning)
     if memory.REACHED in ended.meaning or memory.HOST_WIDE in ended.meaning:
         where = _joined(_host_peak(state, worker), where)
+    elif exit_codes.is_kill(ended.code):
+        often = f"Often the memory of a host, or of a container, has run out then: see dmesg on {worker.host}."
+        where = _joined(often, where)
     return WorkerFailed(
         f"{worker.label} {how}.", _with_last_lines(state, worker.rank, where)
     )

@@ -45,7 +45,7 @@ class Trouble(Exception):
 def unknown_name(where: str) -> Trouble:
     """The name service doesn't know the name."""
     hint = "Check the spelling, and that a Host block in your ssh config gives its HostName."
-    return Trouble(Unreachable, f"no address is known for {where}.", hint)
+    return Trouble(Unreachable, f"can't resolve {where.partition(' port ')[0]}.", hint)
 
 
 def refused(where: str) -> Trouble:

@@ -12,6 +12,8 @@ from nbformat import v4
 from playwright.sync_api import expect
 
 from distmagic import render
+from distmagic.comparison.compare import Comparison
+from distmagic.comparison.summary import summary
 from distmagic.state.model import OutputLine, RunState
 from tests import scenes
 from tests.bench import crowd_page
@@ -86,6 +88,43 @@ def test_standing_still_is_said_and_where_the_ranks_are_comes_by_itself(
     alert = page.page.locator(".dm-alert", has_text="all 4 ranks are in train")
     alert.locator("summary").click()
     assert "load()" in alert.locator("pre").inner_text()
+
+
+def test_a_row_that_is_clicked_is_marked_and_shows_its_output_alone(page: PlainPage):
+    page.open("light")
+    state = scenes.running()
+    lines = tuple(
+        OutputLine(rank=rank, label=f"rank {rank}", stream="stdout", text=f"of {rank}")
+        for rank in state.workers
+    )
+    page.show(replace(state, lines=lines, lines_seen=len(lines)))
+    rows = page.page.locator(".dm-part-table tr:has(td b)")
+    marked = page.page.locator("tr[data-chosen]")
+    output = page.page.locator(".dm-log-lines")
+    expect(marked).to_have_count(0)
+    rows.nth(1).click()
+    expect(marked.locator("td b")).to_have_text("1")
+    expect(output.get_by_text("of 1")).to_be_visible()
+    expect(output.get_by_text("of 0")).to_be_hidden()
+    # Another state moves no mark to another rank.
+    fewer = {rank: worker for rank, worker in state.workers.items() if rank}
+    page.show(replace(state, workers=fewer, lines=lines, lines_seen=len(lines), at_s=90.0))  # fmt: skip
+    expect(marked.locator("td b")).to_have_text("1")
+    marked.click()
+    expect(marked).to_have_count(0)
+    expect(output.get_by_text("of 0")).to_be_visible()
+
+
+def test_a_pointer_over_compared_curves_shows_the_values_of_each_run(page: PlainPage):
+    first = summary(on_terms(scenes.done(), call="train(lr=0.1)"))
+    second = summary(on_terms(scenes.done(), call="train(lr=0.2)"))
+    page.open_saved(Comparison([first, second])._repr_html_(), "light")
+    column = page.page.locator(".dm-at").nth(5)
+    assert column.locator("rect").evaluate("one => getComputedStyle(one).opacity") == "0"  # fmt: skip
+    column.hover()
+    assert float(column.locator("rect").evaluate("one => getComputedStyle(one).opacity")) > 0.1  # fmt: skip
+    words = column.locator("title").text_content()
+    assert re.match(r"step \d+\ntrain\(lr=0\.1\): \S+\ntrain\(lr=0\.2\): \S+$", words)
 
 
 def test_the_name_of_the_job_is_copied(page: PlainPage):

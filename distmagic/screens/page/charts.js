@@ -6,7 +6,9 @@ import { element } from './patch.js';
 const FIRST = 6; // so many metrics are shown until the user chooses
 
 export class Charts {
-  constructor() {
+  // `tell` is called with the rank that is chosen, or with null.
+  constructor(tell) {
+    this.tell = tell;
     this.node = element('section', 'dm-charts');
     this.node.setAttribute('aria-label', 'curves of the metrics');
     this.node.hidden = true;
@@ -43,6 +45,7 @@ export class Charts {
   choose(rank) {
     this.look.rank = this.look.rank === rank ? null : rank;
     this.draw();
+    this.tell(this.look.rank);
   }
 
   isShown({ name }, index) {

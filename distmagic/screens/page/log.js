@@ -129,6 +129,13 @@ export class Log {
     this.rank.add(new Option(rank < 0 ? 'torchrun' : `rank ${rank}`, rank), after ?? null);
   }
 
+  // Show the lines of one rank alone; null: of all.
+  choose(rank) {
+    if (rank !== null) this.addRank(rank);
+    this.rank.value = rank ?? '';
+    this.filter();
+  }
+
   isWanted({ text, ranks, isStderr }) {
     const isOfRank = !this.rank.value || ranks.has(Number(this.rank.value));
     const isOfStream = !this.stream.value || isStderr === (this.stream.value === 'stderr');

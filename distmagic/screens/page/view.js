@@ -12,6 +12,11 @@ const ENDED = ['restarting', 'autorestarting', 'dead', 'terminating'];
 const GONE = 'The kernel has ended: this is the last that was known of the run.';
 const SAVED = 'This was saved while the run was going on; what came of it is not known here.';
 
+function rankOf(row) {
+  const rank = row?.querySelector('td b')?.textContent;
+  return rank ? Number(rank) : null;
+}
+
 class View {
   constructor(model) {
     this.model = model;
@@ -20,7 +25,7 @@ class View {
     this.controls = new Controls(op => ask(model, op));
     this.note = element('div', 'dm-alert dm-warning');
     this.note.hidden = true;
-    this.charts = new Charts();
+    this.charts = new Charts(rank => this.showChosen(rank));
     this.log = new Log(before => ask(model, 'lines', { before }));
     // Inside a widget a front end does not renew an output: what was shown before the view would stay there.
     const hidden = `.dm-before-${model.get('view_id')} { display: none; }`;
@@ -34,6 +39,7 @@ class View {
     this.seen = new Date();
     this.model.on('change:head', () => { this.seen = new Date(); });
     for (const name of PARTS) this.watch(name, html => patch(this.parts[name], html));
+    for (const name of ['table', 'ranks']) this.watch(name, () => this.markChosen());
     this.watch('charts', data => this.charts.update(data));
     scroll.onclick = ({ target }) => this.chooseRow(target.closest('tr'));
     this.watch('run', run => this.controls.update(run));
@@ -88,10 +94,22 @@ class View {
     this.wasInDocument ||= isThere;
   }
 
-  // A click on a rank's row shows its curves alone.
+  // A click on a rank's row shows its curves and its output alone, one more those of all.
   chooseRow(row) {
-    const rank = row?.querySelector('td b')?.textContent;
-    if (rank) this.charts.choose(Number(rank));
+    const rank = rankOf(row);
+    if (rank !== null) this.charts.choose(rank);
+  }
+
+  showChosen(rank) {
+    this.log.choose(rank);
+    this.markChosen();
+  }
+
+  markChosen() {
+    const chosen = this.charts.look.rank;
+    for (const row of this.root.querySelectorAll('.dm-scroll tr')) {
+      row.toggleAttribute('data-chosen', chosen !== null && rankOf(row) === chosen);
+    }
   }
 
   tellOfEnd() {

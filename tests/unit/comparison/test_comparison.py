@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from html import escape
 from types import SimpleNamespace
 
 import pytest
 
 import distmagic
+from distmagic.comparison.arguments import argument_columns
 from distmagic.comparison.compare import Comparison, RunHistory
 from distmagic.comparison.summary import more_is_better, summary
 from distmagic.errors import SpecError, WorkerFailed
@@ -43,12 +45,42 @@ def table_of(*states: RunState) -> list[list[str]]:
 def test_a_row_a_run_with_the_last_and_the_best_value_of_each_metric():
     titles, first, second = table_of(SLOW, FAST)
     assert titles == [
-        "run", "state", "took", "ranks", "loss", "min loss", "val/acc", "max val/acc", "job",
+        "run", "lr", "state", "took", "ranks", "loss", "min loss", "val/acc", "max val/acc", "job",
     ]  # fmt: skip
     assert first == [
-        "train(lr=0.1)", "done", "27 s", "1", "2", "1", "0.2", "0.4 *", "job-train(lr=0.1)",
+        "train(lr=0.1)", "0.1", "done", "27 s", "1", "2", "1", "0.2", "0.4 *", "job-train(lr=0.1)",
     ]  # fmt: skip
-    assert second[4:8] == ["0.75", "0.5 *", "0.15", "0.3"]
+    assert second[5:9] == ["0.75", "0.5 *", "0.15", "0.3"]
+
+
+@pytest.mark.parametrize(
+    ("calls", "columns"),
+    [
+        (["fit(50, lr=0.1)", "fit(50, lr=0.2)"], {"lr": ("0.1", "0.2")}),
+        (["fit(50)", "fit(60, 'a')"], {"argument 1": ("50", "60"), "argument 2": ("", "'a'")}),
+        (["train.py 5 --lr 0.1 --amp", "train.py 5 --lr=0.2"], {"lr": ("0.1", "0.2"), "amp": ("yes", "")}),
+        (["train.py --lr -1", "train.py --lr 1"], {"lr": ("-1", "1")}),
+        (["fit(**config)", "fit(*a, lr=1)", "not 'closed"], {"argument 1": ("", "*a", ""), "lr": ("", "1", "")}),
+        (["fit(1)", "fit(1)"], {}),
+        (["-m pkg.train 5", "-m pkg.train 6"], {"argument 1": ("5", "6")}),
+        (["fit", "the whole cell"], {}),
+    ],
+)  # fmt: skip
+def test_arguments_that_differ_are_columns(calls, columns):
+    runs = [summary(on_terms(replace(SLOW, name="same"), call=call)) for call in calls]
+    found = {one.title: one.values for one in argument_columns(runs)}
+    assert found == columns
+    for title, values in columns.items():
+        for text in (title, *values):
+            assert escape(text) in Comparison(runs)._repr_html_()
+            assert text in repr(Comparison(runs))
+
+
+def test_a_pointer_over_a_curve_shows_the_values_of_all_runs():
+    html = Comparison([summary(SLOW), summary(FAST)])._repr_html_()
+    titles = re.findall(r"<title>(.*?)</title>", html)
+    assert "step 0&#10;train(lr=0.1): 3&#10;train(lr=0.2): 3" in titles
+    assert "step 1&#10;train(lr=0.1): 1&#10;train(lr=0.2): 0.5" in titles
 
 
 def test_a_run_is_called_by_its_name_else_by_its_call_else_by_its_job():
@@ -91,7 +123,7 @@ def test_runs_without_a_metric_or_without_a_number_have_gaps():
     silent = on_terms(replace(SLOW, series={}, job="silent"), call="other()")
     broken = run_of("broken()", math.nan, math.nan)
     titles, *rows = table_of(silent, broken, SLOW)
-    assert titles[4:6] == ["loss", "min loss"]
+    assert titles[5:7] == ["loss", "min loss"]
     text = repr(Comparison([summary(one) for one in (silent, broken, SLOW)]))
     assert "NaN" in text
     assert "1 *" not in text, "there is nothing that it is better than"
@@ -116,7 +148,7 @@ def test_the_html_has_a_line_a_run_in_each_figure_and_needs_nothing_else():
 
 def test_an_axis_of_steps_has_whole_numbers():
     html = distmagic.compare(SimpleNamespace(state=done()))._repr_html_()
-    assert re.findall(r">step ([^< ]+)", html) == ["0", "308"] * 2
+    assert re.findall(r"<span>step ([^< ]+)", html) == ["0", "308"] * 2
 
 
 def test_labels_are_escaped():
@@ -156,7 +188,9 @@ def test_runs_side_by_side():
     runs = (went_well, error.run, SimpleNamespace(state=running()))
     compared = distmagic.compare(*runs)
     titles, *rows = (re.split(r" {2,}", row) for row in repr(compared).splitlines())
-    assert [row[1] for row in rows] == ["done", "failed", "running"]
+    assert titles[1] == "lr", "which one of them has"
+    states = [row[2 if row[1] == "0.2" else 1] for row in rows]
+    assert states == ["done", "failed", "running"]
     assert {"loss", "val/acc"} <= set(titles)
     html = compared._repr_html_()
     (loss,) = re.findall(r"<figure.*?<b>loss</b>.*?</figure>", html, re.DOTALL)[:1]

@@ -12,11 +12,11 @@ from distmagic.state.model import RunState
 from tests.builders.events import at, begun, raised
 
 IN_NONE = (
-    "no rank was in a process group: the 4 ranks worked each by itself. If they are to train together, call "
+    "no rank was in a process group: the 4 ranks each worked on their own. If they are to train together, call "
     "torch.distributed.init_process_group, or make the Accelerator or Trainer, in what the ranks run"
 )
 UNUSED = (
-    "no rank made a collective call, though there was a process group: the 4 ranks worked each by itself. If they are to "
+    "no rank made a collective call, though there was a process group: the 4 ranks each worked on their own. If they are to "
     "train together, wrap the model, in DistributedDataParallel for example"
 )
 

@@ -240,6 +240,13 @@ def test_a_bar_an_epoch_names_its_epoch_and_its_time_is_its_own(
     assert facts[2:] == tuple(filter(None, (part, left)))
 
 
+def test_numbers_behind_a_bar_that_are_columns_are_said_once():
+    bar = Bar(id=1, desc="", n=3, total=9, postfix="loss=0.245, lr=0.001, best")
+    rank = worker(0, step=None, total=None, bars=(bar,), metrics={"loss": 0.245})
+    (row,) = overview(run([rank])).groups[0].rows
+    assert row.remarks == "lr=0.001, best"
+
+
 def test_a_bar_that_is_over_has_no_part_in_percent_and_time():
     """As in Transformers' Trainer: rank 0 alone has a bar of the training; the others have loaded weights before."""
     over = Bar(id=1, desc="Loading weights", n=41, total=41, rate=90.0, closed=True)

@@ -8,7 +8,6 @@ Each command first asks hosts for their jobs (job_hosts.py), and then acts on th
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -44,7 +43,7 @@ def jobs(line: CommandLine) -> None:
     # Those in the background that wait for devices: no host knows of them yet.
     running = line.notebook.session().background.running
     waiting = [run.state for run in running if run.state.phase == "waiting"]
-    print(table(line.notebook.listed, time.time(), _owner(), waiting))
+    print(table(line.notebook.listed, _owner(), waiting))
 
 
 def runs(line: CommandLine) -> None:
@@ -99,7 +98,7 @@ def view(line: CommandLine) -> object:
             "No job runs on these hosts.",
             "%distributed jobs lists those that have ended.",
         )
-    newest = max(running, key=lambda job: (job.is_detached, job.began_s))
+    newest = max(running, key=lambda job: (job.is_detached, -job.began_ago_s))
     return _shown(replace(line, words=(newest.name,)))
 
 
@@ -273,7 +272,7 @@ def clean(line: CommandLine) -> None:
                 f"Job {chosen[0].name} still runs.",
                 f"%distributed stop {chosen[0].name} ends it.",
             )
-    print(table(chosen, time.time(), _owner()))
+    print(table(chosen, _owner()))
     session, hosts = line.notebook.session(), known_hosts(line)
     if line.words and line.words[0] != "all":
         # As what it was shown: a host that knows it as another one's keeps it.

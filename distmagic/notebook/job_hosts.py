@@ -104,7 +104,7 @@ def all_jobs(line: CommandLine) -> tuple[Job, ...]:
                 found.setdefault((job.name, job.hosts[0]), job)
         except DistmagicError as error:  # they may be gone for good
             say(f"{error.message} What these hosts have of jobs is not known.")
-    return tuple(sorted(found.values(), key=lambda job: job.began_s))
+    return tuple(sorted(found.values(), key=lambda job: -job.began_ago_s))
 
 
 def find(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 _CALL, _VALUES = 40, 40  # columns
 
 
-def table(
-    jobs: Sequence[Job], now_s: float, own: str = "", waiting: Sequence[RunState] = ()
-) -> str:
-    """Return the table of jobs, the newest first, `now_s` seconds after 1970, for the notebook whose name as an owner is `own`.
+def table(jobs: Sequence[Job], own: str = "", waiting: Sequence[RunState] = ()) -> str:
+    """Return the table of jobs, the newest first, for the notebook whose name as an owner is `own`.
 
     Runs of this notebook that are still `waiting` for devices come before them, and below it stands for what they wait.
     """
@@ -35,7 +33,7 @@ def table(
         rows.append(
             [state.job, "waiting", hosts, "", "", "", call, "", "", "this notebook"]
         )
-    for job in sorted(jobs, key=lambda job: job.began_s, reverse=True):
+    for job in sorted(jobs, key=lambda job: job.began_ago_s):
         hosts = ", ".join(dict.fromkeys(job.hosts))
         size = f"{job.size_bytes / 1e6:,.1f} MB"
         owner = "this notebook" if own and job.terms.owner == own else job.terms.owner
@@ -44,7 +42,7 @@ def table(
             job.name,
             job.phase,
             hosts,
-            ago(job.age_s if job.running else now_s - job.began_s),
+            ago(job.began_ago_s),
             _duration(job.age_s),
             str(job.terms.ranks or ""),
             _cut(job.terms.call, _CALL),

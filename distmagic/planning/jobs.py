@@ -27,9 +27,9 @@ class Job:
     """One job, running or ended, as far as the hosts that were asked know of it.
 
     `hosts` are its hosts in the order of its nodes, under the names that its user gave them. `host_indices` says for each
-    node which of the asked hosts has it, as an index; -1 for none. `running` are the node ranks that run. `began_s` is
-    in seconds since 1970 by its hosts' clocks. `reason` is how it ended. `is_detached`: it needs no notebook. `age_s` is
-    how long it has run, or ran. `metrics` are a few values that one of its ranks has reported last. `protocols` are those
+    node which of the asked hosts has it, as an index; -1 for none. `running` are the node ranks that run. `reason` is
+    how it ended. `is_detached`: it needs no notebook. `age_s` is how long it has run, or ran, and `began_ago_s` how long
+    ago it began, each by its hosts' own clocks. `metrics` are a few values that one of its ranks has reported last. `protocols` are those
     that its agents speak.
     """
 
@@ -37,12 +37,12 @@ class Job:
     hosts: tuple[str, ...]
     host_indices: tuple[int, ...]
     running: tuple[int, ...]
-    began_s: float
     terms: JobTerms
     is_detached: bool
     reason: str
     size_bytes: int
     age_s: float
+    began_ago_s: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     protocols: tuple[int, ...] = ()
 
@@ -110,7 +110,7 @@ def found_jobs(
                 key = (one.job, one.hosts[0])
                 told.setdefault(key, []).append(_Told(index, name, one))
     jobs = [job for each in told.values() for job in _jobs(each)]
-    return tuple(sorted(jobs, key=lambda job: (job.began_s, job.name)))
+    return tuple(sorted(jobs, key=lambda job: (-job.began_ago_s, job.name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +170,12 @@ def _job(hosts: tuple[str, ...], found: Mapping[int, _Told]) -> Job:
         hosts=hosts,
         host_indices=tuple(host_indices),
         running=tuple(running),
-        began_s=first.began_s,
         terms=first.terms,
         is_detached=any(one.is_detached for one in nodes.values()),
         reason=reasons[0] if reasons else first.reason,
         size_bytes=sum(one.size_bytes for one in nodes.values()),
         age_s=max(one.age_s for one in nodes.values()),
+        began_ago_s=max(one.began_ago_s for one in nodes.values()),
         metrics=reported[0].metrics if reported else {},
         protocols=tuple(sorted({one.protocol for one in nodes.values()})),
     )

@@ -94,7 +94,8 @@ def overview(state: RunState) -> Overview:
     all_still = all_still_s(state, still)
     since = ""
     if state.began_unix_s:
-        since = f"since {q.moment(state.began_unix_s, state.began_unix_s + state.at_s)}"
+        now_s = state.began_unix_s + state.before_s + state.at_s
+        since = f"since {q.moment(state.began_unix_s, now_s)}"
     return Overview(
         job=plain(state.job),
         phase=last_seen_word(state) if is_seen_last else state.phase,

@@ -187,6 +187,7 @@ def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
     state = replace(
         state,
         before_s=job.age_s,
+        began_unix_s=time.time() - job.began_ago_s,
         detached_by="asked" if job.is_detached else "",
     )
     with interrupts.noted() as noted:
@@ -302,7 +303,6 @@ def _plan(
         ranks=torchrun.ranks_of_nodes(plan.rdzv, nproc),
         world_size=torchrun.world_size(plan.rdzv, nproc),
         chose_port=plan.chose_port,
-        nproc=tuple(nproc),
     )
     loop.note(planned)
     for why in first_links.absent.values():

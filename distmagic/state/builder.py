@@ -81,6 +81,7 @@ class RunStateBuilder:
     held: dict[int, tuple[Event, ...]]
     planned_world_size: int
     order: list[str]
+    firsts: list[int]
     chose_port: bool
     wanted_stacks: str
 

@@ -38,7 +38,7 @@ class Planned:
     """What the plan says of all nodes: their addresses, and the terms of their job; None: those that the run began with.
 
     `present` are the places in the list of hosts of those that are nodes; None: they all are. `ranks` are those that
-    each node runs, empty where the nodes decide that among themselves; `nproc` is how many each has. `world_size` is 0 where nodes may come and go.
+    each node runs, empty where the nodes decide that among themselves. `world_size` is 0 where nodes may come and go.
     `chose_port`: that of the rendezvous was a free one, which the user has not named.
     """
 
@@ -48,7 +48,6 @@ class Planned:
     ranks: tuple[range, ...] = ()
     world_size: int = 0
     chose_port: bool = False
-    nproc: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,8 +52,6 @@ def _planned(builder: RunStateBuilder, _: int, what: Planned) -> None:
         builder.nodes[node] = replace(builder.nodes[node], address=address)
     for node, ranks in enumerate(what.ranks[: len(builder.nodes)]):
         builder.nodes[node] = replace(builder.nodes[node], ranks=ranks)
-    for node, nproc in enumerate(what.nproc[: len(builder.nodes)]):
-        builder.nodes[node] = replace(builder.nodes[node], nproc=nproc)
     builder.planned_world_size = what.world_size
     builder.chose_port = what.chose_port
 

@@ -43,8 +43,8 @@ _ECHO_S = 2.0  # a cause arrives at most this long after its echo
 # A host must not take a rank from another host: the result of a rank is fetched from the node that has it, and then
 # unpickled. Where the plan numbers the ranks (rdzv_backend static), a node has those of the plan. Else the lead counts:
 # it is part of every round of the rendezvous, and it holds the store by which the nodes meet, so a round begins with
-# the lead's first rank in it. Its ranks say in which order the nodes have met, and so which ranks each has. Where that
-# is not known, as with a node that has come later, a rank belongs to the first node that claims it in one round.
+# the lead's first rank in it. Its ranks say in which order the nodes have met, and which ranks torchrun has given each.
+# Where that is not known a rank belongs to the first node that claims it in one round.
 #
 # Events of different nodes come in any order. A node is ahead while it is in a round of which the lead's events have
 # not come: its events wait for those of the lead.
@@ -99,8 +99,7 @@ def _may_have(builder: RunStateBuilder, node: int, what: protocol.Worker) -> boo
         return False  # the lead is over and has never been in such a round
     if what.round != builder.rdzv_round:
         return True
-    block = _block(builder, node)
-    if block is not None and what.rank not in block:
+    if not _fits_order(builder, node, what.rank):
         return False
     if node != 0 and what.world_size != builder.world_size:
         for worker in builder.workers.values():
@@ -114,22 +113,21 @@ def _may_have(builder: RunStateBuilder, node: int, what: protocol.Worker) -> boo
     return owner.phase != "done" and (owner.phase != "running" or has_parted)
 
 
-def _block(builder: RunStateBuilder, node: int) -> range | None:
-    """Return the ranks of a node by the order of this round, as the lead has told it; None where they can't be known."""
-    planned = [
-        one for one in builder.nodes if one.nproc
-    ]  # not those that have come later
-    nproc = {one.address: one.nproc for one in planned}
-    if not builder.nodes[node].nproc or len(nproc) < len(planned):
-        return None
-    if not builder.order or not set(builder.order) <= set(nproc):
-        return None
-    first = 0
-    for address in builder.order:
-        if address == builder.nodes[node].address:
-            return range(first, first + nproc[address])
-        first += nproc[address]
-    return range(0)
+def _fits_order(builder: RunStateBuilder, node: int, rank: int) -> bool:
+    """Whether a node may have a rank by what the lead has told of this round; True where that is not known.
+
+    A node that has come later, or whose address is another one here, may have those of nodes that nobody here is.
+    """
+    firsts = builder.firsts
+    if not firsts or len(firsts) != len(builder.order):
+        return True
+    known = {one.address for one in builder.nodes} & set(builder.order)
+    own = {one.address for one in builder.nodes if one.host == builder.nodes[node].host}
+    ends = [*firsts[1:], builder.world_size]
+    for address, first, end in zip(builder.order, firsts, ends, strict=True):
+        if first <= rank < end:
+            return address in own or not (own & known or address in known)
+    return False
 
 
 def _worker(builder: RunStateBuilder, node: int, what: protocol.Worker) -> None:
@@ -140,7 +138,7 @@ def _worker(builder: RunStateBuilder, node: int, what: protocol.Worker) -> None:
         return  # events of a later round came before this one, from other nodes
     builder.rdzv_round = what.round
     if node == 0:
-        builder.order = list(what.order)
+        builder.order, builder.firsts = list(what.order), list(what.firsts)
         for rank in list(builder.workers):
             if rank >= what.world_size:  # an elastic job has shrunk
                 del builder.workers[rank]

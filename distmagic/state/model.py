@@ -41,7 +41,7 @@ class NodeState:
     is_agent_gone whether its host has said that its agent has ended without a last event
     stopping      why its agent ends its ranks, "" while it doesn't; `culprit` is the node to blame, None for nobody
     accused_at_s  since when the other nodes don't hear this one, while it says nothing itself; else None
-    ranks         the ranks that the plan gives to this node, None without such a plan; `nproc` how many, 0 if not known
+    ranks         the ranks that the plan gives to this node, None without such a plan
     hardware      how busy the host was at the last look, None before the first one
     peak_bytes    the most memory of the host that was in use at any look
     gpu_peaks     the same of each GPU, in the order in which ranks count them; 0 where nothing tells
@@ -68,7 +68,6 @@ class NodeState:
     culprit: int | None = None
     accused_at_s: float | None = None
     ranks: range | None = None
-    nproc: int = 0
     hardware: protocol.Hardware | None = None
     peak_bytes: int = 0
     gpu_peaks: tuple[int, ...] = ()
@@ -213,6 +212,7 @@ class RunState:
     terms               the terms on which the job runs: until it is planned, those that are asked for
     rdzv_round          the last round of the rendezvous, as the lead counts them
     order               addresses of the nodes of that round, in the order of their ranks; empty where that is not known
+    firsts              the first rank of each of them; empty where that is not known
     held                events of nodes that are in a later round than the lead, in order
     planned_world_size  as the plan has it, 0 where no plan gives one
     chose_port          whether the plan has chosen the port of the rendezvous; not known of a run that is only followed
@@ -222,7 +222,7 @@ class RunState:
     stack_dumps         the answers to the last few requests for stacks
     wanted_stacks       the request for stacks that the user made last, "" before one
     name                what the user calls the run (--name), "" where it has no such name
-    began_unix_s        when this notebook began the run, in seconds since 1970; 0 for a run that it only follows
+    began_unix_s        when the run began, in seconds since 1970 by the notebook's clock; 0 where that is not known
     before_s            how long the job had run when this kernel began to follow it
     variable            the variable that has the run, as messages name it
     seen_unix_s         when this notebook saw the run last, in seconds since 1970, where it shows a state that is no newer;
@@ -262,6 +262,7 @@ class RunState:
     held: Mapping[int, tuple[Event, ...]] = field(default_factory=dict)
     planned_world_size: int = 0
     order: tuple[str, ...] = ()
+    firsts: tuple[int, ...] = ()
     chose_port: bool = False
     wanted_stacks: str = ""
     name: str = ""

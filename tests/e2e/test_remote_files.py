@@ -72,6 +72,20 @@ def test_a_file_that_a_rank_replaces_all_the_time_comes_whole(ended, project):
     ended.hosts[0].exec(["rm", "/tmp/enough"]).check_returncode()
 
 
+def test_what_was_edited_since_a_job_began_stays_when_it_is_attached_to(ended, project):
+    (project / "train.py").write_text("open('model', 'w').write('trained')\n")
+    left = detached(ended, "train.py")
+    (project / "train.py").write_text("edited")
+    (project / "model").write_text("of mine")
+    found = left.attach()
+    assert [path.name for path in found.fetch("*")] == [
+        "model.of-last-run",
+        "train.py.of-last-run",
+    ]
+    assert (project / "train.py").read_text() == "edited"
+    assert (project / "model.of-last-run").read_text() == "trained"
+
+
 def folder_on(lab: Lab, host: str, path: str) -> RemoteFolder:
     """Return a folder of a host, as `%distributed get` and `put` have it."""
     return session().housekeeping.folder(runner.reach(lab, parse_hosts(host)), path)

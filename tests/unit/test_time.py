@@ -29,10 +29,6 @@ REASONS = {
     ("runner/launch.py", "time.time"): _SHOWN,
     ("session/place.py", "time.time"): _SHOWN,
     ("systems/osmo/workflow.py", "time.time"): _SHOWN,
-    (
-        "notebook/job_commands.py",
-        "time.time",
-    ): "how long ago a job began that has ended, in minutes: nothing is decided by it",
     ("screens/notebook.py", "time.time"): _SHOWN,
     ("session/session.py", "time.time"): _SHOWN,
     ("names.py", "time.strftime"): _NAME,

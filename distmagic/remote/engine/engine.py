@@ -184,7 +184,9 @@ def follow_rounds(*, is_elastic: bool) -> None:
                 for_ranks = json.loads(os.environ["DISTMAGIC_WORKER"])
                 for_ranks["round"] = _round_of(group.spec.rdzv_handler)
                 if for_ranks.get("endpoint") == "":  # the lead, which has the store
-                    for_ranks["order"] = _order_of(group.spec.rdzv_handler)
+                    order = _order_of(group.spec.rdzv_handler)
+                    for_ranks["order"] = order
+                    for_ranks["firsts"] = _firsts_of(group, len(order))
                 os.environ["DISTMAGIC_WORKER"] = json.dumps(for_ranks)
                 return
 
@@ -233,6 +235,17 @@ def _order_of(handler: object) -> list[str]:
         str(getattr(node, "addr", ""))
         for node in sorted(participants, key=participants.__getitem__)
     ]
+
+
+def _firsts_of(group: Any, nodes: int) -> list[int]:
+    """Return the first rank of each node of this round, as torchrun has counted them; none where this torch keeps it elsewhere."""
+    keys = [f"torchelastic/assigned_ranks/{node}" for node in range(nodes)]
+    try:
+        store = group.store
+        known = store.multi_get(keys) if keys and store.check(keys) else []
+    except (AttributeError, RuntimeError):  # the latter: the nodes part just now
+        known = []
+    return [json.loads(ranks)[0] for ranks in known]
 
 
 def _from_agent(key: str) -> str:

@@ -153,8 +153,9 @@ def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
     runs = is_running(begun.job, begun.node_rank)
     agent = agent_of(begun.job, begun.node_rank) if runs else None
     if agent is not None:
-        age_s = processes.age_s(agent)
+        age_s = began_ago_s = processes.age_s(agent)
     else:
+        began_ago_s = time.time() - begun.began_s
         age_s = _changed_s(folder / journal.FILE) - _changed_s(folder / _WORK_DIR)
     chatter: list[bytes] = []
     with contextlib.suppress(FileNotFoundError):  # of a job that is about to begin
@@ -167,6 +168,7 @@ def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
         reported=_reported(chatter),
         size_bytes=places.size_of(folder),
         age_s=max(0.0, age_s),
+        began_ago_s=max(0.0, began_ago_s),
     )
 
 

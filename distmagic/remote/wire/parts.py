@@ -214,8 +214,8 @@ class JobListing:
 
     `protocol` is the number of the protocol that its agent speaks. `hosts` are the job's hosts as the user named them,
     in the order of node ranks. `reason` is how it ended on this node, "" while it runs or where its agent was killed.
-    `is_detached`: it needs no notebook. `age_s`: how long it has run, or ran. `reported` is what a rank of the node
-    has reported last, a few of its metrics. The job file holds one of these as it was at the beginning of the job.
+    `is_detached`: it needs no notebook. `age_s`: how long it has run, or ran. `began_ago_s`: how long ago it began.
+    `reported` is what a rank of the node has reported last, a few of its metrics. The job file holds one of these as it was at the beginning of the job.
     """
 
     protocol: Count
@@ -229,6 +229,7 @@ class JobListing:
     reason: Paragraph = ""
     size_bytes: Size = 0
     age_s: Seconds = 0.0
+    began_ago_s: Seconds = 0.0
     reported: MetricRow | None = None
 
 

@@ -27,8 +27,8 @@ MINE = owner()  # of this process
 
 TERMS = JobTerms(lease_s=60.0, owner=MINE, min_nodes=2)
 ENDED = Job(
-    name="mine", hosts=("gpu-a", "gpu-b"), host_indices=(0, 1), running=(), began_s=0.0, terms=TERMS, is_detached=False,
-    reason="done", size_bytes=10**6, age_s=1.0,
+    name="mine", hosts=("gpu-a", "gpu-b"), host_indices=(0, 1), running=(), terms=TERMS, is_detached=False,
+    reason="done", size_bytes=10**6, age_s=1.0, began_ago_s=60.0,
 )  # fmt: skip
 THEIRS = replace(ENDED, name="theirs", terms=replace(TERMS, owner="laptop:/you.ipynb"))
 RUNNING = replace(
@@ -51,7 +51,6 @@ def jobs(lab: Lab) -> Lab:
 def test_the_table_names_the_owner():
     rows = table(
         [ENDED, THEIRS, replace(ENDED, name="script", terms=replace(TERMS, owner=""))],
-        60.0,
         MINE,
     ).splitlines()
     assert [row.split("1.0 MB")[1].strip() for row in rows[1:]] == [
@@ -66,7 +65,7 @@ def test_a_row_says_what_was_run_for_how_long_and_what_came_of_it():
     job = replace(
         ENDED, terms=terms, age_s=754.0, metrics={"loss": 0.123456, "acc": 0.9}
     )
-    titles, row = table([job], 60.0, MINE).splitlines()
+    titles, row = table([job], MINE).splitlines()
     for title, value in {
         "took": "13 min",
         "ranks": "8",
@@ -76,13 +75,13 @@ def test_a_row_says_what_was_run_for_how_long_and_what_came_of_it():
     }.items():
         assert row[titles.index(title) :].startswith(value), title
     hostile = replace(job, metrics={ESCAPE: 1.0}, terms=replace(terms, call=ESCAPE))
-    assert "\x1b" not in table([hostile], 60.0)
+    assert "\x1b" not in table([hostile])
 
 
 def test_runs_that_wait_come_before_all_jobs_and_say_for_whom():
     state = on_terms(scenes.waiting(), call="train(3)")
     hostile = on_terms(replace(state, job="hostile"), call=ESCAPE)
-    shown = table([ENDED], 60.0, MINE, [state, hostile])
+    shown = table([ENDED], MINE, [state, hostile])
     titles, last, first, job, *below = shown.splitlines()
     assert last.split()[0] == "hostile"
     assert job.split()[0] == "mine"
@@ -97,13 +96,13 @@ def test_runs_that_wait_come_before_all_jobs_and_say_for_whom():
     why = "waits on gpu-b for device 0, held by job 0612-100100-77ab of ann@laptop:/nb/train.ipynb since 10:01; 1 more run comes before"
     assert below == [f"{state.job} {why}", f"hostile {why}"]
     assert "\x1b" not in shown
-    assert table([], 60.0, MINE, [state]).splitlines()[1].split() == first.split()
+    assert table([], MINE, [state]).splitlines()[1].split() == first.split()
 
 
 def test_the_newest_job_is_first_and_seconds_count():
-    old = replace(ENDED, name="old", began_s=10.0)
-    new = replace(ENDED, name="new", began_s=48.0)
-    rows = table([old, new], 60.0).splitlines()
+    old = replace(ENDED, name="old", began_ago_s=50.0)
+    new = replace(ENDED, name="new", began_ago_s=12.0)
+    rows = table([old, new]).splitlines()
     assert [row.split()[0] for row in rows] == ["job", "new", "old"]
     assert "12 s ago" in rows[1]
     assert "50 s ago" in rows[2]
@@ -274,9 +273,9 @@ def test_a_stop_names_the_hosts_that_could_not_be_asked(jobs, capsys, golden):
 
 
 def test_the_newest_running_job_is_viewed_and_detached_ones_come_first(jobs):
-    older = replace(RUNNING, name="older", began_s=1.0)
-    newer = replace(RUNNING, name="newer", began_s=2.0)
-    jobs.session.found = (newer, older, replace(ENDED, began_s=3.0))
+    older = replace(RUNNING, name="older", began_ago_s=9.0)
+    newer = replace(RUNNING, name="newer", began_ago_s=8.0)
+    jobs.session.found = (newer, older, replace(ENDED, began_ago_s=7.0))
     assert jobs.value("%distributed view") == "the run of newer"
     assert jobs.value("%distributed view older") == "the run of older"
     jobs.session.found = (newer, replace(older, is_detached=True))
@@ -311,7 +310,7 @@ def test_jobs_of_cells_that_named_hosts_of_their_own_are_listed_too(
             access=Access(),
         ),
     }
-    there = replace(RUNNING, name="there", hosts=("gpu-c",), host_indices=(0,), began_s=9.0)  # fmt: skip
+    there = replace(RUNNING, name="there", hosts=("gpu-c",), host_indices=(0,), began_ago_s=9.0)  # fmt: skip
     asked = []
 
     def of_hosts(first_links):

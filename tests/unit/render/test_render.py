@@ -292,6 +292,8 @@ def test_the_head_says_what_is_run_and_since_when(monkeypatch):
     assert "train(lr='<0.1>') · job 0612-101500-5f3a · since 10:00" in text
     later = replace(state, at_s=50_000.0)
     assert "since Jan 1, 10:00" in Page(render.html(later)).text
+    attached = replace(state, before_s=50_000.0)
+    assert "since Jan 1, 10:00" in Page(render.html(attached)).text
     assert "since" not in Page(render.html(running())).text
 
 

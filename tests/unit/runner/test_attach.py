@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -18,11 +19,13 @@ from tests.lab.waiting import HANG_S
 
 def test_a_job_is_followed_from_its_first_event(tmp_path):
     a, b = two()
-    job = begun(a, b, age_s=7.0)
+    job = begun(a, b, age_s=7.0, began_ago_s=3600.0)
     screen = FakeScreen()
+    before_s = time.time()
     followed = attach(reach(a, b), job, screen)
     assert followed.state.phase == "done"
     assert followed.state.before_s == 7.0
+    assert before_s <= followed.state.began_unix_s + 3600.0 <= time.time()
     assert followed.small_results == {(0, 0): RESULT, (1, 1): RESULT}
     assert followed.host_indices == (0, 1)
     assert screen.finished == [followed.state]

@@ -43,12 +43,12 @@ def session() -> Iterator[Session]:
 
 def test_jobs_of_all_hosts_are_put_together_the_oldest_first(session):
     a, b = two()
-    a.listings = (listing("late", 0, [a], began_s=9.0), listing("j", 0, [a, b]))
+    a.listings = (listing("a-late", 0, [a]), listing("j", 0, [a, b], began_ago_s=9.0))
     b.listings = (listing("j", 1, [a, b], is_running=False, reason="done"),)
     jobs = session.housekeeping.jobs(reach(a, b))
     assert [(job.name, job.host_indices, job.running) for job in jobs] == [
         ("j", (0, 1), (0,)),
-        ("late", (0,), (0,)),
+        ("a-late", (0,), (0,)),
     ]
     assert_left(a, b)
 

@@ -918,53 +918,68 @@ def test_lines_that_torch_writes_in_every_run_are_in_the_logs_alone(cut):
     assert state.lines_seen == 1
 
 
+@pytest.mark.parametrize("comes_later", [False, True])
 @pytest.mark.parametrize("order", [("a", "b", "c"), ("b", "a", "c"), ("c", "b", "a")])
-def test_a_node_has_the_ranks_that_the_order_of_the_lead_gives_it(order):
+def test_a_node_has_the_ranks_that_the_order_of_the_lead_gives_it(order, comes_later):
     """The least trusted one claims all others before their own words come: their results would be taken from it."""
     nproc = {"a": 1, "b": 2, "c": 1}
-    planned = Planned(
-        addresses=("a", "b", "c"), terms=terms(0, min_nodes=2), nproc=(1, 2, 1)
-    )
-    state = fold(begin("j", ["lead", "gpu-b", "evil"]), [at(planned)])
+    addresses = ("a", "b") if comes_later else ("a", "b", "c")
+    hosts = ("lead", "gpu-b", "evil")
+    state = begin("j", hosts[: len(addresses)])
+    state = fold(state, [at(Planned(addresses=addresses, terms=terms(0, min_nodes=2)))])
+    if comes_later:
+        state = fold(state, [at(p.NodeAdded(hosts=hosts, request_id=""))])
     owners = [address for address in order for _ in range(nproc[address])]
+    firsts = tuple(owners.index(address) for address in order)
 
     def claim(rank: int, address: str) -> Event:
-        hello = p.Worker(
-            rank=rank, local_rank=0, world_size=4, restart=0, pid=1, round=1,
-            order=order if address == "a" else (),
-        )  # fmt: skip
+        hello = p.Worker(rank=rank, local_rank=0, world_size=4, restart=0, pid=1, round=1)  # fmt: skip
+        if address == "a":
+            hello = dataclasses.replace(hello, order=order, firsts=firsts)
         return at(hello, node="abc".index(address))
 
     state = fold(state, [claim(owners.index("a"), "a")])
     state = fold(state, [claim(rank, "c") for rank in range(4)])
     state = fold(state, [claim(rank, "b") for rank in range(4)])
-    hosts = {"a": "lead", "b": "gpu-b", "c": "evil"}
+    host_of = dict(zip("abc", hosts, strict=True))
     assert [state.workers[rank].host for rank in range(4)] == [
-        hosts[one] for one in owners
+        host_of[one] for one in owners
     ]
 
 
 def test_where_two_nodes_have_one_address_the_first_claim_counts():
-    planned = Planned(addresses=("a", "a"), terms=terms(0, min_nodes=1), nproc=(1, 1))
+    planned = Planned(addresses=("a", "a"), terms=terms(0, min_nodes=1))
     state = fold(begin("j", ["gpu-a", "gpu-a"]), [at(planned)])
     worker = p.Worker(
-        rank=0, local_rank=0, world_size=2, restart=0, pid=1, round=1, order=("a", "a")
-    )
+        rank=0, local_rank=0, world_size=2, restart=0, pid=1, round=1, order=("a", "a"), firsts=(0, 1),
+    )  # fmt: skip
     state = fold(
         state, [at(worker), at(dataclasses.replace(worker, rank=1, order=()), node=1)]
     )
     assert [state.workers[rank].node_rank for rank in (0, 1)] == [0, 1]
 
 
+def test_nodes_whose_addresses_are_others_here_have_what_is_nobody_else_s():
+    """A notebook that follows a job knows other addresses of some hosts than the nodes have among themselves."""
+    planned = Planned(addresses=("a", "b-here", "c"), terms=terms(0, min_nodes=1))
+    state = fold(begin("j", ["gpu-a", "gpu-b", "gpu-c"]), [at(planned)])
+    worker = p.Worker(
+        rank=0, local_rank=0, world_size=3, restart=0, pid=1, round=1, order=("a", "b", "c"), firsts=(0, 1, 2),
+    )  # fmt: skip
+    claims = [at(dataclasses.replace(worker, rank=rank, order=()), node=1) for rank in (2, 1)]  # fmt: skip
+    state = fold(state, [at(worker), *claims])
+    assert {rank: one.node_rank for rank, one in state.workers.items()} == {0: 0, 1: 1}
+
+
 def test_a_host_that_comes_back_as_another_node_has_ranks():
-    planned = Planned(addresses=("a", "b"), terms=terms(0, min_nodes=1), nproc=(1, 1))
+    planned = Planned(addresses=("a", "b"), terms=terms(0, min_nodes=1))
     state = fold(begin("j", ["gpu-a", "gpu-b"]), [at(planned)])
     state = fold(
         state, [at(p.NodeAdded(hosts=("gpu-a", "gpu-b", "gpu-b"), request_id=""))]
     )
     lead = p.Worker(
-        rank=0, local_rank=0, world_size=2, restart=1, pid=1, round=1, order=("a", "b")
-    )
+        rank=0, local_rank=0, world_size=2, restart=1, pid=1, round=1, order=("a", "b"), firsts=(0, 1),
+    )  # fmt: skip
     state = fold(
         state, [at(lead), at(dataclasses.replace(lead, rank=1, order=()), node=2)]
     )

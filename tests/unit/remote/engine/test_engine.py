@@ -94,7 +94,12 @@ from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
 from distmagic.remote.engine import engine
 
+class store:
+    check = staticmethod(lambda keys: all(key in ("torchelastic/assigned_ranks/0", "torchelastic/assigned_ranks/1") for key in keys))
+    multi_get = staticmethod(lambda keys: [b"[0, 6, 0, 6]", b"[4, 6, 4, 6]"])
+
 class Group:
+    store = store
     class spec:
         class rdzv_handler:
             class _state_holder:
@@ -107,7 +112,8 @@ engine.follow_rounds(is_elastic=True)
 for endpoint in ("", "10.0.0.10 29500"):
     os.environ["DISTMAGIC_WORKER"] = json.dumps({"endpoint": endpoint})
     SimpleElasticAgent._rendezvous("agent", Group)
-    print(json.loads(os.environ["DISTMAGIC_WORKER"]).get("order"))
+    said = json.loads(os.environ["DISTMAGIC_WORKER"])
+    print(said.get("order"), said.get("firsts"))
 """
 
 
@@ -115,4 +121,7 @@ def test_ranks_of_the_lead_know_in_which_order_the_nodes_have_met(
     torch_forks: Forks, tmp_path: Path
 ) -> None:
     printed, _ = run(ORDER, torch_forks, tmp_path)
-    assert printed.splitlines() == ["['10.0.0.10', '10.0.0.9']", "None"]
+    assert printed.splitlines() == [
+        "['10.0.0.10', '10.0.0.9'] [0, 4]",
+        "None None",
+    ]

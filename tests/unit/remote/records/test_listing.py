@@ -193,9 +193,15 @@ def test_how_long_a_job_runs_does_not_follow_a_clock_that_is_set(home, monkeypat
     monkeypatch.setattr(time, "time", lambda: written - 3600)
     (over,) = listing.jobs()
     assert over.age_s == pytest.approx(90)
+    assert over.began_ago_s == 0.0, "its clock was set back"
     own = processes.read(os.getpid())
     monkeypatch.setattr(listing, "is_running", lambda *_: True)
     monkeypatch.setattr(listing, "agent_of", lambda *_: own)
     (runs,) = listing.jobs()
     assert 0 < runs.age_s < 3600 * 24
     assert runs.age_s == pytest.approx(processes.age_s(own), abs=5)
+    assert runs.began_ago_s == runs.age_s
+    monkeypatch.setattr(time, "time", lambda: written + 3600)
+    monkeypatch.setattr(listing, "agent_of", lambda *_: None)
+    (over,) = listing.jobs()
+    assert over.began_ago_s == pytest.approx(3600, abs=5)

@@ -24,7 +24,7 @@ SECRET = p.Secret(
 )
 LISTED = p.JobListing(
     protocol=2, job="j-1", node_rank=1, hosts=("gpu-a", "gpu-b"), began_s=1.5, terms=TERMS, is_running=True,
-    is_detached=True, reason="done", size_bytes=7, age_s=90.0, reported=p.MetricRow(at_s=2.5, metrics={"loss": 0.5}),
+    is_detached=True, reason="done", size_bytes=7, age_s=90.0, began_ago_s=95.0, reported=p.MetricRow(at_s=2.5, metrics={"loss": 0.5}),
 )  # fmt: skip
 WORK = p.WorkDir(
     name="train", origin="here:/nb/train.ipynb", manifest=SHA, files=3, size_bytes=7, inside="nb", is_fresh=True,
@@ -57,6 +57,7 @@ MESSAGES = (
             round=2,
             local_world_size=2,
             order=("10.0.0.2", "10.0.0.1"),
+            firsts=(0, 2),
         ),
     ),
     (

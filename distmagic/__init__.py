@@ -24,8 +24,8 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
 The packages, from the top floor down. None imports from one above it; `tests/unit/test_layers.py` has the same table and
 checks it. Each package's own `__init__` says what happens there, what never happens there, and in which order to read it.
 
+    cli.py         a terminal's commands, which are those of the notebook: `distmagic run train.py`
     notebook/      what a user types in IPython: `%%distributed`, `%distributed`, the Tab key
-    cli.py         a script from a terminal: `distmagic run train.py`
     api.py         the same from plain Python: `distmagic.run`
     playground/    throw-away SSH hosts on this machine
     session/       one kernel's hosts and jobs

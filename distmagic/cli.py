@@ -1,58 +1,79 @@
-"""`distmagic run train.py 50 --lr 0.1` in a terminal: a script on every rank, with the flags of the notebook's cells."""
+"""`distmagic` in a terminal: the commands of `%distributed`, and `distmagic run train.py 50 --lr 0.1` above all."""
 
 # ruff: noqa: T201  # what a command prints is its output
 
 from __future__ import annotations
 
-import os
 import re
-import signal
+import shlex
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from distmagic.errors import Cancelled, DistmagicError, SpecError
-from distmagic.request import flag_parser, flags
-from distmagic.request.config import Distmagic, choose_hosts
-from distmagic.request.program import USAGE, Program, split_program
+from distmagic.notebook import commands
+from distmagic.notebook.settings import Notebook
+from distmagic.request import flag_parser
+from distmagic.request.config import Distmagic
+from distmagic.request.program import split_program
 from distmagic.request.spec import check_system
 
-if TYPE_CHECKING:
-    from distmagic.request.hosts import Host
-    from distmagic.request.spec import Access, JobSpec
-    from distmagic.session.inside import Outcome
-
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130  # exit codes, as shells and torchrun have them
+_COMMAND = re.compile(r"(?<!%)%distributed\b")
+_OF_A_JOB = re.compile(r"(?<!%)%distributed ([a-z]+) (?=\d|ID\b|all\b)")
+_LOGS = re.compile(r"\b_?run\.logs\(([^)]*)\)")
+_RESULTS = re.compile(r"\b_?run\.results\[(\d+)\]")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
-        print(
-            f"usage: distmagic {USAGE}\n\nRun a script on every rank of several hosts. Flags: distmagic run --help"
-        )
-        return 0 if words else MISUSED
-    if words[0] == "--version":
+    words = tuple(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ("--version",):
         print(f"distmagic {sys.modules['distmagic'].__version__}")
         return 0
+    notebook = Notebook(None, Distmagic(), terminal_words=for_terminal(words))
     try:
-        return _command(words[0], words[1:])
-    except SpecError as error:
-        print(_for_terminal(error), file=sys.stderr)
-        return MISUSED
+        check_system()
+        left = commands.execute(notebook, words)
     except DistmagicError as error:
-        print(_without_run(error, _not_shown_yet(error)), file=sys.stderr)
+        job = getattr(getattr(error, "run", None), "job", "")
+        print(notebook.worded(_not_shown_yet(error), job), file=sys.stderr)
+        if isinstance(error, SpecError):
+            return MISUSED
         return INTERRUPTED if isinstance(error, Cancelled) else FAILED
     except KeyboardInterrupt:  # before anything was begun
         return INTERRUPTED
+    if left is not None:
+        return _tell(left)
+    return 0 if words else MISUSED
 
 
-def _for_terminal(error: SpecError) -> str:
-    """Return the text of an error about flags for somebody who has typed them in a terminal."""
-    text = str(error).replace("a flag of %%distributed", "a flag of distmagic run")
-    return text.replace("%distributed --help", "distmagic run --help")
+def for_terminal(words: Sequence[str]) -> Callable[[str, str], str]:
+    """Return what turns a text, which may be about a job, into one for somebody who has typed `words`.
+
+    A terminal has neither magics nor a variable `run`. Commands that ask for a job have the hosts of `words`: no kernel knows
+    them.
+    """
+    typed = words[1:]
+    if words[:1] == ("run",):
+        try:
+            typed, _ = split_program(typed)
+        except SpecError:
+            typed = ()
+    flags, _ = flag_parser.split_way(typed)
+    way = f"{shlex.join(flags)} " if flags else ""
+
+    def worded(text: str, job: str) -> str:
+        text = text.replace("a flag of %%distributed", "a flag of distmagic run")
+        text = text.replace("%distributed --help", "distmagic run --help")
+        text = text.replace("%distributed hosts", "--hosts")
+        logs = f"%distributed logs {job or 'ID'}"
+        text = _LOGS.sub(lambda found: f"{logs} {found[1]}", text)
+        text = _OF_A_JOB.sub(lambda found: f"distmagic {found[1]} {way}", text)
+        text = _COMMAND.sub("distmagic", text)
+        attached = f"after %distributed attach {job} run, in a notebook"
+        return _RESULTS.sub(lambda found: f"run.results[{found[1]}] {attached}", text)
+
+    return worded
 
 
 def _not_shown_yet(error: DistmagicError) -> str:
@@ -66,98 +87,7 @@ def _not_shown_yet(error: DistmagicError) -> str:
     return str(error)
 
 
-def _without_run(error: DistmagicError, text: str) -> str:
-    """Return the text of an error for somebody who has no variable `run`."""
-    job = getattr(getattr(error, "run", None), "job", "")
-    text = re.sub(
-        r"run\.logs\(([^)]*)\)",
-        rf"%distributed logs {job} \1, in a notebook",
-        text,
-    )
-    return re.sub(
-        r"run\.results\[(\d+)\]",
-        rf"run.results[\1] after %distributed attach {job} run, in a notebook",
-        text,
-    )
-
-
-def _command(name: str, words: Sequence[str]) -> int:
-    if name != "run":
-        raise SpecError(f"distmagic {name} is not known.", f"Write distmagic {USAGE}.")
-    if words and words[0] in ("-h", "--help"):
-        print(flag_parser.help_of_program(f"distmagic {USAGE}", is_in_notebook=False))
-        return 0
-    own, program = split_program(words)
-    check_system()
-    config = Distmagic()
-    request = flags.parse_words(own, config.defaults(os.environ))
-    chosen = choose_hosts(request, None, config, os.environ)
-
-    # Only now: a wrong word is told at once, without the time that these take.
-    from distmagic.api import session
-    from distmagic.connection.prompts import asker_of
-    from distmagic.screens.choose import screen_for
-    from distmagic.session import programs
-
-    programs.check_request(request)
-    if request.background:
-        raise SpecError(
-            "--background is for a notebook, and this command ends with its run.",
-            "Leave it out; --detach lets a job go on without this command.",
-        )
-    if request.export is not None or request.workflow is not None:
-        _without_hosts(request, program, chosen.hosts)
-        return 0
-    part = None
-    if chosen.is_default and not request.allocation and not request.ignores_system:
-        part = session().inside.part(os.environ)
-    if part is not None and part.place.task is not None:
-        programs.run_as_rank(program, part.place)
-        return 0
-    with _sigterm_interrupts(request.spec), closing(asker_of()) as asker:
-
-        def launch(hosts: tuple[Host, ...], access: Access) -> Outcome:
-            if not request.dry_run:
-                return programs.run_program(
-                    session(), request, program, hosts, access, asker, screen_for()
-                )
-            print(programs.dry_run(session(), request, program, hosts, access, asker))
-            return None
-
-        if part is None:
-            hosts = () if request.allocation else chosen.hosts
-            left = launch(hosts, request.access)
-        else:
-            left = part.run(
-                programs.digest(program), request.access, request.spec, launch
-            )
-    return _tell(left)
-
-
-def _sigterm_interrupts(spec: JobSpec) -> AbstractContextManager[None]:
-    """Have whoever ends this command end its ranks too, but not those of a job that goes on without it."""
-    from distmagic.runner import interrupts
-
-    if spec.on_disconnect == "keep":
-        return nullcontext()
-    return interrupts.from_signal(signal.SIGTERM)
-
-
-def _without_hosts(
-    request: flags.Request, program: Program, hosts: tuple[Host, ...]
-) -> None:
-    """Write the folder that the request asks for, or run its workflow."""
-    from distmagic.screens.choose import screen_for
-    from distmagic.session import exporting, programs
-
-    if request.export is not None:
-        print(exporting.export_program(program, request, hosts))
-        return
-    with _sigterm_interrupts(request.spec):
-        programs.run_workflow(request, program, screen_for())
-
-
-def _tell(left: Outcome) -> int:
+def _tell(left: object) -> int:
     """Say where a job is found that goes on alone; return the exit code. A run that is over has been shown."""
     from distmagic.runner.outcome import Detached, Run
 

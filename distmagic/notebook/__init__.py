@@ -7,7 +7,7 @@ here opens a connection, starts a thread or knows how a run proceeds. What does 
     magic.py          the cell: `%%distributed`; loading and unloading of the extension
     local_run.py      the cell's own statements, and what is said of those that were meant for the ranks
     settings.py       what is set once for a notebook: hosts, playground, and the session of all its cells
-    commands.py       the table of `%distributed` subcommands
+    commands.py       the table of `%distributed` subcommands, and of `distmagic`'s in a terminal
     host_commands.py  hosts, playground, allocations, down
     job_commands.py   jobs, runs, attach, view, add, stop, logs, stacks, clean, status
     job_hosts.py      which hosts these ask, and how they are reached

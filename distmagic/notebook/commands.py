@@ -1,4 +1,5 @@
-"""The table of `%distributed` subcommands. Usage text, dispatch, completion and the tests of the README read it.
+"""The table of `%distributed` subcommands, which are those of `distmagic` in a terminal. Usage text, dispatch, completion and
+the tests of the README read it.
 
 A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py, job_commands.py, file_commands.py,
 run_command.py or help_pages.py.
@@ -9,6 +10,7 @@ run_command.py or help_pages.py.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -40,7 +42,7 @@ class OfferedNames:
     ranks: Callable[[str], Iterable[int]]
 
 
-_TEXT_COLUMN = 37  # of the usage text, where the explanations begin
+_TEXT_COLUMN = 52  # of the usage text, where the explanations begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +59,10 @@ def _no_candidates(_words: Sequence[str], _names: OfferedNames) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subcommand:
-    """One word after `%distributed`.
+    """One word after `%distributed`, or after `distmagic` in a terminal.
 
+    `is_of_notebook`: it means nothing in a terminal. `takes_way`: the flags of the help's heading Hosts may stand behind it,
+    and count for it alone.
     `complete` returns the candidates for the last of the words that follow the name; "" stands for a word that has not
     begun.
     """
@@ -67,6 +71,8 @@ class Subcommand:
     usages: tuple[UsageLine, ...]
     handler: Callable[[CommandLine], object]
     complete: Callable[[Sequence[str], OfferedNames], list[str]] = _no_candidates
+    is_of_notebook: bool = False
+    takes_way: bool = True
 
 
 def _complete_hosts(words: Sequence[str], names: OfferedNames) -> list[str]:
@@ -127,7 +133,7 @@ def _complete_env(words: Sequence[str], names: OfferedNames) -> list[str]:
     if words[-2] == "--lock":
         found = [*Path().glob("*.lock"), *Path().glob("*.toml"), *Path().glob("*.txt")]
         return sorted(map(str, found))
-    return list(file_commands.ENV_FLAGS)
+    return ["--hosts", *file_commands.ENV_FLAGS]
 
 
 def _complete_down(words: Sequence[str], _names: OfferedNames) -> list[str]:
@@ -156,6 +162,7 @@ SUBCOMMANDS = (
             UsageLine(arguments="", text="show the hosts"),
         ),
         handler=host_commands.hosts,
+        is_of_notebook=True,
         complete=_complete_hosts,
     ),
     Subcommand(
@@ -167,6 +174,8 @@ SUBCOMMANDS = (
             UsageLine(arguments="stop", text="end them"),
         ),
         handler=host_commands.playground,
+        is_of_notebook=True,
+        takes_way=False,
         complete=_complete_playground,
     ),
     Subcommand(
@@ -182,6 +191,7 @@ SUBCOMMANDS = (
             ),
         ),
         handler=run_command.run,
+        takes_way=False,
         complete=_complete_run,
     ),
     Subcommand(
@@ -202,13 +212,16 @@ SUBCOMMANDS = (
             ),
         ),
         handler=job_commands.runs,
+        is_of_notebook=True,
+        takes_way=False,
     ),
     Subcommand(
         name="attach",
         usages=(
+            UsageLine(arguments="ID", text="follow a running job, or see an ended one"),
             UsageLine(
-                arguments="ID [NAME]",
-                text="follow a running job, or see an ended one; its run goes into the variable NAME",
+                arguments="ID NAME",
+                text="the same in a notebook, whose variable NAME gets the run",
             ),
         ),
         handler=job_commands.attach,
@@ -228,9 +241,7 @@ SUBCOMMANDS = (
     Subcommand(
         name="add",
         usages=(
-            UsageLine(
-                arguments="ID LIST", text="have hosts come to a running elastic job"
-            ),
+            UsageLine(arguments="ID LIST", text="add hosts to a running elastic job"),
         ),
         handler=job_commands.add,
         complete=_complete_add,
@@ -243,7 +254,13 @@ SUBCOMMANDS = (
     ),
     Subcommand(
         name="logs",
-        usages=(UsageLine(arguments="ID RANK", text="show what a rank has written"),),
+        usages=(
+            UsageLine(arguments="ID RANK", text="show what a rank has written"),
+            UsageLine(
+                arguments="ID RANK --by-time",
+                text="the same, with stdout and stderr as they came",
+            ),
+        ),
         handler=job_commands.logs,
         complete=_complete_logs,
     ),
@@ -285,7 +302,7 @@ SUBCOMMANDS = (
         usages=(
             UsageLine(
                 arguments="sync [FLAGS]",
-                text="have an environment on each host with this kernel's packages, or with those of "
+                text="create an environment on each host with this kernel's packages, or with those of "
                 "--requirements FILE or --lock FILE; --hosts LIST, --name NAME",
             ),
         ),
@@ -326,6 +343,8 @@ SUBCOMMANDS = (
             ),
         ),
         handler=host_commands.allocations,
+        is_of_notebook=True,
+        takes_way=False,
     ),
     Subcommand(
         name="down",
@@ -338,6 +357,8 @@ SUBCOMMANDS = (
             ),
         ),
         handler=host_commands.down,
+        is_of_notebook=True,
+        takes_way=False,
         complete=_complete_down,
     ),
     Subcommand(
@@ -348,60 +369,90 @@ SUBCOMMANDS = (
             ),
         ),
         handler=help_pages.show,
+        takes_way=False,
         complete=_complete_help,
     ),
 )
 NAMES = tuple(command.name for command in SUBCOMMANDS)
 
 
-def usage_text() -> str:
+def usage_text(*, is_terminal: bool = False) -> str:
     """Return the list of all subcommands, a line for each way to write one."""
     last = (
         f"{'%distributed --help':<{_TEXT_COLUMN}}the flags of a %%distributed cell, too"
     )
-    return "\n".join([*map(_usage_of, SUBCOMMANDS), last])
-
-
-def _usage_of(command: Subcommand) -> str:
-    name, width = command.name, _TEXT_COLUMN - 2
+    if is_terminal:
+        last = f"{'distmagic run --help':<{_TEXT_COLUMN}}the flags of a run; those of Hosts may stand behind any command"
+    known = _known(is_terminal=is_terminal)
     return "\n".join(
-        f"{f'%distributed {name} {usage.arguments}':<{width}}  {usage.text}"
+        [*(_usage_of(command, is_terminal=is_terminal) for command in known), last]
+    )
+
+
+def _known(*, is_terminal: bool) -> list[Subcommand]:
+    return [one for one in SUBCOMMANDS if not (is_terminal and one.is_of_notebook)]
+
+
+def _usage_of(command: Subcommand, *, is_terminal: bool) -> str:
+    name, width = command.name, _TEXT_COLUMN - 2
+    magic = "distmagic" if is_terminal else "%distributed"
+    return "\n".join(
+        f"{f'{magic} {name} {usage.arguments}':<{width}}  {usage.text}"
         for usage in command.usages
     )
 
 
-def execute(notebook: Notebook, line: str) -> object:
-    """Execute one line of `%distributed` and return the value of the magic. Raises `SpecError` for an unknown word."""
-    words = flags.split(line)
+def execute(notebook: Notebook, words: Sequence[str]) -> object:
+    """Execute the words of one line of `%distributed`, or of `distmagic`, and return its value.
+
+    Raises `SpecError` for an unknown word.
+    """
+    is_terminal = notebook.shell is None
     if not words:
-        print(usage_text())
+        print(usage_text(is_terminal=is_terminal))
         return None
     if words[0] in ("-h", "--help"):
-        print(f"{usage_text()}\n\n{flag_parser.help_text()}")
+        print(usage_text(is_terminal=is_terminal))
+        if not is_terminal:
+            print(f"\n{flag_parser.help_text()}")
         return None
-    command = find(words[0])
+    command = find(words[0], is_terminal=is_terminal)
+    rest = list(words[1:])
     # What follows a script is its own.
-    if command.name != "run" and not {"-h", "--help"}.isdisjoint(words):
-        print(_usage_of(command))
+    if command.name != "run" and not {"-h", "--help"}.isdisjoint(rest):
+        print(_usage_of(command, is_terminal=is_terminal))
         return None
+    way: list[str] = []
+    if command.takes_way:
+        way, rest = flag_parser.split_way(rest)
     with closing(asker_of(notebook.shell)) as asker:
         return command.handler(
-            CommandLine(notebook=notebook, asker=asker, words=tuple(words[1:]))
+            CommandLine(
+                notebook=notebook,
+                asker=asker,
+                words=tuple(rest),
+                request=flags.parse_words(way, notebook.config.defaults(os.environ)),
+            )
         )
 
 
-def find(name: str) -> Subcommand:
+def find(name: str, *, is_terminal: bool = False) -> Subcommand:
     """Return the subcommand of this name. Raises `SpecError` that names the closest one."""
-    for command in SUBCOMMANDS:
-        if command.name == name:
-            return command
+    known = {command.name: command for command in _known(is_terminal=is_terminal)}
+    if name in known:
+        return known[name]
+    if name in NAMES:
+        raise SpecError(
+            f"{name} is a command of notebooks.",
+            "In a terminal hosts are named behind each command, by --hosts LIST, or by DISTMAGIC_HOSTS.",
+        )
     if name.startswith("-"):
         raise SpecError(
             f"%distributed takes no flag {name}: flags belong to a cell, under %%distributed.",
             "For all cells of this notebook: %distributed hosts LIST, or %config Distmagic.",
         )
-    close = difflib.get_close_matches(name, NAMES, n=1)
+    close = difflib.get_close_matches(name, known, n=1)
     guess = f"Did you mean {close[0]}? " if close else ""
     raise SpecError(
-        f"%distributed {name} is not known.", f"{guess}Known are: {', '.join(NAMES)}."
+        f"%distributed {name} is not known.", f"{guess}Known are: {', '.join(known)}."
     )

@@ -15,7 +15,6 @@ from distmagic import sanitize
 from distmagic.errors import SpecError
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.job_hosts import known_hosts, reach
-from distmagic.request import flags
 from distmagic.request.hosts import parse_hosts
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from distmagic.remote.wire.protocol import EnvironmentProgress
     from distmagic.session.packages import Packages
 
-ENV_FLAGS = ("--hosts", "--requirements", "--lock", "--name")
+ENV_FLAGS = ("--requirements", "--lock", "--name")
 _USUAL_NAME = "kernel"
 _ENV_HINT = "Write %distributed env sync [--hosts LIST] [--requirements FILE | --lock FILE] [--name NAME]."
 _PATTERN = "*?["  # a part of a path with one of these is a pattern
@@ -105,7 +104,6 @@ def split_pattern(path: str) -> tuple[str, str]:
 class EnvLine:
     """What `%distributed env sync` was given; None for a flag that is not there."""
 
-    hosts: str | None = None
     requirements: str | None = None
     lock: str | None = None
     name: str | None = None
@@ -118,10 +116,9 @@ def env(line: CommandLine) -> None:
     for note in packages.notes:
         print(sanitize.lines(f"note: {note}"))
     notebook = line.notebook
-    hosts = parse_hosts(asked.hosts) if asked.hosts else known_hosts(line)
-    request = flags.parse_line("", notebook.config.defaults(os.environ))
+    hosts = known_hosts(line)
     # The Python that makes an environment is never one that was synced before.
-    access = notebook.access(request, hosts, synced=False)
+    access = notebook.access(line.request, hosts, synced=False)
     first_links = notebook.session().reach(hosts, access, line.asker)
     shown = _StatusLine()
     synced = notebook.session().housekeeping.sync_environment(
@@ -136,10 +133,9 @@ def env(line: CommandLine) -> None:
         for note in ready.notes:
             print(sanitize.lines(f"{host}: note: {note}"))
     if synced.ready:
-        print(
-            f"The cells of this notebook use it on {', '.join(synced.ready)}; "
-            f"elsewhere write --python env:{packages.name}."
-        )
+        of_cells = f"The cells of this notebook use it on {', '.join(synced.ready)}; elsewhere write"
+        how = "Write" if notebook.shell is None else of_cells
+        print(f"{how} --python env:{packages.name}.")
     if synced.error is not None:
         raise synced.error
 

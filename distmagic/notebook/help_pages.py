@@ -1,7 +1,5 @@
 """`%distributed help`: the pages of the manual, which lie as Markdown in distmagic/help/ and are installed with it."""
 
-# ruff: noqa: T201  # what a magic prints is its output
-
 from __future__ import annotations
 
 import difflib
@@ -63,11 +61,11 @@ def contents() -> str:
 def show(line: CommandLine) -> None:
     """Print the list of all pages, or show one: formatted in a notebook, as it is in a terminal."""
     if not line.words:
-        print(contents())
+        line.notebook.say(contents())
         return
     if len(line.words) > 1:
         raise SpecError(
             "%distributed help takes one topic.", f"Topics are: {', '.join(topics())}."
         )
     text = page(line.words[0])
-    line.notebook.shell.display_pub.publish({"text/markdown": text, "text/plain": text})
+    line.notebook.show({"text/markdown": text, "text/plain": text})

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distmagic import sanitize
@@ -13,31 +12,33 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import SpecError
 from distmagic.notebook.job_tables import aligned
 from distmagic.notebook.settings import Notebook, listed
-from distmagic.request import flag_parser, flags, systems
+from distmagic.request import flags, systems
 from distmagic.request.config import Chosen, read_hostfile
 from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import JobSpec
 
-FLAGS = ("--hostfile", "--python", "--ssh-config")  # of `%distributed hosts`
+# What the Tab key offers behind `%distributed hosts`.
+FLAGS = ("--hostfile", "--python", "--ssh-config")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
     """One line `%distributed NAME WORD ...` that is being executed.
 
-    `asker` asks the user for passwords while hosts are reached; it is closed when the command has ended.
+    `request` has its hosts and the way to them, as far as its flags say so, and `words` are the others. `asker` asks the
+    user for passwords while hosts are reached; it is closed when the command has ended.
     """
 
     notebook: Notebook
     asker: NotebookAsker
     words: tuple[str, ...]
+    request: flags.Request
 
 
 def hosts(line: CommandLine) -> None:
     """Set the hosts of the notebook if some are named, and the way to them if that is; print the hosts."""
     notebook = line.notebook
-    if line.words:
-        _set(notebook, line.words)
+    _set(line)
     chosen = notebook.choose(flags.Request(), os.environ)
     part = notebook.part(flags.Request(), os.environ)
     if part is not None:
@@ -56,48 +57,44 @@ def _way(notebook: Notebook) -> str:
     return "  " + " ".join(parts) if parts else ""
 
 
-def _set(notebook: Notebook, words: Sequence[str]) -> None:
-    """Set what the words say. Nothing is set where one of them is wrong."""
-    names, flag_words = _split(words)
-    request = flags.parse_words(flag_words, notebook.config.defaults(os.environ))
-    chosen = notebook.hosts
-    if request.hostfile is not None and not names:
-        path = request.hostfile
-        source = f"%distributed hosts --hostfile {path}"
-        chosen = Chosen(hosts=read_hostfile(path), source=source)
-    elif request.hostfile is not None:
-        raise SpecError(
-            "A list of hosts and --hostfile are both given.", "Keep one of them."
-        )
-    elif names:
-        chosen = Chosen(hosts=parse_hosts(" ".join(names)), source="%distributed hosts")
-    notebook.hosts = chosen
-    config = notebook.config
-    pythons = dict(request.access.pythons)
-    config.python = pythons.pop("", "")
-    config.pythons = pythons
-    config.ssh_config = request.access.ssh_config or ""
-
-
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the hosts among the words, and the flags with their values."""
-    names: list[str] = []
-    flag_words: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("-"):
-            names.append(word)
-            continue
-        flag, _, _ = word.partition("=")
-        if flag not in FLAGS:
+def _set(line: CommandLine) -> None:
+    """Set what the line says. Nothing is set where one of its words is wrong."""
+    request, names = line.request, line.words
+    chosen = line.notebook.hosts
+    for name in names:
+        if name.startswith("-"):
             raise SpecError(
-                f"{word!r} names no hosts.",
+                f"{name!r} names no hosts.",
                 "Write gpu-a:4,gpu-b:2 or --hostfile FILE, and behind it --python PATH or --ssh-config FILE.",
             )
-        flag_words += [word, *rest[: flag_parser.values_after(word)]]
-        del rest[: flag_parser.values_after(word)]
-    return names, flag_words
+    if request.access.setup or request.access.exec_prefix:
+        raise SpecError(
+            "--setup and --exec-prefix are for one cell, or for one command.",
+            "Leave them out here.",
+        )
+    if request.hostfile is not None:
+        if names:
+            raise SpecError(
+                "A list of hosts and --hostfile are both given.", "Keep one of them."
+            )
+        source = f"%distributed hosts --hostfile {request.hostfile}"
+        chosen = Chosen(hosts=read_hostfile(request.hostfile), source=source)
+    elif request.hosts is not None:
+        if names:
+            raise SpecError(
+                "A list of hosts and --hosts are both given.", "Keep one of them."
+            )
+        chosen = Chosen(hosts=request.hosts, source="%distributed hosts")
+    elif names:
+        chosen = Chosen(hosts=parse_hosts(" ".join(names)), source="%distributed hosts")
+    line.notebook.hosts = chosen
+    config, access = line.notebook.config, request.access
+    pythons = dict(access.pythons)
+    config.python = pythons.pop("", "")
+    config.pythons = pythons
+    config.ssh_config = access.ssh_config or ""
+    config.ssh_command = access.ssh_command or ""
+    config.connect_timeout_s = access.connect_timeout_s
 
 
 def playground(line: CommandLine) -> None:
@@ -142,7 +139,7 @@ def allocations(line: CommandLine) -> None:
     if "hosts" not in system.can:
         raise SpecError(f"{system.title} gives no hosts.", "Leave it out.")
     request = system.part("hosts").asked(place, systems.Wanted())
-    access = flags.parse_line("", line.notebook.config.defaults(os.environ)).access
+    access = line.request.access
     if not request.is_there:
         rows = session.allocations(request, access, line.asker)
         print(sanitize.lines(aligned(rows)))

@@ -54,14 +54,14 @@ def runs(line: CommandLine) -> None:
     notebook = line.notebook
     found = Comparison(notebook.session().history.runs)
     page = {"text/plain": repr(found), "text/html": found._repr_html_()}
-    notebook.shell.display_pub.publish(page)
+    notebook.show(page)
 
 
 def attach(line: CommandLine) -> object:
     """Follow a job to its end and return its run, if that gets no name. Raises what a run raises."""
-    from distmagic.screens.choose import screen_for
-
-    _expect(line, 1, 2, "%distributed attach needs the name of a job.")
+    # A terminal has no variables.
+    most = 1 if line.notebook.shell is None else 2
+    _expect(line, 1, most, "%distributed attach needs the name of a job.")
     job_name, *variables = line.words
     for name in variables:
         variable_name(name, f"%distributed attach {job_name}")
@@ -74,7 +74,7 @@ def attach(line: CommandLine) -> object:
         run = notebook.session().attach(
             first_links,
             job,
-            screen_for(notebook.shell),
+            notebook.screen(),
             run_names.variable_of(variables),
         )
     except RunError as error:
@@ -107,9 +107,7 @@ def _shown(line: CommandLine) -> object:
     run = notebook.session().background.find(line.words[0])
     if run is None or len(line.words) > 1:
         return attach(line)
-    from distmagic.screens.choose import screen_for
-
-    run.screen.add(screen_for(notebook.shell, in_background=True))
+    run.screen.add(notebook.screen(in_background=True))
     return None
 
 
@@ -163,7 +161,8 @@ def stop(line: CommandLine) -> None:
         say(f"{', '.join(missing)} could not be asked")
     unknown = [*stopped.unknown, *missing]
     if unknown:
-        say(f"What still runs on {', '.join(unknown)} {_what_ends(job)}.")
+        text = f"What still runs on {', '.join(unknown)} {_what_ends(job)}."
+        line.notebook.say(text)
     if stopped.was_interrupted:
         raise Cancelled(f"Interrupted while job {job.name} was being ended.")
 
@@ -179,13 +178,16 @@ def _what_ends(job: Job) -> str:
 
 def logs(line: CommandLine) -> None:
     """Print what a rank has written; of very much the newest part, and where all of it is."""
-    _expect(line, 2, 2, "%distributed logs needs the name of a job and a rank.")
-    name, rank = line.words
+    by_time = line.words[2:] == ("--by-time",)
+    most = 3 if by_time else 2
+    _expect(line, 2, most, "%distributed logs needs the name of a job and a rank.")
+    name, rank = line.words[:2]
     if not re.fullmatch(r"-1|\d{1,9}", rank):
         raise SpecError(f"{rank!r} is not a rank.", "Write %distributed logs ID 0.")
     job, hosts = find_known(line, name)
     first_links = reach(line, hosts, (), job.name)
-    text = line.notebook.session().housekeeping.logs(first_links, job, int(rank))
+    housekeeping = line.notebook.session().housekeeping
+    text = housekeeping.logs(first_links, job, int(rank), by_time=by_time)
     if text is None:
         raise _no_rank(job, rank)
     text = text or f"rank {rank} of {job.name} has written nothing"
@@ -227,7 +229,7 @@ def stacks(line: CommandLine) -> None:
         "text/plain": render.stacks_text(found, job.name),
         "text/html": render.stacks_html(found, job.name),
     }
-    line.notebook.shell.display_pub.publish(page)
+    line.notebook.show(page)
 
 
 def _the_running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
@@ -296,11 +298,11 @@ def clean(line: CommandLine) -> None:
             f"kept of sent files and this notebook's environments that nobody uses: {kept / 1e6:,.1f} MB"
         )
         _print_work_dirs("working directory that no job uses", idle)
-        print(
+        line.notebook.say(
             "Remove all of it with %distributed clean all, or one job with %distributed clean ID."
         )
         if others:
-            print(
+            line.notebook.say(
                 f"That leaves {others}; %distributed clean all --everybody removes these too."
             )
         return
@@ -317,7 +319,9 @@ def clean(line: CommandLine) -> None:
         return
     others = _of_others(*counts, sum(session.housekeeping.cached(reach(line, hosts))))
     if others:
-        print(f"{others} left; %distributed clean all --everybody removes these too.")
+        line.notebook.say(
+            f"{others} left; %distributed clean all --everybody removes these too."
+        )
 
 
 def _of_others(jobs: int, work_dirs: int, made_bytes: int) -> str:

@@ -15,7 +15,6 @@ from distmagic import sanitize
 from distmagic.errors import DistmagicError
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
-from distmagic.request import flags
 from distmagic.request.hosts import LOCALHOST, Host
 
 if TYPE_CHECKING:
@@ -31,8 +30,10 @@ def say(text: str) -> None:
 def known_hosts(line: CommandLine, job_name: str = "") -> tuple[Host, ...]:
     """Return the hosts of the notebook; of a job that this kernel has begun first those on which it was begun."""
     session = line.notebook.session()
-    named = line.notebook.choose(flags.Request(), os.environ).hosts or (LOCALHOST,)
-    held = session.allocated
+    request = line.request
+    named = line.notebook.choose(request, os.environ).hosts or (LOCALHOST,)
+    names_hosts = request.hosts is not None or request.hostfile is not None
+    held = () if names_hosts else session.allocated
     here = held if held and named == (LOCALHOST,) else (*named, *held)
     begun = session.begun_at(job_name)
     if begun is None:
@@ -57,8 +58,7 @@ def reach(
     if begun is not None:
         access = begun.access
     else:
-        request = flags.parse_line("", notebook.config.defaults(os.environ))
-        access = notebook.access(request, hosts)
+        access = notebook.access(line.request, hosts)
     return notebook.session().reach(hosts, access, line.asker, spare=spare)
 
 

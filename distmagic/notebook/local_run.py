@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _WHOLE_NOTE = "This statement ran in the notebook; with %%distributed --whole the cell runs on the hosts alone."
 _NO_RANK_NOTE = (
-    f"This statement ran in the notebook, which is no rank. {notebook_effects.CURE}"
+    f"This statement ran in the notebook, which is not a rank. {notebook_effects.CURE}"
 )
 _ARGPARSE_HINT = (
     'Give parse_args a list, such as parse_args(["--lr", "0.1"]); or move it into the function; or write %%distributed '
@@ -84,7 +84,7 @@ def _reject_made_alone(shell: InteractiveShell, plan: CellPlan) -> None:
         names = {one.id for one in statement.targets if isinstance(one, ast.Name)}
         for name in names & taken if what else ():
             raise SpecError(
-                f"line {statement.lineno} would make `{name}`, {what}, in the notebook, which is no rank, and the call "
+                f"line {statement.lineno} would make `{name}`, {what}, in the notebook, which is not a rank, and the call "
                 "takes it to the ranks; nothing has run.",
                 notebook_effects.CURE,
             )

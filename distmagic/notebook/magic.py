@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import linecache
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from distmagic.session.background import BackgroundRun
     from distmagic.session.session import Session
 
+_ASKS_HELP = re.compile(r"%%(distributed|distmagic)\s+(-h|--help)\s*")
 _SCRIPT_NAME = "cell.py"  # of a cell that runs as a whole
 _OWN_LINES = "running the cell's own lines here"
 _OWN_LINES_FAILED = (
@@ -85,7 +87,7 @@ class Magics:
 
     def line(self, line: str) -> object:
         """Set the notebook's hosts, start a playground, look after jobs. `%distributed` alone lists the commands."""
-        return commands.execute(self.notebook, line)
+        return commands.execute(self.notebook, flags.split(line))
 
     def cell(self, line: str, cell: str) -> object | None:
         """Run the cell's last expression on every rank, under torchrun. `%distributed --help` lists the flags.
@@ -166,14 +168,13 @@ class Magics:
         variable: str,
     ) -> Run:
         """Run the cell as a system runs whole jobs."""
-        from distmagic.screens.choose import screen_for
         from distmagic.session.programs import runner_of
 
         system = runner_of(request)
         system.check(request)
         with closing(asker_of(self.shell)) as asker:
             payload = self._payload(plan, request, asker)
-        screen = screen_for(self.shell)
+        screen = self.notebook.screen()
         run: Run = system.run(request, payload, screen, variable)
         return run
 
@@ -187,7 +188,6 @@ class Magics:
     ) -> Run | Detached | BackgroundRun | None:
         """Run the cell on these hosts, or on those of its allocation; None for a dry run."""
         from distmagic.screens.announcing import announcing
-        from distmagic.screens.choose import screen_for
         from distmagic.session.place import place_of
 
         session = self.notebook.session()
@@ -203,7 +203,7 @@ class Magics:
 
                     print(sanitize.lines(start_commands(place.reach(), request.spec)))
                     return None
-                screen = screen_for(self.shell, in_background=request.background)
+                screen = self.notebook.screen(in_background=request.background)
 
                 def what() -> str:
                     return "waits for your answer" if asker.is_asking else _OWN_LINES
@@ -351,6 +351,14 @@ def _matcher(completer: Completer) -> Callable[[Any], dict[str, Any]]:
     return complete  # type: ignore[no-any-return]
 
 
+def _help_of_cell(lines: list[str]) -> list[str]:
+    """Ask for the help as a line does where a cell has nothing else: IPython hands no empty cell to a magic."""
+    first, *rest = lines or [""]
+    if _ASKS_HELP.fullmatch(first) and not "".join(rest).strip():
+        return [first.removeprefix("%")]
+    return lines
+
+
 def _body(cell: str) -> str:
     return cell.partition("\n")[2].rstrip()
 
@@ -377,6 +385,7 @@ def load_ipython_extension(
         for kind, magic in (("line", magics.line), ("cell", magics.cell)):
             shell.register_magic_function(magic, kind, name)
     shell.Completer.custom_matchers.append(magics.matcher)
+    shell.input_transformers_cleanup.append(_help_of_cell)
     notebook_place.register(magics.notebook.place)
 
 
@@ -406,6 +415,8 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
             notebook_place.unregister(magics.notebook.place)
             if magics.matcher in shell.Completer.custom_matchers:
                 shell.Completer.custom_matchers.remove(magics.matcher)
+            if _help_of_cell in shell.input_transformers_cleanup:
+                shell.input_transformers_cleanup.remove(_help_of_cell)
             # The first of several magics has taken it out.
             if magics.config in shell.configurables:
                 shell.configurables.remove(magics.config)

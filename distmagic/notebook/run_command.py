@@ -1,15 +1,20 @@
-"""`%distributed run SCRIPT`: a script, or a module, on every rank; its flags, and its run, are those of a cell."""
+"""`%distributed run SCRIPT`, in a terminal `distmagic run SCRIPT`: a script, or a module, on every rank.
+
+Its flags, and its run, are those of a cell.
+"""
 
 # ruff: noqa: T201  # what a magic prints is its output
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from distmagic import sanitize
-from distmagic.errors import RunError
+from distmagic.errors import RunError, SpecError
 from distmagic.notebook import run_names
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.request import flag_parser, flags
@@ -23,7 +28,13 @@ if TYPE_CHECKING:
 def run(line: CommandLine) -> object:
     """Run a program and return the run, if it gets no name. Raises what a cell raises."""
     if line.words and line.words[0] in ("-h", "--help"):
-        print(flag_parser.help_of_program(f"%distributed {USAGE}", is_in_notebook=True))
+        is_in_notebook = line.notebook.shell is not None
+        magic = "%distributed" if is_in_notebook else "distmagic"
+        print(
+            flag_parser.help_of_program(
+                f"{magic} {USAGE}", is_in_notebook=is_in_notebook
+            )
+        )
         return None
     names: list[str] = []
     try:
@@ -35,12 +46,19 @@ def run(line: CommandLine) -> object:
 
 def _run_program(line: CommandLine, names: list[str]) -> object:
     """Do what `run` promises; `names` is given the name of the run as soon as it is known."""
-    from distmagic.screens.choose import screen_for
-    from distmagic.session import exporting, programs
-
     words, program = split_program(line.words)
     notebook = line.notebook
     request = flags.parse_words(words, notebook.config.defaults(os.environ))
+    is_terminal = notebook.shell is None
+    if is_terminal and request.background:
+        raise SpecError(
+            "--background is for a notebook, and this command ends with its run.",
+            "Leave it out; --detach lets a job go on without this command.",
+        )
+    # Only now: a wrong word is told at once, without the time that these take.
+    from distmagic.runner import interrupts
+    from distmagic.session import exporting, programs
+
     names += [request.output] if request.output else []
     variable = run_names.variable_of(names)
     programs.check_request(request)
@@ -48,12 +66,17 @@ def _run_program(line: CommandLine, names: list[str]) -> object:
         hosts = notebook.choose(request, os.environ).hosts
         print(sanitize.lines(exporting.export_program(program, request, hosts)))
         return None
+    ends: AbstractContextManager[None] = nullcontext()
+    if is_terminal and request.spec.on_disconnect != "keep":
+        # Whoever ends this command ends its ranks, too.
+        ends = interrupts.from_signal(signal.SIGTERM)
     if request.workflow is not None:
-        screen = screen_for(notebook.shell)
+        screen = notebook.screen()
         return _bound(
             lambda: programs.run_workflow(request, program, screen, variable),
             line,
             names,
+            ends,
         )
     session = notebook.session()
 
@@ -64,26 +87,35 @@ def _run_program(line: CommandLine, names: list[str]) -> object:
             )
             print(sanitize.lines(text))
             return None
-        screen = screen_for(notebook.shell, in_background=request.background)
+        screen = notebook.screen(in_background=request.background)
         return programs.run_program(
             session, request, program, hosts, access, line.asker, screen, variable
         )
 
     part = notebook.part(request, os.environ)
+    if is_terminal and part is not None and part.place.task is not None:
+        programs.run_as_rank(program, part.place)
+        return None
 
     def start() -> Any:
         if part is None:
             return launch(*notebook.way(request, os.environ))
         return part.run(programs.digest(program), request.access, request.spec, launch)
 
-    return _bound(start, line, names)
+    return _bound(start, line, names, ends)
 
 
-def _bound(start: Callable[[], Any], line: CommandLine, names: list[str]) -> object:
+def _bound(
+    start: Callable[[], Any],
+    line: CommandLine,
+    names: list[str],
+    ends: AbstractContextManager[None],
+) -> object:
     """Start a run and give it its names; return it where it has none."""
     shell = line.notebook.shell
     try:
-        found = start()
+        with ends:
+            found = start()
     except RunError as error:
         run_names.bind_failed(shell, names, error)
         raise

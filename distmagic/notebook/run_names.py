@@ -20,11 +20,15 @@ def variable_of(names: Sequence[str]) -> str:
     return names[-1] if names else LAST_RUN
 
 
-def bind(shell: InteractiveShell, names: Sequence[str], run: object) -> None:
+def bind(shell: InteractiveShell | None, names: Sequence[str], run: object) -> None:
     """Give the run its names. Only one that has none is `_run`: else that would keep it after `del run`.
+
+    A terminal, where there is no shell, has no variables.
 
     A note says it of a name that had a value of the notebook's, as in `model = train(model)`.
     """
+    if shell is None:
+        return
     for name in names:
         older = shell.user_ns.get(name)
         if older is not None and not isinstance(older, _kinds()):
@@ -40,17 +44,19 @@ def bind(shell: InteractiveShell, names: Sequence[str], run: object) -> None:
         shell.push({LAST_RUN: run}, interactive=False)
 
 
-def bind_failed(shell: InteractiveShell, names: Sequence[str], error: RunError) -> None:
+def bind_failed(
+    shell: InteractiveShell | None, names: Sequence[str], error: RunError
+) -> None:
     """Give the run that failed its names."""
     if error.run is not None:
         bind(shell, names, error.run)
 
 
 def say_not_started(
-    shell: InteractiveShell, names: Sequence[str], error: BaseException
+    shell: InteractiveShell | None, names: Sequence[str], error: BaseException
 ) -> None:
     """Let no older run stand under the names of one that never began; other values stay. An error with a run had begun."""
-    if isinstance(error, RunError) and error.run is not None:
+    if shell is None or (isinstance(error, RunError) and error.run is not None):
         return
     from distmagic.runner.outcome import NotStarted
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from distmagic import sanitize
 from distmagic.errors import SpecError
 from distmagic.request import flags
 from distmagic.request.config import Chosen, Distmagic, choose_hosts
@@ -18,33 +19,67 @@ if TYPE_CHECKING:
 
     from distmagic.planning.jobs import Job
     from distmagic.playground.playground import Playground
+    from distmagic.render.screen import AnnouncingScreen
     from distmagic.session.background import BackgroundRun
     from distmagic.session.inside import Part
     from distmagic.session.session import Session
+    from distmagic.state.model import RunState
 
 
 class Notebook:
-    """One shell with its settings.
+    """One shell with its settings; in a terminal, where `shell` is None, one command with its.
 
     `hosts` are those of `%distributed hosts`, None before that. `playground` is the running playground, None without
     one. `synced` are the Pythons of the environments that `%distributed env sync` has made, by host. `listed` are the
-    jobs that `%distributed jobs` has shown last. `open_session` stands for this process's own session.
+    jobs that `%distributed jobs` has shown last. `open_session` stands for this process's own session. `terminal_words` turns
+    a text, which may be about a job, into one for a terminal.
     """
 
     def __init__(
         self,
-        shell: InteractiveShell,
+        shell: InteractiveShell | None,
         config: Distmagic,
         open_session: Callable[[], Session] | None = None,
+        terminal_words: Callable[[str, str], str] | None = None,
     ) -> None:
         self.shell = shell
         self.config = config
         self._open_session = open_session
+        self._terminal_words = terminal_words
         self.hosts: Chosen | None = None
         self.playground: Playground | None = None
         self.synced: dict[str, str] = {}
         self.listed: tuple[Job, ...] = ()
         self._session: Session | None = None
+
+    def worded(self, text: str, job: str = "") -> str:
+        """Return a text, which may be about a job, with its commands as they are typed here."""
+        if self._terminal_words is None:
+            return text
+        return self._terminal_words(text, job)
+
+    def screen(self, *, in_background: bool = False) -> AnnouncingScreen:
+        """Return the screen of a run, with commands in its notices as they are typed here."""
+        from distmagic.screens.changed import ChangedScreen
+        from distmagic.screens.choose import screen_for
+
+        screen = screen_for(self.shell, in_background=in_background)
+        return screen if self.shell is not None else ChangedScreen(screen, self._typed)
+
+    def _typed(self, state: RunState) -> RunState:
+        notices = tuple(self.worded(text, state.job) for text in state.notices)
+        return replace(state, notices=notices)
+
+    def say(self, text: str) -> None:
+        """Print a text with names in it that a host told: in a terminal nothing in them may be obeyed."""
+        print(sanitize.lines(self.worded(text)))  # noqa: T201
+
+    def show(self, page: Mapping[str, str]) -> None:
+        """Show a page, which has HTML or Markdown besides the text that a terminal shows."""
+        if self.shell is None:
+            print(page["text/plain"])  # noqa: T201
+        else:
+            self.shell.display_pub.publish(page)
 
     def session(self) -> Session:
         """Return the session of this kernel, opened at the first call."""

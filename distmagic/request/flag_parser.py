@@ -65,6 +65,23 @@ def values_after(word: str) -> int:
     return 0
 
 
+def split_way(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the flags among the words that name hosts or the way to them, with their values, and all other words."""
+    names = [f"--{flag.name}" for flag in FLAGS if flag.heading == "hosts"]
+    way: list[str] = []
+    others: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if _hyphened(word).partition("=")[0] in names:
+            count = values_after(word)
+            way += [word, *rest[:count]]
+            del rest[:count]
+        else:
+            others.append(word)
+    return way, others
+
+
 def _hyphened(word: str) -> str:
     """Return a word of the line with the hyphens of a flag's name in place of underscores; a value stays as it is."""
     if not word.startswith("--"):
@@ -77,11 +94,19 @@ def _hyphened(word: str) -> str:
 _ELSEWHERE = {
     "The number of ranks on each host is --nproc-per-node.": "--nprocs --nproc --np -np -n --num-processes --ngpus --num-gpus --ranks --workers "
     "--ntasks-per-node --ppn",
-    "Hosts are named with --hosts; of a scheduler --nodes says how many.": "-N -H --num-nodes --num-machines --ntasks",
-    "The GPUs of each host are named with --devices: --devices 0,1.": "--cuda --cuda-visible-devices --gpu-ids --gpu-id --device",
+    "Hosts are named with --hosts; of a scheduler --nodes says how many.": "-N -H --num-nodes --num-machines --ntasks --include",
+    "The GPUs of each host are named with --devices: --devices 0,1.": "--cuda --cuda-visible-devices --gpu-ids --gpu-id --device --gpu -g",
     "GPUs of a scheduler's nodes are asked for with --gpus-per-node.": "--gres --gpus-per-task",
     "Hosts keep all that ranks write: %distributed logs JOB RANK shows it.": "--log-dir --tee --redirects -r -t",
-    "Leave it out: the first host of --hosts is the one that the others dial.": "--master-addr --node-rank",
+    "Leave it out: the first host of --hosts is the one that the others dial.": "--master-addr --node-rank --machine-rank",
+    "The port of the first host is --master-port.": "--main-process-port",
+    "CPUs of a scheduler's nodes are asked for with --cpus-per-task.": "--cpus --num-cpus -c",
+    "Other options of sbatch stand after --slurm: --slurm exclude=NODE.": "--exclude --nodelist -w --job-name -J --gpu-bind",
+    "A scheduler's partition is --partition.": "-p",
+    "A host is written user@name:port; its key is named in ~/.ssh/config.": "--port --user --identity --key -i",
+    "Write %distributed run -m MODULE for a module.": "-m --module --no-python",
+    "--background returns at once, and the run goes on; --detach needs no notebook.": "--bg --async -d",
+    "Leave it out: torchrun's default is what ranks get.": "--role --monitor-interval --start-method --numa-binding --local-ranks-filter",
     "This machine alone is --hosts localhost.": "--standalone",
 }
 _FOREIGN = {name: hint for hint, names in _ELSEWHERE.items() for name in names.split()}

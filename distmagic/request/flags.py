@@ -234,7 +234,8 @@ def _check_not_of_cluster(gpus: str | None, file: str | None) -> None:
     if gpus is not None:
         raise SpecError(
             "--gpus is for --on sky.",
-            "Slurm and exported files take --gpus-per-node; the number of ranks on each host is --nproc-per-node.",
+            "GPUs of your own hosts are named with --devices 0,1, and the number of ranks is --nproc-per-node; "
+            "Slurm and exported files take --gpus-per-node.",
         )
     if file is not None:
         raise SpecError("--sky is for --on sky.", "Add --on sky, or leave it out.")

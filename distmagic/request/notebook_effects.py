@@ -1,7 +1,7 @@
 """Which of a notebook's own statements act there alone, where a program under torchrun would have them on every rank.
 
 A program that was pasted into a cell reads its rank, parses its arguments, seeds and sets variables at its top. There it
-runs in the notebook, which is no rank. A cell may also change a library, by its settings, its registrations or its
+runs in the notebook, which is not a rank. A cell may also change a library, by its settings, its registrations or its
 attributes: ranks import it anew. Pure, from the syntax tree: what stands inside a function runs on the ranks, and is not
 looked at.
 """
@@ -58,7 +58,7 @@ _IN_WORDS: dict[Kind, str] = {
     "argv": "reads the command line of the notebook, not of a rank",
     "sets argv": "sets sys.argv of the notebook, not of the ranks",
     "seed": "seeds the notebook, not the ranks",
-    "group": "makes a process group in the notebook, which is no rank",
+    "group": "makes a process group in the notebook, which is not a rank",
     "variable": "sets {} in the notebook, not on the ranks",
 }
 

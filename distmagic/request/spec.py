@@ -190,7 +190,7 @@ class JobSpec:
     )
     on_disconnect: str = option(
         "times",
-        "without the notebook for the length of the lease: stop (usual) or keep going",
+        "without the notebook for the length of the lease: stop (default) or keep going",
         "WHAT",
         not_with="export workflow",
         default="stop",
@@ -245,7 +245,7 @@ class JobSpec:
         if not _SHORTEST_LOSS_S <= self.node_lost_after_s <= _DAY_S:
             raise SpecError(
                 f"--node-lost-after {self.node_lost_after_s:g} is not a time.",
-                "Use 2 seconds to a day; 10 is usual.",
+                "Use 2 seconds to a day; 10 is the default.",
             )
         if self.on_disconnect not in ON_DISCONNECT:
             raise SpecError(
@@ -306,7 +306,7 @@ def _check_grace(seconds: float) -> None:
     if not 0 <= seconds <= _DAY_S:
         raise SpecError(
             f"--grace {seconds:g} is not a time.",
-            "Use 0 seconds to a day; 30 is usual.",
+            "Use 0 seconds to a day; 30 is the default.",
         )
 
 

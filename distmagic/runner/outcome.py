@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from distmagic import sanitize
-from distmagic.comparison.metrics import Metrics, metrics_of
+from distmagic.comparison.metrics import Metrics, Plot, metrics_of, plot_of
 from distmagic.connection.link import Link
 from distmagic.connection.requests import job_requests
+from distmagic.connection.requests.log_order import by_time_of
 from distmagic.connection.requests.progress_line import ProgressLine
 from distmagic.connection.requests.remote_files import RemoteFolder, has_room
 from distmagic.errors import ConnectionLost, NoResult, SpecError
@@ -29,12 +30,38 @@ from distmagic.state.model import RunState
 _MAX_SHOWN_BYTES = 500  # of a value among the results
 
 
-class Run:
+class Returned:
+    """A sequence of what the ranks of a run returned, in their order, as far as they did: `run[0]`, `run[-1]`."""
+
+    @property
+    def results(self) -> Results:
+        """What the ranks returned, by rank."""
+        raise NotImplementedError
+
+    def __getitem__(self, rank: int | slice) -> Any:
+        if isinstance(rank, slice):
+            return list(self)[rank]
+        results = self.results
+        return results[rank if rank >= 0 else results.last_rank + 1 + rank]
+
+    def __iter__(self) -> Iterator[Any]:
+        results = self.results
+        return (results[rank] for rank in results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __bool__(self) -> bool:
+        return True  # also where no rank has returned anything
+
+
+class Run(Returned):
     """A run that is over.
 
-    `run[rank]` is what the rank returned; `logs(rank)` what it wrote; `metrics` what it reported; `state` all that was
-    known at the end. It is a sequence of what its ranks returned, in their order, as far as they did; `results` are the
-    same by rank. Shown as a cell's value it is the table and the curves once more.
+    `run[rank]` is what the rank returned, `run[-1]` what the last one did; `logs(rank)` what it wrote; `metrics` what it
+    reported, `plot("loss")` a curve of it; `state` all that was known at the end. It is a sequence of what its ranks
+    returned, in their order, as far as they did; `results` are the same by rank. Shown as a cell's value it is the table and
+    the curves once more.
     """
 
     def __init__(
@@ -51,24 +78,17 @@ class Run:
         self._shown_in = cell_number() if shown else None
         self.unfetched: tuple[str, ...] = ()  # what --fetch named and did not bring
         # Nothing in here may refer to the run itself: a circle lives on after `del run` until a garbage collection.
-        self.results = Results(state, small_results, self._files.fetch)
+        self._results = Results(state, small_results, self._files.fetch)
+
+    @property
+    def results(self) -> Results:
+        """What the ranks returned, by rank."""
+        return self._results
 
     @property
     def job(self) -> str:
         """The job's name, which its directories on the hosts carry."""
         return self.state.job
-
-    def __getitem__(self, rank: int) -> Any:
-        return self.results[rank]
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self.results[rank] for rank in self.results)
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __bool__(self) -> bool:
-        return True  # also where no rank has returned anything
 
     @property
     def metrics(self) -> Metrics:
@@ -80,30 +100,45 @@ class Run:
         """
         return metrics_of(self.state)
 
-    def logs(self, rank: int, stream: str | None = None) -> str:
+    def plot(self, *names: str) -> Plot:
+        """Return the curves of these metrics, or of all, as a cell's value shows them.
+
+        Raises `SpecError` for one that no rank has reported twice.
+        """
+        return plot_of(self.state, names)
+
+    def logs(
+        self, rank: int, stream: str | None = None, *, by_time: bool = False
+    ) -> str:
         """Return all that a rank wrote, fetched from its host; rank -1 is torchrun itself, of every node in turn.
 
-        `stream` is "stdout" or "stderr"; None gives both, one after the other. In an elastic job it is what the rank wrote
+        `stream` is "stdout" or "stderr"; None gives both, one after the other, or with `by_time` their lines in the order in
+        which the host has read them, which is about a tenth of a second exact. In an elastic job it is what the rank wrote
         on the node where it was last, and of torchrun what nodes wrote that were not lost; `%distributed logs` looks at
         all hosts that are up. Of control characters only line breaks, carriage returns, tabs and colours are left: what
         is printed of it moves nothing in a terminal. Raises `SpecError` for a rank that is unknown or has not begun.
         """
-        names = [
-            journal.log_name(rank, one)
-            for one in ([stream] if stream else ["stdout", "stderr"])
-        ]
+        streams = [stream] if stream else ["stdout", "stderr"]
         lost = self.state.lost_nodes if self.state.is_elastic else set()
         there = [node for node in range(len(self.state.nodes)) if node not in lost]
         nodes = there if rank == -1 else [self._node_of(rank)]
         texts = []
         for node_rank in nodes:
-            for name in names:
-                data = io.BytesIO()
-                self._files.fetch(
-                    node_rank, name, data.write, job_requests.LOG_LIMIT_BYTES
-                )
-                texts.append(data.getvalue().decode(errors="replace"))
+            data = {
+                one: self._read(node_rank, journal.log_name(rank, one))
+                for one in streams
+            }
+            parts = list(data.values())
+            if by_time:
+                events = self._read(node_rank, journal.CHATTER_FILE)
+                parts = [by_time_of(data, {}, events, rank)]
+            texts += [part.decode(errors="replace") for part in parts]
         return sanitize.log("".join(texts))
+
+    def _read(self, node_rank: int, name: str) -> bytes:
+        data = io.BytesIO()
+        self._files.fetch(node_rank, name, data.write, job_requests.LOG_LIMIT_BYTES)
+        return data.getvalue()
 
     def files(self, rank: int = 0, pattern: str = "**") -> tuple[FoundFile, ...]:
         """Return the files in the working directory of a rank's host: each with path, size_bytes and changed_s.
@@ -314,6 +349,11 @@ class Results(Mapping[int, Any]):
         if rank not in self._loaded:
             self._loaded[rank] = self._load(rank)
         return self._loaded[rank]
+
+    @property
+    def last_rank(self) -> int:
+        """The highest rank of the run, whether it returned or not; -1 where none began."""
+        return max(self._state.workers, default=-1)
 
     def clear(self) -> None:
         """Let go of the values that were looked at; the next look at one unpickles it again."""

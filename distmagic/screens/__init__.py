@@ -9,7 +9,7 @@ Time is the run's own (`RunState.at_s`). The interface, `Screen`, stands in rend
     choose.py    which screen fits
     announcing.py   what goes on before there is a run
     steady.py    a screen that fails does not end the run
-    named.py     the variable that has the run, in the words of a screen
+    changed.py   each state with a change: the variable that has the run, the words of a terminal
     notebook.py  one output of a cell: text and HTML that need no kernel, and in a page the live view in its place
     cell_runs.py the runs of one cell, one after the other: a table of those that are over, and one view
     board.py     the live view: what a page is sent, and how often

@@ -14,16 +14,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from weakref import WeakValueDictionary
 
-from distmagic.comparison.metrics import Metrics, metrics_of
+from distmagic.comparison.metrics import Metrics, Plot, metrics_of, plot_of
 from distmagic.connection import parallel
 from distmagic.connection.link import Link
 from distmagic.errors import DistmagicError, SpecError
 from distmagic.remote.wire.protocol import FoundFile
 from distmagic.render.screen import Screen, UserRequest
-from distmagic.runner.outcome import Detached, Results, Run, cell_number
+from distmagic.runner.outcome import Detached, Results, Returned, Run, cell_number
 from distmagic.state.hangs import Explanation, dump_of, explain_dump, unanswered
 from distmagic.state.model import RunState
 
@@ -106,7 +105,7 @@ class BackgroundScreen:
             self.has_changed.notify_all()
 
 
-class BackgroundRun:
+class BackgroundRun(Returned):
     """A run that goes on while the notebook does other things.
 
     `state` is all that is known of it now, `done` whether it is over. `wait()` returns its `Run`, or raises how it has
@@ -233,12 +232,15 @@ class BackgroundRun:
         left = self._ended()
         return left.results  # a `Detached` says that it has none
 
-    def __getitem__(self, rank: int) -> Any:
-        return self.results[rank]
+    def plot(self, *names: str) -> Plot:
+        """Return the curves so far, as `Run.plot`."""
+        return plot_of(self.state, names)
 
-    def logs(self, rank: int, stream: str | None = None) -> str:
+    def logs(
+        self, rank: int, stream: str | None = None, *, by_time: bool = False
+    ) -> str:
         """Return what a rank has written so far, as `Run.logs`."""
-        return self._so_far().logs(rank, stream)
+        return self._so_far().logs(rank, stream, by_time=by_time)
 
     def files(self, rank: int = 0, pattern: str = "**") -> tuple[FoundFile, ...]:
         """Return the files in the working directory of a rank's host, as `Run.files`."""

@@ -176,10 +176,13 @@ class Housekeeping:
             was_interrupted=was_interrupted,
         )
 
-    def logs(self, first_links: FirstLinks, job: Job, rank: int) -> str | None:
+    def logs(
+        self, first_links: FirstLinks, job: Job, rank: int, *, by_time: bool = False
+    ) -> str | None:
         """Return what a rank of a job has written last, wherever it ran; None if it ran on none of these hosts.
 
-        It is as much as a page shows at once, and says where more is left out. `first_links` as for `stop`.
+        stdout comes before stderr, or with `by_time` their lines come as the host has read them. It is as much as a page
+        shows at once, and says where more is left out. `first_links` as for `stop`.
         """
 
         def has_run(link: Link, node_rank: int) -> bool:
@@ -202,7 +205,9 @@ class Housekeeping:
 
             def of_node(node: tuple[Link, int]) -> str:
                 link, node_rank = node
-                return job_requests.newest_logs(link, job.name, node_rank, rank, most)
+                return job_requests.newest_logs(
+                    link, job.name, node_rank, rank, most, by_time=by_time
+                )
 
             return "".join(in_parallel(of_node, nodes))
 

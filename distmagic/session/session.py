@@ -26,8 +26,8 @@ from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Followed, attach, launch
 from distmagic.runner.outcome import Detached, Run
+from distmagic.screens.changed import ChangedScreen
 from distmagic.screens.choose import screen_for
-from distmagic.screens.named import NamedScreen
 from distmagic.session.allocations import Allocations
 from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Housekeeping
@@ -153,7 +153,7 @@ class Session:
         an interrupt at any time, `Cancelled`.
         """
         work = work_dir(spec, payload)
-        screen = NamedScreen(screen, variable)
+        screen = ChangedScreen(screen, lambda state: replace(state, variable=variable))
         job = job or new_job()
         self._begun[job] = first_links.fleet
         if len(self._begun) > _BEGUN:
@@ -186,7 +186,7 @@ class Session:
         `first_links` lead to the job's own hosts in the order of its nodes; those that are down are tried again and again, as
         when a connection breaks. `variable` as for `launch`, and so is what it raises for a run.
         """
-        screen = NamedScreen(screen, variable)
+        screen = ChangedScreen(screen, lambda state: replace(state, variable=variable))
         with self._following(job.name):
             followed = attach(first_links, job, screen)
         return self._finish(followed, first_links.opener, screen, variable)

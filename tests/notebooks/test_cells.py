@@ -167,7 +167,7 @@ look()
 
 
 LONE = (
-    "! no rank was in a process group: the 2 ranks worked each by itself. If they are to train together, call "
+    "! no rank was in a process group: the 2 ranks each worked on their own. If they are to train together, call "
     "torch.distributed.init_process_group, or make the Accelerator or Trainer, in what the ranks run"
 )
 

@@ -12,14 +12,23 @@ from types import SimpleNamespace
 import pytest
 
 import distmagic
-from distmagic import cli
-from distmagic.errors import Cancelled, PreflightError, WorkerFailed
+from distmagic import api, cli
+from distmagic.errors import Cancelled, PreflightError, Unreachable, WorkerFailed
+from distmagic.notebook.settings import Notebook
+from distmagic.planning.jobs import Job
+from distmagic.remote.wire.parts import JobTerms
+from distmagic.request.config import Distmagic
 from distmagic.request.program import Program
 from distmagic.runner.outcome import Detached, Run
+from distmagic.screens import choose
 from distmagic.session import programs
+from distmagic.session.housekeeping import Stopped
+from distmagic.state.hangs import Explanation
 from tests import REPOSITORY
 from tests.builders.events import begun, output
 from tests.builders.shell import completed
+from tests.scenes import running
+from tests.unit.notebook.fakes import FakeSession
 
 
 @pytest.fixture
@@ -30,7 +39,7 @@ def ran(monkeypatch):
         outcome: object = None
         calls: list = []  # noqa: RUF012
 
-    def run_program(session, request, program, hosts, access, asker, screen):
+    def run_program(session, request, program, hosts, access, *_):
         Ran.calls.append((request, program, hosts, access))
         if isinstance(Ran.outcome, BaseException):
             raise Ran.outcome
@@ -193,6 +202,125 @@ def test_the_version_and_the_help_are_printed(capsys):
     text = capsys.readouterr().out
     assert text.startswith("usage: distmagic run [FLAGS] SCRIPT")
     assert text.index("--nproc-per-node") < text.index("--partition")
+
+
+class Asked(FakeSession):
+    """A session whose hosts have one job, which two ranks run."""
+
+    left: object = None
+
+    def logs(self, reaching, job, rank, *, by_time):
+        self.log.append(f"logs {job.name} {rank}")
+        return "loss 3\n"
+
+    def stacks(self, reaching, job):
+        self.log.append(f"stacks {job.name}")
+        return Explanation(groups=())
+
+    def attach(self, reaching, job, screen, variable="run"):
+        self.log.append(f"attach {job.name}")
+        if isinstance(self.left, BaseException):
+            raise self.left
+        return self.left
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    terms = JobTerms(owner="laptop:/me.ipynb", lease_s=60.0)
+    running = Job(
+        name="1122-7", hosts=("gpu-a", "gpu-b"), host_indices=(0, 1), running=(0, 1), began_s=0.0, terms=terms, is_detached=True,
+        reason="", size_bytes=0, age_s=1.0,
+    )  # fmt: skip
+    session = Asked(found=(running,))
+    monkeypatch.setattr(api, "session", lambda: session)
+    monkeypatch.delenv("DISTMAGIC_HOSTS", raising=False)
+    return session
+
+
+@pytest.mark.parametrize(
+    ("words", "asks", "said"),
+    [
+        ("jobs", "", "1122-7"),
+        ("logs 1122-7 3", "logs 1122-7 3", "loss 3"),
+        ("stacks", "stacks 1122-7", "1122-7"),
+        ("attach 1122", "attach 1122-7", ""),
+        ("view", "attach 1122-7", ""),
+        ("get gpu-a runs/a.pt", "folder runs of gpu-a", ".pt"),
+        ("put gpu-a train.py", "folder ~ of gpu-a", "gpu-a:"),
+        ("clean", "measure", "distmagic clean --hosts gpu-a,gpu-b all"),
+        ("help jobs", "", "# Jobs"),
+    ],
+)
+def test_the_commands_of_a_notebook_are_those_of_a_terminal(
+    asked, capsys, words, asks, said
+):
+    assert (
+        cli.main([*words.split(), "--hosts", "gpu-a,gpu-b"] if asks else words.split())
+        == 0
+    )
+    assert not asks or asks in asked.log
+    assert said in capsys.readouterr().out
+
+
+def test_hosts_are_named_behind_a_command(asked, capsys, golden):
+    gone = Unreachable("gpu-b", "It is gone.", "")
+    asked.stopped = Stopped(ended=("gpu-a",), unknown={"gpu-b": gone})
+    words = [
+        "stop",
+        "--hosts",
+        "me@gpu-a:2222,gpu-b",
+        "--python",
+        "/opt/python",
+        "1122",
+    ]
+    assert cli.main(words) == 0
+    assert [(host.name, host.port) for host in asked.hosts] == [
+        ("gpu-a", 2222),
+        ("gpu-b", None),
+    ]
+    assert dict(asked.access.pythons) == {"": "/opt/python"}
+    golden(capsys.readouterr().out)
+
+
+def test_a_job_that_is_followed_gives_its_exit_code(asked, capsys, golden):
+    asked.left = WorkerFailed("rank 1 died.", "Its whole output: run.logs(1).")
+    asked.left.run = SimpleNamespace(job="1122-7")
+    assert cli.main(["attach", "1122-7", "--hosts", "gpu-a,gpu-b"]) == 1
+    golden(capsys.readouterr().err)
+    asked.left = Cancelled("Interrupted.")
+    assert cli.main(["attach", "1122-7", "--hosts", "gpu-a,gpu-b"]) == 130
+
+
+def test_notices_of_a_run_name_the_commands_of_a_terminal(monkeypatch):
+    shown = []
+    inner = SimpleNamespace(finish=shown.append)
+    monkeypatch.setattr(choose, "screen_for", lambda *_, **__: inner)
+    words = ("run", "--hosts", "me@gpu-a", "train.py", "--hosts", "x")
+    screen = Notebook(None, Distmagic(), None, cli.for_terminal(words)).screen()
+    notice = "job 1122-7 goes on: %distributed stop 1122-7 ends it"
+    screen.finish(replace(running(), job="1122-7", notices=(notice,)))
+    ((only,),) = [state.notices for state in shown]
+    assert only.endswith(": distmagic stop --hosts me@gpu-a 1122-7 ends it")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["hosts", "gpu-a"], ["down"], ["attach", "1", "run"], ["jobs", "x"]],
+    ids=str,
+)
+def test_what_only_a_notebook_has_is_refused(asked, capsys, golden, words):
+    assert cli.main(words) == 2
+    golden(capsys.readouterr().err)
+
+
+def test_the_usage_of_a_command_is_printed(capsys):
+    assert cli.main(["logs", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("distmagic logs ID RANK ")
+    assert cli.main([]) == 2
+    usage = capsys.readouterr().out
+    assert "distmagic jobs " in usage
+    assert "distmagic playground" not in usage
+    assert "%" not in usage.partition("python -m")[2]
 
 
 @pytest.mark.parametrize(

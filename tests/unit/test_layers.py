@@ -58,8 +58,8 @@ PACKAGES = (
     "session",
     "playground",
     "api",
-    "cli",
     "notebook",
+    "cli",
     "distmagic",
 )
 

@@ -116,7 +116,7 @@ def test_both_commands_are_on_the_first_screen():
 @each_page
 def test_flags_are_those_of_the_magic(page):
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text()))
-    of_commands = {"--everybody", "--requirements", "--lock", "--cluster"}
+    of_commands = {"--everybody", "--requirements", "--lock", "--cluster", "--by-time"}
     assert named <= {*flag_parser.flag_names(), *of_commands}
 
 

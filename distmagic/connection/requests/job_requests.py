@@ -10,6 +10,7 @@ from typing import TypeVar
 from distmagic.connection.lease_keeper import send_quietly
 from distmagic.connection.link import BOOT_TIMEOUT_S, Link
 from distmagic.connection.parallel import in_parallel
+from distmagic.connection.requests.log_order import by_time_of
 from distmagic.errors import DistmagicError, PreflightError, ProtocolError, SpecError
 from distmagic.planning.jobs import Job
 from distmagic.remote.records import journal, places
@@ -22,6 +23,9 @@ A = TypeVar("A", protocol.LeadStart, protocol.NodeAdded)
 STOP_TIMEOUT_S = 60.0
 LOG_LIMIT_BYTES = 1 << 30  # a longer log is no text to have in memory
 _STREAMS = ("stdout", "stderr")
+_EVENTS_BYTES = (
+    16 << 20
+)  # of a node's journal, which says in which order streams were read
 # Results of one rank, and of one node, that come at once.
 _SMALL_BYTES, _SMALL_TOGETHER_BYTES = (
     1 << 20,
@@ -95,13 +99,23 @@ def has_logs(link: Link, job: str, node_rank: int, rank: int) -> bool:
 
 
 def newest_logs(
-    link: Link, job: str, node_rank: int, rank: int, most_bytes: int
+    link: Link,
+    job: str,
+    node_rank: int,
+    rank: int,
+    most_bytes: int,
+    *,
+    by_time: bool = False,
 ) -> str:
-    """Return what a rank has written on this node, stdout before stderr, of each the newest `most_bytes` at most.
+    """Return what a rank has written on this node, of each stream the newest `most_bytes` at most.
+
+    stdout comes before stderr, or with `by_time` their lines come as the host has read them.
 
     Where lines are left out, one says how much that is and where all of it is. No more is sent.
     """
-    texts = []
+    notes = {}
+    skipped = {}
+    streams = {}
     for stream in _STREAMS:
         newest = bytearray()
         request = protocol.GetFile(
@@ -122,10 +136,27 @@ def newest_logs(
                 where = (
                     f"run.logs({rank}) after %distributed attach {job} run, or {where}"
                 )
-            texts.append(
+            notes[stream] = (
                 f"... {sent.skipped_bytes + cut:,} bytes of {stream} not shown; the whole log: {where}\n"
             )
-        texts.append(newest.decode(errors="replace"))
+            skipped[stream] = sent.skipped_bytes + cut
+        streams[stream] = bytes(newest)
+    if by_time and streams:
+        events = bytearray()
+        request = protocol.GetFile(
+            job=job,
+            node_rank=node_rank,
+            name=journal.CHATTER_FILE,
+            most_bytes=_EVENTS_BYTES,
+        )
+        fetch(link, request, events.extend, limit_bytes=_EVENTS_BYTES)
+        text = by_time_of(streams, skipped, bytes(events), rank).decode(
+            errors="replace"
+        )
+        return "".join(notes.values()) + text
+    texts = []
+    for stream, data in streams.items():
+        texts += [notes.get(stream, ""), data.decode(errors="replace")]
     return "".join(texts)
 
 

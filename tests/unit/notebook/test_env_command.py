@@ -93,7 +93,7 @@ def test_the_tab_key_completes_it(requirements):
     )
     for line, offered in (
         ("%distributed env ", ["sync"]),
-        ("%distributed env sync --", list(ENV_FLAGS)),
+        ("%distributed env sync --", ["--hosts", *ENV_FLAGS]),
         ("%distributed env sync --hosts g", ["gpu-a"]),
         ("%distributed env sync --lock ", ["train.txt"]),
         ("%distributed env sync --requirements ", ["train.txt"]),

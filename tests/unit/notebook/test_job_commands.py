@@ -135,10 +135,22 @@ def test_a_job_of_this_kernel_is_reached_where_and_as_it_was_begun(jobs):
 def test_a_log_that_is_shown_leaves_the_terminal_as_it_was(
     jobs, monkeypatch, capsys, log, golden
 ):
-    monkeypatch.setattr(jobs.session, "logs", lambda *_: log, raising=False)
+    monkeypatch.setattr(jobs.session, "logs", lambda *_, **__: log, raising=False)
     capsys.readouterr()
     jobs.value("%distributed logs busy 0")
     golden(capsys.readouterr().out)
+
+
+def test_a_log_is_asked_for_in_the_order_of_time(jobs, monkeypatch, capsys):
+    def logs(reaching, job, rank, *, by_time):
+        return f"rank {rank} by time: {by_time}"
+
+    monkeypatch.setattr(jobs.session, "logs", logs, raising=False)
+    jobs.value("%distributed logs busy 3 --by-time")
+    jobs.value("%distributed logs busy 3")
+    out = capsys.readouterr().out
+    assert out == "rank 3 by time: True\nrank 3 by time: False\n"
+    assert isinstance(jobs.error("%distributed logs busy 3 4"), SpecError)
 
 
 def test_no_other_first_host_is_believed_of_a_job_of_this_kernel(jobs, golden):

@@ -183,6 +183,12 @@ def test_what_hosts_told_is_no_escape_sequence_in_a_dry_run(lab, capsys, monkeyp
     assert capsys.readouterr().out == "# gpu-a\n/usr/bin/python\n"
 
 
+@pytest.mark.parametrize("cell", ["%%distributed --help", "%%distributed -h \n\n"])
+def test_help_of_an_empty_cell_is_the_help(lab, capsys, cell):
+    lab.value(cell)
+    assert "--nproc-per-node" in capsys.readouterr().out
+
+
 def test_help_is_printed(lab, capsys):
     lab.value("%%distributed --help\nx")
     assert capsys.readouterr().out.startswith("usage: %%distributed")
@@ -267,7 +273,7 @@ def test_a_variable_of_the_line_is_not_told_to_be_the_notebooks_alone(
 
 
 NO_RANK = (
-    "This statement ran in the notebook, which is no rank. Move it into the function, or write %%distributed --whole, and "
+    "This statement ran in the notebook, which is not a rank. Move it into the function, or write %%distributed --whole, and "
     "every rank runs the whole cell."
 )
 

@@ -238,6 +238,8 @@ def test_help_of_a_program_has_no_flags_that_are_refused_there():
         ("--ntasks-per-node", "--nproc-per-node"), ("--num_gpus", "--nproc-per-node"), ("-n", "--nproc-per-node"),
         ("-N", "--nodes"), ("--num-machines", "--hosts"), ("--gres", "--gpus-per-node"), ("--cuda", "--devices"),
         ("--master_addr", "--hosts"), ("--log-dir", "%distributed logs"), ("--standalone", "--hosts localhost"),
+        ("--gpu", "--devices"), ("--cpus", "--cpus-per-task"), ("--exclude", "--slurm"), ("--port", "user@name:port"),
+        ("--main_process_port", "--master-port"), ("--key", "ssh/config"), ("--no-python", "run -m"), ("--async", "--background"),
         ("--hots", "--hosts"), ("--time-out", "--timeout"),
     ],
 )  # fmt: skip
@@ -248,6 +250,12 @@ def test_a_flag_of_another_launcher_leads_to_ours(word, meant):
         parse(f"{word}=2" if word.startswith("--") else f"{word} 2")
     assert meant in caught.value.hint
     assert "Did you mean" not in caught.value.hint or word in ("--hots", "--time-out")
+
+
+def test_numbers_of_gpus_lead_to_devices():
+    with pytest.raises(SpecError) as caught:
+        parse("--gpus 0,1")
+    assert "--devices 0,1" in caught.value.hint
 
 
 @pytest.mark.parametrize("word", ["--quiet", "--keep", "--epochs", "--lr", "--verbose"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -237,10 +238,26 @@ def test_a_run_is_a_sequence_of_what_its_ranks_returned(value):
     first, second = run
     assert (first, second) == (run.results[0], run.results[2])
     assert list(run) == [run[0], run[2]]
+    assert (run[-1], run[1:]) == (run[2], [run[2]])
     with pytest.raises(NoResult, match="rank 1"):
         run[1]
+    with pytest.raises(NoResult, match="rank 1"):
+        run[-2]
     none = run_of(host, {"outcome": "raised", "code": 1})
     assert (list(none), len(none), bool(none)) == ([], 0, True)
+
+
+def test_the_curves_of_some_metrics_are_shown():
+    run = Run(running(), {}, FakeHost(b"").open, shown=False)
+    (line,) = repr(run.plot("loss")).splitlines()
+    assert re.match(r"loss  [▁▂▃▄▅▆▇█]+ \S+ to \S+$", line)
+    html = run.plot("loss")._repr_html_()
+    assert html.count("<figure") == 1
+    assert "rank 0: " in html
+    assert len(repr(run.plot()).splitlines()) == 2
+    with pytest.raises(SpecError, match="'los'") as caught:
+        run.plot("loss", "los")
+    assert "loss, acc" in caught.value.hint
 
 
 def test_metrics_are_a_frame_where_pandas_is_there(monkeypatch):

@@ -104,7 +104,8 @@ def test_a_run_that_is_over_has_what_a_run_of_a_cell_has(kernel, golden):
     assert run.done
     assert left.job == run.job
     assert sorted(run.results) == sorted(left.results) == [0, 1]
-    assert run[1] is None
+    assert run[1] is run[-1] is None
+    assert (list(run), len(run)) == ([None, None], 2)
     a.results["rank0.stdout.log"] = b"hello\n"
     assert run.logs(0, "stdout") == "hello\n"
     run.stop()  # nothing is left to stop

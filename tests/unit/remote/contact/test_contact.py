@@ -586,6 +586,32 @@ def test_whether_a_rank_has_a_log_is_asked_without_its_bytes(link: Link) -> None
     assert newest == "second"
 
 
+def test_the_streams_of_a_rank_come_in_the_order_of_its_journal(link: Link) -> None:
+    folder = places.job_dir("job-1", 0)
+    folder.mkdir(parents=True)
+    (folder / "rank0.stdout.log").write_bytes(b"one\nthree\nfive\nseven")
+    (folder / "rank0.stderr.log").write_bytes(b"two\nfour\nsix\n")
+    outputs = [("stdout", 4), ("stderr", 4), ("stdout", 12), ("stderr", 9), ("stdout", 15), ("stderr", 13)]  # fmt: skip
+    lines = []
+    done = {"stdout": 0, "stderr": 0}
+    for number, (stream, end) in enumerate(outputs, start=1):
+        size = end - done[stream]
+        event = p.Output(rank=0, stream=stream, offset=done[stream], size_bytes=size)
+        lines.append(p.encode(event, number))
+        lines.append(p.encode(replace(event, rank=1, offset=1 << 20), number))
+        done[stream] = end
+    (folder / "chatter.jsonl").write_bytes(b"".join(lines) + b'{"t":"output"')
+
+    def newest(most: int) -> str:
+        return job_requests.newest_logs(link, "job-1", 0, 0, most, by_time=True)
+
+    whole = "one\ntwo\nthree\nfour\nfive\nsix\nseven"
+    assert newest(100) == whole
+    note, last = newest(14).split("\n", 1)
+    assert note.startswith("... 10 bytes of stdout not shown")
+    assert last == "two\nfour\nfive\nsix\nseven"
+
+
 def test_the_end_of_a_log_in_pieces_is_asked_for_by_its_size(link: Link) -> None:
     folder = places.job_dir("job-1", 0)
     folder.mkdir(parents=True)

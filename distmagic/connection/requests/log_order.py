@@ -1,0 +1,38 @@
+"""The two streams of a rank as one text, in the order in which its host has read them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from distmagic.remote.wire import protocol
+
+
+def by_time_of(
+    streams: Mapping[str, bytes], skipped: Mapping[str, int], events: bytes, rank: int
+) -> bytes:
+    """Return the lines of a rank's streams in the order of the output events in a node's journal.
+
+    Each stream is the end of a log, of which `skipped` bytes come before it, and more where the host has removed some. What has no event, because the journal is too old or has not got it yet,
+    comes last.
+    """
+    chunks = []  # (stream, where in its whole log it ends)
+    for line in events.split(b"\n")[:-1]:
+        if line.startswith(b'{"t":"output"'):
+            _, event = protocol.decode(line)
+            assert isinstance(event, protocol.Output)
+            if event.rank == rank and event.stream in streams and event.size_bytes:
+                chunks.append((event.stream, event.offset + event.size_bytes))
+    ends = dict(chunks)  # the last one of each stream
+    begins = {}
+    for name, data in streams.items():
+        begins[name] = max(skipped.get(name, 0), ends.get(name, 0) - len(data))
+    done = dict.fromkeys(streams, 0)
+    parts = []
+    for name, end in chunks:
+        at, data = done[name], streams[name]
+        until = data.rfind(b"\n", at, max(at, end - begins[name])) + 1
+        if until > at:
+            parts.append(data[at:until])
+            done[name] = until
+    rest = [data[done[name] :] for name, data in streams.items()]
+    return b"".join(parts + rest)

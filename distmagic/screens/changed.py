@@ -1,0 +1,31 @@
+"""A screen that shows each state with a change: the variable that has the run, the words of a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from distmagic.render.screen import Screen, UserRequest
+from distmagic.state.model import RunState
+
+
+class ChangedScreen:
+    """Shows what `change` makes of each state on another screen."""
+
+    def __init__(self, inner: Screen, change: Callable[[RunState], RunState]) -> None:
+        self._inner = inner
+        self._change = change
+
+    def announce(self, text: str) -> None:
+        """Show nothing: what comes before a run is not changed."""
+
+    def show(self, state: RunState) -> None:
+        """Show a state."""
+        self._inner.show(self._change(state))
+
+    def finish(self, state: RunState) -> None:
+        """Show the last state."""
+        self._inner.finish(self._change(state))
+
+    def requests(self) -> tuple[UserRequest, ...]:
+        """Return what the user has asked for on the other screen."""
+        return self._inner.requests()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -77,6 +78,48 @@ FOREIGN = {
     "typing_extensions": "api",
     "traitlets": "request.config screens.widget",
 }
+# Names that a library keeps to itself: the file that has it, our modules that use it, and what a version without it changes.
+# Tried with torch 2.13, paramiko 5.1, asyncssh 2.24, ipykernel 7.4, Lightning 2.6, tqdm 4.70, and Python 3.10 to 3.13.
+PRIVATE = """
+_BackendRendezvousStateHolder | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.meeting | torchrun compares the clocks of hosts, as it does by itself
+_C | torch/__init__.py | remote.values.storages | no tensor can be sent
+_LoggerConnector | lightning/pytorch/trainer/connectors/logger_connector/logger_connector.py | remote.rank.logged_numbers | numbers that Lightning logs are not shown
+_abort_process_group | torch/distributed/distributed_c10d.py | remote.rank.process_groups | a rank that aborts its groups may be noted as one without any
+_actions | argparse.py | request.flag_parser | no help of flags is made
+_allow_stdin | ipykernel/kernelbase.py | connection.prompts | a notebook asks for no password
+_base_executable | sys.py | remote.records.environments | environments are made from the Python that runs
+_cdata | torch/storage.py | remote.values.storages | no tensor can be sent
+_channel_handler_table | paramiko/transport.py | transports.ssh.client | no SSH connection is made
+_device_types | torch/_C/_distributed_c10d.pyi | remote.rank.process_groups | groups are noted as used, and none is kept
+_exit_barrier | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for its peers as torchrun does
+_fmt | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read
+_get_backend | torch/_C/_distributed_c10d.pyi | remote.rank.process_groups | groups are noted as used, and none is kept
+_get_protocol_attrs | typing.py | remote.values.source_form | no Protocol of a cell reaches a Python of another version, from 3.12 on
+_get_sequence_number_for_group | torch/lib/libtorch_python.so | remote.rank.process_groups | groups are noted as used
+_handle_request | paramiko/channel.py | transports.ssh.client | no exit code of a remote process arrives
+_has_storage | torch/_C/__init__.pyi | remote.values.storages | no tensor can be sent
+_is_in_bad_fork | torch/cuda/__init__.py | remote.engine.preloading remote.engine.rank_fork_server | no template is kept: each run starts cold
+_is_protocol | typing.py | remote.values.source_form | no Protocol of a cell reaches a Python of another version
+_is_runtime_protocol | typing.py | remote.values.source_form | isinstance with a Protocol of a cell fails on hosts of another Python
+_monitor_workers | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for failed peers as torchrun does
+_neg_view | torch/_C/_VariableFunctions.pyi | remote.values.storages | no tensor with a negative bit can be sent
+_next_service | asyncssh/connection.py | playground.server | the playground takes one attempt to log in
+_popen | torch/distributed/elastic/multiprocessing/subprocess_handler/subprocess_handler.py | remote.engine.engine remote.engine.rank_fork_server | torchrun starts ranks by itself: warm starts are slower
+_run_exitfuncs | atexit.py | exports.on_nodes.run_rank remote.engine.forking | a rank ends with an error after its program
+_run_module_as_main | runpy.py | exports.on_nodes.run_rank remote.rank.script | programs by -m don't start
+_sanitize | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.meeting | torchrun compares the clocks of hosts, as it does by itself
+_set_conj | torch/_C/__init__.pyi | remote.values.storages | no conjugate view can be sent
+_set_neg | torch/_C/__init__.pyi | remote.values.storages | no negative view can be sent
+_shutdown | threading.py | exports.on_nodes.run_rank remote.engine.forking | a rank does not wait for its threads at its end
+_state_holder | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.engine | rounds of an elastic job are numbered 0
+_style | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read
+_torchdynamo_orig_callable | torch/_dynamo/eval_frame.py | remote.values.decorated remote.values.unpicklable | compiled functions of a cell can't be sent
+_untyped_storage | torch/storage.py | remote.values.pickling | no TypedStorage can be sent
+_world | torch/distributed/distributed_c10d.py | remote.rank.process_groups | groups are noted as used, and none is kept
+_wrapped | tqdm/utils.py | remote.rank.bars | bars on wrapped streams are not followed
+"""
+# What Python documents in spite of its underscore, and attributes of other libraries' objects that are ours.
+NOT_PRIVATE = re.compile("_exit|_fields|_field_defaults|_replace|_distmagic_.*|_fn|_s")
 # `%load_ext distmagic` imports none of them.
 SLOW = {
     "torch",
@@ -235,6 +278,60 @@ def test_every_foreign_library_is_imported_where_the_table_says():
         and name not in FOREIGN.get(library, "").split()
     ]
     assert strays == []
+
+
+def private_names() -> dict[str, set[str]]:
+    """Return {name: modules} of the names with an underscore that our modules use and that none of them makes."""
+    made: set[str] = set()
+    used: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = ""
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                made.add(node.name)
+            elif isinstance(node, ast.Name):
+                made.add(node.id)
+            elif isinstance(node, ast.arg):
+                made.add(node.arg)
+            elif isinstance(node, ast.Attribute):
+                name = node.attr
+                if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) in ("self", "cls"):  # fmt: skip
+                    made.add(name)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                name = node.value if node.value.isidentifier() else ""
+            if name.startswith("_") and not name.endswith("_"):
+                used.setdefault(name, set()).add(module)
+    return {
+        name: modules
+        for name, modules in used.items()
+        if name not in made and not NOT_PRIVATE.fullmatch(name)
+    }
+
+
+def private_rows() -> dict[str, list[str]]:
+    """Return {name: [file, modules, what is without it]} of the table."""
+    rows = [line.split(" | ") for line in PRIVATE.strip().splitlines()]
+    return {name: rest for name, *rest in rows}
+
+
+def test_private_names_of_libraries_stand_in_the_table():
+    rows = private_rows()
+    used = private_names()
+    assert {name: set(rows[name][1].split()) for name in used if name in rows} == used
+    for name in set(rows) - set(used):  # those that a class of ours overrides
+        for module in rows[name][1].split():
+            assert name in MODULES[module].read_text(), f"{module} lacks {name}"
+
+
+@pytest.mark.parametrize("name", private_rows())
+def test_a_private_name_is_there_in_the_versions_that_are_installed(name):
+    file = private_rows()[name][0]
+    module = file.removesuffix(".py")
+    if module in sys.builtin_module_names:
+        assert hasattr(importlib.import_module(module), name)
+        return
+    found = [Path(root, file) for root in sys.path if Path(root, file).is_file()]
+    assert re.search(rf"\b{name}\b".encode(), found[0].read_bytes())
 
 
 def test_no_modules_import_each_other_in_a_circle():

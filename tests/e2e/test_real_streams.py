@@ -57,7 +57,6 @@ def test_journals_of_hosts_in_any_mixture(lab: Lab) -> None:
         "sent_bytes": 0,
         "total_bytes": 0,
         "ranks": None,
-        "nproc": 0,
         "hardware": None,
         "peak_bytes": 0,
         "gpu_peaks": (),

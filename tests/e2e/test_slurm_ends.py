@@ -178,7 +178,7 @@ def test_a_rank_that_needs_more_memory_than_the_job_has(slurm: SlurmLab) -> None
     request = dataclasses.replace(TWO, options=(("mem", "700M"), *TWO.options))
     error = failure(slurm, as_value(fill_memory), allocation=request)
     assert isinstance(error, WorkerFailed)
-    told = r"rank 1 \(\S+, local_rank 0\) was ended by signal 9 \(SIGKILL: it reached its memory limit \(.*\)\)\."
+    told = r"rank 1 \(\S+, local_rank 0\) was ended by signal 9 \(SIGKILL: it reached its memory limit of [\d.]+ GB \(.*\)\)\."
     assert re.fullmatch(told, error.message), error.message
     assert "Ask Slurm for more: --mem" in error.hint
 

@@ -107,7 +107,7 @@ def test_where_hosts_come_from(
         == f"dm3, dm1:2  (%distributed hosts)  {way}\n"
     )
     commands = notebook.run(
-        f"%%distributed --hostfile {tmp_path}/hosts --dry-run --master-port 29555\nrank()"
+        f"%%distributed --hostfile {tmp_path}/hosts --dry-run --master-port 29555\nlen([])"
     )
     assert "# dm2 (node_rank 1, 2 ranks)" in commands
     assert (

@@ -397,13 +397,21 @@ class Loader(pickle.Unpickler):
         self, file: Any, buffers: Any, tensors: TensorLoader, namespace: dict[str, Any]
     ) -> None:
         super().__init__(file, buffers=buffers)
-        self._namespace = namespace
+
+        def weak(referent: object) -> Any:
+            """Return a weak reference to what lives as long as the namespace does; a dead one to None."""
+            if referent is None:
+                return weakref.ref(set())
+            namespace.setdefault("__referred__", []).append(referent)
+            return weakref.ref(referent)
+
+        # No method of this object: in a circle, what it has loaded would live on until a garbage collection.
         self._own = {
             "_tensor": tensors.tensor,
             "_storage": tensors.storage,
             "_typed_storage": tensors.typed_storage,
             "_main": lambda: namespace,
-            "_weak": self._weak,
+            "_weak": weak,
         }
 
     def find_class(self, module: str, name: str, /) -> Any:
@@ -411,10 +419,3 @@ class Loader(pickle.Unpickler):
         if module == __name__ and name in self._own:
             return self._own[name]
         return super().find_class(module, name)
-
-    def _weak(self, referent: object) -> Any:
-        """Return a weak reference to what lives as long as the namespace does; a dead one to None."""
-        if referent is None:
-            return weakref.ref(set())
-        self._namespace.setdefault("__referred__", []).append(referent)
-        return weakref.ref(referent)

@@ -721,3 +721,14 @@ def test_an_object_that_hands_on_its_attributes_travels(make, look, seen, tmp_pa
     first, second = through([one, one], tmp_path)
     assert look(first) == seen
     assert first is second
+
+
+def test_what_is_loaded_goes_with_its_name(tmp_path):
+    gc.disable()  # only counts of references free it
+    try:
+        loaded = through([torch.ones(3)], tmp_path)
+        tensor = weakref.ref(loaded[0])
+        del loaded
+        assert tensor() is None
+    finally:
+        gc.enable()

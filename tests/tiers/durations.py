@@ -30,7 +30,8 @@ def read(report: Path) -> list[Test]:
     for case in ET.parse(report).iter("testcase"):  # our own file
         parts = case.attrib["classname"].split(".")
         tiers = [one.attrib["value"] for one in case.iter("property")]
-        folder = "/".join(parts[:3] if parts[1] == "unit" else parts[:2])
+        is_in_subfolder = parts[1] == "unit" and not parts[2].startswith("test_")
+        folder = "/".join(parts[:3] if is_in_subfolder else parts[:2])
         test = Test(
             folder=folder,
             seconds=float(case.attrib["time"]),

@@ -228,8 +228,8 @@ class Asked(FakeSession):
 def asked(monkeypatch):
     terms = JobTerms(owner="laptop:/me.ipynb", lease_s=60.0)
     running = Job(
-        name="1122-7", hosts=("gpu-a", "gpu-b"), host_indices=(0, 1), running=(0, 1), began_s=0.0, terms=terms, is_detached=True,
-        reason="", size_bytes=0, age_s=1.0,
+        name="1122-7", hosts=("gpu-a", "gpu-b"), host_indices=(0, 1), running=(0, 1), terms=terms, is_detached=True,
+        reason="", size_bytes=0, age_s=1.0, began_ago_s=60.0,
     )  # fmt: skip
     session = Asked(found=(running,))
     monkeypatch.setattr(api, "session", lambda: session)

@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import sys
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -21,28 +20,6 @@ from tests.builders.shell import completed
 
 ME = f"{getpass.getuser()}@{socket.gethostname()}"
 SERVERS_FILE = "/run/user/1/jupyter/kernel-5f0c2a.json"
-
-
-@pytest.fixture
-def kernel(monkeypatch):
-    """Return a function that makes this process the kernel of a connection file, with the variables given; it returns its owner."""
-
-    def be(connection_file: str, session_name: str = "", vscode: str = "") -> str:
-        app = SimpleNamespace(
-            initialized=lambda: True,
-            instance=lambda: SimpleNamespace(connection_file=connection_file),
-        )
-        module = ModuleType("ipykernel.kernelapp")
-        module.IPKernelApp = app
-        monkeypatch.setitem(sys.modules, "ipykernel.kernelapp", module)
-        monkeypatch.setenv("JPY_SESSION_NAME", session_name)
-        if vscode:
-            monkeypatch.setattr(
-                sys.modules["__main__"], "__vsc_ipynb_file__", vscode, raising=False
-            )
-        return owner()
-
-    return be
 
 
 def test_a_notebook_of_jupyter_is_the_same_in_every_kernel_that_it_gets(kernel):

@@ -16,5 +16,6 @@ here opens a connection, starts a thread or knows how a run proceeds. What does 
     run_command.py    run: a script instead of a cell
     run_names.py      the variables that a run goes into
     help_pages.py     help: the pages in distmagic/help/
+    help_search.py    finds what answers a question in these pages, pure
     completion.py     the Tab key
 """

@@ -365,7 +365,8 @@ SUBCOMMANDS = (
         name="help",
         usages=(
             UsageLine(
-                arguments="[TOPIC]", text="list the pages of the manual; show one"
+                arguments="[TOPIC | WORDS]",
+                text="list the pages of the manual; show one; find what answers a question",
             ),
         ),
         handler=help_pages.show,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distmagic.errors import SpecError
+from distmagic.notebook import help_search
 from distmagic.notebook.host_commands import CommandLine
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable  # where Python 3.10 has it
 
+_NOT_SEARCHED = ("benchmarks",)  # a table of measurements
 _LINK_TO_PAGE = re.compile(r"\[([^\]]+)\]\(([a-z_-]+)\.md(?:#[^)]*)?\)")
 
 
@@ -30,19 +32,29 @@ def topics() -> tuple[str, ...]:
 
 
 def page(topic: str) -> str:
-    """Return the text of a page. A link to another page becomes the command that shows that page.
-
-    Raises `SpecError` that names all topics for an unknown one.
-    """
-    known = topics()
-    if topic not in known:
-        close = difflib.get_close_matches(topic, known, n=1)
-        hint = f"Topics are: {', '.join(known)}."
-        if close:
-            hint = f"Did you mean {close[0]}? {hint}"
-        raise SpecError(f"There is no help about {topic!r}.", hint)
+    """Return the text of a page. A link to another page becomes the command that shows that page."""
     text = (_folder() / f"{topic}.md").read_text(encoding="utf-8")
     return _LINK_TO_PAGE.sub(r"\1 (`%distributed help \2`)", text)
+
+
+def found(question: Sequence[str]) -> str:
+    """Return the three passages of the manual that answer a question best, each with the command that shows its page.
+
+    Raises `SpecError` that names all topics where no word of the question is in the manual.
+    """
+    asked = " ".join(question)
+    pages = {topic: page(topic) for topic in topics() if topic not in _NOT_SEARCHED}
+    passages = help_search.search(question, pages)
+    if not passages:
+        raise SpecError(
+            f"The manual has nothing about {asked!r}.",
+            f"Topics are: {', '.join(topics())}.",
+        )
+    parts = [
+        f"### {passage.heading}\n\n{passage.text}\n\nMore: `%distributed help {passage.topic}`"
+        for passage in passages
+    ]
+    return "\n\n".join(parts)
 
 
 def contents() -> str:
@@ -59,13 +71,13 @@ def contents() -> str:
 
 
 def show(line: CommandLine) -> None:
-    """Print the list of all pages, or show one: formatted in a notebook, as it is in a terminal."""
+    """Print the list of all pages, show one, or show what answers a question of other words.
+
+    It is formatted in a notebook, and plain in a terminal.
+    """
     if not line.words:
         line.notebook.say(contents())
         return
-    if len(line.words) > 1:
-        raise SpecError(
-            "%distributed help takes one topic.", f"Topics are: {', '.join(topics())}."
-        )
-    text = page(line.words[0])
+    topic, *more = line.words
+    text = found(line.words) if more or topic not in topics() else page(topic)
     line.notebook.show({"text/markdown": text, "text/plain": text})

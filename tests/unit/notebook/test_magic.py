@@ -704,18 +704,17 @@ def test_help_lists_its_topics_and_shows_one(lab, capsys):
     assert capsys.readouterr().out.startswith("# "), "as text in a terminal"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "help flag",
-        "help nothing-of-it",
-        "help flags ssh",
-    ],
-)
-def test_a_wrong_topic_names_all_topics(lab, line, golden):
-    error = lab.error(f"%distributed {line}")
+def test_words_that_the_manual_does_not_have_name_all_topics(lab, golden):
+    error = lab.error("%distributed help zzxyq")
     assert isinstance(error, SpecError)
     golden(error)
+
+
+def test_help_with_words_shows_the_three_best_passages(lab, capsys):
+    lab.value("%distributed help wait for devices")
+    shown = capsys.readouterr().out
+    assert shown.startswith("### When devices are taken\n")
+    assert shown.count("More: `%distributed help ") == 3
 
 
 def test_a_link_between_pages_becomes_a_command(monkeypatch, tmp_path, golden):

@@ -1,0 +1,103 @@
+"""Finds the passages of the manual that answer a question of a few words. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+_HEADING = re.compile(r"^##? (.*)\n", re.MULTILINE)
+_TABLE_HEAD = re.compile(r"(\|.*\n\|[-| ]+\|\n)")
+_WORD = re.compile(r"[^\W_]+")
+_SHORT_SECTION = 1_200  # characters of a section that is shown as a whole
+_COMMON = re.compile(
+    "an?|and|are|at|by|can|does|do|for|from|how|i|if|in|into|is|it|me|my|not?|of|on|or|the|this|"
+    "to|use|what|when|where|which|who|why|with|without"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """What is read by itself: a short section, or a paragraph or a table's row of a long one."""
+
+    topic: str
+    heading: str
+    text: str
+
+
+def passages(topic: str, page: str) -> Iterator[Passage]:
+    """Split a page into its passages."""
+    _before, *parts = _HEADING.split(page)
+    for heading, section in zip(parts[::2], parts[1::2], strict=True):
+        is_short = len(section) <= _SHORT_SECTION
+        for text in [section] if is_short else _pieces(section):
+            if text.strip():
+                yield Passage(topic=topic, heading=heading, text=text.strip())
+
+
+def _pieces(section: str) -> Iterator[str]:
+    """Return paragraphs, each with the code below it, and rows, each below its table's head."""
+    held = ""
+    is_code = False
+    for block in section.split("\n\n"):
+        head = _TABLE_HEAD.search(block)
+        if is_code or block.startswith(("```", "    ")):
+            held += "\n\n" + block
+            is_code ^= block.count("```") % 2 == 1
+            continue
+        yield held
+        held = ""
+        if head is None:
+            held = block
+            is_code = block.count("```") % 2 == 1
+            continue
+        yield block[: head.start()]
+        for row in block[head.end() :].splitlines():
+            yield head[1] + row
+    yield held
+
+
+def _stem(word: str) -> str:
+    for ending in ("ing", "es", "s"):
+        if word.endswith(ending) and len(word) - len(ending) > 2:
+            return word.removesuffix(ending)
+    return word
+
+
+def _stems(text: str) -> set[str]:
+    return {_stem(word) for word in _WORD.findall(text.lower())}
+
+
+def search(
+    question: Sequence[str], pages: Mapping[str, str], most: int = 3
+) -> list[Passage]:
+    """Return the passages that have most of the question's words, rare words first; none where no word is found.
+
+    A misspelled word counts as the word that it resembles. A word of a heading counts twice.
+    """
+    found = [
+        (passage, _stems(passage.text), _stems(passage.heading))
+        for topic, page in pages.items()
+        for passage in passages(topic, page)
+    ]
+    spread = Counter(stem for _, text, heading in found for stem in text | heading)
+    rarity: dict[str, float] = {}
+    for asked in _WORD.findall(" ".join(question).lower()):
+        stem = _stem(asked)
+        if stem not in spread and len(stem) > 3:
+            stem = next(iter(difflib.get_close_matches(stem, spread, 1, 0.8)), stem)
+        if stem in spread and not _COMMON.fullmatch(asked):
+            rarity[stem] = math.log(1 + len(found) / spread[stem])
+    ranked = []
+    for index, (_passage, text, heading) in enumerate(found):
+        points = sum(
+            weight * ((stem in text) + 2 * (stem in heading))
+            for stem, weight in rarity.items()
+        )
+        matched = sum(stem in text or stem in heading for stem in rarity)
+        if matched:
+            ranked.append((-points * matched, index))
+    return [found[index][0] for _points, index in sorted(ranked)[:most]]

@@ -1,0 +1,53 @@
+"""`%distributed help WORDS` finds what answers a question, in pages of any shape."""
+
+from __future__ import annotations
+
+import pytest
+
+from distmagic.notebook.help_search import passages, search
+
+LONG = "filler " * 300
+PAGES = {
+    "hosts": f"# Hosts\n\nHow hosts are named.\n\n## A jump host\n\nWrite ProxyJump:\n\n```\nHost a\n\n    ProxyJump b\n```\n\n## Rest\n\n{LONG}\n",
+    "flags": "# Flags\n\nAll of them.\n\n## Ranks\n\n| flag | meaning |\n|---|---|\n"
+    f"| `--env NAME` | a variable |\n| `--devices 0,1` | some GPUs |\n\n{LONG}\n\nFor example:\n\n```\n--env A=1\n\n--env B=2\n```\n",
+}
+
+
+def best(question: str) -> tuple[str, str]:
+    found = search(question.split(), PAGES)[0]
+    return found.topic, found.text
+
+
+def test_a_short_section_is_one_passage_with_its_code():
+    topic, text = best("jump host")
+    assert topic == "hosts"
+    assert text == "Write ProxyJump:\n\n```\nHost a\n\n    ProxyJump b\n```"
+
+
+def test_a_row_of_a_long_section_comes_with_its_tables_head():
+    assert best("some gpu") == (
+        "flags",
+        "| flag | meaning |\n|---|---|\n| `--devices 0,1` | some GPUs |",
+    )
+
+
+def test_a_paragraph_of_a_long_section_keeps_the_code_below_it():
+    assert best("example")[1] == "For example:\n\n```\n--env A=1\n\n--env B=2\n```"
+
+
+@pytest.mark.parametrize("question", ["proxyjmup", "ProxyJump", "how do I proxyjump"])
+def test_case_common_words_and_one_slip_do_not_matter(question):
+    assert best(question)[0] == "hosts"
+
+
+@pytest.mark.parametrize("question", ["", "how do I", "zzxyq"])
+def test_nothing_is_found_by_words_that_mean_nothing(question):
+    assert search(question.split(), PAGES) == []
+
+
+def test_no_text_of_a_page_is_lost():
+    for topic, page in PAGES.items():
+        shown = "\n".join(f"{one.heading}\n{one.text}" for one in passages(topic, page))
+        for line in page.splitlines():
+            assert line.strip("# ") in shown

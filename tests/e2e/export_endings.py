@@ -30,6 +30,7 @@ from tests.lab.waiting import HANG_S
 
 # Ranks that keep the model and end the group, as most do: the model then is the last to hold the group.
 CELL = """%%distributed --export {line}
+import itertools
 import os
 import sys
 import torch
@@ -42,11 +43,13 @@ def train(width, ending):
     dist.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(width, width))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(20):
+    for step in itertools.count() if ending == "goes on" else range(20):
         loss = model(torch.ones(8, width)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if step == 0:
+            print("rank", rank, "trains", flush=True)
     print("rank", rank, "has trained", flush=True)
     dist.destroy_process_group()
     if ending == "is killed" and rank == 1:
@@ -195,16 +198,24 @@ class Exported:
 
 
 def export(
-    form: str, folder: Path, *, is_bundle: bool = False, ending: str = ""
+    form: str,
+    folder: Path,
+    *,
+    is_bundle: bool = False,
+    ending: str = "",
+    at: str = "127.0.0.1",
 ) -> Exported:
-    """Export the cell for a form; `ending`: what rank 1 does. `is_bundle`: it goes as the pickled call."""
+    """Export the cell for a form; `ending`: what rank 1 does. `is_bundle`: it goes as the pickled call.
+
+    Nodes of torchrun by hand meet `at` an address.
+    """
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     system = FORMS[form][0]
     line = f"{system} {folder} --nodes 2 --nproc-per-node 1 --python {sys.executable} --master-port {port}"
     if system == "torchrun":
-        line += f" --rdzv-endpoint 127.0.0.1:{port}"
+        line += f" --rdzv-endpoint {at}:{port}"
     before = "class Width:\n    n = 16\n    def __index__(self): return self.n\nwidth = Width()"
     width = "width.__index__()" if is_bundle else "16"
     cell = CELL.format(line=line, width=width, ending=ending)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.export_endings import FORMS, export
+from tests.lab import Lab
+from tests.lab.waiting import HANG_S, wait_until
 
 
 @pytest.mark.parametrize("is_bundle", [False, True], ids=["text", "call"])
@@ -42,3 +46,38 @@ def test_with_c10d_both_nodes_end_too(tmp_path: Path, ending: str) -> None:
     codes = sorted(code for code, _ in ended)
     assert codes[1] == 1, ended
     assert codes[0] in (0, 1), ended  # 0: all was done there
+
+
+@pytest.mark.needs("lab")
+@pytest.mark.parametrize(
+    ("scripts", "lost", "words"),
+    [
+        ("node-{}.sh", 1, "Node 1 has been silent for 6 s. This node ends its ranks."),
+        ("node-{}.sh", 0, "store is gone. This node ends its ranks."),
+        ("any-node.sh", 0, "Error"),  # torchrun's own words come first
+    ],
+    ids=["the last", "the first", "that of the store, c10d"],
+)
+def test_a_node_ends_when_the_other_ones_host_is_switched_off(
+    lab: Lab, scripts: str, lost: int, words: str
+) -> None:
+    hosts = lab.hosts[:2]
+    with tempfile.TemporaryDirectory(dir=lab.folder) as place:
+        folder = Path(place) / "out"
+        export("torchrun-static", folder, ending="goes on", at=hosts[0].address)
+        torchrun = folder / "program" / "run_node.py"
+        text = torchrun.read_text()
+        assert "_LOST_S = 30" in text
+        torchrun.write_text(text.replace("_LOST_S = 30", "_LOST_S = 6"))
+        printed = [Path(place) / host.name for host in hosts]
+        started = []
+        for number, host in enumerate(hosts):
+            script = str(folder / scripts.format(number))
+            with printed[number].open("w") as file:
+                command = host.command(["bash", script])
+                started.append(subprocess.Popen(command, stdout=file, stderr=file))
+        wait_until(lambda: "trains" in printed[1 - lost].read_text(), "both to train")
+        hosts[lost].kill(silent=True)
+        assert started[1 - lost].wait(HANG_S) == 1
+        assert words in printed[1 - lost].read_text()
+        started[lost].wait(HANG_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +43,7 @@ class Torchruns:
 
     def __init__(self, store: Store | None, number: int, ends: str, looks: int = 1):
         self.group = SimpleNamespace(store=store, group_rank=number, group_world_size=2)
+        self.group.spec = SimpleNamespace(max_restarts=0)
         self.states = ["HEALTHY"] * (looks - 1) + [ends]
 
     def get_worker_group(self) -> SimpleNamespace:
@@ -70,11 +72,11 @@ class Node(run_node.NodeOfJob, Torchruns):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the time, which goes on while a node sleeps, and a second a look."""
+    """Return the time, which goes on while a node sleeps, and about a second a look."""
     now = [100.0]
 
     def monotonic() -> float:
-        now[0] += 1.0
+        now[0] += 0.5
         return now[0]
 
     def sleep(seconds: float) -> None:
@@ -115,7 +117,7 @@ def test_ranks_that_still_run_are_ended_some_seconds_after_a_peer_has_failed(
     assert str(caught.value) == "Node 0 has failed. This node ends its ranks."
     assert 5 <= clock[0] - began_s < 10
     # Both have failed: the first one counts.
-    assert store.get(run_node._OVER) == b"0"
+    assert store.get(run_node._OVER) == b"Node 0 has failed."
 
 
 def test_ranks_that_fail_meanwhile_fail_by_themselves(clock: list[float]) -> None:
@@ -141,12 +143,45 @@ def test_nodes_that_end_well_wait_for_each_other_and_for_no_longer(
     assert len(slept) == 3
 
 
-def test_a_node_whose_peer_says_nothing_leaves_as_torchrun_does(
+@pytest.mark.parametrize("looks", [1, 1_000], ids=["has ended", "runs"])
+def test_a_node_whose_peer_is_silent_takes_it_for_lost(
+    clock: list[float], looks: int
+) -> None:
+    store, began_s = Store(), clock[0]
+    silent = Node(store, 1, "HEALTHY")
+    silent._monitor_workers(silent.group)
+    with pytest.raises(SystemExit) as caught:
+        Node(store, 0, "SUCCEEDED", looks).run("default")
+    assert str(caught.value).startswith("Node 1 has been silent for 30 s. ")
+    assert 30 <= clock[0] - began_s < 45
+
+
+def test_a_job_that_may_start_its_ranks_again_waits_for_a_silent_node(
     clock: list[float],
 ) -> None:
-    began_s = clock[0]
-    assert not Node(Store(), 0, "SUCCEEDED").run("default").is_failed()
-    assert 300 <= clock[0] - began_s < 310
+    node = Node(Store(), 0, "FAILED", looks=1_000)
+    node.group.spec.max_restarts = 1
+    assert node.run("default").is_failed()
+
+
+def test_a_node_that_lives_is_waited_for(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store()
+    slow = Node(store, 1, "SUCCEEDED", looks=1_001)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+        slept.append(seconds)
+        if len(slept) < 1_000:
+            slow._monitor_workers(slow.group)
+        else:
+            slow._exit_barrier()
+
+    monkeypatch.setattr(run_node.time, "sleep", sleep)
+    assert not Node(store, 0, "SUCCEEDED").run("default").is_failed()
+    assert len(slept) == 1_000
 
 
 @pytest.mark.parametrize("ends", ["SUCCEEDED", "FAILED"])
@@ -155,8 +190,25 @@ def test_a_node_whose_store_is_gone_ends_as_its_ranks_have(
 ) -> None:
     store = Store()
     store.is_gone = True
-    result = Node(store, 1, ends, looks=100).run("default")
+    result = Node(store, 1, ends, looks=3).run("default")
     assert result.is_failed() == (ends == "FAILED")
+
+
+def test_ranks_that_still_run_are_ended_where_the_store_is_gone(
+    clock: list[float],
+) -> None:
+    store = Store()
+    store.is_gone = True
+    with pytest.raises(SystemExit, match=r"store is gone\. This node ends its ranks\."):
+        Node(store, 1, "FAILED", looks=1_000).run("default")
+
+
+def test_a_connection_fails_some_time_after_its_other_end_is_silent() -> None:
+    ours, other = socket.socketpair()
+    with socket.socket() as one, ours, other:
+        run_node._bound_waits()
+        limit_ms = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert limit_ms == 30_000
 
 
 def test_nodes_that_have_not_met_leave_no_word() -> None:

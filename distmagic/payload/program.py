@@ -119,6 +119,9 @@ def placed(program: Program, folder: Path | None, current: Path) -> str:
 def _file_of(target: str, current: Path) -> Path:
     """Return where a script lies, its folder without links. Raises `SpecError`."""
     path = current / os.path.expanduser(target)
+    command = Path(sys.executable).parent / target
+    is_command = command.is_file() and not path.exists()
+    path = command if is_command else path
     if not path.exists():
         raise SpecError(
             f"There is no script {target} in {current}.",
@@ -134,6 +137,8 @@ def _file_of(target: str, current: Path) -> Path:
             "jupyter nbconvert --to script makes one of a notebook. Of a shell script, name the program that it starts.",
         )
     if path.parent.name == "bin" and (path.parent.parent / "pyvenv.cfg").is_file():
+        is_command = True
+    if is_command:
         module = re.search(rb"^from ([\w.]+) import", path.read_bytes(), re.MULTILINE)
         name = module[1].decode() if module else "MODULE"
         raise SpecError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -452,6 +453,17 @@ def test_a_command_of_an_environment_stays_here(project, scratch, text, golden):
     (project / ".venv/bin/tool").write_text(text)
     with golden.raises(SpecError):
         script_of(project, scratch, ".venv/bin/tool")
+
+
+def test_a_command_of_this_environment_is_named_by_its_module(
+    project, scratch, golden, monkeypatch
+):
+    write(project, "bin/python", "bin/accelerate")
+    text = "from accelerate.commands.accelerate_cli import main\nmain()\n"
+    (project / "bin/accelerate").write_text(text)
+    monkeypatch.setattr(sys, "executable", str(project / "bin/python"))
+    with golden.raises(SpecError):
+        script_of(project, scratch, "accelerate")
 
 
 def test_a_script_must_be_there_and_in_the_folder_that_travels(

@@ -19,6 +19,8 @@ from distmagic.request.program import Program, split_program
         ("--nproc_per_node 2 t.py", "--nproc_per_node 2", Program(target="t.py")),
         ("--cold -m pkg.train 1", "--cold", Program(target="pkg.train", args=("1",), is_module=True)),
         ("--cold -- --odd.py -- 1", "--cold", Program(target="--odd.py", args=("--", "1"))),
+        ("python_of.py torchrun", "", Program(target="python_of.py", args=("torchrun",))),
+        ("accelerate env", "", Program(target="accelerate", args=("env",))),
         ("train.py -- -m x", "", Program(target="train.py", args=("--", "-m", "x"))),
     ],
 )  # fmt: skip
@@ -34,6 +36,11 @@ def test_what_follows_the_name_of_a_program_is_its_own(line, own, program):
         "--hosts",
         "-m",
         "-m pkg/train.py",
+        "--hosts a:2 torchrun --nproc-per-node 2 train.py 50",
+        "python3 -u -m torch.distributed.run train.py",
+        "-m accelerate.commands.launch train.py",
+        "/opt/venv/bin/accelerate launch train.py --lr 0.1",
+        "python",
     ],
 )
 def test_a_program_must_be_named(line, golden):

@@ -22,7 +22,7 @@
 #   ONLY=start,load     sections of the bench; all if not said
 #   SEED=1 ROUNDS=300   of chaos, where the same seed is the same pair; ROUNDS of stress, too
 #   SKY_PYTHON=P        the Python 3.10 that SkyPilot's nodes want
-#   README=1            put the bench's table into distmagic/help/benchmarks.md, ten of its rows into README.md
+#   README=1            put the bench's table into distmagic/help/benchmarks.md, four of its rows into README.md
 
 PYTHON ?= python3
 # The version that the tests are made for. A plain request, so that pip takes the build that its configuration prefers.

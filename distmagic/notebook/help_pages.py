@@ -24,11 +24,10 @@ def _folder() -> Traversable:
 
 
 def topics() -> tuple[str, ...]:
-    """Return the names of all pages, in alphabetical order."""
+    """Return the names of all pages, in alphabetical order; last those that are not searched."""
     names = [file.name for file in _folder().iterdir()]
-    return tuple(
-        sorted(name.removesuffix(".md") for name in names if name.endswith(".md"))
-    )
+    found = [name.removesuffix(".md") for name in names if name.endswith(".md")]
+    return tuple(sorted(found, key=lambda name: (name in _NOT_SEARCHED, name)))
 
 
 def page(topic: str) -> str:
@@ -61,7 +60,9 @@ def contents() -> str:
     """Return the list of all pages, each with the sentence that says what it answers."""
     known = topics()
     width = max(len(topic) for topic in known)
-    lines = []
+    lines = [
+        f"%distributed help {'WORDS':<{width}}  The passages that answer them best."
+    ]
     for topic in known:
         _title, _blank, *rest = page(topic).split("\n")
         paragraph, _, _ = "\n".join(rest).partition("\n\n")

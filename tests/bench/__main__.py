@@ -74,7 +74,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--readme",
         action="store_true",
-        help="put the table into distmagic/help/benchmarks.md, ten rows into README.md",
+        help="put the table into distmagic/help/benchmarks.md, four rows into README.md",
     )
     return parser.parse_args()
 

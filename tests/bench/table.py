@@ -1,4 +1,4 @@
-"""Rows as text, as JSON, and as tables of two pages: all rows for benchmarks.md, ten of them for the README. Pure."""
+"""Rows as text, as JSON, and as tables of two pages: all rows for benchmarks.md, four of them for the README. Pure."""
 
 from __future__ import annotations
 
@@ -21,18 +21,12 @@ from tests.bench.figures import (
 _LOAD = ", load before "  # between the machine and its load, in a section's `machine`
 HEADS = ("what", "ours", "theirs", "against", "ratio", "target", "")
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
-# The rows that the README has, as (what, against): what a user feels first, those that are lost among them.
+# The rows that the README has, as (what, against): what a user feels first, two of them lost.
 HEADLINES = (
     ("first user line, cold", "ssh + torchrun by hand"),
-    ("first user line, first cell", "ssh + torchrun by hand"),
-    ("first user line, warm", "ssh + torchrun by hand"),
-    ("first user line, warm", "ipyparallel"),
     ("end of the cell, warm", "ssh + torchrun by hand"),
-    ("end of the cell, warm", "torchrunx"),
     ("1 GB to 4 hosts, 1 Gbit/s", "4 x scp in parallel"),
     ("128 hosts, connect and start the agent", "OpenSSH's client running `true`"),
-    ("report() at 1,000/s, of the training loop", ""),
-    ("kernel's CPU, 1,024 ranks at 10 Hz", ""),
 )
 
 

@@ -82,7 +82,7 @@ def runs_a_loop(page: NotebookPage, seen: Path) -> None:
     assert page.cell(LOOP).locator(".dm-live").count() == 1, "no stack of views"
 
 
-@pytest.mark.promise("its view lives on while other cells run")
+@pytest.mark.promise("the view stays live while other cells run")
 def test_the_view_of_a_run_in_the_background(notebooks: Notebooks, tmp_path):
     sources = [
         f"%load_ext distmagic\nEND, SEEN = {str(tmp_path / 'end')!r}, {str(tmp_path / 'seen')!r}",

@@ -181,9 +181,7 @@ def test_a_child_that_writes_for_ever_ends_with_its_rank(lab: Lab) -> None:
     assert run.results[0] == 1
 
 
-@pytest.mark.promise(
-    "no process of a run and no temporary file stays on a host however it ends"
-)
+@pytest.mark.promise("a run leaves no process and no temporary file however it ends")
 @pytest.mark.parametrize("end", ["well", "failure", "interrupt", "killed kernel"])
 def test_nothing_stays_on_hosts(lab: Lab, end: str) -> None:
     """Each rank leaves a child that ignores SIGTERM, and torchrun has made a directory for its errors."""

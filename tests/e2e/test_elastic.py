@@ -119,7 +119,7 @@ class Fault(runner.Watch):
         pytest.param(
             "cut",
             marks=pytest.mark.promise(
-                "a lost host shrinks the world of an elastic job and grows it when it comes back"
+                "an elastic job shrinks when it loses a host and grows when the host returns"
             ),
         ),
         "power off",

@@ -17,7 +17,9 @@ from tests.lab import Lab
 
 README = Path(__file__).parents[2] / "README.md"
 
-PROMISE = pytest.mark.promise("a fault is told truthfully and leaves nothing")
+PROMISE = pytest.mark.promise(
+    "failures are reported accurately and leave nothing behind"
+)
 # Of each process, link or disk that is struck, the first row carries the promise.
 FIRST = {fault.process: fault for fault in reversed(TABLE)}
 

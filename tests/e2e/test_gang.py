@@ -73,7 +73,7 @@ def follow(lab: Lab, job: Job, screen: runner.Watch | None = None) -> Run:
     return run
 
 
-@pytest.mark.promise("a detached job outlives its kernel and is followed by another")
+@pytest.mark.promise("a detached job outlives its kernel and another one can follow it")
 def test_detached_job_outlives_its_kernel(
     lab: Lab,
 ) -> None:

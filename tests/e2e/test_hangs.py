@@ -99,7 +99,9 @@ def all_report(state: RunState) -> bool:
             900.0,
             12.0,
             id="forked from a template",
-            marks=pytest.mark.promise("a hang ends the run and says who stands out"),
+            marks=pytest.mark.promise(
+                "a hang ends the run and names the rank that stands out"
+            ),
         ),
     ],
 )

@@ -36,7 +36,7 @@ def written(host: LabHost) -> int:
         pytest.param(
             "contact killed",
             marks=pytest.mark.promise(
-                "a connection that breaks is made again while the ranks go on"
+                "a broken connection is restored while the ranks continue"
             ),
         ),
         "contact killed after a cleaner of /tmp was there",

@@ -176,7 +176,7 @@ def test_the_system_s_ssh_client(lab: Lab) -> None:
     assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
 
 
-@pytest.mark.promise("hosts behind bastions are reached")
+@pytest.mark.promise("hosts behind jump hosts work")
 def test_hosts_behind_two_bastions(lab: Lab, tmp_path: Path) -> None:
     config = tmp_path / "config"
     far = lab.hosts[1].address
@@ -198,7 +198,7 @@ def test_hosts_behind_two_bastions(lab: Lab, tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.promise("hosts need Python and torch and nothing else")
+@pytest.mark.promise("hosts need only Python and torch")
 def test_nothing_of_ours_is_installed_on_hosts(lab: Lab) -> None:
     def installed() -> set[str]:
         from importlib.metadata import distributions
@@ -214,7 +214,7 @@ def test_nothing_of_ours_is_installed_on_hosts(lab: Lab) -> None:
         assert "No module named 'distmagic'" in looked.stderr, "nor afterwards"
 
 
-@pytest.mark.promise("they need no shared file system")
+@pytest.mark.promise("hosts need no shared file system")
 def test_each_host_has_its_own_files(lab: Lab) -> None:
     """What a rank writes is on its own host, and the run goes well."""
 
@@ -238,7 +238,7 @@ def test_each_host_has_its_own_files(lab: Lab) -> None:
     assert [len(run.results[rank]) for rank in (0, 1)] == [3, 3]
 
 
-@pytest.mark.promise("nothing listens where the notebook is")
+@pytest.mark.promise("no port opens on the notebook machine")
 def test_the_notebook_opens_no_port(lab: Lab) -> None:
     sockets: list[set[str]] = [listening()]
     # Not the phase, which a notebook that is busy for a moment may not show.
@@ -412,7 +412,7 @@ def test_rows_of_all_ranks(lab: Lab) -> None:
     assert {"rank", "at_s", "step", "loss"} == set(run.metrics[0])
 
 
-@pytest.mark.promise("bars of tqdm are shown as they are with rate and time left")
+@pytest.mark.promise("tqdm bars appear unchanged with rate and time left")
 def test_bars_of_tqdm(lab: Lab) -> None:
     """The package is on dm1. On dm2 it is not, and a cell that imports it works nevertheless."""
     lab.hosts[0].set_python("full")

@@ -393,7 +393,7 @@ def is_removed(folder: Path) -> bool:
     return not folder.exists()
 
 
-@pytest.mark.promise("the end of the kernel ends what is kept")
+@pytest.mark.promise("warm processes end with the kernel")
 @pytest.mark.parametrize("end", ["exit", "SIGKILL"])
 def test_end_of_the_kernel_releases_hosts(lab: Lab, end: str) -> None:
     program = textwrap.dedent(f"""
@@ -429,7 +429,7 @@ def test_end_of_the_kernel_releases_hosts(lab: Lab, end: str) -> None:
     lab.assert_clean(within_s=0 if end == "exit" else 45)
 
 
-@pytest.mark.promise("15 idle minutes end what is kept")
+@pytest.mark.promise("warm processes end after 15 idle minutes")
 def test_idle_hosts_are_released(lab: Lab) -> None:
     """They are what is asked for where nothing is said; here a second is."""
     assert Access().warm_idle_s == 15 * 60

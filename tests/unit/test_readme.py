@@ -5,16 +5,18 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
-from distmagic.notebook import commands
+from distmagic.notebook import commands, file_commands, host_commands
 from distmagic.request import flag_parser, flags
 from distmagic.request.cell import parse_cell
 from distmagic.request.config import Distmagic
 from distmagic.request.hosts import parse_hosts
+from distmagic.request.program import split_program
 from tests import REPOSITORY
 from tests.bench import table
 
@@ -24,6 +26,10 @@ PAGES = [README, *HELP]
 LINKED = [*PAGES, REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "CHANGELOG.md"]
 TORCHRUN = {"--nproc-per-node", "--nnodes", "--max-restarts", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id",
             "--master-port", "--local-addr"}  # fmt: skip
+OF_COMMANDS = {"--everybody", "--requirements", "--lock", "--cluster", "--by-time"}
+# Of programs that the manual starts: accelerate, bash, containers, training scripts.
+OF_OTHERS = {"--deepspeed", "--device", "--epochs", "--execute", "--init", "--ipc", "--logdir", "--network", "--nv", "--to",
+             "--local"}  # fmt: skip
 PICTURE_BYTES = 150_000
 
 
@@ -37,12 +43,14 @@ def name_of(page: Path) -> str:
     return page.name
 
 
+# The variables of the notebook that examples pass on.
+DEFAULTS = flags.Defaults(environ={"HF_TOKEN": "one", "WANDB_API_KEY": "two"})
 SNIPPETS = [(page, snippet) for page in PAGES for snippet in blocks(page, "python")]
 each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 def test_the_readme_is_short():
-    assert len(README.read_bytes()) <= 8_000
+    assert len(README.read_bytes()) <= 7_000
 
 
 def promises() -> list[str]:
@@ -91,9 +99,9 @@ def test_the_readme_leads_to_every_help_page(page):
 
 @pytest.mark.parametrize("page", HELP, ids=name_of)
 def test_help_pages_link_to_each_other_only(page):
-    """They are shown in notebooks too, where nothing else of the repository is."""
+    """And to other projects. They are shown in notebooks too, where nothing else of the repository is."""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-        assert (page.parent / target) in HELP
+        assert target.startswith("https://") or (page.parent / target) in HELP
 
 
 @each_page
@@ -116,8 +124,7 @@ def test_both_commands_are_on_the_first_screen():
 @each_page
 def test_flags_are_those_of_the_magic(page):
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text()))
-    of_commands = {"--everybody", "--requirements", "--lock", "--cluster", "--by-time"}
-    assert named <= {*flag_parser.flag_names(), *of_commands}
+    assert named <= {*flag_parser.flag_names(), *OF_COMMANDS, *OF_OTHERS}
 
 
 def test_the_page_of_flags_has_them_all():
@@ -174,7 +181,7 @@ def test_the_picture_is_there_for_light_and_dark_and_is_small():
 def test_python_of_the_pages_is_python(page, snippet):
     if snippet.startswith("%%distributed"):
         line, _, cell = snippet.partition("\n")
-        request = flags.parse_line(line.removeprefix("%%distributed"), flags.Defaults())
+        request = flags.parse_line(line.removeprefix("%%distributed"), DEFAULTS)
         plan = parse_cell(f"#\n{cell}", whole=request.whole)
         assert plan.call is not None
     else:
@@ -201,6 +208,25 @@ def test_the_cell_of_the_readme_has_nine_lines():
     _, *lines = snippet.splitlines()
     assert len(lines) == 9
     assert [line for line in lines if ";" in line or len(line) > 120] == []
+
+
+@each_page
+def test_commands_of_a_page_are_read_as_they_stand(page):
+    """Each line of its examples that is a `%distributed NAME ...` or, behind a `$`, a `distmagic NAME ...`."""
+    code = "\n".join(blocks(page, "python") + blocks(page, ""))
+    for line in re.findall(
+        r"^(?:%distributed|\$ distmagic) (.*?)(?: +#.*)?$", code, re.MULTILINE
+    ):
+        name, *words = shlex.split(line)
+        if name == "run":
+            way, program = split_program(words)
+            assert program
+        else:
+            assert name in commands.NAMES
+            way, rest = flag_parser.split_way(words)
+            known = {*OF_COMMANDS, *host_commands.FLAGS, *file_commands.ENV_FLAGS}
+            assert {word for word in rest if word.startswith("-")} <= known
+        flags.parse_words(way, DEFAULTS)
 
 
 @each_page

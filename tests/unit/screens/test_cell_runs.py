@@ -71,7 +71,7 @@ def cell(monkeypatch) -> Cell:
     return cell
 
 
-@pytest.mark.promise("a loop has one output with a row a run and the view of the last")
+@pytest.mark.promise("runs of a loop share one output with a row for each")
 def test_output_of_a_loop(cell):
     for number in range(3):
         screen = cell.begin(f"f({number})")

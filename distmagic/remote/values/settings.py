@@ -1,4 +1,4 @@
-"""Settings of torch, logging and Python that the notebook's process has, and that each rank begins with. Imports neither torch.
+"""Settings of libraries, logging and Python that the notebook's process has, and that each rank begins with. Imports none.
 
 read        --JSON, with words for the user-->   payload
 begin_with  --in a rank, before the call-->      the same settings
@@ -9,27 +9,41 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import operator
 import re
 import sys
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter, methodcaller
 from typing import Any
 
 VARIABLE = "DISTMAGIC_SETTINGS"  # of a rank, until it begins
-# Of torch: what it is called, how it is read, how it is set ("": as an attribute), what a new process has.
-_OF_TORCH = (
-    ("default dtype", "get_default_dtype", "set_default_dtype", "float32"),
-    ("matmul precision", "get_float32_matmul_precision", "set_float32_matmul_precision", "highest"),
-    ("deterministic mode", "get_deterministic_debug_mode", "set_deterministic_debug_mode", 0),
-    ("anomaly detection", "is_anomaly_enabled", "autograd.set_detect_anomaly", False),
-    ("cudnn.deterministic", "backends.cudnn.deterministic", "", False),
-    ("cudnn.benchmark", "backends.cudnn.benchmark", "", False),
-)  # fmt: skip
+# Of a library: what it is called, how it is read, how it is set, what a new process has.
+_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+_OF: dict[str, tuple[tuple[str, Callable[[Any], Any], Callable[[Any, Any], Any], Any], ...]] = {
+    "torch": (
+        ("default dtype", lambda torch: str(torch.get_default_dtype()).removeprefix("torch."),
+         lambda torch, value: torch.set_default_dtype(getattr(torch, value)), "float32"),
+        ("matmul precision", methodcaller("get_float32_matmul_precision"),
+         lambda torch, value: torch.set_float32_matmul_precision(value), "highest"),
+        ("deterministic mode", methodcaller("get_deterministic_debug_mode"),
+         lambda torch, value: torch.set_deterministic_debug_mode(value), 0),
+        ("anomaly detection", methodcaller("is_anomaly_enabled"),
+         lambda torch, value: torch.autograd.set_detect_anomaly(value), False),
+        ("cudnn.deterministic", attrgetter("backends.cudnn.deterministic"),
+         lambda torch, value: setattr(torch.backends.cudnn, "deterministic", value), False),
+        ("cudnn.benchmark", attrgetter("backends.cudnn.benchmark"),
+         lambda torch, value: setattr(torch.backends.cudnn, "benchmark", value), False),
+    ),
+    "numpy": (("seterr", methodcaller("geterr"), lambda numpy, value: numpy.seterr(**value), _ERRORS),),
+    "decimal": (
+        ("decimal precision", lambda decimal: decimal.getcontext().prec,
+         lambda decimal, value: setattr(decimal.getcontext(), "prec", value), 28),
+    ),
+}  # fmt: skip
 # How a text says that a notebook makes one of them.
 MADE = re.compile(
     r"(set_default_dtype|set_float32_matmul_precision|set_deterministic_debug_mode|use_deterministic_algorithms"
-    r"|set_detect_anomaly|cudnn\.deterministic|cudnn\.benchmark|cuda\.matmul\.allow_tf32|basicConfig"
+    r"|set_detect_anomaly|seterr|getcontext\(\)\.prec|cudnn\.deterministic|cudnn\.benchmark|cuda\.matmul\.allow_tf32|basicConfig"
     r"|(getLogger\(\)|calls \w+)\.(setLevel|addHandler)) in"
 )
 _USUAL_LIMITS = (1_000, 3_000)  # of Python, and of jedi, which completes names
@@ -40,23 +54,17 @@ def read() -> tuple[str, str]:
     """Return what differs here from a new process, as text for `begin_with` and in words; both "" for nothing."""
     found: dict[str, Any] = {}
     words = []
-    torch = sys.modules.get("torch")
-    of_torch = {}
-    for name, path, _, usual in _OF_TORCH:
-        try:
-            value = operator.attrgetter(path)(torch) if torch else usual
-            value = value() if callable(value) else value
-        except (AttributeError, RuntimeError):
-            continue  # a torch without it, or one whose other settings contradict it
-        if name == "default dtype":
-            value = str(value).removeprefix("torch.")
-        if value != usual:
-            of_torch[name] = value
-            words.append(
-                f"{name} {value}".replace("True", "on").replace("False", "off")
-            )
-    if of_torch:
-        found["torch"] = of_torch
+    for library, rows in _OF.items():
+        module = sys.modules.get(library)
+        for name, get, _, usual in rows if module else ():
+            try:
+                value = get(module)
+            except (AttributeError, RuntimeError):
+                continue  # a torch without it, or one whose other settings contradict it
+            if value != usual:
+                found.setdefault(library, {})[name] = value
+                text = f"{name} {value}".replace("True", "on").replace("False", "off")
+                words.append(text)
     limit = sys.getrecursionlimit()
     if limit not in _USUAL_LIMITS:
         found["recursion limit"] = limit
@@ -112,12 +120,13 @@ def _handler(handler: logging.Handler) -> dict[str, Any] | None:
 def begin_with(
     text: str, when_imported: Callable[[str, Callable[[Any], None]], None]
 ) -> None:
-    """Make the settings of `read` in this process, those of torch as soon as it is imported."""
+    """Make the settings of `read` in this process, those of a library as soon as it is imported."""
     found = json.loads(text)
     if "recursion limit" in found:
         sys.setrecursionlimit(found["recursion limit"])
-    if "torch" in found:
-        when_imported("torch", partial(_set_torch, found["torch"]))
+    for library in _OF:
+        if library in found:
+            when_imported(library, partial(_set, library, found[library]))
     ours = []
     for name, one in found.get("logging", {}).items():
         logger = logging.getLogger(name)
@@ -143,16 +152,8 @@ def begin_with(
     logging.basicConfig = replacing
 
 
-def _set_torch(values: dict[str, Any], torch: Any) -> None:
-    for name, path, setter, _ in _OF_TORCH:
-        if name not in values:
-            continue
-        value = values[name]
-        if name == "default dtype":
-            value = getattr(torch, value)
-        with contextlib.suppress(AttributeError, RuntimeError):  # as above
-            if setter:
-                operator.attrgetter(setter)(torch)(value)
-            else:
-                owner, _, attribute = path.rpartition(".")
-                setattr(operator.attrgetter(owner)(torch), attribute, value)
+def _set(library: str, values: dict[str, Any], module: Any) -> None:
+    for name, _, put, _ in _OF[library]:
+        if name in values:
+            with contextlib.suppress(AttributeError, RuntimeError):  # as above
+                put(module, values[name])

@@ -1,4 +1,4 @@
-"""What the notebook has set in torch, logging and Python, and ranks begin with."""
+"""What the notebook has set in libraries, logging and Python, and ranks begin with."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ OF_TORCH = [
     ("torch.autograd.set_detect_anomaly(True)", "anomaly detection on", "torch.is_anomaly_enabled()"),
     ("torch.backends.cudnn.deterministic = True", "cudnn.deterministic on", "torch.backends.cudnn.deterministic"),
 ]  # fmt: skip
+OF_OTHERS = [
+    ("import numpy as np; np.seterr(over='raise')", "seterr {'divide': 'warn', 'over': 'raise', 'under': 'ignore', 'invalid': 'warn'}", "__import__('numpy').geterr()['over']", "raise"),
+    ("import decimal; decimal.getcontext().prec = 50", "decimal precision 50", "len(str(__import__('decimal').Decimal(1) / 3))", "52"),
+]  # fmt: skip
 # What is set, its words, what a rank does, and what is to be seen.
 OF_LOGGING = {
     "level": ("logging.basicConfig(level='INFO')", "logging (the root logger at INFO)", "logging.getLogger('x').info('seen')", "INFO:x:seen"),
@@ -77,6 +81,16 @@ def test_ranks_begin_with_the_notebooks_settings_of_torch():
         assert done.stdout == "True\n"
 
 
+@pytest.mark.parametrize(("sets", "words", "shows", "expected"), OF_OTHERS)
+def test_ranks_begin_with_the_notebooks_settings_of_a_library(
+    sets, words, shows, expected
+):
+    text, said = ran(SETS.format(sets=sets)).stdout.splitlines()
+    assert said == words
+    done = ran(BEGINS.format(is_warm=False, text=text, shows=shows))
+    assert done.stdout == f"{expected}\n"
+
+
 def test_ranks_begin_with_the_notebooks_recursion_limit():
     text, words = ran(SETS.format(sets="sys.setrecursionlimit(20_000)")).stdout.splitlines()  # fmt: skip
     assert words == "recursion limit 20,000"
@@ -93,7 +107,7 @@ def test_of_a_new_process_nothing_is_taken():
 
 @pytest.mark.parametrize(
     "made",
-    ["torch.set_default_dtype", "torch.backends.cudnn.benchmark", "logging.basicConfig",
+    ["np.seterr", "torch.set_default_dtype", "torch.backends.cudnn.benchmark", "logging.basicConfig",
      "logging.getLogger().setLevel", "log.addHandler"],
 )  # fmt: skip
 def test_the_words_for_what_is_taken(made):
@@ -101,7 +115,7 @@ def test_the_words_for_what_is_taken(made):
 
 
 @pytest.mark.parametrize(
-    "made", ["torch.set_num_threads", "logging.getLogger('transformers').setLevel", "logging.captureWarnings"]
+    "made", ["torch.set_num_threads", "logging.getLogger('transformers').setLevel", "logging.captureWarnings", "socket.setdefaulttimeout", "warnings.simplefilter", "decimal.setcontext"]
 )  # fmt: skip
 def test_the_words_for_what_is_not_taken(made):
     assert not settings.MADE.search(f"line 3 calls {made} in the notebook")

@@ -212,7 +212,7 @@ def while_fetching(
             run = distmagic.run(
                 as_value(large),
                 hosts=fault.way.hosts,
-                access=runner.access(lab, connect_timeout_s=3.0),
+                access=runner.access(lab),
                 screen=runner.Watch(),
             )
             tempfile.tempdir, before = folder, tempfile.tempdir

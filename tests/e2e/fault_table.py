@@ -275,7 +275,7 @@ TABLE = (
           then((training, on("dm2", lambda host: host.kill())), numbers=10_000, options=SOON_LOST)),
     Fault("host", "training", "reset: its kernel closes what is open", f"{LOST} dm2: {UNHEARD}",
           then((training, on("dm2", lambda host: host.kill(silent=False))), numbers=10_000, options=SOON_LOST)),
-    Fault("host", "result transfer", "power off", "Unreachable: dm2: no answer from 10.99.0.12 port 22 within 3 s.",
+    Fault("host", "result transfer", "power off", "Unreachable: dm2: no answer from 10.99.0.12 port 22 within 2 s.",
           Way(play=plays.while_fetching(lambda lab: lab.hosts[1].kill(), lambda _: None))),
     Fault("host", "connect", "frozen", CONNECTION_LOST,
           Way(play=plays.while_connecting(lambda lab: lab.hosts[1].freeze()), at_last=THAW)),

@@ -317,7 +317,7 @@ def start(lab: Any, way: Way, screen: runner.Watch) -> object:
     import distmagic
 
     misdeed = as_value(way.misdeed) if way.misdeed else None
-    options = {"connect_timeout_s": 3.0, "node_lost_after_s": 20.0, **way.options}
+    options = {"node_lost_after_s": 20.0, **way.options}
     return distmagic.run(
         as_value(work),
         way.numbers,

@@ -31,7 +31,6 @@ from tests.e2e.runner import as_value
 from tests.lab import Lab
 
 LEASE_S = 15.0
-CONNECT_S = 3.0
 HANG_S = 60.0  # of an elastic job: longer than it takes to form anew, on a busy machine
 
 
@@ -208,7 +207,6 @@ def launch(pair: Pair, lab: Any, token: str, screen: runner.Watch, **more: bool)
             )
     options: dict[str, Any] = {
         "lease_s": LEASE_S,
-        "connect_timeout_s": CONNECT_S,
         "node_lost_after_s": 20.0,
     }
     if pair.job.kind == "elastic":
@@ -264,18 +262,14 @@ def _wait_for(pair: Pair, lab: Lab, token: str, stage: Stage) -> Run:
 def _follow(pair: Pair, lab: Lab, stage: Stage) -> Run | None:
     """Find the job and follow it to its end, as another kernel does; None if no host has anything of it."""
     hosts = parse_hosts(pair.job.hosts_line)
-    jobs = session().housekeeping.jobs(
-        runner.reach(lab, hosts, connect_timeout_s=CONNECT_S)
-    )
+    jobs = session().housekeeping.jobs(runner.reach(lab, hosts))
     if not jobs:
         return None
     (job,) = jobs
-    reaching = runner.reach(lab, whereabouts(job, hosts), connect_timeout_s=CONNECT_S)
+    reaching = runner.reach(lab, whereabouts(job, hosts))
     found = session().attach(reaching, job, stage)
     # An interrupt ended the following, and not the job.
     while isinstance(found, Detached):
-        reaching = runner.reach(
-            lab, whereabouts(job, hosts), connect_timeout_s=CONNECT_S
-        )
+        reaching = runner.reach(lab, whereabouts(job, hosts))
         found = session().attach(reaching, job, stage)
     return found

@@ -18,6 +18,7 @@ from distmagic.request.spec import Access
 from distmagic.runner.outcome import Detached, Run
 from distmagic.state.model import RunState
 from tests.lab import Lab
+from tests.lab.waiting import HANG_S
 
 
 class Watch:
@@ -51,10 +52,14 @@ class Watch:
 
 
 def access(lab: Lab, **more: Any) -> Access:
-    """Return the way to the hosts of a lab; they keep nothing loaded unless `warm_idle_s` says so."""
-    return dataclasses.replace(
-        Access(ssh_config=str(lab.ssh_config), warm_idle_s=0.0), **more
+    """Return the way to the hosts of a lab; they keep nothing loaded unless `warm_idle_s` says so.
+
+    The lab says how long a host is tried: briefly only one that can't answer.
+    """
+    way = Access(
+        ssh_config=str(lab.ssh_config), warm_idle_s=0.0, connect_timeout_s=HANG_S
     )
+    return dataclasses.replace(way, **more)
 
 
 def run(

@@ -128,9 +128,8 @@ class Fault(runner.Watch):
 )
 def test_lost_host_of_an_elastic_job(lab: Lab, kind: str) -> None:
     seen = Fault(lab, kind, comes_back=True)
-    way = runner.access(lab, connect_timeout_s=2.0)
     run = runner.run(
-        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 2, screen=seen, access=way, nnodes=(2, 3), max_restarts=3,
+        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 2, screen=seen, nnodes=(2, 3), max_restarts=3,
         node_lost_after_s=LOST_S,
     )  # fmt: skip
     assert seen.at == "grown"
@@ -193,14 +192,13 @@ def test_hosts_that_are_down_at_the_start_join_when_they_are_up_and_again_when_t
 ) -> None:
     for host in (lab.hosts[0], lab.hosts[2]):
         host.kill()
-    way, late = runner.access(lab, connect_timeout_s=2.0), Late(lab)
+    late = Late(lab)
     run = runner.run(
         lab,
         "dm1:1,dm2:1,dm3:1",
         as_value(train),
         2,
         screen=late,
-        access=way,
         nnodes=(1, 3),
         max_restarts=5,
     )
@@ -241,12 +239,10 @@ def test_a_host_that_is_switched_off_while_the_agents_start_is_done_without(
         begin(self, request)
 
     monkeypatch.setattr(Link, "start", start)
-    way = runner.access(lab, connect_timeout_s=2.0)
     run = runner.run(
         lab,
         "dm1:1,dm2:1,dm3:1",
         as_value(world_size),
-        access=way,
         nnodes=(2, 3),
         max_restarts=1,
     )
@@ -295,7 +291,7 @@ def left_alone(lab: Lab) -> Detached:
     """Leave a job alone that waits for ever, and may have a host less."""
     left = distmagic.run(
         as_value(wait_for_ever), hosts="dm1:1,dm2:1,dm3:1", nnodes=(2, 3), max_restarts=1, detach=True,
-        access=runner.access(lab, connect_timeout_s=2.0), screen=runner.Watch(),
+        access=runner.access(lab), screen=runner.Watch(),
     )  # fmt: skip
     assert isinstance(left, Detached)
     return left
@@ -308,7 +304,7 @@ def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
     left = left_alone(lab)
     assert left.hosts == ("dm2", "dm3")
     asked = parse_hosts("dm1,dm2,dm3")
-    reaching = reach(lab, asked, connect_timeout_s=2.0)
+    reaching = reach(lab, asked)
     (job,) = session().housekeeping.jobs(reaching)
     assert (job.hosts, job.host_indices, job.phase, job.terms.awaited) == (
         ("dm2", "dm3"),
@@ -354,7 +350,7 @@ def test_an_interrupt_while_a_host_joins(lab: Lab) -> None:
     lab.hosts[2].kill()
     error = runner.failure(
         lab, "dm1:1,dm2:1,dm3:1", as_value(wait_for_ever), nnodes=(2, 3), max_restarts=1,
-        screen=interrupted_while_dm3_joins(lab, has_started=False), access=runner.access(lab, connect_timeout_s=2.0),
+        screen=interrupted_while_dm3_joins(lab, has_started=False),
     )  # fmt: skip
     assert isinstance(error, Cancelled)
 
@@ -368,7 +364,7 @@ def test_a_host_comes_to_a_job_that_is_followed_from_another_kernel_and_the_job_
     (job,) = session().housekeeping.jobs(reach(lab, tuple(hosts)))
     reaching = session().reach(
         tuple(hosts),
-        runner.access(lab, connect_timeout_s=2.0),
+        runner.access(lab),
         NotebookAsker(can_ask=False),
         spare=(awaited,),
     )
@@ -390,7 +386,7 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.request.spec import Access
 from tests.e2e import runner
 
-way, hosts = Access(ssh_config={config!r}, warm_idle_s=0.0, connect_timeout_s=2.0), parse_hosts("dm1,dm2,dm3")
+way, hosts = Access(ssh_config={config!r}, warm_idle_s=0.0), parse_hosts("dm1,dm2,dm3")
 
 def reach(hosts):
     return session().reach(hosts, way, NotebookAsker(can_ask=False))
@@ -406,7 +402,7 @@ def test_a_job_that_nobody_watches_goes_on_without_a_lost_host_and_takes_it_in_o
 ) -> None:
     left = distmagic.run(
         as_value(train), 2, hosts="dm1:1,dm2:1,dm3:1", nnodes=(2, 3), max_restarts=3, node_lost_after_s=LOST_S,
-        detach=True, access=runner.access(lab, connect_timeout_s=2.0), screen=runner.Watch(),
+        detach=True, access=runner.access(lab), screen=runner.Watch(),
     )  # fmt: skip
     assert isinstance(left, Detached)
     wait_until(
@@ -423,11 +419,9 @@ def test_a_job_that_nobody_watches_goes_on_without_a_lost_host_and_takes_it_in_o
     )
     try:
         hosts = parse_hosts("dm1,dm2,dm3")
-        job = session().housekeeping.jobs(reach(lab, hosts, connect_timeout_s=2.0))[-1]
+        job = session().housekeeping.jobs(reach(lab, hosts))[-1]
         seen = runner.Watch(lambda state: state.world_size == 2, lab.hosts[2].start)
-        run = session().attach(
-            reach(lab, whereabouts(job, hosts), connect_timeout_s=2.0), job, seen
-        )
+        run = session().attach(reach(lab, whereabouts(job, hosts)), job, seen)
         told, _ = other.communicate(timeout=120)
     finally:
         other.kill()
@@ -445,7 +439,6 @@ def test_too_few_hosts_at_the_start(lab: Lab) -> None:
     with pytest.raises(Unreachable, match=r"^dm2: no answer"):
         runner.run(
             lab, "dm1:1,dm2:1", as_value(train), 99, nnodes=(2, 3), max_restarts=3,
-            access=runner.access(lab, connect_timeout_s=2.0),
         )  # fmt: skip
 
 

@@ -116,7 +116,7 @@ def test_a_detached_job_goes_on_when_the_notebook_that_follows_it_is_cut_off_for
             host.drop(port=22)
 
     screen = runner.Watch(lambda state: len(state.workers) == 2, cut)
-    reaching = reach(lab, parse_hosts("dm1,dm2"), connect_timeout_s=2.0)
+    reaching = reach(lab, parse_hosts("dm1,dm2"))
     found = session().attach(reaching, job_of(lab, left, "dm1,dm2"), screen)
     assert isinstance(found, Detached)
     session().close()
@@ -142,7 +142,7 @@ def test_a_job_that_is_to_keep_going_is_left_when_its_notebook_is_cut_off_for_lo
         as_value(until_told),
         "return",
         hosts="dm1:1,dm2:1",
-        access=runner.access(lab, lease_s=5.0, connect_timeout_s=2.0),
+        access=runner.access(lab, lease_s=5.0),
         screen=screen,
         on_disconnect="keep",
     )
@@ -244,14 +244,12 @@ def test_a_host_that_only_the_notebook_can_not_reach_stays_in_the_gang(
         lambda: lab.hosts[1].drop(port=22),
     )
     seen = Healing(lab, screen)
-    way = runner.access(lab, connect_timeout_s=2.0)
     run = runner.run(
         lab,
         "dm1:1,dm2:1",
         as_value(count),
         25.0,
         screen=seen,
-        access=way,
         node_lost_after_s=LOST_S,
     )
     assert run.state.phase == "done"

@@ -125,21 +125,14 @@ def test_a_second_kernel_follows_a_job_of_which_a_host_is_gone_for_good(
         lab.hosts[1].kill()
         job, hosts = the_job(lab, "dm1,dm2")
         with pytest.raises(NodeLost) as caught:
-            session().attach(
-                reach(lab, hosts, connect_timeout_s=2.0), job, runner.Watch()
-            )
+            session().attach(reach(lab, hosts), job, runner.Watch())
     assert " dm2: " in caught.value.message
     assert isinstance(caught.value.run, Run)
     assert [line.text for line in caught.value.run.state.lines if line.rank == 0][
         :3
     ] == ["0", "1", "2"]
-    assert session().housekeeping.templates(
-        reach(lab, hosts, connect_timeout_s=2.0)
-    ) == ((), None)
-    assert (
-        session().housekeeping.remove(reach(lab, hosts, connect_timeout_s=2.0), [job])
-        > 0
-    )
+    assert session().housekeeping.templates(reach(lab, hosts)) == ((), None)
+    assert session().housekeeping.remove(reach(lab, hosts), [job]) > 0
 
 
 @pytest.mark.quick

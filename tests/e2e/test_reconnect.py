@@ -98,14 +98,12 @@ class Cable(runner.Watch):
 
 def test_ranks_that_end_while_the_cable_of_their_host_is_pulled(lab: Lab) -> None:
     screen = Cable(lab.hosts[1])
-    way = runner.access(lab, connect_timeout_s=3.0)
     run = runner.run(
         lab,
         "dm1:1,dm2:1",
         as_value(count),
         3.0,
         screen=screen,
-        access=way,
         node_lost_after_s=60.0,
     )
     assert screen.why.startswith("dm2: ")

@@ -32,6 +32,10 @@ Subsystem sftp internal-sftp
 """
 
 
+# How long a client tries to log in, in seconds: to a host that is up on a busy machine, and to one that can't answer.
+_UP_S, _AWAY_S = 30, 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSetup:
     """What a host is like. `sshd`: lines of sshd_config that win over ours; `hostname`: its name if not the lab's.
@@ -99,6 +103,16 @@ def write_all(wiring: Wiring, setup: HostSetup) -> None:
     write_names(wiring, hostname, wiring.address)
     write_etc(wiring, "logind.conf", f"[Login]\n{setup.logind or ''}\n")
     write_sshd_config(wiring, setup)
+    write_limit(wiring, is_away=False)
+
+
+def write_limit(wiring: Wiring, *, is_away: bool) -> None:
+    """Write for how long clients try to log in to the host, into a file that the lab's ssh_config includes."""
+    path = wiring.folder / "ssh_limit"
+    aside = path.with_suffix(".new")
+    seconds = _AWAY_S if is_away else _UP_S
+    aside.write_text(f"Host {wiring.name}\n  ConnectTimeout {seconds}\n")
+    aside.replace(path)
 
 
 def write_etc(wiring: Wiring, name: str, text: str) -> None:

@@ -123,6 +123,7 @@ class LabHost:
         self._wait_until_it_listens(before)
         # Who asks it sooner waits for ARP.
         wait_until(self._answers, f"{self.name}'s SSH server to answer")
+        files.write_limit(wiring, is_away=False)
 
     def _wait_until_it_listens(self, before: int) -> None:
         """Wait until its log says once more than `before` that it listens."""
@@ -141,6 +142,7 @@ class LabHost:
         """Cut its power: nothing more comes from it. Not `silent`: its kernel still closes the connections."""
         if self._process is None:
             return
+        files.write_limit(self._wiring, is_away=True)
         if silent:
             network.ip_may_fail(f"link set {self._wiring.card} down")
         try:
@@ -167,15 +169,19 @@ class LabHost:
     def cut(self) -> None:
         """Pull its cable."""
         self._is_broken = True
+        files.write_limit(self._wiring, is_away=True)
         network.ip(f"link set {self._wiring.card} down")
 
     def heal(self) -> None:
         """Put its cable back."""
         network.ip(f"link set {self._wiring.card} up")
+        files.write_limit(self._wiring, is_away=False)
 
     def drop(self, *, port: int | None = None, source: LabHost | None = None) -> None:
         """Have its firewall swallow packets in silence: all, or TCP to `port`, or what the host `source` has part in."""
         self._is_broken = True
+        if source is None and port in (None, 22):
+            files.write_limit(self._wiring, is_away=True)
         if port is not None:
             sender = f"ip saddr {source.address} " if source else ""
             network.add_rules(
@@ -228,6 +234,7 @@ class LabHost:
     def undrop(self) -> None:
         """Take away all that `drop` and `reject` have set."""
         network.clear_rules(self._pid())
+        files.write_limit(self._wiring, is_away=False)
 
     def mend_network(self) -> None:
         """Put its cable back and take its firewall's rules away, if a test has changed them since."""
@@ -239,6 +246,7 @@ class LabHost:
     def freeze(self) -> None:
         """Stop every process on it where it is, as a machine that hangs does; its kernel goes on answering."""
         self._is_broken = True
+        files.write_limit(self._wiring, is_away=True)
         wait_until(
             lambda: processes.stop_all(self._pid()), f"{self.name} to stand still"
         )
@@ -246,6 +254,7 @@ class LabHost:
     def thaw(self) -> None:
         """Let every process go on."""
         processes.signal_all(self._pid(), signal.SIGCONT)
+        files.write_limit(self._wiring, is_away=False)
 
     def limit_home(self, size_bytes: int) -> None:
         """Put a small, empty disk in place of its home, until it is switched off; `home` shows that one."""

@@ -27,7 +27,6 @@ Host dm*
   GlobalKnownHostsFile /dev/null
   StrictHostKeyChecking yes
   BatchMode yes
-  ConnectTimeout 10
 """
 
 
@@ -98,7 +97,10 @@ class Lab:
         aliases = "".join(
             f"Host {host.name}\n  HostName {host.address}\n" for host in self.hosts
         )
-        self.ssh_config.write_text(aliases + _CLIENT.format(folder=self.folder))
+        limits = f"Include {self.folder}/dm*/ssh_limit\n"
+        self.ssh_config.write_text(
+            limits + aliases + _CLIENT.format(folder=self.folder)
+        )
 
     def __enter__(self) -> Lab:  # noqa: PYI034 - typing.Self is of Python 3.11
         return self.up()

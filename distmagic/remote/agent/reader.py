@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+import time
 
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
 
-_CHUNK_BYTES = 256 << 10
-_TURN_BYTES = 1 << 20  # to one reader in one turn: the agent has other duties
+_CHUNK_BYTES = 64 << 10
+_TURN_S = 0.1  # for one reader in one turn: the agent has other duties
 
 
 class Reader:
@@ -59,8 +60,8 @@ class Reader:
 
         Raises OSError where the journal can't be read.
         """
-        left = _TURN_BYTES
-        while self.is_open and left > 0:
+        until_s = time.monotonic() + _TURN_S
+        while self.is_open and time.monotonic() < until_s:
             if (
                 not self._unsent
                 and self._cursor is not None
@@ -79,7 +80,6 @@ class Reader:
                 return
             self._progress_at = now
             self._unsent = self._unsent[sent:]
-            left -= sent
 
     def is_stalled(self, now: float, after_s: float) -> bool:
         """Whether there are bytes to send, and it has taken none for this long."""

@@ -9,7 +9,6 @@ here end too.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
@@ -19,7 +18,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distmagic.remote.records import environments, owners, places
@@ -30,7 +28,6 @@ from distmagic.remote.wire import protocol
 if TYPE_CHECKING:
     from distmagic.remote.contact import Conversation
 
-_TMP = "tmp"  # in an environment that is being made
 _TELL_S = 0.5
 _LOOK_S = 0.3
 _LINE_CHARS = 200
@@ -92,12 +89,11 @@ class EnvironmentSync:
         self, environment: Environment, request: protocol.SyncEnvironment
     ) -> None:
         """Make the environment in its new folder, which is gone again where that fails or is ended."""
-        halves = _halves()
         try:
             self._fill(environment, request)
         except BaseException:
-            shutil.rmtree(environment.path, ignore_errors=True)
-            _remove_halves(but=halves)
+            with contextlib.suppress(OSError):
+                environment.remove_half()
             raise
 
     def _fill(
@@ -114,7 +110,7 @@ class EnvironmentSync:
         # From now on: uv makes an environment in an empty folder alone.
         with contextlib.suppress(OSError):
             owners.note(environment.path, request.owner)
-        (environment.path / _TMP).mkdir()
+        environment.begin_filling()
         sources: list[str] = []
         if not uv:
             python, uv = str(environment.python), str(environment.path / "bin" / "uv")
@@ -136,7 +132,6 @@ class EnvironmentSync:
         if lines:  # else it is a lock file, which names where each package lies
             lines = [*sources, *lines]
         notes = self._install(environment, uv, wanted, lines)
-        shutil.rmtree(environment.path / _TMP, ignore_errors=True)
         environment.finish(notes)
 
     def _exported(
@@ -197,7 +192,7 @@ class EnvironmentSync:
         # By this its processes are known; children of this contact can be agents, whose template has ended meanwhile.
         mark = f"sync-{secrets.token_hex(6)}"
         # pip leaves there what it has fetched when it is ended.
-        tmp = environment.path / _TMP
+        tmp = environment.tmp
         own_tmp = {"TMPDIR": str(tmp)} if tmp.is_dir() else {}
         child = subprocess.Popen(
             argv,
@@ -266,26 +261,6 @@ class EnvironmentSync:
             return
         finally:
             os.close(writing)
-
-
-def _cache() -> Path:
-    """Return the folder in which uv keeps what it has fetched, whether or not it is there."""
-    above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("UV_CACHE_DIR") or os.path.join(above, "uv"))
-
-
-def _halves() -> set[Path]:
-    """Return what uv has fetched or built by half: where it is killed, that stays for ever."""
-    cache = _cache()
-    return {*cache.glob(".tmp*"), *cache.glob("builds-v0/.tmp*")}
-
-
-def _remove_halves(but: set[Path]) -> None:
-    """Remove what a uv that was ended has left, unless another one works: each holds a lock as long as it lives."""
-    with contextlib.suppress(OSError), open(_cache() / ".lock", "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for half in _halves() - but:
-            shutil.rmtree(half, ignore_errors=True)
 
 
 def _variables() -> dict[str, str]:

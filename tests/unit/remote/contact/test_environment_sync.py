@@ -258,6 +258,37 @@ def test_what_a_uv_that_was_ended_left_in_its_cache_goes_unless_another_one_work
         heard(link)
 
 
+@pytest.mark.parametrize("by", ["the next one", "clean"])
+def test_what_a_killed_contact_left_goes_with_what_its_uv_left_in_its_cache(
+    tmp_path, opened, by
+):
+    """Nobody could remove it when that contact was killed, and uv with it."""
+    cache = tmp_path / ".cache" / "uv"
+    (cache / ".tmpOLD").mkdir(parents=True)
+    (cache / ".lock").touch()
+    fake_uv(
+        tmp_path,
+        f'[ "$1" = venv ] && exec "$3" -m venv --without-pip "$4"\n'
+        f'[ -e "$HOME/began" ] && exit 0; mkdir {cache}/.tmpABC; echo $PPID > "$HOME/pid"; mv "$HOME/pid" "$HOME/began"\n'
+        f"exec sleep 7{os.getpid()}.7",
+    )
+    link = opened()
+    link.send(p.SyncEnvironment(name="a", requirements=("alpha",), owner="me"))
+    wait_until((tmp_path / "began").exists, "uv")
+    os.kill(int((tmp_path / "began").read_text()), signal.SIGKILL)
+    with pytest.raises(ConnectionLost):
+        heard(link)
+    wait_until(lambda: not sleeping(f"7{os.getpid()}.7"), "uv's end")
+    (half,) = environments.root().glob(".*[!k]")
+    os.utime(half, (1, 1))
+    if by == "clean":
+        environments.remove(half)
+    else:
+        sync(opened(), "alpha", name="a")
+    assert [path.name for path in cache.glob(".tmp*")] == [".tmpOLD"]
+    assert not list(environments.root().glob("*/tmp"))
+
+
 class PlayedContact:
     """A conversation of which nobody hears; does `meanwhile` when a program has written, and waits only so often."""
 

@@ -35,6 +35,7 @@ class FileServer:
         self.home = f"{home}{os.sep}"
         self.calls = self.calls_before = 0
         self.failed: list[str] = []
+        self.synced: set[int] = set()  # files of which the server has all
         self._at = -1
         self._stays = False
         self._error = 0
@@ -74,6 +75,8 @@ class FileServer:
                 self.pass_or_fail(name, args[0])
                 return None
             self.pass_or_fail(name, args[0])
+            if name == "fsync":
+                self.synced.add(_fstat(args[0]).st_ino)
             made = real(*args, **more)
             return _File(self, made) if hasattr(made, "readline") else made
 
@@ -102,7 +105,10 @@ class FileServer:
 
 
 class _File:
-    """A file that `open` has returned: each call of it may fail, and it is closed all the same."""
+    """A file that `open` has returned: each call of it may fail, and it is closed all the same.
+
+    Where its close fails, the server has nothing of what was written, unless it was asked to take it before.
+    """
 
     def __init__(self, server: FileServer, file: Any) -> None:
         self._server, self._file = server, file
@@ -115,13 +121,26 @@ class _File:
         def call(*args: Any) -> Any:
             if name == "close":
                 if not self._file.closed:
-                    real()
-                    self._server.pass_or_fail("file.close", self._file.name)
+                    self._close()
                 return None
             self._server.pass_or_fail(f"file.{name}", self._file.name)
             return real(*args)
 
         return call
+
+    def _close(self) -> None:
+        status, is_written = _fstat(self._file.fileno()), self._file.writable()
+        kept = _dup(self._file.fileno())
+        try:
+            self._file.close()
+            try:
+                self._server.pass_or_fail("file.close", self._file.name)
+            except OSError:
+                if is_written and status.st_ino not in self._server.synced:
+                    _ftruncate(kept, 0)
+                raise
+        finally:
+            _close(kept)
 
     def __enter__(self) -> Any:
         return self
@@ -134,4 +153,4 @@ class _File:
         return iter(self._file)
 
 
-_readlink = os.readlink
+_readlink, _fstat, _dup, _ftruncate, _close = os.readlink, os.fstat, os.dup, os.ftruncate, os.close  # fmt: skip

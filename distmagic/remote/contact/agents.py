@@ -8,11 +8,12 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from distmagic.remote.contact import relay, template_client
 from distmagic.remote.records import listing, places, work_dirs
@@ -78,18 +79,17 @@ class Agents:
             each.mkdir(mode=0o700, exist_ok=each is not folder)
         listing.remember(folder, request)
         run_dir = places.make_run_dir(request.job, request.node_rank)
-        try:
-            listener = places.reader_listener(run_dir)
-            # Before there is an agent: its first connection is this one, however many others come while it starts.
-            conn = relay.connect(run_dir / places.READERS)
-            wait = self._spawn(request, listener, folder, prefix)
-        except BaseException:
-            shutil.rmtree(run_dir, ignore_errors=True)
-            raise
-        listener.close()
+        with contextlib.ExitStack() as undo:
+            undo.callback(shutil.rmtree, run_dir, ignore_errors=True)
+            with places.reader_listener(run_dir) as listener:
+                # Before there is an agent: its first connection is this one, however many others come while it starts.
+                conn = undo.enter_context(relay.connect(run_dir / places.READERS))
+                wait = self._spawn(request, listener, folder, prefix)
+            undo.pop_all()
         self._devices.release()  # the agent has them: they last as long as it does
         follow = protocol.FollowJob(job=request.job, node_rank=request.node_rank)
-        has_spoken = relay.relay(self._notebook, conn, follow)
+        with _connected_again():
+            has_spoken = relay.relay(self._notebook, conn, follow)
         wait()
         if not has_spoken and not processes.marked(request.job):
             # An agent that has not begun removes nothing itself.
@@ -105,11 +105,11 @@ class Agents:
     ) -> Callable[[], object]:
         """Start the agent, by fork or by exec; return a function that waits for its end."""
         devices = self._devices.descriptors
-        with (folder / _AGENT_LOG).open("wb") as log:
+        with _log_of_agent(folder) as log:
             if request.warm is not None:
                 self._notebook.owner = request.warm.owner
                 agent = template_client.fork_agent(
-                    request, listener, log.fileno(), devices, self._umask, prefix
+                    request, listener, log, devices, self._umask, prefix
                 )
                 if agent is not None:
                     _note(agent.pid, request)
@@ -118,15 +118,9 @@ class Agents:
 
     def follow(self, request: protocol.FollowJob) -> None:
         """Carry bytes to and from an agent that runs, and speaks our protocol."""
-        try:
+        was_followed = _connected_again() if request.after else contextlib.nullcontext()
+        with was_followed:
             self._follow(request)
-        except OSError as error:
-            is_of_system = error.errno is not None
-            if not request.after or not is_of_system:
-                raise
-            # The job was followed before. A server of the home that does not answer, for example, may do so again: a refusal
-            # would end a healthy run, and so the notebook connects again.
-            sys.exit(str(error))
 
     def _follow(self, request: protocol.FollowJob) -> None:
         listing.check_protocol(request.job, request.node_rank)
@@ -154,10 +148,36 @@ class Agents:
         self._notebook.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
 
 
+@contextmanager
+def _connected_again() -> Iterator[None]:
+    """Have the notebook connect again where the system refuses something while an agent runs.
+
+    A server of the home that does not answer, for example, may do so again: a refusal would end a healthy run.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        sys.exit(str(error))
+
+
+@contextmanager
+def _log_of_agent(folder: Path) -> Iterator[int]:
+    """Give what an agent writes its log to. Raises OSError, but not when it is closed: an agent may run by then."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    log = os.open(folder / _AGENT_LOG, flags, 0o600)
+    try:
+        yield log
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(log)
+
+
 def _exec(
     request: protocol.StartNode,
     listener: socket.socket,
-    log: IO[bytes],
+    log: int,
     devices: tuple[int, ...],
     prefix: tuple[str, ...],
     umask: int,

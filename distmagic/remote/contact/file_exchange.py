@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from distmagic.remote.records import found_files, listing
-from distmagic.remote.records.atomic_file import resumed_write
+from distmagic.remote.records.atomic_file import on_disk, resumed_write
 from distmagic.remote.wire import file_names, protocol
 from distmagic.remote.wire.protocol import FileBegins, FileEnds, Folder, FoundFile
 
@@ -92,6 +92,7 @@ class FileExchange:
             if found_files.digest(file, 0, request.size_bytes) != request.sha256:
                 part.unlink()
                 raise ValueError(f"{path[:200]!r} has changed while it was sent")
+            on_disk(file)
             mode = 0o777 if request.is_executable else 0o666
             part.chmod(mode & ~self._umask)
             part.replace(target)

@@ -15,6 +15,7 @@ import shutil
 import socket
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -130,7 +131,8 @@ class TemplateServer:
     def _fork(self, request: protocol.ForkAgent, fds: list[int]) -> int:
         pid = forking.fork(partial(_be_agent, request, *fds))
         self._agents.add(pid)
-        with contextlib.suppress(OSError, ValueError):
+        # Whatever the home says of it: the contact would start a second agent.
+        with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
             self._preloading.want(sources.imports(places.blob(request.start.code)))
         self._used = self._renewed = self._clock()
         return pid

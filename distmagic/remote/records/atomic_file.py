@@ -37,20 +37,37 @@ def resumed_write(part: Path, mode: int) -> Iterator[tuple[BinaryIO, Path]]:
     """Give a file that is filled over several calls, with what came before, and where it is.
 
     Where another process or thread fills it just now, that is an empty file beside `part`, which goes after the block
-    unless it was renamed there. Raises OSError.
+    unless it was renamed there. What is whole has to be given to `on_disk` before. Raises OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(part, flags, mode), "r+b") as file:
+    with _open(part, flags, mode) as file:
         if _is_ours(file, part):
             yield file, part
             return
     aside = part.with_name(f"{part.stem}-{secrets.token_hex(6)}{part.suffix}")
     try:
-        with open(os.open(aside, flags | os.O_EXCL, mode), "r+b") as file:
+        with _open(aside, flags | os.O_EXCL, mode) as file:
             yield file, aside
     finally:
         with contextlib.suppress(OSError):
             aside.unlink()
+
+
+def on_disk(file: BinaryIO) -> None:
+    """Have the disk, or the server of a file system, take all of a file: some refuse it first here. Raises OSError."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@contextmanager
+def _open(path: Path, flags: int, mode: int) -> Iterator[BinaryIO]:
+    """Open a file; of what could not be written when it is closed the next call writes all anew."""
+    file = open(os.open(path, flags, mode), "r+b")  # noqa: SIM115 - its close may raise
+    try:
+        yield file
+    finally:
+        with contextlib.suppress(OSError):
+            file.close()
 
 
 def _is_ours(file: BinaryIO, path: Path) -> bool:

@@ -80,7 +80,7 @@ def new_file(folder: Path) -> Iterator[tuple[Any, Callable[[str], None]]]:
         ) as file:
 
             def name(sha256: str) -> None:
-                file.flush()
+                file.close()  # a server of files may refuse some of it first here
                 aside.replace(folder / sha256)
 
             yield file, name

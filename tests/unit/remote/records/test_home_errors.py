@@ -20,6 +20,7 @@ from distmagic.payload.tree import packed
 from distmagic.remote.contact import Conversation, environment_sync
 from distmagic.remote.contact.blob_receiver import BlobReceiver
 from distmagic.remote.contact.environment_sync import EnvironmentSync
+from distmagic.remote.contact.file_exchange import FileExchange
 from distmagic.remote.records import environments, places, work_dirs
 from distmagic.remote.wire import protocol as p
 from tests.builders.descriptors import closed_at_the_end
@@ -41,10 +42,11 @@ class Notebook:
         """Keep what a notebook would hear."""
         self.said.append(message)
 
-    def pieces(self, _: int) -> Iterator[bytes]:
-        """Send a payload in two pieces."""
-        yield _DATA[:1000]
-        yield _DATA[1000:]
+    def pieces(self, size: int) -> Iterator[bytes]:
+        """Send the last bytes of a payload in two pieces."""
+        rest = _DATA[len(_DATA) - size :]
+        yield rest[:1000]
+        yield rest[1000:]
 
 
 def files_of_a_run(home: Path, project: Path) -> Case:
@@ -117,8 +119,28 @@ def a_payload(home: Path, _: Path) -> Case:
     return bring, check
 
 
+def a_file_of_the_user(home: Path, _: Path) -> Case:
+    """A file that `put` sends in place of an older one."""
+    target = home / "to" / "data.bin"
+    target.parent.mkdir()
+    target.write_bytes(b"old")
+    request = p.WriteFile(
+        folder=p.Folder(path=str(target.parent)), path=target.name, size_bytes=len(_DATA), sha256=_SHA,
+    )  # fmt: skip
+
+    def bring() -> None:
+        FileExchange(cast(Conversation, Notebook()), 0o022).receive(request)
+
+    def check(must: bool) -> None:
+        assert target.read_bytes() in ((_DATA,) if must else (b"old", _DATA))
+
+    return bring, check
+
+
 @pytest.mark.parametrize("stays", [False, True])
-@pytest.mark.parametrize("case", [files_of_a_run, an_environment, a_payload])
+@pytest.mark.parametrize(
+    "case", [files_of_a_run, an_environment, a_payload, a_file_of_the_user]
+)
 def test_what_comes_is_whole_or_not_there_and_comes_the_next_time(
     home_in_memory: Path,
     tmp_path: Path,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distmagic.errors import PayloadError, PayloadTooLarge
+from distmagic.payload import seen_files
 from distmagic.payload.ignored import rules_above
 from distmagic.payload.sizes import allowance_gib, size_text
 from distmagic.remote.records import places
@@ -127,6 +128,7 @@ def _add_entry(found: Contents, root: Path, path: str, entry: os.DirEntry[str]) 
 def file_of(path: Path) -> LocalFile:
     """Return what travels of one file. Raises OSError."""
     status = path.stat()
+    seen_files.sent(path, status)
     return LocalFile(
         path=path,
         size_bytes=status.st_size,

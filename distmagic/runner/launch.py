@@ -26,6 +26,7 @@ from distmagic.payload.pack import Payload
 from distmagic.planning import torchrun
 from distmagic.planning.jobs import Job, check_orphans, found_jobs
 from distmagic.planning.plan import Plan, terms_of
+from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import JobTerms, WorkDir
 from distmagic.render.screen import Screen
@@ -82,7 +83,12 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     clock = clock_since(time.monotonic())
     terms = terms_of(spec, lease_s=lease_s, owner=owner, call=payload.title)
     state = begin(job, [host.name for host in fleet.hosts], terms)
-    state = replace(state, name=spec.name or "", began_unix_s=time.time())
+    state = replace(
+        state,
+        name=spec.name or "",
+        began_unix_s=time.time(),
+        began_up_s=processes.up_s(),
+    )
     # Hosts that come later still need the blobs.
     with interrupts.noted() as noted, ExitStack() as in_use:
         in_use.enter_context(blobs.in_use(payload.blobs))
@@ -188,6 +194,7 @@ def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
         state,
         before_s=job.age_s,
         began_unix_s=time.time() - job.began_ago_s,
+        began_up_s=processes.up_s() - job.began_ago_s,
         detached_by="asked" if job.is_detached else "",
     )
     with interrupts.noted() as noted:

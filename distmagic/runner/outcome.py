@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import sys
 import tempfile
@@ -162,7 +161,8 @@ class Run(Returned):
         node_rank = self._node_of(rank)
         folder = Folder(job=self.job, node_rank=node_rank)
         open_link = partial(self._open_link, node_rank)
-        return RemoteFolder(folder, open_link, self.state.began_unix_s or math.inf)
+        began = self.state.began_unix_s, self.state.began_up_s
+        return RemoteFolder(folder, open_link, began)
 
     def _node_of(self, rank: int) -> int:
         worker = self.state.workers.get(rank)

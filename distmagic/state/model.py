@@ -223,6 +223,7 @@ class RunState:
     wanted_stacks       the request for stacks that the user made last, "" before one
     name                what the user calls the run (--name), "" where it has no such name
     began_unix_s        when the run began, in seconds since 1970 by the notebook's clock; 0 where that is not known
+    began_up_s          the same by `processes.up_s`, which nobody can set
     before_s            how long the job had run when this kernel began to follow it
     variable            the variable that has the run, as messages name it
     seen_unix_s         when this notebook saw the run last, in seconds since 1970, where it shows a state that is no newer;
@@ -267,6 +268,7 @@ class RunState:
     wanted_stacks: str = ""
     name: str = ""
     began_unix_s: float = 0.0
+    began_up_s: float = 0.0
     variable: str = "run"
     seen_unix_s: float = 0.0
 

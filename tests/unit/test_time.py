@@ -50,6 +50,10 @@ REASONS = {
         "time.time",
     ): "the date since when a device is held, for people; the order is that of up_s",
     (
+        "payload/seen_files.py",
+        "time.time",
+    ): "when a run began, by the clock of today; dates decide only of files that this process neither sent nor fetched",
+    (
         "remote/engine/meeting.py",
         "datetime.now",
     ): "once a process: torch wants dates, and all of them are counted from this one",
@@ -74,8 +78,9 @@ FILE_DATES = {
     "remote/records/places.py": f"what now_at is; in /tmp {REASONS[('remote/records/places.py', 'time.time')]}",
     "remote/records/listing.py": "the dates of two files of one folder: how long a job ran that has ended",
     "remote/records/found_files.py": "told as it is, and given to the file that is fetched",
-    "connection/requests/remote_files.py": f"of the host's: {_AS_IT_WAS}; of this machine's files against this "
-    "machine's own time when the run began",
+    "connection/requests/remote_files.py": f"of the host's: {_AS_IT_WAS}",
+    "payload/seen_files.py": f"{_AS_IT_WAS}; of files that this process neither sent nor fetched against "
+    "the time when the run began",
 }
 _WAIT = (
     "how long this process waits for something: nobody waits while the machine sleeps"
@@ -106,6 +111,7 @@ STEADY = {
     "remote/records/work_dirs.py": _WAIT,
     "remote/records/expiry.py": _WAIT,
     "remote/records/found_files.py": _WAIT,
+    "remote/agent/reader.py": "how long one turn of the agent lasts: it is at work",
     "remote/agent/main.py": f"the clock of an agent. {_LEASE}",
     "remote/engine/meeting.py": "what has passed since this process began, in place of torch's time of day",
     "remote/engine/engine.py": _WAIT,
@@ -133,6 +139,8 @@ STEADY = {
 }
 # What counts a sleep of the machine, too.
 UP = {
+    "payload/seen_files.py": "since when a file has looked so, and how long ago a run began",
+    "runner/launch.py": "when a run began, against which seen_files counts",
     "systems/skypilot/cluster.py": "how long a cluster is held, which goes on while this machine sleeps",
     "remote/system/device_claims.py": "the order of those that wait, and since when",
     "remote/system/processes.py": "how old a process is: the kernel counts its start so",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import os
 import shutil
 import sys
@@ -28,34 +27,33 @@ from distmagic.connection.requests.file_requests import (
 )
 from distmagic.connection.requests.progress_line import ProgressLine
 from distmagic.errors import NoResult, PayloadError, ProtocolError, SpecError
+from distmagic.payload import seen_files
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.records import found_files
-from distmagic.remote.records.atomic_file import resumed_write
+from distmagic.remote.records.atomic_file import on_disk, resumed_write
 from distmagic.remote.wire import file_names, protocol
 from distmagic.remote.wire.protocol import Blob, Folder, FoundFile
 from distmagic.request.spec import check_pattern
 
 _BESIDE = ".of-last-run"  # at the end of a name, for what a host has of a file that stays here
 _AGAIN = 3  # for a file that a rank writes while it is fetched
-# How each file looked that a fetch of this process has written.
-_FETCHED: dict[Path, tuple[int, int, int]] = {}
 
 
 class RemoteFolder:
     """A folder of a host; `open_link` opens a conversation with that host.
 
-    Files of this machine that were changed after `kept_from_s`, in seconds since 1970, are not replaced by a fetch.
+    Files of this machine that were edited since `began`, as `is_edited` has it, are not replaced by a fetch.
     """
 
     def __init__(
         self,
         folder: Folder,
         open_link: Callable[[], Link],
-        kept_from_s: float = math.inf,
+        began: tuple[float, float] | None = None,
     ) -> None:
         self._folder = folder
         self._open_link = open_link
-        self._kept_from_s = kept_from_s
+        self._began = began
 
     def find(self, pattern: str) -> tuple[FoundFile, ...]:
         """Return the files that fit a pattern, in the order of their paths. Raises what `find_files` raises."""
@@ -85,7 +83,7 @@ class RemoteFolder:
             target = _place(to, file.path)
             if _is_same(target, file):
                 return target
-            if self._is_edited(target):
+            if self._began and seen_files.is_edited(target, *self._began):
                 beside = target.with_name(target.name + _BESIDE)
                 text = f"{target} has changed here since the run began, and stays; the host's is {beside.name}"
                 print(sanitize.line(text), file=sys.stderr)  # noqa: T201 - a line for people
@@ -105,15 +103,6 @@ class RemoteFolder:
             "Fetch it when the rank has written it; a rank that writes a new file and renames it is never in the way.",
         )
 
-    def _is_edited(self, target: Path) -> bool:
-        """Whether somebody else than a fetch has changed a file of this machine since the time from which it is kept."""
-        try:
-            changed_s = target.lstat().st_ctime
-        except FileNotFoundError:
-            return False
-        is_fetched = _FETCHED.get(target.absolute()) == _look(target)
-        return changed_s > self._kept_from_s and not is_fetched
-
     def _fetch_once(
         self, kept: Reopening, file: FoundFile, to: Path, target: Path
     ) -> bool:
@@ -131,12 +120,12 @@ class RemoteFolder:
             if has_changed:
                 part.unlink()
                 return False
-            out.flush()
+            on_disk(out)
             # A host may name any time.
             with contextlib.suppress(OSError, ValueError, OverflowError):
                 os.utime(part, (file.changed_s, file.changed_s))
             part.replace(target)
-        _FETCHED[target.absolute()] = _look(target)
+        seen_files.fetched(target)
         return True
 
     def _receive(
@@ -234,11 +223,6 @@ def _place(to: Path, path: str) -> Path:
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder")
     return target
-
-
-def _look(path: Path) -> tuple[int, int, int]:
-    found = path.lstat()
-    return found.st_ctime_ns, found.st_size, found.st_ino
 
 
 def _is_same(target: Path, file: FoundFile) -> bool:

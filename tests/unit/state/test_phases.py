@@ -13,7 +13,7 @@ from distmagic.state.builder import RunStateBuilder
 from distmagic.state.model import RunState
 
 NEVER_CHANGED = {
-    "job", "before_s", "name", "began_unix_s", "variable", "seen_unix_s",
+    "job", "before_s", "name", "began_unix_s", "began_up_s", "variable", "seen_unix_s",
 }  # fmt: skip
 
 

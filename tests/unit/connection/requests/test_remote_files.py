@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -15,13 +17,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmagic.connection.requests.remote_files import RemoteFolder
-from distmagic.errors import ConnectionLost, NoResult, ProtocolError, SpecError
+from distmagic.errors import (
+    ConnectionLost,
+    NoResult,
+    PreflightError,
+    ProtocolError,
+    SpecError,
+)
 from distmagic.remote.contact.file_exchange import FileExchange
 from distmagic.remote.records import found_files
 from distmagic.remote.records.atomic_file import resumed_write
+from distmagic.remote.system.processes import up_s
 from distmagic.remote.wire import file_names
 from distmagic.remote.wire import protocol as p
 from distmagic.remote.wire.protocol import Folder, FoundFile
+from tests.builders.descriptors import closed_at_the_end
+from tests.builders.file_server import FileServer
 from tests.builders.harmless import is_harmless
 from tests.builders.hosts import HANG_UP, FakeHost, reach
 from tests.lab import wait_until
@@ -147,7 +158,7 @@ def test_a_half_that_has_just_got_its_name_is_not_written_to(tmp_path):
             assert (new.read(), anew) == (b"", part)
 
 
-@pytest.mark.parametrize("how", ["in place", "a new file", "an old date"])
+@pytest.mark.parametrize("how", ["in place", "a new file", "an old date", "the clock set back"])  # fmt: skip
 def test_what_was_edited_here_since_the_run_began_stays_and_the_hosts_is_beside_it(
     there, tmp_path, capsys, how, golden
 ):
@@ -157,7 +168,9 @@ def test_what_was_edited_here_since_the_run_began_stays_and_the_hosts_is_beside_
         (to / name).write_text("as it was sent")
         (there.folder / name).write_text("as ranks left it")
     wait_until(lambda: has_ticked(to / "log.txt"), "a later time of the file system")
-    began_s = (to / "tick").stat().st_ctime
+    began_s, began_up_s = (to / "tick").stat().st_ctime, up_s()
+    if how == "the clock set back":
+        began_s += 3600  # as it was when the run began
     wait_until(lambda: has_ticked(to / "tick"), "a later time of the file system")
     if how == "a new file":
         (to / "log.txt").unlink()
@@ -167,7 +180,9 @@ def test_what_was_edited_here_since_the_run_began_stays_and_the_hosts_is_beside_
     reaching = reach(there.host)
     reaching.wait()[0].close()
     files = RemoteFolder(
-        Folder(path=str(there.folder)), lambda: reaching.opener.link(0), began_s
+        Folder(path=str(there.folder)),
+        lambda: reaching.opener.link(0),
+        (began_s, began_up_s),
     )
     beside = to / "log.txt.of-last-run"
     assert files.fetch("*.txt", to) == [beside, to / "old.txt"]
@@ -260,6 +275,45 @@ def test_a_file_that_only_grows_is_taken_as_it_was(there, tmp_path, monkeypatch)
     with files_of(there.host, there.folder) as files:
         files.fetch("log.txt", tmp_path / "here")
     assert (tmp_path / "here" / "log.txt").read_bytes() == before
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_file_comes_whole_or_not_at_all_whatever_both_file_servers_say(
+    there, tmp_path, monkeypatch, stays
+):
+    """An error of any call, here or on the host, is told, and the next call brings what is missing."""
+    real = dict(there.host.answers)
+
+    def answer(kind):
+        def refused(request):
+            try:
+                return real[kind](request)
+            except OSError as error:
+                return [p.Refused(what="read_file", error=str(error))]
+
+        return refused
+
+    there.host.answers.update({kind: answer(kind) for kind in real})
+    server = FileServer(monkeypatch, tmp_path)
+    to = tmp_path / "here"
+    whole = (there.folder / "log.txt").read_bytes()
+    at, calls = -1, 0
+    with files_of(there.host, there.folder) as files:
+        while at < calls:
+            shutil.rmtree(to, ignore_errors=True)
+            with closed_at_the_end():
+                server.fail(at, stays=stays)
+                came: list[Path] = []
+                with contextlib.suppress(NoResult, PreflightError, SpecError):
+                    came = files.fetch("log.txt", to)
+                calls, failed = max(calls, server.calls), server.failed
+                server.fail(-1, stays=False)
+            assert came or at >= 0
+            assert [path.read_bytes() for path in came] in ([], [whole]), failed
+            files.fetch("log.txt", to)
+            assert (to / "log.txt").read_bytes() == whole, failed
+            at += 1
+    assert calls > 30
 
 
 # ---- hostile hosts

@@ -25,10 +25,10 @@ from distmagic.remote.agent.reader_table import ReaderTable
 from distmagic.remote.agent.restart_wait import RESTART_S
 from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.records import listing, places
-from distmagic.remote.records.journal import Journal
+from distmagic.remote.records.journal import Journal, expand, log_name
 from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol
-from tests.builders.agent_node import CHILD, JOB, LEASE_S, Node
+from tests.builders.agent_node import CHILD, ENGINE, JOB, LEASE_S, Node
 from tests.builders.messages import START
 from tests.lab.waiting import HANG_S
 
@@ -68,6 +68,48 @@ def node(start: protocol.StartNode, monkeypatch: pytest.MonkeyPatch) -> Iterator
     made = Node(monkeypatch, start)
     yield made
     made.close()
+
+
+def connect_rank(node: Node, restart: int) -> tuple[socket.socket, list[int]]:
+    """Have rank 0 say hello; return its connection and the writing ends of its two pipes."""
+    hello = protocol.Worker(
+        rank=0, local_rank=0, world_size=1, restart=restart, pid=ENGINE, local_world_size=1,
+    )  # fmt: skip
+    conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    conn.connect(str(node.agent.run_dir / places.RANKS))
+    pipes = [os.pipe(), os.pipe()]
+    readings = [reading for reading, _ in pipes]
+    socket.send_fds(conn, [protocol.encode(hello)], readings)
+    for reading in readings:
+        os.close(reading)
+    node.step()
+    node.step()
+    return conn, [writing for _, writing in pipes]
+
+
+def test_lines_of_a_restarted_rank_and_of_a_child_of_the_old_one_stay_whole(
+    node: Node,
+) -> None:
+    first, old = connect_rank(node, restart=0)
+    os.write(old[0], b"old rank: step 1\n")
+    node.step(1.0)
+    second, new = connect_rank(node, restart=1)
+    written = [(old, b"a child of the old rank\n"), (new, b"loss 0.25\n"), (new, b"loss 0.24\n")]  # fmt: skip
+    for pipes, line in written:
+        os.write(pipes[0], line)
+        node.step(1.0)
+    shown = [
+        expand(protocol.encode(event, 1), node.agent.folder)
+        for event in node.events(protocol.Output)
+    ]
+    texts = [cast(protocol.Output, protocol.decode(line)[1]).text for line in shown]
+    whole = "old rank: step 1\na child of the old rank\nloss 0.25\nloss 0.24\n"
+    assert "".join(texts) == whole
+    assert (node.agent.folder / log_name(0, "stdout")).read_text() == whole
+    for descriptor in (*old, *new):
+        os.close(descriptor)
+    for conn in (first, second):
+        conn.close()
 
 
 def test_a_job_that_ends_well(node: Node) -> None:

@@ -34,7 +34,7 @@ from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
 from distmagic.session.background import BackgroundRun
 from distmagic.session.inside import digest_of
-from distmagic.session.place import Place
+from distmagic.session.place import place_of
 from distmagic.session.session import Session
 
 if TYPE_CHECKING:
@@ -168,17 +168,13 @@ def _launch(
     with closing(asker_of()) as asker:
         if call.in_background:
             asker.can_ask = False  # nobody is there for the whole run
-        allocated = None
-        if allocation is not None:
-            allocated = session().allocation(allocation, access, asker, spec)
-        place = Place(session(), access, asker, spec, hosts=hosts, allocation=allocated)
-        with place.given_up_after_error():
-            payload = call.packed()
-            screen = call.screen or screen_for(in_background=call.in_background)
-            if call.in_background:
-                return place.begin(payload, screen)
+        place = place_of(session(), allocation or hosts, access, asker, spec)
         try:
-            return place.launch(payload, screen)
+            return place.run(
+                lambda: call.screen or screen_for(in_background=call.in_background),
+                lambda _: call.packed(),
+                in_background=call.in_background,
+            )
         except RunError as error:
             # No variable gets a run that fails: `run = distmagic.run(...)` has not come to its end.
             error.hint = _OF_A_RUN.sub("error.run", error.hint)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from distmagic import sanitize
@@ -15,7 +14,6 @@ from distmagic.notebook.settings import Notebook, listed
 from distmagic.request import flags, systems
 from distmagic.request.config import Chosen, read_hostfile
 from distmagic.request.hosts import parse_hosts
-from distmagic.request.spec import JobSpec
 
 # What the Tab key offers behind `%distributed hosts`.
 FLAGS = ("--hostfile", "--python", "--ssh-config")
@@ -39,8 +37,8 @@ def hosts(line: CommandLine) -> None:
     """Set the hosts of the notebook if some are named, and the way to them if that is; print the hosts."""
     notebook = line.notebook
     _set(line)
-    chosen = notebook.choose(flags.Request(), os.environ)
-    part = notebook.part(flags.Request(), os.environ)
+    chosen = notebook.choose(flags.Request())
+    part = notebook.part(flags.Request())
     if part is not None:
         print(f"{', '.join(part.place.names)}  ({part.place.words})")
         return
@@ -125,15 +123,21 @@ def playground(line: CommandLine) -> None:
 
 def allocations(line: CommandLine) -> None:
     """List what a scheduler has of this user's allocations, or take hold of one of them."""
+    from distmagic.names import owner
+
     if len(line.words) > 1:
         raise SpecError(
             "%distributed allocations takes one place.",
             "Write %distributed allocations slurm:LOGIN.",
         )
-    session = line.notebook.session()
-    if session.clusters and not line.words:
-        print(f"clusters of SkyPilot in this notebook: {', '.join(session.clusters)}")
-        return
+    held = line.notebook.session().allocations
+    for system in systems.systems():
+        if system.takes_down and not line.words:
+            names = ", ".join(held.pool(system.name).names)
+            if names:
+                what = f"{system.takes_down}s of {system.title}"
+                print(f"{what} in this notebook: {names}")
+                return
     place = line.words[0] if line.words else "slurm"
     system = systems.at(place)
     if "hosts" not in system.can:
@@ -141,10 +145,10 @@ def allocations(line: CommandLine) -> None:
     request = system.part("hosts").asked(place, systems.Wanted())
     access = line.request.access
     if not request.is_there:
-        rows = session.allocations(request, access, line.asker)
+        rows = held.pool(system.name).listed(request, access, line.asker)
         print(sanitize.lines(aligned(rows)))
         return
-    taken = session.allocation(request, access, line.asker, JobSpec())
+    taken = held.get(request, access, line.asker, owner())
     nodes = taken.wait(line.asker, lambda text: print(sanitize.lines(text)))
     print(f"{taken.title}: {listed(nodes)}")
 
@@ -152,12 +156,17 @@ def allocations(line: CommandLine) -> None:
 def down(line: CommandLine) -> None:
     """End what hosts keep loaded, all connections, and the allocations of this notebook; or take one cluster down."""
     words = [part for word in line.words for part in word.split("=", 1)]
-    if len(words) == 2 and words[0] == "--cluster" and words[1]:
-        print(sanitize.lines(line.notebook.session().take_down(words[1], line.asker)))
+    flags_of = {
+        f"--{one.takes_down}": one for one in systems.systems() if one.takes_down
+    }
+    if len(words) == 2 and words[0] in flags_of and words[1]:
+        pool = line.notebook.session().allocations.pool(flags_of[words[0]].name)
+        print(sanitize.lines(pool.take_down(words[1], line.asker)))
         return
     if words:
+        flags_text = " or ".join(f"{flag} NAME" for flag in flags_of)
         raise SpecError(
-            "%distributed down takes nothing after it but --cluster NAME.",
+            f"%distributed down takes nothing after it but {flags_text}.",
             "Alone it ends the connections to all hosts, and this notebook's allocations.",
         )
     running = [run.job for run in line.notebook.in_background()]

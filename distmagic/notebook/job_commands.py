@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distmagic import sanitize
-from distmagic.errors import Cancelled, RunError, SpecError
+from distmagic.errors import Cancelled, SpecError
 from distmagic.notebook import run_names
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.job_hosts import (
@@ -69,20 +69,14 @@ def attach(line: CommandLine) -> object:
     known = known_hosts(line, job.name)
     spare = tuple(host for host in known if host not in hosts)
     notebook = line.notebook
-    try:
+
+    def follow() -> object:
         first_links = reach(line, hosts, spare, job.name)
-        run = notebook.session().attach(
-            first_links,
-            job,
-            notebook.screen(),
-            run_names.variable_of(variables),
-        )
-    except RunError as error:
-        run_names.bind_failed(notebook.shell, variables, error)
-        raise
-    run_names.bind(notebook.shell, variables, run)
-    # As for a cell: Out would keep a run whose name is gone.
-    return None if variables else run
+        variable = run_names.variable_of(variables)
+        screen = notebook.screen()
+        return notebook.session().attach(first_links, job, screen, variable)
+
+    return run_names.bound(notebook.shell, variables, follow)
 
 
 def view(line: CommandLine) -> object:

@@ -7,7 +7,6 @@ Each function first asks hosts for their jobs, and then finds the hosts that a j
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,9 +30,9 @@ def known_hosts(line: CommandLine, job_name: str = "") -> tuple[Host, ...]:
     """Return the hosts of the notebook; of a job that this kernel has begun first those on which it was begun."""
     session = line.notebook.session()
     request = line.request
-    named = line.notebook.choose(request, os.environ).hosts or (LOCALHOST,)
+    named = line.notebook.choose(request).hosts or (LOCALHOST,)
     names_hosts = request.hosts is not None or request.hostfile is not None
-    held = () if names_hosts else session.allocated
+    held = () if names_hosts else session.allocations.hosts
     here = held if held and named == (LOCALHOST,) else (*named, *held)
     begun = session.begun_at(job_name)
     if begun is None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from distmagic import notebook_place, sanitize
 from distmagic.connection.prompts import NotebookAsker, asker_of
-from distmagic.errors import PayloadTooLarge, RunError, SpecError
+from distmagic.errors import PayloadTooLarge, SpecError
 from distmagic.notebook import commands, run_names
 from distmagic.notebook.completion import MAGICS, Completer
 from distmagic.notebook.local_run import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from distmagic.payload.pack import Payload
+    from distmagic.render.screen import AnnouncingScreen
     from distmagic.request.hosts import Host
     from distmagic.request.spec import Access
     from distmagic.runner.outcome import Detached, Run
@@ -99,92 +100,53 @@ class Magics:
             print(flag_parser.help_text())
             return None
         names: list[str] = []
-        try:
-            return self._run_cell(line, cell, names)
-        except BaseException as error:
-            run_names.say_not_started(self.shell, names, error)
-            raise
+        with run_names.not_started(self.shell, names):
+            request = flags.parse_line(line, self.config.defaults(os.environ))
+            names += [request.output] if request.output else []
+            plan = self._read(cell, whole=request.whole or request.script)
+            if request.export is not None:
+                print(sanitize.lines(self._export(plan, request)))
+                return None
+            names[:0] = plan.targets
+            reject_names_early(self.shell, plan)
+            if request.dry_run and request.allocation is not None:
+                from distmagic.session.dry_run import preview
 
-    def _run_cell(self, line: str, cell: str, names: list[str]) -> object | None:
-        """Do what `cell` promises; `names` are given the names of the run as soon as they are known."""
-        request = flags.parse_line(line, self.config.defaults(os.environ))
-        names += [request.output] if request.output else []
-        plan = self._read(cell, whole=request.whole or request.script)
-        if request.export is not None:
-            print(sanitize.lines(self._export(plan, request)))
-            return None
-        names[:0] = plan.targets
-        reject_names_early(self.shell, plan)
-        variable = run_names.variable_of(names)
-        if request.workflow is not None:
-            return self._bound(
-                lambda: self._run_workflow(plan, request, variable), names
-            )
-        session = self.notebook.session()
-        if request.dry_run and request.allocation is not None:
-            print(
-                sanitize.lines(
-                    session.preview(request.allocation, request.access, request.spec)
+                print(sanitize.lines(preview(request)))
+                return None
+            variable = run_names.variable_of(names)
+
+            def start() -> Any:
+                if request.workflow is not None:
+                    return self._run_workflow(plan, request, variable)
+                from distmagic.session.inside import digest_of
+
+                return self.notebook.launch(
+                    request,
+                    partial(digest_of, "cell", line, cell),
+                    partial(self._run_on, request, plan, variable),
+                    before=partial(self._run_own, plan, request),
                 )
-            )
-            return None
 
-        def launch(hosts: tuple[Host, ...], access: Access) -> Any:
-            return self._run_on(hosts, access, request, plan, variable)
-
-        part = self.notebook.part(request, os.environ)
-
-        def start() -> Any:
-            if part is None:
-                return launch(*self.notebook.way(request, os.environ))
-            from distmagic.session.inside import digest_of
-
-            return part.run(
-                digest_of("cell", line, cell),
-                request.access,
-                request.spec,
-                launch,
-                before=lambda: self._run_own(plan, request),
-            )
-
-        return self._bound(start, names)
-
-    def _bound(self, start: Callable[[], Any], names: list[str]) -> object | None:
-        """Start a run and give it its names; return it where it has none. A run that fails has its names, too."""
-        try:
-            run = start()
-        except RunError as error:
-            run_names.bind_failed(self.shell, names, error)
-            raise
-        if run is None:  # a dry run
-            return None
-        run_names.bind(self.shell, names, run)
-        return None if names else run
+            return run_names.bound(self.shell, names, start)
 
     def _run_workflow(
-        self,
-        plan: cells.CellPlan,
-        request: flags.Request,
-        variable: str,
+        self, plan: cells.CellPlan, request: flags.Request, variable: str
     ) -> Run:
         """Run the cell as a system runs whole jobs."""
-        from distmagic.session.programs import runner_of
+        from distmagic.session.programs import run_workflow
 
-        system = runner_of(request)
-        system.check(request)
         with closing(asker_of(self.shell)) as asker:
-            payload = self._payload(plan, request, asker)
-        screen = self.notebook.screen()
-        run: Run = system.run(request, payload, screen, variable)
-        return run
+            pack = partial(self._payload, plan, request, asker)
+            return run_workflow(request, self.notebook.screen, pack, variable)
 
     def _run_on(
         self,
-        hosts: tuple[Host, ...],
-        access: Access,
         request: flags.Request,
         plan: cells.CellPlan,
         variable: str,
+        hosts: tuple[Host, ...],
+        access: Access,
     ) -> Run | Detached | BackgroundRun | None:
         """Run the cell on these hosts, or on those of its allocation; None for a dry run."""
         from distmagic.screens.announcing import announcing
@@ -192,34 +154,37 @@ class Magics:
 
         session = self.notebook.session()
         with closing(asker_of(self.shell)) as asker:
-            # Connections take seconds, so they are begun before the cell's own statements run. The spec lets hosts
-            # prepare for the run, which a dry run is not.
+            if request.dry_run:
+                from distmagic.session.dry_run import start_commands
+
+                first_links = session.reach(hosts, access, asker)
+                print(sanitize.lines(start_commands(first_links, request.spec)))
+                return None
+
+            def what() -> str:
+                return "waits for your answer" if asker.is_asking else _OWN_LINES
+
+            def pack(screen: AnnouncingScreen) -> Payload:
+                with announcing(screen, what, _OWN_LINES_FAILED):
+                    return self._payload(plan, request, asker)
+
             # When the cell is over nobody is there to answer.
             of_run = NotebookAsker(can_ask=False) if request.background else asker
-            place = place_of(session, request, hosts, access, of_run)
-            with place.given_up_after_error():
-                if request.dry_run:
-                    from distmagic.session.dry_run import start_commands
-
-                    print(sanitize.lines(start_commands(place.reach(), request.spec)))
-                    return None
-                screen = self.notebook.screen(in_background=request.background)
-
-                def what() -> str:
-                    return "waits for your answer" if asker.is_asking else _OWN_LINES
-
-                with announcing(screen, what, _OWN_LINES_FAILED):
-                    payload = self._payload(plan, request, asker)
-                if request.background:
-                    return place.begin(payload, screen, variable)
-            return place.launch(payload, screen, variable)
+            # Connections take seconds, so they are begun before the cell's own statements run.
+            wanted = request.allocation or hosts
+            return place_of(session, wanted, access, of_run, request.spec).run(
+                partial(self.notebook.screen, in_background=request.background),
+                pack,
+                variable,
+                in_background=request.background,
+            )
 
     def _export(self, plan: cells.CellPlan, request: flags.Request) -> str:
         """Write the folder that starts the cell elsewhere, and return what to tell the user of it."""
         from distmagic.exports import cell_script
         from distmagic.session import exporting
 
-        hosts = self.notebook.choose(request, os.environ).hosts
+        hosts = self.notebook.choose(request).hosts
         self._run_own(plan, request)
         texts = {
             name: "".join(linecache.getlines(name)) for name in _labels(self.shell)

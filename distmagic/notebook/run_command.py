@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distmagic import sanitize
-from distmagic.errors import RunError, SpecError
+from distmagic.errors import SpecError
 from distmagic.notebook import run_names
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.request import flag_parser, flags
@@ -37,11 +37,8 @@ def run(line: CommandLine) -> object:
         )
         return None
     names: list[str] = []
-    try:
+    with run_names.not_started(line.notebook.shell, names):
         return _run_program(line, names)
-    except BaseException as error:
-        run_names.say_not_started(line.notebook.shell, names, error)
-        raise
 
 
 def _run_program(line: CommandLine, names: list[str]) -> object:
@@ -57,70 +54,46 @@ def _run_program(line: CommandLine, names: list[str]) -> object:
         )
     # Only now: a wrong word is told at once, without the time that these take.
     from distmagic.runner import interrupts
-    from distmagic.session import exporting, programs
+    from distmagic.session import dry_run, exporting, programs
 
     names += [request.output] if request.output else []
     variable = run_names.variable_of(names)
     programs.check_request(request)
     if request.export is not None:
-        hosts = notebook.choose(request, os.environ).hosts
+        hosts = notebook.choose(request).hosts
         print(sanitize.lines(exporting.export_program(program, request, hosts)))
         return None
-    ends: AbstractContextManager[None] = nullcontext()
-    if is_terminal and request.spec.on_disconnect != "keep":
-        # Whoever ends this command ends its ranks, too.
-        ends = interrupts.from_signal(signal.SIGTERM)
-    if request.workflow is not None:
-        screen = notebook.screen()
-        return _bound(
-            lambda: programs.run_workflow(request, program, screen, variable),
-            line,
-            names,
-            ends,
-        )
+    if request.dry_run and request.allocation is not None:
+        print(sanitize.lines(dry_run.preview(request)))
+        return None
     session = notebook.session()
 
-    def launch(hosts: tuple[Host, ...], access: Access) -> Any:
+    def run_on(hosts: tuple[Host, ...], access: Access) -> Any:
         if request.dry_run:
             text = programs.dry_run(
                 session, request, program, hosts, access, line.asker
             )
             print(sanitize.lines(text))
             return None
-        screen = notebook.screen(in_background=request.background)
+        make_screen = partial(notebook.screen, in_background=request.background)
         return programs.run_program(
-            session, request, program, hosts, access, line.asker, screen, variable
+            session, request, program, hosts, access, line.asker, make_screen, variable
         )
 
-    part = notebook.part(request, os.environ)
-    if is_terminal and part is not None and part.place.task is not None:
+    def start() -> Any:
+        if request.workflow is not None:
+            pack = partial(programs.packed, program, request)
+            return programs.run_workflow(request, notebook.screen, pack, variable)
+        return notebook.launch(request, partial(programs.digest, program), run_on)
+
+    is_of_hosts = request.workflow is None
+    part = notebook.part(request) if is_terminal and is_of_hosts else None
+    if part is not None and part.place.task is not None:
         programs.run_as_rank(program, part.place)
         return None
-
-    def start() -> Any:
-        if part is None:
-            return launch(*notebook.way(request, os.environ))
-        return part.run(programs.digest(program), request.access, request.spec, launch)
-
-    return _bound(start, line, names, ends)
-
-
-def _bound(
-    start: Callable[[], Any],
-    line: CommandLine,
-    names: list[str],
-    ends: AbstractContextManager[None],
-) -> object:
-    """Start a run and give it its names; return it where it has none."""
-    shell = line.notebook.shell
-    try:
-        with ends:
-            found = start()
-    except RunError as error:
-        run_names.bind_failed(shell, names, error)
-        raise
-    if found is None:  # a dry run
-        return None
-    run_names.bind(shell, names, found)
-    # As for a cell: Out would keep a run whose name is gone.
-    return None if names else found
+    ends: AbstractContextManager[None] = nullcontext()
+    if is_terminal and request.spec.on_disconnect != "keep":
+        # Whoever ends this command ends its ranks, too.
+        ends = interrupts.from_signal(signal.SIGTERM)
+    with ends:
+        return run_names.bound(notebook.shell, names, start)

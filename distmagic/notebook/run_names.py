@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from distmagic.errors import RunError
@@ -44,29 +45,43 @@ def bind(shell: InteractiveShell | None, names: Sequence[str], run: object) -> N
         shell.push({LAST_RUN: run}, interactive=False)
 
 
-def bind_failed(
-    shell: InteractiveShell | None, names: Sequence[str], error: RunError
-) -> None:
-    """Give the run that failed its names."""
-    if error.run is not None:
-        bind(shell, names, error.run)
+def bound(
+    shell: InteractiveShell | None, names: Sequence[str], start: Callable[[], object]
+) -> object | None:
+    """Start a run and give it its names, also where it fails; return it where it has none: Out would keep it else."""
+    try:
+        run = start()
+    except RunError as error:
+        if error.run is not None:
+            bind(shell, names, error.run)
+        raise
+    if run is not None:  # None: a dry run
+        bind(shell, names, run)
+    return None if names else run
 
 
-def say_not_started(
-    shell: InteractiveShell | None, names: Sequence[str], error: BaseException
-) -> None:
-    """Let no older run stand under the names of one that never began; other values stay. An error with a run had begun."""
-    if shell is None or (isinstance(error, RunError) and error.run is not None):
-        return
-    from distmagic.runner.outcome import NotStarted
+@contextmanager
+def not_started(shell: InteractiveShell | None, names: Sequence[str]) -> Iterator[None]:
+    """Where the block fails before a run has begun, let no older run stand under its names; other values stay.
 
-    why = f"{type(error).__name__}: {error}".partition("\n")[0]
-    for name in (LAST_RUN, *names):
-        older = shell.user_ns.get(name)
-        if older is None or isinstance(older, _kinds()):
-            shell.push(
-                {name: NotStarted(name, why, older)}, interactive=name != LAST_RUN
-            )
+    `names` may be filled in the block.
+    """
+    try:
+        yield
+    except BaseException as error:
+        had_begun = isinstance(error, RunError) and error.run is not None
+        if shell is None or had_begun:
+            raise
+        from distmagic.runner.outcome import NotStarted
+
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        for name in (LAST_RUN, *names):
+            older = shell.user_ns.get(name)
+            if older is None or isinstance(older, _kinds()):
+                shell.push(
+                    {name: NotStarted(name, why, older)}, interactive=name != LAST_RUN
+                )
+        raise
 
 
 def _kinds() -> tuple[type, ...]:

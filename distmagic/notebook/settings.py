@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distmagic import sanitize
 from distmagic.errors import SpecError
@@ -92,9 +92,9 @@ class Notebook:
             self._session = self._open_session()
         return self._session
 
-    def choose(self, request: flags.Request, environ: Mapping[str, str]) -> Chosen:
+    def choose(self, request: flags.Request) -> Chosen:
         """Return the hosts of `request`. Raises `SpecError`."""
-        return choose_hosts(request, self.hosts, self.config, environ)
+        return choose_hosts(request, self.hosts, self.config, os.environ)
 
     def access(
         self, request: flags.Request, hosts: tuple[Host, ...], *, synced: bool = True
@@ -129,35 +129,46 @@ class Notebook:
                 pythons[host] = self.synced[host]
         return replace(access, pythons=tuple(pythons.items()))
 
-    def way(
-        self, request: flags.Request, environ: Mapping[str, str]
-    ) -> tuple[tuple[Host, ...], Access]:
+    def way(self, request: flags.Request) -> tuple[tuple[Host, ...], Access]:
         """Return the hosts of `request` and the way to them; of nodes of a scheduler only the way is known. Raises `SpecError`."""
         if request.allocation is not None:
             return (), request.access
-        hosts = self.choose(request, environ).hosts
+        hosts = self.choose(request).hosts
         return hosts, self.access(request, hosts)
 
     def place(self) -> tuple[tuple[Host, ...], Access]:
         """Return where a cell without flags runs, and the way there; () where nobody has named hosts. Raises `SpecError`."""
         request = flags.parse_line("", self.config.defaults(os.environ))
-        hosts, access = self.way(request, os.environ)
-        is_default = self.choose(request, os.environ).is_default
+        hosts, access = self.way(request)
+        is_default = self.choose(request).is_default
         return () if is_default else hosts, access
 
-    def part(self, request: flags.Request, environ: Mapping[str, str]) -> Part | None:
+    def part(self, request: flags.Request) -> Part | None:
         """Return this kernel's part in a job whose nodes all run this notebook; None outside one, and where hosts are named.
 
         Raises `SpecError`.
         """
         if request.allocation is not None or request.ignores_system:
             return None
-        if not self.choose(request, environ).is_default:
+        if not self.choose(request).is_default:
             return None
-        part = self.session().inside.part(environ)
+        part = self.session().inside.part(os.environ)
         if part is not None and request.background:
             raise part.refusal("--background")
         return part
+
+    def launch(
+        self,
+        request: flags.Request,
+        digest: Callable[[], str],
+        run_on: Callable[[tuple[Host, ...], Access], Any],
+        before: Callable[[], object] = lambda: None,
+    ) -> Any:
+        """Return what `run_on` returns for the hosts of `request`; as `Part.run` where all nodes of a job run this."""
+        part = self.part(request)
+        if part is None:
+            return run_on(*self.way(request))
+        return part.run(digest(), request.access, request.spec, run_on, before)
 
     def host_names(self) -> list[str]:
         """Return the names to complete: the notebook's hosts and those of the SSH configuration."""

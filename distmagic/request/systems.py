@@ -32,7 +32,8 @@ class System:
 
     `folder` is the package of its modules, `can` the names of those that it has. `on` is the word after `--on`, with which
     each of the forms in `places` begins, as help lists them. `takes_options`: its files have any option of sbatch.
-    `takes_setup`: its own job runs `--setup`, not each host. `chooses_hosts`: a user names none for it.
+    `takes_setup`: its own job runs `--setup`, not each host. `chooses_hosts`: a user names none for it. `takes_down` is the
+    flag of `%distributed down` that ends one of its places by name, "" where they end with their notebook.
     """
 
     name: str
@@ -44,6 +45,7 @@ class System:
     takes_options: bool = False
     takes_setup: bool = False
     chooses_hosts: bool = True
+    takes_down: str = ""
 
     def part(self, name: str) -> Any:
         """Return the module with one of the things that it can."""
@@ -96,6 +98,7 @@ _OWN = (
         "hosts inside export",
         on="sky",
         places="sky: a cluster that SkyPilot launches; sky:NAME: one that is there",
+        takes_down="cluster",
     ),
     _own(
         "osmo", "OSMO", "run inside export", on="osmo", places="osmo", takes_setup=True

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AllocationEnded, RunError
 from distmagic.request.allocation import HostsRequest
 from distmagic.request.hosts import Host
@@ -47,9 +46,12 @@ class Allocations:
         asker: Asker,
         owner: str,
         *,
-        is_elastic: bool,
+        is_elastic: bool = False,
     ) -> Held:
-        """Return what a cell asks for: one that is held, or a new one, which is pending."""
+        """Return what a cell asks for: one that is held, or a new one, which is pending.
+
+        Raises `SpecError` where the scheduler refuses it, and `Unreachable`.
+        """
         is_in_doubt = False
         for one in self.alive:
             if one.fits(request):
@@ -74,15 +76,6 @@ class Allocations:
                 return one.transport(host, access, asker)
         assert host.allocation is not None
         raise AllocationEnded(host.allocation.ended, host.allocation.cure)
-
-    def listed(
-        self, request: HostsRequest, access: Access, asker: NotebookAsker
-    ) -> Sequence[tuple[str, ...]]:
-        """Return the rows of a table: what this user has of a system, other kernels' too. Raises `Unreachable`."""
-        rows: Sequence[tuple[str, ...]] = self.pool(request.system).listed(
-            request, access, asker
-        )
-        return rows
 
     def advise(self, hosts: Sequence[Host], error: RunError) -> None:
         """Have the error of a run on these hosts say what to do, as far as their allocation has part in it."""

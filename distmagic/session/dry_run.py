@@ -10,9 +10,19 @@ from distmagic.names import new_job, owner, work_dir
 from distmagic.payload.pack import Payload
 from distmagic.payload.work_files import begins_in
 from distmagic.planning import plan as planning
+from distmagic.request.flags import Request
 from distmagic.request.spec import JobSpec
 from distmagic.runner.launch import enough_hosts
 from distmagic.runner.prepare import prepare
+from distmagic.systems.protocol import hosts_of
+
+
+def preview(request: Request) -> str:
+    """Return what a scheduler would be asked for the hosts of a run; nothing is."""
+    assert request.allocation is not None
+    return hosts_of(request.allocation.system).preview(
+        request.allocation, request.access, owner(), is_elastic=request.spec.is_elastic
+    )
 
 
 def start_commands(

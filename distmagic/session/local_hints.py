@@ -10,15 +10,30 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from distmagic import sanitize
+from distmagic.errors import Cancelled, RunError, WorkerFailed
 from distmagic.payload import local_modules
 from distmagic.payload.ignored import line_that_sends
 from distmagic.remote.wire.protocol import Failure
 from distmagic.state.model import RunState
+from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
 
 _FILE = re.compile(r"No such file or directory: b?(['\"])(?P<path>.+?)\1")
 # Of `eval`, `getattr(__main__, ...)` and a pickle; and of `globals()[...]`.
 _NAME = re.compile(r"(?:name|attribute) '(\w+)'|^'(\w+)'$")
 _MODULE = re.compile(r"(?:No module named|needs the module) '(?P<name>[\w.]+)'")
+
+
+def error_of(state: RunState, *, was_interrupted: bool) -> RunError | None:
+    """Return the error that the end of a run means, with what this machine knows of it; None for none.
+
+    `was_interrupted`: an interrupt came when the run was over.
+    """
+    error = verdict(state)
+    if error is None and was_interrupted:
+        return Cancelled(INTERRUPTED_WHEN_OVER)
+    if isinstance(error, WorkerFailed) and (hint := local_hint(state, Path.cwd())):
+        error.hint = f"{hint}\n{error.hint}"
+    return error
 
 
 def local_hint(state: RunState, folder: Path) -> str:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from distmagic import sanitize
 from distmagic.connection.first_links import FirstLinks
@@ -25,7 +26,7 @@ from distmagic.payload.pack import Payload
 from distmagic.payload.work_files import check_folder, with_tree
 from distmagic.planning.plan import terms_of
 from distmagic.render.screen import Screen
-from distmagic.request.flags import Request
+from distmagic.request.allocation import HostsRequest
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.outcome import Detached, Run
@@ -33,6 +34,8 @@ from distmagic.session.background import BackgroundRun, BackgroundScreen
 from distmagic.session.session import Session
 from distmagic.state.fold import begin
 from distmagic.systems.protocol import Held
+
+S = TypeVar("S", bound=Screen)
 
 
 class Place:
@@ -42,15 +45,11 @@ class Place:
     """
 
     def __init__(
-        self, session: Session, access: Access, asker: NotebookAsker, spec: JobSpec | None,
+        self, session: Session, access: Access, asker: NotebookAsker, spec: JobSpec,
         *, hosts: tuple[Host, ...] = (), allocation: Held | None = None,
     ) -> None:  # fmt: skip
-        self._session, self._access, self._asker, self._spec = (
-            session,
-            access,
-            asker,
-            spec,
-        )
+        self._session, self._access = session, access
+        self._asker, self._spec = asker, spec
         self._allocation = allocation
         self.first_links: FirstLinks | None = None
         known = hosts if allocation is None else allocation.hosts
@@ -74,11 +73,29 @@ class Place:
         count = self._allocation.awaited
         return tuple(f"node {number}" for number in range(1, count + 1))
 
+    def run(
+        self,
+        make_screen: Callable[[], S],
+        pack: Callable[[S], Payload],
+        variable: str = "run",
+        *,
+        in_background: bool = False,
+    ) -> Run | Detached | BackgroundRun:
+        """Run what `pack` returns, and show it; `variable` as for `Session.launch`. Raises what these and `launch` raise.
+
+        Until the launch an error gives the hosts up.
+        """
+        with self.given_up_after_error():
+            screen = make_screen()
+            payload = pack(screen)
+            if in_background:
+                return self.begin(payload, screen, variable)
+        return self.launch(payload, screen, variable)
+
     def launch(
         self, payload: Payload, screen: Screen, variable: str = "run", job: str = ""
     ) -> Run | Detached:
         """Run a job here to its end, as `Session.launch`, and fetch its files; of a run that does not begin nothing stays."""
-        assert self._spec is not None
         with self.given_up_after_error():
             first_links = self.reach(screen, payload)
             for future in first_links.futures:
@@ -100,7 +117,6 @@ class Place:
 
         `variable` as for `Session.launch`.
         """
-        assert self._spec is not None
         job = new_job()
         terms = terms_of(
             self._spec,
@@ -148,7 +164,7 @@ class Place:
             if screen is not None:
                 screen.show(begin("", names, notices=(text,)))
 
-        if payload is not None and self._spec is not None:
+        if payload is not None:
             check_folder(payload, self._spec.sync)
         with in_use(payload.blobs if payload is not None else ()):
             hosts = allocation.wait(self._asker, tell)
@@ -216,16 +232,17 @@ def fetch(run: Run, patterns: Sequence[str]) -> None:
 
 def place_of(
     session: Session,
-    request: Request,
-    hosts: tuple[Host, ...],
+    hosts: tuple[Host, ...] | HostsRequest,
     access: Access,
     asker: NotebookAsker,
+    spec: JobSpec,
 ) -> Place:
-    """Return the place of a request: `hosts`, unless it asks a scheduler for nodes. Raises what `Session.allocation` raises."""
-    spec = None if request.dry_run else request.spec
-    if request.allocation is None:
+    """Return the place of a run: hosts, or what is asked of a scheduler. Raises what `Allocations.get` raises."""
+    if not isinstance(hosts, HostsRequest):
         return Place(session, access, asker, spec, hosts=hosts)
-    allocation = session.allocation(request.allocation, access, asker, request.spec)
+    allocation = session.allocations.get(
+        hosts, access, asker, owner(), is_elastic=spec.is_elastic
+    )
     return Place(session, access, asker, spec, allocation=allocation)
 
 

@@ -7,13 +7,14 @@ import os
 import runpy
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import SpecError
 from distmagic.inside.addresses import address_of_lead
 from distmagic.inside.job_node import JobNode
+from distmagic.payload.pack import Payload
 from distmagic.payload.program import pack_program, placed
 from distmagic.payload.work_files import named_folder
 from distmagic.render.screen import Screen
@@ -39,6 +40,16 @@ def check_request(request: Request) -> None:
         )
 
 
+def packed(program: Program, request: Request) -> Payload:
+    """Return the files of a program. Raises what `pack_program` raises."""
+    return pack_program(
+        program,
+        sync=request.spec.sync,
+        current=Path.cwd(),
+        limit_bytes=request.payload_limit_bytes,
+    )
+
+
 def dry_run(
     session: Session,
     request: Request,
@@ -47,15 +58,8 @@ def dry_run(
     access: Access,
     asker: NotebookAsker,
 ) -> str:
-    """Return the commands that a run would start on every host, or ask of a scheduler, having started nothing."""
-    if request.allocation is not None:
-        return session.preview(request.allocation, access, request.spec)
-    payload = pack_program(
-        program,
-        sync=request.spec.sync,
-        current=Path.cwd(),
-        limit_bytes=request.payload_limit_bytes,
-    )
+    """Return the commands that a run would start on every host, having started nothing."""
+    payload = packed(program, request)
     sync = request.spec.sync
     folder = payload.folder if sync is None else named_folder(sync)
     target = placed(program, folder, Path.cwd())
@@ -105,47 +109,39 @@ def run_as_rank(program: Program, place: JobNode) -> None:
 
 
 def run_workflow(
-    request: Request, program: Program, screen: Screen, variable: str = "run"
+    request: Request,
+    make_screen: Callable[[], Screen],
+    pack: Callable[[], Payload],
+    variable: str,
 ) -> Run:
-    """Run a program as a system runs whole jobs; `variable` as for `Session.launch`. Raises what its `run.py` raises."""
-    system = runner_of(request)
-    system.check(request)
-    payload = pack_program(
-        program,
-        sync=request.spec.sync,
-        current=Path.cwd(),
-        limit_bytes=request.payload_limit_bytes,
-    )
-    left: Run = system.run(request, payload, screen, variable)
-    return left
+    """Run what `pack` returns as a system runs whole jobs; `variable` as for `Session.launch`.
 
-
-def runner_of(request: Request) -> Any:
-    """Return the module `run.py` of the system that runs the whole job of a request."""
+    Raises what the system's `run.py` raises.
+    """
     assert request.workflow is not None
     system = named(request.workflow.system)
     assert system is not None  # it was found when the line was read
-    return system.part("run")
+    runner = system.part("run")
+    runner.check(request)
+    payload = pack()
+    left: Run = runner.run(request, payload, make_screen(), variable)
+    return left
 
 
 def run_program(  # noqa: PLR0913, PLR0917  # all that a run is made of
     session: Session, request: Request, program: Program, hosts: tuple[Host, ...], access: Access,
-    asker: NotebookAsker, screen: Screen, variable: str = "run",
+    asker: NotebookAsker, make_screen: Callable[[], Screen], variable: str,
 ) -> Run | Detached | BackgroundRun:  # fmt: skip
     """Run a program on every rank of `hosts`, or of the nodes that the request asks a scheduler for.
 
-    `variable` as for `Session.launch`. Raises what `Session.allocation` and `Session.launch` raise, and `SpecError`.
+    `variable` as for `Session.launch`. Raises what `Allocations.get` and `Session.launch` raise, and `SpecError`.
     """
     if request.background:
         asker.can_ask = False  # nobody is there for the whole run
-    place = place_of(session, request, hosts, access, asker)
-    with place.given_up_after_error():
-        payload = pack_program(
-            program,
-            sync=request.spec.sync,
-            current=Path.cwd(),
-            limit_bytes=request.payload_limit_bytes,
-        )
-        if request.background:
-            return place.begin(payload, screen, variable)
-    return place.launch(payload, screen, variable)
+    wanted = request.allocation or hosts
+    return place_of(session, wanted, access, asker, request.spec).run(
+        make_screen,
+        lambda _: packed(program, request),
+        variable,
+        in_background=request.background,
+    )

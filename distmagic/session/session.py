@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from distmagic.comparison.compare import RunHistory
 from distmagic.connection.connections import Connections, connect
@@ -15,13 +14,11 @@ from distmagic.connection.link import Link
 from distmagic.connection.link_opener import UNKNOWN_HOST, Fleet, LinkOpener
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.connection.warm_hosts import WarmHosts
-from distmagic.errors import Cancelled, WorkerFailed
 from distmagic.names import new_job, owner, work_dir
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.render.screen import Screen
-from distmagic.request.allocation import HostsRequest
 from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import Access, JobSpec
 from distmagic.runner.launch import Followed, attach, launch
@@ -32,9 +29,7 @@ from distmagic.session.allocations import Allocations
 from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.inside import Inside
-from distmagic.session.local_hints import local_hint
-from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
-from distmagic.systems.protocol import Held, hosts_of
+from distmagic.session.local_hints import error_of
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 
@@ -47,7 +42,7 @@ class Session:
     def __init__(self, connections: Connections | None = None) -> None:
         self._connections = connections or Connections(self._connect)
         self._warm_hosts = WarmHosts(self._connections)
-        self._allocations = Allocations(connect)
+        self.allocations = Allocations(connect)
         self.background = BackgroundRuns()
         self.history = RunHistory()
         self.kernel = self._warm_hosts.kernel
@@ -62,41 +57,7 @@ class Session:
             return connect(host, access, asker)
         if host.allocation == self.inside.source:
             return self.inside.transport(host)
-        return self._allocations.transport(host, access, asker)
-
-    def allocation(
-        self, request: HostsRequest, access: Access, asker: NotebookAsker, spec: JobSpec
-    ) -> Held:
-        """Return the allocation of a run that is to come; where none is held, one is submitted and pending.
-
-        Raises `SpecError` where the scheduler refuses it, and `Unreachable`.
-        """
-        return self._allocations.get(
-            request, access, asker, owner(), is_elastic=spec.is_elastic
-        )
-
-    def preview(self, request: HostsRequest, access: Access, spec: JobSpec) -> str:
-        """Return what would be submitted for an allocation; nothing is."""
-        return hosts_of(request.system).preview(
-            request, access, owner(), is_elastic=spec.is_elastic
-        )
-
-    def allocations(
-        self, request: HostsRequest, access: Access, asker: NotebookAsker
-    ) -> Sequence[tuple[str, ...]]:
-        """Return the rows of a table of all that this user has of a system, also those of other kernels."""
-        return self._allocations.listed(request, access, asker)
-
-    @property
-    def clusters(self) -> tuple[str, ...]:
-        """The names of the clusters of SkyPilot that this kernel uses."""
-        names: tuple[str, ...] = self._allocations.pool("skypilot").names
-        return names
-
-    def take_down(self, cluster: str, asker: NotebookAsker) -> str:
-        """Take a cluster of SkyPilot down, and return what SkyPilot says. Raises `SpecError` and `Unreachable`."""
-        said: str = self._allocations.pool("skypilot").take_down(cluster, asker)
-        return said
+        return self.allocations.transport(host, access, asker)
 
     @property
     def begun(self) -> tuple[str, ...]:
@@ -112,11 +73,6 @@ class Session:
             return self._begun[job_name]
         fits = [name for name in self._begun if job_name and name.startswith(job_name)]
         return self._begun[fits[0]] if len(fits) == 1 else None
-
-    @property
-    def allocated(self) -> tuple[Host, ...]:
-        """The nodes that this kernel holds."""
-        return self._allocations.hosts
 
     def reach(
         self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, spec: JobSpec | None = None,
@@ -215,13 +171,9 @@ class Session:
             return self._leave(followed, opener.fleet, screen)
 
         self.history.add(state)
-        error = verdict(state)
-        if error is None and followed.was_interrupted:
-            error = Cancelled(INTERRUPTED_WHEN_OVER)
-        if isinstance(error, WorkerFailed) and (hint := local_hint(state, Path.cwd())):
-            error.hint = f"{hint}\n{error.hint}"
+        error = error_of(state, was_interrupted=followed.was_interrupted)
         if error is not None:
-            self._allocations.advise(opener.fleet.hosts, error)
+            self.allocations.advise(opener.fleet.hosts, error)
         small_results = {}
         for rank, worker in state.workers.items():
             data = followed.small_results.get((worker.node_rank, rank))
@@ -260,9 +212,9 @@ class Session:
 
     def down(self) -> tuple[str, ...]:
         """End what hosts keep loaded for this kernel, and close all connections; return the hosts that can't be reached."""
-        names = self._warm_hosts.end(self.allocated)
+        names = self._warm_hosts.end(self.allocations.hosts)
         self._connections.close()
-        self._allocations.end()
+        self.allocations.end()
         return names
 
     def close(self) -> None:
@@ -272,7 +224,7 @@ class Session:
         """
         self.background.close()
         self._connections.close()
-        self._allocations.leave()
+        self.allocations.leave()
         self.inside.close()
 
 

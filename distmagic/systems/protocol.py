@@ -79,6 +79,17 @@ class Pool(Protocol):
         """Close all connections: everything that was held has ended."""
 
 
+class TakesDown(Pool, Protocol):
+    """The pool of a system whose row says `takes_down`: what it gives may outlast this kernel."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of what this kernel uses."""
+
+    def take_down(self, name: str, asker: NotebookAsker) -> str:
+        """End one of them, or one that is not held, and return what the system says. Raises `SpecError`, `Unreachable`."""
+
+
 class GivesHosts(Protocol):
     """The module `hosts.py` of a system."""
 

@@ -210,10 +210,10 @@ def test_stacks_a_requeue_and_a_warning_end_nothing(held: Held) -> None:
     def ask() -> None:
         jobs, way = held.slurm.jobs(), runner.access(held.slurm.lab)
         job = held.kernel.housekeeping.jobs(
-            held.kernel.reach(held.kernel.allocated, way, ASKER)
+            held.kernel.reach(held.kernel.allocations.hosts, way, ASKER)
         )[-1]
         found = held.kernel.housekeeping.stacks(
-            held.kernel.reach(held.kernel.allocated, way, ASKER), job
+            held.kernel.reach(held.kernel.allocations.hosts, way, ASKER), job
         )
         stacks.append(stacks_text(found))
         said.append(held.slurm.login.exec(["scontrol", "requeue", *jobs]).stderr)

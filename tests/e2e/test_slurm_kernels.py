@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from distmagic.connection.prompts import NotebookAsker
+from distmagic.names import owner
 from distmagic.planning.jobs import choose
 from distmagic.request.allocation import SlurmRequest
-from distmagic.request.spec import JobSpec
 from distmagic.session.session import Session
 from tests import REPOSITORY
 from tests.e2e import runner
@@ -108,10 +108,11 @@ def _find_and_attach(
 ) -> None:
     """Find job `name` in the allocation `job`, follow it, and let it end."""
     way = runner.access(slurm.lab)
-    _, listed = kernel.allocations(SlurmRequest(login="dm1"), way, ASKER)
+    slurms = kernel.allocations.pool("slurm")
+    _, listed = slurms.listed(SlurmRequest(login="dm1"), way, ASKER)
     assert listed[0] == job
     request = SlurmRequest(login="dm1", job=job)
-    hosts = kernel.allocation(request, way, ASKER, JobSpec()).wait(ASKER, print)
+    hosts = kernel.allocations.get(request, way, ASKER, owner()).wait(ASKER, print)
     # others of earlier tests have ended
     there = choose(kernel.housekeeping.jobs(kernel.reach(hosts, way, ASKER)), name)
     screen = Watch(at_work(2), go.touch)

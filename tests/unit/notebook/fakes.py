@@ -24,7 +24,7 @@ from distmagic.session import dry_run, place, programs
 from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Stopped, Synced
 from distmagic.session.inside import Inside
-from distmagic.systems.skypilot import hosts
+from distmagic.systems.skypilot import hosts as sky_hosts
 from distmagic.systems.slurm.job_states import JobState, listing
 from distmagic.systems.slurm.srun_words import source
 from tests.lab.waiting import HANG_S
@@ -75,16 +75,43 @@ class FakeAllocation:
 
 
 @dataclass
+class FakeAllocations:
+    """What one kernel has of Slurm and of SkyPilot."""
+
+    log: list[str]
+    given: FakeAllocation | None = None
+    states: tuple[JobState, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    clusters: tuple[str, ...] = ()
+    down: str = ""  # what SkyPilot says of a cluster that is taken down
+
+    def get(self, request, access, asker, owner, *, is_elastic=False):
+        self.log.append("allocate")
+        self.wanted = request
+        self.given = self.given or FakeAllocation(self.log, request)
+        return self.given
+
+    def pool(self, system):
+        if system != "skypilot":
+            return self
+        pool = sky_hosts.pool(connect=None)
+        for name in self.clusters:
+            pool._made.append(SimpleNamespace(cluster=name, is_alive=True))
+        pool.take_down = lambda name, asker: self.down
+        return pool
+
+    def listed(self, request, access, asker):
+        self.log.append(f"allocations of {request.login or 'this machine'}")
+        return listing(self.states, set())
+
+
+@dataclass
 class FakeSession:
     """Runs one rank here: a run is what the thunk returned."""
 
     log: list[str] = field(default_factory=list)
     failure: Exception | None = None
     untold: tuple[str, ...] = ()
-    given: FakeAllocation | None = None
-    states: tuple[JobState, ...] = ()
-    allocated: tuple[Host, ...] = ()
-    clusters: tuple[str, ...] = ()
     begun: tuple[str, ...] = ()
     begun_places: dict = field(default_factory=dict)
     found: tuple[Job, ...] = ()
@@ -99,6 +126,9 @@ class FakeSession:
     history: RunHistory = field(default_factory=RunHistory)
     goes_on: threading.Event | None = None  # until which a run does not end
     screens: list = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.allocations = FakeAllocations(self.log)
 
     @property
     def housekeeping(self):
@@ -116,25 +146,6 @@ class FakeSession:
 
     def begun_at(self, job_name):
         return self.begun_places.get(job_name)
-
-    def allocation(self, request, access, asker, spec):
-        self.log.append("allocate")
-        self.wanted = request
-        self.given = self.given or FakeAllocation(self.log, request)
-        return self.given
-
-    def allocations(self, request, access, asker):
-        if request.system == "skypilot":
-            pool = hosts.pool(connect=None)
-            pool._made = [
-                SimpleNamespace(cluster=name, is_alive=True) for name in self.clusters
-            ]
-            return pool.listed(request, access, asker)
-        self.log.append(f"allocations of {request.login or 'this machine'}")
-        return listing(self.states, set())
-
-    def preview(self, request, access, spec):
-        return f"would submit {request.nodes} nodes"
 
     def launch(self, first_links, spec, payload, screen, job="", variable="run"):
         assert not first_links.cancelled

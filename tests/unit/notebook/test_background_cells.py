@@ -182,4 +182,4 @@ def test_nodes_of_a_scheduler_have_numbers_until_they_are_known(held):
     assert run.wait(HANG_S) == 0
     first = held.session.screens[0].shown[0]
     assert [node.host for node in first.nodes] == ["node 1", "node 2"]
-    assert held.session.wanted == SlurmRequest(nodes=2)
+    assert held.session.allocations.wanted == SlurmRequest(nodes=2)

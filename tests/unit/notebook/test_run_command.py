@@ -71,13 +71,16 @@ def test_a_script_runs_on_nodes_of_slurm(lab, project):
     found = lab.value("%distributed run --on slurm:login1 --nodes 2 train.py 50")
     assert found.script == project / "train.py"
     assert lab.session.log == ["allocate", "wait", "reach", "launch"]
-    assert (lab.session.wanted.login, lab.session.wanted.nodes) == ("login1", 2)
+    assert (
+        lab.session.allocations.wanted.login,
+        lab.session.allocations.wanted.nodes,
+    ) == ("login1", 2)
     assert [host.name for host in lab.session.hosts] == ["a1", "a2"]
     assert lab.session.screen.notices == ["Slurm job 17 is pending."]
 
 
 def test_an_interrupt_while_nodes_are_awaited_gives_them_back(lab, project):
-    lab.session.given = FakeAllocation(
+    lab.session.allocations.given = FakeAllocation(
         lab.session.log, SlurmRequest(nodes=2), failure=KeyboardInterrupt()
     )
     assert isinstance(
@@ -88,7 +91,7 @@ def test_an_interrupt_while_nodes_are_awaited_gives_them_back(lab, project):
 
 def test_a_dry_run_submits_nothing(lab, project, capsys):
     lab.value("%distributed run --on slurm --nodes 2 --dry-run train.py")
-    assert capsys.readouterr().out == "would submit 2 nodes\n"
+    assert "--nodes=2" in capsys.readouterr().out
     assert lab.session.log == []
 
 

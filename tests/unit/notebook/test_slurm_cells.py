@@ -27,7 +27,10 @@ def test_the_job_is_submitted_the_cell_runs_and_then_it_waits(lab: Lab):
     assert lab.shell.user_ns["seen"] == 1
     assert [host.name for host in lab.session.hosts] == ["a1", "a2"]
     assert lab.session.screen.notices == ["Slurm job 17 is pending."]
-    assert (lab.session.wanted.login, lab.session.wanted.nodes) == ("login1", 2)
+    assert (
+        lab.session.allocations.wanted.login,
+        lab.session.allocations.wanted.nodes,
+    ) == ("login1", 2)
 
 
 def test_nodes_that_are_held_are_reached_at_once(lab: Lab):
@@ -46,7 +49,7 @@ def test_a_mistake_in_the_cell_gives_a_pending_job_back(lab: Lab):
 
 def test_an_interrupt_while_it_waits_gives_a_pending_job_back(lab: Lab):
     request = SlurmRequest(nodes=2)
-    lab.session.given = FakeAllocation(
+    lab.session.allocations.given = FakeAllocation(
         lab.session.log, request, failure=KeyboardInterrupt()
     )
     assert isinstance(lab.run(CELL).error_in_exec, Cancelled)
@@ -60,12 +63,12 @@ def test_a_cell_that_is_no_python_asks_for_nothing(lab: Lab):
 
 def test_a_dry_run_submits_nothing(lab: Lab, capsys):
     lab.value(CELL.replace("--nodes 2", "--nodes 2 --dry-run"))
-    assert "would submit 2 nodes" in capsys.readouterr().out
+    assert "--nodes=2" in capsys.readouterr().out
     assert lab.session.log == []
 
 
 def test_jobs_are_looked_for_on_nodes_that_are_held(lab: Lab):
-    lab.session.allocated = (Host(name="a1", allocation=source("", "", "17")),)
+    lab.session.allocations.hosts = (Host(name="a1", allocation=source("", "", "17")),)
     lab.value("%distributed jobs")
     assert [host.name for host in lab.session.hosts] == ["a1"]
     lab.value("%distributed hosts gpu-a")
@@ -75,7 +78,7 @@ def test_jobs_are_looked_for_on_nodes_that_are_held(lab: Lab):
 
 def test_the_hosts_of_a_cluster_are_taken(lab: Lab, capsys):
     lab.value("%distributed allocations sky:mine")
-    assert lab.session.wanted == SkyRequest(name="mine")
+    assert lab.session.allocations.wanted == SkyRequest(name="mine")
     assert lab.session.log == ["allocate", "wait"]
     assert "cluster mine of SkyPilot: a1, a2\n" in capsys.readouterr().out
 
@@ -88,8 +91,8 @@ def test_clusters_are_listed_and_taken_down_by_name(
     assert capsys.readouterr().out == "SkyPilot has no cluster\n"
     skypilot.has("mine")
     skypilot.has("other", status="STOPPED")
-    lab.session.take_down = lambda name, _: f"Terminating cluster {name}...done."
-    lab.session.clusters = ("mine",)
+    lab.session.allocations.down = "Terminating cluster other...done."
+    lab.session.allocations.clusters = ("mine",)
     lab.value("%distributed allocations sky")
     golden(capsys.readouterr().out)
     lab.value("%distributed allocations")
@@ -102,7 +105,7 @@ def test_clusters_are_listed_and_taken_down_by_name(
 
 
 def test_allocations_are_listed_and_one_is_taken(lab: Lab, capsys):
-    lab.session.states = (
+    lab.session.allocations.states = (
         JobState(
             job="17",
             state="RUNNING",
@@ -115,7 +118,7 @@ def test_allocations_are_listed_and_one_is_taken(lab: Lab, capsys):
     assert "17   running  a1     9:00       me" in capsys.readouterr().out
     lab.value("%distributed allocations slurm:login1:17")
     assert "Slurm job 17: a1, a2" in capsys.readouterr().out
-    assert lab.session.wanted.job == "17"
+    assert lab.session.allocations.wanted.job == "17"
     assert lab.session.log == ["allocations of login1", "allocate", "wait"]
 
 

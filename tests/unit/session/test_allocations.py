@@ -103,7 +103,7 @@ def test_all_that_this_user_has_is_listed_and_nothing_else(allocations, login):
         "22|PENDING|Priority||N/A|1:00|1|distmagic:you\n",
     ]
     squeue(login, "".join(rows))
-    rows = allocations.listed(WANTED, Access(), ASKER)
+    rows = allocations.pool("slurm").listed(WANTED, Access(), ASKER)
     assert [row[0] for row in rows] == ["job", "17", "22"]
 
 

@@ -12,7 +12,8 @@ from distmagic.notebook.commands import OfferedNames
 from distmagic.notebook.completion import Completer
 from distmagic.request import flag_parser, systems
 from distmagic.request.flags import Defaults, Request, parse_line
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.spec import Access
+from distmagic.session import dry_run
 from distmagic.session.session import Session
 from tests.builders.exports import job, texts
 from tests.builders.own_systems import TOY, installed
@@ -40,11 +41,12 @@ def parse(line: str) -> Request:
 
 
 def test_its_hosts_are_reached_and_given_back(session):
-    request = parse("--on toy --nodes 2").allocation
+    whole = parse("--on toy --nodes 2")
+    request = whole.allocation
     assert (request.system, request.nodes) == ("toy", 2)
-    assert session.preview(request, Access(), JobSpec()) == "toy shelve --nodes 2"
-    held = session.allocation(request, Access(), ASKER, JobSpec())
-    assert session.allocation(request, Access(), ASKER, JobSpec()) is held
+    assert dry_run.preview(whole) == "toy shelve --nodes 2"
+    held = session.allocations.get(request, Access(), ASKER, "me")
+    assert session.allocations.get(request, Access(), ASKER, "me") is held
     told: list[str] = []
     hosts = held.wait(ASKER, told.append)
     assert told == ["The toys are on their way."]
@@ -54,7 +56,7 @@ def test_its_hosts_are_reached_and_given_back(session):
     assert session.housekeeping.jobs(reaching) == ()
     assert reaching.absent == {}
     error = WorkerFailed("rank 0 failed.", "Its output.", "")
-    session._allocations.advise(hosts, error)
+    session.allocations.advise(hosts, error)
     assert error.hint == "Ask the toys.\nIts output."
     session.down()
     with pytest.raises(AllocationEnded) as caught:
@@ -64,8 +66,8 @@ def test_its_hosts_are_reached_and_given_back(session):
 
 def test_what_it_has_is_listed(session):
     request = parse("--on toy --nodes 2").allocation
-    session.allocation(request, Access(), ASKER, JobSpec())
-    listed = session.allocations(request, Access(), ASKER)
+    session.allocations.get(request, Access(), ASKER, "me")
+    listed = session.allocations.pool("toy").listed(request, Access(), ASKER)
     assert listed == [("shelf", "nodes"), ("toy shelf new", "2")]
     assert parse("--on toy:mine").allocation.is_there
 

@@ -248,10 +248,10 @@ class RunStateBuilder:
     def close_lines(
         self, rank: int, node_rank: int, streams: tuple[str, ...] = STREAMS
     ) -> None:
-        """Count unfinished lines as finished."""
+        """Count unfinished lines as finished; one that was wiped, as bars and `clear_output` do, is none."""
         for stream in streams:
-            text = self.open_lines.pop((rank, node_rank, stream), None)
-            if text is not None:
+            text = self.open_lines.pop((rank, node_rank, stream), "")
+            if sanitize.line(text).strip():
                 self.add_line(rank, node_rank, stream, text)
 
     # ---- metrics

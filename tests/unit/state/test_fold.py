@@ -357,6 +357,8 @@ def test_lines_are_labelled_and_wait_for_their_end():
         ("\n\n", ["", ""]),
         ("old\rnew\rnewest", ["newest"]),
         ("x\r", ["x"]),
+        ("50%\r   \r", []),
+        ("\x1b[2K\r\x1b[2K\r", []),
     ],
 )
 def test_carriage_returns_in_any_cutting(text, lines):

@@ -93,19 +93,16 @@ def _with_guard(plan: CellPlan, text: str) -> str | NoProgram:
     if isinstance(last, ast.If):
         return text  # it has the guard
     lines = text.split("\n")
+    written = ast.unparse(plan.call)
     if isinstance(last, ast.Expr | ast.Assign | ast.AnnAssign):
         if plan.local and plan.local[-1].end_lineno == last.lineno:
             return NoProgram("its last line has several statements")
         written = ast.get_source_segment(plan.text, last) or ""
         lines = lines[: last.lineno - 2]  # the text has one line less
-        if plan.is_async and isinstance(plan.call, ast.Await):
-            written = f"asyncio.run({ast.unparse(plan.call.value)})"
-    else:
-        # The cell's only function, which it does not call.
-        written = ast.unparse(plan.call)
-        if plan.is_async and isinstance(plan.call, ast.Await):
-            written = f"asyncio.run({ast.unparse(plan.call.value)})"
+    # Else it is the cell's only function, which it does not call.
     if plan.is_async:
+        if isinstance(plan.call, ast.Await):
+            written = f"asyncio.run({ast.unparse(plan.call.value)})"
         lines.insert(0, "import asyncio")
     body = "\n".join(lines).rstrip("\n")
     return f'{body}\n\n\nif __name__ == "__main__":\n    {written}\n'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import posixpath
 import secrets
 import sys
@@ -117,9 +116,13 @@ def _as_started(program: ExportedProgram) -> ExportedProgram:
             name = f"_{name}"
         files.append(File(path=name, data=path.read_bytes()))
         starters.append(posixpath.relpath(name, program.inside or "."))
-    texts = [file.data for file in program.files if file.path.endswith(".py")]
+    tops: set[str] = set()
+    for file in program.files:
+        if file.path.endswith(".py") and b"distmagic" in file.data:
+            names = local_modules.imports_of_text(file.data)
+            tops.update(name.partition(".")[0] for name in names)
     imports = program.imports
-    if not program.is_bundle and any(map(_imports_distmagic, texts)):
+    if not program.is_bundle and "distmagic" in tops:
         files.append(File(path=_ZIP, data=bundle.build().path.read_bytes()))
         imports = (*imports, _ZIP)
     node, rank = starters
@@ -130,24 +133,6 @@ def _as_started(program: ExportedProgram) -> ExportedProgram:
         words=(rank, *program.words),
         launcher=(node,),
     )
-
-
-def _imports_distmagic(text: bytes) -> bool:
-    if b"distmagic" not in text:
-        return False
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return False  # a template, or of another Python
-    for node in ast.walk(tree):
-        names = (
-            [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        )
-        if isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        if any(name.partition(".")[0] == "distmagic" for name in names):
-            return True
-    return False
 
 
 def _files(contents: Contents) -> tuple[File, ...]:

@@ -8,7 +8,7 @@
 #   coverage   which part of distmagic/ `make test` and `make test-all` execute
 #   demo       the quickstart, headless
 #   bench      what it costs, against other tools
-#   lint       ruff, mypy, and the subjects of commits
+#   lint       ruff, mypy, the manual's language, and the subjects of commits
 #   chaos      pairs of faults, ROUNDS of them from SEED on: a line a round, and those that failed in the end
 #   sky        SkyPilot's own program launches clusters on the lab's Slurm: exported tasks, and cells that say --on sky
 #   picture    the README's picture, of a real run in a real JupyterLab, in assets/
@@ -126,6 +126,7 @@ lint: $(venv)/.ready
 	@$(bin)/ruff check
 	@$(bin)/ruff format --check
 	@$(bin)/mypy
+	@$(bin)/python -m tests.prose
 	@sh .ci/subjects
 
 clean:

@@ -116,7 +116,7 @@ def check_system(host: str, system: str) -> None:
         raise PreflightError(
             host,
             f"runs {system}; hosts of distmagic are Linux machines.",
-            "Use a Linux host.",
+            "Name Linux hosts: %distributed hosts gpu-a:4. Or run Jupyter in a Linux container on this machine.",
         )
 
 

@@ -29,7 +29,8 @@ TORCHRUN = {"--nproc-per-node", "--nnodes", "--max-restarts", "--rdzv-backend", 
 OF_COMMANDS = {"--everybody", "--requirements", "--lock", "--cluster", "--by-time"}
 # Of programs that the manual starts: accelerate, bash, containers, training scripts.
 OF_OTHERS = {"--deepspeed", "--device", "--epochs", "--execute", "--init", "--ipc", "--logdir", "--network", "--nv", "--to",
-             "--local"}  # fmt: skip
+             "--cpus", "--gres", "--me", "--ntasks-per-node", "--num-nodes", "--offset", "--output", "--payload", "--size", "--type",
+             "--local", "--master-addr", "--node-rank", "--nproc", "--rdzv", "--world"}  # fmt: skip
 PICTURE_BYTES = 150_000
 
 

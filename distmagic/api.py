@@ -137,7 +137,7 @@ def _tell_options() -> None:
 _tell_options()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Call:
     """What runs on every rank, and how it is shown."""
 

@@ -14,7 +14,7 @@ _MOST = 6  # columns
 _WIDTH = 20  # of a value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ArgumentColumn:
     """One argument, with its value in each run, "" for none."""
 

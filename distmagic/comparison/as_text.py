@@ -14,7 +14,7 @@ MAX_METRICS = 6  # with two columns each
 _TITLE = 20  # columns of a metric's name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MetricColumns:
     """What the table says of one metric, a value a run, "" for none. `best_rows` are the runs with the best of all."""
 

@@ -49,7 +49,7 @@ def metrics_of(state: RunState) -> Metrics:
     return Metrics(sorted(rows.values(), key=lambda row: (row["at_s"], row["rank"])))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plot:
     """Curves of some metrics of a run. `state` has no other ones."""
 

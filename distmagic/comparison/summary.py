@@ -22,7 +22,7 @@ _MORE_IS_BETTER = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MetricSummary:
     """One metric of one run: the mean of what its ranks reported last, and the best that any of them has reported.
 
@@ -39,7 +39,7 @@ class MetricSummary:
     by_step: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunSummary:
     """One run. `label` is its --name, else its `call` as the user wrote it, else its job's name."""
 

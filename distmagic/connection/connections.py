@@ -22,7 +22,7 @@ from distmagic.transports.asking import Asker
 from distmagic.transports.ssh import config
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Key:
     """Host, and way of reaching it. After an edit of the SSH configuration the same name may be another machine."""
 

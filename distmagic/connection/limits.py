@@ -161,7 +161,7 @@ def limit_of(kind: str, *arguments: float, is_optional: bool = False) -> Limit:
     return _KINDS[kind](*arguments)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FirstReply:
     """What a host says of itself before our own half runs there; see `distmagic.remote.contact.boot`.
 

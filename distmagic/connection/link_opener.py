@@ -17,7 +17,7 @@ from distmagic.request.spec import Access
 UNKNOWN_HOST = -1  # the index of a host that this notebook does not know
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Fleet:
     """The hosts of a run or a request, and the way to them.
 
@@ -39,7 +39,7 @@ class Fleet:
         return tuple(host.name for host in self.known)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LinkOpener:
     """Opens links to the hosts of a fleet, each known by its index there. `asker` asks the questions of the run."""
 

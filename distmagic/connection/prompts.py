@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TURN_S = 0.02  # between a look at the futures and a look at the questions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Question:
     prompt: str
     secret: bool

@@ -32,7 +32,7 @@ _DEFINES = (
 _LONGEST_VALUE = 2_000  # characters of a value that stands in the program
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NoProgram:
     """Why a cell can't be a program of its own, as the end of a sentence."""
 
@@ -108,7 +108,7 @@ def _with_guard(plan: CellPlan, text: str) -> str | NoProgram:
     return f'{body}\n\n\nif __name__ == "__main__":\n    {written}\n'
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Head:
     """What a program has before the cell's own text: imports, plain values and definitions of other cells."""
 

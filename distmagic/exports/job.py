@@ -15,7 +15,7 @@ from distmagic.request.spec import JobSpec
 PROGRAM = "program"  # the folder with what the ranks run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class File:
     """A file of the exported folder. `is_private`: only its owner may read it, for it may hold secrets.
 
@@ -29,7 +29,7 @@ class File:
     is_for_all: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ExportedProgram:
     """What every rank runs.
 
@@ -50,7 +50,7 @@ class ExportedProgram:
     launcher: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ExportedJob:
     """One job. `hosts` are the names of its hosts where the user gave some, each with its number of ranks or None."""
 

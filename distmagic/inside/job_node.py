@@ -12,7 +12,7 @@ _FIRST_PORT, _PORTS = 20_000, 10_000
 _CANDIDATES = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RankTask:
     """One rank, of a job that starts one process a rank. The names are torch's own, `said_by` the variables that say so."""
 
@@ -23,7 +23,7 @@ class RankTask:
     said_by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobNode:
     """One process among those that a system starts on all nodes of a job.
 

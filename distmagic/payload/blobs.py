@@ -20,7 +20,7 @@ from distmagic.remote.wire.protocol import Blob
 _TOUCH_S = 30.0  # between two touches of files that are in use
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LocalBlob:
     """A content-addressed file on this machine. `is_users`: the user's own, which is only read here."""
 

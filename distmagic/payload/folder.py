@@ -30,7 +30,7 @@ _PRIVATE = {
 _NAMED_AT_MOST = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LocalFile:
     """A file of this machine."""
 
@@ -39,7 +39,7 @@ class LocalFile:
     is_executable: bool = False
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Contents:
     """Files, links (each with its target) and empty folders, by their path below a working directory.
 

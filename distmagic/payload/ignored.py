@@ -24,7 +24,7 @@ _NEVER = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rules:
     """The rules that count in one folder: those of all ignore files from the top down, each with its path."""
 

@@ -28,7 +28,7 @@ MAX_BYTES = 20 << 20
 _NEVER = {"distmagic", "__main__", "__mp_main__", *sys.stdlib_module_names}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LocalModule:
     """A top-level module of the user's: its file, or the directories of a package."""
 

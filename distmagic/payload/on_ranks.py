@@ -36,7 +36,7 @@ _OF_TORCH = ("mp", "multiprocessing", "torch.multiprocessing")
 Text = tuple[str, str | bytes, Container[int] | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OnRanks:
     """`needs_new`: the ranks must be new processes, in which no package is loaded. `notice` is for the user.
 

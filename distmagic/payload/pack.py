@@ -36,7 +36,7 @@ from distmagic.remote.wire.protocol import Blob
 _NAMED_AT_MOST = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OtherPython:
     """The oldest Python of those hosts of a job that have another minor version than this one's; `host` has it."""
 
@@ -44,7 +44,7 @@ class OtherPython:
     version: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Payload:
     """What every rank of a job gets. Equal calls give equal files, which a host that has them is not sent again.
 

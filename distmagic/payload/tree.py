@@ -25,7 +25,7 @@ _MOST_PACKS = 8_000  # their names have to fit into one message
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Tree:
     """The files that a run brings into its working directory, as blobs; `inside` is where in it ranks begin."""
 
@@ -75,7 +75,7 @@ def packed(
     )
 
 
-@dataclass(slots=True)
+@dataclass
 class _Packing:
     """Packs that are being made in `folder`: their SHA-256s in the order of the list, and each blob once."""
 

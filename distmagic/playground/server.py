@@ -39,7 +39,7 @@ _PASSED_ON = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Order:
     """What the kernel wants: `count` hosts below `directory`, `python` as their interpreter, while `parent` lives."""
 
@@ -49,7 +49,7 @@ class Order:
     parent: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SharedByHosts:
     """What all hosts have in common: the playground's directory, its user, the key that may log in, running commands."""
 

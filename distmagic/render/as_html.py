@@ -198,7 +198,7 @@ def _table_of(
     return f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>{note}'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Column:
     """One column: the title as text, and the cells of all rows as HTML. `cls` is the title's class."""
 

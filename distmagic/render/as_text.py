@@ -23,7 +23,7 @@ _MAX_LINE = 300  # characters of one line of output
 _MARKS = {"error": "✗", "warning": "!", "info": "·"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Column:
     """A column with a cell for each row. The higher `spare`, the sooner it gives way when room is scarce."""
 

@@ -28,7 +28,7 @@ _LOG_FROM, _FLOOR = 100, 0.05
 _WIDE, _HIGH = 800, 200  # of the drawing's own units
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Curve:
     """One metric: the bins of each rank, x in steps or seconds, at places that all ranks share.
 
@@ -103,7 +103,7 @@ class Curve:
         return f"NaN or inf on rank {rank} {where}{others}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Frame:
     """The range of a drawing."""
 

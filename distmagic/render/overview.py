@@ -39,7 +39,7 @@ _PART = re.compile(r"([^\W\d]*)[\s:#=(\[]*(\d{1,6})\s*(?:/|of)\s*(\d{1,6})\b")
 _MAX_NAMES = 4  # of hosts in the head; nobody reads more
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Alert:
     """Something to know: level "error", "warning" or "info", one line, and what may be unfolded."""
 
@@ -48,7 +48,7 @@ class Alert:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HostHardware:
     """How busy one host is, in words; "" is what nothing tells of."""
 
@@ -59,7 +59,7 @@ class HostHardware:
     gpus: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Overview:
     """All but curves and output. `facts` are the head's short phrases after the phase.
 

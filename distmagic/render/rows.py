@@ -26,7 +26,7 @@ MAX_HOSTS = 64  # rows by host; the others are counted
 _PATIENCE_S = 3.0  # after this long without an answer it is worth a word
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One rank, or one host's ranks together. `fraction` is 0 to 1, None where no total is known.
 
@@ -58,7 +58,7 @@ class Row:
         return ", ".join(text for text in (awaited, self.inner, self.note) if text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """Rows under a title, "" for the only group. One that `is_folded` is there to be unfolded; a text leaves it out."""
 

@@ -24,7 +24,7 @@ from distmagic.state.events import Launched
 # ---- actions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Note:
     """Fold an event of the launcher into the state of the run."""
 
@@ -32,7 +32,7 @@ class Note:
     what: Launched
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Listen:
     """Put every event of a node on the queue until the link ends; the first one comes after event number `after`."""
 
@@ -41,7 +41,7 @@ class Listen:
     after: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Reconnect:
     """Connect once to the node's host, and follow the node after event number `after`. `broken` is the link before."""
 
@@ -52,7 +52,7 @@ class Reconnect:
     can_ask: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Meet:
     """Connect once to a host on which another notebook starts a node, and follow the node if it is there."""
 
@@ -60,7 +60,7 @@ class Meet:
     host_index: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Collect:
     """Fetch the small results of a node that has ended, `sizes` in bytes by rank, and let its link rest."""
 
@@ -69,7 +69,7 @@ class Collect:
     sizes: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Join:
     """Have the lead of an elastic job count a host as a new node. `request_id` names it in the lead's `NodeAdded`."""
 
@@ -78,7 +78,7 @@ class Join:
     broken: Link | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StartJoined:
     """Start the agent of a node that the lead has counted."""
 
@@ -87,7 +87,7 @@ class StartJoined:
     start: protocol.StartNode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Send:
     """Send a message over links, whether or not it arrives."""
 
@@ -95,7 +95,7 @@ class Send:
     message: protocol.Message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Close:
     """Close a link of which nothing more is wanted."""
 
@@ -108,7 +108,7 @@ Action = Note | Listen | Reconnect | Meet | Collect | Join | StartJoined | Send 
 # ---- events with which actions end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LinkEnded:
     """A node's events came to their end. `error` is None where the agent ended; `last` is the last event's number."""
 
@@ -117,21 +117,21 @@ class LinkEnded:
     error: Exception | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Linked:
     """A new link follows the node."""
 
     link: Link
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AttemptFailed:
     """There is no new link yet. `error` is None where the host answered and does not have the node."""
 
     error: Exception | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Collected:
     """The small results that came, by rank. The link is no longer the run's if `is_kept_idle`."""
 
@@ -139,7 +139,7 @@ class Collected:
     is_kept_idle: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Admitted:
     """The lead counted a host as a node; `start` is the message that starts its agent."""
 
@@ -149,7 +149,7 @@ class Admitted:
     start: protocol.StartNode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Joined:
     """The agent of a new node runs."""
 
@@ -158,7 +158,7 @@ class Joined:
     node_rank: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JoinFailed:
     """A host could not become a node this time.
 

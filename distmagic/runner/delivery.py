@@ -40,7 +40,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Chain:
     """Blobs that go from host to host. `source` is the node that has them, None for the notebook."""
 
@@ -60,7 +60,7 @@ class Chain:
         return tuple(pairwise(members))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Routes:
     """What goes straight from the notebook, by node, and the chains, one after the other."""
 

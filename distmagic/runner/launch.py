@@ -55,7 +55,7 @@ _ENDED_S = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Followed:
     """How far a run was followed: to its end, or until it went on alone.
 

@@ -15,7 +15,7 @@ FIRST_PAUSE_S = 0.25  # between attempts to connect again
 LONGEST_PAUSE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Attempts:
     """Attempts at the same thing: when the next one begins, None while one is under way; the pause after it; the end."""
 
@@ -29,7 +29,7 @@ class Attempts:
         return replace(self, next_at_s=now_s + pause_s, pause_s=pause_s)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class NodeRow:
     """One node. `last` is the number of its last event, `sizes` are the bytes of small results by rank.
 
@@ -56,7 +56,7 @@ class NodeRow:
     is_agent_gone: bool = False
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class HostJoin:
     """A host that is to become a node of an elastic job. `own` are the nodes that it was, or was to be, through us."""
 
@@ -68,7 +68,7 @@ class HostJoin:
     admitted: Admitted | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Growth:
     """How hosts come to an elastic job: `host_names` in the order of their indices; `awaited` were absent at first."""
 

@@ -41,7 +41,7 @@ from distmagic.state.events import Sending, Starting, Warned
 _PATIENCE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Start:
     """The part of a launch in which hosts are sent what they lack, and their agents start. `links` are by node rank."""
 

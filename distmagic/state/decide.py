@@ -43,7 +43,7 @@ OWN_WORD_S = (
 RESTART_S = 15.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """What a run is ended at: its whole time since it was started, and the time in which no rank advances.
 
@@ -58,7 +58,7 @@ class Limits:
 # ---- decisions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lose:
     """Count nodes as lost."""
 
@@ -66,7 +66,7 @@ class Lose:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Stop:
     """Stop the run, on these nodes: all that can hear of it."""
 
@@ -75,26 +75,26 @@ class Stop:
     reason: StopReason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StopLate:
     """Stop nodes that came too late, while the run ends well."""
 
     node_ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AskForStacks:
     """Ask all ranks where they are."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Detach:
     """Have the lead let the job live without this notebook."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Leave:
     """Follow the job no longer: it goes on alone."""
 
@@ -104,7 +104,7 @@ class Leave:
 Decision = Lose | Stop | StopLate | AskForStacks | Detach | Leave
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunMemory:
     """What was decided before, and what the user wishes.
 

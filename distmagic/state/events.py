@@ -14,26 +14,26 @@ from distmagic.remote.wire.vocabulary import StopReason
 NEVER_BEGAN = "it never began"  # why a node is lost whose agent was not even started: nothing of it runs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Connected:
     """The notebook has connected to a host and has its facts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Unusable:
     """A host can't take part in the run, for the reason `why`."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Warned:
     """A warning for the user, in one line that names the host."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Planned:
     """What the plan says of all nodes: their addresses, and the terms of their job; None: those that the run began with.
 
@@ -50,14 +50,14 @@ class Planned:
     chose_port: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Waiting:
     """A host's devices belong to other jobs: `what` says which, and to whom. "": the run has them now."""
 
     what: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Sending:
     """`sent_bytes` of the payload were sent to a node, which lacked `total_bytes` of it."""
 
@@ -65,12 +65,12 @@ class Sending:
     total_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Starting:
     """A node has the payload, and the message that starts its agent was sent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Abandoned:
     """The run ended before it had begun on all hosts. `why` is a sentence that names each cause once.
 
@@ -81,7 +81,7 @@ class Abandoned:
     is_wish: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lost:
     """A node counts as lost: its host, its agent or the way there is gone for good.
 
@@ -92,7 +92,7 @@ class Lost:
     is_agent_gone: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Broken:
     """The connection to a node broke. Its ranks go on, and the launcher connects again.
 
@@ -103,31 +103,31 @@ class Broken:
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Mended:
     """The launcher is connected to a node again. No event was lost meanwhile."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Gone:
     """A node's agent has ended. All its events were folded before this one, and its small results were fetched."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Swept:
     """The processes that a lost agent had left on its node were ended, but for `survivors`."""
 
     survivors: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StopRequested:
     """The message that stops the job is being sent to all nodes."""
 
     reason: StopReason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StacksWanted:
     """The user wants to see where the ranks are; `request_id` names the request for their stacks."""
 
@@ -153,7 +153,7 @@ Launched = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Event:
     """One event: `what` happened on node `node_rank`.
 

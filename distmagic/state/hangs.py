@@ -35,7 +35,7 @@ _C10D_LINE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StackGroup:
     """Ranks that are at the same place. `labels` name them, `doing` and `place` say what they do and where.
 
@@ -51,7 +51,7 @@ class StackGroup:
     threads: tuple[Thread, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Explanation:
     """Where all ranks are, the odd ones first. `unanswered` are the hosts that did not answer."""
 

@@ -23,7 +23,7 @@ from distmagic.state.series import Series as Series  # noqa: PLC0414
 ANY_TERMS = JobTerms(lease_s=60.0)  # of a run of which nobody says more
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeState:
     """One host in this run. The package's docstring has the phases, and the events that cause them.
 
@@ -89,7 +89,7 @@ class NodeState:
         return bool(self.hostname or self.broken)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerState:
     """One rank, as the latest events of its node describe it.
 
@@ -157,7 +157,7 @@ class WorkerState:
         return None, None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OutputLine:
     """One line of output. `rank` -1 is torchrun's own; `label` is as shown: `rank 3 gpu-b`."""
 
@@ -167,7 +167,7 @@ class OutputLine:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ShownPicture:
     """A picture that a rank has shown when it was at `step`: `png` is base64 of a PNG that a page can draw."""
 
@@ -177,7 +177,7 @@ class ShownPicture:
     png: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StackDump:
     """The answers to one request for stacks, by rank. The first answer came at `at_s`.
 
@@ -190,7 +190,7 @@ class StackDump:
     nodes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunState:
     """All that is known of a run. The package's docstring says which fields occur together.
 

@@ -68,7 +68,7 @@ _LOOPBACK = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NetworkTrouble:
     """A failed connection: why, and the peer's address and port ("" and None where the error does not name them)."""
 

@@ -47,7 +47,7 @@ RunPhase = Literal[
 GangState = Literal["", "joined", "silent", "lost"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StopMeaning:
     """What follows from one reason of a stop.
 

@@ -19,7 +19,7 @@ _THINNED = 8  # points of which a full series keeps at most half: the least, the
 _HUGE = 1e300  # greater values could not be added up
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Point:
     """One value of a metric: seconds since the rank started, the step if the rank gave one, the value."""
 
@@ -28,7 +28,7 @@ class Point:
     value: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Bin:
     """Neighbouring points in one: the min, the mean and the max of their values. `x` is in steps or in seconds."""
 
@@ -38,7 +38,7 @@ class Bin:
     high: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Places:
     """Where the bins of a curve lie, which all its lines share: a bin begins at its edge, and is drawn at its x."""
 

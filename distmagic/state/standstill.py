@@ -82,7 +82,7 @@ def _can_tell(state: RunState, worker: WorkerState) -> bool:
 # ---- where the ranks are, before a stop
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Inquiry:
     """The question to all ranks where they are, before a stop for `reason`; "" while nothing was asked.
 

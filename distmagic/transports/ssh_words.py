@@ -15,7 +15,7 @@ _KEY = r"(?P<type>\S+) key (?:fingerprint|sent by the remote host) is\s+(?P<fing
 USUAL_FILE = "~/.ssh/known_hosts"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Stderr:
     """All that the client wrote, what a pattern found in it, and what was dialled for how long.
 

@@ -28,7 +28,7 @@ _STATES = {
 }
 
 
-@dataclass(slots=True)
+@dataclass
 class _Signalled:
     """A rank that has been sent the signal, and the text in its file at the latest look."""
 

@@ -14,7 +14,7 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cause:
     """Why a node ends its ranks. `culprit` is the node to blame, -1 for none."""
 

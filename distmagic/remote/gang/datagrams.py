@@ -33,7 +33,7 @@ _MAC_BYTES = 32
 SIZE_BYTES = _FORM.size + _MAC_BYTES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Datagram:
     """What node `node_rank` sends to node `to`.
 

@@ -20,7 +20,7 @@ _REMEMBERED = 128  # of the datagrams sent to one peer, whose time of sending is
 Address = Any  # as the socket module returns it: its shape depends on the family
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class News:
     """A change of a peer: its new state ("joined", "silent", "lost" or "back"), or "stops".
 
@@ -33,7 +33,7 @@ class News:
     culprit: int = NOBODY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OwnState:
     """What this node's datagrams say about itself; the fields are those of `Datagram`."""
 
@@ -103,7 +103,7 @@ class Peer:
         return self.clear_counter > 0 and self.acknowledged >= self.clear_counter
 
 
-@dataclass(slots=True)
+@dataclass
 class Gang:
     """One node's part of the gang channel. Its caller sends the (address, bytes) in `outbox` and empties it."""
 

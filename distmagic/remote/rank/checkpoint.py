@@ -32,7 +32,7 @@ _STATE = "state"
 _TRIES = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """What one rank knows of the snapshot on its host. `job` is the one that wrote it, "" if that is not known."""
 

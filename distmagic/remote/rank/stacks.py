@@ -61,7 +61,7 @@ def is_ready(run_dir: Path, pid: int) -> bool:
         return False  # it has ended, or belongs to another user, or closed a file meanwhile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Sources:
     """The names of files as the user knows them: `labels` of cells, and `texts` of cells and scripts, by file name.
 

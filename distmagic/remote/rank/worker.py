@@ -51,7 +51,7 @@ _MAX_TRACEBACK_BYTES = 120_000  # as JSON: a packet of a unix socket holds about
 _MAX_MESSAGE_BYTES = 30_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Rank:
     """What this process knows from torchrun's variables and from the agent's.
 

@@ -76,7 +76,7 @@ def digest(packages: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Environment:
     """One environment, whether or not it is there."""
 

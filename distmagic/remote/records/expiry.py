@@ -171,7 +171,7 @@ def remove(paths: Iterable[Path]) -> None:
             _remove(path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Entry:
     """A job's folder, or a blob: when something of it was changed last, in seconds since 1970, and its size."""
 

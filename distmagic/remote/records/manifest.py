@@ -15,7 +15,7 @@ LARGE_BYTES = 1 << 20  # a file of this size, or a larger one, is a pack of its 
 _MOST_BYTES = 256 << 20  # of a list: that is a million files
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ListedFile:
     """One file: `path` with slashes below the working directory, and where its bytes are: `pack` counts from 0."""
 
@@ -26,7 +26,7 @@ class ListedFile:
     is_executable: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """All files of a run. `packs` are SHA-256s.
 

@@ -43,7 +43,7 @@ _NAMED_AT_MOST = 3
 _NAME_CHARS = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A working directory that is ready. `notice` says what a user should know of it, "" for nothing."""
 
@@ -172,7 +172,7 @@ def _locked(about: Path) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Directory:
     """One working directory, and what is known of it."""
 

@@ -41,7 +41,7 @@ class BroughtFile(NamedTuple):
     look: list[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Brought:
     """What was brought last: the manifest's SHA-256, and the files and links by their paths.
 

@@ -30,7 +30,7 @@ _LISTING = Path("/proc/net/unix")
 _MOST_DEVICES = 100  # more than a host has; each takes two descriptors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Claim:
     """One job's claim on one device. `key` names the device, `uid` is the user's number."""
 

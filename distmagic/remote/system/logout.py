@@ -23,7 +23,7 @@ _LOGIND = ("busctl", "--system", "get-property", "org.freedesktop.login1")
 _TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LogInSession:
     """What is known of the session of this process.
 

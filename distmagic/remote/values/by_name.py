@@ -41,7 +41,7 @@ _SECRET_TEXT = re.compile(
 _OF_IPYTHON = ("In", "Out", "exit", "get_ipython", "open", "quit")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Aside:
     """One of them: its pickle, and whether it is there at once."""
 

@@ -25,14 +25,14 @@ call.define({path!r}, globals())
 '''
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Call:
     """A function without arguments, or one that gives a coroutine: the cell's last expression."""
 
     thunk: Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Whole:
     """The text of a cell that runs as a whole, as a file `filename` in the working directory that nobody has written.
 
@@ -44,7 +44,7 @@ class Whole:
     argv: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Script:
     """A script, or a module that is run as `python -m` runs it, with its arguments.
 

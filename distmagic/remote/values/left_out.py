@@ -28,7 +28,7 @@ _NAMED_AT_MOST = 3
 _OF_A_PROGRAM = {"__name__", "__builtins__", "__loader__", "__spec__"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LeftOut:
     """Stands in a result for a part that could not be pickled; `why` says which part that was."""
 

@@ -205,7 +205,7 @@ def why_not(
     return None
 
 
-@dataclass(slots=True)
+@dataclass
 class _Sink:
     """Where a parcel's bytes go: a file, or nowhere when they are only counted.
 

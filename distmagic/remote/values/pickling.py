@@ -36,7 +36,7 @@ from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.values.storages import Storages, TensorLoader, TensorRow, Window
 
 
-@dataclass(slots=True)
+@dataclass
 class Seen:
     """Notes on a parcel: code that travels in it, modules that it needs at the other end, its SHA-256, its side files.
 

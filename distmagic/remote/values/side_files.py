@@ -20,7 +20,7 @@ LARGE_BYTES = 1 << 20
 AT_MOST = 64  # side files of one parcel: each holds a descriptor while it is mapped
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SideFile:
     """A file with values in it: its SHA-256 in hex, which is its name, and its size."""
 
@@ -28,7 +28,7 @@ class SideFile:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Value:
     """Bytes that follow a pickle: `chunks` yields them in order, `size_bytes` of them."""
 

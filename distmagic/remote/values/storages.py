@@ -29,7 +29,7 @@ CHUNK_BYTES = 32 << 20
 TensorRow = list[Any]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class _View:
     """A tensor, or (without `tensor`) a whole storage, and the bytes from `start` to `stop` that it sees."""
 
@@ -48,7 +48,7 @@ class _View:
         return 2 * size_bytes < self.stop - self.start
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Stretch:
     """Bytes of one storage that some tensors see; `views` are the numbers of these."""
 
@@ -57,7 +57,7 @@ class _Stretch:
     views: list[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Window:
     """Bytes that travel: `size_bytes` from byte `start` of a torch storage, or the elements of `packed`, a tensor."""
 

@@ -45,7 +45,7 @@ class NotToTravel(pickle.PicklingError):
         self.value, self.what = value, what
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ValuePart:
     """A part of a value: an expression that leads to it, and the function that uses it ("" outside of any)."""
 
@@ -54,7 +54,7 @@ class ValuePart:
     value: object
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class UnpicklablePart:
     """The smallest part that can't be pickled, what it is in words, and what pickle said."""
 

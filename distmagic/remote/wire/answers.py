@@ -30,7 +30,7 @@ from distmagic.remote.wire.requests import StartNode
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Facts:
     """What a host is like, gathered in a moment without importing torch. `running` are the jobs that run on it.
 
@@ -58,7 +58,7 @@ class Facts:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Route:
     """The address of this host, and its interface, from which it dials the peer of the request.
 
@@ -71,7 +71,7 @@ class Route:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FreePort:
     """A port that nothing uses, neither by TCP nor by UDP. That may change at any time: it is for use at once."""
 
@@ -79,7 +79,7 @@ class FreePort:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DevicesClaimed:
     """The claims of other jobs on the devices, the oldest first; none: this job has the devices now."""
 
@@ -87,7 +87,7 @@ class DevicesClaimed:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MissingBlobs:
     """The blobs of an offer that this host does not have."""
 
@@ -95,7 +95,7 @@ class MissingBlobs:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Serving:
     """The port at which the host serves blobs; 0 if it can't, and `why`."""
 
@@ -104,7 +104,7 @@ class Serving:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReceivedBytes:
     """So many bytes of the blobs of `ReceiveBlobs` have arrived, of all together."""
 
@@ -112,7 +112,7 @@ class ReceivedBytes:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NeedBlob:
     """Ask the notebook for the rest of a blob, from `offset` on: its bytes follow.
 
@@ -125,7 +125,7 @@ class NeedBlob:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Data:
     """`size_bytes` raw bytes follow this line; `skipped_bytes` of the same file come before them and are not sent."""
 
@@ -134,7 +134,7 @@ class Data:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Jobs:
     """Some of the jobs of which this host has something, the oldest first. After the last of them comes one without any."""
 
@@ -142,7 +142,7 @@ class Jobs:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Removed:
     """So many bytes were removed: of a job, or of blobs. For `PruneBlobs` without `removes`: would be."""
 
@@ -150,7 +150,7 @@ class Removed:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkDirReady:
     """The working directory of the node that is being started; `notice` is what a user should know of it."""
 
@@ -159,7 +159,7 @@ class WorkDirReady:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FoundFiles:
     """Some of the files of `ListFiles`. After the last of them comes one without any."""
 
@@ -167,7 +167,7 @@ class FoundFiles:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FileBegins:
     """A file is `size_bytes` long, and is sent from `offset` on."""
 
@@ -176,7 +176,7 @@ class FileBegins:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FileEnds:
     """All of a file was sent. `has_changed`: what was sent is not what the file begins with any more."""
 
@@ -184,7 +184,7 @@ class FileEnds:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkDirs:
     """The working directories that this host keeps, at most a thousand."""
 
@@ -192,7 +192,7 @@ class WorkDirs:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EnvironmentProgress:
     """The last line of what makes an environment."""
 
@@ -201,7 +201,7 @@ class EnvironmentProgress:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EnvironmentReady:
     """The Python of an environment that is ready; `was_there`: nothing had to be made. `notes` are for the user."""
 
@@ -212,7 +212,7 @@ class EnvironmentReady:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LeadStart:
     """The message with which the lead of a job was started. The gang channel's secret is in it: it is in no journal."""
 
@@ -220,7 +220,7 @@ class LeadStart:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentGone:
     """The agent of the job that was started or followed is gone; this conversation answers other requests again.
 
@@ -231,7 +231,7 @@ class AgentGone:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Refused:
     """The request can't be met; `error` says why in words, `what` is the name of the request on the wire."""
 
@@ -240,7 +240,7 @@ class Refused:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Templates:
     """The templates of a notebook on this host. A template greets whoever connects with this, and itself alone in it."""
 
@@ -248,7 +248,7 @@ class Templates:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentForked:
     """A template has forked an agent with this process id."""
 

@@ -27,7 +27,7 @@ from distmagic.remote.wire.parts import Bar, Exit, Failure, Gpu, MetricRow, Thre
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Hello:
     """The agent is up. Always the first event."""
 
@@ -39,7 +39,7 @@ class Hello:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Endpoint:
     """Whether this node can dial the rendezvous endpoint: "open" (the lead's own), "reached" or "unreached"."""
 
@@ -48,7 +48,7 @@ class Endpoint:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Worker:
     """A rank's process is up and about to load the function.
 
@@ -70,7 +70,7 @@ class Worker:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """What a rank reported since the last line: coalesced, at most about 10 lines a second and rank.
 
@@ -89,7 +89,7 @@ class Progress:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Picture:
     """A picture that a rank shows: a PNG in base64. `step` is how far the rank was, None where it has not said."""
 
@@ -100,7 +100,7 @@ class Picture:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Output:
     """Text that a rank (or torchrun: rank -1) wrote. `offset` is its place, in bytes, in the log on the host.
 
@@ -118,7 +118,7 @@ class Output:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Ended:
     """A rank's end: "returned", "raised", "exited" (with `code`) or "signalled" (`code` is minus the signal).
 
@@ -137,7 +137,7 @@ class Ended:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineEnded:
     """torchrun ended on this node with exit code `code`; `exits` are the ranks that failed, as torchrun reports them."""
 
@@ -146,7 +146,7 @@ class EngineEnded:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Notice:
     """Something that a user should know and that is no failure."""
 
@@ -154,7 +154,7 @@ class Notice:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PeerState:
     """How this node hears another one over the gang channel: "joined", "silent" (never heard), "lost" or "back"."""
 
@@ -163,7 +163,7 @@ class PeerState:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeAdded:
     """A host is one more node of an elastic job, as the lead says: the last of `hosts`, which are those of all nodes.
 
@@ -175,7 +175,7 @@ class NodeAdded:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Stacks:
     """Where a rank was when the request `request_id` came: its main thread first. Without threads, `silence` says why."""
 
@@ -187,7 +187,7 @@ class Stacks:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeStopping:
     """From here on this node ends its ranks, for this `reason`. `culprit` is the node that caused it, -1 for none."""
 
@@ -196,7 +196,7 @@ class NodeStopping:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Detached:
     """The job needs no notebook from here on. Only the lead sends it. `why`: "asked", or "disconnected" for too long."""
 
@@ -204,7 +204,7 @@ class Detached:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Skipped:
     """In place of the events from its own number up to `through`: their host has not kept them.
 
@@ -215,7 +215,7 @@ class Skipped:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StacksDone:
     """The stacks of all `ranks` ranks that run on this node have been sent, for the request `request_id`."""
 
@@ -224,7 +224,7 @@ class StacksDone:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Final:
     """Nothing of the job runs on this node any more, but for `survivors` (name, pid and state).
 
@@ -238,7 +238,7 @@ class Final:
 
 
 @message
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Hardware:
     """How busy a host is: memory in bytes, network in bytes a second, GPUs in the order in which ranks count them.
 

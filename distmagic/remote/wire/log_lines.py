@@ -17,7 +17,7 @@ MOST_PARTS = 200
 _LINE = re.compile(r"distmagic (event|result) (\d{1,15}) (\d{1,3})/(\d{1,3}) (.*)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TextPart:
     """One line: part number `part`, from 1 on, of the `parts` of a text. `number` is an event's, or a rank's."""
 

@@ -27,7 +27,7 @@ from distmagic.remote.wire.bounds import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Bar:
     """One progress bar of a rank, of tqdm or of `track`. `id` is unique in the rank; `closed` bars are finished."""
 
@@ -41,7 +41,7 @@ class Bar:
     closed: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MetricRow:
     """One call of `report` with metrics: seconds since the rank started, the step if told, and the values."""
 
@@ -50,7 +50,7 @@ class MetricRow:
     metrics: Annotated[dict[str, float], "metrics", 1000]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Failure:
     """An exception on a rank. `traceback` is ready to show: our own frames are gone, cells carry their number."""
 
@@ -59,7 +59,7 @@ class Failure:
     traceback: Annotated[str, "lines", 150_000]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Exit:
     """How torchrun saw a rank's process end: `code` is negative for a signal."""
 
@@ -69,7 +69,7 @@ class Exit:
     code: ExitCode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobTerms:
     """The terms on which a job runs: decided once, by the plan, and the same on all of its nodes for as long as it runs.
 
@@ -107,7 +107,7 @@ class JobTerms:
         return self.max_nodes > 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DeviceClaim:
     """A job that has a device of a host.
 
@@ -121,7 +121,7 @@ class DeviceClaim:
     since_s: Date = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Membership:
     """A node's place in the gang channel of its job: `secret` in hex, its own address, the lead's address and port.
 
@@ -136,7 +136,7 @@ class Membership:
     lost_after_s: Seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkDir:
     """The working directory of a run on a host, which is kept for the next run of this name.
 
@@ -156,7 +156,7 @@ class WorkDir:
     path: Exact = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JoinTemplate:
     """What the lead of an elastic job keeps for nodes that come later, beside its own start message.
 
@@ -171,7 +171,7 @@ class JoinTemplate:
     work: WorkDir | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Frame:
     """One frame of a thread. `file` is a cell's label, or a module's path without the part that hosts differ in.
 
@@ -185,14 +185,14 @@ class Frame:
     text: Word = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Thread:
     """One thread's frames, the innermost last."""
 
     frames: Annotated[tuple[Frame, ...], "items", 100] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Blob:
     """A content-addressed file: SHA-256 in hex, and its size."""
 
@@ -200,7 +200,7 @@ class Blob:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Secret:
     """A certificate and its private key, both PEM: who holds them may take part in one delivery."""
 
@@ -208,7 +208,7 @@ class Secret:
     key: str = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobListing:
     """One node of a job, as its host knows it. `began_s` is seconds since 1970 by the host's clock.
 
@@ -233,7 +233,7 @@ class JobListing:
     reported: MetricRow | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class KeptWorkDir:
     """A working directory that a host keeps. `age_s`: how long it has not been used. `is_used`: by a job that runs.
 
@@ -248,7 +248,7 @@ class KeptWorkDir:
     owners: Annotated[tuple[Name, ...], "items", 100] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Folder:
     """A folder on a host: the working directory of a job's node, or the folder `path` where `job` is "".
 
@@ -260,7 +260,7 @@ class Folder:
     path: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FoundFile:
     """A file in a folder: its path below that, and when it was changed, in seconds since 1970.
 
@@ -272,7 +272,7 @@ class FoundFile:
     changed_s: Date
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Gpu:
     """How busy a GPU is: `utilization` is 0 to 1. None is what nothing tells of."""
 
@@ -282,7 +282,7 @@ class Gpu:
     celsius: Annotated[float, "number", -300.0, 1000.0] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Template:
     """A process that keeps torch loaded: how old it is, for how long unused, and its memory (shared pages in part).
 

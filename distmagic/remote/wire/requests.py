@@ -25,7 +25,7 @@ from distmagic.remote.wire.parts import (
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GetRoute:
     """Ask for the `Route` to `peer`, an address; "" means the machine that opened this connection."""
 
@@ -33,7 +33,7 @@ class GetRoute:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GetFreePort:
     """Ask for a port of the host's own `address` that is free now; `FreePort` follows, or `Refused`."""
 
@@ -41,7 +41,7 @@ class GetFreePort:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClaimDevices:
     """Get these devices of the host for a job; `DevicesClaimed` follows, or `Refused`. No devices: give all back.
 
@@ -53,7 +53,7 @@ class ClaimDevices:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OfferBlobs:
     """Ask which of these blobs the host wants to be sent."""
 
@@ -61,7 +61,7 @@ class OfferBlobs:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckBlobs:
     """Ask which of these blobs the host lacks; `MissingBlobs` follows, and nothing is sent."""
 
@@ -69,7 +69,7 @@ class CheckBlobs:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServeBlobs:
     """Serve these blobs, in this order, to one other host that has the secret; `Serving` follows.
 
@@ -84,7 +84,7 @@ class ServeBlobs:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReceiveBlobs:
     """Take these blobs, in this order, from the host that serves them at `address` and `port`; port 0: from the notebook.
 
@@ -98,7 +98,7 @@ class ReceiveBlobs:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TemplateRequest:
     """Have torch loaded by the time that a job with these variables starts, and keep it loaded for the next ones.
 
@@ -115,7 +115,7 @@ class TemplateRequest:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StartNode:
     """Start the agent of one node. `torchrun` are torchrun's flags; `call`, `code`, `side_files` are the payload's blobs.
 
@@ -145,7 +145,7 @@ class StartNode:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FollowJob:
     """Send the job's events after number `after`, and go on live. `live`: only those that come from now on."""
 
@@ -156,19 +156,19 @@ class FollowJob:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RenewLease:
     """Renew the lease: of the job while there is one, else of the templates."""
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DetachJob:
     """Let the job live without a notebook. It is sent to the lead, which answers with the event `Detached`."""
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StopNode:
     """End the job on this node: its ranks are asked to end, and killed after `grace_s`."""
 
@@ -177,7 +177,7 @@ class StopNode:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DumpStacks:
     """Ask every rank of this node where it is: `Stacks` of each rank and `StacksDone` follow, with this `request_id`."""
 
@@ -185,13 +185,13 @@ class DumpStacks:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GetStart:
     """Ask the lead of an elastic job for the message that started it; `LeadStart` or `Refused` follows."""
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AddNode:
     """Ask the lead of an elastic job to count a host as a new node.
 
@@ -203,7 +203,7 @@ class AddNode:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GetBlob:
     """Ask for a blob that this host has; `Data` and the bytes, or `Refused`, follow."""
 
@@ -211,7 +211,7 @@ class GetBlob:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GetFile:
     """Ask for a file of a job (a log, a result) from byte `offset` on; `Data` and the bytes, or `Refused`, follow.
 
@@ -226,7 +226,7 @@ class GetFile:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ResultTaken:
     """The notebook has all of a result of a job; no answer follows."""
 
@@ -236,7 +236,7 @@ class ResultTaken:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SweepJob:
     """End what is left of a node of this job, and what dead agents of its other nodes left running; `Final` follows.
 
@@ -248,7 +248,7 @@ class SweepJob:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ListJobs:
     """Ask what the host has of jobs, or of one `job`: any number of `Jobs` follow, and one without any at the end."""
 
@@ -256,7 +256,7 @@ class ListJobs:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RemoveJob:
     """Remove logs, results and journal of a job that has ended; `Removed` or `Refused` follows.
 
@@ -268,7 +268,7 @@ class RemoveJob:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PruneBlobs:
     """Count the bytes of blobs, environments and setups that nobody uses; remove these if `removes`. `Removed` follows.
 
@@ -280,7 +280,7 @@ class PruneBlobs:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ListFiles:
     """Ask which files below a folder fit a pattern.
 
@@ -292,7 +292,7 @@ class ListFiles:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReadFile:
     """Ask for a file below a folder; `path` is percent-encoded.
 
@@ -307,7 +307,7 @@ class ReadFile:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WriteFile:
     """Offer a file for a folder; `path` is percent-encoded, and its own folders are made.
 
@@ -322,13 +322,13 @@ class WriteFile:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ListWorkDirs:
     """Ask for the working directories that this host keeps; `WorkDirs` follows."""
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RemoveWorkDir:
     """Remove a working directory that no job uses; `Removed` or `Refused` follows."""
 
@@ -336,7 +336,7 @@ class RemoveWorkDir:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SyncEnvironment:
     """Have a virtual environment with these packages, under this name.
 
@@ -352,13 +352,13 @@ class SyncEnvironment:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GetFacts:
     """Ask for `Facts` once more: with it a conversation that was kept open between runs begins anew."""
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ListTemplates:
     """Ask for the `Templates` of a notebook."""
 
@@ -366,7 +366,7 @@ class ListTemplates:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EndTemplates:
     """End the templates of a notebook; an empty `Templates` follows. Jobs that they started go on."""
 
@@ -374,7 +374,7 @@ class EndTemplates:
 
 
 @request
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ForkAgent:
     """Ask a template, on its host, for an agent with these variables; `AgentForked` follows."""
 

@@ -65,7 +65,7 @@ _OF_A_NODE = (
 Put = Callable[[int, protocol.Message, int], object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskState:
     """One task of a workflow: its name, its state in OSMO's word, and what OSMO says of a failure."""
 
@@ -74,7 +74,7 @@ class TaskState:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkflowState:
     """A workflow as OSMO has it."""
 

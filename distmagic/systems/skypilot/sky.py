@@ -48,7 +48,7 @@ _LINE_CHARS = 1 << 16
 _MOST_OUT_CHARS = 16 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SkyAnswer:
     """What a command has said: `out` of `status` on stdout, `said` is the end of all."""
 

@@ -23,7 +23,7 @@ GET_IT = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClusterState:
     """A cluster as SkyPilot has it. `status` is UP, INIT, STOPPED or the like; `launch` tells one launch from the next.
 

@@ -27,7 +27,7 @@ _PENDING = (
 _RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobState:
     """One row. `state` and `reason` are Slurm's words; `starts` and `left` are as it prints them, "" where it can't say."""
 

@@ -27,7 +27,7 @@ def pauses() -> Iterator[float]:
     yield from itertools.repeat(30.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Answer:
     """What squeue has said of these jobs, and when."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from distmagic.errors import DistmagicError, SpecError, Unreachable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Refusal:
     pattern: str
     message: str

@@ -19,7 +19,7 @@ _LATER_S = 2.0  # than our own limit: that of the command itself, so that it is 
 _LIMITED = 'limit=$1; shift; command -v timeout >/dev/null && exec timeout -k 5 "$limit" "$@"; exec "$@"'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ShellAnswer:
     """How a command ended; `code` is None where that is not known."""
 

@@ -22,7 +22,7 @@ Explain = Callable[[DistmagicError], DistmagicError]
 PATIENCE_S = 20.0  # for a keeper that is about to begin
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Node:
     """One node of a job. `cluster` is "" but in a federation; `python` runs the usher; `mark` is on every srun."""
 
@@ -33,7 +33,7 @@ class Node:
     mark: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProcessNames:
     """What a process is called, and which others of its node are gone.
 

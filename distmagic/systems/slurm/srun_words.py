@@ -101,7 +101,7 @@ def own_words(said: str) -> str:
     return "".join(kept)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Cause:
     """One reason why there is no step. `{job}` and `{node}` stand in its words."""
 

@@ -39,7 +39,7 @@ from distmagic.transports.ssh.public_keys import (
 _MAX_STEPS = 4  # factors that one log-in may take
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class LogIn:
     """One log-in. `name` is the host that asks, in prompts. `run` raises `Trouble` or the asker's error."""
 

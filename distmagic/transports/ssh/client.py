@@ -46,7 +46,7 @@ _LOG.propagate = False
 Handler = Callable[[str, str, list[tuple[str, bool]]], list[str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AuthAnswer:
     """What the server said to one attempt. `methods` are those it accepts next, None where it did not say."""
 
@@ -55,7 +55,7 @@ class AuthAnswer:
     methods: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SshKey:
     """A key to offer. `label` names it in messages, `blob` is its public half."""
 

@@ -46,7 +46,7 @@ _JUMP = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Resolved:
     """Where and how to dial a host. Host keys are always checked strictly, whatever StrictHostKeyChecking says.
 

@@ -38,7 +38,7 @@ _WORD = re.compile(
 _PART = re.compile(r""""((?:\\[\\"']|[^"])*)"|'((?:\\[\\"']|[^'])*)'|\\([\\"' ])|(.)""")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ConfigLine:
     """One line with something on it. `words` are without quotes and comment; `rest` is as it was written."""
 
@@ -54,7 +54,7 @@ class ConfigLine:
         return f"{self.file}, line {self.number}"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Scope:
     """What is known while the files are read: the local user, the host's name, and the options found so far.
 

@@ -22,7 +22,7 @@ from distmagic.transports.ssh.config_lines import fits
 _MARKERS = ("@revoked", "@cert-authority")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class KnownKey:
     """One line of a known_hosts file. `patterns` are the hosts it is for, `blob` is the key itself."""
 
@@ -129,7 +129,7 @@ def types_known(keys: tuple[KnownKey, ...], names: tuple[str, ...]) -> tuple[str
     return ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Dialled:
     """The server whose key is checked. `where` are words, `names` are from `names_of`.
 

@@ -19,7 +19,7 @@ _FIELDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Certificate:
     """A certificate of a user. `blob` is all of it, `plain` is the public half of the key that it is for."""
 

@@ -117,7 +117,7 @@ def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]
     return tuple(route)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Attempt:
     """One attempt to connect to the last hop of `route`. `opened` is what must be closed with the connection."""
 
@@ -280,7 +280,7 @@ class _Attempt:
 # ---- jump hosts: all hosts behind one share its connection, so that a one-time password is asked for once
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class _SharedUse:
     """The use of a jump host's session by one connection. `close` ends the use, the first time that it is called."""
 
@@ -294,7 +294,7 @@ class _SharedUse:
             self.release()
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class _SharedSession:
     future: Future[tuple[SshSession, list[_Closable]]] = field(default_factory=Future)
     users: int = 0

@@ -40,20 +40,17 @@ class IdleLinks:
             is_kept = link.kept is not None and key not in self._links
             if is_kept:
                 self._links[key] = link
-                self._renew_from_now_on()
+                if self._thread is None:
+                    atexit.unregister(self.close)
+                    # Only now: before paramiko's own, which closes all connections.
+                    atexit.register(self.close)
+                    self._wake.clear()
+                    self._thread = threading.Thread(
+                        target=self._keep_renewing, name="distmagic-warm", daemon=True
+                    )
+                    self._thread.start()
         if not is_kept:
             link.finish()
-
-    def _renew_from_now_on(self) -> None:
-        if self._thread is None:
-            atexit.unregister(self.close)
-            # Only now: before paramiko's own, which closes all connections.
-            atexit.register(self.close)
-            self._wake.clear()
-            self._thread = threading.Thread(
-                target=self._keep_renewing, name="distmagic-warm", daemon=True
-            )
-            self._thread.start()
 
     def _keep_renewing(self) -> None:
         while True:

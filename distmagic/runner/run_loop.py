@@ -35,7 +35,7 @@ from distmagic.errors import Cancelled, DistmagicError
 from distmagic.remote.system.gc_pause import heap_left_alone
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason
-from distmagic.render.screen import Screen, UserRequest
+from distmagic.render.screen import Screen
 from distmagic.runner import interrupts
 from distmagic.runner.actions import Action, Note, Send
 from distmagic.runner.event_queue import EventQueue
@@ -240,7 +240,17 @@ class RunLoop:
                 )
             )
         for request in self._screen.requests():
-            self._heed(request)
+            # Do what the user asks for with a click. Stop ends a detached job too, and a second one ends it at once.
+            if request == "stop":
+                self._carry_out(
+                    decide.after_stop_click(self.state, self._memory, self._clock())
+                )
+            elif request == "stacks":
+                request_id = self._new_id()
+                self.note(StacksWanted(request_id=request_id))
+                self._ask_for_stacks(request_id)
+            elif request == "detach":
+                self._memory = replace(self._memory, wants_detach=True)
         actions: list[Action] = []
         for event in self.step():
             actions += self._table.receive(event)
@@ -272,27 +282,11 @@ class RunLoop:
             elif isinstance(decision, Leave):
                 self.note(Warned(text=decision.why))
             else:
-                self._detach()
-
-    def _heed(self, request: UserRequest) -> None:
-        """Do what the user asks for with a click. Stop ends a detached job too, and a second one ends it at once."""
-        if request == "stop":
-            self._carry_out(
-                decide.after_stop_click(self.state, self._memory, self._clock())
-            )
-        elif request == "stacks":
-            request_id = self._new_id()
-            self.note(StacksWanted(request_id=request_id))
-            self._ask_for_stacks(request_id)
-        elif request == "detach":
-            self._memory = replace(self._memory, wants_detach=True)
-
-    def _detach(self) -> None:
-        """Have the lead let the job live without this notebook; its event says when that is so."""
-        assert self._table is not None
-        lead = self._table.rows[0].link
-        if lead is not None:
-            self._perform([Send(links=(lead,), message=protocol.DetachJob())])
+                # Have the lead let the job live without this notebook; its event says when that is so.
+                assert self._table is not None
+                lead = self._table.rows[0].link
+                if lead is not None:
+                    self._perform([Send(links=(lead,), message=protocol.DetachJob())])
 
     def _ask_for_stacks(self, request_id: str) -> None:
         assert self._table is not None

@@ -61,21 +61,18 @@ def _verdict(state: RunState) -> RunError | None:
         "hung",
     )
     if state.first_failure is not None and not could_restart:
-        return _first_failed(state, state.workers[state.first_failure])
+        worker = state.workers[state.first_failure]
+        node = state.nodes[worker.node_rank]
+        was_killed = worker.ended is not None and worker.ended.outcome == "signalled"
+        if was_killed and _was_ended_by_its_agent(node):
+            return _ended_by_its_agent(node)
+        return _worker_failed(state, worker)
     # Before a loss: a node that does not confirm its end is lost only after the run was stopped.
     if (stopped := _stopped(state)) is not None:
         return stopped
     if state.is_lost:
         return _node_lost(state)
     return _broken(state)
-
-
-def _first_failed(state: RunState, worker: WorkerState) -> RunError:
-    node = state.nodes[worker.node_rank]
-    was_killed = worker.ended is not None and worker.ended.outcome == "signalled"
-    if was_killed and _was_ended_by_its_agent(node):
-        return _ended_by_its_agent(node)
-    return _worker_failed(state, worker)
 
 
 def _stopped(state: RunState) -> RunError | None:

@@ -38,29 +38,8 @@ def main(words: Sequence[str]) -> None:
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
     atexit._run_exitfuncs()  # noqa: SLF001
-    _close(own)
-    os._exit((code or 0) & 0xFF)
-
-
-def _run(own: types.ModuleType, words: Sequence[str]) -> None:
-    for name in [name for name in vars(own) if name not in _OF_PYTHON]:
-        delattr(own, name)
-    vars(own).update(__doc__=None, __annotations__={}, __package__=None, __spec__=None)
-    if words[0] == "-m":
-        sys.path[0] = str(Path.cwd())
-        sys.argv[:] = words[1:]
-        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]  # noqa: SLF001 - what `python -m` calls
-        return
-    path = Path(words[0]).absolute()
-    sys.path[0] = str(path.resolve().parent)
-    sys.argv[:] = words
-    own.__file__ = str(path)
-    code = compile(path.read_bytes(), path, "exec", dont_inherit=True)
-    exec(code, vars(own))  # noqa: S102 - the user's program
-
-
-def _close(own: types.ModuleType) -> None:
-    """Have the program's open files written, as the shutdown would: let go of what is in `__main__`, and flush the rest."""
+    # Have the program's open files written, as the shutdown would: let go of what is in `__main__`, and flush the
+    # rest.
     parallel = sys.modules.get("torch.nn.parallel.distributed")
     model = getattr(parallel, "DistributedDataParallel", ())
     # A model that is the last to hold its group waits for gloo's threads, and they for Python. Here it never is.
@@ -79,6 +58,24 @@ def _close(own: types.ModuleType) -> None:
             with contextlib.suppress(Exception):  # closed, or of another kind
                 one.flush()
     _held.extend(groups)
+    os._exit((code or 0) & 0xFF)
+
+
+def _run(own: types.ModuleType, words: Sequence[str]) -> None:
+    for name in [name for name in vars(own) if name not in _OF_PYTHON]:
+        delattr(own, name)
+    vars(own).update(__doc__=None, __annotations__={}, __package__=None, __spec__=None)
+    if words[0] == "-m":
+        sys.path[0] = str(Path.cwd())
+        sys.argv[:] = words[1:]
+        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]  # noqa: SLF001 - what `python -m` calls
+        return
+    path = Path(words[0]).absolute()
+    sys.path[0] = str(path.resolve().parent)
+    sys.argv[:] = words
+    own.__file__ = str(path)
+    code = compile(path.read_bytes(), path, "exec", dont_inherit=True)
+    exec(code, vars(own))  # noqa: S102 - the user's program
 
 
 _OF_PYTHON = ("__name__", "__builtins__")

@@ -396,7 +396,17 @@ class Agent:
                 self.journal.add(
                     protocol.Notice(text=f"its torchrun was killed: {why}")
                 )
-        self._leave_if_killed(now, self.engine_code)
+        # Stop this node alone where a signal ended its torchrun: for the others of an elastic job that is a lost
+        # node.
+        is_elastic = self.start.terms.is_elastic
+        if (
+            is_elastic
+            and exit_codes.is_signal(self.engine_code)
+            and not (self.start.lead or self.termination.has_begun)
+        ):
+            text = f"its torchrun was ended ({exit_codes.meaning_of(self.engine_code)}); the others go on without this node"
+            self.journal.add(protocol.Notice(text=text))
+            self.stop(now, Cause("lost", self.start.node_rank))
         # `EngineEnded` follows the ends of all ranks that are known by now; a reader need not wait for more after it.
         self.rank_table.end_by_torchrun_report()
         self.rank_table.write(now, last=True)
@@ -410,18 +420,6 @@ class Agent:
             self.stop(now, Cause("failed", self.start.node_rank))
         # Of processes that ranks left running; the job itself went well.
         self.termination.begin(now, _LEFTOVER_GRACE_S)
-
-    def _leave_if_killed(self, now: float, code: int) -> None:
-        """Stop this node alone where a signal ended its torchrun: for the others of an elastic job that is a lost node."""
-        is_elastic = self.start.terms.is_elastic
-        if (
-            is_elastic
-            and exit_codes.is_signal(code)
-            and not (self.start.lead or self.termination.has_begun)
-        ):
-            text = f"its torchrun was ended ({exit_codes.meaning_of(code)}); the others go on without this node"
-            self.journal.add(protocol.Notice(text=text))
-            self.stop(now, Cause("lost", self.start.node_rank))
 
     def _joined_in_vain(self) -> bool:
         """Whether this node came later to an elastic job and never had a rank: its failure is none of the job's."""

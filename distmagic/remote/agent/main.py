@@ -61,17 +61,13 @@ def serve(
     except Exception:
         # The job ends with its agent. The run_dir goes last: as long as it is there, the next contact to this host knows
         # that a job has died here, and ends what is left of it.
-        _kill_descendants()
+        # End all processes of the job, also those that no parent would take along.
+        termination = Termination()
+        termination.begin(time.monotonic(), 0.0)
+        while not termination.is_done:
+            processes.reap()  # torchrun's orphans become our children, and zombies have no descendants
+            time.sleep(_TICK_S)
+            termination.step(time.monotonic())
         shutil.rmtree(agent.run_dir, ignore_errors=True)
         raise
     os._exit(0)
-
-
-def _kill_descendants() -> None:
-    """End all processes of the job, also those that no parent would take along. Raises OSError if that can't be done."""
-    termination = Termination()
-    termination.begin(time.monotonic(), 0.0)
-    while not termination.is_done:
-        processes.reap()  # torchrun's orphans become our children, and zombies have no descendants
-        time.sleep(_TICK_S)
-        termination.step(time.monotonic())

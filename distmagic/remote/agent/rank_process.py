@@ -76,25 +76,22 @@ class RankProcess:
         except protocol.BadLine:
             return True  # the user's code wrote to our socket; there may be more packets behind it
         if isinstance(message, protocol.Progress):
-            self._merge(message, packet)
+            if message.rows:
+                self._reports.append(packet, whole=True)
+            old = self._latest or message
+            step = old.step if message.step is None else message.step
+            total = old.total if message.total is None else message.total
+            self._latest = replace(
+                message, step=step, total=total, device=message.device or old.device
+            )
+            self._rows.extend(message.rows)
+            for bar in message.bars:
+                self._bars[bar.id] = bar
         elif isinstance(message, protocol.Picture):
             self.pictures = [*self.pictures[-3:], message]
         elif isinstance(message, protocol.Ended):
             self.ended = message
         return True
-
-    def _merge(self, message: protocol.Progress, packet: bytes) -> None:
-        if message.rows:
-            self._reports.append(packet, whole=True)
-        old = self._latest or message
-        step = old.step if message.step is None else message.step
-        total = old.total if message.total is None else message.total
-        self._latest = replace(
-            message, step=step, total=total, device=message.device or old.device
-        )
-        self._rows.extend(message.rows)
-        for bar in message.bars:
-            self._bars[bar.id] = bar
 
     @property
     def error(self) -> str:

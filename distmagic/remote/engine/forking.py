@@ -112,25 +112,7 @@ def reset_process(
     for target, source in enumerate(streams):
         os.dup2(source, target)
     close_descriptors({*keep, *inherited.descriptors})
-    _reopen_streams()
-    os.environ.clear()
-    os.environ.update(env)
-    if cwd:
-        os.chdir(cwd)
-
-
-def close_descriptors(keep: Iterable[int]) -> None:
-    """Close all descriptors but the standard streams and `keep`."""
-    kept = {0, 1, 2, *keep}
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
-            # That of the listing itself is closed by now.
-            with contextlib.suppress(OSError):
-                os.close(int(name))
-
-
-def _reopen_streams() -> None:
-    """Make new `sys.stdin`, `stdout` and `stderr`, as `python -u` does: the old ones hold data of the parent."""
+    # Make new `sys.stdin`, `stdout` and `stderr`, as `python -u` does: the old ones hold data of the parent.
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, f"__{name}__")
         mode = "r" if fd == 0 else "w"
@@ -147,6 +129,20 @@ def _reopen_streams() -> None:
         stream.mode = mode  # type: ignore[misc]  # as CPython does
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    os.environ.clear()
+    os.environ.update(env)
+    if cwd:
+        os.chdir(cwd)
+
+
+def close_descriptors(keep: Iterable[int]) -> None:
+    """Close all descriptors but the standard streams and `keep`."""
+    kept = {0, 1, 2, *keep}
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            # That of the listing itself is closed by now.
+            with contextlib.suppress(OSError):
+                os.close(int(name))
 
 
 def reseed() -> None:

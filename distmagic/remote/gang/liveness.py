@@ -170,7 +170,15 @@ class Gang:
     def may_leave(self) -> bool:
         """True once this node may exit: no peer waits for a datagram of it, and the lead waits for no member's end."""
         if self.node_rank != 0:
-            return self._may_leave_lead(self.peers[0])
+            lead = self.peers[0]
+            if lead.state not in ("", "joined"):
+                return True
+            if not lead.last_counter:
+                # It can't be reached: having sent "clear" once is enough.
+                return lead.clear_counter > 0
+            # The lead may be gone although its state is not "lost": while this host was frozen, the lead's last datagrams
+            # waited in our socket, and all of them look fresh.
+            return lead.knows_clear() or self.now - lead.arrived_at > self.lost_after_s
         for peer in self.peers.values():
             # "": also of a member whose only datagram came just now, in a short job, the end is waited for.
             if (
@@ -180,16 +188,6 @@ class Gang:
             ):
                 return False
         return True
-
-    def _may_leave_lead(self, lead: Peer) -> bool:
-        if lead.state not in ("", "joined"):
-            return True
-        if not lead.last_counter:
-            # It can't be reached: having sent "clear" once is enough.
-            return lead.clear_counter > 0
-        # The lead may be gone although its state is not "lost": while this host was frozen, the lead's last datagrams
-        # waited in our socket, and all of them look fresh.
-        return lead.knows_clear() or self.now - lead.arrived_at > self.lost_after_s
 
     def announce(self, own: OwnState, now: float) -> None:
         """Change what our datagrams say about this node. If that is new, the next poll sends at once."""

@@ -201,7 +201,15 @@ class Keeper:
     def _begin(self, connection: Connection, request: "dict[str, Any]") -> None:
         self._lease.use(time.monotonic())
         connection.name = request.get("name", "")
-        self._end_all(request.get("gone", []))
+        # End connections that their notebook no longer has, though their ushers are there.
+        names = request.get("gone", [])
+        for other in list(self._connections.values()):
+            if other.name not in names:
+                continue
+            if other.pid:
+                self._end_process(other)  # its end is told to the usher
+            else:
+                self._answer(other, 0)  # a lease's
         if request.get("lease"):
             self._leases[connection.pipes[0]] = connection
             _remove_log()
@@ -231,16 +239,6 @@ class Keeper:
         self._close(connection)
         if connection.pid:
             self._end_process(connection)
-
-    def _end_all(self, names: "list[str]") -> None:
-        """End connections that their notebook no longer has, though their ushers are there."""
-        for other in list(self._connections.values()):
-            if other.name not in names:
-                continue
-            if other.pid:
-                self._end_process(other)  # its end is told to the usher
-            else:
-                self._answer(other, 0)  # a lease's
 
     def _end_process(self, connection: Connection) -> None:
         send_signal(connection.pid, signal.SIGTERM)

@@ -156,7 +156,12 @@ def load(path: str | os.PathLike[str]) -> Any:
     taken = found[source]
     assert taken is not None
     if is_alone or dist.get_rank() == 0:
-        _say_which(path, taken)
+        writer = "an unknown job"
+        if taken.job:
+            writer = "this job" if taken.job == _own_job() else f"job {taken.job}"
+        sys.stderr.write(
+            f"distmagic.checkpoint: {os.fspath(path)}: took step {taken.step}, from {taken.host}, written by {writer}\n"
+        )
     for one in found:
         if one is None or (one.step, one.job) != (taken.step, taken.job):
             return _broadcast(source, content)
@@ -178,15 +183,6 @@ def newest(found: Sequence[Snapshot | None], job: str) -> int | None:
 
 def _own_job() -> str:
     return os.environ.get("DISTMAGIC_JOB", "")
-
-
-def _say_which(path: str | os.PathLike[str], taken: Snapshot) -> None:
-    writer = "an unknown job"
-    if taken.job:
-        writer = "this job" if taken.job == _own_job() else f"job {taken.job}"
-    sys.stderr.write(
-        f"distmagic.checkpoint: {os.fspath(path)}: took step {taken.step}, from {taken.host}, written by {writer}\n"
-    )
 
 
 def _broadcast(source: int, content: Any) -> Any:

@@ -271,7 +271,12 @@ def _keep(rank: Rank, value: object, form: SourceForm | None = None) -> Ended:
     except MemoryError:
         why = "there is not enough memory to write it to a file"
     except OSError as error:
-        why = _not_kept(rank, value, error)
+        try:
+            size = f"{parcel.measure(value):,} bytes"
+            free = f"{shutil.disk_usage(rank.folder).free:,} bytes"
+        except Exception:  # noqa: BLE001 - pickling calls the user's own methods
+            size, free = "more", "less"
+        why = f"it takes {size}, and {rank.folder} has {free} free ({error.strerror or error})"
     else:
         meaning = f"this was left out of its result: {missing}" if missing else ""
         return _ended(
@@ -281,15 +286,6 @@ def _keep(rank: Rank, value: object, form: SourceForm | None = None) -> Ended:
             meaning=clipped(meaning, _MAX_MESSAGE_BYTES),
         )
     return _ended(rank, "returned", meaning=f"its result is lost: {why}")
-
-
-def _not_kept(rank: Rank, value: object, error: OSError) -> str:
-    try:
-        size = f"{parcel.measure(value):,} bytes"
-        free = f"{shutil.disk_usage(rank.folder).free:,} bytes"
-    except Exception:  # noqa: BLE001 - pickling calls the user's own methods
-        size, free = "more", "less"
-    return f"it takes {size}, and {rank.folder} has {free} free ({error.strerror or error})"
 
 
 def _exited(rank: Rank, stop: SystemExit) -> Ended:
@@ -368,19 +364,16 @@ def _finish(rank: Rank, conn: socket.socket, ended: Ended) -> None:
                 after_in_child=partial(signal.signal, number, signal.SIG_DFL)
             )
     try:
-        _report_end(rank, conn, encode(ended))
+        packet = encode(ended)
+        try:
+            with conn:
+                conn.setblocking(True)
+                conn.send(packet)
+        except OSError:  # the user's code has closed all descriptors, as daemons do
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as again:
+                again.connect(rank.socket)
+                socket_peer.check(again)
+                again.send(packet)
     except OSError:
         sys.exit(1)  # the agent is gone
     sys.exit(ended.code)
-
-
-def _report_end(rank: Rank, conn: socket.socket, packet: bytes) -> None:
-    try:
-        with conn:
-            conn.setblocking(True)
-            conn.send(packet)
-    except OSError:  # the user's code has closed all descriptors, as daemons do
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as again:
-            again.connect(rank.socket)
-            socket_peer.check(again)
-            again.send(packet)

@@ -211,7 +211,11 @@ class LogReader:
             return
         part = log_lines.read(text)
         if part is None:
-            self._pass_on(task, text)
+            # Show a line of a task that is none of ours, once: a log that is read again begins anew.
+            now = self._shown_now[task] = self._shown_now.get(task, 0) + 1
+            if now > self._shown.get(task, 0):
+                self._shown[task] = now
+                self._show(task, text)
             return
         whole = self._joining.setdefault(task, Joining()).add(part)
         if whole is None:
@@ -240,13 +244,6 @@ class LogReader:
             self.results[task, rank] = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             self._show(task, "the result of rank 0 came damaged")
-
-    def _pass_on(self, task: int, text: str) -> None:
-        """Show a line of a task that is none of ours, once: a log that is read again begins anew."""
-        now = self._shown_now[task] = self._shown_now.get(task, 0) + 1
-        if now > self._shown.get(task, 0):
-            self._shown[task] = now
-            self._show(task, text)
 
     def _pass_on_once(self, text: str) -> None:
         """Show a line of no task, but for what `osmo` says around each reading."""

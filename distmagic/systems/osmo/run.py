@@ -83,7 +83,16 @@ def run(
     payload = with_tree(payload, request.spec.sync, Path.cwd())
     job = _job(request, payload)
     text, tasks = workflows.workflow(job), workflows.names(job.nodes)
-    planned = _planned(job, _terms(request, payload))
+    # Which ranks each task has, and the terms of them all.
+    terms = _terms(request, payload)
+    count = parts.ranks_of_node(job)
+    ranks = [range(node * count, (node + 1) * count) for node in range(job.nodes)]
+    planned = Planned(
+        addresses=(),
+        terms=terms,
+        ranks=tuple(ranks) if job.backend == "static" else (),
+        world_size=count * job.nodes,
+    )
     workflow = WorkflowRun(text, tasks, planned, screen, variable)
     left = workflow.run()
     url = job.request.results
@@ -152,16 +161,4 @@ def _start(job: ExportedJob, payload: Payload, terms: JobTerms) -> StartNode:
         lead=False,
         terms=replace(listed(terms), min_nodes=job.nodes),
         work=work,
-    )
-
-
-def _planned(job: ExportedJob, terms: JobTerms) -> Planned:
-    """Return which ranks each task has, and the terms of them all."""
-    count = parts.ranks_of_node(job)
-    ranks = [range(node * count, (node + 1) * count) for node in range(job.nodes)]
-    return Planned(
-        addresses=(),
-        terms=terms,
-        ranks=tuple(ranks) if job.backend == "static" else (),
-        world_size=count * job.nodes,
     )

@@ -200,7 +200,10 @@ class WorkflowRun:
         if state.status != COMPLETED and (
             error is None or type(error) in (RunError, NodeLost)
         ):
-            error = self._failed(state, error)
+            hint = f"Look at: osmo workflow logs {self.workflow_id}; osmo workflow events {self.workflow_id}"
+            if error is not None and type(error) is RunError:
+                hint = f"{error}\n{hint}"
+            error = RunError(osmo_words.ended(self.workflow_id, state), hint)
         run = Run(final, self._results(), self._open_link, shown=error is None)
         if error is not None:
             error.run = run
@@ -219,12 +222,6 @@ class WorkflowRun:
         text = f"{name}: its last lines are not in the log; OSMO says that it completed"
         done = protocol.EngineEnded(code=0), protocol.Final(reason="done")
         return (Warned(text=text), *done, Gone())
-
-    def _failed(self, state: WorkflowState, known: RunError | None) -> RunError:
-        hint = f"Look at: osmo workflow logs {self.workflow_id}; osmo workflow events {self.workflow_id}"
-        if known is not None and type(known) is RunError:
-            hint = f"{known}\n{hint}"
-        return RunError(osmo_words.ended(self.workflow_id, state), hint)
 
     def _results(self) -> dict[int, bytes]:
         """Return what ranks returned; a task speaks for its own ranks only."""

@@ -211,7 +211,14 @@ class Cluster:
             )
         number = hashlib.sha256(state.launch.encode()).hexdigest()[:16]
         self.source = self._source(number)
-        self._pins = _pins_of(self.cluster, number)
+        # The file for the host keys of this launch, and remove those of earlier launches of the same name.
+        folder = Path(_PINS).expanduser()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = folder / f"sky-{self.cluster}.{number}"
+        for file in folder.glob(f"sky-{self.cluster}.*"):
+            if file.name.rpartition(".")[0] == f"sky-{self.cluster}" and file != own:
+                file.unlink(missing_ok=True)
+        self._pins = os.fspath(own)
         hosts = tuple(Host(name=name, allocation=self.source) for name in names)
         with self._ending:
             self._raise_if_over()
@@ -298,14 +305,3 @@ def _read(file: Path) -> str:
             f"{file}: {error.strerror}.",
             "SkyPilot writes it when it is asked: sky status",
         ) from None
-
-
-def _pins_of(cluster: str, number: str) -> str:
-    """Return the file for the host keys of this launch, and remove those of earlier launches of the same name."""
-    folder = Path(_PINS).expanduser()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    own = folder / f"sky-{cluster}.{number}"
-    for file in folder.glob(f"sky-{cluster}.*"):
-        if file.name.rpartition(".")[0] == f"sky-{cluster}" and file != own:
-            file.unlink(missing_ok=True)
-    return os.fspath(own)

@@ -89,7 +89,12 @@ class Shell:
                 with suppress(ConnectionLost):
                     process.write(stdin.encode())
                 process.close_stdin()
-                out = _read(process)
+                out = b""
+                while len(out) < _LONGEST:
+                    data = process.read()
+                    if not data:
+                        break
+                    out += data
                 code = None if late.is_set() else process.wait(_END_S)
         finally:
             process.close()
@@ -127,16 +132,6 @@ def limited(process: Process, timeout_s: float) -> Iterator[threading.Event]:
         yield late
     finally:
         timer.cancel()
-
-
-def _read(process: Process) -> bytes:
-    out = b""
-    while len(out) < _LONGEST:
-        data = process.read()
-        if not data:
-            break
-        out += data
-    return out
 
 
 def _program(argv: tuple[str, ...]) -> str:

@@ -196,26 +196,6 @@ class _Attempt:
             is_pinned=self.is_pinned,
             is_direct=not resolved.jumps and resolved.proxy_command is None,
         )
-        self._handshake(session, server, keys)
-        self.agent = KeyAgent(resolved.identity_agent)
-        self._keep(self.agent, deadline)
-        LogIn(
-            session=session,
-            resolved=resolved,
-            name=resolved.name,
-            asker=self.asker,
-            agent=self.agent,
-            deadline=deadline,
-        ).run()
-        self.opened.remove(self.agent)
-        return session
-
-    def _handshake(
-        self,
-        session: SshSession,
-        server: known_hosts.Dialled,
-        keys: tuple[known_hosts.KnownKey, ...],
-    ) -> None:
         try:
             session.handshake(server, keys)
         except troubles.Trouble as trouble:
@@ -229,12 +209,34 @@ class _Attempt:
                         server.where, f"its ProxyCommand says: {said}"
                     ) from trouble
             raise
+        self.agent = KeyAgent(resolved.identity_agent)
+        self._keep(self.agent, deadline)
+        LogIn(
+            session=session,
+            resolved=resolved,
+            name=resolved.name,
+            asker=self.asker,
+            agent=self.agent,
+            deadline=deadline,
+        ).run()
+        self.opened.remove(self.agent)
+        return session
 
     def _stream(self, deadline: Deadline) -> Stream:
         resolved = self.resolved
         if resolved.jumps:
             with deadline.paused():  # the jump host has a time limit of its own
-                jump = self._jump()
+                # Connect the last of the jump hosts through those before it.
+                attempt = _Attempt(
+                    access=self.access,
+                    asker=self.asker,
+                    route=self.route[:-1],
+                    is_jump=True,
+                )
+                key = tuple(replace(hop, name="", warnings=()) for hop in attempt.route)
+                shared = _shared.acquire(key, attempt.run)
+                self.opened.append(shared)
+                jump = shared.session
             return jump.open_stream(resolved.hostname, resolved.port, self._where())
         stream: Stream
         if resolved.proxy_command is not None:
@@ -244,16 +246,6 @@ class _Attempt:
             stream = dial(resolved.hostname, resolved.port, self._where(), deadline)
         self._keep(stream, deadline)
         return stream
-
-    def _jump(self) -> SshSession:
-        """Connect the last of the jump hosts through those before it."""
-        attempt = _Attempt(
-            access=self.access, asker=self.asker, route=self.route[:-1], is_jump=True
-        )
-        key = tuple(replace(hop, name="", warnings=()) for hop in attempt.route)
-        shared = _shared.acquire(key, attempt.run)
-        self.opened.append(shared)
-        return shared.session
 
     def _keep(self, thing: _Closable, deadline: Deadline) -> None:
         self.opened.append(thing)
@@ -318,23 +310,15 @@ class _SharedSessions:
                 entry = self._entries[key] = _SharedSession()
             entry.users += 1
         if is_mine:
-            self._make(key, entry, make)
+            try:
+                entry.future.set_result(make())
+            except BaseException as error:  # noqa: BLE001 - raised again by every `future.result()`
+                with self._lock:
+                    if self._entries.get(key) is entry:
+                        del self._entries[key]
+                entry.future.set_exception(error)
         session, _ = entry.future.result()
         return _SharedUse(session=session, release=lambda: self._release(key, entry))
-
-    def _make(
-        self,
-        key: object,
-        entry: _SharedSession,
-        make: Callable[[], tuple[SshSession, list[_Closable]]],
-    ) -> None:
-        try:
-            entry.future.set_result(make())
-        except BaseException as error:  # noqa: BLE001 - raised again by every `future.result()`
-            with self._lock:
-                if self._entries.get(key) is entry:
-                    del self._entries[key]
-            entry.future.set_exception(error)
 
     def _release(self, key: object, entry: _SharedSession) -> None:
         with self._lock:

@@ -127,7 +127,24 @@ def run_proxy(command: str) -> tuple[ProxyStream, ProxyProcess]:
 def dial(hostname: str, port: int, where: str, deadline: Deadline) -> socket.socket:
     """Connect to the first address of `hostname` that answers. Raises `Trouble`."""
     error: OSError = TimeoutError()
-    addresses = _addresses(hostname, port, where, deadline)
+    # Look the name up in a thread, because the resolver can't be given a time limit.
+    answers: queue.SimpleQueue[list[_Address] | OSError] = queue.SimpleQueue()
+    resolver = threading.Thread(
+        target=_look_up,
+        args=(hostname, port, answers.put),
+        name="distmagic-dns",
+        daemon=True,
+    )
+    resolver.start()
+    try:
+        answer = answers.get(timeout=max(deadline.remaining(), 0.01))
+    except queue.Empty:
+        raise troubles.unknown_name(
+            f"{where}: the name service did not answer within {deadline.seconds:g} s"
+        ) from None
+    if isinstance(answer, OSError):
+        raise troubles.of_socket(where, answer, deadline.seconds)
+    addresses = answer
     for number, (family, kind, protocol, _, address) in enumerate(addresses):
         # So that a dead IPv6 address leaves time for IPv4.
         share = deadline.remaining() / (len(addresses) - number)
@@ -145,29 +162,6 @@ def dial(hostname: str, port: int, where: str, deadline: Deadline) -> socket.soc
 
 
 _Address = tuple[int, int, int, str, Any]
-
-
-def _addresses(
-    hostname: str, port: int, where: str, deadline: Deadline
-) -> list[_Address]:
-    """Look the name up in a thread, because the resolver can't be given a time limit."""
-    answers: queue.SimpleQueue[list[_Address] | OSError] = queue.SimpleQueue()
-    resolver = threading.Thread(
-        target=_look_up,
-        args=(hostname, port, answers.put),
-        name="distmagic-dns",
-        daemon=True,
-    )
-    resolver.start()
-    try:
-        answer = answers.get(timeout=max(deadline.remaining(), 0.01))
-    except queue.Empty:
-        raise troubles.unknown_name(
-            f"{where}: the name service did not answer within {deadline.seconds:g} s"
-        ) from None
-    if isinstance(answer, OSError):
-        raise troubles.of_socket(where, answer, deadline.seconds)
-    return answer
 
 
 def _look_up(

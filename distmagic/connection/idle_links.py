@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from distmagic.connection.link import Link
 from distmagic.errors import DistmagicError
+from distmagic.remote.system import threads
 from distmagic.remote.wire import protocol
 
 _FINISH_S = 5.0  # for all hosts together to end their side of the conversation
@@ -45,10 +46,7 @@ class IdleLinks:
                     # Only now: before paramiko's own, which closes all connections.
                     atexit.register(self.close)
                     self._wake.clear()
-                    self._thread = threading.Thread(
-                        target=self._keep_renewing, name="distmagic-warm", daemon=True
-                    )
-                    self._thread.start()
+                    self._thread = threads.begin("warm", self._keep_renewing)
         if not is_kept:
             link.finish()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from distmagic.connection.link import Link
-from distmagic.connection.parallel import begin
 from distmagic.errors import DistmagicError
+from distmagic.remote.system import threads
 from distmagic.remote.wire import protocol
 
 
@@ -39,10 +39,7 @@ class LeaseKeeper:
     def _set(self, links: tuple[Link, ...]) -> None:
         self._links = links
         if self._thread is None and links:
-            self._thread = threading.Thread(
-                target=self._renew, name="distmagic-lease", daemon=True
-            )
-            self._thread.start()
+            self._thread = threads.begin("lease", self._renew)
 
     def close(self) -> None:
         """Renew no longer. The job ends when its lease runs out, unless somebody else renews it."""
@@ -56,7 +53,9 @@ class LeaseKeeper:
             }
             for link in self._links:
                 if link not in sending:
-                    sending[link] = begin(send_quietly, link, protocol.RenewLease())
+                    sending[link] = threads.begin(
+                        "run", send_quietly, link, protocol.RenewLease()
+                    )
 
 
 def send_quietly(link: Link, message: protocol.Message) -> None:

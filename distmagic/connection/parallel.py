@@ -6,7 +6,6 @@ thread waits for its host. What this process itself has to compute it computes f
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
@@ -25,15 +24,6 @@ def threads_for(acts: int, name: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(
         max(1, min(acts, MOST_AT_ONCE)), thread_name_prefix=f"distmagic-{name}"
     )
-
-
-def begin(act: Callable[..., object], *arguments: object) -> threading.Thread:
-    """Let a thread of its own do one act. A host that takes no more bytes holds up what is sent to it alone."""
-    thread = threading.Thread(
-        target=act, args=arguments, name="distmagic-run", daemon=True
-    )
-    thread.start()
-    return thread
 
 
 def begin_all(

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from distmagic.remote.system import threads
+
 # Between two looks at all limits: by so much an act may be late. Nobody has to wake the thread that looks, so no
 # interrupt, wherever it comes, can make it miss an act.
 _LOOK_S = 0.1
@@ -39,7 +41,7 @@ class TimeLimits:
         try:
             with self._watching:
                 if not self._is_watched:
-                    _begin(self._watch)
+                    threads.begin("limits", self._watch)
                     self._is_watched = True
         except BaseException:
             self.call_off(number)
@@ -74,15 +76,11 @@ class TimeLimits:
 
 def _happen(act: Callable[[], object]) -> None:
     try:
-        _begin(act)
+        threads.begin("limits", act)
     except (RuntimeError, MemoryError):
         # No thread can be started: Python ends, or the machine has no room for one.
         with suppress(Exception):
             act()
-
-
-def _begin(act: Callable[[], object]) -> None:
-    threading.Thread(target=act, name="distmagic-limits", daemon=True).start()
 
 
 _of_processes: dict[int, TimeLimits] = {}

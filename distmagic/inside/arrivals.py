@@ -25,6 +25,7 @@ from typing import Any
 from distmagic.errors import SpecError
 from distmagic.inside.job_node import JobNode
 from distmagic.inside.proof import Proof
+from distmagic.remote.system import threads
 from distmagic.remote.wire.clipping import clipped, text_of
 from distmagic.transports.channel import Channel
 
@@ -78,10 +79,7 @@ class Arrivals:
         except SpecError:
             self._listener.close()
             raise
-        self._thread = threading.Thread(
-            target=self._run, name="distmagic-meeting", daemon=True
-        )
-        self._thread.start()
+        self._thread = threads.begin("meeting", self._run)
 
     @property
     def refused(self) -> int:
@@ -92,12 +90,7 @@ class Arrivals:
         while not self._is_over.is_set():
             found = self._door.look(TICK_S)
             if found is not None:
-                threading.Thread(
-                    target=self._greet,
-                    args=(found,),
-                    name="distmagic-member",
-                    daemon=True,
-                ).start()
+                threads.begin("member", self._greet, found)
 
     def _greet(self, tls: ssl.SSLSocket) -> None:
         """Read what a connection is for; of one that a node speaks on, all that it says."""

@@ -16,6 +16,7 @@ from typing import Any
 from distmagic.errors import Unreachable
 from distmagic.inside.job_node import JobNode
 from distmagic.inside.proof import SECRET, Proof, WrongSecret
+from distmagic.remote.system import threads
 from distmagic.transports import dialled, local
 from distmagic.transports.channel import Channel
 
@@ -52,9 +53,7 @@ class Following:
             up = self._up
         if up is None:
             self._dial(time.monotonic() + patience_s, _WRONG_S)
-            threading.Thread(
-                target=self._serve, name="distmagic-following", daemon=True
-            ).start()
+            threads.begin("following", self._serve)
             return
         # Where the connection is broken, the next one says it.
         with contextlib.suppress(OSError, ValueError):
@@ -185,12 +184,12 @@ class Following:
         with contextlib.suppress(OSError, ValueError, KeyError):
             while (said := down.hear()) is not None:
                 if "start" in said:
-                    threading.Thread(
-                        target=self._start,
-                        args=(int(said["start"]), tuple(map(str, said["argv"]))),
-                        name="distmagic-process",
-                        daemon=True,
-                    ).start()
+                    threads.begin(
+                        "process",
+                        self._start,
+                        int(said["start"]),
+                        tuple(map(str, said["argv"])),
+                    )
                 elif "outcome" in said:
                     self._take_outcome(said)
                 elif said.get("bye"):

@@ -32,6 +32,7 @@ from distmagic.errors import SpecError
 from distmagic.inside import shared_home
 from distmagic.inside.job_node import JobNode
 from distmagic.remote.contact import mutual_tls
+from distmagic.remote.system import threads
 from distmagic.remote.wire.protocol import Secret
 
 SECRET = "DISTMAGIC_SECRET"  # noqa: S105 - its name
@@ -197,10 +198,7 @@ class _MungeDoor:
         self._changing = threading.Lock()
         self._in: queue.SimpleQueue[ssl.SSLSocket] = queue.SimpleQueue()
         self._is_over = threading.Event()
-        self._acceptor = threading.Thread(
-            target=self._accept_all, name="distmagic-munge-door", daemon=True
-        )
-        self._acceptor.start()
+        self._acceptor = threads.begin("munge-door", self._accept_all)
 
     def _accept_all(self) -> None:
         while not self._is_over.is_set():
@@ -216,9 +214,7 @@ class _MungeDoor:
                 continue
             with self._changing:
                 self._waiting[plain] = None
-            threading.Thread(
-                target=self._prove, args=(plain,), name="distmagic-munge", daemon=True
-            ).start()
+            threads.begin("munge", self._prove, plain)
 
     def _drop_oldest(self) -> None:
         """Hang up on the connection that has kept its credential for longest; its thread closes it."""

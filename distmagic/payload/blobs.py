@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from distmagic.errors import PayloadError
 from distmagic.remote.records import places
 from distmagic.remote.records.atomic_file import atomic_write
+from distmagic.remote.system import threads
 from distmagic.remote.wire.protocol import Blob
 
 _TOUCH_S = 30.0  # between two touches of files that are in use
@@ -61,7 +62,7 @@ def in_use(files: Sequence[LocalBlob]) -> Iterator[None]:
         while not is_over.wait(_TOUCH_S):
             places.touch(ours)
 
-    threading.Thread(target=touch, name="distmagic-touch", daemon=True).start()
+    threads.begin("touch", touch)
     try:
         yield
     finally:

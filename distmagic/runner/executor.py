@@ -13,8 +13,9 @@ from typing import ClassVar
 from distmagic.connection.lease_keeper import LeaseKeeper, send_quietly
 from distmagic.connection.link import Link
 from distmagic.connection.link_opener import LinkOpener
-from distmagic.connection.parallel import begin, in_parallel
+from distmagic.connection.parallel import in_parallel
 from distmagic.connection.requests import host_requests, job_requests
+from distmagic.remote.system import threads
 from distmagic.remote.wire import protocol
 from distmagic.runner.actions import (
     Action,
@@ -69,15 +70,15 @@ class Executor:
         if isinstance(action, Send):
             for link in action.links:
                 try:
-                    begin(send_quietly, link, action.message)
+                    threads.begin("run", send_quietly, link, action.message)
                 except RuntimeError:
                     # Python ends, and starts no thread any more: hosts are told to end all the same.
                     send_quietly(link, action.message)
         elif isinstance(action, Close):
             self._forget(action.link)
-            begin(action.link.close)
+            threads.begin("run", action.link.close)
         else:
-            begin(self._ACTS[type(action)], self, action)
+            threads.begin("run", self._ACTS[type(action)], self, action)
 
     def keep_lease_over(self, links: tuple[Link, ...]) -> None:
         """Renew the job's lease over these links from now on."""

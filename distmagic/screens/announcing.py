@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from distmagic.remote.system import threads
 from distmagic.render.screen import AnnouncingScreen
 
 FIRST_S = 0.05  # what takes less than this is not worth a word
@@ -38,10 +39,7 @@ def announcing(
 
     # In the context of this thread: a kernel finds the cell that an output belongs to by it.
     context = contextvars.copy_context()
-    thread = threading.Thread(
-        target=context.run, args=(announce,), name="distmagic-announce", daemon=True
-    )
-    thread.start()
+    thread = threads.begin("announce", context.run, announce)
     has_ended_well = False
     try:
         yield

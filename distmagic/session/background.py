@@ -17,9 +17,9 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from distmagic.comparison.metrics import Metrics, Plot, metrics_of, plot_of
-from distmagic.connection import parallel
 from distmagic.connection.link import Link
 from distmagic.errors import DistmagicError, SpecError
+from distmagic.remote.system import threads
 from distmagic.remote.wire.protocol import FoundFile
 from distmagic.render.screen import Screen, UserRequest
 from distmagic.runner.outcome import Detached, Results, Returned, Run, cell_number
@@ -131,7 +131,7 @@ class BackgroundRun(Returned):
         self._left: Run | Detached | None = None
         self._error: BaseException | None = None
         self._shown_in = cell_number()
-        parallel.begin(self._run, launch)
+        threads.begin("run", self._run, launch)
 
     def _run(self, launch: Callable[[], Run | Detached]) -> None:
         try:

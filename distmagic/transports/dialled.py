@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 from distmagic.errors import ConnectionLost
+from distmagic.remote.system import threads
 from distmagic.transports import Process
 from distmagic.transports.channel import Channel
 from distmagic.transports.piped import OpenProcesses, Tail
@@ -33,9 +34,7 @@ class DialledProcess:
         self._code: int | None = None
         self._ended = threading.Event()
         self._tail = Tail()
-        threading.Thread(
-            target=self._receive, name=f"distmagic-dialled-{name}", daemon=True
-        ).start()
+        threads.begin(f"dialled-{name}", self._receive)
 
     def _receive(self) -> None:
         """Take in what the node says until it has said all."""
@@ -147,10 +146,7 @@ class DialledTransport:
 
 def serve(process: Process, stdin: Channel, stdout: Channel) -> None:
     """On the node: carry a process's pipes over its two connections, and return when it has ended and all is said."""
-    feeding = threading.Thread(
-        target=_feed, args=(process, stdin), name="distmagic-feed", daemon=True
-    )
-    feeding.start()
+    feeding = threads.begin("feed", _feed, process, stdin)
     try:
         while data := process.read():
             stdout.send(OUTPUT, data)

@@ -7,10 +7,10 @@ import os
 import select
 import subprocess
 import threading
-from collections.abc import Callable
 from typing import IO, Protocol
 
 from distmagic.errors import ConnectionLost
+from distmagic.remote.system import threads
 from distmagic.transports import Process
 
 STDERR_KEPT_BYTES = 8192
@@ -58,20 +58,13 @@ class PipedProcess:
         self._closed = False
         os.set_blocking(self._stdin.fileno(), False)
         os.set_blocking(self._stdout.fileno(), False)
-        self._drainer = self._background(self._drain, "stderr")
-        self._background(self._reap, "wait")
+        self._drainer = threads.begin(f"stderr-{self.pid}", self._drain)
+        threads.begin(f"wait-{self.pid}", self._reap)
 
     @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
-
-    def _background(self, work: Callable[[], None], what: str) -> threading.Thread:
-        thread = threading.Thread(
-            target=work, name=f"distmagic-{what}-{self.pid}", daemon=True
-        )
-        thread.start()
-        return thread
 
     def _drain(self) -> None:
         with self._stderr:

@@ -15,11 +15,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 from pathlib import Path
 
 from distmagic.errors import ConnectionLost, HostKeyError, SpecError
 from distmagic.planning import preflight
+from distmagic.remote.system import threads
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import quoting, ssh_words, troubles
@@ -94,9 +94,7 @@ class CommandTransport:
         line = f"echo {_READY}; exec cat"  # every shell knows these
         child = spawn((*self._client, *options, *self._destination, line))
         self._master = PipedProcess(child, self.name)
-        limit = threading.Timer(seconds, self._give_up, (self._master,))
-        limit.daemon = True
-        limit.start()
+        limit = threads.begin_after(seconds, self._give_up, self._master)
         output = b""
         try:
             # A shell that start-up files put in the place of `cat` ends by it.

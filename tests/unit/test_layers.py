@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from distmagic.remote.system import threads
 from tests import REPOSITORY
 
 PACKAGE = REPOSITORY / "distmagic"
@@ -332,6 +333,30 @@ def test_a_private_name_is_there_in_the_versions_that_are_installed(name):
         return
     found = [Path(root, file) for root in sys.path if Path(root, file).is_file()]
     assert re.search(rf"\b{name}\b".encode(), found[0].read_bytes())
+
+
+def test_threads_begin_in_few_modules_and_each_is_told_who_ends_it():
+    making = set()
+    for name in MODULES:
+        for node in ast.walk(ast.parse(MODULES[name].read_text())):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func).removeprefix("threading.")
+                if called in ("Thread", "Timer", "ThreadPoolExecutor") and not any(
+                    one.arg == "frames" for one in node.keywords
+                ):
+                    making.add(name)
+                if called == "threads.begin":
+                    first = ast.unparse(node.args[0]).lstrip("f").strip("'\"")
+                    named = first.partition("-{")[0]
+                    assert re.search(
+                        rf"^    .*\b{named}\b.*  ", threads.__doc__, re.MULTILINE
+                    )
+    # Pools of threads are made in the second. The third travels to nodes without the package.
+    assert making == {
+        "remote.system.threads",
+        "connection.parallel",
+        "systems.osmo.start_ranks",
+    }
 
 
 def test_no_modules_import_each_other_in_a_circle():

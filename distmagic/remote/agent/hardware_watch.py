@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
+from distmagic.remote.system import threads
 from distmagic.remote.wire import protocol
 
 _QUIET_S = 0.5  # at the beginning of a job, which has more urgent things to do
@@ -16,7 +16,7 @@ class HardwareWatch:
     def __init__(self, mask: str | None) -> None:
         self._mask = mask
         self._latest: protocol.Hardware | None = None
-        threading.Thread(target=self._look, daemon=True).start()
+        threads.begin("hardware", self._look)
 
     def news(self) -> protocol.Hardware | None:
         """Return what was seen since the last call, None for nothing."""

@@ -29,6 +29,7 @@ from distmagic.remote.contact.mutual_tls import (
     context,
     family_of,
 )
+from distmagic.remote.system import threads
 from distmagic.remote.wire.protocol import Secret
 
 CONNECT_S = 2.0
@@ -117,10 +118,7 @@ class BlobServer:
         )
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
-        self._thread = threading.Thread(
-            target=self._run, name="distmagic-spread", daemon=True
-        )
-        self._thread.start()
+        self._thread = threads.begin("spread", self._run)
 
     def close(self) -> None:
         """Stop, whatever it is doing, and return when nothing listens and no connection is open."""

@@ -1,7 +1,7 @@
 """What Linux says about this host and its processes: small readers of /proc, cgroups, sockets, systemd and NVML.
 
-Here: functions that ask the system and return values, each usable alone. Never here: nothing of a job's state, no thread,
-and no file is written. `processes` also signals processes and sets two of this process's own attributes. Read in any
+Here: functions that ask the system and return values, each usable alone. Never here: nothing of a job's state, no thread
+but those that others ask for, and no file is written. `processes` also signals processes and sets two of this process's own attributes. Read in any
 order:
 
     processes.py    find, wait for and end processes
@@ -15,5 +15,6 @@ order:
     logout.py       whether processes survive log-out
     socket_peer.py  the user at the other end of a unix socket
     torchrun_variables.py  the variables that torchrun gives to ranks
+    threads.py      begins all threads of this process, and names who ends each of them
     gc_pause.py     spares the garbage collector objects that stay: loaded modules, a notebook's own
 """

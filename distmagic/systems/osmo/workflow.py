@@ -23,6 +23,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.parallel import threads_for
 from distmagic.errors import Cancelled, DistmagicError, NodeLost, NoResult, RunError
 from distmagic.remote.contact.task import MOST_RESULT_BYTES
+from distmagic.remote.system import threads
 from distmagic.remote.wire import protocol
 from distmagic.render.screen import Screen
 from distmagic.runner import interrupts
@@ -117,10 +118,7 @@ class WorkflowRun:
 
     def _follow(self) -> WorkflowState | None:
         """Look at the workflow until it is over, and read its log meanwhile; return its last state, None if nobody waits."""
-        log = threading.Thread(
-            target=self._read_log, name="distmagic-osmo-log", daemon=True
-        )
-        log.start()
+        log = threads.begin("osmo-log", self._read_log)
         state = self._last_state()
         self._is_over.set()
         for _ in range(2):  # the stream that was open, and one more that has all

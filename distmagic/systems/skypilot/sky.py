@@ -18,7 +18,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from typing import IO
 from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, SpecError, Unreachable
+from distmagic.remote.system import threads
 from distmagic.request.allocation import SkyRequest
 from distmagic.systems.skypilot import sky_words
 from distmagic.systems.skypilot.sky_words import ClusterState
@@ -80,14 +80,12 @@ class SkyCommand:
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._readers = [
-            threading.Thread(target=self._read, args=pair, daemon=True)
+            threads.begin("sky", self._read, *pair)
             for pair in (
                 (self._process.stdout, self._out if words[0] == "status" else None),
                 (self._process.stderr, None),
             )
         ]
-        for reader in self._readers:
-            reader.start()
 
     def _read(self, pipe: IO[str], out: list[str] | None) -> None:
         size = 0
@@ -251,7 +249,7 @@ def hold_in_background(request: SkyRequest, cluster: str) -> None:
                 file=sys.stderr,
             )
 
-    threading.Thread(target=hold, name="distmagic-hold", daemon=True).start()
+    threads.begin("hold", hold)
 
 
 def take_down(cluster: str, asker: NotebookAsker) -> str:

@@ -30,7 +30,7 @@ from distmagic.errors import (
     SpecError,
     Unreachable,
 )
-from distmagic.remote.system import memory
+from distmagic.remote.system import memory, threads
 from distmagic.request.allocation import HostsRequest, SlurmRequest
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
@@ -145,9 +145,7 @@ class Allocation:
         self.hosts = tuple(
             Host(name=name, allocation=self.source) for name in state.nodes
         )
-        threading.Thread(
-            target=self._keep_renewing, name="distmagic-allocation", daemon=True
-        ).start()
+        threads.begin("allocation", self._keep_renewing)
 
     def _start_keepers(self, asker: Asker, nodes: tuple[str, ...]) -> None:
         """Start keepers in a job that was not submitted for us. Raises `PreflightError` where it takes no such steps."""

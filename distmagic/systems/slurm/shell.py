@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from distmagic.errors import ConnectionLost, Unreachable
+from distmagic.remote.system import threads
 from distmagic.transports import Process, Transport
 from distmagic.transports.asking import Asker
 
@@ -125,9 +126,7 @@ def limited(process: Process, timeout_s: float) -> Iterator[threading.Event]:
         late.set()
         process.close()
 
-    timer = threading.Timer(timeout_s, give_up)
-    timer.daemon = True
-    timer.start()
+    timer = threads.begin_after(timeout_s, give_up)
     try:
         yield late
     finally:

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
 
 from distmagic.errors import ConnectionLost, PreflightError
+from distmagic.remote.system import threads
 from distmagic.transports import troubles
 from distmagic.transports.ssh import known_hosts, pins
 from distmagic.transports.ssh.agent import KeyAgent
@@ -225,9 +226,7 @@ class SshSession:
     def watch(self) -> None:
         """Send keep-alives that the server answers, and end the connection when nothing comes back."""
         self._transport.packetizer.set_keepalive(KEEPALIVE_S, self._ask_for_life)
-        threading.Thread(
-            target=self._end_when_silent, name="distmagic-keepalive", daemon=True
-        ).start()
+        threads.begin("keepalive", self._end_when_silent)
 
     def _ask_for_life(self) -> None:
         message = paramiko.Message()

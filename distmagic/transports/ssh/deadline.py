@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+from distmagic.remote.system import threads
+
 
 class Deadline:
     """Calls `on_expiry` once, from a thread of its own, when `seconds` have passed; used in a `with`.
@@ -27,9 +29,7 @@ class Deadline:
 
     def __enter__(self) -> Deadline:  # noqa: PYI034 - Self needs Python 3.11
         self._since = time.monotonic()
-        threading.Thread(
-            target=self._watch, name="distmagic-deadline", daemon=True
-        ).start()
+        threads.begin("deadline", self._watch)
         return self
 
     def __exit__(

@@ -8,6 +8,7 @@ import threading
 from typing import Protocol
 
 from distmagic.errors import ConnectionLost
+from distmagic.remote.system import threads
 from distmagic.transports.piped import Tail
 
 _PIECE_BYTES = (
@@ -55,10 +56,7 @@ class SshProcess:
         self._tail = Tail()
         self._writing = threading.Lock()
         self._closed = False
-        self._drainer = threading.Thread(
-            target=self._drain, name=f"distmagic-stderr-{name}", daemon=True
-        )
-        self._drainer.start()
+        self._drainer = threads.begin(f"stderr-{name}", self._drain)
 
     def _drain(self) -> None:
         """Read stderr all the time: it shares its window with stdout, which would block."""

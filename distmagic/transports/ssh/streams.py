@@ -9,10 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from distmagic.remote.system import threads
 from distmagic.transports import troubles
 from distmagic.transports.ssh.config_lines import in_users_shell
 from distmagic.transports.ssh.deadline import Deadline
@@ -88,10 +88,7 @@ class ProxyProcess:
             start_new_session=True,
         )
         self.stderr = ""
-        self._reader = threading.Thread(
-            target=self._read_stderr, name="distmagic-proxy", daemon=True
-        )
-        self._reader.start()
+        self._reader = threads.begin("proxy", self._read_stderr)
 
     def _read_stderr(self) -> None:
         pipe = self._process.stderr
@@ -129,13 +126,7 @@ def dial(hostname: str, port: int, where: str, deadline: Deadline) -> socket.soc
     error: OSError = TimeoutError()
     # Look the name up in a thread, because the resolver can't be given a time limit.
     answers: queue.SimpleQueue[list[_Address] | OSError] = queue.SimpleQueue()
-    resolver = threading.Thread(
-        target=_look_up,
-        args=(hostname, port, answers.put),
-        name="distmagic-dns",
-        daemon=True,
-    )
-    resolver.start()
+    threads.begin("dns", _look_up, hostname, port, answers.put)
     try:
         answer = answers.get(timeout=max(deadline.remaining(), 0.01))
     except queue.Empty:
@@ -144,10 +135,9 @@ def dial(hostname: str, port: int, where: str, deadline: Deadline) -> socket.soc
         ) from None
     if isinstance(answer, OSError):
         raise troubles.of_socket(where, answer, deadline.seconds)
-    addresses = answer
-    for number, (family, kind, protocol, _, address) in enumerate(addresses):
+    for number, (family, kind, protocol, _, address) in enumerate(answer):
         # So that a dead IPv6 address leaves time for IPv4.
-        share = deadline.remaining() / (len(addresses) - number)
+        share = deadline.remaining() / (len(answer) - number)
         dialled = socket.socket(family, kind, protocol)
         try:
             dialled.settimeout(max(share, 0.01))

@@ -16,11 +16,11 @@ from distmagic.connection.connections import Connections
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, SpecError, Unreachable, WorkerFailed
 from distmagic.payload.pack import Payload
+from distmagic.remote.system import threads
 from distmagic.remote.wire import protocol as p
 from distmagic.render.screen import Screen
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access, JobSpec
-from distmagic.runner import executor
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session import background
 from distmagic.session.background import BackgroundRun
@@ -345,7 +345,7 @@ def test_hosts_are_told_to_end_also_where_no_thread_can_be_started(kernel, monke
     def refuse(*_: object) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    monkeypatch.setattr(executor, "begin", refuse)
+    monkeypatch.setattr(threads, "begin", refuse)
     monkeypatch.setattr(background, "_LAST_WAIT_S", 0.0)
     run.ask_to_stop()
     wait_until(

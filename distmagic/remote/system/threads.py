@@ -1,0 +1,49 @@
+"""Threads of this process: daemons, which end with it, each named for what it does. All but those of pools begin here.
+
+Who ends each of them, and when:
+
+    allocation, warm       `close` of what it keeps alive; without that the lease of the host runs out
+    announce               the end of the block around it, which joins it
+    deadline               the end of the connecting that it limits
+    dialled, feed          the end of the two connections of a process
+    dns                    the resolver's answer, for which nobody waits longer than the deadline
+    following, process     the end of node 0, or of the process that it asked for
+    hardware               the end of its agent
+    hold                   the end of `sky exec`
+    keepalive              `close` of its SSH session
+    lease                  `close` of its keeper, at the end of the run
+    limits                 the act itself; the one that looks ends with the last limit
+    meeting, member        `close` of the meeting, which joins the first; a member's connection ends the second
+    munge-door, munge      `close` of the door, which joins it; the time limit of a handshake ends the second
+    osmo-log               the end of the workflow, after which it is joined
+    proxy, sky, stderr, wait   the end of the process that it reads or reaps
+    run                    the act: one message, or one connection that is closed
+    spread                 `close` of the blob server, which joins it
+    touch                  the end of the block around it
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+def begin(
+    name: str, act: Callable[..., object], *arguments: object
+) -> threading.Thread:
+    """Have a thread of its own do one act. Raises RuntimeError where the system allows no further thread."""
+    thread = threading.Thread(
+        target=act, args=arguments, name=f"distmagic-{name}", daemon=True
+    )
+    thread.start()
+    return thread
+
+
+def begin_after(
+    seconds: float, act: Callable[..., object], *arguments: object
+) -> threading.Timer:
+    """Have a thread of its own do an act when the time is over, unless its `cancel` is called before."""
+    timer = threading.Timer(seconds, act, arguments)
+    timer.daemon = True
+    timer.start()
+    return timer

@@ -30,7 +30,7 @@ class DialledProcess:
         self._stdin, self._stdout = stdin, stdout
         self._changed = threading.Condition()
         self._data = bytearray()
-        self._has_end = self._is_closed = False
+        self._has_end = self.is_closed = False
         self._code: int | None = None
         self._ended = threading.Event()
         self._tail = Tail()
@@ -62,7 +62,7 @@ class DialledProcess:
     def _keep(self, data: bytes) -> None:
         with self._changed:
             self._changed.wait_for(
-                lambda: self._is_closed or len(self._data) < _KEPT_BYTES
+                lambda: self.is_closed or len(self._data) < _KEPT_BYTES
             )
             self._data += data
             self._changed.notify_all()
@@ -85,9 +85,9 @@ class DialledProcess:
         """Return bytes as soon as there are any; b"" at end of file, after `close` or when the connection is lost."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._is_closed or self._has_end or self._data
+                lambda: self.is_closed or self._has_end or self._data
             )
-            if self._is_closed:
+            if self.is_closed:
                 return b""
             data = bytes(self._data[:max_bytes])
             del self._data[:max_bytes]
@@ -108,15 +108,10 @@ class DialledProcess:
         with contextlib.suppress(OSError, ValueError):
             self._stdin.send(END)
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._is_closed
-
     def close(self) -> None:
         """Let go of the connections; a blocked read or write ends. The process goes on if it wants to."""
         with self._changed:
-            self._is_closed = True
+            self.is_closed = True
             self._changed.notify_all()
         self._stdin.close()
         self._stdout.close()

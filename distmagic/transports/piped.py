@@ -55,16 +55,11 @@ class PipedProcess:
         self._writing = threading.Lock()
         self._reading = threading.Lock()
         self._closing = threading.Lock()
-        self._closed = False
+        self.is_closed = False
         os.set_blocking(self._stdin.fileno(), False)
         os.set_blocking(self._stdout.fileno(), False)
         self._drainer = threads.begin(f"stderr-{self.pid}", self._drain)
         threads.begin(f"wait-{self.pid}", self._reap)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
 
     def _drain(self) -> None:
         with self._stderr:
@@ -108,7 +103,7 @@ class PipedProcess:
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         poll.register(descriptor, event)
-        if self._closed or any(ready == self._wake_read for ready, _ in poll.poll()):
+        if self.is_closed or any(ready == self._wake_read for ready, _ in poll.poll()):
             raise ValueError("closed")
 
     def stderr(self) -> str:
@@ -129,9 +124,9 @@ class PipedProcess:
     def close(self) -> None:
         """Let go of the pipes; a blocked read or write ends. The process itself goes on if it wants to."""
         with self._closing:
-            if self._closed:
+            if self.is_closed:
                 return
-            self._closed = True
+            self.is_closed = True
             os.write(self._wake_write, b"x")
             with self._writing, self._reading:
                 self._close_file(self._stdin)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from distmagic.remote.records import places
+from distmagic.remote.records import found_files, places
 from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.wire import protocol
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from distmagic.remote.contact import Conversation
     from distmagic.remote.contact.blob_server import BlobServer, BlobSource, Growing
 
-_CHUNK = 1 << 20
 _TELL_S = 0.25  # between two messages about how much has arrived
 
 
@@ -271,11 +270,9 @@ def is_whole(blob: protocol.Blob) -> bool:
     """Whether a file is here, and not cut short or empty as the loss of power leaves them."""
     try:
         with places.blob(blob.sha256).open("rb") as file:
-            if not places.is_private(os.fstat(file.fileno())):
+            about = os.fstat(file.fileno())
+            if not places.is_private(about):
                 return False  # somebody else could change it later
-            digest = hashlib.sha256()
-            while data := file.read(_CHUNK):
-                digest.update(data)
+            return found_files.digest(file, 0, about.st_size) == blob.sha256
     except OSError:
         return False
-    return digest.hexdigest() == blob.sha256

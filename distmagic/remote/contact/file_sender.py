@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
-from distmagic.remote.records import expiry, logs, places
+from distmagic.remote.records import expiry, found_files, logs, places
 from distmagic.remote.wire import protocol
 
 if TYPE_CHECKING:
     from distmagic.remote.contact import Conversation
-
-_CHUNK = 1 << 20
 
 
 class FileSender:
@@ -42,7 +40,8 @@ class FileSender:
             )
             for file, size in parts:
                 begin = min(skip, size)
-                self._send_part(file, begin, size)
+                for data in found_files.pieces(file, begin, size):
+                    self._notebook.write(data)
                 skip -= begin
 
     def note_taken(self, request: protocol.ResultTaken) -> None:
@@ -51,19 +50,11 @@ class FileSender:
         if request.name == path.name and path.suffix == ".result" and path.exists():
             expiry.mark_fetched(path)
 
-    def _send_part(self, file: BinaryIO, at: int, end: int) -> None:
-        file.seek(at)
-        while at < end:
-            data = file.read(min(end - at, _CHUNK))
-            if not data:
-                return
-            at += len(data)
-            self._notebook.write(data)
-
     def send_blob(self, request: protocol.GetBlob) -> None:
         """Send a blob, for a host that comes to a job later."""
         path = places.blob(request.sha256)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             self._notebook.say(protocol.Data(size_bytes=size))
-            self._send_part(file, 0, size)
+            for data in found_files.pieces(file, 0, size):
+                self._notebook.write(data)

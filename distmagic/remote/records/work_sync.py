@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from distmagic.remote.records import manifest, places
+from distmagic.remote.records import found_files, manifest, places
 from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.records.manifest import ListedFile, Manifest
 
@@ -321,16 +321,13 @@ class FileSync:
 
 
 def _digest_of_file(path: Path) -> str:
-    digest = hashlib.sha256()
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             return ""
         with path.open("rb") as file:
-            while data := file.read(_CHUNK):
-                digest.update(data)
+            return found_files.digest(file, 0, os.fstat(file.fileno()).st_size)
     except OSError:
         return ""
-    return digest.hexdigest()
 
 
 def _coming(

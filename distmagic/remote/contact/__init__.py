@@ -17,7 +17,7 @@ Read in this order:
     mutual_tls        TLS between two ends that hold the same certificate
     sweep             ends what agents left that were killed
     template_client   finds, starts and ends templates
-    template          a process that has torch loaded and forks agents
+    template          a process that has torch loaded and forks agents; its states and promises
     task              where no notebook can open a channel: talks to a contact in its place, and writes to a log
 """
 

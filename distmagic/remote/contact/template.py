@@ -2,6 +2,46 @@
 
 It has one thread: a fork copies no other. Standard input is its listening socket. It sends a greeting over each
 connection, reads one request, and ends when its lease runs out, or when nobody has used it for long.
+
+Theory of operation
+===================
+
+A template belongs to one owner, which is one notebook or script, and has one key: a digest of all that a process has
+from its start (`_key` in template_client.py). A job is forked from the template of its owner and its key, or started by
+exec. A host keeps two templates of an owner at most.
+
+    loading  from its start on: it imports torch and what ranks need. It listens, and answers nobody
+    ready    it serves: one connection after the other, each with a greeting and one request
+    trying   the same, while a child imports a package that jobs of its owner import (preloading.py)
+    gone     its process has ended, and its directory is removed
+
+loading -> ready: all is imported, there is one thread, CUDA is untouched, and /proc can show another role and job of a
+forked process. Where one of these is not so: loading -> gone.
+
+ready -> trying: a package waits, and no job runs that was forked from here. trying -> ready: the child has ended. Where it
+ended well the template imports the package itself as soon as no such job runs; else the package is refused, with a reason.
+
+ready, trying -> gone, by whichever comes first:
+
+    nobody has renewed the lease for `lease_s`                       by RenewLease or ForkAgent, also while jobs run
+    nobody has used it for `idle_s`                                  a job that was forked from here is a use
+    its socket was removed, and it has neither a job nor a package   no contact would find it any more
+    a contact kills it (`_end`): its owner asks for that, it was stopped by a signal, or it is the one of three that was
+    used the longest ago
+
+A template that is killed leaves its directory behind; a later contact removes that (`dead_templates` in places.py).
+
+A start from a template: the contact connects and waits for the greeting, sends `ForkAgent` with the agent's socket, log
+and devices as descriptors, and gets the agent's pid. The agent forks torchrun, which forks a server of forks before it
+has threads; that server forks the ranks.
+
+Promised: a job starts also where no template fits, or one ends, hangs or is slow: by exec, 20 s later at most. A job
+outlives its template. A forked rank differs from a new process in the seed of string hashes and in the modules that are
+loaded, and in nothing else (forking.py); a program that would notice these is started anew. No code of a user's own
+module runs in a template. No other user can connect to it.
+
+Not promised: that there is a template (a host short of memory may kill it), or that any package is loaded. A package is
+imported once; a newer version of it is another key.
 """
 
 from __future__ import annotations

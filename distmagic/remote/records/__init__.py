@@ -13,7 +13,7 @@ Read in this order:
     manifest      the list of the files that a run brings
     found_files   files that ranks left there, found and read
     work_sync     how files come into a working directory
-    work_dirs     the working directories of runs, and which jobs use them
+    work_dirs     the working directories of runs, and which jobs use them; their states and promises
     environments  virtual environments that were made for notebooks
     expiry        what is removed, and when
 """

@@ -17,6 +17,51 @@ NAME-2, NAME-3 and so on. So does a run of another notebook or script, and one t
 notebook's or a script's own: a directory never becomes another one's.
 
 All times are those of the clock that dates the files, which for a shared home is its server's.
+
+Theory of operation
+===================
+
+A directory is in one of four states. Files alone say in which: nothing is kept in memory, and no process owns it.
+
+    absent  there is no NAME; .NAME may still say what is known of one that was removed
+    free    NAME is there, and no mark in `users` is alive
+    coming  a node of a job has marked it, and brings the job's files
+    used    a mark says "ready": all files are there, and only ranks change them
+
+absent, free -> coming: `prepare` marks the first directory of the name that has the run's origin, and only then looks
+whether another job uses it. Of two hosts that share no locks one at least sees the other's mark.
+
+coming -> used: every file has its name, `files.json` says what was brought, and the mark says "ready". A further node of
+the job finds that mark in whichever directory it is, and brings nothing.
+
+coming -> free: it failed, or was ended. `files.json` says which files were coming; the next run counts those as brought
+that have come.
+
+coming -> the next NAME, where another job uses this one and has other files, or this job is to begin with an empty one.
+A job with the same files shares the directory.
+
+used -> free: the agent of each node removes its mark. A mark is dead, too, if its agent is gone (on this host, 20 s after
+it was made), or if it was not touched for 120 s (on another host).
+
+free -> absent: `remove`, which a user asks for, or `expire`, after 7 days without use.
+
+What becomes of a file in `coming` depends on what it is (work_sync.py):
+
+    listed, and not there                             it is written
+    listed, and as it was brought                     it becomes as it is listed
+    listed, and a run has written or changed it       it stays, and the run says so
+    not listed any more, and as it was brought        it goes, if its place is one of the run's own (`owned`)
+    not listed any more, and a run has changed it     it stays
+    never brought                                     it stays
+
+With --fresh the directory is emptied before that, once for a job.
+
+Promised: a file appears whole or not at all. Nothing that was brought changes while a job runs. What ranks wrote is
+there until --fresh, `remove` or `expire`, whatever happens to the run that follows. A directory never becomes another
+notebook's. A run that is ended while it brings files costs the next one nothing but time.
+
+Not promised: that two jobs which share a directory keep apart what they write. That a file which was touched, and is
+1 MiB or larger, is found to be the same: it counts as changed.
 """
 
 from __future__ import annotations

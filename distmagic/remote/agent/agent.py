@@ -389,7 +389,9 @@ class Agent:
         self.rank_table.notice_ends()
         if status is None:
             return
-        self.engine_code = 0 if self.has_left_barrier else exit_codes.code_of(status)
+        self.engine_code = (
+            0 if self.has_left_barrier else os.waitstatus_to_exitcode(status)
+        )
         if exit_codes.is_kill(self.engine_code):
             why = self.rank_table.memory.why(self.engine_cgroup)
             if why:

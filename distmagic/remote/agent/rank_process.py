@@ -123,7 +123,7 @@ class RankProcess:
         parent = processes.read(now.parent)
         if now.parent == os.getpid() or parent is None or parent.state in "ZX":
             return None
-        return self.end_by_code(exit_codes.code_of(now.exit_status), watch)
+        return self.end_by_code(os.waitstatus_to_exitcode(now.exit_status), watch)
 
     def end_by_code(self, code: int, watch: memory.Watch) -> protocol.Ended:
         """Return an end made from an exit code. `watch` gives the reason where memory ran out."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import zipfile
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.remote.agent.rank_process import RankProcess
-from distmagic.remote.rank import stacks
+from distmagic.remote.rank import sources, stacks
 from distmagic.remote.rank.stacks import Sources
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.system import processes
@@ -185,8 +184,7 @@ def _state(rank: RankProcess) -> tuple[str, str]:
 def _sources(code: Path, bundle: str, modules: str) -> Sources:
     """Return the file names and texts of the user's code, from the payload; none of them if it can't be read any more."""
     try:
-        with zipfile.ZipFile(code) as archive:
-            found = json.loads(archive.read("sources.json"))
+        found = sources.read(code)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         found = {"labels": {}, "texts": {}}
     return Sources(

@@ -18,7 +18,7 @@ from distmagic.remote.values.source_form import SourceForm
 
 def load(code: Path) -> dict[str, str]:
     """Put the cells' text into `linecache`; return the labels of cells by file name. `code` is a file of the payload."""
-    sources = _read(code)
+    sources = read(code)
     for name, text in sources["texts"].items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     _find_classes(sources["texts"])
@@ -30,21 +30,22 @@ def load(code: Path) -> dict[str, str]:
 def form_of_results(code: Path) -> SourceForm | None:
     """Return how results travel: without byte code, where the notebook has a Python of another minor version."""
     ours = sys.version_info[:2]
-    python = tuple(_read(code).get("python", ours))
+    python = tuple(read(code).get("python", ours))
     return None if python == ours else SourceForm(python)
 
 
 def needs_new(code: Path) -> bool:
     """Whether the ranks of this payload must be new processes, in which no package is loaded."""
-    return bool(_read(code).get("needs_new"))
+    return bool(read(code).get("needs_new"))
 
 
 def imports(code: Path) -> list[str]:
     """Return the names of what the texts of this payload import."""
-    return [str(name) for name in _read(code).get("imports", ())]
+    return [str(name) for name in read(code).get("imports", ())]
 
 
-def _read(code: Path) -> dict[str, Any]:
+def read(code: Path) -> dict[str, Any]:
+    """Return what the payload tells of the user's sources. Raises OSError, ValueError, KeyError, BadZipFile."""
     with zipfile.ZipFile(code) as archive:
         found: dict[str, Any] = json.loads(archive.read("sources.json"))
     return found

@@ -166,7 +166,7 @@ def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
         is_detached=(folder / _DETACHED).exists(),
         reason=_reason(_tail(folder / journal.FILE)),
         reported=_reported(chatter),
-        size_bytes=places.size_of(folder),
+        size_bytes=places.size_below(folder),
         age_s=max(0.0, age_s),
         began_ago_s=max(0.0, began_ago_s),
     )
@@ -276,9 +276,8 @@ def remove(job: str, owner: str = "") -> int:
         node_rank = int(folder.name.partition("-")[0])
         if is_running(job, node_rank):
             raise OSError(f"job {job} still runs here; stop it first")
-        # Another host of the same home removes it just now.
-        with contextlib.suppress(FileNotFoundError):
-            freed += places.size_of(folder)
+        freed += places.size_below(folder)
+        # Another host of the same home may remove it just now.
         shutil.rmtree(folder, onerror=_ignore_gone)
         with contextlib.suppress(OSError):
             folder.parent.rmdir()  # the last folder of the job was in it

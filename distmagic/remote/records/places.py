@@ -118,15 +118,6 @@ def now_at(folder: Path) -> float:
     return folder.stat().st_mtime
 
 
-def size_of(folder: Path) -> int:
-    """Return the bytes of the files in a folder, without those that go just now."""
-    size = 0
-    for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            size += path.lstat().st_size if stat.S_ISREG(path.lstat().st_mode) else 0
-    return size
-
-
 def size_below(folder: Path) -> int:
     """Return the bytes of the files below a folder, as far as they can be seen."""
     size = 0

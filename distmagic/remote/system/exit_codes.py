@@ -5,7 +5,6 @@ Codes are those of `subprocess`: negative for a signal. Codes from 129 to 159 ar
 
 from __future__ import annotations
 
-import os
 import signal
 
 from distmagic.remote.wire.vocabulary import RankOutcome
@@ -20,11 +19,6 @@ _MEANINGS = {
     signal.SIGTERM: "asked to end from outside",
     signal.SIGXCPU: "over its limit of CPU time",
 }
-
-
-def code_of(status: int) -> int:
-    """Return the exit code for a status of waitpid(2)."""
-    return os.waitstatus_to_exitcode(status)
 
 
 def outcome_of(code: int) -> RankOutcome:

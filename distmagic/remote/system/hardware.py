@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
-from typing import Any
 
 from distmagic.remote.wire import protocol
 
@@ -32,9 +30,7 @@ def looks(mask: str | None) -> Iterator[protocol.Hardware]:
 
 
 def rounds() -> Iterator[GpuTable]:
-    """Yield the GPUs of this host every two seconds, none where nothing tells of them."""
-    with contextlib.suppress(Exception):  # no such package, no driver, another GPU
-        yield from nvml_rounds(importlib.import_module("pynvml"))
+    """Yield the GPUs of this host every two seconds, none where there is no nvidia-smi."""
     with contextlib.suppress(OSError, ValueError):
         smi = subprocess.Popen(
             _SMI, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, text=True
@@ -43,36 +39,6 @@ def rounds() -> Iterator[GpuTable]:
     while True:
         time.sleep(EVERY_S)
         yield {}
-
-
-def nvml_rounds(nvml: Any) -> Iterator[GpuTable]:
-    """Yield what NVML tells; its package is the argument."""
-
-    def told(call: Callable[..., Any], *args: Any) -> Any:
-        try:
-            return call(*args)
-        except nvml.NVMLError:
-            return None  # this GPU does not tell
-
-    nvml.nvmlInit()
-    count = nvml.nvmlDeviceGetCount()
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-    while True:
-        time.sleep(EVERY_S)
-        found = {}
-        for index, handle in enumerate(handles):
-            use = told(nvml.nvmlDeviceGetUtilizationRates, handle)
-            room = told(nvml.nvmlDeviceGetMemoryInfo, handle)
-            heat = told(nvml.nvmlDeviceGetTemperature, handle, 0)
-            uuid = told(nvml.nvmlDeviceGetUUID, handle)
-            name = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
-            found[str(index)] = found[name] = protocol.Gpu(
-                utilization=None if use is None else use.gpu / 100,
-                used_bytes=None if room is None else room.used,
-                total_bytes=None if room is None else room.total,
-                celsius=None if heat is None else float(heat),
-            )
-        yield found
 
 
 def smi_rounds(lines: Iterable[str]) -> Iterator[GpuTable]:

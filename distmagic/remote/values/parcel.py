@@ -16,6 +16,7 @@ cloudpickle, torch and numpy are imported only where a value needs them.
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import json
 import mmap
@@ -168,7 +169,7 @@ def _write_side_file(
 ) -> tuple[SideFile, list[int]]:
     """Write a file with these values; return it, and where each of them is in it."""
     with side_files.new_file(folder) as (file, name):
-        sink = _Sink(file=file, sha256=side_files.new_digest())
+        sink = _Sink(file=file, sha256=hashlib.sha256())
         try:
             offsets = [sink.write_value(value) for value in values]
         finally:

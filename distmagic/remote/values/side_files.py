@@ -5,7 +5,6 @@ A value that has not changed keeps its file's name whatever else changes, so tha
 
 from __future__ import annotations
 
-import hashlib
 import io
 import mmap
 import os
@@ -86,11 +85,6 @@ def new_file(folder: Path) -> Iterator[tuple[Any, Callable[[str], None]]]:
             yield file, name
     finally:
         aside.unlink(missing_ok=True)
-
-
-def new_digest() -> Any:
-    """Return the digest that makes a side file's name."""
-    return hashlib.sha256()
 
 
 def mapped(path: Path, size_bytes: int) -> mmap.mmap:

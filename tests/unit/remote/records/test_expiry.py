@@ -44,7 +44,7 @@ def test_what_goes_while_it_is_measured(home, monkeypatch):
     for module in (Path, os):
         monkeypatch.setattr(module, "lstat", going(module.lstat))
     piece.write_bytes(b"x" * 7)
-    assert places.size_of(folder) == 7
+    assert places.size_below(folder) == 7
     piece.write_bytes(b"x" * 7)
     expiry.expire(time.time() + 8 * DAY_S)
     assert not (home / "jobs" / "long").exists()

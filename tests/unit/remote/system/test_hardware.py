@@ -1,11 +1,9 @@
-"""How busy a host is: what NVML, nvidia-smi and the kernel tell, and what the looking costs."""
+"""How busy a host is: what nvidia-smi and the kernel tell, and what the looking costs."""
 
 from __future__ import annotations
 
 import itertools
-import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +12,6 @@ from distmagic.remote.system import hardware
 from distmagic.remote.wire import protocol
 from tests.lab.waiting import wait_until
 
-GIB = 1 << 30
 # As nvidia-smi writes it, with --format=csv,noheader,nounits.
 SMI = """\
 0, 2, GPU-5ba2c9f0-1111, 87, 62311, 81559, 71
@@ -64,40 +61,9 @@ def test_gpus_are_counted_as_ranks_count_them(mask, numbers):
     assert hardware.chosen(gpus, mask) == tuple(gpu(number) for number in numbers)
 
 
-class NoTemperature(Exception):
-    pass
-
-
-def test_nvml_tells_what_it_can(monkeypatch):
-    monkeypatch.setattr(hardware.time, "sleep", lambda _: None)
-
-    def temperature(handle: str, kind: int) -> int:
-        if handle == "handle 1":
-            raise NoTemperature
-        return 65
-
-    nvml = SimpleNamespace(
-        NVMLError=NoTemperature,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: f"handle {index}",
-        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=50),
-        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=GIB, total=80 * GIB),
-        nvmlDeviceGetTemperature=temperature,
-        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}".encode(),
-    )
-    found = next(hardware.nvml_rounds(nvml))
-    assert found["0"] == protocol.Gpu(
-        utilization=0.5, used_bytes=GIB, total_bytes=80 * GIB, celsius=65.0
-    )
-    assert found["GPU-handle 1"].celsius is None
-    assert found["1"].used_bytes == GIB
-
-
-def test_without_nvml_and_program_a_host_has_no_gpus(monkeypatch):
+def test_without_the_program_a_host_has_no_gpus(monkeypatch):
     monkeypatch.setattr(hardware.time, "sleep", lambda _: None)
     monkeypatch.setattr(hardware, "_SMI", ("no-such-program-anywhere",))
-    monkeypatch.setitem(sys.modules, "pynvml", None)
     assert list(itertools.islice(hardware.rounds(), 3)) == [{}, {}, {}]
 
 
@@ -131,7 +97,7 @@ def test_a_watch_has_news_once(monkeypatch):
 
 
 def test_looking_costs_less_than_half_a_percent_of_a_core():
-    """Without GPUs; what NVML costs besides is the driver's."""
+    """Without GPUs; what nvidia-smi costs besides is the driver's."""
     costs_s = []  # the least counts: other programs take caches away
     before = hardware.counters()
     for _ in range(50):

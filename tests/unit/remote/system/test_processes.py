@@ -105,7 +105,7 @@ def test_a_zombie_tells_how_it_ended(start, how, code):
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     found = processes.read(child.pid)
     assert found is not None
-    assert (found.state, exit_codes.code_of(found.exit_status)) == ("Z", code)
+    assert (found.state, os.waitstatus_to_exitcode(found.exit_status)) == ("Z", code)
     assert child.pid not in [p.pid for p in processes.descendants(os.getpid())]
     assert child.wait() == code
 

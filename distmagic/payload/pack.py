@@ -93,17 +93,15 @@ def pack_call(
     limit_bytes: int,
     labels: Mapping[str, str],
     title: str = "",
-    scratch: Path | None = None,
     other: OtherPython | None = None,
 ) -> Payload:
     """Pack a function without arguments, with all that it captured; without byte code, if hosts have an `other` Python.
 
     `labels` maps a cell's filename to what to call it (`Cell In[3]`), `title` is the call as the user wrote it, whole
-    where the function is a cell's call. The files go to `scratch`, or among this machine's blobs. Raises `PayloadError`
+    where the function is a cell's call. The files go among this machine's blobs. Raises `PayloadError`
     for what can't be pickled, `PayloadTooLarge` above `limit_bytes`.
     """
     seen = Seen()
-    folder = payload_folder(scratch)
     code = getattr(thunk, "__code__", None)
     is_of_cell = code is not None and code.co_name == "<module>"
     source = None
@@ -115,7 +113,7 @@ def pack_call(
     if names.get("__name__") != "__main__":
         names = vars(sys.modules["__main__"])
     try:
-        call = dumped(Call(thunk), folder, seen, limit_bytes, source, names)
+        call = dumped(Call(thunk), seen, limit_bytes, source, names)
     except parcel.Unpicklable as error:
         if other is not None and isinstance(error.cause.error, NoSource):
             raise _has_no_source(
@@ -135,24 +133,15 @@ def pack_call(
     own = on_ranks.of_codes(codes, texts, labels)
     shown = on_ranks.look([*own, *on_ranks.of_modules(found)], modules)
     used = ["logging", "warnings", *(module.name for module in found), *modules]
-
-    def in_source(other: OtherPython) -> Payload:
-        return pack_call(
-            thunk,
-            limit_bytes=limit_bytes,
-            labels=labels,
-            title=title,
-            scratch=scratch,
-            other=other,
-        )
-
+    again = partial(
+        pack_call, thunk, limit_bytes=limit_bytes, labels=labels, title=title
+    )
     return Payload(
         call=call,
-        code=write_code(found, texts, labels, folder, shown),
+        code=write_code(found, texts, labels, shown),
         # Equal files once.
         side_files=tuple(
-            _local(folder, one.sha256, one.size_bytes)
-            for one in dict.fromkeys(seen.side_files)
+            _local(one.sha256, one.size_bytes) for one in dict.fromkeys(seen.side_files)
         ),
         modules=found,
         title=title,
@@ -160,27 +149,26 @@ def pack_call(
         uses=frozenset(name.partition(".")[0] for name in used),
         settings=settings.read(),
         limit_bytes=limit_bytes,
-        in_source=in_source if source is None else None,
+        in_source=None if other else lambda python: again(other=python),
     )
 
 
 def pack_whole(
     text: str, *, filename: str, labels: Mapping[str, str], limit_bytes: int, argv: tuple[str, ...] = (),
-    title: str = "", scratch: Path | None = None,
+    title: str = "",
 ) -> Payload:  # fmt: skip
     """Pack a cell's text, which every rank is to run as its `__main__`, with `argv` unless that is empty; otherwise as `pack_call`."""
-    folder = payload_folder(scratch)
     if len(text) > limit_bytes:
         raise PayloadError(
             f"The cell's text has {size_text(len(text))}; at most {size_text(limit_bytes)} may be sent."
         )
-    call = dumped(Whole(text, filename, argv), folder, Seen(), None)
+    call = dumped(Whole(text, filename, argv), Seen(), None)
     found = local_modules.found(local_modules.imports_of_text(text))
     own = (labels.get(filename, filename), text, None)
     shown = on_ranks.look([own, *on_ranks.of_modules(found)])
     return Payload(
         call=call,
-        code=write_code(found, {filename: text}, labels, folder, shown),
+        code=write_code(found, {filename: text}, labels, shown),
         modules=found,
         title=title,
         notice=shown.notice,
@@ -188,16 +176,12 @@ def pack_whole(
     )
 
 
-def payload_folder(scratch: Path | None) -> Path:
-    """Return where a payload is written: among this machine's blobs, unless `scratch` is named. Raises `PayloadError`."""
-    return blobs.folder() if scratch is None else scratch
-
-
 def dumped(
-    what: object, folder: Path, seen: Seen, limit_bytes: int | None,
+    what: object, seen: Seen, limit_bytes: int | None,
     source: SourceForm | None = None, namespace: Mapping[str, object] | None = None,
 ) -> LocalBlob:  # fmt: skip
     """Write the parcel of what a rank is to run. Raises `PayloadError`, and `parcel`'s own errors."""
+    folder = blobs.folder()
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".payload-"))
     try:
         with going_by_value(local_modules.loaded_by_path()):
@@ -212,7 +196,7 @@ def dumped(
                 source=source,
                 namespace=namespace,
             )
-        call = _local(folder, seen.sha256.hexdigest(), size)
+        call = _local(seen.sha256.hexdigest(), size)
         (aside / "call").replace(call.path)
     except OSError as error:
         raise PayloadError(
@@ -223,9 +207,9 @@ def dumped(
     return call
 
 
-def _local(folder: Path, sha256: str, size_bytes: int) -> LocalBlob:
+def _local(sha256: str, size_bytes: int) -> LocalBlob:
     return LocalBlob(
-        blob=Blob(sha256=sha256, size_bytes=size_bytes), path=folder / sha256
+        blob=Blob(sha256=sha256, size_bytes=size_bytes), path=blobs.folder() / sha256
     )
 
 
@@ -233,7 +217,6 @@ def write_code(
     modules: Iterable[LocalModule],
     texts: Mapping[str, str],
     labels: Mapping[str, str],
-    folder: Path,
     shown: on_ranks.OnRanks,
 ) -> LocalBlob:
     """Write what ranks have to know of the user's code: texts and labels of cells, where local modules lie here, our Python.
@@ -249,7 +232,7 @@ def write_code(
         "imports": sorted(shown.imports),
     }
     data = json.dumps(sources, sort_keys=True).encode()
-    return blobs.keep(blobs.zipped({"sources.json": data}), folder)
+    return blobs.keep(blobs.zipped({"sources.json": data}), blobs.folder())
 
 
 def _texts(codes: Iterable[CodeType]) -> dict[str, str]:

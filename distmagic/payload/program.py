@@ -13,7 +13,7 @@ from pathlib import Path
 from distmagic.errors import SpecError
 from distmagic.payload import on_ranks
 from distmagic.payload.local_modules import LocalModule, found, imports_of_text
-from distmagic.payload.pack import Payload, dumped, payload_folder, write_code
+from distmagic.payload.pack import Payload, dumped, write_code
 from distmagic.payload.work_files import may_travel, place_of
 from distmagic.remote.values.call import Script
 from distmagic.remote.values.pickling import Seen
@@ -28,13 +28,11 @@ def pack_program(
     sync: str | None,
     current: Path,
     limit_bytes: int,
-    scratch: Path | None = None,
 ) -> Payload:
     """Pack a program. `sync` is the folder that travels where the user has named one, `current` the current directory.
 
     Raises `SpecError` for a script that isn't there.
     """
-    scratch = payload_folder(scratch)
     current = current.resolve()
     script = None if program.is_module else _file_of(program.target, current)
     own = current if script is None else script.parent
@@ -47,8 +45,8 @@ def pack_program(
     start = script or _file_of_module(program.target, current)
     shown = on_ranks.look(on_ranks.of_program(start, own) if start else ())
     return Payload(
-        call=dumped(replace(call, roots=roots), scratch, Seen(), None),
-        code=write_code(modules, {}, {}, scratch, shown),
+        call=dumped(replace(call, roots=roots), Seen(), None),
+        code=write_code(modules, {}, {}, shown),
         modules=tuple(one for one in modules if one.at),
         folder=folder,
         roots=roots,

@@ -56,8 +56,7 @@ def begins_in(payload: Payload | None, sync: str | None, current: Path) -> str:
 
 
 def with_tree(
-    payload: Payload, sync: str | None, current: Path, scratch: Path | None = None,
-    *, is_fresh: bool = False,
+    payload: Payload, sync: str | None, current: Path, *, is_fresh: bool = False,
 ) -> Payload:  # fmt: skip
     """Return a payload with all files that hosts need.
 
@@ -74,7 +73,7 @@ def with_tree(
         names = ", ".join(module.name for module in payload.modules)
         what = f"The local package{'s' if len(payload.modules) > 1 else ''} {names}"
     check_size(contents, payload.limit_bytes, what)
-    tree = packed(contents, sorted(set(owned)), scratch or blobs.folder(), inside)
+    tree = packed(contents, sorted(set(owned)), blobs.folder(), inside)
     notices = [payload.notice, _large(contents, what) if sync is None else ""]
     if contents.private:
         first = _first_of(contents.private)

@@ -105,7 +105,6 @@ def test_of_a_cell_only_those_functions_count_that_travel(name, is_new, tmp_path
         names[name],
         limit_bytes=1 << 20,
         labels={"<a cell>": "Cell In[7]"},
-        scratch=tmp_path,
     )
     assert needs_new(payload) is is_new
     assert ("Cell In[7], line 9 starts ranks" in payload.notice) is (name == "spawns")
@@ -115,9 +114,7 @@ def test_a_payload_has_the_names_of_the_libraries_that_its_call_uses(tmp_path):
     names = {"__name__": "__main__", "linecache": linecache, "pytest": pytest}
     text = "def f():\n    import zipfile\n    return linecache.cache, g()\ndef g(): json\ndef other(): pytest"
     exec(compile(text, "<a cell>", "exec"), names)
-    payload = pack.pack_call(
-        names["f"], limit_bytes=1 << 20, labels={}, scratch=tmp_path
-    )
+    payload = pack.pack_call(names["f"], limit_bytes=1 << 20, labels={})
     assert {"linecache", "zipfile", "logging", "warnings"} <= payload.uses
     assert "pytest" not in payload.uses
     assert {"linecache", "zipfile"} <= set(sources(payload)["imports"])
@@ -131,9 +128,7 @@ def test_a_payload_names_what_its_call_and_its_modules_import(tmp_path, monkeypa
     )
     names = {"__name__": "__main__"}
     exec(compile(text, "<a cell>", "exec"), names)
-    payload = pack.pack_call(
-        names["f"], limit_bytes=1 << 20, labels={}, scratch=tmp_path
-    )
+    payload = pack.pack_call(names["f"], limit_bytes=1 << 20, labels={})
     imports = {"own_module", "g.h", "g.h.i", "g.h.j", "a", "a.b", "c.d"}
     assert imports <= set(sources(payload)["imports"])
     assert "" not in sources(payload)["imports"]
@@ -151,7 +146,6 @@ def test_of_a_program_all_counts_that_it_imports_from_its_folder(
             sync=None,
             current=tmp_path,
             limit_bytes=1 << 20,
-            scratch=tmp_path,
         )
 
     (tmp_path / "lab").mkdir()

@@ -32,10 +32,9 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    made = tmp_path / "scratch"
-    made.mkdir()
-    return made
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    return blobs.folder()
 
 
 def write(folder: Path, *names: str, text: str = "x") -> None:
@@ -44,10 +43,9 @@ def write(folder: Path, *names: str, text: str = "x") -> None:
         (folder / name).write_text(text)
 
 
-def payload(scratch: Path, **more) -> Payload:
-    return Payload(
-        call=blobs.keep(b"call", scratch), code=blobs.keep(b"code", scratch), **more
-    )
+def payload(**more) -> Payload:
+    call, code = (blobs.keep(data, blobs.folder()) for data in (b"call", b"code"))
+    return Payload(call=call, code=code, **more)
 
 
 def listed(made: Payload) -> Manifest:
@@ -72,12 +70,12 @@ def test_relative_paths_mean_the_same_on_the_hosts(folder, current, place):
     assert place_of(Path(folder), Path(current)) == place
 
 
-def test_a_named_folder_is_brought_to_its_place(project, scratch):
+def test_a_named_folder_is_brought_to_its_place(project):
     write(project, "data/x", "train.py")
-    made = with_tree(payload(scratch), str(project / "data"), project, scratch)
+    made = with_tree(payload(), str(project / "data"), project)
     assert paths(made) == ["data/x"]
     assert listed(made).owned == ("data",)
-    above = with_tree(payload(scratch), str(project), project / "data", scratch)
+    above = with_tree(payload(), str(project), project / "data")
     assert (paths(above), above.tree.inside, listed(above).owned) == (
         ["data/x", "train.py"],
         "data",
@@ -85,12 +83,12 @@ def test_a_named_folder_is_brought_to_its_place(project, scratch):
     )
 
 
-def test_a_call_without_files_brings_none(scratch, project):
-    assert with_tree(payload(scratch), None, project, scratch).tree is None
+def test_a_call_without_files_brings_none(project):
+    assert with_tree(payload(), None, project).tree is None
 
 
 def test_a_local_package_comes_with_its_data_and_with_python_files_that_git_ignores(
-    project, scratch
+    project,
 ):
     write(
         project,
@@ -106,7 +104,7 @@ def test_a_local_package_comes_with_its_data_and_with_python_files_that_git_igno
         LocalModule(name="mod", file=project / "mod.py"),
         LocalModule(name="pkg", places=(project / "pkg",)),
     )
-    made = with_tree(payload(scratch, modules=modules), None, project, scratch)
+    made = with_tree(payload(modules=modules), None, project)
     assert paths(made) == [
         "mod.py",
         "pkg/.gitignore",
@@ -118,9 +116,9 @@ def test_a_local_package_comes_with_its_data_and_with_python_files_that_git_igno
 
 
 @pytest.mark.parametrize("name", ["nowhere", "~no-such-user/nowhere"])
-def test_a_folder_that_is_not_there_is_named(scratch, project, name, golden):
+def test_a_folder_that_is_not_there_is_named(project, name, golden):
     with golden.raises(SpecError):
-        with_tree(payload(scratch), name, project, scratch)
+        with_tree(payload(), name, project)
 
 
 def test_more_than_the_limit_is_refused_before_anything_is_read(
@@ -129,25 +127,25 @@ def test_more_than_the_limit_is_refused_before_anything_is_read(
     with (project / "hole").open("wb") as file:
         file.truncate(2 << 30)
     with golden.raises(PayloadTooLarge):
-        with_tree(payload(scratch, limit_bytes=1000), str(project), project, scratch)
+        with_tree(payload(limit_bytes=1000), str(project), project)
     assert len(list(scratch.iterdir())) == 2
 
 
-def test_links_that_lead_out_are_told(project, scratch, golden):
+def test_links_that_lead_out_are_told(project, golden):
     write(project, "x")
     for name in "abcd":
         (project / name).symlink_to("/etc")
-    made = with_tree(payload(scratch), str(project), project, scratch)
+    made = with_tree(payload(), str(project), project)
     golden(made.notice)
     (project / "one").mkdir()
     (project / "one" / "a").symlink_to("/etc")
-    made = with_tree(payload(scratch), str(project / "one"), project, scratch)
+    made = with_tree(payload(), str(project / "one"), project)
     golden(made.notice)
 
 
-def test_keys_that_stay_here_are_told(project, scratch, golden):
+def test_keys_that_stay_here_are_told(project, golden):
     write(project, "train.py", ".ssh/id_ed25519", ".netrc")
-    made = with_tree(payload(scratch), str(project), project, scratch)
+    made = with_tree(payload(), str(project), project)
     assert paths(made) == ["train.py"]
     golden(made.notice)
 
@@ -155,56 +153,50 @@ def test_keys_that_stay_here_are_told(project, scratch, golden):
 @pytest.mark.parametrize(
     ("home", "what"), [(".", "is"), ("users/ada", "has in it")], ids=["it", "above it"]
 )
-def test_a_home_directory_is_not_sent(
-    project, scratch, monkeypatch, home, what, golden
-):
+def test_a_home_directory_is_not_sent(project, monkeypatch, home, what, golden):
     write(project, "train.py", "users/ada/.ssh/id_ed25519")
     monkeypatch.setenv("HOME", str(project / home))
     with golden.raises(SpecError):
-        with_tree(payload(scratch), str(project), project, scratch)
-    made, _ = script_of(project, scratch, "train.py")
+        with_tree(payload(), str(project), project)
+    made, _ = script_of(project, "train.py")
     with golden.raises(SpecError):
-        with_tree(made, None, project, scratch)
+        with_tree(made, None, project)
     # Before anybody waits for hosts, too.
     with pytest.raises(SpecError):
-        check_folder(payload(scratch), str(project))
+        check_folder(payload(), str(project))
     with pytest.raises(SpecError):
         check_folder(made, None)
     write(project, ".distmagicignore", text="*\n!train.py\n")
-    assert paths(with_tree(made, None, project, scratch)) == ["train.py"]
+    assert paths(with_tree(made, None, project)) == ["train.py"]
 
 
-def test_a_user_without_a_home_may_send_any_folder(project, scratch, monkeypatch):
+def test_a_user_without_a_home_may_send_any_folder(project, monkeypatch):
     """In a container whose user nobody knows `~` stands for nothing."""
     write(project, "train.py")
-    monkeypatch.setenv("DISTMAGIC_HOME", str(scratch))
+    monkeypatch.setenv("DISTMAGIC_HOME", str(project.parent / "home"))
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    assert paths(with_tree(payload(scratch), str(project), project, scratch)) == [
-        "train.py"
-    ]
+    assert paths(with_tree(payload(), str(project), project)) == ["train.py"]
 
 
-def test_a_folder_below_the_home_directory_is_sent(project, scratch, monkeypatch):
+def test_a_folder_below_the_home_directory_is_sent(project, monkeypatch):
     write(project, "train.py")
     monkeypatch.setenv("HOME", str(project.parent))
-    assert paths(with_tree(payload(scratch), str(project), project, scratch)) == [
-        "train.py"
-    ]
+    assert paths(with_tree(payload(), str(project), project)) == ["train.py"]
 
 
-def test_files_that_git_ignores_and_the_code_names_are_said(project, scratch, golden):
+def test_files_that_git_ignores_and_the_code_names_are_said(project, golden):
     text = "open('data/train.bin'); open(f'{folder}/meta.pkl')"
     write(project, "train.py", text=text)
     write(project, "data/train.bin", "data/meta.pkl", "data/other.bin", "mine.bin")
     write(project, ".gitignore", text="*.bin\n*.pkl\n")
-    made = with_tree(payload(scratch, folder=project), None, project, scratch)
+    made = with_tree(payload(folder=project), None, project)
     assert paths(made) == [".gitignore", "train.py"]
     golden(made.notice)
     write(project, ".distmagicignore", text="*.pkl\n")  # as the user wants it
-    made = with_tree(payload(scratch, folder=project), None, project, scratch)
+    made = with_tree(payload(folder=project), None, project)
     assert made.notice.startswith("not sent: data/train.bin (.gitignore keeps it here")
     write(project, ".distmagicignore", text="*.pkl\n!data/train.bin\n")
-    made = with_tree(payload(scratch, folder=project), None, project, scratch)
+    made = with_tree(payload(folder=project), None, project)
     assert (made.notice, "data/train.bin" in paths(made)) == ("", True)
 
 
@@ -280,7 +272,6 @@ def test_more_large_files_than_a_message_can_name_are_refused(
 
 def script_of(
     project: Path,
-    scratch: Path,
     target: str,
     *,
     sync: str | None = None,
@@ -292,18 +283,15 @@ def script_of(
         sync=sync,
         current=current or project,
         limit_bytes=1 << 20,
-        scratch=scratch,
     )
     found = call.load(made.call.path, __import__("types").ModuleType("__main__"))
     assert isinstance(found, call.Script)
     return made, found
 
 
-def test_a_script_brings_the_current_directory_and_lies_where_it_lies_here(
-    project, scratch
-):
+def test_a_script_brings_the_current_directory_and_lies_where_it_lies_here(project):
     write(project, "src/train.py", "src/helper.py", "data/x")
-    made, script = script_of(project, scratch, "src/train.py")
+    made, script = script_of(project, "src/train.py")
     assert (made.folder, made.name, made.script) == (
         project,
         "train",
@@ -315,7 +303,7 @@ def test_a_script_brings_the_current_directory_and_lies_where_it_lies_here(
         shown="src/train.py",
         origin=str(project / "src/train.py"),
     )
-    assert paths(with_tree(made, None, project, scratch)) == [
+    assert paths(with_tree(made, None, project)) == [
         "data/x",
         "src/helper.py",
         "src/train.py",
@@ -324,7 +312,7 @@ def test_a_script_brings_the_current_directory_and_lies_where_it_lies_here(
 
 @pytest.mark.parametrize("kind", ["home", "too large", "can't be read"])
 def test_a_script_brings_its_own_folder_where_the_current_directory_can_not_travel(
-    project, scratch, kind, monkeypatch
+    project, kind, monkeypatch
 ):
     write(project, "src/train.py", "data/x")
     if kind == "home":
@@ -333,17 +321,13 @@ def test_a_script_brings_its_own_folder_where_the_current_directory_can_not_trav
         write(project, "data/large", text="x" * (1 << 20))
     else:
         monkeypatch.setattr(folder, "MAX_FILES", 1)
-    made, script = script_of(project, scratch, "src/train.py")
+    made, script = script_of(project, "src/train.py")
     assert made.folder == project / "src"
     assert script.shown == script.path == "src/train.py"
 
 
-def program_of(
-    project: Path, scratch: Path, program: Program
-) -> tuple[Payload, call.Script]:
-    made = pack_program(
-        program, sync=None, current=project, limit_bytes=1 << 20, scratch=scratch
-    )
+def program_of(project: Path, program: Program) -> tuple[Payload, call.Script]:
+    made = pack_program(program, sync=None, current=project, limit_bytes=1 << 20)
     found = call.load(made.call.path, __import__("types").ModuleType("__main__"))
     assert isinstance(found, call.Script)
     return made, found
@@ -351,7 +335,7 @@ def program_of(
 
 @pytest.mark.parametrize(("on_path", "root"), [("src", "src"), ("", ""), (None, "")])
 def test_a_package_of_the_folder_is_imported_from_its_place_there(
-    project, scratch, monkeypatch, on_path, root
+    project, monkeypatch, on_path, root
 ):
     """As an editable install or PYTHONPATH has it; or it lies in the current directory alone."""
     monkeypatch.syspath_prepend(str(project / (on_path or "nowhere")))
@@ -362,7 +346,7 @@ def test_a_package_of_the_folder_is_imported_from_its_place_there(
         Program(target="scripts/train.py"),
         Program(target="dm_test_pkg.train", is_module=True),
     ):
-        made, script = program_of(project, scratch, program)
+        made, script = program_of(project, program)
         assert made.modules == ()
         found_by_itself = program.is_module and not root
         assert script.roots == made.roots == (() if found_by_itself else (root or ".",))
@@ -370,17 +354,15 @@ def test_a_package_of_the_folder_is_imported_from_its_place_there(
 
 @pytest.mark.parametrize("is_module", [False, True])
 def test_a_package_of_elsewhere_travels_besides(
-    project, scratch, monkeypatch, tmp_path, is_module
+    project, monkeypatch, tmp_path, is_module
 ):
     write(tmp_path / "other", "dm_test_pkg/__init__.py", "dm_test_pkg/data.txt")
     monkeypatch.syspath_prepend(str(tmp_path / "other"))
     write(project, "train.py", text="def f():\n    from dm_test_pkg import x")
     target = "dm_test_pkg" if is_module else "train.py"
-    made, script = program_of(
-        project, scratch, Program(target=target, is_module=is_module)
-    )
+    made, script = program_of(project, Program(target=target, is_module=is_module))
     (place,) = script.roots
-    assert paths(with_tree(made, None, project, scratch)) == [
+    assert paths(with_tree(made, None, project)) == [
         f"{place}/dm_test_pkg/__init__.py",
         f"{place}/dm_test_pkg/data.txt",
         "train.py",
@@ -389,7 +371,7 @@ def test_a_package_of_elsewhere_travels_besides(
 
 @pytest.mark.parametrize("files", [("dm_test_pkg/__init__.py",), ("dm_test_pkg.py",)])
 def test_what_pip_has_installed_to_a_folder_of_its_own_is_no_local_package(
-    project, scratch, monkeypatch, files
+    project, monkeypatch, files
 ):
     target = project / "lib"
     write(target, *files, text="")
@@ -403,56 +385,56 @@ def test_what_pip_has_installed_to_a_folder_of_its_own_is_no_local_package(
     assert [one.name for one in local_modules.found(["mine"])] == ["mine"]
 
 
-def test_a_script_elsewhere_is_called_by_its_whole_path(project, scratch, tmp_path):
+def test_a_script_elsewhere_is_called_by_its_whole_path(project, scratch):
     write(project, "train.py")
     target = str(project / "train.py")
-    _, script = script_of(project, scratch, target, current=tmp_path / "scratch")
+    _, script = script_of(project, target, current=scratch)
     assert script == call.Script("train.py", ("50",), origin=target)
-    _, below = script_of(project, scratch, target)
+    _, below = script_of(project, target)
     assert below.shown == "", "it was named by its whole path"
 
 
-def test_a_folder_may_have_the_name_of_a_home_that_is_not_there(project, scratch):
+def test_a_folder_may_have_the_name_of_a_home_that_is_not_there(project):
     write(project, "~no-such-user/train.py")
-    _, script = script_of(project, scratch, "~no-such-user/train.py")
+    _, script = script_of(project, "~no-such-user/train.py")
     assert script.shown == "~no-such-user/train.py"
 
 
-def test_a_fresh_run_says_which_snapshots_come_along(project, scratch):
+def test_a_fresh_run_says_which_snapshots_come_along(project):
     write(project, "train.py", "out/snapshot.pt", "model.safetensors", "notes.txt")
-    made, _ = script_of(project, scratch, "train.py")
-    assert with_tree(made, None, project, scratch).notice == ""
-    fresh = with_tree(made, None, project, scratch, is_fresh=True)
+    made, _ = script_of(project, "train.py")
+    assert with_tree(made, None, project).notice == ""
+    fresh = with_tree(made, None, project, is_fresh=True)
     assert "--fresh" in fresh.notice
     assert "model.safetensors, out/snapshot.pt" in fresh.notice
     assert "notes.txt" not in fresh.notice
 
 
-def test_much_that_nobody_has_named_is_told(project, scratch, monkeypatch):
+def test_much_that_nobody_has_named_is_told(project, monkeypatch):
     monkeypatch.setattr(work_files, "_LARGE_BYTES", 2_000)
     write(project, "train.py")
     (project / "data.bin").write_bytes(bytes(3_000))
-    made, _ = script_of(project, scratch, "train.py")
-    told = with_tree(made, None, project, scratch).notice
+    made, _ = script_of(project, "train.py")
+    told = with_tree(made, None, project).notice
     assert "3.0 kB in 2 files" in told
     assert ".distmagicignore" in told
-    assert with_tree(made, str(project), project, scratch).notice == ""
+    assert with_tree(made, str(project), project).notice == ""
 
 
 @pytest.mark.parametrize("name", ["study.ipynb", "run.sh"])
-def test_what_is_no_program_of_python_is_refused(project, scratch, name):
+def test_what_is_no_program_of_python_is_refused(project, name):
     write(project, name)
     with pytest.raises(SpecError, match=f"{name} is no program of Python"):
-        script_of(project, scratch, name)
+        script_of(project, name)
 
 
 @pytest.mark.parametrize("text", ["from tool.cli import main\nmain()\n", "main()\n"])
-def test_a_command_of_an_environment_stays_here(project, scratch, text, golden):
+def test_a_command_of_an_environment_stays_here(project, text, golden):
     write(project, ".venv/pyvenv.cfg")
     (project / ".venv/bin").mkdir()
     (project / ".venv/bin/tool").write_text(text)
     with golden.raises(SpecError):
-        script_of(project, scratch, ".venv/bin/tool")
+        script_of(project, ".venv/bin/tool")
 
 
 def test_a_command_of_this_environment_is_named_by_its_module(
@@ -467,23 +449,23 @@ def test_a_command_of_this_environment_is_named_by_its_module(
 
 
 def test_a_script_must_be_there_and_in_the_folder_that_travels(
-    project, scratch, tmp_path, golden
+    project, tmp_path, golden
 ):
     write(project, "train.py", "data/x")
     for target in ("nothing.py", "~no-such-user/train.py"):
         with golden.raises(SpecError):
-            script_of(project, scratch, target)
+            script_of(project, target)
     with pytest.raises(SpecError, match="data is not a script"):
-        script_of(project, scratch, "data")
+        script_of(project, "data")
     with golden.raises(SpecError):
-        script_of(project, scratch, "train.py", sync=str(project / "data"))
+        script_of(project, "train.py", sync=str(project / "data"))
     (project / ".gitignore").write_text("train.py\n")
-    made, _ = script_of(project, scratch, "train.py")
+    made, _ = script_of(project, "train.py")
     with golden.raises(PayloadError):
-        with_tree(made, None, project, scratch)
+        with_tree(made, None, project)
 
 
-def test_a_module_brings_the_current_directory(project, scratch):
+def test_a_module_brings_the_current_directory(project):
     write(project, "pkg/__init__.py", "x.txt")
     installed = Program(target="timeit", is_module=True)
     for limit_bytes, brought in ((1 << 20, project), (1, None)):
@@ -492,15 +474,12 @@ def test_a_module_brings_the_current_directory(project, scratch):
             sync=None,
             current=project,
             limit_bytes=limit_bytes,
-            scratch=scratch,
         )
         assert made.folder == brought
     own = Program(target="pkg.train", args=("1",), is_module=True)
-    made = pack_program(
-        own, sync=None, current=project, limit_bytes=1 << 20, scratch=scratch
-    )
+    made = pack_program(own, sync=None, current=project, limit_bytes=1 << 20)
     assert (made.folder, made.name, made.script) == (project, "pkg.train", None)
-    assert paths(replace(with_tree(made, None, project, scratch))) == [
+    assert paths(replace(with_tree(made, None, project))) == [
         "pkg/__init__.py",
         "x.txt",
     ]

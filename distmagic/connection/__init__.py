@@ -6,7 +6,6 @@ here decides what a run does next, and no module here knows of more than one job
 
     link.py           one link: requests and answers, a job's events, bytes of files
     opening.py        opens one: starts Python on the host, sends the bundle, takes the facts
-    time_limits.py    what happens when a time is up, from one thread for all links
     limits.py         keeps whatever hosts send within the bounds of its fields
     capacity.py       raises the limit of open files for so many hosts
     connections.py    the kernel's open connections, one for each host; the only place that connects

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import TypeVar, cast
 
 from distmagic.connection import limits
-from distmagic.connection.time_limits import time_limits
 from distmagic.errors import (
     ConnectionLost,
     PayloadError,
@@ -25,6 +24,7 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
 from distmagic.request.hosts import Host
 from distmagic.transports import Process, Transport
+from distmagic.transports.time_limits import time_limits
 
 BOOT_TIMEOUT_S = 30.0
 _CHUNK = 1 << 18

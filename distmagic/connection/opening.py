@@ -7,7 +7,6 @@ from functools import partial
 
 from distmagic.connection import limits
 from distmagic.connection.link import BOOT_TIMEOUT_S, Link
-from distmagic.connection.time_limits import time_limits
 from distmagic.errors import ConnectionLost, HostError, PreflightError, ProtocolError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.planning import preflight
@@ -17,6 +16,7 @@ from distmagic.request.command_prefix import SETUP_LIMIT_S, interpreter_words
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import Process, Transport
+from distmagic.transports.time_limits import time_limits
 
 SHELL_S = 5.0  # what it takes to come to Python, before the log-in shell is looked at
 _WORD = b"distmagic-word"

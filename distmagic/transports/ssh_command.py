@@ -15,17 +15,18 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from distmagic.errors import ConnectionLost, HostKeyError, SpecError
 from distmagic.planning import preflight
-from distmagic.remote.system import threads
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
 from distmagic.transports import quoting, ssh_words, troubles
 from distmagic.transports.asking import Asker
 from distmagic.transports.local import connecting_program, spawn
 from distmagic.transports.piped import OpenProcesses, PipedProcess
+from distmagic.transports.time_limits import time_limits
 
 _READY = "distmagic-ready"
 _CLIENT_FAILED = 255
@@ -94,7 +95,8 @@ class CommandTransport:
         line = f"echo {_READY}; exec cat"  # every shell knows these
         child = spawn((*self._client, *options, *self._destination, line))
         self._master = PipedProcess(child, self.name)
-        limit = threads.begin_after(seconds, self._give_up, self._master)
+        give_up = partial(self._give_up, self._master)
+        limit = time_limits().after(seconds, give_up)
         output = b""
         try:
             # A shell that start-up files put in the place of `cat` ends by it.
@@ -107,7 +109,7 @@ class CommandTransport:
                     return self._why_not()
                 output = (output + data)[-65536:]
         finally:
-            limit.cancel()
+            time_limits().call_off(limit)
         return ""
 
     def _give_up(self, master: PipedProcess) -> None:

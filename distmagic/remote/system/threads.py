@@ -4,7 +4,6 @@ Who ends each of them, and when:
 
     allocation, warm       `close` of what it keeps alive; without that the lease of the host runs out
     announce               the end of the block around it, which joins it
-    deadline               the end of the connecting that it limits
     dialled, feed          the end of the two connections of a process
     dns                    the resolver's answer, for which nobody waits longer than the deadline
     following, process     the end of node 0, or of the process that it asked for
@@ -37,13 +36,3 @@ def begin(
     )
     thread.start()
     return thread
-
-
-def begin_after(
-    seconds: float, act: Callable[..., object], *arguments: object
-) -> threading.Timer:
-    """Have a thread of its own do an act when the time is over, unless its `cancel` is called before."""
-    timer = threading.Timer(seconds, act, arguments)
-    timer.daemon = True
-    timer.start()
-    return timer

@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from distmagic.errors import ConnectionLost, Unreachable
-from distmagic.remote.system import threads
 from distmagic.transports import Process, Transport
 from distmagic.transports.asking import Asker
+from distmagic.transports.time_limits import time_limits
 
 COMMAND_S = 30.0  # Slurm's commands wait long for a controller that is away
 _LONGEST = 16 << 20  # of an answer
@@ -126,11 +126,11 @@ def limited(process: Process, timeout_s: float) -> Iterator[threading.Event]:
         late.set()
         process.close()
 
-    timer = threads.begin_after(timeout_s, give_up)
+    limit = time_limits().after(timeout_s, give_up)
     try:
         yield late
     finally:
-        timer.cancel()
+        time_limits().call_off(limit)
 
 
 def _program(argv: tuple[str, ...]) -> str:

@@ -6,13 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
-from distmagic.remote.system import threads
+from distmagic.transports.time_limits import time_limits
 
 
 class Deadline:
-    """Calls `on_expiry` once, from a thread of its own, when `seconds` have passed; used in a `with`.
+    """Calls `on_expiry` once, from a thread of its own, when `seconds` have passed; used in a `with`, by one thread.
 
     `expired` tells afterwards whether an error came from that. Everything that blocks is ended by `on_expiry`.
     """
@@ -21,57 +20,48 @@ class Deadline:
         self.seconds = seconds
         self.expired = False
         self._on_expiry = on_expiry
-        self._changed = threading.Condition()
         self._left = seconds
-        self._since: float | None = None
-        self._paused = 0
-        self._over = False
+        self._since: float | None = None  # None before it, after it and in pauses
+        self._limit = 0
+        self._changing = threading.Lock()
 
     def __enter__(self) -> Deadline:  # noqa: PYI034 - Self needs Python 3.11
-        self._since = time.monotonic()
-        threads.begin("deadline", self._watch)
+        self._go_on()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
+    def __exit__(self, *_: object) -> None:
+        self._halt()
 
     def remaining(self) -> float:
         """Return the seconds left, never less than 0."""
-        with self._changed:
-            return self._remaining()
+        spent = 0.0 if self._since is None else time.monotonic() - self._since
+        return max(self._left - spent, 0.0)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Don't count the time spent inside."""
-        with self._changed:
-            self._left = self._remaining()
-            self._since = None
-            self._paused += 1
-            self._changed.notify_all()
+        if self._since is None:
+            yield
+            return
+        self._halt()
         try:
             yield
         finally:
-            with self._changed:
-                self._paused -= 1
-                self._since = time.monotonic() if self._paused == 0 else None
-                self._changed.notify_all()
+            self._go_on()
 
-    def _remaining(self) -> float:
-        spent = 0.0 if self._since is None else time.monotonic() - self._since
-        return max(self._left - spent, 0.0)
+    def _go_on(self) -> None:
+        self._since = time.monotonic()
+        self._limit = time_limits().after(self._left, self._expire)
 
-    def _watch(self) -> None:
-        with self._changed:
-            while not self._over and self._remaining() > 0:
-                self._changed.wait(None if self._paused else self._remaining())
-            if self._over:
+    def _halt(self) -> None:
+        time_limits().call_off(self._limit)
+        with self._changing:
+            self._left = self.remaining()
+            self._since = None
+
+    def _expire(self) -> None:
+        with self._changing:
+            if self._since is None:
                 return
             self.expired = True
         self._on_expiry()

@@ -12,7 +12,6 @@ from distmagic.connection import opening
 from distmagic.connection.link import Link
 from distmagic.connection.opening import open_link
 from distmagic.connection.requests import blob_requests, host_requests, job_requests
-from distmagic.connection.time_limits import TimeLimits
 from distmagic.errors import (
     ConnectionLost,
     DistmagicError,
@@ -26,6 +25,7 @@ from distmagic.remote.wire import protocol as p
 from distmagic.request.command_prefix import NO_ENVIRONMENT
 from distmagic.request.hosts import Host
 from distmagic.request.spec import Access
+from distmagic.transports.time_limits import TimeLimits
 from tests.builders.links import HOST, FakeProcess, FakeTransport, lines, reply
 from tests.builders.plans import FACTS
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from distmagic.connection import time_limits as time_limits_module
-from distmagic.connection.time_limits import TimeLimits, time_limits
+from distmagic.remote.system import threads
+from distmagic.transports import time_limits as time_limits_module
+from distmagic.transports.time_limits import TimeLimits, time_limits
 from tests.builders.shell import completed
 from tests.builders.since import Since
 from tests.lab.waiting import HANG_S, wait_until
@@ -58,14 +59,14 @@ def test_where_no_thread_can_be_started_acts_happen_all_the_same(
     monkeypatch, begun_here, error
 ):
     limits, happened = TimeLimits(), threading.Event()
-    begin = time_limits_module._begin
+    begin = threads.begin
 
-    def refuse(act: Callable[[], object]) -> None:
+    def refuse(name: str, act: Callable[[], object]) -> None:
         if act != limits._watch:
             raise error("can't start new thread")
-        begin(act)
+        begin(name, act)
 
-    monkeypatch.setattr(time_limits_module, "_begin", refuse)
+    monkeypatch.setattr(threads, "begin", refuse)
     limits.after(0.0, lambda: 1 / 0)  # it takes none of the others along
     limits.after(0.05, happened.set)
     assert happened.wait(HANG_S)
@@ -78,12 +79,12 @@ def test_where_no_thread_can_be_started_acts_happen_all_the_same(
 def test_where_not_even_its_own_thread_can_be_started_the_next_one_is_tried_anew(
     monkeypatch,
 ):
-    def refuse(act: Callable[[], object]) -> None:
+    def refuse(name: str, act: Callable[[], object]) -> None:
         raise RuntimeError("can't start new thread")
 
     limits, wrong, happened = TimeLimits(), threading.Event(), threading.Event()
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(time_limits_module, "_begin", refuse)
+        meanwhile.setattr(threads, "begin", refuse)
         with pytest.raises(RuntimeError):
             limits.after(0.0, wrong.set)
     limits.after(0.0, happened.set)
@@ -160,8 +161,7 @@ def test_limits_of_many_threads_at_once(begun_here):
             limits.call_off(limits.after(LONG_S, list))
             limits.after(0.0, happened.release)
 
-    threads = [threading.Thread(target=several) for _ in range(20)]
-    for thread in threads:
+    for thread in [threading.Thread(target=several) for _ in range(20)]:
         thread.start()
     for _ in range(20 * 50):
         assert happened.acquire(timeout=HANG_S)
@@ -178,7 +178,8 @@ def test_a_process_has_its_own():
 # parent's limit off, too.
 FORKED = """
 import os, threading
-from distmagic.connection.time_limits import time_limits
+from distmagic.transports import time_limits as time_limits_module
+from distmagic.transports.time_limits import time_limits
 limits = time_limits()
 number = limits.after(3600, list)
 held, let_go = threading.Event(), threading.Event()
@@ -206,15 +207,15 @@ def test_a_limit_that_a_finalizer_asks_for_while_one_is_begun_waits_for_nothing(
 ):
     """Memory is collected wherever a thread is begun."""
     limits, happened = TimeLimits(), threading.Event()
-    begin = time_limits_module._begin
+    begin = threads.begin
     asked = [lambda: limits.after(0.0, happened.set)]
 
-    def collect_and_begin(act: Callable[[], object]) -> None:
+    def collect_and_begin(name: str, act: Callable[[], object]) -> None:
         if asked:
             asked.pop()()
-        begin(act)
+        begin(name, act)
 
-    monkeypatch.setattr(time_limits_module, "_begin", collect_and_begin)
+    monkeypatch.setattr(threads, "begin", collect_and_begin)
     asking = threading.Thread(target=limits.after, args=(LONG_S, int), daemon=True)
     asking.start()
     assert happened.wait(HANG_S)

@@ -1,17 +1,21 @@
 """Objects of a notebook that pickle can't write, or would write by a name that no host has.
 
 `functools.lru_cache`, `functools.cached_property`, `functools.singledispatch` and `typing.NewType` make such objects in a
-cell: they travel as what made them. So do tables of weak references. In place of the notebook's stdout and stderr, and of IPython's `open`, `exit` and
-`quit`, a host has its own.
+cell: they travel as what made them. So do tables of weak references, `contextvars.ContextVar` and `threading.local`, with
+what they have here, and variables of types. In place of the notebook's stdout and stderr, and of IPython's `open`, `exit`
+and `quit`, a host has its own.
 """
 
 from __future__ import annotations
 
 import builtins
+import contextvars
 import functools
 import io
 import pickle
+import pkgutil
 import sys
+import threading
 import types
 import typing
 import weakref
@@ -26,6 +30,7 @@ _SINGLEDISPATCH = {
     "registry",
     "__wrapped__",
 }
+_OF_TYPES = ("ParamSpec", "TypeVarTuple")  # cloudpickle has its way with TypeVar
 
 
 def reduced(obj: Any) -> Any:
@@ -64,11 +69,12 @@ def reduced(obj: Any) -> Any:
             None,
             _register_all,
         )
-    if _is_by_name_only(obj):
+    made = _reduced_standard(obj)
+    if made is NotImplemented and _is_by_name_only(obj):
         raise pickle.PicklingError(
             "pickle writes its name only, and a host has nothing of this name"
         )
-    return NotImplemented
+    return made
 
 
 def _in_place_of(obj: Any) -> tuple[types.ModuleType, str] | None:
@@ -88,6 +94,34 @@ def _in_place_of(obj: Any) -> tuple[types.ModuleType, str] | None:
     return None
 
 
+def _reduced_standard(obj: Any) -> Any:
+    if isinstance(obj, contextvars.ContextVar):
+        return _reduced_context_var(obj)
+    if type(obj) is threading.local:
+        return threading.local, (), vars(obj)
+    if type(obj).__module__ == "_abc":
+        # What `functools.wraps` of an abstract class leaves in a function; a class makes its own.
+        return type(None), ()
+    is_of_types = type(obj).__module__ == "typing" and type(obj).__name__ in _OF_TYPES
+    if is_of_types and obj.__module__ == "__main__":
+        return type(obj), (obj.__name__,)
+    return NotImplemented
+
+
+def _reduced_context_var(variable: contextvars.ContextVar[Any]) -> Any:
+    for module, loaded in sys.modules.copy().items():
+        values = getattr(loaded, "__dict__", {}) if module != "__main__" else {}
+        for name in [n for n, value in values.copy().items() if value is variable]:
+            return pkgutil.resolve_name, (f"{module}:{name}",)
+    found: list[tuple[object, ...]] = []
+    for context in (contextvars.Context(), contextvars.copy_context()):
+        try:
+            found.append((context.run(variable.get),))
+        except LookupError:
+            found.append(())
+    return _context_var, (variable.name, *found)
+
+
 def _is_by_name_only(obj: Any) -> bool:
     own = getattr(obj, "__dict__", None)
     if type(own) is not dict or own.get("__module__") != "__main__":
@@ -100,6 +134,17 @@ def _is_by_name_only(obj: Any) -> bool:
 
 
 # What the pickle calls where it is loaded.
+
+
+def _context_var(
+    name: str, default: tuple[object, ...], value: tuple[object, ...]
+) -> contextvars.ContextVar[Any]:
+    made: contextvars.ContextVar[Any] = contextvars.ContextVar(name)
+    if default:
+        made = contextvars.ContextVar(name, default=default[0])
+    if value:
+        made.set(value[0])
+    return made
 
 
 def _lru_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:

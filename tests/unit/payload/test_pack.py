@@ -646,17 +646,88 @@ def train():
     return UserId(7), UserId.__name__, UserId.__supertype__.__name__, UserId.__module__
 train()"""
 
+CONTEXT_VAR = """
+import contextvars
+import sys
+from _pydecimal import _current_context_var as of_a_library
+depth = contextvars.ContextVar("depth of it", default=1)
+user = contextvars.ContextVar("user")
+user.set("here")
+nobody = contextvars.ContextVar("nobody")
+def scale(x):
+    return x * depth.get()
+def train():
+    before = scale(2)
+    depth.set(3)
+    theirs = vars(sys.modules["_pydecimal"])["_current_context_var"]
+    return before, scale(2), user.get(), nobody.get("none"), of_a_library is theirs
+train()"""
+
+LOCAL = """
+import threading
+kept = threading.local()
+kept.rows = [1]
+def of_thread():
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(hasattr(kept, "rows")))
+    thread.start()
+    thread.join()
+    return seen
+def train():
+    return kept.rows, of_thread()
+train()"""
+
+WRAPPED_ABSTRACT = """
+import abc
+import functools
+class Shape(abc.ABC):
+    @abc.abstractmethod
+    def area(self): ...
+def once(cls):
+    @functools.wraps(cls)
+    def make(*args):
+        return cls(*args)
+    return make
+@once
+class Square(Shape):
+    def area(self):
+        return 9
+def train():
+    return Square().area(), isinstance(Square(), Shape), Square.__name__
+train()"""
+
+PARAM_SPEC = """
+import functools
+import typing
+P = typing.ParamSpec("P")
+R = typing.TypeVar("R")
+def twice(f: typing.Callable[P, R]) -> typing.Callable[P, R]:
+    @functools.wraps(f)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        f(*args, **kwargs)
+        return f(*args, **kwargs)
+    return run
+@twice
+def train():
+    hints = typing.get_type_hints(twice)
+    return P.__name__, hints["f"] == typing.Callable[P, R]
+train()"""
+
 
 @pytest.mark.parametrize(
     ("source", "printed"),
     [
+        pytest.param(CONTEXT_VAR, "(2, 6, 'here', 'none', True)", id="ContextVar"),
+        pytest.param(LOCAL, "([1], [False])", id="threading.local"),
+        pytest.param(WRAPPED_ABSTRACT, "(9, True, 'Square')", id="abstract class"),
+        pytest.param(PARAM_SPEC, "('P', True)", id="ParamSpec"),
         pytest.param(LRU, "(832040, 7, 28)", id="lru_cache"),
         pytest.param(CACHED_PROPERTY, "([1, 2], [1, 2], 1)", id="cached_property"),
         pytest.param(SINGLEDISPATCH, "(3, 'int', 'any')", id="singledispatch"),
         pytest.param(NEW_TYPE, "(7, 'UserId', 'int', '__main__')", id="NewType"),
     ],
 )
-def test_what_functools_and_typing_make_in_a_cell_travels(source, printed, tmp_path):
+def test_what_the_standard_library_makes_in_a_cell_travels(source, printed, tmp_path):
     assert on_a_rank(packed(cell(source)), tmp_path) == printed
 
 

@@ -88,20 +88,21 @@ def _close(display: Any, post: Post) -> None:
 
 
 def _post(display: Any, task: Any, post: Post, *, closed: bool = False) -> None:
-    """Post a task as a bar; one that is not visible only where it has been posted before, as one that is over."""
+    """Post a task as a bar; one that is no longer visible once, as one that is over."""
     if getattr(display, _IDS) is None:
         setattr(display, _IDS, {})
     numbers: dict[Any, int] = getattr(display, _IDS)
     is_hidden = (
         display.disable or not task.visible or not is_standard(display.console.file)
     )
-    if is_hidden and task.id not in numbers:
-        return
     if task.id not in numbers:
+        if is_hidden:
+            return
         numbers[task.id] = next(bar_ids)
+    number = numbers.pop(task.id) if is_hidden else numbers[task.id]
     try:
         bar = Bar(
-            id=numbers[task.id], desc=_plain(task.description), n=float(task.completed),
+            id=number, desc=_plain(task.description), n=float(task.completed),
             total=None if task.total is None else float(task.total), unit="it",
             rate=task.finished_speed or task.speed, postfix="", closed=closed or is_hidden,
         )  # fmt: skip

@@ -157,4 +157,5 @@ def test_a_task_that_is_hidden_after_it_was_shown_is_over_until_it_is_shown_agai
     checks = [bar["closed"] for bar in bars if bar["desc"] == "Sanity Checking"]
     changes = [now for before, now in zip([None, *checks], checks, strict=False) if now != before]  # fmt: skip
     assert changes == [False, True, False, True]
+    assert checks.count(True) == 2, "at the end the bar of the rank is Epoch 0"
     assert {bar["closed"] for bar in bars if bar["desc"] == "Epoch 0" and bar is not bars[-1]} == {False}  # fmt: skip

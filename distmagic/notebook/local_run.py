@@ -175,24 +175,19 @@ def _raise_name_error(
 
 def note_library_changes(
     shell: InteractiveShell,
-    uses: Collection[str],
+    is_lost: Callable[[LocalEffect], bool],
     filename: str,
     labels: Mapping[str, str],
     noted: set[tuple[str, int, str]],
-    made: re.Pattern[str] | None,
 ) -> None:
-    """Print once where cells of this notebook have changed libraries that the call `uses`, its own cell `filename` too.
-
-    What is left out is `made` on the ranks, too.
-    """
+    """Print once where cells of this notebook have changed what ranks lack, its own cell `filename` too."""
     found: list[LocalEffect] = []
     for name, label in labels.items():
         text = "".join(linecache.getlines(name))
         shown = "" if name == filename else label
         for effect in notebook_effects.library_changes(text, shown, shell.user_ns):
             key = (name, effect.lineno, effect.name)
-            is_made = made is not None and made.search(effect.words)
-            if effect.name in uses and key not in noted and not is_made:
+            if key not in noted and is_lost(effect):
                 noted.add(key)
                 found.append(effect)
     if found:

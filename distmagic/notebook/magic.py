@@ -35,6 +35,7 @@ from distmagic.remote.values.settings import MADE
 from distmagic.request import cell as cells
 from distmagic.request import flag_parser, flags
 from distmagic.request.config import settings_of
+from distmagic.request.notebook_effects import LocalEffect
 from distmagic.request.spec import check_system
 
 if TYPE_CHECKING:
@@ -248,13 +249,17 @@ class Magics:
         payload = self._pack(plan, request, asker)
         if plan.call is not None:
             is_usual = request.spec.no_settings or request.workflow is not None
+
+            def is_lost(effect: LocalEffect) -> bool:
+                if effect.kind == "variable":
+                    is_ours = effect.name.startswith("DISTMAGIC_")
+                    return effect.name not in dict(request.spec.env) and not is_ours
+                is_made = MADE.search(effect.words) and not is_usual
+                return effect.name in payload.uses and not is_made
+
+            labels = _labels(self.shell)
             note_library_changes(
-                self.shell,
-                payload.uses,
-                plan.filename,
-                _labels(self.shell),
-                self._noted,
-                None if is_usual else MADE,
+                self.shell, is_lost, plan.filename, labels, self._noted
             )
         return payload
 

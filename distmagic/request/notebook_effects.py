@@ -13,7 +13,7 @@ import logging
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Literal
 
@@ -102,12 +102,20 @@ def local_effects(
 def library_changes(
     text: str, label: str, namespace: Mapping[str, object]
 ) -> Iterator[LocalEffect]:
-    """Yield where a cell's text changes a library; `name` is that of the library. `namespace` are the notebook's values."""
+    """Yield where a cell's text changes a library; `name` is that of the library. `namespace` are the notebook's values.
+
+    Of another cell, which has a label, also where it sets a variable. A cell that ran on ranks has said so itself.
+    """
     try:
         tree = ast.parse(text)
     except SyntaxError:
         return
     for statement in tree.body:
+        effects = _of_statement(statement)
+        if label and not text.startswith("#%%"):
+            for one in effects:
+                if one.kind == "variable":
+                    yield replace(one, words=f"{label}, {one.words}", lines=range(0))
         for node in executed(statement):
             for target, does in _changed(node):
                 library = _library(target, namespace)

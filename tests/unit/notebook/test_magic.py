@@ -262,6 +262,23 @@ def test_a_library_that_the_notebook_has_changed_is_told_of_once_where_the_call_
     assert "!" not in capsys.readouterr().out
 
 
+def test_a_variable_that_another_cell_has_set_is_told_of_once(
+    lab, capsys, monkeypatch, golden
+):
+    monkeypatch.setenv("DM_TEST_WORD", "")
+    lab.run("import os\nos.environ['DM_TEST_WORD'] = 'a'")
+    lab.run("%%distributed --env DM_TEST_WORD=a\nlen([])")
+    assert "!" not in capsys.readouterr().out
+    lab.run("%%distributed\nlen([])")
+    golden(capsys.readouterr().out)
+    lab.run("%%distributed\nlen([])")
+    lab.run("%%distributed --whole\nimport os\nos.environ['DM_TEST_WORD'] = 'b'")
+    lab.run("%%distributed\nos.environ['DM_TEST_WORD'] = 'c'\nlen([])")
+    capsys.readouterr()
+    lab.run("%%distributed\nlen([])")
+    assert "!" not in capsys.readouterr().out
+
+
 def test_a_variable_of_the_line_is_not_told_to_be_the_notebooks_alone(
     lab, capsys, golden
 ):

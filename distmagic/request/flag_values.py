@@ -19,7 +19,7 @@ HEADINGS = {
     "torchrun": "torchrun's flags, under torchrun's names",
     "hosts": "Hosts",
     "nodes": "Nodes of a scheduler",
-    "files": "Files in place of a run",
+    "files": "Files instead of a run",
     "ranks": "The ranks",
     "times": "How long",
 }

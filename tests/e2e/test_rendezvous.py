@@ -57,7 +57,9 @@ def test_torchrun_gives_up_after_its_last_restart(lab: Lab) -> None:
 
 
 def test_a_range_of_nodes_with_all_of_them_there(lab: Lab) -> None:
-    run = runner.run(lab, "dm1:1,dm2:1", as_value(runner.all_reduce), nnodes=(1, 2))
+    run = runner.run(
+        lab, "dm1:1,dm2:1", as_value(runner.all_reduce), nnodes=(1, 2), is_warm=True
+    )
     assert [run.results[rank]["world_size"] for rank in run.results] == [2, 2]
     assert run.state.firsts == (0, 1), "the lead has told which node has which ranks"
 

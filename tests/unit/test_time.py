@@ -167,12 +167,15 @@ def names() -> Iterator[tuple[str, str]]:
                     yield file, f".{node.attr}"
             elif isinstance(node, ast.Name):
                 yield file, node.id
-            elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            elif isinstance(node, ast.ImportFrom | ast.alias) and is_time(node):
                 yield file, "from time import"
-            elif isinstance(node, ast.Import):
-                for one in node.names:
-                    if one.name == "time" and one.asname:
-                        yield file, "from time import"
+
+
+def is_time(node: ast.ImportFrom | ast.alias) -> bool:
+    """Whether an import gives `time`, or what is in it, another name."""
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "time"
+    return node.name == "time" and node.asname is not None
 
 
 NAMES = set(names())

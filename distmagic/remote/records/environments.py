@@ -105,18 +105,21 @@ class Environment:
     def begin_filling(self) -> None:
         """Note what it takes to remove it by half. Raises OSError."""
         self.tmp.mkdir()
-        (self.tmp / _UV_HALVES).write_text(json.dumps(_uv_halves()))
+        # Else what a killed uv leaves stays.
+        with contextlib.suppress(OSError):
+            (self.tmp / _UV_HALVES).write_text(json.dumps(_uv_halves()))
 
     def remove_half(self) -> None:
         """Remove it unfinished, and what the uv that filled it has left in its cache, where that stays for ever.
 
         Where another uv works, what is in the cache may be of that one: each holds a lock as long as it lives. Raises OSError.
         """
-        try:
+        before = None
+        with contextlib.suppress(OSError, ValueError):
             before = json.loads((self.tmp / _UV_HALVES).read_text())
-        except (OSError, ValueError):  # no uv has begun
-            before = _uv_halves()
         shutil.rmtree(self.path)
+        if before is None:  # no uv has begun
+            return
         with contextlib.suppress(OSError), open(_uv_cache() / ".lock", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for half in set(_uv_halves()).difference(before):

@@ -199,6 +199,7 @@ def _progress(builder: RunStateBuilder, node: int, what: protocol.Progress) -> N
         bars=bars,
         bars_before=bars_before,
         metrics=_add_rows(builder, worker, what.rows) if what.rows else worker.metrics,
+        has_printed=what.is_printed if what.rows else worker.has_printed,
         at_s=what.at_s,
         advanced_at_s=advanced_at_s,
         rate=_rate(worker, step, what, bars),

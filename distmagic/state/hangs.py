@@ -132,8 +132,9 @@ def is_hung(state: RunState, hang_timeout_s: float | None) -> bool:
 
 
 def has_shown_progress(worker: WorkerState) -> bool:
-    """Whether a rank has ever reported, or shown a bar."""
-    return worker.step is not None or bool(worker.bars) or bool(worker.metrics)
+    """Whether a rank has ever reported, or shown a bar. What it only prints may come as seldom as it likes."""
+    has_reported = bool(worker.metrics) and not worker.has_printed
+    return worker.step is not None or bool(worker.bars) or has_reported
 
 
 def is_of_a_wait(text: str) -> bool:

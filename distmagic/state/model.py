@@ -97,7 +97,7 @@ class WorkerState:
     restart       how often torchrun had started the rank before
     step, total   as the rank reported them; None where it didn't
     bars          open progress bars, outermost first; if all are over the last one; `bars_before` others came before that one
-    metrics       the latest value of each metric
+    metrics       the latest value of each metric; `has_printed` them: they are of lines that it has only printed
     at_s          seconds since the rank started, at its last report
     advanced_at_s when its step or a bar moved last, by the notebook's clock; its start before that
     rate          steps a second (of `report`, else of the outermost bar); None where unknown
@@ -119,6 +119,7 @@ class WorkerState:
     bars: tuple[protocol.Bar, ...] = ()
     bars_before: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    has_printed: bool = False
     at_s: float = 0.0
     advanced_at_s: float = 0.0
     rate: float | None = None

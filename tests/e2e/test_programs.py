@@ -75,6 +75,11 @@ def test_a_program_whose_settings_are_its_globals(homes, inside):
         "iter 20",
     ]
     assert found.logs(1, "stdout") == "settings of config/small.py\n"
+    printed = [
+        (row["rank"], row["step"], f"{row['loss']:.4f}") for row in found.metrics
+    ]
+    losses = [words.split()[3].rstrip(",") for words in out[1:]]
+    assert printed == list(zip([0, 0, 0], [0, 10, 20], losses, strict=True))
     assert (folder / "out-small" / "ckpt.pt").stat().st_size > 1000
 
 

@@ -77,21 +77,47 @@ class RankProcess:
             return True  # the user's code wrote to our socket; there may be more packets behind it
         if isinstance(message, protocol.Progress):
             if message.rows:
-                self._reports.append(packet, whole=True)
-            old = self._latest or message
-            step = old.step if message.step is None else message.step
-            total = old.total if message.total is None else message.total
-            self._latest = replace(
-                message, step=step, total=total, device=message.device or old.device
-            )
-            self._rows.extend(message.rows)
-            for bar in message.bars:
-                self._bars[bar.id] = bar
+                for stream in self.streams:
+                    stream.numbers = None  # it reports some, which count more
+            self._merge(message, packet)
         elif isinstance(message, protocol.Picture):
             self.pictures = [*self.pictures[-3:], message]
         elif isinstance(message, protocol.Ended):
             self.ended = message
         return True
+
+    def read_numbers(self, now: float) -> None:
+        """Take the numbers that the rank has only printed, if it reports none in another way."""
+        at_s = now - self.began
+        for stream in self.streams:
+            rows = stream.numbers.take(at_s) if stream.numbers else []
+            # What it has reported before it printed may still be in the socket.
+            while rows and self.receive():
+                pass
+            if rows and stream.numbers:
+                hello = self.hello
+                message = protocol.Progress(
+                    rank=hello.rank,
+                    restart=hello.restart,
+                    at_s=at_s,
+                    rows=tuple(rows),
+                    is_printed=True,
+                )
+                self._merge(message, protocol.encode(message))
+
+    def _merge(self, message: protocol.Progress, packet: bytes) -> None:
+        if message.rows:
+            self._reports.append(packet, whole=True)
+        old = self._latest or message
+        step = old.step if message.step is None else message.step
+        total = old.total if message.total is None else message.total
+        source = message if message.rows else old
+        self._latest = replace(
+            message, step=step, total=total, device=message.device or old.device, is_printed=source.is_printed
+        )  # fmt: skip
+        self._rows.extend(message.rows)
+        for bar in message.bars:
+            self._bars[bar.id] = bar
 
     @property
     def error(self) -> str:

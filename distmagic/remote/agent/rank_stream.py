@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from distmagic.remote.agent.printed_rows import PrintedRows
 from distmagic.remote.records import logs, places
 from distmagic.remote.records.journal import decode, log_name
 from distmagic.remote.wire import protocol
@@ -43,6 +44,8 @@ class RankStream:
         self.text: _Text = same[0].text if same else _Text(folder, rank, stream, now)
         self.text.streams += 1
         self.is_open = True
+        # None where nobody wants them.
+        self.numbers = PrintedRows() if rank >= 0 else None
 
     @property
     def error(self) -> str:
@@ -59,6 +62,8 @@ class RankStream:
             self.is_open = False
             return False
         self.text.add(data)
+        if self.numbers is not None:
+            self.numbers.add(data)
         return True
 
     def drain_all(self) -> None:

@@ -192,7 +192,7 @@ class RankTable:
         if last or now - self.progress_at >= pace_s(world_size):
             self.progress_at = now
             for rank in self.ranks:
-                self._write_progress(rank)
+                self._write_progress(rank, now)
         self.journal.settle()
         self._notice_full()
 
@@ -205,7 +205,8 @@ class RankTable:
                 self.journal.add(event)
                 event = stream.event(now, last=last)
 
-    def _write_progress(self, rank: RankProcess) -> None:
+    def _write_progress(self, rank: RankProcess, now: float) -> None:
+        rank.read_numbers(now)
         progress = rank.progress()
         if progress is not None:
             self.journal.add(progress)
@@ -277,7 +278,7 @@ class RankTable:
         for stream in rank.streams:
             stream.drain_all()
         self._write_streams(rank.streams, self.clock(), last=True)
-        self._write_progress(rank)
+        self._write_progress(rank, rank.over_at)
         self.journal.add(end)
         self.codes[rank.hello.local_rank] = end.code
         if self.failed_at is None and end.code != 0:
@@ -311,7 +312,7 @@ class RankTable:
         """Close all of the ranks that are gone: else a job that restarts often would use up the descriptors."""
         for rank in [rank for rank in self.ranks if rank.is_gone]:
             self._write_streams(rank.streams, now, last=True)
-            self._write_progress(rank)
+            self._write_progress(rank, now)
             self.ranks.remove(rank)
             self.streams = [
                 stream for stream in self.streams if stream not in rank.streams

@@ -114,6 +114,7 @@ def merged(
             rows=(before.rows + message.rows)[-_ROWS:],
             bars=tuple(bars.values()),
             device=message.device or before.device,
+            is_printed=(message if message.rows else before).is_printed,
         )
     if isinstance(before, protocol.Output) and isinstance(message, protocol.Output):
         is_next = (

@@ -24,9 +24,7 @@ from distmagic.remote.wire.parts import Bar
 
 _STD = "tqdm.std"
 _STAND_INS = ("tqdm.notebook", "tqdm.autonotebook")
-_ID = (
-    "_distmagic_id"  # attribute of a bar: its number, 0 for one with a file of its own
-)
+ID = "_distmagic_id"  # attribute of a bar: its number, 0 for one with a file of its own
 _SHOWN = "_distmagic_shown"  # attribute of a bar: whether it was posted; one that ends within its `delay` never is
 _CLOSING = "_distmagic_closing"  # attribute of a bar: the thread that closes it, until the last line is written
 _FILE_ARGUMENT = 4  # the position of `file` in tqdm(iterable, desc, total, leave, file)
@@ -94,9 +92,9 @@ def _fill(module: ModuleType) -> None:
 
 
 def _patch(tqdm: Any) -> None:
-    if _ID in vars(tqdm):
+    if ID in vars(tqdm):
         return
-    setattr(tqdm, _ID, 0)  # for bars that exist already
+    setattr(tqdm, ID, 0)  # for bars that exist already
     setattr(tqdm, _SHOWN, False)
     setattr(tqdm, _CLOSING, 0)
     for name, make in _REPLACEMENTS.items():
@@ -114,7 +112,7 @@ def _new_init(original: Any) -> Any:
             args[_FILE_ARGUMENT] if len(args) > _FILE_ARGUMENT else kwargs.get("file")
         )
         number = next(bar_ids) if file is None or is_standard(file) else 0
-        setattr(self, _ID, number)
+        setattr(self, ID, number)
         if number:
             # An argument of tqdm.notebook, as is a width of "100%".
             kwargs.pop("display", None)
@@ -215,7 +213,7 @@ def is_standard(file: Any) -> bool:
 
 
 def _number(bar: Any) -> int:
-    return getattr(bar, _ID)  # type: ignore[no-any-return]
+    return getattr(bar, ID)  # type: ignore[no-any-return]
 
 
 def _post(bar: Any, *, closed: bool = False) -> None:

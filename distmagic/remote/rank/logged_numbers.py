@@ -1,25 +1,28 @@
 """Numbers that the user's code logs in another way than by `report` become metrics of the rank.
 
-    tqdm            set_postfix(loss=...) and set_postfix_str("loss=0.3")
+    tqdm            set_postfix(loss=...), set_postfix_str("loss=0.3"), and set_description("epoch 1: loss 0.3")
     transformers    what a Trainer logs, every `logging_steps`
     lightning       self.log("loss", loss), every `log_every_n_steps`
     accelerate      accelerator.log({"loss": ...})
 
 A rank may have several of these at once: Lightning shows in its bar what it logs. The first of the list report,
-frameworks, bars that says anything is listened to, and those behind it are not any more.
+frameworks, bars, printed lines that says anything is listened to, and those behind it are not any more. Printed lines
+are the agent's: `remote/agent/printed_rows.py`.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
 from distmagic.remote.rank import import_hooks
+from distmagic.remote.rank.bars import ID
 from distmagic.remote.rank.outbox import NumberSource
 from distmagic.remote.rank.report import report_logged
+from distmagic.remote.wire import printed_numbers
 
 # Log themselves what their bars show.
 _FRAMEWORKS = (
@@ -27,6 +30,7 @@ _FRAMEWORKS = (
     "pytorch_lightning.",
 )
 _CONNECTOR = "trainer.connectors.logger_connector.logger_connector"
+_AT = "_distmagic_at"  # attribute of a bar: how many items were done when the present one came
 _NAMED_NUMBER = re.compile(
     r"([A-Za-z_][\w/.@-]*)\s*[=:]\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|[-+]?inf)"
     r"(?![\w.%/])"
@@ -63,20 +67,68 @@ def _before(kind: Any, name: str, act: Callable[..., None]) -> None:
 
 
 def _follow_tqdm(module: ModuleType) -> None:
+    tqdm: Any = module.tqdm
+    original = tqdm.__iter__
+    setattr(tqdm, _AT, 0)
+
+    @functools.wraps(original)
+    def __iter__(self: Any) -> Iterator[Any]:  # noqa: N807
+        for index, item in enumerate(original(self)):
+            setattr(self, _AT, index)
+            yield item
+
+    tqdm.__iter__ = __iter__
+    axes: dict[tuple[str, ...], _Axis] = {}
+
+    def log(bar: Any, values: Mapping[str, object]) -> None:
+        if values and _counts(bar):
+            axis = axes.setdefault(tuple(values), _Axis())
+            report_logged(values, NumberSource.BAR, step=axis.step(bar))
+
     def set_postfix(
         bar: Any, ordered_dict: Any = None, refresh: object = None, **values: object
     ) -> None:
         del refresh
-        if _counts(bar):
-            report_logged({**dict(ordered_dict or {}), **values}, NumberSource.BAR)
+        log(bar, {**dict(ordered_dict or {}), **values})
 
     def set_postfix_str(bar: Any, s: object = "", refresh: object = None) -> None:
         del refresh
-        if _counts(bar):
-            report_logged(numbers_in(str(s)), NumberSource.BAR)
+        log(bar, numbers_in(str(s)))
 
-    _before(module.tqdm, "set_postfix", set_postfix)
-    _before(module.tqdm, "set_postfix_str", set_postfix_str)
+    def set_description(bar: Any, desc: object = None, refresh: object = None) -> None:
+        del refresh
+        log(bar, printed_numbers.numbers_of(str(desc)))
+
+    _before(tqdm, "set_postfix", set_postfix)
+    _before(tqdm, "set_postfix_str", set_postfix_str)
+    _before(tqdm, "set_description", set_description)
+    _before(tqdm, "set_description_str", set_description)
+
+
+class _Axis:
+    """Where numbers of the same names stand: at the count of their bar, added to those of all bars before it."""
+
+    def __init__(self) -> None:
+        self._bar = 0
+        self._before = self._last = 0.0
+        self._has_moved = False
+
+    def step(self, bar: Any) -> float | None:
+        """Return where numbers of this bar stand now; None while the bar has not moved: they may come oftener than it counts.
+
+        While a bar is iterated over, its own count is as old as what it shows.
+        """
+        number = getattr(bar, ID)
+        count = float(max(bar.n, (bar.initial or 0) + getattr(bar, _AT)))
+        if number != self._bar:
+            self._bar, self._has_moved = number, False
+            self._before += self._last
+        elif count != self._last:
+            self._has_moved = True
+        elif not self._has_moved:
+            return None
+        self._last = count
+        return self._before + count
 
 
 def _counts(bar: Any) -> bool:

@@ -75,7 +75,8 @@ class Progress:
     """What a rank reported since the last line: coalesced, at most about 10 lines a second and rank.
 
     `step`, `total`: the latest of `report`, None if there was none. `rows`: metrics in order, thinned out when a rank
-    reports faster than is useful. `bars`: those that changed.
+    reports faster than is useful. `bars`: those that changed. `is_printed`: the metrics are numbers of lines that the rank
+    has only printed.
     """
 
     rank: RankNumber
@@ -86,6 +87,7 @@ class Progress:
     rows: Annotated[tuple[MetricRow, ...], "items", 1000] = ()
     bars: Annotated[tuple[Bar, ...], "items", 1000] = ()
     device: Word = ""
+    is_printed: bool = False
 
 
 @message

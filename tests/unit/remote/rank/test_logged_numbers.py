@@ -107,10 +107,58 @@ def test_the_postfix_of_a_bar(rank):
             bar.set_postfix_str("warming up")
             bar.set_postfix()
     """)
-    assert metrics == [[None, {"loss": 0.123456 * i, "lr": 1e-4}] for i in range(3)] + [
-        [None, {"tensor": 2.5, "n": 7.0}],
-        [None, {"acc": 0.9, "top5": 0.99}],
-    ], "the bar's count may be old, and begins anew with each bar"
+    assert metrics == [
+        [float(i), {"loss": 0.123456 * i, "lr": 1e-4}] for i in range(3)
+    ] + [
+        [3.0, {"tensor": 2.5, "n": 7.0}],
+        [3.0, {"acc": 0.9, "top5": 0.99}],
+    ], "each stands at the count of its bar"
+
+
+def test_numbers_of_an_iterated_bar_stand_at_its_true_count_and_go_on_with_the_next(
+    rank,
+):
+    """Its own count is that of its last look at the clock; a bar an epoch counts each anew."""
+    metrics, _ = rank("""
+        from tqdm import tqdm
+        for epoch in range(2):
+            for i in (bar := tqdm(range(100), mininterval=60)):
+                if i in (40, 99):
+                    bar.set_postfix(loss=i)
+    """)
+    assert metrics == [
+        [step, {"loss": loss}]
+        for step, loss in [(40, 40), (99, 99), (139, 40), (198, 99)]
+    ]
+
+
+def test_a_bar_that_counts_seldom_is_no_axis(rank):
+    """Of a bar that counts epochs, numbers of each batch stand at their time until it moves."""
+    metrics, _ = rank("""
+        from tqdm import tqdm
+        with tqdm(total=2) as bar:
+            for batch in range(3):
+                bar.set_postfix(loss=batch)
+            bar.update()
+            bar.set_postfix(loss=3)
+    """)
+    assert [step for step, _ in metrics] == [0, None, None, 1]
+
+
+def test_what_stands_in_front_of_a_bar(rank):
+    """So minGPT tells its loss."""
+    metrics, _ = rank("""
+        from tqdm import tqdm
+        bar = tqdm(enumerate("ab"), total=2)
+        for it, _ in bar:
+            bar.set_description(f"epoch 1 iter {it}: train loss {2.5 - it:.5f}. lr {6e-4:e}")
+            bar.set_description("epoch 1: loading 3 shards")
+        tqdm(total=1).set_description_str()
+    """)
+    assert metrics == [
+        [0.0, {"train_loss": 2.5, "lr": 6e-4}],
+        [1.0, {"train_loss": 1.5, "lr": 6e-4}],
+    ]
 
 
 def test_a_bar_that_is_switched_off_says_nothing(rank):

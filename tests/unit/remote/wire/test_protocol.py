@@ -88,6 +88,7 @@ MESSAGES = (
                 p.Bar(id=2),
             ),
             device="cuda:1",
+            is_printed=True,
         ),
     ),
     (5, p.Output(rank=-1, stream="stderr", offset=10, text="é\n", skipped_bytes=5, size_bytes=3)),

@@ -1,0 +1,96 @@
+"""Numbers of a training in a line of text, as `step 100: train loss 2.31, lr 3e-4`. Pure.
+
+Only what can be nothing else is taken: a name whose last word is well known, `:`, `=` or a space, and a number.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_CHARS = 400  # of a line; a longer one is no line of a training
+_MAX_NAME = 40
+
+_KNOWN = frozenset(
+    ("acc", "accuracy", "auc", "bleu", "bpb", "bpc", "entropy", "f1", "gnorm", "iou", "kl", "loss", "losses", "lr", "mae",
+     "mfu", "miou", "mse", "nll", "norm", "perplexity", "ppl", "psnr", "return", "reward", "rmse", "ssim", "throughput", "top")
+)  # fmt: skip
+_TWO_WORDS = frozenset(("learning rate", "grad norm", "gradient norm"))
+# Words that only say which: in front of a known name as words of their own, or behind it as its last part.
+_WHICH = frozenset(
+    ("average", "avg", "best", "dev", "eval", "final", "mean", "running", "smooth", "test", "total", "train", "training",
+     "val", "valid", "validation")
+)  # fmt: skip
+_SPEED = re.compile(
+    r"(?:tok|tokens?|samples?|seqs?|sequences?|ex|examples?|imgs?|images?|steps?|iters?|it)(?:/|_per_)s(?:ec|econd)?"
+)
+_NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_WORD = r"(?!(?i:nan|inf)\b)[A-Za-z][\w@/.-]*"
+_PAIR = re.compile(
+    rf"(?<![\w/@.-])((?:{_WORD}[ _]){{0,2}}{_WORD})[\"']?(\s*[:=]\s*|\s+)(?:tensor\()?"
+    rf"({_NUMBER}|nan|NaN|[-+]?inf)(?![\w/]|[.:]\w|,\d)"
+)
+_COUNTED = re.compile(
+    r"(?<![\w/])(?:global[ _])?(?:step|iter|iteration|it|batch|update)s?[\"']?\s*[:=#]?\s*\[?\s*(\d+(?:,\d{3})*)(?![\w.%])",
+    re.IGNORECASE,
+)
+_OUT_OF = re.compile(r"[\[(|]\s*(\d+)\s*/\s*\d+(?!.*[\[(|]\s*\d+\s*/)")  # the last one
+_EPOCH = re.compile(r"(?<!\w)epoch[\"']?\s*[:=#]?\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
+_COLOUR = re.compile("\x1b\\[[0-9;]*m")
+
+
+_HINT = re.compile(
+    "|".join([*_KNOWN, *_TWO_WORDS, "/s", "_per_"]).replace(" ", "[ _]").encode(),
+    re.IGNORECASE,
+)
+
+
+def may_have_numbers(text: bytes) -> bool:
+    """Whether `numbers_of` may find any in a text: a quick look, which most texts need only."""
+    return _HINT.search(text) is not None
+
+
+def numbers_of(line: str) -> dict[str, float]:
+    """Return the numbers of a line by their names, which are in small letters and without spaces; {} for nearly all lines.
+
+    Of a bar that was drawn (`40%|####`), and of a very long line, none.
+    """
+    if len(line) > MAX_CHARS or "\r" in line.rstrip() or "%|" in line:
+        return {}
+    found: dict[str, float] = {}
+    for words, between, value in _PAIR.findall(_COLOUR.sub("", line)):
+        name = _name_of(words)
+        # "loss 3 times": a whole number behind a space may be anything.
+        is_clear = not between.isspace() or not value.isdigit()
+        if name and is_clear:
+            found.setdefault(name, float(value.replace(",", "")))
+    return found
+
+
+def step_of(line: str) -> float | None:
+    """Return the step that a line names, else how far it is out of so many, else its epoch; None for none."""
+    text = _COLOUR.sub("", line)
+    for pattern in (_COUNTED, _OUT_OF, _EPOCH):
+        if match := pattern.search(text):
+            return float(match[1].replace(",", ""))
+    return None
+
+
+def _name_of(text: str) -> str:
+    """Return the name that words in front of a number are, "" where they are none that is known."""
+    *before, last = text.lower().split(" ")
+    if before and f"{before[-1]} {last}" in _TWO_WORDS:
+        last = f"{before.pop()}_{last}"
+    elif not _is_known(last):
+        return ""
+    while before and before[-1] in _WHICH:
+        last = f"{before.pop()}_{last}"
+    return last[:_MAX_NAME]
+
+
+def _is_known(name: str) -> bool:
+    parts = [part.rstrip("0123456789") for part in re.split(r"[_/.@-]+", name)]
+    while len(parts) > 1 and (len(parts[-1]) < 2 or parts[-1] in _WHICH):
+        parts.pop()
+    is_two = " ".join(parts[-2:]) in _TWO_WORDS
+    known = parts[-1] in _KNOWN or name in _KNOWN
+    return known or is_two or _SPEED.fullmatch(name) is not None

@@ -36,14 +36,22 @@ def argument_columns(runs: Sequence[RunSummary]) -> list[ArgumentColumn]:
     return columns[:_MOST]
 
 
+def trainings(runs: Sequence[RunSummary]) -> tuple[tuple[int, ...], ...]:
+    """Return the runs by their numbers, together those that have called the same function, or the same script."""
+    found: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        call = _call_of(run.call)
+        name = _command(run.call)[0] if call is None else ast.unparse(call.func)
+        found.setdefault(name, []).append(number)
+    return tuple(map(tuple, found.values()))
+
+
 def _arguments(call: str) -> dict[str, str]:
     """Return the arguments of a call of Python, or of a command, by name; those without one by their place."""
-    try:
-        tree = ast.parse(call, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return _words(call)
-    if not isinstance(tree, ast.Call):
-        return _words(call)
+    tree = _call_of(call)
+    if tree is None:
+        _, words = _command(call)
+        return _words(words)
     found = {}
     for place, value in enumerate(tree.args, start=1):
         found[f"argument {place}"] = ast.unparse(value)
@@ -53,16 +61,28 @@ def _arguments(call: str) -> dict[str, str]:
     return found
 
 
-def _words(command: str) -> dict[str, str]:
-    """Return the flags of a script with their values, and its other words; {} for what is no script's command."""
+def _call_of(text: str) -> ast.Call | None:
     try:
-        words = shlex.split(command)
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return tree if isinstance(tree, ast.Call) else None
+
+
+def _command(text: str) -> tuple[str, list[str]]:
+    """Return a script or module, and the words behind it; the whole text and no words for what is neither."""
+    try:
+        words = shlex.split(text)
     except ValueError:
-        return {}
-    is_module = words[:1] == ["-m"]
+        return text, []
+    is_module = words[:1] == ["-m"] and len(words) > 1
     if not is_module and not (words and words[0].endswith(".py")):
-        return {}
-    del words[: 1 + is_module]
+        return text, []
+    return words[is_module], words[1 + is_module :]
+
+
+def _words(words: Sequence[str]) -> dict[str, str]:
+    """Return flags with their values, and the other words by their place."""
     found: dict[str, str] = {}
     flag = ""
     place = 0

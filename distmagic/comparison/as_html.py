@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from distmagic.comparison.arguments import argument_columns
@@ -16,15 +16,14 @@ from distmagic.render.text_width import cut_middle, plain
 _MAX_CURVES = 8
 
 
-def html(runs: Sequence[RunSummary]) -> str:
-    """Return the table, and a figure for each metric with a line a run."""
+def html(runs: Sequence[RunSummary], trainings: Iterable[Sequence[int]] = ()) -> str:
+    """Return the table, and a figure for each metric with a line a run; `trainings` are the rows that have theirs alone."""
     head = f'<div class="dm-head"><span>{q.plural(len(runs), "run")}</span></div>'
     parts = [style(), head]
     if runs:
-        parts += [
-            f'<div class="dm-scroll" tabindex="0">{_table(runs)}</div>',
-            _curves(runs),
-        ]
+        parts.append(f'<div class="dm-scroll" tabindex="0">{_table(runs)}</div>')
+    for rows in trainings or [range(len(runs))]:
+        parts.append(_curves({row: runs[row] for row in rows}))
     return f'<div class="distmagic">{"".join(parts)}</div>'
 
 
@@ -61,11 +60,12 @@ def _table(runs: Sequence[RunSummary]) -> str:
     return f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>{note}'
 
 
-def _curves(runs: Sequence[RunSummary]) -> str:
+def _curves(runs: Mapping[int, RunSummary]) -> str:
+    """Return the curves of some runs, by their rows in the table."""
     figures = []
-    for name in names_of_metrics(runs):
+    for name in names_of_metrics(list(runs.values())):
         found = {}
-        for row, run in enumerate(runs):
+        for row, run in runs.items():
             for metric in run.metrics:
                 if metric.name == name and len(metric.bins) > 1:
                     found[row] = metric
@@ -75,14 +75,14 @@ def _curves(runs: Sequence[RunSummary]) -> str:
         return ""
     legend = [
         f'<b class="{palette(row)}">{escape(run.label)}</b>'
-        for row, run in enumerate(runs)
+        for row, run in runs.items()
     ]
     shown = "".join(figures[:_MAX_CURVES])
     return f'<div class="dm-curves">{shown}</div><div class="dm-legend">{" ".join(legend)}</div>'
 
 
 def _figure(
-    name: str, metrics: dict[int, MetricSummary], runs: Sequence[RunSummary]
+    name: str, metrics: dict[int, MetricSummary], runs: Mapping[int, RunSummary]
 ) -> str:
     """Return the curves of one metric, by the rows of their runs. Where only some count steps, only these are drawn."""
     by_step = any(metric.by_step for metric in metrics.values())

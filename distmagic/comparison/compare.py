@@ -6,6 +6,7 @@ import reprlib
 from collections.abc import Sequence
 
 from distmagic.comparison import as_html, as_text
+from distmagic.comparison.arguments import trainings
 from distmagic.comparison.summary import RunSummary, summary
 from distmagic.errors import SpecError
 from distmagic.state.model import RunState
@@ -14,16 +15,20 @@ _KEPT = 50  # runs of a kernel, the last ones
 
 
 class Comparison:
-    """Several runs side by side, shown as a table and, in a notebook, with their curves over each other."""
+    """Several runs side by side, shown as a table and, in a notebook, with their curves over each other.
 
-    def __init__(self, runs: Sequence[RunSummary]) -> None:
+    `is_apart`: only curves of the same training lie over each other.
+    """
+
+    def __init__(self, runs: Sequence[RunSummary], *, is_apart: bool = False) -> None:
         self.runs = tuple(runs)
+        self._trainings = trainings(runs) if is_apart else ()
 
     def __repr__(self) -> str:
         return as_text.text(self.runs)
 
     def _repr_html_(self) -> str:
-        return as_html.html(self.runs)
+        return as_html.html(self.runs, self._trainings)
 
 
 def compare(*runs: object) -> Comparison:

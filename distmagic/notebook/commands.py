@@ -208,7 +208,7 @@ SUBCOMMANDS = (
         usages=(
             UsageLine(
                 arguments="",
-                text="put the runs of this notebook side by side, with their curves over each other",
+                text="put the runs of this notebook side by side, with curves of the same call over each other",
             ),
         ),
         handler=job_commands.runs,
@@ -350,7 +350,8 @@ SUBCOMMANDS = (
         name="down",
         usages=(
             UsageLine(
-                arguments="", text="end what is kept, connections and allocations"
+                arguments="",
+                text="end warm processes, connections and allocations",
             ),
             UsageLine(
                 arguments="--cluster NAME", text="take a cluster of SkyPilot down"

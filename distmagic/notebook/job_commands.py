@@ -52,7 +52,7 @@ def runs(line: CommandLine) -> None:
 
     _expect(line, 0, 0, "%distributed runs takes nothing after it.")
     notebook = line.notebook
-    found = Comparison(notebook.session().history.runs)
+    found = Comparison(notebook.session().history.runs, is_apart=True)
     page = {"text/plain": repr(found), "text/html": found._repr_html_()}
     notebook.show(page)
 

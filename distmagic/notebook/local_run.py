@@ -49,7 +49,7 @@ def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -
     """Run the cell's own statements, as a cell without the magic would, and print what they did in the notebook alone.
 
     `given` are variables that the ranks get from the request. Raises what the statements raise, with a note where that
-    is because the notebook is no rank; `SpecError` where argparse ended the cell, and, before any of them has run, where
+    is because the notebook is not a rank; `SpecError` where argparse ended the cell, and, before any of them has run, where
     the call takes what has to be made on each rank.
     """
     _reject_made_alone(shell, plan)

@@ -30,7 +30,7 @@ from distmagic.state.hangs import (
     stacks_text,
 )
 from distmagic.state.model import RunState, WorkerState
-from distmagic.state.phases import RunPhase, is_explained
+from distmagic.state.phases import ALIVE, RunPhase, is_explained
 from distmagic.state.standstill import all_still_s, still_ranks
 from distmagic.state.verdict import verdict
 
@@ -99,11 +99,11 @@ def overview(state: RunState) -> Overview:
     return Overview(
         job=plain(state.job),
         phase=last_seen_word(state) if is_seen_last else state.phase,
-        fraction=mean(fraction_of(w) for w in workers)
-        if workers
-        else _share_sent(state),
+        fraction=_fraction(workers) if workers else _share_sent(state),
         facts=tuple(_facts(state, workers, still)),
-        concern=_still_words(state, still, all_still) or _slow_words(state, slow),
+        concern=_still_words(state, still, all_still)
+        or _slow_words(state, slow)
+        or _late_words(state),
         alerts=tuple(_alerts(state, is_still=all_still is not None)),
         call=one_line(state.terms.call),
         since=since,
@@ -122,6 +122,14 @@ def _share_sent(state: RunState) -> float | None:
     if not total or state.phase != "sending":
         return None
     return sum(node.sent_bytes for node in state.nodes) / total
+
+
+def _fraction(workers: Sequence[WorkerState]) -> float | None:
+    """Return how much of their work all ranks have done; None where none of those that go on says how far it is."""
+    alive = [fraction_of(w) for w in workers if w.phase in ALIVE]
+    if alive and mean(alive) is None:
+        return None
+    return mean(fraction_of(w) for w in workers)
 
 
 def _facts(
@@ -144,8 +152,7 @@ def _facts(
         if slowest.eta_s is not None and not still:
             is_part = part or (slowest.step is None and slowest.bars_before)
             yield f"{q.eta(slowest.eta_s)} left{' in this bar' if is_part else ''}"
-    if not is_explained(state.stopping) and not state.is_over:
-        yield one_line(state.stopping)
+    yield from _why_it_stops(state)
     running = sum(w.phase == "running" for w in workers)
     if state.phase == "stopping" and state.stopping in POLITE_REASONS and running:
         limit = q.duration(state.terms.grace_s)
@@ -156,6 +163,13 @@ def _facts(
         yield f"{counts_by_phase(phases)}, {unborn} never started"
     elif len(phases) > 1:
         yield counts_by_phase(phases)
+
+
+def _why_it_stops(state: RunState) -> Iterable[str]:
+    if state.is_over and isinstance(verdict(state), Cancelled):
+        yield "interrupted"
+    elif not is_explained(state.stopping) and not state.is_over:
+        yield one_line(state.stopping)
 
 
 def _part_of_run(worker: WorkerState) -> str:
@@ -202,6 +216,17 @@ def _slow_words(state: RunState, slow: set[int]) -> str:
     words = f"slow: {plain(slowest.label)}"
     others = len(slow) - 1
     return f"{words} and {others} more" if others else words
+
+
+def _late_words(state: RunState) -> str:
+    """Return which rank goes on when at least as many have ended well; "" while more do."""
+    alive = [w for w in state.workers.values() if w.phase == "running"]
+    done = [w for w in state.workers.values() if w.phase == "done"]
+    if state.phase != "running" or not alive or len(done) < len(alive):
+        return ""
+    first = min(alive, key=lambda w: w.rank)
+    words = f"{plain(first.label)} still runs"
+    return f"{words}, and {len(alive) - 1} more" if alive[1:] else words
 
 
 def size(state: RunState) -> str:
@@ -270,22 +295,18 @@ def _alerts(state: RunState, *, is_still: bool) -> Iterable[Alert]:
 def _failure(state: RunState) -> Iterable[Alert]:
     if state.abandoned:
         # Else the hosts' own rows show it.
-        if state.stopping or not any(node.unusable for node in state.nodes):
-            yield Alert(
-                level="warning" if state.stopping else "error",
-                text=one_line(state.abandoned),
-            )
+        if not state.stopping and not any(node.unusable for node in state.nodes):
+            yield Alert(level="error", text=one_line(state.abandoned))
         return
     if state.first_failure is None and not state.is_over:
         return
     if state.first_failure is not None and state.first_failure not in state.workers:
         return
     error = verdict(state)
-    if error is not None:
+    # The user has asked for an interrupt: the head has a word for it, and the cell's error the sentence.
+    if error is not None and not isinstance(error, Cancelled):
         detail = getattr(error, "remote_traceback", "") or getattr(error, "stacks", "")
-        # No surprise: the user asked for it.
-        level = "warning" if isinstance(error, Cancelled) else "error"
-        yield Alert(level=level, text=one_line(error.message), detail=detail)
+        yield Alert(level="error", text=one_line(error.message), detail=detail)
 
 
 def _where_ranks_are(state: RunState) -> Iterable[Alert]:

@@ -64,10 +64,12 @@ def picked_ranks(
 ) -> list[WorkerState]:
     """Return the ranks of a large run that have rows of their own: failed ones, then those with the fewest steps.
 
-    Two of the latter are shown in any case, more where more ranks are slow or stand still.
+    Two of the latter are shown in any case, more where more ranks are slow or stand still. One that says nothing of its
+    steps is among them when others have ended.
     """
     failed = [w for w in workers if w.phase in ("failed", "lost")]
-    running = [w for w in workers if w.phase == "running" and w.progress[0] is not None]
+    some_are_done = any(w.phase == "done" for w in workers)
+    running = [w for w in workers if w.phase == "running" and (some_are_done or w.progress[0] is not None)]  # fmt: skip
     running.sort(key=lambda w: w.progress[0] or 0.0)
     count = max(_PICKED // 4, min(_PICKED, len(slow | still.keys())))
     return failed[:_PICKED] + running[:count]

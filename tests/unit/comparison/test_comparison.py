@@ -76,6 +76,17 @@ def test_arguments_that_differ_are_columns(calls, columns):
             assert text in repr(Comparison(runs))
 
 
+def test_runs_of_different_trainings_have_axes_of_their_own():
+    calls = ["train(lr=0.1)", "tune(3)", "train.py --lr 1", "train(lr=0.2)", "train.py 5", "-m pkg 1", "-m pkg 2", "loss = fit(1)"]  # fmt: skip
+    runs = [summary(on_terms(SLOW, call=call)) for call in calls]
+    apart = Comparison(runs, is_apart=True)._repr_html_()
+    legends = re.findall(r'dm-legend">(.*?)</div>', apart)
+    assert [len(re.findall("<b ", legend)) for legend in legends] == [2, 1, 2, 2, 1]
+    assert apart.count("<b>loss</b>") == 5
+    assert Comparison(runs)._repr_html_().count("<b>loss</b>") == 1
+    assert [row.split()[0] for row in repr(Comparison(runs, is_apart=True)).splitlines()[1:]]  # fmt: skip
+
+
 def test_a_pointer_over_a_curve_shows_the_values_of_all_runs():
     html = Comparison([summary(SLOW), summary(FAST)])._repr_html_()
     titles = re.findall(r"<title>(.*?)</title>", html)

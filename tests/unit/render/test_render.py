@@ -182,6 +182,36 @@ def test_a_rank_that_began_a_little_later_is_not_slow(step, rate, is_slow):
     assert (overview(state).concern == "slow: rank 3 (gpu-b, local_rank 1)") == is_slow
 
 
+def test_at_the_end_of_a_run_the_ranks_that_still_run_are_named():
+    """One that shows no progress of its own, as only rank 0 has a bar, is not hidden behind the 100 % of those that ended."""
+    ended = [worker(rank, phase="done", step=500.0, rate=None) for rank in range(3)]
+    late = worker(3, step=None, total=None, rate=None)
+    view = overview(run([*ended, late]))
+    assert (view.fraction, view.concern) == (None, "rank 3 (gpu-b, local_rank 1) still runs")  # fmt: skip
+    assert "1 running, 3 done" in view.facts
+    assert [row.phase for row in view.groups[0].rows] == ["done"] * 3 + ["running"]
+    behind = overview(run([*ended, worker(3, step=250.0)]))
+    assert (behind.fraction, behind.concern) == (0.875, "slow: rank 3 (gpu-b, local_rank 1)")  # fmt: skip
+    assert overview(run([ended[0], late])).concern.startswith("rank 3 ")
+    assert overview(run([ended[0], *map(worker, (1, 2, 3))])).concern == ""
+    two = overview(run([*ended, late, replace(late, rank=4)]))
+    assert two.concern.endswith("still runs, and 1 more")
+    assert overview(over(run(ended))).concern == ""
+    many = [worker(rank, phase="done", step=None) for rank in range(63)]
+    first, *_ = overview(run([*many, replace(late, rank=63)])).groups
+    assert [row.name for row in first.rows] == ["63"]
+
+
+def test_an_interrupt_is_one_word_of_the_view():
+    """The cell's error, below it, has the sentence."""
+    stopped = over(run([worker(0, phase="stopped")], stopping="interrupted"), code=-15)
+    for state in (stopped, replace(stopped, abandoned="Interrupted while connecting.")):
+        view = overview(state)
+        assert view.facts[-1] == "interrupted"
+        assert view.alerts == ()
+        assert render.text(state).count("nterrupted") == 1
+
+
 def test_a_run_that_nobody_follows_any_more_is_grey_with_its_time():
     """After Detach, or in a document that was saved while it went on."""
     seen = replace(standing_still(), seen_unix_s=1e9)

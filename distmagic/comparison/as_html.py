@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from distmagic.comparison.arguments import argument_columns
@@ -16,27 +16,30 @@ from distmagic.render.text_width import cut_middle, plain
 _MAX_CURVES = 8
 
 
-def html(runs: Sequence[RunSummary], trainings: Iterable[Sequence[int]] = ()) -> str:
+def html(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]] = ()) -> str:
     """Return the table, and a figure for each metric with a line a run; `trainings` are the rows that have theirs alone."""
     head = f'<div class="dm-head"><span>{q.plural(len(runs), "run")}</span></div>'
     parts = [style(), head]
+    compared = trainings or [range(len(runs))]
     if runs:
-        parts.append(f'<div class="dm-scroll" tabindex="0">{_table(runs)}</div>')
-    for rows in trainings or [range(len(runs))]:
+        table = _table(runs, compared)
+        parts.append(f'<div class="dm-scroll" tabindex="0">{table}</div>')
+    for rows in compared:
         parts.append(_curves({row: runs[row] for row in rows}))
     return f'<div class="distmagic">{"".join(parts)}</div>'
 
 
-def _table(runs: Sequence[RunSummary]) -> str:
+def _table(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]]) -> str:
     names = names_of_metrics(runs)
-    metrics = [metric_columns(runs, name) for name in names[:MAX_METRICS]]
+    metrics = [metric_columns(runs, name, trainings) for name in names[:MAX_METRICS]]
     arguments = argument_columns(runs)
     titles = ["<th>run</th>"]
     titles += [f'<th class="dm-n">{escape(column.title)}</th>' for column in arguments]
     titles.append('<th>state</th><th>took</th><th class="dm-n">ranks</th>')
     for metric in metrics:
         titles.append(f'<th class="dm-n">{escape(metric.title)}</th>')
-        titles.append(f'<th class="dm-n">{escape(metric.best_title)}</th>')
+        if metric.best_title:
+            titles.append(f'<th class="dm-n">{escape(metric.best_title)}</th>')
     lines = [f"<tr>{''.join(titles)}<th>job</th></tr>"]
     for row, run in enumerate(runs):
         cells = [
@@ -48,6 +51,8 @@ def _table(runs: Sequence[RunSummary]) -> str:
         ]
         for metric in metrics:
             cells.append(f'<td class="dm-n">{metric.lasts[row]}</td>')
+            if not metric.best_title:
+                continue
             best = metric.bests[row]
             if row in metric.best_rows:
                 best = f'<b>{best}</b><span class="dm-star"> *</span>'

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from distmagic.comparison.arguments import argument_columns
-from distmagic.comparison.summary import RunSummary, more_is_better
+from distmagic.comparison.summary import RunSummary, has_best, more_is_better
 from distmagic.render import quantities as q
 from distmagic.render.text_width import columns_of, cut_middle, pad, plain
 
@@ -16,7 +16,10 @@ _TITLE = 20  # columns of a metric's name
 
 @dataclass(frozen=True, kw_only=True)
 class MetricColumns:
-    """What the table says of one metric, a value a run, "" for none. `best_rows` are the runs with the best of all."""
+    """What the table says of one metric, a value a run, "" for none. `best_rows` are the runs with the best of all.
+
+    `best_title` is "" where no value can be the best one.
+    """
 
     title: str
     best_title: str
@@ -33,8 +36,10 @@ def names_of_metrics(runs: Sequence[RunSummary]) -> list[str]:
     return list(names)
 
 
-def metric_columns(runs: Sequence[RunSummary], name: str) -> MetricColumns:
-    """Return the columns of one metric."""
+def metric_columns(
+    runs: Sequence[RunSummary], name: str, trainings: Iterable[Sequence[int]]
+) -> MetricColumns:
+    """Return the columns of one metric; the best values are those among the runs of each training."""
     lasts, bests = [], []
     values: dict[int, float] = {}
     for row, run in enumerate(runs):
@@ -48,20 +53,24 @@ def metric_columns(runs: Sequence[RunSummary], name: str) -> MetricColumns:
         lasts.append(last)
         bests.append(best)
     is_max = more_is_better(name)
-    best_of_all = (max if is_max else min)(values.values(), default=None)
-    best_rows = [row for row, value in values.items() if value == best_of_all]
+    best_rows: set[int] = set()
+    for training in trainings:
+        compared = [row for row in training if row in values]
+        best_here = (max if is_max else min)((values[row] for row in compared), default=None)  # fmt: skip
+        if len(compared) > 1:
+            best_rows.update(row for row in compared if values[row] == best_here)
     title = cut_middle(plain(name), _TITLE)
     return MetricColumns(
         title=title,
-        best_title=f"{'max' if is_max else 'min'} {title}",
+        best_title=f"{'max' if is_max else 'min'} {title}" if has_best(name) else "",
         lasts=tuple(lasts),
         bests=tuple(bests),
-        best_rows=frozenset(best_rows if len(values) > 1 else ()),
+        best_rows=frozenset(best_rows),
     )
 
 
-def text(runs: Sequence[RunSummary]) -> str:
-    """Return the table, a row a run; the best value of each metric has a star."""
+def text(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]] = ()) -> str:
+    """Return the table, a row a run; the best value of each metric has a star, of all runs or of each training."""
     if not runs:
         return "no runs"
     names = names_of_metrics(runs)
@@ -73,8 +82,10 @@ def text(runs: Sequence[RunSummary]) -> str:
         ["ranks", *(str(run.ranks) for run in runs)],
     ]
     for name in names[:MAX_METRICS]:
-        metric = metric_columns(runs, name)
+        metric = metric_columns(runs, name, trainings or [range(len(runs))])
         columns.append([metric.title, *metric.lasts])
+        if not metric.best_title:
+            continue
         best = [metric.best_title]
         for row, value in enumerate(metric.bests):
             best.append(f"{value} *" if row in metric.best_rows else value)

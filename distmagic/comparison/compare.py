@@ -17,7 +17,7 @@ _KEPT = 50  # runs of a kernel, the last ones
 class Comparison:
     """Several runs side by side, shown as a table and, in a notebook, with their curves over each other.
 
-    `is_apart`: only curves of the same training lie over each other.
+    `is_apart`: only runs of the same training are compared, and only their curves lie over each other.
     """
 
     def __init__(self, runs: Sequence[RunSummary], *, is_apart: bool = False) -> None:
@@ -25,7 +25,7 @@ class Comparison:
         self._trainings = trainings(runs) if is_apart else ()
 
     def __repr__(self) -> str:
-        return as_text.text(self.runs)
+        return as_text.text(self.runs, self._trainings)
 
     def _repr_html_(self) -> str:
         return as_html.html(self.runs, self._trainings)

@@ -20,6 +20,8 @@ _MORE_IS_BETTER = frozenset(
     ("acc", "accuracy", "auc", "auroc", "bleu", "dice", "f1", "iou", "map", "precision", "psnr", "r2", "recall", "return",
      "reward", "rouge", "score", "ssim", "throughput", "top1", "top5")
 )  # fmt: skip
+# And that no value is the best one: a schedule, or how large something is.
+_NO_BEST = frozenset(("epoch", "gnorm", "lr", "norm", "rate", "scale", "step"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,5 +93,13 @@ def _metric(state: RunState, name: str, last: float) -> MetricSummary:
 
 def more_is_better(name: str) -> bool:
     """Whether the greatest value of a metric is its best, by its name: `val_acc`, `eval/F1`."""
-    words = re.split(r"[^a-z0-9]+", name.lower())
-    return not _MORE_IS_BETTER.isdisjoint(words)
+    return not _MORE_IS_BETTER.isdisjoint(_words(name))
+
+
+def has_best(name: str) -> bool:
+    """Whether one value of a metric can be better than another, by its name: of `lr` and `grad_norm` none is."""
+    return _NO_BEST.isdisjoint(_words(name))
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[^a-z0-9]+", name.lower())

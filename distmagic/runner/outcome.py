@@ -190,17 +190,27 @@ class Run(Returned):
 
     def _ipython_display_(self) -> None:
         """Show the summary, but not a second time right after the run itself has shown it."""
-        from IPython import get_ipython
-        from IPython.display import display
-
         # Only in the very cell that ran it: where the run has a name, it is shown by that name in a later cell.
         if self._shown_in is not None and self._shown_in == cell_number():
             self._shown_in = None
-            # A terminal has printed Out[3]: and waits for more.
-            if getattr(get_ipython(), "kernel", None) is None:
-                print(f"<run {self.job}: {self.state.phase}>")  # noqa: T201
+            _leave_out(f"<run {self.job}: {self.state.phase}>")
             return
-        display({"text/plain": repr(self), "text/html": self._repr_html_()}, raw=True)
+        page = {"text/plain": repr(self), "text/html": self._repr_html_()}
+        _display(page)
+
+
+def _display(page: Mapping[str, str]) -> None:
+    from IPython.display import display
+
+    display(dict(page), raw=True)
+
+
+def _leave_out(short: str) -> None:
+    """Show nothing of a value that its cell has shown already; in a terminal, which has printed Out[3]:, a few words."""
+    from IPython import get_ipython
+
+    if getattr(get_ipython(), "kernel", None) is None:
+        print(short)  # noqa: T201
 
 
 def _is_to_begin(state: RunState, rank: int) -> bool:
@@ -287,6 +297,14 @@ class Detached:
     ) -> None:
         self.job, self.hosts = job, hosts
         self.attach, self.stop = attach, stop
+        self._left_in = cell_number()
+
+    def _ipython_display_(self) -> None:
+        """Show the job, but not in the cell that has left it: its view has these words."""
+        if self._left_in is not None and self._left_in == cell_number():
+            _leave_out(f"<job {self.job}>")
+        else:
+            _display({"text/plain": repr(self)})
 
     def __getattr__(self, name: str) -> Any:
         if name in ("results", "logs", "metrics", "state"):

@@ -30,7 +30,7 @@ _FRAMEWORKS = (
     "pytorch_lightning.",
 )
 _CONNECTOR = "trainer.connectors.logger_connector.logger_connector"
-_AT = "_distmagic_at"  # attribute of a bar: how many items were done when the present one came
+_AT = "_distmagic_at"  # attribute of a bar: the number of its present item, from 1 on
 _NAMED_NUMBER = re.compile(
     r"([A-Za-z_][\w/.@-]*)\s*[=:]\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|[-+]?inf)"
     r"(?![\w.%/])"
@@ -73,7 +73,7 @@ def _follow_tqdm(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def __iter__(self: Any) -> Iterator[Any]:  # noqa: N807
-        for index, item in enumerate(original(self)):
+        for index, item in enumerate(original(self), 1):
             setattr(self, _AT, index)
             yield item
 

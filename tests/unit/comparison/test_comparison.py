@@ -84,7 +84,18 @@ def test_runs_of_different_trainings_have_axes_of_their_own():
     assert [len(re.findall("<b ", legend)) for legend in legends] == [2, 1, 2, 2, 1]
     assert apart.count("<b>loss</b>") == 5
     assert Comparison(runs)._repr_html_().count("<b>loss</b>") == 1
-    assert [row.split()[0] for row in repr(Comparison(runs, is_apart=True)).splitlines()[1:]]  # fmt: skip
+    bests = [row.count("*") for row in repr(Comparison(runs, is_apart=True)).splitlines()]  # fmt: skip
+    assert bests == [0, 2, 0, 2, 2, 2, 2, 2, 0], "each among runs of its own training"
+
+
+def test_no_learning_rate_is_the_best():
+    table = {name: curve([(0.0, 1.0), (1.0, 2.0)]) for name in ("lr", "train/grad_norm", "loss")}  # fmt: skip
+    state = replace(SLOW, series={0: table})
+    titles, *_ = table_of(state, state)
+    assert titles[-5:] == ["lr", "train/grad_norm", "loss", "min loss", "job"]
+    page = Comparison([summary(state)])._repr_html_()
+    assert page.count("<th") == 9
+    assert page.count("<td") == 9
 
 
 def test_a_pointer_over_a_curve_shows_the_values_of_all_runs():

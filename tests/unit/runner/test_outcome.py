@@ -444,6 +444,13 @@ def test_a_run_is_shown_again_in_any_cell_but_its_own(monkeypatch, capsys):
     run._ipython_display_()
     assert len(shown) == 1
 
+    left = Detached("j-1", ("gpu-a",), attach=lambda: None, stop=lambda: None)
+    left._ipython_display_()
+    assert (len(shown), capsys.readouterr().out) == (1, "<job j-1>\n")
+    shell.execution_count = 5
+    left._ipython_display_()
+    assert shown[1:] == [{"text/plain": repr(left)}]
+
 
 def test_a_detached_job_of_hosts_that_tell_escape_sequences(golden):
     left = Detached(

@@ -128,7 +128,7 @@ def test_numbers_of_an_iterated_bar_stand_at_its_true_count_and_go_on_with_the_n
     """)
     assert metrics == [
         [step, {"loss": loss}]
-        for step, loss in [(40, 40), (99, 99), (139, 40), (198, 99)]
+        for step, loss in [(41, 40), (100, 99), (141, 40), (200, 99)]
     ]
 
 
@@ -156,8 +156,8 @@ def test_what_stands_in_front_of_a_bar(rank):
         tqdm(total=1).set_description_str()
     """)
     assert metrics == [
-        [0.0, {"train_loss": 2.5, "lr": 6e-4}],
-        [1.0, {"train_loss": 1.5, "lr": 6e-4}],
+        [1.0, {"train_loss": 2.5, "lr": 6e-4}],
+        [2.0, {"train_loss": 1.5, "lr": 6e-4}],
     ]
 
 

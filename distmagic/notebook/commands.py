@@ -208,7 +208,7 @@ SUBCOMMANDS = (
         usages=(
             UsageLine(
                 arguments="",
-                text="put the runs of this notebook side by side, with curves of the same call over each other",
+                text="compare the runs of this notebook: a table, and curves of the same call in one",
             ),
         ),
         handler=job_commands.runs,

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 
 _CALL, _VALUES = 40, 40  # columns
+# States whose own words say little to who has not read how a job is stopped.
+_STATES = {
+    "gang": "no UDP between hosts",
+    "lease": "lease ran out",
+    "rendezvous": "hosts did not meet",
+}
 
 
 def table(jobs: Sequence[Job], own: str = "", waiting: Sequence[RunState] = ()) -> str:
@@ -40,7 +46,7 @@ def table(jobs: Sequence[Job], own: str = "", waiting: Sequence[RunState] = ()) 
         values = [f"{name} {value:.4g}" for name, value in job.metrics.items()]
         row = [
             job.name,
-            job.phase,
+            _STATES.get(job.phase, job.phase),
             hosts,
             ago(job.began_ago_s),
             _duration(job.age_s),

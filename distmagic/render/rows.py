@@ -165,6 +165,8 @@ def state_word(row: Row) -> str:
     """Return what the column of the state says."""
     if row.still:
         return "stalled"
+    if row.phase in ("clear", "gone"):
+        return "ended"
     return "slow" if row.slow else row.phase
 
 

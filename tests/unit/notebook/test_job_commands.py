@@ -48,6 +48,14 @@ def jobs(lab: Lab) -> Lab:
     return lab
 
 
+@pytest.mark.parametrize(("reason", "words"), [
+    ("gang", "no UDP between hosts"), ("lease", "lease ran out"), ("rendezvous", "hosts did not meet"), ("lost", "lost"),
+])  # fmt: skip
+def test_the_table_says_in_words_how_a_job_ended(reason, words):
+    _, row = table([replace(ENDED, reason=reason)]).splitlines()
+    assert row.split("  ")[1] == words
+
+
 def test_the_table_names_the_owner():
     rows = table(
         [ENDED, THEIRS, replace(ENDED, name="script", terms=replace(TERMS, owner=""))],

@@ -944,6 +944,14 @@ def test_hosts_that_do_not_hear_each_other_are_told_of_as_long_as_that_is_so():
     assert overview(slow).alerts == overview(state).alerts == ()
 
 
+@pytest.mark.parametrize("phase", ["ended", "clear", "gone"])
+def test_a_host_whose_job_is_over_has_ended(phase):
+    node = NodeState(node_rank=0, host="gpu-a", phase=phase, code=0, reason="done")
+    other = NodeState(node_rank=1, host="gpu-b", phase="running")
+    shown = render.text(RunState(job="job", nodes=(node, other)))
+    assert "gpu-a  ended" in shown
+
+
 @pytest.mark.parametrize(
     ("reason", "note"),
     [

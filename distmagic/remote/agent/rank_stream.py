@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from distmagic.remote.agent.printed_rows import PrintedRows
 from distmagic.remote.records import logs, places
 from distmagic.remote.records.journal import decode, log_name
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.printed_numbers import PrintedRows
 
 # More text than this is not sent: nobody reads it live, and the log has all of it.
 # In one event; as JSON it may be six times as long, which MAX_LINE_BYTES allows.

@@ -7,7 +7,7 @@
 
 A rank may have several of these at once: Lightning shows in its bar what it logs. The first of the list report,
 frameworks, bars, printed lines that says anything is listened to, and those behind it are not any more. Printed lines
-are the agent's: `remote/agent/printed_rows.py`.
+are the agent's: `remote/wire/printed_numbers.py`.
 """
 
 from __future__ import annotations

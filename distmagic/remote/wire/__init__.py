@@ -13,6 +13,7 @@ Read in this order:
     events     what happens in a job, numbered
     file_names names of files, whose bytes need be no text
     clipping   texts of any length, made to fit into a line
+    printed_numbers  numbers of a training in a line of text
     codec      how a message becomes a line, and a line a message or a `BadLine`
     lines      lines and blocks of bytes out of a stream
     log_lines  messages as lines of a platform's log

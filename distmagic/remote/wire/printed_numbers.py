@@ -1,14 +1,20 @@
-"""Numbers of a training in a line of text, as `step 100: train loss 2.31, lr 3e-4`. Pure.
+"""Numbers of a training in a line of text, as `step 100: train loss 2.31, lr 3e-4`.
 
 Only what can be nothing else is taken: a name whose last word is well known, `:`, `=` or a space, and a number.
+`PrintedRows` makes rows of metrics of them, where a rank reports none in another way.
 """
 
 from __future__ import annotations
 
 import re
 
-MAX_CHARS = 400  # of a line; a longer one is no line of a training
+from distmagic.remote.wire.parts import MetricRow
+
+_MAX_CHARS = 400  # of a line; a longer one is no line of a training
 _MAX_NAME = 40
+_KEPT_BYTES = 64 << 10  # of what a rank prints between two looks; of a flood its end
+_LINES = 50  # of one look whose numbers are taken, the last ones
+_PATTERNS = 16  # kinds of lines that a stream may have
 
 _KNOWN = frozenset(
     ("acc", "accuracy", "auc", "bleu", "bpb", "bpc", "entropy", "f1", "gnorm", "iou", "kl", "loss", "losses", "lr", "mae",
@@ -54,7 +60,7 @@ def numbers_of(line: str) -> dict[str, float]:
 
     Of a bar that was drawn (`40%|####`), and of a very long line, none.
     """
-    if len(line) > MAX_CHARS or "\r" in line.rstrip() or "%|" in line:
+    if len(line) > _MAX_CHARS or "\r" in line.rstrip() or "%|" in line:
         return {}
     found: dict[str, float] = {}
     for words, between, value in _PAIR.findall(_COLOUR.sub("", line)):
@@ -94,3 +100,46 @@ def _is_known(name: str) -> bool:
     is_two = " ".join(parts[-2:]) in _TWO_WORDS
     known = parts[-1] in _KNOWN or name in _KNOWN
     return known or is_two or _SPEED.fullmatch(name) is not None
+
+
+class PrintedRows:
+    """What one stream of a rank prints, until somebody looks for rows in it.
+
+    A line counts when another one has had the same names before: what is printed once is no curve.
+    """
+
+    def __init__(self) -> None:
+        self._text = b""
+        # The first line of each kind, by its names; None when it is among the rows already.
+        self._firsts: dict[tuple[str, ...], tuple[str, MetricRow] | None] = {}
+
+    def add(self, data: bytes) -> None:
+        """Keep what the rank has printed."""
+        self._text += data
+        if len(self._text) > _KEPT_BYTES:
+            _, _, self._text = self._text[-_KEPT_BYTES:].partition(b"\n")
+
+    def take(self, at_s: float) -> list[MetricRow]:
+        """Return the rows of the whole lines since the last call, which came at `at_s` of the rank's life."""
+        text, _, self._text = self._text.rpartition(b"\n")
+        if not may_have_numbers(text):
+            return []
+        rows = []
+        for line in text.split(b"\n")[-_LINES:]:
+            if len(line) <= 4 * _MAX_CHARS and may_have_numbers(line):
+                rows += self._rows_of(line.decode(errors="replace"), at_s)
+        return rows
+
+    def _rows_of(self, line: str, at_s: float) -> list[MetricRow]:
+        numbers = numbers_of(line)
+        kind = tuple(numbers)
+        if not numbers or (kind not in self._firsts and len(self._firsts) >= _PATTERNS):
+            return []
+        row = MetricRow(at_s=at_s, step=step_of(line), metrics=numbers)
+        first = self._firsts.setdefault(kind, (line, row))
+        if first is None:
+            return [row]
+        if first[0] == line:
+            return []
+        self._firsts[kind] = None
+        return [first[1], row]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.remote.agent.printed_rows import PrintedRows
 from distmagic.remote.agent.rank_process import RankProcess
 from distmagic.remote.wire import protocol as p
+from distmagic.remote.wire.printed_numbers import PrintedRows
 
 
 def steps(rows: list[p.MetricRow]) -> list[tuple[float | None, dict[str, float]]]:

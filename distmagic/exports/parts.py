@@ -87,22 +87,28 @@ def launcher(job: ExportedJob) -> tuple[str, ...]:
     return (python_of(job), *job.program.launcher)
 
 
-def asked(job: ExportedJob, words: NodeWords) -> NodeWords:
-    """Return the values of torchrun's flags with what the user asks for: a name at the rendezvous, and restarts."""
+def asked(job: ExportedJob, words: NodeWords, address: str) -> NodeWords:
+    """Return the values of torchrun's flags with what the user asks for: a name at the rendezvous, and restarts.
+
+    `address` is the variable that has a node's own, "" where the system does not say it. With c10d node 0 has the store.
+    """
+    is_told = address and words.backend == "c10d"
     # Static nodes that restart their ranks never meet again.
     can_restart = words.backend == "c10d" or job.nodes == 1
     return replace(
         words,
         rdzv_id=job.spec.rdzv_id or words.rdzv_id,
         max_restarts=job.spec.max_restarts if can_restart else 0,
+        local_addr=quoting.variable(address) if is_told else "",
+        conf=f"is_host={quoting.variable('IS_HOST')}" if is_told else "",
     )
 
 
-def torchrun_lines(job: ExportedJob, words: NodeWords) -> list[str]:
-    """Return torchrun's command as lines of bash, a flag each."""
+def torchrun_lines(job: ExportedJob, words: NodeWords, address: str = "") -> list[str]:
+    """Return torchrun's command as lines of bash, a flag each; `address` as for `asked`."""
     first, *others = [
         quoting.bash_line(("exec", *launcher(job))),
-        *(quoting.bash(flag) for flag in torchrun.spelled(asked(job, words))),
+        *(quoting.bash(flag) for flag in torchrun.spelled(asked(job, words, address))),
         quoting.bash_line(job.program.words),
     ]
     lines = [first, *(f"    {part}" for part in others)]

@@ -115,7 +115,7 @@ def library_changes(
         if label and not text.startswith("#%%"):
             for one in effects:
                 if one.kind == "variable":
-                    yield replace(one, words=f"{label}, {one.words}", lines=range(0))
+                    yield replace(one, words=f"{label}, {one.words}")
         for node in executed(statement):
             for target, does in _changed(node):
                 library = _library(target, namespace)

@@ -221,10 +221,8 @@ def _node(job: ExportedJob) -> str:
         rdzv_id=job.title,
         address=variable("MASTER_ADDR"),
         port=variable("MASTER_PORT"),
-        local_addr=variable("NODE_ADDR") if is_c10d else "",
-        conf=f"is_host={variable('IS_HOST')}",
     )
-    return parts.script([*lines, *parts.torchrun_lines(job, words)])
+    return parts.script([*lines, *parts.torchrun_lines(job, words, "NODE_ADDR")])
 
 
 def _ranks(job: ExportedJob) -> str:

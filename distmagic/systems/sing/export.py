@@ -74,7 +74,6 @@ def _dockerfile(job: ExportedJob) -> str:
 
 def _settings(job: ExportedJob) -> str:
     """Return what the entry point reads. A word of the command is a list: texts, and between them names of what it knows."""
-    is_c10d = job.backend == "c10d"
     ranks = job.nproc_per_node
     words = NodeWords(
         backend=job.backend,
@@ -84,12 +83,10 @@ def _settings(job: ExportedJob) -> str:
         rdzv_id=job.title,
         address=variable("MASTER"),
         port=str(job.spec.master_port or _PORT),
-        local_addr=variable("ADDRESS") if is_c10d else "",
-        conf=f"is_host={variable('IS_HOST')}",
     )
     command = [
         *parts.launcher(job),
-        *torchrun.spelled(parts.asked(job, words)),
+        *torchrun.spelled(parts.asked(job, words, "ADDRESS")),
         *job.program.words,
     ]
     shown = ",\n".join(f"  {json.dumps(quoting.pieces(word))}" for word in command)

@@ -121,8 +121,6 @@ def _run(job: ExportedJob, backend: str) -> str:
         rdzv_id=variable("SKYPILOT_TASK_ID"),
         address=variable("MASTER_ADDR"),
         port=str(job.spec.master_port or _PORT),
-        local_addr=variable("NODE_ADDR") if is_c10d else "",
-        conf=f"is_host={variable('IS_HOST')}",
     )
-    lines += [*parts.enter(job), *parts.torchrun_lines(job, words)]
+    lines += [*parts.enter(job), *parts.torchrun_lines(job, words, "NODE_ADDR")]
     return "\n".join(lines)

@@ -86,8 +86,6 @@ def _node(job: ExportedJob, ranks: int) -> str:
         rdzv_id=variable("SLURM_JOB_ID"),
         address=variable("MASTER_ADDR"),
         port=variable("MASTER_PORT"),
-        local_addr=variable("NODE_ADDR") if is_c10d else "",
-        conf=f"is_host={variable('IS_HOST')}",
     )
     lines = [
         "# What each node runs: torchrun, which starts its ranks.",
@@ -98,7 +96,7 @@ def _node(job: ExportedJob, ranks: int) -> str:
     ]
     if is_c10d:
         lines += ["NODE_ADDR=$(hostname)", "IS_HOST=$((SLURM_NODEID == 0))"]
-    return parts.script([*lines, *parts.torchrun_lines(job, words)])
+    return parts.script([*lines, *parts.torchrun_lines(job, words, "NODE_ADDR")])
 
 
 def _rank(job: ExportedJob) -> str:

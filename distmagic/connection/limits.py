@@ -185,5 +185,5 @@ def first_reply(text: bytes, host: str) -> FirstReply:
         return DECODER.from_plain(FirstReply, json.loads(text))
     except (ValueError, RecursionError):  # `BadLine` is a ValueError, too
         raise ProtocolError(
-            f"{host} sent {text[:80]!r} in place of its first answer."
+            f"{host} sent {text[:80]!r} instead of its first answer."
         ) from None

@@ -150,7 +150,7 @@ class Link:
             )
         if not isinstance(message, (kind, *more)):
             raise ProtocolError(
-                f"{self.host.name} sent {type(message).__name__} in place of {kind.__name__}."
+                f"{self.host.name} sent {type(message).__name__} instead of {kind.__name__}."
             )
         return n, cast(M, message)  # one of `more` is for who asked for these
 
@@ -235,7 +235,7 @@ class Link:
             return number
         if message.through < number:
             raise ProtocolError(
-                f"{self.host.name}: event {number} goes on before itself."
+                f"{self.host.name}: event {number} continues an event that has not started."
             )
         return message.through
 

@@ -114,7 +114,7 @@ def _boot_reply(link: Link) -> limits.FirstReply:
         line = link.line()
         noise += len(line) + 1
         if boot.SHELL in line:
-            link.shell_trouble = "runs another shell in place of the command"
+            link.shell_trouble = "runs another shell instead of the command"
             raise ConnectionLost(link.shell_trouble)
         if boot.PYTHON in line:
             link.is_past_shell.set()

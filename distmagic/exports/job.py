@@ -71,7 +71,7 @@ class ExportedJob:
             )
         if self.spec.cwd is not None:
             raise SpecError(
-                "--cwd: an exported program runs in its own folder, beside its files.",
+                "--cwd: an exported program runs in its own folder, next to its files.",
                 "Leave it out, or let the program change its directory.",
             )
         for name, value in self.spec.env:
@@ -84,7 +84,7 @@ class ExportedJob:
                 ) from None
         if self.spec.rdzv_endpoint and self.request.chooses_hosts:
             raise SpecError(
-                f"--rdzv-endpoint: {self.request.system} says where the nodes meet.",
+                f"--rdzv-endpoint: {self.request.system} decides where the nodes meet.",
                 "Leave it out.",
             )
 

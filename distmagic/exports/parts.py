@@ -123,7 +123,7 @@ def ranks_of_node(job: ExportedJob) -> int:
         return 1
     if isinstance(nproc, str):
         raise SpecError(
-            f"--nproc-per-node {nproc}: {job.request.system} has to know the number of ranks beforehand.",
+            f"--nproc-per-node {nproc}: {job.request.system} needs the number of ranks beforehand.",
             "Write a number.",
         )
     return nproc

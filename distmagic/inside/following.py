@@ -68,7 +68,7 @@ class Following:
                 raise Unreachable(
                     self._place.lead,
                     f"node 0 of {self._place.system} {self._why_over}",
-                    "What it printed says more.",
+                    "Its output has more.",
                 )
             return self._outcome
 
@@ -193,7 +193,9 @@ class Following:
                 elif "outcome" in said:
                     self._take_outcome(said)
                 elif said.get("bye"):
-                    self._end("has ended before it told how this cell or script did.")
+                    self._end(
+                        "has ended before it reported how this cell or script ended."
+                    )
 
     def _take_outcome(self, said: dict[str, Any]) -> None:
         with self._changed:

@@ -67,7 +67,7 @@ class Meeting:
                     raise Unreachable(
                         member.name,
                         f"node {member.node_rank} of {self._place.system} has ended before it came to this cell or script.",
-                        "What it printed says why.",
+                        "Its output has the reason.",
                     )
                 is_lost = (
                     member.lost_at_s is not None and now > member.lost_at_s + _AGAIN_S
@@ -93,7 +93,7 @@ class Meeting:
     def _misspoken(self, member: Member) -> Unreachable:
         return Unreachable(
             member.name,
-            f"node {member.node_rank} of {self._place.system} said what no node says with the distmagic of node 0.",
+            f"node {member.node_rank} of {self._place.system} sent a message that node 0's distmagic does not understand.",
             "Install the same version on all nodes, and start the job again.",
         )
 
@@ -122,7 +122,7 @@ class Meeting:
                 raise Unreachable(
                     name,
                     f"node {member.node_rank} of {self._place.system} has ended, or can't be reached.",
-                    "What it printed says more.",
+                    "Its output has more.",
                 )
 
         def begin(argv: tuple[str, ...]) -> tuple[Channel, Channel]:
@@ -157,7 +157,7 @@ class Meeting:
         raise Unreachable(
             member.name,
             f"node {member.node_rank} of {self._place.system} does not answer.",
-            "What it printed says more.",
+            "Its output has more.",
         )
 
     def end_cell(self, cell: int, outcome: Callable[[int], dict[str, Any]]) -> None:

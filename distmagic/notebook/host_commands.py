@@ -178,5 +178,5 @@ def down(line: CommandLine) -> None:
     unreached = line.notebook.down()
     if unreached:
         print(
-            f"{', '.join(unreached)} could not be told; what is loaded there ends when its lease runs out"
+            f"{', '.join(unreached)} could not be reached; their warm processes end when the lease runs out"
         )

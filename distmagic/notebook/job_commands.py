@@ -113,15 +113,15 @@ def add(line: CommandLine) -> None:
     new = parse_hosts(",".join(line.words[1:]))
     job, known = find_known(line, line.words[0])
     if not job.is_running:
-        raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
+        raise SpecError(f"Job {job.name} has already ended ({job.phase}).")
     if 0 not in job.known:
         raise SpecError(
-            f"{job.hosts[0]}, the first host of {job.name}, did not answer; it takes in all others."
+            f"Cannot add hosts to {job.name}: its first host, {job.hosts[0]}, did not answer, and new hosts join through it."
         )
 
     def tell(host: str, node_rank: int) -> None:
         say(
-            f"{host} has come to {job.name} as node {node_rank}; its ranks begin when the nodes have met anew"
+            f"{host} has come to {job.name} as node {node_rank}; its ranks start when the nodes have met again"
         )
 
     # The first host counts the nodes, so it is reached as well.
@@ -140,7 +140,7 @@ def stop(line: CommandLine) -> None:
         return
     job, hosts = find_known(line, line.words[0])
     if not job.is_running:
-        raise SpecError(f"Job {job.name} has ended already ({job.phase}).")
+        raise SpecError(f"Job {job.name} has already ended ({job.phase}).")
     stopped = line.notebook.session().housekeeping.stop(
         reach(line, hosts, (), job.name), job
     )
@@ -214,7 +214,7 @@ def stacks(line: CommandLine) -> None:
     job, hosts = find(line, line.words[0]) if line.words else _the_running_job(line)
     if not job.is_running:
         raise SpecError(
-            f"Job {job.name} has ended already ({job.phase}), so its ranks are nowhere."
+            f"Job {job.name} has already ended ({job.phase}): none of its ranks runs."
         )
     found = line.notebook.session().housekeeping.stacks(
         reach(line, hosts, (), job.name), job

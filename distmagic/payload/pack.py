@@ -253,7 +253,7 @@ _CURES = {
     "a coroutine": "Call the async function inside, or end the cell with `await`",
     "a torch.jit.script function": "Apply torch.jit.script inside the function, to the plain one",
     "a torch.jit.script module": "Apply torch.jit.script inside the function, to the plain module",
-    "a torch.library.custom_op": "Define it in a module beside the notebook, or inside the function",
+    "a torch.library.custom_op": "Define it in a module next to the notebook, or inside the function",
     "a torch.compile function": "Call torch.compile inside the function, on the plain one",
     "a Run of distmagic": "Use what is in it, such as run.results[0]",
     "IPython itself": "There is no IPython on a rank: take get_ipython() and magics out of the function",

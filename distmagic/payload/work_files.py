@@ -191,7 +191,7 @@ def _check_script(script: Path | None, contents: Contents, folder: Path) -> None
         "that leads out of its folder.",
         "Write !"
         + script.name
-        + " in a .distmagicignore beside it, or run the file that the link leads to.",
+        + " in a .distmagicignore next to it, or run the file that the link leads to.",
     )
 
 

@@ -54,17 +54,17 @@ def no_python(
         answer = stderr[-300:] or f"exit code {code}"
         return PreflightError(
             host,
-            f"there is no {python} (the host said: {answer}).",
+            f"there is no {python} (the host reported: {answer}).",
             f"Name its Python, one that has torch: --python {host}=/path/to/python",
         )
     words = f": {stderr[-500:]}" if stderr else ""
     if code is None:
         return ConnectionLost(
-            f"{host}: the connection ended before {started} had said anything{words}."
+            f"{host}: the connection ended before {started} had printed anything{words}."
         )
     return PreflightError(
         host,
-        f"{started} ended before it said anything (exit code {code}{words}).",
+        f"{started} ended before it printed anything (exit code {code}{words}).",
         f"Try by hand: {by_hand} {started} -c 'import sys'",
     )
 

@@ -41,7 +41,7 @@ def stacks_html(found: Explanation, job: str) -> str:
             inner = f"<details{is_open}><summary>{words}</summary><pre>{lines}</pre></details>"
         parts.append(_alert(inner, is_odd=is_odd))
     for host in found.unanswered:
-        words = escape(one_line(f"{host} did not tell where its ranks are"))
+        words = escape(one_line(f"{host} did not report where its ranks are"))
         parts.append(_alert(words, is_odd=True))
     if len(found.groups) > SHOWN_GROUPS:
         more = len(found.groups) - SHOWN_GROUPS

@@ -93,7 +93,7 @@ class SkyRequest(HostsRequest):
         check_nodes(self.nodes, least=0)
         if self.gpus and not _GPUS.fullmatch(self.gpus):
             raise SpecError(
-                f"--gpus {self.gpus!r} is no kind of GPU.",
+                f"--gpus {self.gpus!r} is not a type of GPU.",
                 "Write the kind and number of each node: --gpus L4:4; sky gpus list shows them.",
             )
         _check_idle(self.idle_s)

@@ -278,7 +278,7 @@ def _export(args: argparse.Namespace, system: System | None) -> ExportRequest | 
     if request.chooses_hosts and (args.hosts is not None or args.hostfile is not None):
         raise SpecError(
             f"--export {name} has hosts that {name} chooses, and --hosts or --hostfile names some.",
-            "Leave them out; --nodes N says how many.",
+            "Leave them out; --nodes N sets the number.",
         )
     return request
 
@@ -302,7 +302,7 @@ def _workflow(args: argparse.Namespace, system: System | None) -> ExportRequest 
     if args.hosts is not None or args.hostfile is not None:
         raise SpecError(
             f"--on {args.on} has hosts that {system.title} chooses, and --hosts or --hostfile names some.",
-            "Leave them out; --nodes N says how many.",
+            "Leave them out; --nodes N sets the number.",
         )
     for name in flags_without("workflow"):
         if _value(args, name):

@@ -298,7 +298,7 @@ def _check_hang_timeout(spec: JobSpec) -> None:
     if spec.detach:
         raise SpecError(
             "--hang-timeout needs a notebook that follows the job, and --detach lets go of it.",
-            "Leave one of them out; %distributed stacks says at any time where the ranks are.",
+            "Leave one of them out; %distributed stacks prints at any time where the ranks are.",
         )
 
 
@@ -464,7 +464,7 @@ class Access:
     preload: tuple[str, ...] = ()
     cold: bool = option(
         "times",
-        "start every process anew: nothing is kept loaded, and nothing that is gets used",
+        "start every process new: no warm process is kept or used",
         not_with="export workflow",
         default=False,
     )

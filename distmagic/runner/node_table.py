@@ -202,7 +202,7 @@ class NodeTable:
             why = (
                 f"its agent broke down: {error}"
                 if error
-                else "its agent ended without a word (was it killed?)"
+                else "its agent exited without an error message (was it killed?)"
             )
             # The agent is gone, not the connection, which other runs of this kernel share.
             row.link = None

@@ -170,7 +170,7 @@ class Run(Returned):
             return worker.node_rank
         if _is_to_begin(self.state, rank):
             raise SpecError(
-                f"Rank {rank} has not begun yet: the run is {self.state.phase}.",
+                f"Rank {rank} has not started yet: the run is {self.state.phase}.",
                 "Ask again when the view shows that rank.",
             )
         raise _unseen_rank(self.state, rank) or SpecError(
@@ -419,7 +419,7 @@ class Results(Mapping[int, Any]):
             )
         if worker.ended is None and worker.node_rank in self._state.lost_nodes:
             return NoResult(
-                f"How {worker.label} ended is not known here: {worker.host} was lost before it told.",
+                f"The result of {worker.label} is unknown: {worker.host} was lost before the rank reported it.",
                 f"If it returned, %distributed attach {self._state.job} has its result as soon as {worker.host} can be "
                 f"reached. {hint}",
             )

@@ -28,9 +28,7 @@ _LINES_FROM_S = 60.0
 _LINE_EVERY_S = 30.0
 # Views of runs that are over which are kept: a page that is loaded later shows how they ended.
 _KEPT_VIEWS = 4
-WHILE_RUNNING = (
-    "This was saved while the run was going on; what came of it is not known here."
-)
+WHILE_RUNNING = "This was saved while the run was going on; its outcome was not saved."
 AT_FIRST = "This text is replaced while the run goes on."
 
 _ended: deque[Board] = deque()

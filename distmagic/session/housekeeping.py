@@ -312,7 +312,7 @@ class Housekeeping:
             except KeyboardInterrupt:
                 raise Cancelled(
                     "Interrupted while environments were being made.",
-                    "What was begun is made anew the next time.",
+                    "The next call starts again.",
                 ) from None
         ready = {}
         errors = []

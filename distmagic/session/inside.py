@@ -143,7 +143,7 @@ class Part:
         self._cell += 1
         if self._proof is None:
             raise SpecError(
-                f"{self.place.words}: {missing(self.place)}, so that the nodes can't know each other: each would train a "
+                f"{self.place.words}: {missing(self.place)}, so the nodes can't recognize each other: each would train a "
                 "model of its own.",
                 "Set DISTMAGIC_SECRET to one random text of 16 characters or more on all nodes; where each node is to run "
                 "by itself, write --on none.",
@@ -275,7 +275,7 @@ class Part:
             if isinstance(error, RunError):
                 error.run = run
             raise error
-        self._say(f"node 0, {lead}, says that all went well.")
+        self._say(f"node 0, {lead}, reports that all went well.")
         return run
 
     def _own_ranks(self, told: Mapping[str, Any], access: Access) -> Run:

@@ -142,7 +142,7 @@ def _out_of_memory(text: str, host: str) -> str:
     )
     return (
         f"{which} has no memory left. Use smaller batches, or fewer ranks on that host (--nproc-per-node); "
-        "nvidia-smi there says which processes use it."
+        "nvidia-smi on that host lists the processes that use it."
     )
 
 

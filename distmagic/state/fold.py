@@ -28,7 +28,7 @@ _GANG: dict[str, GangState] = {
     "lost": "lost",
 }
 SKIPPED = "some older reports and lines of output are left out: its journal no longer has them (its logs may)"
-UNHEARD = "the other hosts have not heard of it any more"
+UNHEARD = "no heartbeat of it reached the other hosts"
 
 
 def begin(

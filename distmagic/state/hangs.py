@@ -66,7 +66,7 @@ class Explanation:
             world = sum(len(group.ranks) for group in self.groups)
         parts = [sentence_of(group, world) for group in self.groups]
         parts += [
-            f"{host} did not tell where its ranks are" for host in self.unanswered
+            f"{host} did not report where its ranks are" for host in self.unanswered
         ]
         return "; ".join(parts)
 

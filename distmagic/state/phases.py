@@ -64,9 +64,7 @@ class StopMeaning:
 STOP_MEANINGS: dict[StopReason, StopMeaning] = {
     "failed": StopMeaning(is_explained=True),
     "lost": StopMeaning(is_explained=True),
-    "lease": StopMeaning(
-        in_row="stopped: it had not heard of this notebook for its lease"
-    ),
+    "lease": StopMeaning(in_row="stopped: this notebook did not renew its lease"),
     "interrupted": StopMeaning(is_wish=True),
     "terminated": StopMeaning(is_wish=True),
     "timeout": StopMeaning(is_wish=True),

@@ -123,7 +123,7 @@ def _hung(state: RunState) -> Hung:
     stood_s = until_s - state.advanced_at_s
     what = f"The run was stopped: no rank had advanced for {stood_s:.0f} s (--hang-timeout)."
     if explanation is None:
-        return Hung(f"{what} No host told where its ranks were.", _lost_hint(state))
+        return Hung(f"{what} No host reported where its ranks were.", _lost_hint(state))
     more = "Allow more time with a longer --hang-timeout."
     hint = _joined(
         explanation.advice, f"{_all_written(state)} {more}", _lost_hint(state)
@@ -186,7 +186,7 @@ def _broken(state: RunState) -> RunError | None:
     # It is not known to have gone well, without any known cause.
     silent = ", ".join(node.host for node in state.nodes if node.code is None)
     what = (
-        f"{silent} did not tell how torchrun ended"
+        f"{silent} did not report how torchrun ended"
         if silent
         else f"it was stopped ({state.stopping})"
     )
@@ -204,7 +204,7 @@ def _failed_unseen(state: RunState, node: NodeState) -> RunError:
             return _worker_failed(state, worker)
     why = dict(state.lost)[node.node_rank].rstrip(".")
     return RunError(
-        f"{node.host} failed, and the others were stopped; what failed there is not known here. It was lost before: {why}.",
+        f"{node.host} failed, and the others were stopped. The cause is unknown, because that host was lost before: {why}.",
         f"%distributed attach {state.job} shows it as soon as {node.host} can be reached, if it still has it.",
     )
 
@@ -399,7 +399,7 @@ def _ended_by_its_agent(node: NodeState) -> RunError:
         )
     why = node.reason
     if why == "lease":
-        why = "it had not heard of this notebook for the length of its lease"
+        why = "this notebook did not renew its lease"
     return RunError(f"{node.host} ended its ranks: {why}.")
 
 
@@ -438,9 +438,9 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
         )
         hint = f"Before that {lost} was lost; each loss of a host uses up one of --max-restarts {state.terms.max_restarts}.\n"
     if lines:
-        hint += (
-            f"It said last:\n{_indented(lines)}\nAll of it: {state.variable}.logs(-1)."
-        )
+        hint += f"Its last lines:\n{_indented(lines)}\nAll of it: {state.variable}.logs(-1)."
     code = node.code or 0
     how = _how(code, exit_codes.meaning_of(code))
-    return RunError(f"torchrun on {node.host} {how} before any rank told why.", hint)
+    return RunError(
+        f"torchrun on {node.host} {how} before any rank reported an error.", hint
+    )

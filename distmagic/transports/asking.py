@@ -39,7 +39,7 @@ class NoAsker:
         host, _, question = prompt.partition(": ")
         raise AuthenticationError(
             host,
-            f"asks {question.strip()!r}, and nobody is here to answer.",
+            f"asks {question.strip()!r}, and nobody can answer.",
             "Load the key in your ssh agent (ssh-add), or run this in a notebook, in a cell without --background, where you can answer.",
         )
 

@@ -129,7 +129,7 @@ class CommandTransport:
         is_of_wrapper = bool(said) and Path(self._client[0]).name != "ssh"
         if code in (None, _CLIENT_FAILED) or code < 0 or is_of_wrapper:
             late = "Connection timed out" if self._is_late else ""
-            return late or said or "it ended without a word"
+            return late or said or "it ended without an error message"
         self.shell_trouble = what
         return what
 

@@ -41,7 +41,7 @@ def trouble(stderr: str, host: Host, seconds: float, file: str = USUAL_FILE) -> 
                 )
             )
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return troubles.broken(where, lines[-1] if lines else "the client said nothing")
+    return troubles.broken(where, lines[-1] if lines else "the client printed nothing")
 
 
 def _changed(stderr: _Stderr) -> Trouble:

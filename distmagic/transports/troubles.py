@@ -171,7 +171,7 @@ def changed_host_key(
 ) -> Trouble:
     """known_hosts has another key of the same type."""
     hint = (
-        f"Somebody may be listening in, or the machine was set up anew. Ask its administrator; if the key is right:\n"
+        f"Somebody may be listening in, or the machine was reinstalled. Ask its administrator; if the key is right:\n"
         f"  ssh-keygen -R {shlex.quote(known_as)} -f {tilde(file)}\n"
         f"and log in there once, which asks and remembers: ssh {LOGIN}"
     )
@@ -210,7 +210,7 @@ def silent_agent(agent: str, asked_for: str, seconds: float) -> Trouble:
 
 def _see_agent(agent: str) -> str:
     return (
-        "Start your ssh agent anew, or leave it out: IdentityAgent none in your ssh configuration. "
+        "Restart your ssh agent, or leave it out: IdentityAgent none in your ssh configuration. "
         f"See what it answers: SSH_AUTH_SOCK={tilde(agent)} ssh-add -l"
     )
 

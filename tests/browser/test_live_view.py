@@ -254,7 +254,7 @@ def test_when_the_kernel_ends_the_view_says_so_and_keeps_what_it_knew(
         page.reload()
         text = page.wait_text(RUN, head)
         assert " left" not in page.cell(RUN).locator(".dm-head").inner_text()
-        assert "what came of it is not known here" in text
+        assert "its outcome was not saved" in text
         assert "loss" in text, "with its curves"
         assert page.page.get_by_text("model not found").count() == 0
 

@@ -34,14 +34,14 @@ SIGNALS = {
 RANK_1 = "WorkerFailed: rank 1 (dm2, local_rank 0)"
 LOST = "NodeLost: A host was lost, and the others were stopped."
 CONNECTION_LOST = (
-    "ConnectionLost: dm2: the connection ended before python3 had said anything."
+    "ConnectionLost: dm2: the connection ended before python3 had printed anything."
 )
 _FULL = "/home/node/.distmagic/jobs/JOB/1-dm2"
 DISK_FULL = (
     f"done; dm2: can't write to {_FULL} (No space left on device): the run goes on, but what it prints from here on is "
     f"not kept; dm2: {_FULL} can be written to again; each log says what it lacks"
 )
-UNHEARD = "the other hosts have not heard of it any more"
+UNHEARD = "no heartbeat of it reached the other hosts"
 CLOCK = (
     "dm2: its clock is {} s {} dm1's, and so are times in logs and of files. On the host that is wrong: "
     "sudo timedatectl set-ntp true"
@@ -199,21 +199,21 @@ TABLE = (
 
     # ---- torchrun
     Fault("torchrun of the lead", "training", "SIGKILL",
-          f"RunError: torchrun on dm1 was ended by {SIGNALS['SIGKILL']} before any rank told why.",
+          f"RunError: torchrun on dm1 was ended by {SIGNALS['SIGKILL']} before any rank reported an error.",
           then((training, kill("torchrun", "dm1")))),
     Fault("torchrun of a member", "training", "SIGKILL",
-          f"RunError: torchrun on dm2 was ended by {SIGNALS['SIGKILL']} before any rank told why.",
+          f"RunError: torchrun on dm2 was ended by {SIGNALS['SIGKILL']} before any rank reported an error.",
           then((training, kill("torchrun", "dm2")))),
     Fault("torchrun of a member", "rendezvous", "SIGKILL",
-          f"RunError: torchrun on dm2 was ended by {SIGNALS['SIGKILL']} before any rank told why.",
+          f"RunError: torchrun on dm2 was ended by {SIGNALS['SIGKILL']} before any rank reported an error.",
           then((hosts_answer, kill("torchrun", "dm2")))),
 
     # ---- distmagic's own processes
-    Fault("agent of the lead", "training", "SIGKILL", f"{LOST} dm1: its agent ended without a word (was it killed?)",
+    Fault("agent of the lead", "training", "SIGKILL", f"{LOST} dm1: its agent exited without an error message (was it killed?)",
           then((training, kill("agent", "dm1")))),
-    Fault("agent of a member", "training", "SIGKILL", f"{LOST} dm2: its agent ended without a word (was it killed?)",
+    Fault("agent of a member", "training", "SIGKILL", f"{LOST} dm2: its agent exited without an error message (was it killed?)",
           then((training, kill("agent", "dm2")))),
-    Fault("agent of a member", "rendezvous", "SIGKILL", f"{LOST} dm2: its agent ended without a word (was it killed?)",
+    Fault("agent of a member", "rendezvous", "SIGKILL", f"{LOST} dm2: its agent exited without an error message (was it killed?)",
           then((hosts_answer, kill("agent", "dm2")))),
     Fault("agent of a member", "training", "SIGTERM", "RunError: dm2 ended its ranks: the agent was asked to end.",
           then((training, kill("agent", "dm2", signal.SIGTERM)))),
@@ -242,7 +242,7 @@ TABLE = (
     Fault("kernel", "training", "asleep for a while", "done",
           then((training, plays.doze(2.0)), numbers=60, play=plays.kernel_asleep(plays.has_counted_to(40)))),
     Fault("kernel", "training", "asleep for longer than its lease",
-          "RunError: dm1 ended its ranks: it had not heard of this notebook for the length of its lease.",
+          "RunError: dm1 ended its ranks: this notebook did not renew its lease.",
           then((training, plays.doze(8.0)), numbers=10_000, options={"lease_s": 4.0},
                play=plays.kernel_asleep(plays.is_clean))),
 

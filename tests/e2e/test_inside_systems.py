@@ -118,7 +118,7 @@ def test_a_script_on_every_node(lab: Lab, folder: Path, variables, words: str) -
     assert lead.stdout.startswith(f"inside {words}, node 0 of 2: leads 1 other node.")
     assert seen(lead) == [f"rank {rank} of 4, sum 6, args ['50']" for rank in range(4)]
     assert other.stdout.startswith(f"inside {words}, node 1 of 2: follows node 0, ")
-    assert other.stdout.endswith("says that all went well.\n")
+    assert other.stdout.endswith("reports that all went well.\n")
 
 
 DIST = """\

@@ -42,7 +42,7 @@ HOSTILE = "a  'b' \"c\" $HOME `touch /run/mine` $(touch /run/mine) é \\ ! * ; |
     ("options", "nodes", "message"),
     [
         ((("partition", "nope"),), 1, "Slurm has no such partition, or not for you"),
-        ((("frobnicate", "1"),), 1, "this sbatch doesn't know an option"),
+        ((("frobnicate", "1"),), 1, "this sbatch has no such option"),
     ],
 )
 def test_what_slurm_refuses_is_told_in_words(

@@ -217,7 +217,7 @@ def get_start(link: Link, job: str) -> protocol.StartNode:
         start = _ask_lead(link, job, protocol.GetStart(), protocol.LeadStart).start
     except _Refused as refused:
         raise SpecError(
-            f"{link.host.name} does not tell how job {job} was started: {refused}."
+            f"{link.host.name} has no record of how job {job} was started: {refused}."
         ) from None
     if start.join_template is None or start.membership is None or start.job != job:
         raise SpecError(
@@ -228,7 +228,7 @@ def get_start(link: Link, job: str) -> protocol.StartNode:
     sizes = start.join_template.sizes
     are_names = all(places.is_sha256(name) for name in names)
     if len(names) != len(sizes) or not are_names or min(sizes) < 0:
-        raise ProtocolError(f"{link.host.name} told of a payload that can't be.")
+        raise ProtocolError(f"{link.host.name} announced a payload that can't exist.")
     return start
 
 

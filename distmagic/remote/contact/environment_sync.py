@@ -288,7 +288,7 @@ def _without_local_version(
         if found and found[0] in said:
             plain = f"{found[1]}=={found[2]}"
             others = [*lines[:number], plain, *lines[number + 1 :]]
-            return others, f"{plain} is there in place of {found[0]}, which was not found"  # fmt: skip
+            return others, f"{plain} is installed instead of {found[0]}, which was not found"  # fmt: skip
     return None
 
 

@@ -185,7 +185,7 @@ def complain(function: str, what: str) -> None:
     if function not in _here.complaints:
         _here.complaints.add(function)
         sys.stderr.write(
-            f"distmagic.{function}: {what[:300]}. It is left out; this is said once.\n"
+            f"distmagic.{function}: {what[:300]}. It is left out; this note appears once.\n"
         )
 
 

@@ -103,7 +103,7 @@ class SourceForm:
             if not text:
                 raise NoSource(
                     "it has no source here: it was made by exec or eval, or in a cell with another magic",
-                    "Define it with def in a cell, or in a module beside the notebook",
+                    "Define it with def in a cell, or in a module next to the notebook",
                 )
             try:
                 ast.parse(text, name, feature_version=self._oldest[:2])  # type: ignore[arg-type]

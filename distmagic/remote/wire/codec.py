@@ -208,14 +208,14 @@ class Decoder:
 
 def _text(value: typing.Any) -> str:
     if type(value) is not str:
-        raise Wrong(f"{type(value).__name__} in place of str")
+        raise Wrong(f"{type(value).__name__} instead of str")
     # No lone surrogates.
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def _whole(value: typing.Any) -> int:
     if type(value) is not int:
-        raise Wrong(f"{type(value).__name__} in place of int")
+        raise Wrong(f"{type(value).__name__} instead of int")
     if not -_LARGEST <= value <= _LARGEST:
         raise Wrong("too large a number")
     return value
@@ -225,7 +225,7 @@ def _number(value: typing.Any) -> float:
     if type(value) is float:
         return value
     if type(value) is not int:
-        raise Wrong(f"{type(value).__name__} in place of float")
+        raise Wrong(f"{type(value).__name__} instead of float")
     try:
         return float(value)
     except OverflowError:
@@ -234,7 +234,7 @@ def _number(value: typing.Any) -> float:
 
 def _yes_or_no(value: typing.Any) -> bool:
     if type(value) is not bool:
-        raise Wrong(f"{type(value).__name__} in place of bool")
+        raise Wrong(f"{type(value).__name__} instead of bool")
     return value
 
 

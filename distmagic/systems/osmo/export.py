@@ -82,7 +82,7 @@ def readme(job: ExportedJob) -> tuple[str, ...]:
     return (
         f"{first or 'S'}ubmit it: `osmo workflow submit workflow.yaml`; see it with `osmo workflow query ID` and `osmo workflow logs ID`.",
         "`workflow.yaml` has torchrun in each task; `workflow-ranks.yaml` starts --size ranks a task, from --offset, in a world of --world_size.",
-        "Both carry `program/` and the scripts beside them as base64: change the cell and export again. Ranks begin in the task's output folder.",
+        "Both carry `program/` and the scripts next to them as base64: change the cell and export again. Ranks begin in the task's output folder.",
     )
 
 

@@ -22,7 +22,7 @@ _LINE_CHARS = 1 << 17
 _LATE = "Try it by hand. Is OSMO's service reachable from here?"
 _MAY_RUN = "OSMO may have taken the workflow all the same: osmo workflow list shows it, and osmo workflow cancel ID ends it."
 GET_IT = (
-    "Install NVIDIA OSMO's command line as its guide says (Getting Started, Install Client), and log in with "
+    "Install NVIDIA OSMO's command line as its guide describes (Getting Started, Install Client), and log in with "
     "osmo login URL. Without it: --export osmo DIR writes the workflow."
 )
 

@@ -232,7 +232,7 @@ class WorkflowRun:
 
     def _open_link(self, node: int) -> Link:
         raise NoResult(
-            f"OSMO gives no way to {self._tasks[node]} any more. Only what rank 0 returned comes back by the log, "
+            f"OSMO no longer gives access to {self._tasks[node]}. Only what rank 0 returned comes back by the log, "
             f"up to {MOST_RESULT_BYTES:,} bytes.",
             f"What ranks wrote: osmo workflow logs {self.workflow_id} -t {self._tasks[node]}. "
             "Write what should stay to files, with --results URL.",

@@ -247,7 +247,7 @@ class Cluster:
             return _ForwardedTransport(connect(host, own, asker, self._pins))
         except Unreachable as error:
             self._is_doubtful = True
-            error.hint += f"\nsky status {self.cluster} --refresh says whether the cluster is still up."
+            error.hint += f"\nsky status {self.cluster} --refresh shows whether the cluster is still up."
             raise
 
     # ---- the end

@@ -73,7 +73,7 @@ def _resources(job: ExportedJob) -> str:
     if request.gpus is not None and request.gpus.count:
         if not request.gpus.kind:
             raise SpecError(
-                f"--gpus-per-node {request.gpus.count}: SkyPilot has to know their kind.",
+                f"--gpus-per-node {request.gpus.count}: SkyPilot needs their type.",
                 f"Write --gpus-per-node L4:{request.gpus.count}; sky gpus list shows all kinds.",
             )
         kind = f"{request.gpus.kind}:{request.gpus.count}"

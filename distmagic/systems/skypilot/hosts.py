@@ -55,7 +55,7 @@ def _task(path: str) -> str:
         raise SpecError(f"--sky {path}: {why}.", "Check the path.") from None
     if re.search(r"^[\"']?run[\"']?\s*:", text, re.MULTILINE):
         raise SpecError(
-            f"--sky {path} has a run: block, which SkyPilot would run beside the cell.",
+            f"--sky {path} has a run: block, which SkyPilot would run next to the cell.",
             "Take it out; resources, setup and file_mounts are what is used.",
         )
     return str(Path(os.path.expanduser(path)).absolute())

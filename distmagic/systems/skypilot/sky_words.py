@@ -18,7 +18,7 @@ from distmagic.request.allocation import SkyRequest
 
 SSH_FOLDER = "~/.sky/generated/ssh"
 GET_IT = (
-    "Install it where the notebook runs: pip install 'skypilot[aws]', or another cloud in place of aws; then sky check. "
+    "Install it where the notebook runs: pip install 'skypilot[aws]', or another cloud instead of aws; then sky check. "
     "https://docs.skypilot.co has more."
 )
 

@@ -37,14 +37,14 @@ def asked(place: str, wanted: Wanted) -> SlurmRequest:
     if job and (wanted.options or wanted.nodes or wanted.setup):
         raise SpecError(
             f"Slurm job {job} has its nodes already.",
-            "Leave out --nodes, --setup and what sbatch would be told.",
+            "Leave out --nodes, --setup and what would be passed to sbatch.",
         )
     known = wanted.given("nodes", "setup", "idle_s")
     return SlurmRequest(login=login, job=job, options=wanted.options, **known)
 
 
 def preview(request: SlurmRequest, access: Access, _: str, *, is_elastic: bool) -> str:
-    """Return what sbatch would be told; nothing is."""
+    """Return what would be passed to sbatch; nothing is."""
     if request.job:
         return f"Slurm job {request.job} would be used as it is."
     python = keeper_python(access)

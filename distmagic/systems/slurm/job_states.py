@@ -260,7 +260,7 @@ def ended(
     `said` is what its script printed; `was_held` says that all keepers were up.
     """
     words, hint = (
-        "has ended, and Slurm no longer says how",
+        "has ended, and Slurm no longer reports how",
         "The next cell asks for new nodes.",
     )
     if state is not None:

@@ -63,8 +63,8 @@ _REFUSALS = (
     ),
     _Refusal(
         r"unrecogni[sz]ed option|invalid option|ambiguous",
-        "this sbatch doesn't know an option",
-        "sbatch --help lists what it knows; --slurm NAME=VALUE gives it any of them.",
+        "this sbatch has no such option",
+        "sbatch --help lists its options; --slurm NAME=VALUE passes any of them.",
     ),
     _Refusal(
         r"[Ll]imit",

@@ -103,7 +103,7 @@ class Shell:
             raise Unreachable(
                 self.name,
                 f"{_program(argv)} gave no answer within {timeout_s:g} s.",
-                "Try it by hand; scontrol ping says if Slurm is up.",
+                "Try it by hand; scontrol ping shows if Slurm is up.",
             )
         return ShellAnswer(
             code=code, out=out.decode(errors="replace"), err=process.stderr()

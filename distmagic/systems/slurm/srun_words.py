@@ -132,7 +132,7 @@ _CAUSES = (
     _Cause(
         r"unrecogni[sz]ed option '?--overlap",
         PreflightError,
-        "this Slurm has no srun --overlap (it came with 20.11), so no step can be started beside another.",
+        "this Slurm has no srun --overlap (it came with 20.11), so no step can be started next to another.",
         "Reach the nodes with --hosts, where the cluster lets you log in there, or ask for a newer Slurm.",
     ),
     _Cause(

@@ -142,7 +142,7 @@ def job_id(answer: str) -> tuple[str, str]:
         answer.strip().splitlines()[-1] if answer.strip() else "",
     )
     if found is None:
-        raise ValueError(f"sbatch printed {answer[:200]!r} in place of a job's number")
+        raise ValueError(f"sbatch printed {answer[:200]!r} instead of a job's number")
     return found[1], found[2] or ""
 
 

@@ -206,7 +206,7 @@ class _Attempt:
                     and (said := proxy.last_words())
                 ):
                     raise troubles.broken(
-                        server.where, f"its ProxyCommand says: {said}"
+                        server.where, f"its ProxyCommand reports: {said}"
                     ) from trouble
             raise
         self.agent = KeyAgent(resolved.identity_agent)

@@ -419,7 +419,7 @@ def test_a_failure_is_told_and_its_traceback_can_be_unfolded():
 
 
 def test_a_lost_host_is_named_at_once_and_in_the_end():
-    lost = replace(running(), lost=((1, "its agent ended without a word"),))
+    lost = replace(running(), lost=((1, "its agent exited without an error message"),))
     assert "gpu-b: its agent ended" in render.text(lost)
     assert "A host was lost" in render.text(over(lost))
 
@@ -967,7 +967,7 @@ def test_a_host_whose_job_is_over_has_ended(phase):
             )
         ),
         *((reason, "stopped") for reason in ("hung", "gang", "abandoned")),
-        ("lease", "stopped: it had not heard of this notebook for its lease"),
+        ("lease", "stopped: this notebook did not renew its lease"),
         ("too late", "came too late"),
         ("another host could not start", "stopped: another host could not start"),
         ("its agent broke down: MemoryError", "its agent broke down: MemoryError"),

@@ -166,7 +166,7 @@ def test_a_connection_that_breaks_after_the_last_event_is_no_loss():
 @pytest.mark.parametrize(
     ("agent_error", "why"),
     [
-        ("", "its agent ended without a word (was it killed?)"),
+        ("", "its agent exited without an error message (was it killed?)"),
         ("MemoryError", "its agent broke down: MemoryError"),
     ],
 )
@@ -236,7 +236,7 @@ def test_a_node_that_was_given_up_stays_lost_whatever_the_others_hear_of_it(hear
     table = Table(elastic())
     table.ended()
     heard_of = p.PeerState(node_rank=1, state=heard)
-    why = "its agent ended without a word (was it killed?)"
+    why = "its agent exited without an error message (was it killed?)"
     assert table.after(heard_of, node=0) == [lost(why, is_agent_gone=True)]
     assert table.after(replace(heard_of, node_rank=0), node=1) == []
     assert table.after(replace(heard_of, node_rank=9), node=0) == []
@@ -370,7 +370,7 @@ def test_a_host_may_be_counted_before_or_after_the_answer_of_the_lead():
 def test_a_lost_node_s_host_is_tried_as_a_new_node():
     table = Table(elastic())
     link = table.links[1]
-    why = "its agent ended without a word (was it killed?)"
+    why = "its agent exited without an error message (was it killed?)"
     assert table.ended() == [Close(link=link), lost(why, is_agent_gone=True)]
     assert table.table.due(1.0) == [Join(host_index=1, request_id="id1", broken=None)]
 

@@ -377,7 +377,7 @@ class PendingPlace(Place):
 
 def test_a_run_that_waits_for_nodes_is_given_up_by_stop(kernel):
     run = PendingPlace(kernel.session).begin(kernel.payload, FakeScreen())
-    with pytest.raises(SpecError, match=r"^Rank 0 has not begun yet"):
+    with pytest.raises(SpecError, match=r"^Rank 0 has not started yet"):
         run.logs(0)
     run.stop()
     with pytest.raises(SpecError, match="Slurm job 17 was cancelled"):

@@ -364,7 +364,7 @@ def test_numbers_that_are_no_numbers_travel():
         (b'{"t":"agent_gone","n":true}', 'not a message: b\'{"t":"agent_gone","n":true}\''),
         (b'{"t":"agent_gone","n":1.0}', 'not a message: b\'{"t":"agent_gone","n":1.0}\''),
         (b'{"t":"data","n":0}', "data: size_bytes is missing"),
-        (b'{"t":"data","n":0,"size_bytes":true}', "data.size_bytes: bool in place of int"),
+        (b'{"t":"data","n":0,"size_bytes":true}', "data.size_bytes: bool instead of int"),
         (b'{"t":"missing_blobs","n":0,"sha256":"x"}', "missing_blobs.sha256: no list"),
         (b'{"t":"offer_blobs","n":0,"blobs":[1]}', "offer_blobs.blobs: no object"),
         (b'{"t":"offer_blobs","n":0,"blobs":[{"sha256":"x"}]}', "offer_blobs.blobs: size_bytes is missing"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 _HEADING = re.compile(r"^##? (.*)\n", re.MULTILINE)
 _TABLE_HEAD = re.compile(r"(\|.*\n\|[-| ]+\|\n)")
+_PIECE = re.compile(r"(?:.+\n)+(?:\n*(?:```(?:.|\n)*?```\n|(?: {4}.*\n)+))*")
 _WORD = re.compile(r"[^\W_]+")
 _SHORT_SECTION = 1_200  # characters of a section that is shown as a whole
 _COMMON = re.compile(
@@ -40,24 +41,11 @@ def passages(topic: str, page: str) -> Iterator[Passage]:
 
 def _pieces(section: str) -> Iterator[str]:
     """Return paragraphs, each with the code below it, and rows, each below its table's head."""
-    held = ""
-    is_code = False
-    for block in section.split("\n\n"):
-        head = _TABLE_HEAD.search(block)
-        if is_code or block.startswith(("```", "    ")):
-            held += "\n\n" + block
-            is_code ^= block.count("```") % 2 == 1
-            continue
-        yield held
-        held = ""
-        if head is None:
-            held = block
-            is_code = block.count("```") % 2 == 1
-            continue
-        yield block[: head.start()]
-        for row in block[head.end() :].splitlines():
-            yield head[1] + row
-    yield held
+    for piece in _PIECE.findall(f"{section}\n"):
+        before, head, rows = (*_TABLE_HEAD.split(piece), "", "")[:3]
+        yield before
+        for row in rows.splitlines():
+            yield head + row
 
 
 def _stem(word: str) -> str:

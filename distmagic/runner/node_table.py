@@ -291,7 +291,7 @@ class NodeTable:
         if self._growth is None:  # the job is over, and no host knows of this node
             return self._lose(node_rank, NEVER_BEGAN, now_s)
         text = (
-            f"{host} has come to the job, and is not among the hosts of this notebook: its ranks are not shown here. "
+            f"{host} has come to the job, and is not among the hosts of this notebook: its ranks are not shown. "
             "Name it with %distributed hosts and attach to see them."
         )
         warning = Note(node_rank=node_rank, what=Warned(text=text))

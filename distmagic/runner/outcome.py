@@ -231,7 +231,7 @@ def _unseen_rank(state: RunState, rank: int) -> NoResult | None:
         return None
     hosts = " and ".join(dict.fromkeys(unseen))
     return NoResult(
-        f"Nothing is known here of rank {rank}: {hosts} could not be followed.",
+        f"Nothing is known of rank {rank}: {hosts} could not be followed.",
         f"If it ran there, %distributed attach {state.job} shows it, and has its result, as soon as they can be reached.",
     )
 

@@ -74,7 +74,7 @@ def _of_file(failure: Failure, host: str, folder: Path) -> str:
             f"{file} (%distributed help files)."
         )
     return (
-        f"{where} Bring its folder there: {_sync(here.parent, folder)}; or read it here and pass what is in it as an "
+        f"{where} Send its folder: {_sync(here.parent, folder)}; or read it in the notebook and pass its content as an "
         "argument (%distributed help files)."
     )
 

@@ -417,7 +417,7 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
     ]
     if any(word in line for line in lines for word in _TAKEN):
         return RendezvousFailed(
-            f"{node.host}: the port of the rendezvous is taken there.",
+            f"{node.host}: the port of the rendezvous is taken on that host.",
             "It was free when it was chosen, and another process has taken it since. Run it again: then another one is chosen."
             if state.chose_port
             else "Name another one with --master-port or --rdzv-endpoint, or none: then a free one is chosen for each run.",

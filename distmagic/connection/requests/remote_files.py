@@ -85,7 +85,7 @@ class RemoteFolder:
                 return target
             if self._began and seen_files.is_edited(target, *self._began):
                 beside = target.with_name(target.name + _BESIDE)
-                text = f"{target} has changed here since the run began, and stays; the host's is {beside.name}"
+                text = f"{target} was edited on this machine since the run started, and stays; the host's is {beside.name}"
                 print(sanitize.line(text), file=sys.stderr)  # noqa: T201 - a line for people
                 target = beside
             for _ in range(_AGAIN):

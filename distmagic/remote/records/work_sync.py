@@ -355,5 +355,5 @@ def _source(wanted: Manifest, file: ListedFile) -> list[Any]:
 
 def _in_the_way(path: Path, what: str) -> OSError:
     return FileExistsError(
-        f"{path} is in the way of {what} of that name; take it away there, or begin with an empty directory: --fresh"
+        f"{path} is in the way of {what} of that name; move it away on that host, or start with an empty directory: --fresh"
     )

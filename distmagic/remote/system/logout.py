@@ -68,7 +68,7 @@ def decide(session: LogInSession) -> tuple[str, ...]:
     if session.scope and session.lingers:
         return session.scope
     raise PermissionError(
-        "systemd ends here what a user leaves running at log-out (KillUserProcesses and KillOnlyUsers in logind.conf), "
+        "systemd on this host ends what a user leaves running at log-out (KillUserProcesses and KillOnlyUsers in logind.conf), "
         f"so no job can be left alone. Run it without --detach; what would allow it: {session.cure}"
     )
 

@@ -92,7 +92,7 @@ class SourceForm:
         same = _named(text, *place)
         if code not in same:
             raise NoSource(
-                f"{code.co_filename} does not have it as it runs here: the text has changed since, or other code has made it",
+                f"{code.co_filename} no longer has its text: the cell has changed since, or other code has made it",
                 "Run its cell again, or restart the kernel",
             )
         return code_of_text, (text, *place, same.index(code), len(same), code.co_freevars)  # fmt: skip
@@ -102,7 +102,7 @@ class SourceForm:
             text = "".join(linecache.getlines(name))
             if not text:
                 raise NoSource(
-                    "it has no source here: it was made by exec or eval, or in a cell with another magic",
+                    "its source is not available: it was made by exec or eval, or in a cell with another magic",
                     "Define it with def in a cell, or in a module next to the notebook",
                 )
             try:

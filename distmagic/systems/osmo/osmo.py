@@ -19,7 +19,7 @@ QUERY_S = 30.0
 CANCEL_S = 60.0
 FETCH_S = 3600.0
 _LINE_CHARS = 1 << 17
-_LATE = "Try it by hand. Is OSMO's service reachable from here?"
+_LATE = "Try it by hand. Does this machine reach OSMO's service?"
 _MAY_RUN = "OSMO may have taken the workflow all the same: osmo workflow list shows it, and osmo workflow cancel ID ends it."
 GET_IT = (
     "Install NVIDIA OSMO's command line as its guide describes (Getting Started, Install Client), and log in with "
@@ -30,7 +30,7 @@ GET_IT = (
 def check() -> None:
     """Raise `SpecError` where there is no program `osmo`."""
     if shutil.which("osmo") is None:
-        raise SpecError("--on osmo: there is no program osmo here.", GET_IT)
+        raise SpecError("--on osmo: the program osmo was not found.", GET_IT)
 
 
 def submit(path: Path) -> str:

@@ -64,7 +64,7 @@ class SkyCommand:
         """Raises `SpecError` where there is no such program."""
         program = shutil.which("sky")
         if program is None:
-            raise SpecError("SkyPilot's program sky is not there.", sky_words.GET_IT)
+            raise SpecError("SkyPilot's program sky was not found.", sky_words.GET_IT)
         self._words = words
         self._out: list[str] = []  # of `status`: a launch may print for two hours
         self._all: list[str] = []

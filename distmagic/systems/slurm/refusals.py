@@ -23,12 +23,12 @@ _REFUSALS = (
     ),
     _Refusal(
         r"account/partition combination|Invalid account|account .*(?:not|invalid)",
-        "Slurm doesn't take this account here",
+        "Slurm doesn't take this account",
         "sacctmgr show associations user=$USER lists yours: --account NAME.",
     ),
     _Refusal(
         r"Invalid qos|qos",
-        "Slurm doesn't take this quality of service here",
+        "Slurm doesn't take this quality of service",
         "Name another with --qos, or none.",
     ),
     _Refusal(

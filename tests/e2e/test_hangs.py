@@ -269,7 +269,7 @@ def test_a_second_kernel_asks_a_job_that_then_goes_on(
         assert "\n    time.sleep(0.02)  # MARK load\n" in said
         (lab.hosts[1].home / "batch").touch()
         assert kernel.communicate(timeout=120)[0] == "{0: 3.0, 1: 3.0, 2: 3.0} 4\n"
-    assert "has ended already (done)" in the_magic(lab, capsys, "stacks", job.name)
+    assert "has already ended (done)" in the_magic(lab, capsys, "stacks", job.name)
     assert "No job runs" in the_magic(lab, capsys, "stacks")
     lab.assert_clean()
 

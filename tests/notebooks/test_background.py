@@ -50,7 +50,7 @@ def test_the_commands_that_a_detached_cell_prints_work_as_they_are_printed(
         assert "rank 0 (dm3, local_rank 0)" in notebook.run("%distributed stacks")
         (third.home / "go").touch()
         assert notebook.run(attach).startswith("done")
-        assert "has ended already (done)" in notebook.fail(stop)
+        assert "has already ended (done)" in notebook.fail(stop)
         assert notebook.run("job.attach().results[0]").endswith("7")
         notebook.run("%distributed down")
     lab.assert_clean()

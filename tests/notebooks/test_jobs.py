@@ -39,7 +39,7 @@ def test_the_commands_about_jobs(lab: Lab, tmp_path: Path):
         )
         assert notebook.run("dict(seen.results)") == "{0: 7, 1: 7}"
 
-        assert f"Job {job} has ended already (done)." in notebook.fail(
+        assert f"Job {job} has already ended (done)." in notebook.fail(
             f"%distributed stop {job}"
         )
         unknown = notebook.fail("%distributed attach nothing")
@@ -206,7 +206,7 @@ def test_a_host_comes_to_a_job_that_was_left_alone(lab: Lab, tmp_path: Path):
             (host.home / "go").touch()
         notebook.run(f"%distributed attach {job} run")
         assert notebook.run("dict(run.results)") == "{0: '2', 1: '2'}"
-        assert f"Job {job} has ended already (done)." in notebook.fail(
+        assert f"Job {job} has already ended (done)." in notebook.fail(
             f"%distributed add {job} dm2"
         )
         notebook.run("%distributed down")

@@ -420,7 +420,7 @@ def test_a_failure_is_told_and_its_traceback_can_be_unfolded():
 
 def test_a_lost_host_is_named_at_once_and_in_the_end():
     lost = replace(running(), lost=((1, "its agent exited without an error message"),))
-    assert "gpu-b: its agent ended" in render.text(lost)
+    assert "gpu-b: its agent exited" in render.text(lost)
     assert "A host was lost" in render.text(over(lost))
 
 

@@ -23,6 +23,7 @@ from distmagic.state.phases import ALIVE, OPENING, meaning_of
 
 ALL_RANKS = 16  # up to here the table is a row a rank and nothing else
 MAX_HOSTS = 64  # rows by host; the others are counted
+_NAME = 24  # columns of a bar's name
 _PATIENCE_S = 3.0  # after this long without an answer it is worth a word
 
 
@@ -74,6 +75,8 @@ def fraction_of(worker: WorkerState) -> float | None:
         return 1.0 if worker.phase == "done" else None
     if not total or total < 0:
         return None
+    if worker.phase == "done" and total - done <= 1:
+        return 1.0  # it counts its steps from 0
     fraction = done / total
     return None if math.isnan(fraction) else min(1.0, max(0.0, fraction))
 
@@ -310,8 +313,11 @@ def _postfix(w: WorkerState, bar: Bar) -> str:
 
 
 def bar_name(bar: Bar) -> str:
-    """Return the words of a bar, without what stands behind them."""
-    return plain(bar.desc).strip().rstrip(":").strip()[:24]
+    """Return the words of a bar, without what stands behind them: of long ones the part before a colon."""
+    name = plain(bar.desc).strip().rstrip(":").strip()
+    if len(name) > _NAME and ":" in name[:_NAME]:
+        name, _, _ = name.partition(":")
+    return name[:_NAME]
 
 
 def _unit(w: WorkerState) -> str:
@@ -337,7 +343,8 @@ def _how_it_failed(w: WorkerState) -> str:
     if w.ended is None:
         return _code_words(w.exit.code) if w.exit else ""
     if w.ended.failure is not None:
-        return one_line(f"{w.ended.failure.type}: {w.ended.failure.message}")
+        failure = w.ended.failure
+        return one_line(f"{failure.type}: {failure.message}".removesuffix(": "))
     meaning = f" ({one_line(w.ended.meaning)})" if w.ended.meaning else ""
     return _code_words(w.ended.code) + meaning
 

@@ -55,7 +55,8 @@ def test_an_interrupt_stops_all_ranks_and_the_next_cell_runs(lab: Lab, tmp_path:
         assert "\nstopped " in f"\n{shown}"
         view = notebook.node.cells[-1].outputs[0].data
         assert set(view) == {"text/plain", "text/html"}
-        assert "The run was interrupted" in view["text/html"]
+        assert " · interrupted<" in view["text/html"]
+        assert shown.count("The run was interrupted") == 1
         assert "Cancelled: " in shown.splitlines()[-1]
         assert children(lab) == 0
         lab.assert_clean()

@@ -202,6 +202,40 @@ def test_at_the_end_of_a_run_the_ranks_that_still_run_are_named():
     assert [row.name for row in first.rows] == ["63"]
 
 
+def test_a_rank_that_counts_from_0_has_done_all_its_steps():
+    last = {"step": 499.0, "total": 500.0}
+    assert overview(over(run([worker(0, phase="done", **last)]))).fraction == 1.0
+    assert overview(run([worker(0, **last)])).fraction == 0.998
+    early = worker(0, phase="done", step=250.0, total=500.0)
+    assert overview(over(run([early]))).fraction == 0.5
+
+
+@pytest.mark.parametrize(("desc", "name"), [
+    ("epoch 2 iter 48: train loss 0.01974. lr 6e-4", "epoch 2 iter 48"),
+    ("loss: 0.5: ", "loss: 0.5"),
+    ("a name without any colon at all", "a name without any colon"),
+])  # fmt: skip
+def test_the_name_of_a_bar_whose_words_are_many(desc, name):
+    state = run(
+        [
+            worker(
+                0,
+                step=None,
+                total=None,
+                bars=(Bar(id=1, desc=desc, n=45.0, total=100.0),),
+            )
+        ]
+    )
+    [group] = overview(state).groups
+    assert group.rows[0].count == f"{name} 45/100"
+
+
+def test_an_exception_without_words_is_its_name():
+    end = Ended(rank=0, restart=0, outcome="raised", code=1, failure=Failure(type="BdbQuit", message="", traceback=""))  # fmt: skip
+    [group] = overview(run([worker(0, phase="failed", ended=end)])).groups
+    assert group.rows[0].note == "BdbQuit"
+
+
 def test_an_interrupt_is_one_word_of_the_view():
     """The cell's error, below it, has the sentence."""
     stopped = over(run([worker(0, phase="stopped")], stopping="interrupted"), code=-15)

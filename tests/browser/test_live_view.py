@@ -13,7 +13,6 @@ from tests.browser import NotebookPage
 from tests.browser.live_runs import (
     CHARTS,
     IN_A_WIDGET,
-    IN_BACKGROUND,
     NEXT,
     RUN,
     WORDY,
@@ -34,7 +33,6 @@ BROKEN_RULES = """async () => {
 
 
 in_jupyterlab = pytest.mark.parametrize("notebooks", ["jupyterlab"], indirect=True)
-in_notebook_7 = pytest.mark.parametrize("notebooks", ["notebook"], indirect=True)
 in_both = pytest.mark.parametrize("notebooks", ["jupyterlab", "notebook"], indirect=True)  # fmt: skip
 
 
@@ -79,7 +77,7 @@ def tab_offers_what_is_ours(page: NotebookPage) -> None:
     wait_until(lambda: sorted(offered.all_inner_texts()) == flags, "flags alone")
 
 
-@in_both
+@in_jupyterlab
 def test_stop_asks_and_then_ends_the_run_while_its_cell_runs(tmp_path, notebooks):
     with opened(notebooks, tmp_path) as page:
         assert re.search(
@@ -175,21 +173,6 @@ def test_a_page_that_is_loaded_anew_is_live_again_and_shows_how_it_ended(
         assert "2 ranks on localhost" in page.wait_text(RUN, r"^done")
         assert page.page.get_by_text("model not found").count() == 0
         assert page.page.locator(".jupyter-widgets").count() == 0
-
-
-@in_notebook_7
-def test_a_run_in_the_background_is_live_when_its_cell_is_over(tmp_path, notebooks):
-    """What JupyterLab is asked in test_background.py, in short: other cells run, and the page may be loaded anew."""
-    with opened(notebooks, tmp_path, IN_BACKGROUND) as page:
-        page.wait_done(RUN)
-        page.run_cell(NEXT)
-        page.wait_text(NEXT, "'running'")
-        page.save()
-        page.reload()
-        is_live_again(page)
-        (tmp_path / "end").touch()
-        page.wait_text(RUN, r"^done")
-        assert page.console_errors == []
 
 
 def write(page: NotebookPage, index: int, source: str) -> None:

@@ -7,8 +7,10 @@ import errno
 import fcntl
 import io
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -22,18 +24,21 @@ _BY_DESCRIPTOR = (
 )
 # Of a file that `open` returns; what it holds back is written when it is closed, and then the server says no.
 _OF_FILES = "close write flush read readline readlines seek truncate"
+_Place = tuple[tuple[CodeType, int], ...]
 ERRORS = (errno.ESTALE, errno.EDQUOT, errno.EIO, errno.ENOSPC)
 
 
 class FileServer:
     """Counts the calls that touch `home`. The one with the number `at` fails, and with `stays` every later one.
 
-    `failed` are those that have; `calls_before` is how many there were before the latest `fail`.
+    `failed` are those that have; `calls` has the place in the product that each came from, `calls_before` those before
+    the latest `fail`.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
         self.home = f"{home}{os.sep}"
-        self.calls = self.calls_before = 0
+        self.calls: list[_Place] = []
+        self.calls_before: list[_Place] = []
         self.failed: list[str] = []
         self.synced: set[int] = set()  # files of which the server has all
         self._at = -1
@@ -49,7 +54,7 @@ class FileServer:
 
     def fail(self, at: int, *, stays: bool) -> None:
         """Count anew, and fail at this call from now on; -1 for none."""
-        self.calls_before, self.calls, self.failed = self.calls, 0, []
+        self.calls_before, self.calls, self.failed = self.calls, [], []
         self._at, self._stays = at, stays
         self._error = ERRORS[at % len(ERRORS)]
 
@@ -84,8 +89,8 @@ class FileServer:
 
     def pass_or_fail(self, name: str, of: object) -> None:
         """Count a call; raise the error if it is one that fails."""
-        number = self.calls
-        self.calls += 1
+        number = len(self.calls)
+        self.calls.append(_place())
         fails = number == self._at or (self._stays and number > self._at)
         if self._at >= 0 and fails:
             self.failed.append(f"{name} {of}")
@@ -102,6 +107,24 @@ class FileServer:
             return _readlink(f"/proc/self/fd/{number}").startswith(self.home)
         except OSError:
             return False
+
+
+def _place() -> _Place:
+    """Return which lines of the product have led to this call."""
+    lines = []
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals["__name__"].startswith("distmagic."):
+            lines.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(lines)
+
+
+def chosen(calls: list[_Place]) -> list[int]:
+    """Return the number of the first and of the last call from each place: those between find what these find."""
+    first = {place: number for number, place in reversed(list(enumerate(calls)))}
+    last = {place: number for number, place in enumerate(calls)}
+    return sorted({*first.values(), *last.values()})
 
 
 class _File:

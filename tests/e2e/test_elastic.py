@@ -31,11 +31,7 @@ from tests.lab.waiting import wait_until
 pytestmark = pytest.mark.needs("lab")
 
 LOST_S = 3.0
-FAULTS = {
-    "cut": (LabHost.cut, LabHost.heal),
-    "power off": (LabHost.kill, LabHost.start),
-    "frozen": (LabHost.freeze, LabHost.thaw),
-}
+FAULTS = {"cut": (LabHost.cut, LabHost.heal), "frozen": (LabHost.freeze, LabHost.thaw)}
 
 
 def train(whole: int) -> dict[str, Any]:
@@ -79,14 +75,13 @@ def train(whole: int) -> dict[str, Any]:
 class Fault(runner.Watch):
     """Breaks dm3 once all three train, and lets it come back once two have gone on without it."""
 
-    def __init__(self, lab: Lab, kind: str, *, comes_back: bool) -> None:
+    def __init__(self, lab: Lab, kind: str) -> None:
         super().__init__()
-        self.lab, self.comes_back = lab, comes_back
+        self.lab = lab
         self.harm, self.cure = FAULTS[kind]
         self.alerts: set[str] = set()
         self.at = "whole"
         self.broken_at_step = 0.0
-        self.shrunk_s = self.grown_s = 0.0
 
     def show(self, state: RunState) -> None:
         """Do what is due."""
@@ -97,20 +92,17 @@ class Fault(runner.Watch):
         host = self.lab.hosts[2]
         step = max((worker.step or 0 for worker in state.workers.values()), default=0)
         if self.at == "whole" and state.world_size == 3 and step > 5:
-            self.at, self.broken_at_step, self.shrunk_s = "broken", step, -state.at_s
+            self.at, self.broken_at_step = "broken", step
             self.harm(host)
         elif (
             self.at == "broken"
             and state.world_size == 2
             and step > self.broken_at_step + 5
         ):
-            self.at, self.grown_s = "shrunk", -state.at_s
-            self.shrunk_s += state.at_s
-            if self.comes_back:
-                self.cure(host)
+            self.at = "shrunk"
+            self.cure(host)
         elif self.at == "shrunk" and state.world_size == 3:
             self.at = "grown"
-            self.grown_s += state.at_s
 
 
 @pytest.mark.parametrize(
@@ -122,7 +114,6 @@ class Fault(runner.Watch):
                 "an elastic job shrinks when it loses a host and grows when the host returns"
             ),
         ),
-        "power off",
         "frozen",
     ],
 )

@@ -13,8 +13,15 @@ from tests.lab import Lab
 from tests.lab.waiting import HANG_S, wait_until
 
 
-@pytest.mark.parametrize("is_bundle", [False, True], ids=["text", "call"])
-@pytest.mark.parametrize("form", FORMS)
+# What is exported, a cell's text or a pickled call, is the same in each form: the call is run by torchrun and by srun.
+@pytest.mark.parametrize(
+    ("form", "is_bundle"),
+    [
+        *((form, False) for form in FORMS),
+        ("torchrun-c10d", True),
+        ("slurm-ranks", True),
+    ],
+)
 def test_a_cell_that_trains_on_gloo_ends_well(
     tmp_path: Path, form: str, is_bundle: bool
 ) -> None:

@@ -55,13 +55,18 @@ def sky_nodes(lab: Lab, folder: Path, form: str, more: dict[str, str]) -> list[N
     return [Node(line, {**own, "SKYPILOT_NODE_RANK": str(rank)}) for rank in range(2)]
 
 
-@pytest.mark.parametrize("more", [{}, OF_SLURM], ids=["", "on Slurm"])
-@pytest.mark.parametrize("form", ["task.yaml", "task-c10d.yaml"])
+@pytest.mark.parametrize(
+    ("form", "ranks", "more"),
+    [
+        ("task.yaml", ("--nproc-per-node", "2"), OF_SLURM),
+        ("task-c10d.yaml", (), {"SKYPILOT_NUM_GPUS_PER_NODE": "2"}),
+    ],
+    ids=["on Slurm", "a rank a GPU"],
+)
 def test_run_blocks_of_skypilot(
-    lab: Lab, export: Export, form: str, more: dict[str, str]
+    lab: Lab, export: Export, form: str, ranks: tuple[str, ...], more: dict[str, str]
 ) -> None:
     variables = ("--env", f"MY_1={HOSTILE[3]}", "--env", f"MY_TOKEN={HOSTILE[4]}")
-    ranks = ("--nproc-per-node", "2")
     folder = export(lab, "skypilot", *ranks, *variables, args=HOSTILE)
     done = at_once(lab.hosts[:2], sky_nodes(lab, folder, form, more))
     assert [one.returncode for one in done] == [0, 0], done
@@ -69,14 +74,6 @@ def test_run_blocks_of_skypilot(
     check_four_ranks(found)
     assert found[3]["args"] == list(HOSTILE)
     assert found[3]["variables"] == {"MY_1": HOSTILE[3], "MY_TOKEN": HOSTILE[4]}
-
-
-def test_a_run_block_of_skypilot_counts_its_gpus(lab: Lab, export: Export) -> None:
-    folder = export(lab, "skypilot")
-    gpus = {"SKYPILOT_NUM_GPUS_PER_NODE": "2"}
-    done = at_once(lab.hosts[:2], sky_nodes(lab, folder, "task.yaml", gpus))
-    assert [one.returncode for one in done] == [0, 0], done
-    check_four_ranks(results(folder))
 
 
 def test_a_rank_that_fails_fails_its_run_block(lab: Lab, export: Export) -> None:

@@ -211,8 +211,11 @@ def test_a_failure_ends_the_job_on_all_hosts_though_nobody_watches(
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("dead", ["dm1", "dm2"], ids=["the lead", "a member"])
-@pytest.mark.parametrize("kind", ["power off", "frozen"])
+@pytest.mark.parametrize(
+    ("dead", "kind"),
+    [("dm1", "power off"), ("dm2", "frozen")],
+    ids=["the lead", "a member"],
+)
 def test_a_host_that_falls_silent_ends_the_job_though_nobody_watches(
     lab: Lab, dead: str, kind: str
 ) -> None:

@@ -115,7 +115,7 @@ def test_hang_ends_the_run(lab: Lab, warm_idle_s: float, hang_timeout_s: float) 
             hosts="dm1:2,dm2:1",
             access=way,
             screen=runner.Watch(),
-            hang_timeout_s=hang_timeout_s,
+            hang_timeout_s=12.0,
         )
     session().close()  # and with it what hosts keep loaded
     lab.assert_clean()

@@ -139,10 +139,9 @@ def placed(what: Any, folder: str) -> Any:
 @pytest.mark.parametrize(
     "line",
     [
-        "train.py 50 --lr 0.5",
+        "./train.py 50 --lr 0.5",
         "-m package 50 --lr 0.5",
         "-m package.train 7",
-        "./train.py 50",
     ],
 )
 def test_a_script_sees_what_torchrun_lets_it_see(ended, project, line):

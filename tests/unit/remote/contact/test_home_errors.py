@@ -19,7 +19,7 @@ from distmagic.remote.records import environments, expiry, listing, places, work
 from distmagic.remote.records.journal import FILE, Journal
 from distmagic.remote.wire import protocol as p
 from tests.builders.descriptors import closed_at_the_end
-from tests.builders.file_server import FileServer
+from tests.builders.file_server import FileServer, chosen
 from tests.builders.messages import START
 
 _JOB = f"home-{os.getpid()}"
@@ -105,18 +105,21 @@ def test_an_error_of_the_home_costs_the_request_alone_and_nothing_that_is_in_use
 ) -> None:
     server = FileServer(monkeypatch, home)
     monkeypatch.setattr(expiry, "_LOOK_S", 1e9)
-    at, calls = -1, 0
-    while at < calls:
+
+    def fail(at: int) -> None:
         with closed_at_the_end():
             in_use = furnish(home)
             server.fail(at, stays=stays)
             said = act()
             failed = server.failed
-            calls = max(calls, server.calls)
             server.fail(-1, stays=False)
         assert [path for path in in_use if not path.exists()] == [], failed
         if isinstance(said, list):
             ends = [m for m in said if not isinstance(m, p.Jobs) or not m.jobs]
             assert len(ends) == 1 + len(_REQUESTS), failed
-        at += 3 if stays else 1
-    assert calls > 50
+
+    fail(-1)
+    calls = server.calls_before
+    assert len(calls) > 50
+    for at in range(0, len(calls), 3) if stays else chosen(calls):
+        fail(at)

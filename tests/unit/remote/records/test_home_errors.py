@@ -24,7 +24,7 @@ from distmagic.remote.contact.file_exchange import FileExchange
 from distmagic.remote.records import environments, places, work_dirs
 from distmagic.remote.wire import protocol as p
 from tests.builders.descriptors import closed_at_the_end
-from tests.builders.file_server import FileServer
+from tests.builders.file_server import FileServer, chosen
 
 _DATA = b"a payload" * 1000
 _SHA = sha256(_DATA).hexdigest()
@@ -158,8 +158,8 @@ def test_what_comes_is_whole_or_not_there_and_comes_the_next_time(
     ):  # the next time is later than the mark of a job that could not be removed counts
         monkeypatch.setattr(work_dirs, "_SETTLING_S", 0.0)
     server = FileServer(monkeypatch, home_in_memory)
-    at, calls = -1, 0
-    while at < calls:
+
+    def fail(at: int) -> None:
         shutil.rmtree(home_in_memory, ignore_errors=True)
         places.make_private(home_in_memory / "blobs")
         bring, check = case(home_in_memory, tmp_path / "project")
@@ -167,7 +167,7 @@ def test_what_comes_is_whole_or_not_there_and_comes_the_next_time(
             server.fail(at, stays=stays)
             with contextlib.suppress(OSError):
                 bring()
-            calls, failed = max(calls, server.calls), server.failed
+            failed = server.failed
             server.fail(-1, stays=False)
             try:
                 check(at < 0)
@@ -175,5 +175,9 @@ def test_what_comes_is_whole_or_not_there_and_comes_the_next_time(
                 check(True)
             except BaseException as error:
                 raise AssertionError(f"call {at} failed: {failed}") from error
-        at += 3 if stays else 1
-    assert calls > 5, os.fspath(home_in_memory)
+
+    fail(-1)
+    calls = server.calls_before
+    assert len(calls) > 5, os.fspath(home_in_memory)
+    for at in range(0, len(calls), 3) if stays else chosen(calls):
+        fail(at)

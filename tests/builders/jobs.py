@@ -106,6 +106,16 @@ def has_ranks(state: RunState) -> bool:
     return state.phase == "running"
 
 
+def killed_agent(host: FakeHost, error: str = "") -> FakeScreen:
+    """Return a screen that kills a host's agent when its ranks run."""
+
+    def look(state: RunState) -> None:
+        if has_ranks(state):
+            host.processes[0].put(p.AgentGone(error=error))
+
+    return FakeScreen(look)
+
+
 def assert_left(*hosts: FakeHost) -> None:
     """Assert that no link to these hosts stays open."""
     for host in hosts:

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ def main() -> int:
     args = parsed()
     how = json.loads((STATE / "how.json").read_text()).get(args.command, "")
     if how == "hang":
-        time.sleep(600)
+        signal.pause()
     if how == "log in":
         return fail(args, 'Must login first with "login" command', 2)
     if how == "away":

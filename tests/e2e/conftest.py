@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from distmagic import api
 from distmagic.session.session import Session
+from tests.e2e.exports import Export, exporter
 from tests.e2e.slurm_cells import Held
 from tests.lab import HostProcess, Lab, wait_until
 from tests.lab.slurm import LOOK_S, SlurmLab
@@ -64,3 +66,10 @@ def at_work_on(slurm: SlurmLab) -> list[HostProcess]:
     """Return what runs on nodes for jobs of distmagic. What is kept loaded for the next one has dashes in place of a job."""
     processes = [one for host in slurm.nodes for one in host.processes()]
     return [one for one in processes if one.environ.get("DISTMAGIC_JOB", "").strip("-")]
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Iterator[Export]:
+    """Return what exports the program of these tests to a folder that all hosts see."""
+    with exporter(tmp_path) as write:
+        yield write

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from distmagic.runner.delivery import Delivery
 from distmagic.session.session import Session
 from distmagic.state.model import RunState
 from tests.builders.golden import Golden
+from tests.builders.jobs import press
 from tests.e2e import runner
 from tests.lab import Lab, LabHost, wait_until
 from tests.system.components import COMPONENTS
@@ -342,9 +342,6 @@ def test_an_interrupt_in_the_middle_leaves_nothing(hosts: Lab) -> None:
     def is_on_its_way(state: RunState) -> bool:
         return any(0 < node.sent_bytes < node.total_bytes for node in state.nodes)
 
-    def interrupt() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
     slow = ["nsenter", "--target", str(hosts.hosts[0]._pid()), "--net", "--"]
     slowly = [
         "qdisc",
@@ -370,7 +367,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing(hosts: Lab) -> None:
             data,
             hosts=",".join(FOUR),
             access=runner.access(hosts),
-            screen=runner.Watch(is_on_its_way, interrupt),
+            screen=runner.Watch(is_on_its_way, press),
         )
     hosts.assert_clean()
     wait_until(

@@ -118,7 +118,7 @@ class Fault(runner.Watch):
     ],
 )
 def test_lost_host_of_an_elastic_job(lab: Lab, kind: str) -> None:
-    seen = Fault(lab, kind, comes_back=True)
+    seen = Fault(lab, kind)
     run = runner.run(
         lab, "dm1:1,dm2:1,dm3:1", as_value(train), 2, screen=seen, nnodes=(2, 3), max_restarts=3,
         node_lost_after_s=LOST_S,

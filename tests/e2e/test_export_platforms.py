@@ -6,7 +6,6 @@ import base64
 import json
 import shlex
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,11 @@ import pytest
 import yaml
 
 from tests.builders.exports import HOSTILE
-from tests.e2e.exports import Export, Node, at_once, check_four_ranks, exporter, results
+from tests.e2e.exports import Export, Node, at_once, check_four_ranks, results
 from tests.lab import Lab
 from tests.lab.waiting import wait_until
 
 pytestmark = pytest.mark.needs("lab")
-
-
-@pytest.fixture
-def export(tmp_path: Path) -> Iterator[Export]:
-    """Return what exports the program of these tests to a folder that all hosts see."""
-    with exporter(tmp_path) as write:
-        yield write
 
 
 # ---- SkyPilot

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from tests.e2e.exports import (
     Node,
     at_once,
     check_four_ranks,
-    exporter,
     results,
 )
 from tests.e2e.slurm_cells import end_of
@@ -24,13 +22,6 @@ from tests.lab.slurm import SlurmLab
 pytestmark = pytest.mark.needs("lab")
 
 FILES = ("job.sbatch", "ranks.sbatch")
-
-
-@pytest.fixture
-def export(tmp_path: Path) -> Iterator[Export]:
-    """Return what exports the program of these tests to a folder that all hosts see."""
-    with exporter(tmp_path) as write:
-        yield write
 
 
 def submit(slurm: SlurmLab, folder: Path, *words: str) -> tuple[int, str]:

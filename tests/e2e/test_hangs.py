@@ -21,7 +21,7 @@ from distmagic.state import hangs
 from distmagic.state.model import RunState
 from tests.e2e import runner, scripts
 from tests.e2e.runner import as_value, reach, the_job
-from tests.lab import Lab, LabHost
+from tests.lab import Lab
 from tests.lab.waiting import wait_until
 
 pytestmark = pytest.mark.needs("lab")
@@ -90,23 +90,10 @@ def all_report(state: RunState) -> bool:
     return sum(worker.step is not None for worker in state.workers.values()) == 3
 
 
-@pytest.mark.parametrize(
-    ("warm_idle_s", "hang_timeout_s"),
-    [
-        # A cold rank does not advance while it imports torch.
-        pytest.param(0.0, 30.0, id="cold"),
-        pytest.param(
-            900.0,
-            12.0,
-            id="forked from a template",
-            marks=pytest.mark.promise(
-                "a hang ends the run and names the rank that stands out"
-            ),
-        ),
-    ],
-)
-def test_hang_ends_the_run(lab: Lab, warm_idle_s: float, hang_timeout_s: float) -> None:
-    way = runner.access(lab, warm_idle_s=warm_idle_s)
+@pytest.mark.promise("a hang ends the run and names the rank that stands out")
+def test_hang_ends_the_run(lab: Lab) -> None:
+    """Of ranks that are forked from a template; those of the other kernels below are cold."""
+    way = runner.access(lab, warm_idle_s=900.0)
     with pytest.raises(Hung) as caught:
         distmagic.run(
             as_value(train),
@@ -230,20 +217,13 @@ def another_kernel(
     )
     try:
         wait_until(
-            lambda: sum(at_work(host) for host in lab.hosts[:2]) == 3,
+            lambda: sum(host.ranks_that_printed() for host in lab.hosts[:2]) == 3,
             "three ranks at work",
         )
         yield kernel
     finally:
         kernel.kill()
         kernel.communicate()
-
-
-def at_work(host: LabHost) -> int:
-    return sum(
-        file.stat().st_size > 0
-        for file in host.home.glob(".distmagic/jobs/*/*/rank?.stdout.log")
-    )
 
 
 def test_a_second_kernel_asks_a_job_that_then_goes_on(

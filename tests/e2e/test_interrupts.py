@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 
 import pytest
 
@@ -12,6 +11,7 @@ from distmagic.errors import Cancelled
 from distmagic.runner.outcome import Run
 from distmagic.state.model import RunState
 from tests.builders.golden import Golden
+from tests.builders.jobs import press
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import Lab
@@ -19,11 +19,6 @@ from tests.lab import Lab
 pytestmark = pytest.mark.needs("lab")
 
 HOSTS = "dm1:1,dm2:1"
-
-
-def press() -> None:
-    """Interrupt this process, as Ctrl-C and the notebook's button do."""
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 def wait_long(_: bytes = b"") -> None:

@@ -17,7 +17,7 @@ from distmagic.runner.outcome import Run
 from tests.e2e import runner
 from tests.e2e.programs import COUNTING_KERNEL
 from tests.e2e.runner import reach, the_job
-from tests.lab import Lab, LabHost
+from tests.lab import Lab
 from tests.lab.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.needs("lab")
@@ -32,7 +32,9 @@ def another_kernel(lab: Lab, seconds: float) -> Iterator[subprocess.Popen[bytes]
     )
     try:
         for host in lab.hosts[:2]:
-            wait_until(lambda host=host: has_printed(host), "the first words of a rank")
+            wait_until(
+                lambda host=host: host.ranks_that_printed(), "the first words of a rank"
+            )
         yield kernel
     finally:
         kernel.kill()
@@ -43,14 +45,6 @@ def let_end(lab: Lab) -> None:
     """Let the job end when it has counted for as long as it shall: no sooner, however slow this kernel is."""
     for host in lab.hosts[:2]:
         (host.home / "go").touch()
-
-
-def has_printed(host: LabHost) -> bool:
-    """Whether a rank there has written anything since the lab's homes were emptied."""
-    return any(
-        file.stat().st_size
-        for file in host.home.glob(".distmagic/jobs/*/*/rank?.stdout.log")
-    )
 
 
 def test_a_second_kernel_follows_a_job_whose_first_kernel_dies(lab: Lab) -> None:

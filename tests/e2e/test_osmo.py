@@ -19,6 +19,7 @@ from distmagic.payload.pack import pack_call
 from distmagic.request import flags
 from distmagic.runner.outcome import Run
 from distmagic.systems.osmo import run as osmo
+from tests.builders.jobs import press
 from tests.builders.osmo_service import Service, playing
 from tests.e2e.runner import Watch
 from tests.lab import Lab
@@ -83,10 +84,6 @@ def submit(fn: Callable[[], Any], screen: Watch, more: str = "") -> Run:
     osmo.check(request)
     payload = pack_call(fn, limit_bytes=1 << 30, labels={}, title="train()")
     return osmo.run(request, payload, screen)
-
-
-def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 def notices(watch: Watch) -> str:
@@ -175,7 +172,7 @@ def test_an_interrupt_cancels_the_workflow_and_ends_every_rank(
     def has_advanced(state: Any) -> bool:
         return any((worker.step or 0) > 1 for worker in state.workers.values())
 
-    watch = Watch(has_advanced, interrupt)
+    watch = Watch(has_advanced, press)
     with pytest.raises(Cancelled, match="The run was interrupted"):
         submit(train, watch)
     assert (service.state / "cell-1.cancel").exists()

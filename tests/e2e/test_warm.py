@@ -20,7 +20,7 @@ import distmagic
 from distmagic.api import session
 from distmagic.connection import idle_links
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import Cancelled, WorkerFailed
+from distmagic.errors import Cancelled
 from distmagic.remote.wire.protocol import Template
 from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import Access
@@ -291,22 +291,6 @@ def test_other_variables_get_another_template_and_cold_gets_none(warm: Lab) -> N
     before = {one.pid for one in templates(warm)}
     assert run(warm, "dm1:2", colour, cold=True).results[1] == (None, None)
     assert {one.pid for one in templates(warm)} == before
-
-
-def test_a_failing_rank_fails_the_same_warm(warm: Lab) -> None:
-    run(warm, "dm1:2,dm2:1", who)
-    with pytest.raises(WorkerFailed) as caught:
-        run(warm, "dm1:2,dm2:1", stubborn, env={"FAILS": "2"})
-    assert (
-        caught.value.message == "rank 2 (dm2, local_rank 0) raised ValueError: enough"
-    )
-    assert 'raise ValueError("enough")' in caught.value.remote_traceback
-
-    def sleepers() -> list[HostProcess]:
-        found = [one for host in warm.hosts for one in host.processes()]
-        return [one for one in found if one.name == "sleep"]
-
-    wait_until(lambda: not sleepers(), "the end of all that ranks have started")
 
 
 def test_an_interrupt_ends_all_but_the_template(warm: Lab) -> None:

@@ -337,6 +337,11 @@ class LabHost:
         """Return the numbers, as this machine counts, of all that runs on it, its SSH server's own processes too."""
         return tuple(processes.outer_pids(self._pid()))
 
+    def ranks_that_printed(self) -> int:
+        """Return how many ranks have written to stdout since the homes were emptied."""
+        logs = self.home.glob(".distmagic/jobs/*/*/rank?.stdout.log")
+        return sum(log.stat().st_size > 0 for log in logs)
+
     def leftovers(self) -> tuple[str, ...]:
         """Return, in words, what distmagic has on it that should be gone after a run: processes, temporary files."""
         if self._first_pid == 0:

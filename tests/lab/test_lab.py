@@ -9,7 +9,7 @@ import pytest
 
 from distmagic.request.hosts import Host
 from distmagic.transports.ssh.config import resolve
-from tests.lab import HostSetup, LabHost, wait_until
+from tests.lab import LabHost, wait_until
 
 
 def test_hosts_differ_in_all_that_makes_a_host(lab):
@@ -102,80 +102,6 @@ def test_leftovers_are_found_and_mended(lab):
         lab.assert_clean(within_s=0)
     dm1.mend()
     lab.assert_clean(within_s=0)
-
-
-def test_drop_is_silent_and_reject_is_not(lab):
-    dm1, dm2, _ = lab.hosts
-    dm1.drop(port=22)
-    assert "timed out" in ssh_in_haste(lab, dm1).stderr
-    dm1.undrop()
-    dm1.reject(22)
-    assert "refused" in ssh_in_haste(lab, dm1).stderr
-    dm1.undrop()
-    dm1.reject(source=dm2)
-    assert lab.ssh(dm1, "true").returncode == 0
-    hello = [
-        "timeout",
-        "5",
-        "bash",
-        "-c",
-        "read -r -n 3 word </dev/tcp/dm1/22; echo $word",
-    ]
-    assert "refused" in dm2.exec(hello).stderr
-    dm1.undrop()
-    dm1.drop()
-    assert "timed out" in ssh_in_haste(lab, dm1).stderr
-    dm1.undrop()
-    assert dm2.exec(hello).stdout == "SSH\n"
-
-
-@pytest.mark.parametrize(
-    ("to", "found"), [("127.0.1.1", "127.0.1.1"), (None, ""), ("own", "own")]
-)
-def test_what_the_own_name_resolves_to(lab, to, found):
-    host = lab.hosts[0]
-    host.resolve_own_name(host.address if to == "own" else to)
-    said = lab.ssh(host, "getent ahostsv4 $(hostname)").stdout
-    assert said.partition(" ")[0] == (host.address if found == "own" else found)
-    lab.mend()
-    assert lab.ssh(host, "getent ahostsv4 dm1").stdout.startswith(host.address)
-
-
-@pytest.mark.needs("fish", "csh")
-@pytest.mark.parametrize(
-    ("shell", "say"),
-    [("/usr/bin/fish", "echo $FISH_VERSION"), ("/bin/csh", "echo $shell")],
-)
-def test_other_shells(lab, shell, say):
-    host = lab.hosts[0]
-    host.set_shell(shell)
-    assert len(lab.ssh(host, say).stdout) > 3
-    lab.mend()
-    assert lab.ssh(host, "echo $0").stdout == "bash\n"
-
-
-def test_a_shared_home_and_other_setups(make_lab):
-    setup = HostSetup(hostname="node", sshd="Banner /etc/passwd", python="bare")
-    lab = make_lab(2, shared_home=True, setups=(setup, HostSetup(hostname="node")))
-    answers = [
-        lab.ssh(host, "hostname; echo $SSH_CONNECTION >>~/seen") for host in lab.hosts
-    ]
-    assert [answer.stdout for answer in answers] == ["node\n", "node\n"]
-    assert "root:x:0:0" in answers[0].stderr
-    assert len((lab.hosts[0].home / "seen").read_text().splitlines()) == 2
-
-
-def ssh_in_haste(lab, host):
-    argv = [
-        "ssh",
-        "-F",
-        str(lab.ssh_config),
-        "-o",
-        "ConnectTimeout=1",
-        host.name,
-        "true",
-    ]
-    return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
 def lab_process(lab, host, command):

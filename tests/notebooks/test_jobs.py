@@ -13,7 +13,7 @@ import pytest
 from nbclient.exceptions import DeadKernelError
 
 from tests.e2e import faults
-from tests.lab import Lab, LabHost
+from tests.lab import Lab
 from tests.lab.waiting import wait_until
 from tests.notebooks.kernel import LiveNotebook, live_notebook
 
@@ -135,7 +135,7 @@ def test_a_notebook_whose_kernel_is_gone_has_its_jobs_and_is_told_of_those_that_
 
         def kill_when_both_run() -> None:
             wait_until(
-                lambda: all(has_printed(host) for host in lab.hosts[:2]),
+                lambda: all(host.ranks_that_printed() for host in lab.hosts[:2]),
                 "the first words of both ranks",
             )
             os.kill(first.pid, signal.SIGKILL)
@@ -162,13 +162,6 @@ def test_a_notebook_whose_kernel_is_gone_has_its_jobs_and_is_told_of_those_that_
         assert again.run(RUN)
         again.run("%distributed down")
     lab.assert_clean()
-
-
-def has_printed(host: LabHost) -> bool:
-    return any(
-        file.stat().st_size
-        for file in host.home.glob(".distmagic/jobs/*/*/rank?.stdout.log")
-    )
 
 
 WAITING = """\

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from tests.sky import packages
 from tests.system import __main__ as command
 from tests.system import components
 from tests.system.components import Component
@@ -32,28 +29,6 @@ def test_in_ci_missing_components_fail(nothing, monkeypatch, capsys):
     monkeypatch.setenv("CI", "true")
     assert command.main() == 1
     assert "tests that need lab fail" in capsys.readouterr().out
-
-
-def test_make_sky_names_what_it_lacks_and_fails(nothing, monkeypatch, capsys):
-    monkeypatch.setenv("CI", "")
-    assert command.main(["sky"]) == 1
-    said = capsys.readouterr().out
-    assert (
-        "tests that need rsync fail: missing here: rsync (Debian, Ubuntu: apt-get install rsync)\n"
-        in said
-    )
-    assert "tests that need slurm fail: " in said
-    assert "browser" not in said
-
-
-@pytest.mark.parametrize("python", ["nosuch-python", "false"])
-def test_make_sky_names_the_python_that_it_lacks(monkeypatch, capsys, python):
-    monkeypatch.setattr(sys, "argv", ["packages", python])
-    assert packages.main() == 1
-    assert capsys.readouterr().err == (
-        f"SkyPilot's nodes want Python 3.10; {python} is none. "
-        "Say which with: make sky SKY_PYTHON=/where/python3.10\n"
-    )
 
 
 @pytest.mark.parametrize(

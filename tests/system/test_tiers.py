@@ -4,32 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tiers import durations, sort_into_tier
-
-REPORT = """<testsuites><testsuite>
-<testcase classname="{0}.unit.state.of_folds" name="a" time="1.4">
-<properties><property name="tier" value="quick"/></properties></testcase>
-<testcase classname="{0}.e2e.of_runs" name="b" time="20.2"/>
-<testcase classname="{0}.e2e.of_runs" name="c" time="1000"/>
-</testsuite></testsuites>"""
-
-
-def test_durations_are_added_up_for_each_folder(tmp_path):
-    report = tmp_path / "report.xml"
-    report.write_text(REPORT.format("tests"))
-    rows = durations.table(durations.read(report)).splitlines()[2:]
-    assert rows == [
-        "| `tests/e2e/` | 0 | 0 | 2 | 1,020 |",
-        "| `tests/unit/state/` | 1 | 1 | 1 | 1 |",
-        "| all | 1 | 1 | 3 | 1,022 |",
-    ]
-
-
-def test_the_page_has_one_place_for_the_table():
-    page = durations.PAGE.read_text()
-    assert "| new |" in durations.replace(page, "| new |")
-    with pytest.raises(ValueError, match="0 places"):
-        durations.replace("", "| new |")
+from tests.tiers import sort_into_tier
 
 
 class Item:

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from distmagic.names import owner
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """A home of distmagic for this test alone, which is not made yet."""
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    """An empty folder, in no git repository."""
+    made = tmp_path / "project"
+    made.mkdir()
+    return made
 
 
 @pytest.fixture

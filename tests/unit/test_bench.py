@@ -1,9 +1,8 @@
-"""The bench: figures, tables, the README, and that its sections can be run at all. What they measure is no test's business."""
+"""The bench: its README rows, and that its sections can be run at all. What they measure is no test's business."""
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
 
 import pytest
 
@@ -15,7 +14,6 @@ from tests.bench.figures import (
     MetricRow,
     Section,
     Target,
-    verdict,
 )
 from tests.bench.peers import Peers
 
@@ -26,17 +24,6 @@ ROW = MetricRow(
     against="by hand",
     theirs=(4.0, 4.0, 8.0),
     target=Target(limit=0.6),
-)
-ALONE = MetricRow(
-    what="loading", unit="ms", ours=(40.0,), target=Target(limit=100, of="ours")
-)
-MISSING = MetricRow(
-    what="a | b",
-    unit="s",
-    ours=(1.0,),
-    against="tool",
-    target=Target(limit=1),
-    note="can't be <installed>",
 )
 
 
@@ -67,27 +54,6 @@ def test_the_many_hosts_that_are_played_answer_all_that_a_launch_asks(tmp_path):
         [took] = many.launches(bench, path, 3)
     assert took.threads > 0
     assert took.stopped_s > 0
-
-
-@pytest.mark.parametrize(
-    ("row", "word"),
-    [
-        (ROW, "met"),
-        (replace(ROW, ours=(3.0,), theirs=(4.0,)), "missed"),
-        (replace(ROW, ours=(0.6,), theirs=(1.0,)), "met"),
-        (ALONE, "met"),
-        (replace(ALONE, ours=(101.0,)), "missed"),
-        (MISSING, "not measured"),
-        (replace(ALONE, target=None), ""),
-    ],
-)
-def test_verdict(row, word):
-    assert verdict(row) == word
-
-
-def test_json_keeps_all_figures():
-    sections = (section(ROW, ALONE, MISSING),)
-    assert table.from_json(table.as_json(sections)) == sections
 
 
 def test_the_readme_gets_four_rows_with_their_medians():

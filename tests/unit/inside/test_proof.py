@@ -52,14 +52,6 @@ def munge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
 
-@pytest.fixture
-def nodes() -> tuple[JobNode, JobNode]:
-    """Two nodes of a step of Slurm."""
-    first, second = places()
-    key = f"slurm {first.key}"
-    return replace(first, key=key), replace(second, key=key)
-
-
 @contextlib.contextmanager
 def meeting_of(place: JobNode) -> Iterator[Meeting]:
     with contextlib.closing(Meeting(place, Munge(place))) as meeting:

@@ -19,7 +19,7 @@ from distmagic.inside.following import Following
 from distmagic.inside.job_node import JobNode
 from distmagic.inside.meeting import Meeting
 from distmagic.inside.proof import SharedHome, SharedSecret, proof_of
-from tests.builders.dialling import HERE, places
+from tests.builders.dialling import HERE
 from tests.lab.waiting import HANG_S
 
 MOUNTS = """\
@@ -35,14 +35,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("DISTMAGIC_HOME", raising=False)
     return tmp_path
-
-
-@pytest.fixture
-def nodes() -> tuple[JobNode, JobNode]:
-    """Two nodes of a step of Slurm."""
-    first, second = places()
-    key = f"slurm {first.key}"
-    return replace(first, key=key), replace(second, key=key)
 
 
 @pytest.fixture

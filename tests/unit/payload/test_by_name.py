@@ -15,12 +15,6 @@ from tests.builders.ranks import cell, on_a_rank
 LIMIT = 256 << 20
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path_factory, monkeypatch):
-    """A folder of blobs for this test alone."""
-    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path_factory.mktemp("home")))
-
-
 def printed(source: str, tmp_path, **names) -> str:
     payload = pack.pack_call(cell(source, **names), limit_bytes=LIMIT, labels={})
     return on_a_rank(payload, tmp_path)

@@ -30,12 +30,6 @@ torch = Later("torch")
 LIMIT = 256 << 20
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path_factory, monkeypatch):
-    """A folder of blobs for this test alone."""
-    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path_factory.mktemp("home")))
-
-
 def packed(thunk, limit_bytes: int = LIMIT) -> pack.Payload:
     return pack.pack_call(
         thunk,

@@ -25,13 +25,6 @@ from distmagic.request.program import Program
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    made = tmp_path / "project"
-    made.mkdir()
-    return made
-
-
-@pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
     return blobs.folder()

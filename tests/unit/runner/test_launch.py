@@ -49,6 +49,7 @@ from tests.builders.hosts import (
 from tests.builders.jobs import (
     assert_left,
     has_ranks,
+    killed_agent,
     launched,
     listing,
     payload_in,
@@ -511,11 +512,7 @@ def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(
         p.Final(reason="swept", survivors=("python (pid 7, D)",))
     ]
 
-    def agent_is_killed(state: RunState) -> None:
-        if has_ranks(state):
-            b.processes[0].put(p.AgentGone(error="Killed"))
-
-    followed = launched(tmp_path, a, b, screen=FakeScreen(agent_is_killed))
+    followed = launched(tmp_path, a, b, screen=killed_agent(b, "Killed"))
     assert followed.state.lost == ((1, "its agent broke down: Killed"),)
     assert [request.reason for request in a.requests_of(p.StopNode)] == ["lost"]
     assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j", node_rank=1)]
@@ -566,11 +563,7 @@ def test_a_host_that_refuses_the_sweep_is_hung_up_on(tmp_path):
     a, b = two(runs_on)
     b.answers[p.SweepJob] = lambda _: [p.Refused(what="sweep_job", error="no room")]
 
-    def agent_is_killed(state: RunState) -> None:
-        if has_ranks(state):
-            b.processes[0].put(p.AgentGone())
-
-    followed = launched(tmp_path, a, b, screen=FakeScreen(agent_is_killed))
+    followed = launched(tmp_path, a, b, screen=killed_agent(b))
     assert [node for node, _ in followed.state.lost] == [1]
     assert len(b.requests_of(p.SweepJob)) == 1
     assert_left(a, b)

@@ -12,13 +12,13 @@ import pytest
 from distmagic.errors import Cancelled
 from distmagic.remote.wire import protocol as p
 from distmagic.runner import start
-from distmagic.state.model import RunState
 from tests.builders.hosts import FakeHost, reach, runs_on
 from tests.builders.jobs import (
     LatePressingScreen,
     PressingScreen,
     assert_left,
     has_ranks,
+    killed_agent,
     launched,
     press,
     two,
@@ -128,11 +128,7 @@ def test_an_interrupt_of_the_sweep_gives_it_up(tmp_path):
     a, b = two(runs_on)
     b.answers[p.SweepJob] = pressing()
 
-    def agent_is_killed(state: RunState) -> None:
-        if has_ranks(state):
-            b.processes[0].put(p.AgentGone())
-
-    followed = launched(tmp_path, a, b, screen=FakeScreen(agent_is_killed))
+    followed = launched(tmp_path, a, b, screen=killed_agent(b))
     assert [node for node, _ in followed.state.lost] == [1]
     b.cut()  # ends the sweep, which nobody waits for any more
 

@@ -28,7 +28,6 @@ from distmagic.session import session as sessions
 from distmagic.session.dry_run import start_commands
 from distmagic.session.place import fetch
 from distmagic.session.session import Session
-from distmagic.state.model import RunState
 from tests.builders.hosts import FakeHost, connector, down, fails, runs_on
 from tests.builders.jobs import (
     LatePressingScreen,
@@ -36,6 +35,7 @@ from tests.builders.jobs import (
     assert_left,
     begun,
     has_ranks,
+    killed_agent,
     listing,
     payload_in,
     two,
@@ -226,12 +226,8 @@ def test_a_run_that_fails_raises_an_error_that_carries_it(kernel):
 def test_a_run_that_loses_a_host_raises_an_error_that_carries_it(kernel):
     a, b = two(runs_on)
 
-    def agent_is_killed(state: RunState) -> None:
-        if has_ranks(state):
-            b.processes[0].put(p.AgentGone())
-
     with pytest.raises(NodeLost, match="gpu-b") as caught:
-        kernel.over(a, b).launch(screen=FakeScreen(agent_is_killed))
+        kernel.over(a, b).launch(screen=killed_agent(b))
     assert caught.value.run.state.lost_nodes == {1}
 
 

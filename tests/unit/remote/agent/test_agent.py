@@ -40,15 +40,7 @@ MEMBERSHIP = protocol.Membership(
     nodes=2,
     lost_after_s=10.0,
 )
-
-
-@pytest.fixture(autouse=True)
-def own_process() -> Iterator[None]:
-    """What an agent changes in its own process is changed back in this one."""
-    umask, limits = os.umask(0o022), resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield
-    os.umask(umask)
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+pytestmark = pytest.mark.usefixtures("own_process")
 
 
 @pytest.fixture

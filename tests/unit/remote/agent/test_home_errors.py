@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,19 +19,11 @@ from tests.builders.descriptors import closed_at_the_end
 from tests.builders.file_server import FileServer, chosen
 from tests.builders.messages import START
 
+pytestmark = pytest.mark.usefixtures("own_process")
 _DUTY_S = 31.0  # longer than each pause of an agent between two looks after its files
 _HELLO = p.Worker(
     rank=0, local_rank=0, world_size=1, restart=0, pid=ENGINE, local_world_size=1
 )
-
-
-@pytest.fixture(autouse=True)
-def own_process() -> Iterator[None]:
-    """What an agent changes in its own process is changed back in this one."""
-    umask, limits = os.umask(0o022), resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield
-    os.umask(umask)
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.fixture

@@ -20,9 +20,10 @@ from distmagic.remote.keeper import (
     usher,
 )
 from distmagic.remote.keeper.allocation_lease import LOOK_S, AllocationLease
-from distmagic.transports import Process, program_text
+from distmagic.transports import program_text
 from tests.builders.keepers import LocalKeeper
 from tests.lab.waiting import HANG_S, wait_until
+from tests.transports.contract import read_all
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="keepers run on Linux nodes"
@@ -35,13 +36,6 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
-
-
-def read_all(process: Process) -> bytes:
-    parts = []
-    while data := process.read():
-        parts.append(data)
-    return b"".join(parts)
 
 
 def sleeper(transport: LocalKeeper) -> int:

@@ -20,12 +20,6 @@ DAY_S = 86400.0
 NOW = 2_000_000_000.0
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
 def test_what_goes_while_it_is_measured(home, monkeypatch):
     """The oldest piece of a log goes while its job runs; neither the listing nor the expiry stumbles over that."""
     folder = home / "jobs" / "long" / "0-a"

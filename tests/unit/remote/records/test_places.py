@@ -16,12 +16,6 @@ from distmagic.remote.records import places
 SHA = "0123456789abcdef" * 4
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
 def test_home_is_in_the_users_own_unless_said(monkeypatch, home):
     assert places.home() == home
     monkeypatch.setenv("DISTMAGIC_HOME", "")

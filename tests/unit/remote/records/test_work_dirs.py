@@ -30,13 +30,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    made = tmp_path / "project"
-    made.mkdir()
-    return made
-
-
 def write(folder: Path, **texts: str) -> None:
     for name, text in texts.items():
         file = folder / name.replace("__", "/")

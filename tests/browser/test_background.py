@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.browser import NotebookPage, Notebooks
+from tests.browser import NotebookPage
 from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(900)]
@@ -83,7 +83,7 @@ def runs_a_loop(page: NotebookPage, seen: Path) -> None:
 
 
 @pytest.mark.promise("the view stays live while other cells run")
-def test_the_view_of_a_run_in_the_background(notebooks: Notebooks, tmp_path):
+def test_the_view_of_a_run_in_the_background(notebooks, tmp_path):
     sources = [
         f"%load_ext distmagic\nEND, SEEN = {str(tmp_path / 'end')!r}, {str(tmp_path / 'seen')!r}",
         WORK,

@@ -11,7 +11,6 @@ from playwright.sync_api import Locator, expect
 from distmagic.screens import board
 from distmagic.state.model import OutputLine, RunState
 from tests import scenes
-from tests.browser.plain_page import PlainPage
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(900)]
 
@@ -38,7 +37,7 @@ def at(tenth: int, state: RunState | None = None) -> RunState:
     return replace(state, lines=kept, lines_seen=seen, at_s=100 + tenth / 10)
 
 
-def test_a_selection_and_a_filter_stay_while_lines_pour_in(page: PlainPage):
+def test_a_selection_and_a_filter_stay_while_lines_pour_in(page):
     page.page.set_viewport_size({"width": 1400, "height": 900})
     page.open("light")
     for tenth in range(30):
@@ -80,7 +79,7 @@ def looks_at(pane: Locator, top: str) -> None:
     pane.page.evaluate(NEXT_FRAME)
 
 
-def test_earlier_lines_come_when_they_are_asked_for(page: PlainPage):
+def test_earlier_lines_come_when_they_are_asked_for(page):
     page.page.set_viewport_size({"width": 1400, "height": 900})
     page.open("light")
     for tenth in range(0, 301, 12):
@@ -117,7 +116,7 @@ def test_earlier_lines_come_when_they_are_asked_for(page: PlainPage):
     assert numbers(body) == list(range(1808, 2808)), "the last thousand again"
 
 
-def test_what_the_page_and_the_kernel_have_not_is_said_to_a_search(page: PlainPage):
+def test_what_the_page_and_the_kernel_have_not_is_said_to_a_search(page):
     """As where lines came too fast: of 10,000 in a moment the kernel has the last 400."""
     page.open("light")
     page.show(at(0))
@@ -131,7 +130,7 @@ def test_what_the_page_and_the_kernel_have_not_is_said_to_a_search(page: PlainPa
     assert "9,600 lines came too fast" in log.locator("pre").first.inner_text()
 
 
-def test_a_traceback_that_comes_at_once_is_there_from_its_top(page: PlainPage):
+def test_a_traceback_that_comes_at_once_is_there_from_its_top(page):
     """Also where the run is over right after it, and the kernel answers nothing any more."""
     page.open("light")
     page.page.evaluate("() => { window.kept = python; window.python = () => Promise.reject(new Error('busy')); }")  # fmt: skip
@@ -159,9 +158,7 @@ def test_a_traceback_that_comes_at_once_is_there_from_its_top(page: PlainPage):
     assert "Traceback (most recent call last):" in found
 
 
-def test_one_line_of_four_ranks_is_one_also_beside_a_gap_that_was_filled(
-    page: PlainPage,
-):
+def test_one_line_of_four_ranks_is_one_also_beside_a_gap_that_was_filled(page):
     page.open("light")
     page.show(at(0))
     words = ["warning"] * 4
@@ -183,9 +180,7 @@ def test_one_line_of_four_ranks_is_one_also_beside_a_gap_that_was_filled(
     assert about.inner_text() == f"{len(more)} of {len(more)} lines"
 
 
-def test_the_end_is_followed_until_the_user_scrolls_also_in_a_tab_that_was_hidden(
-    page: PlainPage,
-):
+def test_the_end_is_followed_until_the_user_scrolls_also_in_a_tab_that_was_hidden(page):
     page.open("light")
     for tenth in range(20):
         page.show(at(tenth))

@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.browser import NotebookPage, Notebooks
+from tests.browser import NotebookPage
 from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(900)]
@@ -43,7 +43,7 @@ def is_live(page: NotebookPage, index: int) -> bool:
     return page.cell(index).locator(".dm-live").count() == 1
 
 
-def test_the_quickstart_in_jupyterlab(notebooks: Notebooks, tmp_path: Path):
+def test_the_quickstart_in_jupyterlab(notebooks, tmp_path):
     """Open it, run it, stop a long cell, save, and look at what was saved."""
     notebook = nbformat.read(QUICKSTART, 4)
     notebook.cells.append(nbformat.v4.new_code_cell(LONG))
@@ -69,7 +69,7 @@ def test_the_quickstart_in_jupyterlab(notebooks: Notebooks, tmp_path: Path):
 
 
 @pytest.mark.parametrize("notebooks", ["notebook"], indirect=True)
-def test_a_run_in_notebook_7(notebooks: Notebooks, tmp_path: Path):
+def test_a_run_in_notebook_7(notebooks, tmp_path):
     """The same view as in JupyterLab: a live bar a rank, then the table that stays; the button stops it."""
     cells = [
         nbformat.v4.new_code_cell(text) for text in ("%load_ext distmagic", LONG, NEXT)

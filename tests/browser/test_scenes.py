@@ -17,7 +17,7 @@ from distmagic.comparison.summary import summary
 from distmagic.state.model import OutputLine, RunState
 from tests import scenes
 from tests.bench import crowd_page
-from tests.browser.plain_page import THEMES, WIDTHS, PlainPage
+from tests.browser.plain_page import THEMES, WIDTHS
 from tests.browser.screenshots import shown
 from tests.builders.terms import on_terms
 
@@ -31,7 +31,7 @@ AXE = """async () => {
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_every_scene_can_be_read_and_reached_by_anybody(page: PlainPage, theme: str):
+def test_every_scene_can_be_read_and_reached_by_anybody(page, theme):
     """By axe: contrast, names of what can be pressed, the order of headings, tables."""
     axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
     page.page.set_viewport_size({"width": 1400, "height": 900})
@@ -41,7 +41,7 @@ def test_every_scene_can_be_read_and_reached_by_anybody(page: PlainPage, theme: 
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_is_wider_than_the_page(page: PlainPage, width: int):
+def test_nothing_is_wider_than_the_page(page, width):
     page.page.set_viewport_size({"width": width, "height": 900})
     for name in shown(page, "light"):
         wide = page.page.evaluate("document.documentElement.scrollWidth")
@@ -52,7 +52,7 @@ def test_nothing_is_wider_than_the_page(page: PlainPage, width: int):
 
 
 @pytest.mark.quick
-def test_one_of_64_ranks_that_failed_is_on_top_and_all_are_folded(page: PlainPage):
+def test_one_of_64_ranks_that_failed_is_on_top_and_all_are_folded(page):
     page.open("light")
     page.show(scenes.one_of_64_failed())
     rows = page.page.locator(".dm-part-table table").first.locator("tr")
@@ -65,7 +65,7 @@ def test_one_of_64_ranks_that_failed_is_on_top_and_all_are_folded(page: PlainPag
     assert fold.locator("tr").count() == 65
 
 
-def test_the_bench_sees_the_frames_of_a_page_that_shows_1024_ranks(page: PlainPage):
+def test_the_bench_sees_the_frames_of_a_page_that_shows_1024_ranks(page):
     page.open("light")
     assert crowd_page.frames_ms(page, seconds=0.3) > 0
     # All ranks move meanwhile: which step it shows depends on how long a slow machine took.
@@ -74,9 +74,7 @@ def test_the_bench_sees_the_frames_of_a_page_that_shows_1024_ranks(page: PlainPa
     hosts.nth(50).wait_for(state="attached")
 
 
-def test_standing_still_is_said_and_where_the_ranks_are_comes_by_itself(
-    page: PlainPage,
-):
+def test_standing_still_is_said_and_where_the_ranks_are_comes_by_itself(page):
     page.open("light")
     page.show(scenes.standing_still())
     head = page.page.locator(".dm-head")
@@ -90,7 +88,7 @@ def test_standing_still_is_said_and_where_the_ranks_are_comes_by_itself(
     assert "load()" in alert.locator("pre").inner_text()
 
 
-def test_a_row_that_is_clicked_is_marked_and_shows_its_output_alone(page: PlainPage):
+def test_a_row_that_is_clicked_is_marked_and_shows_its_output_alone(page):
     page.open("light")
     state = scenes.running()
     lines = tuple(
@@ -115,7 +113,7 @@ def test_a_row_that_is_clicked_is_marked_and_shows_its_output_alone(page: PlainP
     expect(output.get_by_text("of 0")).to_be_visible()
 
 
-def test_a_pointer_over_compared_curves_shows_the_values_of_each_run(page: PlainPage):
+def test_a_pointer_over_compared_curves_shows_the_values_of_each_run(page):
     first = summary(on_terms(scenes.done(), call="train(lr=0.1)"))
     second = summary(on_terms(scenes.done(), call="train(lr=0.2)"))
     page.open_saved(Comparison([first, second])._repr_html_(), "light")
@@ -127,7 +125,7 @@ def test_a_pointer_over_compared_curves_shows_the_values_of_each_run(page: Plain
     assert re.match(r"step \d+\ntrain\(lr=0\.1\): \S+\ntrain\(lr=0\.2\): \S+$", words)
 
 
-def test_the_name_of_the_job_is_copied(page: PlainPage):
+def test_the_name_of_the_job_is_copied(page):
     page.open("light")
     page.show(scenes.running())
     copy = page.page.get_by_role("button", name="Copy ID")
@@ -142,7 +140,7 @@ def test_the_name_of_the_job_is_copied(page: PlainPage):
     assert field.input_value() == scenes.running().job
 
 
-def test_hostile_words_of_hosts_do_nothing_in_a_page(page: PlainPage):
+def test_hostile_words_of_hosts_do_nothing_in_a_page(page):
     """In the page's own script, which takes HTML: as text of a host, a rank, a metric, a call, a failure and a job."""
     bad = "<img src=x onerror='window.harm=1'><script>window.harm=1</script>"
     page.open("light")
@@ -169,7 +167,7 @@ def test_hostile_words_of_hosts_do_nothing_in_a_page(page: PlainPage):
     assert page.page.evaluate("window.harm") is None
 
 
-def test_more_metrics_than_six_are_said_and_can_be_chosen(page: PlainPage):
+def test_more_metrics_than_six_are_said_and_can_be_chosen(page):
     page.page.set_viewport_size({"width": 1400, "height": 900})
     page.open("light")
     state = scenes.running()
@@ -190,7 +188,7 @@ def test_more_metrics_than_six_are_said_and_can_be_chosen(page: PlainPage):
     assert tops[0] == tops[1] == tops[2], "three a row"
 
 
-def test_a_pointer_reads_every_rank_beside_one_that_is_no_number(page: PlainPage):
+def test_a_pointer_reads_every_rank_beside_one_that_is_no_number(page):
     """Rank 0 is NaN from step 8 on, rank 3 was slower than the others."""
     series = {}
     for rank, steps in enumerate((20, 20, 20, 12)):
@@ -241,7 +239,7 @@ def exported(state: RunState) -> str:
     return html
 
 
-def test_a_page_of_nbconvert_shows_it_all_without_a_network(page: PlainPage):
+def test_a_page_of_nbconvert_shows_it_all_without_a_network(page):
     page.page.set_content(exported(scenes.failed()))
     run = page.page.locator(".distmagic")
     assert run.locator(".dm-phase").inner_text() == "failed"
@@ -254,7 +252,7 @@ def test_a_page_of_nbconvert_shows_it_all_without_a_network(page: PlainPage):
     assert first["width"] > 200
 
 
-def test_without_style_and_drawings_there_are_table_and_curves_of_text(page: PlainPage):
+def test_without_style_and_drawings_there_are_table_and_curves_of_text(page):
     """As a code host shows it, and JupyterLab a notebook that is not trusted."""
     html = exported(scenes.done())
     html = re.sub(r"<(style|svg|script)\b.*?</\1>", "", html, flags=re.DOTALL)

@@ -39,9 +39,7 @@ def run_all(lab: Lab, *functions: Callable[[], object]) -> Run | WorkerFailed:
         return error
 
 
-def test_ranks_that_lose_their_streams_and_descriptors_still_tell_their_end(
-    lab: Lab,
-) -> None:
+def test_ranks_that_lose_their_streams_and_descriptors_still_tell_their_end(lab):
     def close_stdout() -> int:
         import sys
 
@@ -78,7 +76,7 @@ def test_ranks_that_lose_their_streams_and_descriptors_still_tell_their_end(
     assert dict(run.results) == {0: 1, 1: 2, 2: 3, 3: 4}
 
 
-def test_a_rank_that_becomes_another_program(lab: Lab) -> None:
+def test_a_rank_that_becomes_another_program(lab):
     def become_shell() -> None:
         import os
 
@@ -90,7 +88,7 @@ def test_a_rank_that_becomes_another_program(lab: Lab) -> None:
     assert "    from sh\n" in error.hint
 
 
-def test_an_exception_whose_text_is_huge_and_whose_stderr_is_broken(lab: Lab) -> None:
+def test_an_exception_whose_text_is_huge_and_whose_stderr_is_broken(lab):
     def fail() -> None:
         import sys
 
@@ -111,7 +109,7 @@ def test_an_exception_whose_text_is_huge_and_whose_stderr_is_broken(lab: Lab) ->
     assert " characters left out ..." in error.remote_traceback
 
 
-def test_a_process_that_fails_after_its_rank_has_returned(lab: Lab) -> None:
+def test_a_process_that_fails_after_its_rank_has_returned(lab):
     def crash_at_exit() -> str:
         import atexit
         import os
@@ -126,7 +124,7 @@ def test_a_process_that_fails_after_its_rank_has_returned(lab: Lab) -> None:
     assert error.run.results[0] == "kept"
 
 
-def test_children_that_leave_the_function_are_not_the_rank(lab: Lab) -> None:
+def test_children_that_leave_the_function_are_not_the_rank(lab):
     def fork_and_raise() -> str:
         import os
 
@@ -149,7 +147,7 @@ def test_children_that_leave_the_function_are_not_the_rank(lab: Lab) -> None:
     assert "ValueError: of the child" in run.logs(0, "stderr")
 
 
-def test_handlers_that_raise_do_not_hide_the_end(lab: Lab) -> None:
+def test_handlers_that_raise_do_not_hide_the_end(lab):
     """As DataLoader's does for every worker of it that dies, whatever the main process is at."""
 
     def fail() -> None:
@@ -170,7 +168,7 @@ def test_handlers_that_raise_do_not_hide_the_end(lab: Lab) -> None:
     assert "RuntimeError" in error.message
 
 
-def test_a_child_that_writes_for_ever_ends_with_its_rank(lab: Lab) -> None:
+def test_a_child_that_writes_for_ever_ends_with_its_rank(lab):
     def leave_a_flood() -> int:
         import subprocess
 
@@ -183,7 +181,7 @@ def test_a_child_that_writes_for_ever_ends_with_its_rank(lab: Lab) -> None:
 
 @pytest.mark.promise("a run leaves no process and no temporary file however it ends")
 @pytest.mark.parametrize("end", ["well", "failure", "interrupt", "killed kernel"])
-def test_nothing_stays_on_hosts(lab: Lab, end: str) -> None:
+def test_nothing_stays_on_hosts(lab, end):
     """Each rank leaves a child that ignores SIGTERM, and torchrun has made a directory for its errors."""
 
     def temporary() -> list[tuple[str, ...]]:
@@ -265,7 +263,7 @@ def leave_a_child(end: str) -> str:
     return os.environ["TORCHELASTIC_ERROR_FILE"]
 
 
-def test_a_cache_that_was_cut_short_is_sent_again(lab: Lab) -> None:
+def test_a_cache_that_was_cut_short_is_sent_again(lab):
     """As hosts leave it that lose their power: the name is there, the bytes are not."""
     assert runner.run(lab, "dm1:1", int).results[0] == 0
     lab.hosts[0].exec(
@@ -274,9 +272,7 @@ def test_a_cache_that_was_cut_short_is_sent_again(lab: Lab) -> None:
     assert runner.run(lab, "dm1:1", int).results[0] == 0
 
 
-def test_interrupts_while_the_agents_start(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupts_while_the_agents_start(lab, monkeypatch):
     start = Link.start
 
     def start_interrupted(self: Link, request: object) -> None:
@@ -296,7 +292,7 @@ def test_interrupts_while_the_agents_start(
     lab.assert_clean()  # agents whose ranks are gone may wait for each other
 
 
-def test_an_agent_that_breaks_down_tells_why(lab: Lab) -> None:
+def test_an_agent_that_breaks_down_tells_why(lab):
     no_descriptors = """
         import itertools, socket
         real, calls = socket.socket.accept, itertools.count(1)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable
 
 import pytest
 
 from distmagic.errors import HostErrors, PreflightError, Unreachable
 from tests.e2e import runner
 from tests.e2e.runner import as_value
-from tests.lab import HostSetup, Lab
+from tests.lab import HostSetup
 
 pytestmark = pytest.mark.needs("lab")
 
@@ -20,7 +19,7 @@ def nothing() -> None:
 
 
 @pytest.mark.quick
-def test_a_host_without_python(make_lab: Callable[..., Lab]) -> None:
+def test_a_host_without_python(make_lab):
     lab = make_lab(2, setups=(HostSetup(), HostSetup(python="none")))
     error = runner.failure(lab, "dm1,dm2", lambda: None)
     assert isinstance(error, PreflightError)
@@ -30,7 +29,7 @@ def test_a_host_without_python(make_lab: Callable[..., Lab]) -> None:
 
 
 @pytest.mark.quick
-def test_a_host_without_torch(make_lab: Callable[..., Lab]) -> None:
+def test_a_host_without_torch(make_lab):
     lab = make_lab(2, setups=(HostSetup(python="bare"),))
     error = runner.failure(lab, "dm1,dm2", lambda: None)
     assert isinstance(error, PreflightError)
@@ -39,7 +38,7 @@ def test_a_host_without_torch(make_lab: Callable[..., Lab]) -> None:
     assert "--python dm1=" in error.hint
 
 
-def test_start_up_files_of_a_log_in_shell_that_are_in_the_way(lab: Lab) -> None:
+def test_start_up_files_of_a_log_in_shell_that_are_in_the_way(lab):
     """Each host has others; none takes the time of a host that does not answer."""
     for host, lines in zip(
         lab.hosts,
@@ -64,13 +63,13 @@ def seven() -> int:
     return 7
 
 
-def test_start_up_files_that_read_some_lines_are_no_obstacle(lab: Lab) -> None:
+def test_start_up_files_that_read_some_lines_are_no_obstacle(lab):
     (lab.hosts[0].home / ".bashrc").write_text("read -r PROJECT; read -r TEAM\n")
     run = runner.run(lab, "dm1:1,dm2:1", as_value(seven))
     assert run.results == {0: 7, 1: 7}
 
 
-def test_a_host_with_another_torch(lab: Lab) -> None:
+def test_a_host_with_another_torch(lab):
     fake = lab.hosts[1].home / "other" / "torch"
     fake.mkdir(parents=True)
     (fake / "__init__.py").touch()
@@ -84,7 +83,7 @@ def test_a_host_with_another_torch(lab: Lab) -> None:
     assert f" {ours.partition('+')[0]}" in error.message
 
 
-def test_a_host_with_a_python_that_is_too_old(lab: Lab) -> None:
+def test_a_host_with_a_python_that_is_too_old(lab):
     fake = lab.hosts[1].home / "another-python"
     first = "import sys; sys.version_info=(3,9,7); "
     first += "exec(next(x for x in iter(sys.stdin.buffer.readline, b'') if x[:5] != b'echo '))"
@@ -97,7 +96,7 @@ def test_a_host_with_a_python_that_is_too_old(lab: Lab) -> None:
     assert "3.10" in error.message
 
 
-def test_a_full_disk(lab: Lab) -> None:
+def test_a_full_disk(lab):
     lab.hosts[0].limit_home(64 << 10)
     error = runner.failure(lab, "dm1,dm2", lambda: None)
     assert isinstance(error, PreflightError)
@@ -106,7 +105,7 @@ def test_a_full_disk(lab: Lab) -> None:
     assert "DISTMAGIC_HOME" in error.hint
 
 
-def test_a_home_that_can_only_be_read(lab: Lab) -> None:
+def test_a_home_that_can_only_be_read(lab):
     lab.hosts[0].make_home_read_only()
     error = runner.failure(lab, "dm1,dm2", lambda: None)
     assert isinstance(error, PreflightError)
@@ -114,7 +113,7 @@ def test_a_home_that_can_only_be_read(lab: Lab) -> None:
     assert "[Errno 30]" in error.message
 
 
-def test_a_host_that_does_not_answer(lab: Lab) -> None:
+def test_a_host_that_does_not_answer(lab):
     lab.hosts[1].cut()
     error = runner.failure(lab, "dm1,dm2", lambda: None)
     assert isinstance(error, Unreachable)
@@ -122,7 +121,7 @@ def test_a_host_that_does_not_answer(lab: Lab) -> None:
 
 
 @pytest.mark.quick
-def test_several_bad_hosts_are_all_named(make_lab: Callable[..., Lab]) -> None:
+def test_several_bad_hosts_are_all_named(make_lab):
     lab = make_lab(2, setups=(HostSetup(python="none"), HostSetup(python="none")))
     error = runner.failure(lab, "dm1,dm2", lambda: None)
     assert isinstance(error, HostErrors)

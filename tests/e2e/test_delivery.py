@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from distmagic.runner import delivery
 from distmagic.runner.delivery import Delivery
 from distmagic.session.session import Session
 from distmagic.state.model import RunState
-from tests.builders.golden import Golden
 from tests.builders.jobs import press
 from tests.e2e import runner
 from tests.lab import Lab, LabHost, wait_until
@@ -138,7 +137,7 @@ def listening(host: LabHost) -> list[str]:
 
 
 @pytest.mark.quick
-def test_it_leaves_the_notebook_once_and_the_second_time_not_at_all(hosts: Lab) -> None:
+def test_it_leaves_the_notebook_once_and_the_second_time_not_at_all(hosts):
     files = [made(), made(1000)]
     with links_to(hosts) as links:
         before = sent_bytes(hosts)
@@ -154,7 +153,7 @@ def test_it_leaves_the_notebook_once_and_the_second_time_not_at_all(hosts: Lab) 
 
 
 @pytest.mark.quick
-def test_who_has_it_serves_the_others(hosts: Lab) -> None:
+def test_who_has_it_serves_the_others(hosts):
     file = made()
     with links_to(hosts, ["dm3"]) as links:
         deliver(links, [file])
@@ -167,7 +166,7 @@ def test_who_has_it_serves_the_others(hosts: Lab) -> None:
             assert_has(host, file)
 
 
-def test_a_changed_line_resends_only_what_changed(hosts: Lab) -> None:
+def test_a_changed_line_resends_only_what_changed(hosts):
     data = os.urandom(SIZE)
     ranks = "dm1:1,dm2:1"
 
@@ -183,9 +182,7 @@ def test_a_changed_line_resends_only_what_changed(hosts: Lab) -> None:
     assert out_of_notebook("data[:5]") < MB
 
 
-def test_hosts_that_share_one_home(
-    make_lab: Callable[..., Lab], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hosts_that_share_one_home(make_lab, tmp_path, monkeypatch):
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
     lab = make_lab(3, shared_home=True)
     files = [made(), made()]
@@ -195,7 +192,7 @@ def test_hosts_that_share_one_home(
         assert_has(lab.hosts[0], *files)
 
 
-def test_the_way_is_shown(hosts: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_way_is_shown(hosts, monkeypatch):
     monkeypatch.setattr(delivery, "_TELL_S", 0.0)
     with links_to(hosts) as links:
         told = deliver(links, [made()])
@@ -208,7 +205,7 @@ def test_the_way_is_shown(hosts: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the way from host to host is closed, or breaks
 
 
-def test_a_firewall_between_two_hosts(hosts: Lab, golden: Golden) -> None:
+def test_a_firewall_between_two_hosts(hosts, golden):
     file = made()
     hosts.hosts[1].reject(source=hosts.hosts[2])
     with links_to(hosts) as links:
@@ -222,7 +219,7 @@ def test_a_firewall_between_two_hosts(hosts: Lab, golden: Golden) -> None:
         assert_has(host, file)
 
 
-def test_a_firewall_that_swallows_packets(hosts: Lab) -> None:
+def test_a_firewall_that_swallows_packets(hosts):
     file = made()
     hosts.hosts[0].drop(source=hosts.hosts[1])
     with links_to(hosts) as links:
@@ -232,7 +229,7 @@ def test_a_firewall_that_swallows_packets(hosts: Lab) -> None:
         assert_has(host, file)
 
 
-def test_an_address_that_is_not_the_hosts_own(hosts: Lab) -> None:
+def test_an_address_that_is_not_the_hosts_own(hosts):
     file = made()
     with links_to(hosts) as links:
         told = Told()
@@ -244,7 +241,7 @@ def test_an_address_that_is_not_the_hosts_own(hosts: Lab) -> None:
     assert "Cannot assign requested address" in text
 
 
-def test_a_python_without_ssl(hosts: Lab, golden: Golden) -> None:
+def test_a_python_without_ssl(hosts, golden):
     file = made()
     hosts.hosts[1].exec(
         [
@@ -264,9 +261,7 @@ def test_a_python_without_ssl(hosts: Lab, golden: Golden) -> None:
         assert_has(host, file)
 
 
-def test_a_cable_that_is_cut_between_two_hosts_in_the_middle(
-    hosts: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cable_that_is_cut_between_two_hosts_in_the_middle(hosts, monkeypatch):
     """The connection stands, and nothing comes any more; the notebook still reaches both."""
     file, done, pour = made(), threading.Event(), Link.pour
 
@@ -303,7 +298,7 @@ def size_on(host: LabHost, pattern: str) -> int:
     return max(map(int, said), default=0)
 
 
-def test_a_full_disk_in_the_middle(hosts: Lab) -> None:
+def test_a_full_disk_in_the_middle(hosts):
     file = made()
     hosts.hosts[1].limit_home(8 * MB)
     with pytest.raises(PreflightError) as caught, links_to(hosts) as links:
@@ -317,7 +312,7 @@ def test_a_full_disk_in_the_middle(hosts: Lab) -> None:
     )
 
 
-def test_a_file_that_has_rotted_is_no_source(hosts: Lab) -> None:
+def test_a_file_that_has_rotted_is_no_source(hosts):
     """A host whose disk has rotted under the name is no source: it takes the file again, and serves the good one."""
     file = made()
     hosts.hosts[0].exec(
@@ -336,7 +331,7 @@ def test_a_file_that_has_rotted_is_no_source(hosts: Lab) -> None:
 # ---- interrupts
 
 
-def test_an_interrupt_in_the_middle_leaves_nothing(hosts: Lab) -> None:
+def test_an_interrupt_in_the_middle_leaves_nothing(hosts):
     data = os.urandom(4 * SIZE)
 
     def is_on_its_way(state: RunState) -> bool:

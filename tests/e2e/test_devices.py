@@ -143,9 +143,7 @@ def sessions(host: LabHost) -> list[int]:
     return faults.pids(host, "session", "")
 
 
-def test_runs_wait_for_devices_and_a_job_that_is_killed_frees_them(
-    gpus: Lab,
-) -> None:
+def test_runs_wait_for_devices_and_a_job_that_is_killed_frees_them(gpus):
     first = begin(gpus, "dm1,dm2", until_go, 0)
     at_work(first)
     held = [held_by(host, first.job) for host in gpus.hosts[:2]]
@@ -209,8 +207,8 @@ def test_runs_wait_for_devices_and_a_job_that_is_killed_frees_them(
 
 
 def test_a_job_that_is_to_be_detached_waits_for_that_of_another_user_who_waits_for_it(
-    gpus: Lab,
-) -> None:
+    gpus,
+):
     host = gpus.hosts[0]
     shutil.copy(bundle.build().path, host.home / "bundle.zip")
     command = host.command(["python3", "-c", SECOND_USER, "/home/node/bundle.zip"])

@@ -12,7 +12,6 @@ from distmagic.planning.jobs import choose
 from distmagic.request.hosts import parse_hosts
 from tests.e2e import runner
 from tests.e2e.runner import as_value, detach, reach
-from tests.lab import Lab
 
 pytestmark = pytest.mark.needs("lab")
 
@@ -50,7 +49,7 @@ def fill_the_disk(disk_bytes: int) -> object:
     return torch.zeros(40 << 18)
 
 
-def test_a_disk_that_becomes_full_stops_no_run(lab: Lab) -> None:
+def test_a_disk_that_becomes_full_stops_no_run(lab):
     lab.hosts[0].limit_home(DISK_BYTES)
     run = runner.run(lab, "dm1:1,dm2:1", as_value(fill_the_disk), DISK_BYTES)
     assert run.state.phase == "done"
@@ -101,7 +100,7 @@ def end_on_a_full_disk(disk_bytes: int) -> None:
             file.write(bytes(4096))
 
 
-def test_a_job_that_died_of_a_full_disk_still_says_so_later(lab: Lab) -> None:
+def test_a_job_that_died_of_a_full_disk_still_says_so_later(lab):
     lab.hosts[0].limit_home(DISK_BYTES)
     error = runner.failure(lab, "dm1:1", as_value(end_on_a_full_disk), DISK_BYTES)
     assert "No space left on device" in str(error)
@@ -123,7 +122,7 @@ def talk_for_long() -> None:
         distmagic.report(step=i)
 
 
-def test_a_log_keeps_to_its_limit(lab: Lab) -> None:
+def test_a_log_keeps_to_its_limit(lab):
     limit = 80_000
     run = runner.run(
         lab, "dm1:1", as_value(talk_for_long), env={"DISTMAGIC_LOG_BYTES": str(limit)}
@@ -144,7 +143,7 @@ def test_a_log_keeps_to_its_limit(lab: Lab) -> None:
     )
 
 
-def test_a_limit_that_is_none(lab: Lab) -> None:
+def test_a_limit_that_is_none(lab):
     error = runner.failure(
         lab, "dm1:1,dm2:1", as_value(talk_for_long), env={"DISTMAGIC_LOG_BYTES": "64M"}
     )
@@ -158,9 +157,7 @@ def wait_for_ever() -> None:
     time.sleep(600)
 
 
-def test_a_job_on_a_disk_that_is_full_is_found_and_stopped_over_a_new_connection(
-    lab: Lab,
-) -> None:
+def test_a_job_on_a_disk_that_is_full_is_found_and_stopped_over_a_new_connection(lab):
     host, hosts = lab.hosts[0], parse_hosts("dm1:1,dm2:1")
     host.limit_home(DISK_BYTES)
     left = detach(lab, "dm1:1,dm2:1", as_value(wait_for_ever))

@@ -15,17 +15,15 @@ from distmagic.errors import (
     TimedOut,
     WorkerFailed,
 )
-from tests.builders.golden import Golden
 from tests.e2e import runner
 from tests.e2e.programs import stubborn
 from tests.e2e.runner import as_value, at_work
-from tests.lab import Lab
 
 pytestmark = pytest.mark.needs("lab")
 
 
 @pytest.mark.promise("the first rank that fails stops all hosts")
-def test_first_failure_stops_all_hosts(lab: Lab) -> None:
+def test_first_failure_stops_all_hosts(lab):
     error = runner.failure(lab, "dm1:2,dm2:1", as_value(stubborn), env={"FAILS": "2"})
     assert isinstance(error, WorkerFailed)
     assert error.message == "rank 2 (dm2, local_rank 0) raised ValueError: enough"
@@ -40,9 +38,7 @@ def test_first_failure_stops_all_hosts(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
-def test_a_rank_that_fails_does_its_last_things_while_the_run_is_stopped(
-    lab: Lab, is_warm: bool
-) -> None:
+def test_a_rank_that_fails_does_its_last_things_while_the_run_is_stopped(lab, is_warm):
     """As with torchrun alone, which waits for the process of a rank that has failed."""
 
     def fail() -> None:
@@ -67,9 +63,7 @@ def test_a_rank_that_fails_does_its_last_things_while_the_run_is_stopped(
     assert "saved, and a child ended: -15\n" in error.run.logs(1)
 
 
-def test_an_interrupt_lets_a_rank_save_while_one_of_another_host_waits_for_it(
-    lab: Lab,
-) -> None:
+def test_an_interrupt_lets_a_rank_save_while_one_of_another_host_waits_for_it(lab):
     """It takes longer than ranks in a hang are allowed; its result is kept, and a DataLoader's worker is in no one's way."""
 
     def train() -> int:
@@ -107,9 +101,7 @@ def test_an_interrupt_lets_a_rank_save_while_one_of_another_host_waits_for_it(
     assert error.run.state.workers[1].phase == "stopped"
 
 
-def test_an_interrupt_of_ranks_that_all_wait_in_c_does_not_last_for_the_grace(
-    lab: Lab,
-) -> None:
+def test_an_interrupt_of_ranks_that_all_wait_in_c_does_not_last_for_the_grace(lab):
     def wait() -> None:
         import torch
         import torch.distributed as dist
@@ -127,7 +119,7 @@ def test_an_interrupt_of_ranks_that_all_wait_in_c_does_not_last_for_the_grace(
     assert isinstance(error, Cancelled)
 
 
-def test_a_second_interrupt_does_not_wait(lab: Lab) -> None:
+def test_a_second_interrupt_does_not_wait(lab):
     def twice() -> None:
         screen._when = lambda state: state.stopping != ""
         screen._act = lambda: signal.raise_signal(signal.SIGINT)
@@ -139,14 +131,12 @@ def test_a_second_interrupt_does_not_wait(lab: Lab) -> None:
 
 
 @pytest.mark.quick
-def test_a_timeout_ends_everything(lab: Lab) -> None:
+def test_a_timeout_ends_everything(lab):
     error = runner.failure(lab, "dm1:1", as_value(stubborn), timeout_s=4.0)
     assert isinstance(error, TimedOut)
 
 
-def test_a_host_that_can_t_start_takes_the_others_back(
-    lab: Lab, golden: Golden
-) -> None:
+def test_a_host_that_can_t_start_takes_the_others_back(lab, golden):
     lab.hosts[0].exec(["mkdir", "-p", "/home/node/only-here"])
     error = runner.failure(
         lab, "dm1:1,dm2:1", as_value(stubborn), cwd="/home/node/only-here"
@@ -156,14 +146,14 @@ def test_a_host_that_can_t_start_takes_the_others_back(
     golden(error.message)
 
 
-def test_a_closed_port_between_hosts_has_a_name(lab: Lab) -> None:
+def test_a_closed_port_between_hosts_has_a_name(lab):
     lab.hosts[0].drop(port=29517, source=lab.hosts[1])
     error = runner.failure(lab, "dm1:1,dm2:1", as_value(stubborn), master_port=29517)
     assert isinstance(error, RendezvousFailed)
     assert f"dm2 can't dial dm1 at {lab.hosts[0].address} port 29517" in error.message
 
 
-def test_a_port_that_is_taken(lab: Lab) -> None:
+def test_a_port_that_is_taken(lab):
     script = "import socket;s=socket.create_server(('0.0.0.0',29518));print('up',flush=True);input()"
     command = ["ssh", "-F", str(lab.ssh_config), "dm1", f'python3 -c "{script}"']
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.export_endings import FORMS, export
-from tests.lab import Lab
 from tests.lab.waiting import HANG_S, wait_until
 
 
@@ -22,9 +21,7 @@ from tests.lab.waiting import HANG_S, wait_until
         ("slurm-ranks", True),
     ],
 )
-def test_a_cell_that_trains_on_gloo_ends_well(
-    tmp_path: Path, form: str, is_bundle: bool
-) -> None:
+def test_a_cell_that_trains_on_gloo_ends_well(tmp_path, form, is_bundle):
     ended = export(form, tmp_path / "out", is_bundle=is_bundle).run()
     assert [code for code, _ in ended] == [0, 0], ended
     for place, (_, printed) in enumerate(ended):
@@ -38,16 +35,14 @@ def test_a_cell_that_trains_on_gloo_ends_well(
         ("is killed", "Node 1 has failed. The ranks of this one ended well."),
     ],
 )
-def test_a_node_ends_when_the_other_one_has_failed(
-    tmp_path: Path, ending: str, words: str
-) -> None:
+def test_a_node_ends_when_the_other_one_has_failed(tmp_path, ending, words):
     ended = export("torchrun-static", tmp_path / "out", ending=ending).run()
     assert [code for code, _ in ended] == [1, 1], ended
     assert words in ended[0][1]
 
 
 @pytest.mark.parametrize("ending", ["fails at once", "is killed"])
-def test_with_c10d_both_nodes_end_too(tmp_path: Path, ending: str) -> None:
+def test_with_c10d_both_nodes_end_too(tmp_path, ending):
     """The nodes number themselves: where the one that failed has the store, the other one's ranks may fail first."""
     ended = export("torchrun-c10d", tmp_path / "out", ending=ending).run()
     codes = sorted(code for code, _ in ended)
@@ -66,8 +61,8 @@ def test_with_c10d_both_nodes_end_too(tmp_path: Path, ending: str) -> None:
     ids=["the last", "the first", "that of the store, c10d"],
 )
 def test_a_node_ends_when_the_other_ones_host_is_switched_off(
-    lab: Lab, scripts: str, lost: int, words: str
-) -> None:
+    lab, scripts, lost, words
+):
     hosts = lab.hosts[:2]
     with tempfile.TemporaryDirectory(dir=lab.folder) as place:
         folder = Path(place) / "out"

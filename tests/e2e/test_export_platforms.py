@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.builders.exports import HOSTILE
-from tests.e2e.exports import Export, Node, at_once, check_four_ranks, results
+from tests.e2e.exports import Node, at_once, check_four_ranks, results
 from tests.lab import Lab
 from tests.lab.waiting import wait_until
 
@@ -55,9 +55,7 @@ def sky_nodes(lab: Lab, folder: Path, form: str, more: dict[str, str]) -> list[N
     ],
     ids=["on Slurm", "a rank a GPU"],
 )
-def test_run_blocks_of_skypilot(
-    lab: Lab, export: Export, form: str, ranks: tuple[str, ...], more: dict[str, str]
-) -> None:
+def test_run_blocks_of_skypilot(lab, export, form, ranks, more):
     variables = ("--env", f"MY_1={HOSTILE[3]}", "--env", f"MY_TOKEN={HOSTILE[4]}")
     folder = export(lab, "skypilot", *ranks, *variables, args=HOSTILE)
     done = at_once(lab.hosts[:2], sky_nodes(lab, folder, form, more))
@@ -68,7 +66,7 @@ def test_run_blocks_of_skypilot(
     assert found[3]["variables"] == {"MY_1": HOSTILE[3], "MY_TOKEN": HOSTILE[4]}
 
 
-def test_a_rank_that_fails_fails_its_run_block(lab: Lab, export: Export) -> None:
+def test_a_rank_that_fails_fails_its_run_block(lab, export):
     folder = export(lab, "skypilot", args=("fail",))
     done = at_once(lab.hosts[:2], sky_nodes(lab, folder, "task.yaml", {}))
     assert done[1].returncode != 0
@@ -121,7 +119,7 @@ def osmo_results(done: list[subprocess.CompletedProcess[str]]) -> list[dict[str,
 
 
 @pytest.mark.parametrize("form", ["workflow.yaml", "workflow-ranks.yaml"])
-def test_tasks_of_osmo(lab: Lab, export: Export, form: str) -> None:
+def test_tasks_of_osmo(lab, export, form):
     variables = ("--env", f"MY_1={HOSTILE[3]}", "--env", f"MY_TOKEN={HOSTILE[1]}")
     more = ("--nodes", "2", "--nproc-per-node", "2")
     folder = export(lab, "osmo", *more, *variables, args=HOSTILE)
@@ -134,9 +132,7 @@ def test_tasks_of_osmo(lab: Lab, export: Export, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["workflow.yaml", "workflow-ranks.yaml"])
-def test_a_rank_of_osmo_that_fails_fails_its_task(
-    lab: Lab, export: Export, form: str
-) -> None:
+def test_a_rank_of_osmo_that_fails_fails_its_task(lab, export, form):
     folder = export(lab, "osmo", "--nodes", "2", args=("fail",))
     done = at_once(lab.hosts[:2], osmo_nodes(lab, folder, form))
     assert done[1].returncode == (7 if form == "workflow-ranks.yaml" else 1)
@@ -157,9 +153,7 @@ def sing_nodes(lab: Lab, folder: Path, named: dict[str, str]) -> list[Node]:
     return nodes
 
 
-def test_entry_points_of_sing_wait_for_a_name_that_is_known_late(
-    lab: Lab, export: Export
-) -> None:
+def test_entry_points_of_sing_wait_for_a_name_that_is_known_late(lab, export):
     ranks = ("--nproc-per-node", "2", "--env", f"MY_1={HOSTILE[4]}")
     folder = export(lab, "sing", *ranks, args=HOSTILE)
     named = {"SING_JOB_NAME": "test", "SING_HOSTNAME_SUFFIX": SUFFIX}
@@ -189,9 +183,7 @@ def test_entry_points_of_sing_wait_for_a_name_that_is_known_late(
     assert found[3]["variables"] == {"MY_1": HOSTILE[4]}
 
 
-def test_an_entry_point_of_sing_with_the_masters_address_and_c10d(
-    lab: Lab, export: Export
-) -> None:
+def test_an_entry_point_of_sing_with_the_masters_address_and_c10d(lab, export):
     folder = export(lab, "sing", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
     named = {"SING_MASTER_ADDR": lab.hosts[0].address}
     done = at_once(lab.hosts[:2], sing_nodes(lab, folder, named))
@@ -199,7 +191,7 @@ def test_an_entry_point_of_sing_with_the_masters_address_and_c10d(
     check_four_ranks(results(folder))
 
 
-def test_a_rank_that_fails_fails_its_entry_point(lab: Lab, export: Export) -> None:
+def test_a_rank_that_fails_fails_its_entry_point(lab, export):
     folder = export(lab, "sing", args=("fail",))
     named = {"SING_MASTER_ADDR": lab.hosts[0].address}
     done = at_once(lab.hosts[:2], sing_nodes(lab, folder, named))

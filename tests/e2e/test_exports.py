@@ -9,14 +9,12 @@ import pytest
 from tests.builders.exports import HOSTILE
 from tests.e2e.exports import (
     VARIABLES,
-    Export,
     Node,
     at_once,
     check_four_ranks,
     results,
 )
 from tests.e2e.slurm_cells import end_of
-from tests.lab import Lab
 from tests.lab.slurm import SlurmLab
 
 pytestmark = pytest.mark.needs("lab")
@@ -37,8 +35,8 @@ def submit(slurm: SlurmLab, folder: Path, *words: str) -> tuple[int, str]:
 @pytest.mark.quick
 @pytest.mark.needs("slurm")
 def test_both_sbatch_files_run_as_they_are_and_hostile_values_reach_every_rank(
-    slurm: SlurmLab, export: Export
-) -> None:
+    slurm, export
+):
     variables = [
         word
         for name, value in VARIABLES.items()
@@ -64,9 +62,7 @@ def test_both_sbatch_files_run_as_they_are_and_hostile_values_reach_every_rank(
 
 
 @pytest.mark.needs("slurm")
-def test_one_option_of_sbatch_changes_the_number_of_nodes(
-    slurm: SlurmLab, export: Export
-) -> None:
+def test_one_option_of_sbatch_changes_the_number_of_nodes(slurm, export):
     folder = export(slurm.lab, "slurm")
     code, printed = submit(slurm, folder, "--nodes", "2", "job.sbatch")
     assert code == 0, printed
@@ -74,7 +70,7 @@ def test_one_option_of_sbatch_changes_the_number_of_nodes(
 
 
 @pytest.mark.needs("slurm")
-def test_a_rank_that_fails_ends_the_whole_job(slurm: SlurmLab, export: Export) -> None:
+def test_a_rank_that_fails_ends_the_whole_job(slurm, export):
     folder = export(
         slurm.lab, "slurm", "--nodes", "2", "--cpus-per-task", "2", args=("fail",)
     )
@@ -87,7 +83,7 @@ def test_a_rank_that_fails_ends_the_whole_job(slurm: SlurmLab, export: Export) -
 
 
 @pytest.mark.needs("slurm")
-def test_a_file_submitted_elsewhere_says_so(slurm: SlurmLab, export: Export) -> None:
+def test_a_file_submitted_elsewhere_says_so(slurm, export):
     folder = export(slurm.lab, "slurm")
     code, printed = submit(slurm, folder.parent, f"{folder}/job.sbatch")
     assert code != 0
@@ -99,9 +95,7 @@ def test_a_file_submitted_elsewhere_says_so(slurm: SlurmLab, export: Export) -> 
 @pytest.mark.parametrize(
     "scripts", [("node-0.sh", "node-1.sh"), ("any-node.sh", "any-node.sh")]
 )
-def test_torchruns_commands_by_hand(
-    lab: Lab, export: Export, scripts: tuple[str, str]
-) -> None:
+def test_torchruns_commands_by_hand(lab, export, scripts):
     folder = export(
         lab,
         "torchrun",

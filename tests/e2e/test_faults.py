@@ -12,8 +12,6 @@ import pytest
 
 from tests.e2e import faults
 from tests.e2e.fault_table import CLOCKS, TABLE
-from tests.e2e.faults import Fault
-from tests.lab import Lab
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -36,7 +34,7 @@ FIRST = {fault.process: fault for fault in reversed(TABLE)}
         for fault in (*TABLE, *CLOCKS)
     ],
 )
-def test_one_fault(lab: Lab, fault: Fault) -> None:
+def test_one_fault(lab, fault):
     fault.way.before(lab)
     told = faults.play(fault, lab)
     assert told.outcome == fault.outcome
@@ -49,6 +47,6 @@ def test_one_fault(lab: Lab, fault: Fault) -> None:
 
 
 @pytest.mark.promise("faults are tested alone, and in pairs")
-def test_the_readme_says_how_many() -> None:
+def test_the_readme_says_how_many():
     assert f"{len(TABLE)} faults" in README.read_text()
     assert len({fault.name for fault in TABLE}) == len(TABLE) >= 25

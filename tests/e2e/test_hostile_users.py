@@ -17,10 +17,9 @@ from distmagic.api import session
 from distmagic.errors import PreflightError
 from distmagic.session import session as sessions
 from tests import REPOSITORY
-from tests.builders.golden import Golden
 from tests.e2e import runner
 from tests.e2e.runner import as_value, at_work
-from tests.lab import Lab, LabHost
+from tests.lab import LabHost
 
 pytestmark = pytest.mark.needs("lab")
 
@@ -107,7 +106,7 @@ def work_until_told(folder: str) -> int:
 
 
 @pytest.mark.quick
-def test_another_user_sees_nothing_and_reaches_nothing(lab: Lab) -> None:
+def test_another_user_sees_nothing_and_reaches_nothing(lab):
     host = lab.hosts[0]
     log_in_with(host, "umask 000")
     found: dict[str, object] = {}
@@ -184,9 +183,7 @@ def _cmdline(pid: str) -> str:
 
 
 @pytest.mark.parametrize("what", ["a directory", "a link"])
-def test_a_socket_directory_that_was_there_before(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_a_socket_directory_that_was_there_before(lab, monkeypatch, what):
     host = lab.hosts[0]
     ask = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from distmagic.remote.records import places"
     path = host.exec(
@@ -221,9 +218,7 @@ def test_a_socket_directory_that_was_there_before(
         ("os.symlink('/home/node/nowhere', '/tmp/dm')", "/tmp/dm is another user's link (uid 1)"),
     ],
 )  # fmt: skip
-def test_a_home_that_another_user_has_prepared(
-    lab: Lab, prepare: str, why: str
-) -> None:
+def test_a_home_that_another_user_has_prepared(lab, prepare, why):
     """Through the link, files of ours would have been made, and old ones removed, in a place that he chose."""
     host = lab.hosts[0]
     log_in_with(host, "export DISTMAGIC_HOME=/tmp/dm")
@@ -242,7 +237,7 @@ def test_a_home_that_another_user_has_prepared(
         host.exec(["rm", "-r", "/tmp/dm"])
 
 
-def test_a_home_where_everybody_can_replace_it(lab: Lab, golden: Golden) -> None:
+def test_a_home_where_everybody_can_replace_it(lab, golden):
     host = lab.hosts[0]
     log_in_with(host, "export DISTMAGIC_HOME=/tmp/all/dm")
     host.exec(["mkdir", "-p", "-m", "777", "/tmp/all"]).check_returncode()
@@ -251,7 +246,7 @@ def test_a_home_where_everybody_can_replace_it(lab: Lab, golden: Golden) -> None
     host.exec(["rm", "-r", "/tmp/all"]).check_returncode()
 
 
-def test_what_others_could_change_in_an_open_home_is_sent_again(lab: Lab) -> None:
+def test_what_others_could_change_in_an_open_home_is_sent_again(lab):
     """A file with the right content that belongs to somebody else is right only until he changes it."""
     host = lab.hosts[0]
     script = """

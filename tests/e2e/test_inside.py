@@ -56,9 +56,7 @@ def seen(text: str) -> list[str]:
 
 
 @pytest.mark.quick
-def test_a_script_on_two_nodes_that_prove_themselves_by_munge(
-    slurm: SlurmLab, folder: Path
-) -> None:
+def test_a_script_on_two_nodes_that_prove_themselves_by_munge(slurm, folder):
     words = (*RUN, "--nproc-per-node", "2", "train.py", "50")
     done = srun(slurm, folder, *words, secret="")
     assert (done.returncode, done.stderr) == (0, ""), done
@@ -72,9 +70,7 @@ def test_a_script_on_two_nodes_that_prove_themselves_by_munge(
         )
 
 
-def test_a_rank_that_fails_ends_all_nodes_with_its_error(
-    slurm: SlurmLab, folder: Path
-) -> None:
+def test_a_rank_that_fails_ends_all_nodes_with_its_error(slurm, folder):
     done = srun(slurm, folder, *RUN, "train.py", "fail")
     assert done.returncode == 1
     for task in (0, 1):
@@ -105,7 +101,7 @@ dist.destroy_process_group()
 """
 
 
-def test_one_task_a_rank(slurm: SlurmLab, folder: Path) -> None:
+def test_one_task_a_rank(slurm, folder):
     """First a program without `distmagic run`, then one with it."""
     (folder / "plain.py").write_text(PLAIN)
     run = shlex.join([*RUN, "train.py", "alone"])
@@ -150,9 +146,7 @@ sys.exit(cli.main())
 """
 
 
-def test_nodes_of_an_ordinary_user_prove_themselves_by_a_shared_home(
-    slurm: SlurmLab, folder: Path
-) -> None:
+def test_nodes_of_an_ordinary_user_prove_themselves_by_a_shared_home(slurm, folder):
     home = folder.with_name("a home")  # a script's folder may not have it in it
     home.mkdir()
     os.chown(home, UID, UID)
@@ -169,9 +163,7 @@ def test_nodes_of_an_ordinary_user_prove_themselves_by_a_shared_home(
     shutil.rmtree(home)
 
 
-def test_without_any_proof_no_node_trains_alone_unless_that_is_meant(
-    slurm: SlurmLab, folder: Path
-) -> None:
+def test_without_any_proof_no_node_trains_alone_unless_that_is_meant(slurm, folder):
     env = ("/bin/env", without_munge(folder))
     refused = srun(slurm, folder, *env, *RUN, "train.py", secret="")
     assert refused.returncode == 2, refused
@@ -194,7 +186,7 @@ def on_node(node: int, text: str, then: str) -> tuple[str, ...]:
     )
 
 
-def test_nodes_that_do_not_meet_say_why(slurm: SlurmLab, folder: Path) -> None:
+def test_nodes_that_do_not_meet_say_why(slurm, folder):
     """Four jobs at the same time, in which most of the time is patience."""
     (folder / "other.py").write_text("print('another one')\n")
     secret = "export DISTMAGIC_SECRET='another one of 16 or more'"
@@ -234,9 +226,7 @@ def test_nodes_that_do_not_meet_say_why(slurm: SlurmLab, folder: Path) -> None:
     assert re.search(told, lines_of(1, without_lead.stderr)), without_lead
 
 
-def test_a_batch_script_is_on_one_node_alone_unless_it_says_on_slurm(
-    slurm: SlurmLab, folder: Path
-) -> None:
+def test_a_batch_script_is_on_one_node_alone_unless_it_says_on_slurm(slurm, folder):
     out = folder / "batch.out"
     on_slurm = ("--on", "slurm", "--python", sys.executable, "--cold", "train.py")
     ways = [("train.py",), ("--on", "none", "train.py"), on_slurm]
@@ -270,9 +260,7 @@ def executed(
     return done.returncode, written(folder)
 
 
-def test_a_notebook_on_two_nodes_is_written_on_both_whatever_fails(
-    slurm: SlurmLab, folder: Path
-) -> None:
+def test_a_notebook_on_two_nodes_is_written_on_both_whatever_fails(slurm, folder):
     """First all goes well, then a rank fails, and in the end the nodes have different cells."""
     first = (*CELLS, FAILING, CELLS[1])
     other = (*CELLS, FAILING, CELLS[1].replace("gloo", "nccl"))
@@ -290,7 +278,7 @@ def test_a_notebook_on_two_nodes_is_written_on_both_whatever_fails(
         assert "runs another cell or script" in cells[6]
 
 
-def test_a_notebook_that_fails_before_the_cell(slurm: SlurmLab, folder: Path) -> None:
+def test_a_notebook_that_fails_before_the_cell(slurm, folder):
     dies = "import os\nif os.environ['SLURM_NODEID'] == '1':\n    os._exit(3)"
     cell = CELLS[1].replace("-o run", "--connect-timeout 0.25")
     code, shown = executed(slurm, folder, (CELLS[0], dies, cell))

@@ -110,7 +110,7 @@ def run(
     ],
     ids=["skypilot", "osmo", "torchrun"],
 )
-def test_a_script_on_every_node(lab: Lab, folder: Path, variables, words: str) -> None:
+def test_a_script_on_every_node(lab, folder, variables, words):
     nodes = [variables(lab, node) for node in (0, 1)]
     lead, other = run(lab, folder, nodes, "--nproc-per-node", "2", "train.py", "50")
     for done in (lead, other):
@@ -139,7 +139,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_plain_program_that_calls_run(lab: Lab, folder: Path) -> None:
+def test_a_plain_program_that_calls_run(lab, folder):
     (folder / "dist.py").write_text(DIST)
     nodes = [osmo(lab, node) for node in (0, 1)]
     lead, other = on_all(lab.hosts[:2], folder, nodes, [sys.executable, "dist.py"])
@@ -148,14 +148,14 @@ def test_a_plain_program_that_calls_run(lab: Lab, folder: Path) -> None:
     assert "RESULTS {2: 10.0, 3: 10.0}\n" in other.stdout, "its own ranks'"
 
 
-def test_skypilot_on_slurm_with_three_nodes(lab: Lab, folder: Path) -> None:
+def test_skypilot_on_slurm_with_three_nodes(lab, folder):
     nodes = [OF_SLURM | skypilot(lab, node, 3) for node in range(3)]
     lead, *others = run(lab, folder, nodes, "train.py")
     assert seen(lead) == [f"rank {rank} of 3, sum 3, args []" for rank in range(3)]
     assert [done.returncode for done in (lead, *others)] == [0, 0, 0], others
 
 
-def test_names_of_sing_cloud_that_resolve_late(lab: Lab, folder: Path) -> None:
+def test_names_of_sing_cloud_that_resolve_late(lab, folder):
     lines = "".join(
         f"{host.address} {sing(lab, node)['SING_HOST_ADDR']}\n"
         for node, host in enumerate(lab.hosts[:2])
@@ -184,7 +184,7 @@ def test_names_of_sing_cloud_that_resolve_late(lab: Lab, folder: Path) -> None:
     assert "inside SING Cloud job test, node 1 of 2: " in other.stdout
 
 
-def test_torchrun_by_hand_starts_a_process_a_node(lab: Lab, folder: Path) -> None:
+def test_torchrun_by_hand_starts_a_process_a_node(lab, folder):
     def torchrun(node: int) -> list[str]:
         address = lab.hosts[0].address
         return [
@@ -203,7 +203,7 @@ def test_torchrun_by_hand_starts_a_process_a_node(lab: Lab, folder: Path) -> Non
     assert "node 1 of 2: follows node 0" in other.stdout
 
 
-def test_torchrun_by_hand_starts_a_process_a_rank(lab: Lab, folder: Path) -> None:
+def test_torchrun_by_hand_starts_a_process_a_rank(lab, folder):
     words = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d",
         f"--rdzv-endpoint={lab.hosts[0].address}:29512", "--rdzv-id=job1", "-m", "distmagic.cli", "run", "train.py",
@@ -216,9 +216,7 @@ def test_torchrun_by_hand_starts_a_process_a_rank(lab: Lab, folder: Path) -> Non
     ]
 
 
-def test_a_notebook_on_both_nodes_is_written_also_when_a_rank_fails(
-    lab: Lab, folder: Path
-) -> None:
+def test_a_notebook_on_both_nodes_is_written_also_when_a_rank_fails(lab, folder):
     """Both are started by torchrun, which takes from PET_* all but the number of processes."""
     write_notebook(folder / "train.ipynb", (*CELLS[:3], FAILING))
     convert = shlex.join([sys.executable, *TORCHRUN, *CONVERT])
@@ -243,7 +241,7 @@ def test_a_notebook_on_both_nodes_is_written_also_when_a_rank_fails(
 # ---- what goes wrong
 
 
-def test_variables_that_are_half_set_are_named(lab: Lab, folder: Path) -> None:
+def test_variables_that_are_half_set_are_named(lab, folder):
     half = skypilot(lab, 0)
     del half["SKYPILOT_NUM_NODES"]
     (done,) = run(lab, folder, [OF_SLURM | half], "train.py")

@@ -47,7 +47,7 @@ def let_end(lab: Lab) -> None:
         (host.home / "go").touch()
 
 
-def test_a_second_kernel_follows_a_job_whose_first_kernel_dies(lab: Lab) -> None:
+def test_a_second_kernel_follows_a_job_whose_first_kernel_dies(lab):
     with another_kernel(lab, 12.0) as kernel:
         job, hosts = the_job(lab, "dm3,dm2,dm1")
         assert (job.phase, job.hosts, [host.name for host in hosts]) == (
@@ -80,9 +80,7 @@ def test_a_second_kernel_follows_a_job_whose_first_kernel_dies(lab: Lab) -> None
     )
 
 
-def test_a_second_kernel_follows_a_job_of_which_a_host_can_not_be_reached_yet(
-    lab: Lab,
-) -> None:
+def test_a_second_kernel_follows_a_job_of_which_a_host_can_not_be_reached_yet(lab):
     away = lab.hosts[1]
     with another_kernel(lab, 12.0) as kernel:
         away.reject(22)  # the first kernel's connection breaks as well; the ranks go on
@@ -112,9 +110,7 @@ def test_a_second_kernel_follows_a_job_of_which_a_host_can_not_be_reached_yet(
     assert run.state.notices == (refused,)
 
 
-def test_a_second_kernel_follows_a_job_of_which_a_host_is_gone_for_good(
-    lab: Lab,
-) -> None:
+def test_a_second_kernel_follows_a_job_of_which_a_host_is_gone_for_good(lab):
     with another_kernel(lab, 600.0):
         lab.hosts[1].kill()
         job, hosts = the_job(lab, "dm1,dm2")
@@ -130,7 +126,7 @@ def test_a_second_kernel_follows_a_job_of_which_a_host_is_gone_for_good(
 
 
 @pytest.mark.quick
-def test_a_job_is_read_and_stopped_from_another_kernel(lab: Lab) -> None:
+def test_a_job_is_read_and_stopped_from_another_kernel(lab):
     with another_kernel(lab, 600.0) as kernel:
         job, hosts = the_job(lab, "dm1,dm2")
         assert (
@@ -144,7 +140,7 @@ def test_a_job_is_read_and_stopped_from_another_kernel(lab: Lab) -> None:
     assert the_job(lab, "dm1,dm2")[0].phase == "stopped"
 
 
-def test_an_interrupt_of_the_second_kernel_ends_the_job(lab: Lab) -> None:
+def test_an_interrupt_of_the_second_kernel_ends_the_job(lab):
     with another_kernel(lab, 600.0) as kernel:
         job, hosts = the_job(lab, "dm1,dm2")
         screen = runner.Watch(

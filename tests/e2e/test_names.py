@@ -23,9 +23,7 @@ def same_names() -> Iterator[Lab]:
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 @pytest.mark.parametrize("address", [None, "127.0.1.1", "127.0.0.1"])
-def test_own_name_leads_nowhere_useful(
-    lab: Lab, backend: str, address: str | None
-) -> None:
+def test_own_name_leads_nowhere_useful(lab, backend, address):
     for host in lab.hosts:
         host.resolve_own_name(address)
     run = runner.run(
@@ -44,7 +42,7 @@ def test_own_name_leads_nowhere_useful(
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_hosts_of_the_same_name_that_is_loopback(same_names: Lab, backend: str) -> None:
+def test_hosts_of_the_same_name_that_is_loopback(same_names, backend):
     for host in same_names.hosts:
         host.resolve_own_name("127.0.0.1")
     run = runner.run(
@@ -62,7 +60,7 @@ def test_hosts_of_the_same_name_that_is_loopback(same_names: Lab, backend: str) 
     ]
 
 
-def test_the_user_s_own_choice_of_interface_is_left_alone(lab: Lab) -> None:
+def test_the_user_s_own_choice_of_interface_is_left_alone(lab):
     (lab.hosts[0].home / ".bashrc").write_text("export GLOO_SOCKET_IFNAME=lo\n")
 
     def look() -> tuple[str, str]:

@@ -92,7 +92,7 @@ def notices(watch: Watch) -> str:
 
 
 @pytest.mark.quick
-def test_a_run_on_osmo_is_a_run_as_any_other(service: Service, tmp_path: Path) -> None:
+def test_a_run_on_osmo_is_a_run_as_any_other(service, tmp_path):
     """Progress, output, foreign lines, rank 0's result and files; the log breaks off, and nothing is seen twice."""
 
     def train():
@@ -139,7 +139,7 @@ def test_a_run_on_osmo_is_a_run_as_any_other(service: Service, tmp_path: Path) -
     assert "OSMO workflow cell-1 was submitted." in notices(watch)
 
 
-def test_a_rank_that_fails_fails_the_run_with_its_traceback(service: Service) -> None:
+def test_a_rank_that_fails_fails_the_run_with_its_traceback(service):
     def train():
         import os
         import time
@@ -157,9 +157,7 @@ def test_a_rank_that_fails_fails_the_run_with_its_traceback(service: Service) ->
     assert caught.value.run.state.workers[0].phase == "stopped"
 
 
-def test_an_interrupt_cancels_the_workflow_and_ends_every_rank(
-    service: Service,
-) -> None:
+def test_an_interrupt_cancels_the_workflow_and_ends_every_rank(service):
     def train():
         import time
 
@@ -181,7 +179,7 @@ def test_an_interrupt_cancels_the_workflow_and_ends_every_rank(
     assert max(steps) < 900, "progress came while it ran, and none was left to its end"
 
 
-def test_a_script_runs_as_a_workflow(service: Service, tmp_path: Path) -> None:
+def test_a_script_runs_as_a_workflow(service, tmp_path):
     (tmp_path / "helper.py").write_text("WORD = 'helped'\n")
     (tmp_path / "train.py").write_text(
         "import os, sys, helper\n"

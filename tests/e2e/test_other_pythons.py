@@ -34,7 +34,7 @@ def run_there(
     )
 
 
-def test_a_script_runs_on_hosts_with_another_python(lab: Lab, tmp_path: Path) -> None:
+def test_a_script_runs_on_hosts_with_another_python(lab, tmp_path):
     (tmp_path / "train.py").write_text(
         "import os, sys\n"
         "import torch.distributed as dist\n"
@@ -120,7 +120,7 @@ print("REFUSED", refused.error_in_exec)
 """
 
 
-def test_cells_run_on_hosts_with_another_python(lab: Lab, tmp_path: Path) -> None:
+def test_cells_run_on_hosts_with_another_python(lab, tmp_path):
     (tmp_path / "notebook.py").write_text(NOTEBOOK)
     python = another_python((12, 13))  # on which the tests' IPython runs
     done = run_there(lab, tmp_path, "notebook.py", python=python)
@@ -132,9 +132,7 @@ def test_cells_run_on_hosts_with_another_python(lab: Lab, tmp_path: Path) -> Non
     lab.assert_clean()
 
 
-def test_a_function_of_a_script_runs_on_hosts_with_another_python(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_a_function_of_a_script_runs_on_hosts_with_another_python(lab, tmp_path):
     (tmp_path / "beside.py").write_text("def tripled(x):\n    return 3 * x\n")
     (tmp_path / "call.py").write_text(
         "import os, sys, distmagic\n"

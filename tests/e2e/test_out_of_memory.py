@@ -40,9 +40,7 @@ def fill() -> int:
     return len(b"x" * (2 << 30))
 
 
-def test_a_rank_that_reaches_the_limit_of_its_cgroup(
-    lab: Lab, limit: MemoryLimit
-) -> None:
+def test_a_rank_that_reaches_the_limit_of_its_cgroup(lab, limit):
     def go() -> None:
         # So that the rank is by far the largest when its kernel looks for one to kill.
         limit.set(600 << 20)
@@ -61,7 +59,7 @@ def test_a_rank_that_reaches_the_limit_of_its_cgroup(
     assert error.message.startswith("rank 1 (dm2, local_rank 0) was ended by signal 9")
 
 
-def test_torchrun_is_killed_for_want_of_memory(lab: Lab, limit: MemoryLimit) -> None:
+def test_torchrun_is_killed_for_want_of_memory(lab, limit):
     host = lab.hosts[1]
 
     def go() -> None:

@@ -23,10 +23,8 @@ from tests.e2e.pairs import (
     SMALL_PAYLOAD,
     STARTED_IN,
     Job,
-    Kind,
     Moment,
     Pair,
-    Phase,
     Strike,
     draw,
     is_in_vain,
@@ -55,9 +53,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.needs("lab")
 @pytest.mark.timeout(300 * DRAWS)
 @pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS) if SEED else varied(ROUNDS))
-def test_whatever_two_faults_do_the_promises_hold(
-    lab: Lab, seed: int, temporary: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_whatever_two_faults_do_the_promises_hold(lab, seed, temporary, capsys):
     def play(pair: Pair) -> bool:
         lab.mend()
         return played_and_kept(pair, lab, temporary, capsys)
@@ -76,7 +72,7 @@ def until_both_strike(seed: int, play: Callable[[Pair], bool]) -> Pair:
     pytest.fail("No pair of this seed struck twice:\n" + "\n".join(missed))
 
 
-def test_a_pair_that_misses_is_drawn_again_but_not_for_ever() -> None:
+def test_a_pair_that_misses_is_drawn_again_but_not_for_ever():
     played: list[Pair] = []
 
     def strike_third(pair: Pair) -> bool:
@@ -118,8 +114,8 @@ def played_and_kept(
 @pytest.mark.needs("lab")
 @pytest.mark.parametrize("phase", EARLY)
 def test_a_kernel_that_is_killed_before_all_hosts_have_begun_leaves_nothing(
-    lab: Lab, phase: Phase, temporary: Path
-) -> None:
+    lab, phase, temporary
+):
     job = Job(
         kind="followed",
         hosts=(("dm2", 1), ("dm1", 1)),
@@ -132,7 +128,7 @@ def test_a_kernel_that_is_killed_before_all_hosts_have_begun_leaves_nothing(
     promises.check(played, lab, temporary)
 
 
-def test_a_seed_is_the_same_pair_in_each_process() -> None:
+def test_a_seed_is_the_same_pair_in_each_process():
     script = "from tests.e2e.pairs import draw; print([str(draw(seed, seed % 2)) for seed in range(50)])"
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     argv = [sys.executable, "-c", script]
@@ -168,8 +164,8 @@ def test_a_seed_is_the_same_pair_in_each_process() -> None:
     ],
 )  # fmt: skip
 def test_no_pair_is_drawn_of_which_one_finds_nothing_to_strike(
-    kind: Kind, first: str, phase: Phase, second: str, later: Phase, is_vain: bool
-) -> None:
+    kind, first, phase, second, later, is_vain
+):
     """Those that are in vain: the target is gone, the moment does not come, or nobody notices the first one."""
     hosts = (("dm3", 1), ("dm2", 1), ("dm1", 1))
     job = Job(kind=kind, hosts=hosts, steps=60, payload_bytes=1000, is_warm=False)
@@ -181,7 +177,7 @@ def test_no_pair_is_drawn_of_which_one_finds_nothing_to_strike(
     assert is_in_vain(pair) is is_vain
 
 
-def test_every_row_and_every_phase_takes_part() -> None:
+def test_every_row_and_every_phase_takes_part():
     pairs = [draw(seed) for seed in range(3000)]
     strikes = [strike for pair in pairs for strike in pair.strikes]
     assert {strike.fault for strike in strikes} == set(ROWS)
@@ -201,7 +197,7 @@ def test_every_row_and_every_phase_takes_part() -> None:
         assert claims == ({()} if kind == "elastic" else {(), (0,)}), kind
 
 
-def test_the_pairs_of_make_test_have_all_phases_all_jobs_and_most_rows() -> None:
+def test_the_pairs_of_make_test_have_all_phases_all_jobs_and_most_rows():
     pairs = [draw(seed) for seed in varied(16)]
     strikes = [strike for pair in pairs for strike in pair.strikes]
     assert len({pair.seed for pair in pairs}) == 16

@@ -182,7 +182,7 @@ def is_warm(lab: Lab, hosts: str) -> bool:
     return any(session().housekeeping.templates(reaching))
 
 
-def test_a_probe_sees_the_same(lab: Lab) -> None:
+def test_a_probe_sees_the_same(lab):
     cold, warm = both(lab, "dm1:2,dm2:2", probe)
     try:
         assert isinstance(cold, Run)
@@ -246,7 +246,7 @@ def ends(kind: str) -> object:
     return kind
 
 
-def test_every_kind_of_end_is_the_same(lab: Lab) -> None:
+def test_every_kind_of_end_is_the_same(lab):
     kinds = (
         "return",
         "raise",

@@ -15,7 +15,6 @@ from distmagic.state.fold import begin, fold
 from tests.builders.states import mixed, what_matters
 from tests.e2e import runner
 from tests.e2e.runner import as_value
-from tests.lab import Lab
 
 pytestmark = pytest.mark.needs("lab")
 
@@ -35,7 +34,7 @@ def chatter() -> int:
     return rank
 
 
-def test_journals_of_hosts_in_any_mixture(lab: Lab) -> None:
+def test_journals_of_hosts_in_any_mixture(lab):
     run = runner.run(lab, "dm1:2,dm2:2", as_value(chatter))
     queues = []
     for node_rank, host in enumerate(lab.hosts[:2]):

@@ -8,7 +8,6 @@ from distmagic.state.model import RunState
 from tests.e2e import runner
 from tests.e2e.programs import count
 from tests.e2e.runner import as_value
-from tests.lab import Lab
 from tests.lab.host import LabHost
 from tests.lab.processes import HostProcess
 from tests.lab.waiting import wait_until
@@ -42,7 +41,7 @@ def written(host: LabHost) -> int:
         "contact killed after a cleaner of /tmp was there",
     ],
 )
-def test_broken_connection_is_made_again(lab: Lab, fault: str) -> None:
+def test_broken_connection_is_made_again(lab, fault):
     host = lab.hosts[1]
 
     def contacts() -> list[HostProcess]:
@@ -96,7 +95,7 @@ class Cable(runner.Watch):
         super().show(state)
 
 
-def test_ranks_that_end_while_the_cable_of_their_host_is_pulled(lab: Lab) -> None:
+def test_ranks_that_end_while_the_cable_of_their_host_is_pulled(lab):
     screen = Cable(lab.hosts[1])
     run = runner.run(
         lab,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import distmagic
 from distmagic.errors import WorkerFailed
 from tests.e2e import runner
 from tests.e2e.runner import as_value
-from tests.lab import Lab
 from tests.lab.waiting import HANG_S
 
 pytestmark = pytest.mark.needs("lab")
@@ -36,7 +33,7 @@ def flaky(until: int) -> tuple[int, int]:
 
 
 @pytest.mark.quick
-def test_ranks_on_several_nodes_start_again_together(lab: Lab) -> None:
+def test_ranks_on_several_nodes_start_again_together(lab):
     run = runner.run(lab, "dm1:2,dm2:1", as_value(flaky), 1, max_restarts=5)
     assert [run.results[rank][0] for rank in run.results] == [0, 1, 2]
     # torchrun counts restarts on each node by itself: rank 2 may have seen none.
@@ -45,7 +42,7 @@ def test_ranks_on_several_nodes_start_again_together(lab: Lab) -> None:
     assert run.state.phase == "done"
 
 
-def test_torchrun_gives_up_after_its_last_restart(lab: Lab) -> None:
+def test_torchrun_gives_up_after_its_last_restart(lab):
     def fail() -> None:
         import os
 
@@ -56,7 +53,7 @@ def test_torchrun_gives_up_after_its_last_restart(lab: Lab) -> None:
     assert error.message.endswith("raised RuntimeError: attempt 1")
 
 
-def test_a_range_of_nodes_with_all_of_them_there(lab: Lab) -> None:
+def test_a_range_of_nodes_with_all_of_them_there(lab):
     run = runner.run(
         lab, "dm1:1,dm2:1", as_value(runner.all_reduce), nnodes=(1, 2), is_warm=True
     )
@@ -65,7 +62,7 @@ def test_a_range_of_nodes_with_all_of_them_there(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_hosts_by_their_ipv6_addresses(lab: Lab, tmp_path: Path, backend: str) -> None:
+def test_hosts_by_their_ipv6_addresses(lab, tmp_path, backend):
     config = tmp_path / "config"
     config.write_text(lab.ssh_config.read_text().replace("Host dm*", "Host *"))
     hosts = ",".join(f"root@[{host.address6}]:22:1" for host in lab.hosts[:2])
@@ -83,7 +80,7 @@ def test_hosts_by_their_ipv6_addresses(lab: Lab, tmp_path: Path, backend: str) -
 
 
 @pytest.mark.quick
-def test_this_machine_and_another_one(lab: Lab) -> None:
+def test_this_machine_and_another_one(lab):
     run = runner.run(
         lab, "localhost:1,dm1:1", as_value(runner.all_reduce), timeout_s=HANG_S
     )
@@ -91,7 +88,7 @@ def test_this_machine_and_another_one(lab: Lab) -> None:
     assert run.results[1]["host"] == "dm1"
 
 
-def test_hosts_from_the_environment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_from_the_environment(lab, monkeypatch):
     monkeypatch.setenv("DISTMAGIC_HOSTS", "dm1:1,dm2:1")
 
     def where() -> str:
@@ -103,7 +100,7 @@ def test_hosts_from_the_environment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
     assert dict(run.results) == {0: "dm1", 1: "dm2"}
 
 
-def test_restarts_do_not_use_up_the_agents_descriptors(lab: Lab) -> None:
+def test_restarts_do_not_use_up_the_agents_descriptors(lab):
     def fail_often(until: int) -> int:
         import os
         from pathlib import Path
@@ -149,9 +146,7 @@ def tutorial(init: str) -> float:
 
 
 @pytest.mark.parametrize("init", ["variables", "tcp://localhost:23456"])
-def test_an_address_for_one_machine_does_not_keep_ranks_from_meeting(
-    lab: Lab, init: str
-) -> None:
+def test_an_address_for_one_machine_does_not_keep_ranks_from_meeting(lab, init):
     run = runner.run(
         lab, "dm1:1,dm2:2", as_value(tutorial), init, is_warm=True, timeout_s=HANG_S
     )

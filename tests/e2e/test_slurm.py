@@ -48,7 +48,7 @@ def is_forked_from_a_template() -> bool:
 
 
 @pytest.mark.quick
-def test_the_next_cell_starts_in_the_same_allocation_and_warm(held: Held) -> None:
+def test_the_next_cell_starts_in_the_same_allocation_and_warm(held):
     first = held.run(as_value(all_reduce), nproc_per_node=2)
     where = [first.results[rank]["host"] for rank in range(4)]
     assert where == ["dm2", "dm2", "dm3", "dm3"]
@@ -60,9 +60,7 @@ def test_the_next_cell_starts_in_the_same_allocation_and_warm(held: Held) -> Non
     assert dict(second.results) == dict.fromkeys(range(4), True)
 
 
-def test_ranks_see_nothing_of_the_keepers_task_and_their_jobs_number(
-    held: Held,
-) -> None:
+def test_ranks_see_nothing_of_the_keepers_task_and_their_jobs_number(held):
     def variables() -> tuple[list[str], str, str]:
         import os
 
@@ -88,7 +86,7 @@ def test_ranks_see_nothing_of_the_keepers_task_and_their_jobs_number(
 # ---- sruns that are killed
 
 
-def test_sruns_that_are_killed_end_no_run_and_leave_no_step(held: Held) -> None:
+def test_sruns_that_are_killed_end_no_run_and_leave_no_step(held):
     """An srun is two processes; the second cancels the step when the first is gone."""
     login = held.slurm.login
 
@@ -100,15 +98,13 @@ def test_sruns_that_are_killed_end_no_run_and_leave_no_step(held: Held) -> None:
     _goes_on_after(held, kill_them)
 
 
-def test_sruns_that_are_killed_with_what_cancels_their_steps_end_no_run(
-    held: Held,
-) -> None:
+def test_sruns_that_are_killed_with_what_cancels_their_steps_end_no_run(held):
     """As when the log-in node dies: the next connections tell the keepers, which end what is left of those."""
     login = held.slurm.login
     _goes_on_after(held, lambda: kill(login, ours(login, "usher", "srun")))
 
 
-def test_ushers_that_are_killed_end_no_run_and_leave_no_step(held: Held) -> None:
+def test_ushers_that_are_killed_end_no_run_and_leave_no_step(held):
     def kill_them() -> None:
         for host in held.slurm.nodes:
             kill(host, ours(host, "usher"))
@@ -144,7 +140,7 @@ def _steps(slurm: SlurmLab) -> set[str]:
 # ---- what is away for a while
 
 
-def test_the_log_in_node_is_cut_off_for_20_seconds(held: Held) -> None:
+def test_the_log_in_node_is_cut_off_for_20_seconds(held):
     class Cable(Watch):
         def __init__(self) -> None:
             super().__init__(at_work(2), self.cut)
@@ -167,9 +163,7 @@ def test_the_log_in_node_is_cut_off_for_20_seconds(held: Held) -> None:
     assert dict(found.results) == {0: 240, 1: 240}
 
 
-def test_a_run_asks_slurm_nothing_and_the_next_bears_a_controller_that_came_back(
-    held: Held,
-) -> None:
+def test_a_run_asks_slurm_nothing_and_the_next_bears_a_controller_that_came_back(held):
     """For some seconds after its start a controller refuses all steps: they are tried again."""
     held.run(as_value(all_reduce))
     (job,) = held.slurm.jobs()
@@ -202,7 +196,7 @@ def test_a_run_asks_slurm_nothing_and_the_next_bears_a_controller_that_came_back
     assert held.slurm.jobs() == (job,)
 
 
-def test_stacks_a_requeue_and_a_warning_end_nothing(held: Held) -> None:
+def test_stacks_a_requeue_and_a_warning_end_nothing(held):
     """The warning is what `--slurm signal=USR1@60` has Slurm send before the end."""
     stacks: list[str] = []
     said: list[str] = []
@@ -234,7 +228,7 @@ def test_stacks_a_requeue_and_a_warning_end_nothing(held: Held) -> None:
     assert dict(found.results) == {0: 50, 1: 50}
 
 
-def test_an_interrupt_ends_the_ranks_and_keeps_the_nodes(held: Held) -> None:
+def test_an_interrupt_ends_the_ranks_and_keeps_the_nodes(held):
     screen = Watch(at_work(2), interrupt)
     with pytest.raises(Cancelled):
         held.run(as_value(count), 60.0, screen=screen)

@@ -46,7 +46,7 @@ class Ending:
     hint: str
 
 
-def test_a_cancel_the_time_limit_and_a_preemption(slurm: SlurmLab) -> None:
+def test_a_cancel_the_time_limit_and_a_preemption(slurm):
     """Three runs at the same time: Slurm looks at time limits only every 30 s."""
     first, second = slurm.names
     others: list[str] = []
@@ -126,8 +126,8 @@ def run_in_background(
 
 
 def test_a_node_that_loses_its_power_ends_an_allocation_unless_its_job_is_elastic(
-    slurm: SlurmLab,
-) -> None:
+    slurm,
+):
     """Two runs at the same time, each in an allocation of its own on both nodes."""
     is_at_work = threading.Event()
     fixed = run_in_background(
@@ -174,7 +174,7 @@ def fill_memory() -> int:
 
 
 @pytest.mark.skipif(not limits_memory(), reason="Slurm can't limit memory here")
-def test_a_rank_that_needs_more_memory_than_the_job_has(slurm: SlurmLab) -> None:
+def test_a_rank_that_needs_more_memory_than_the_job_has(slurm):
     request = dataclasses.replace(TWO, options=(("mem", "700M"), *TWO.options))
     error = failure(slurm, as_value(fill_memory), allocation=request)
     assert isinstance(error, WorkerFailed)
@@ -184,7 +184,7 @@ def test_a_rank_that_needs_more_memory_than_the_job_has(slurm: SlurmLab) -> None
 
 
 @pytest.mark.skipif(not limits_memory(), reason="Slurm can't limit memory here")
-def test_a_keeper_that_is_killed_for_want_of_memory(slurm: SlurmLab) -> None:
+def test_a_keeper_that_is_killed_for_want_of_memory(slurm):
     """The kernel's choice is the first keeper here; with it goes the batch script, and the job."""
     request = dataclasses.replace(TWO, options=(("mem", "700M"), *TWO.options))
 
@@ -224,9 +224,7 @@ def _a_minute_later(slurm: SlurmLab) -> None:
         host.exec(["sh", "-c", "touch -c -d '1 minute ago' /tmp/distmagic-*"])
 
 
-def test_the_keeper_of_a_second_node_that_is_killed_ends_the_allocation(
-    slurm: SlurmLab,
-) -> None:
+def test_the_keeper_of_a_second_node_that_is_killed_ends_the_allocation(slurm):
     jobs: list[str] = []
 
     def kill_it() -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from distmagic.errors import AllocationEnded, PreflightError, SpecError
 from distmagic.request.allocation import SlurmRequest
-from distmagic.session.session import Session
 from distmagic.systems.slurm.allocation import ONE_CORE
 from distmagic.systems.slurm.shell import Shell
 from tests.e2e import runner
@@ -17,7 +13,6 @@ from tests.e2e.programs import count
 from tests.e2e.runner import Watch, as_value
 from tests.e2e.slurm_cells import (
     ONE,
-    Held,
     Noticing,
     failure,
     interrupt,
@@ -45,9 +40,7 @@ HOSTILE = "a  'b' \"c\" $HOME `touch /run/mine` $(touch /run/mine) é \\ ! * ; |
         ((("frobnicate", "1"),), 1, "this sbatch has no such option"),
     ],
 )
-def test_what_slurm_refuses_is_told_in_words(
-    held: Held, options: Any, nodes: int, message: str
-) -> None:
+def test_what_slurm_refuses_is_told_in_words(held, options, nodes, message):
     request = SlurmRequest(login="dm1", nodes=nodes, options=options)
     error = failure(held.slurm, as_value(count), 0.1, allocation=request)
     assert isinstance(error, SpecError)
@@ -66,8 +59,8 @@ def test_what_slurm_refuses_is_told_in_words(
     ],
 )
 def test_a_job_that_slurm_takes_and_would_never_start_is_cancelled_and_told(
-    held: Held, options: dict[str, str], nodes: int, message: str, hint: str
-) -> None:
+    held, options, nodes, message, hint
+):
     request = SlurmRequest(login="dm1", nodes=nodes, options=tuple(options.items()))
     error = failure(held.slurm, as_value(count), 0.1, allocation=request)
     assert isinstance(error, SpecError)
@@ -78,7 +71,7 @@ def test_a_job_that_slurm_takes_and_would_never_start_is_cancelled_and_told(
     wait_until(lambda: not held.slurm.jobs(), "the job to be gone", every_s=LOOK_S)
 
 
-def test_hostile_values_that_slurm_refuses_are_refused_and_not_run(held: Held) -> None:
+def test_hostile_values_that_slurm_refuses_are_refused_and_not_run(held):
     """All at once: no shell on the way may run any of them, and Slurm refuses the first that it reads."""
     names = ("partition", "constraint", "reservation", "mem", "time", "gpus-per-node", "nodelist", "licenses", "dependency")  # fmt: skip
     request = SlurmRequest(
@@ -96,10 +89,7 @@ def test_hostile_values_that_slurm_refuses_are_refused_and_not_run(held: Held) -
     _assert_nothing_was_run(held.slurm)
 
 
-def test_gpus_of_a_whole_job_are_told_also_of_a_job_that_is_there(
-    slurm: SlurmLab,
-    kernel: Session,
-) -> None:
+def test_gpus_of_a_whole_job_are_told_also_of_a_job_that_is_there(slurm, kernel):
     with pytest.raises(SpecError, match="--gpus counts"):
         SlurmRequest(login="dm1", options=(("gpus", "4"),))
     job = submit(slurm, "--gpus=4", "-c4")
@@ -114,7 +104,7 @@ def test_gpus_of_a_whole_job_are_told_also_of_a_job_that_is_there(
 # ---- scripts
 
 
-def test_a_batch_script_that_fails_is_told(slurm: SlurmLab, kernel: Session) -> None:
+def test_a_batch_script_that_fails_is_told(slurm, kernel):
     way = runner.access(slurm.lab, pythons=(("", "/nowhere/python3"),))
     error = failure(slurm, as_value(count), 0.1, access=way)
     assert isinstance(error, AllocationEnded | PreflightError)
@@ -122,9 +112,7 @@ def test_a_batch_script_that_fails_is_told(slurm: SlurmLab, kernel: Session) -> 
     _remove_logs(slurm)
 
 
-def test_a_directory_of_somebody_else_in_the_keepers_place(
-    slurm: SlurmLab, kernel: Session
-) -> None:
+def test_a_directory_of_somebody_else_in_the_keepers_place(slurm, kernel):
     """Anybody can make one in /tmp, and guess the number of the next job."""
     last = int(submit(slurm, "--hold"))
     slurm.command("scancel", str(last))
@@ -153,7 +141,7 @@ exec /run/real/srun "$@"
 """
 
 
-def test_a_slurm_from_before_overlap(slurm: SlurmLab, kernel: Session) -> None:
+def test_a_slurm_from_before_overlap(slurm, kernel):
     with replaced(slurm.login, "srun", _OLD_SRUN):
         error = failure(slurm, as_value(count), 0.1)
     assert isinstance(error, PreflightError)
@@ -161,9 +149,7 @@ def test_a_slurm_from_before_overlap(slurm: SlurmLab, kernel: Session) -> None:
     assert "--hosts" in error.hint
 
 
-def test_a_command_that_hangs_is_given_up_and_tried_again(
-    slurm: SlurmLab, kernel: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_hangs_is_given_up_and_tried_again(slurm, kernel, monkeypatch):
     monkeypatch.setattr(Shell.run, "__defaults__", ("", 5.0))  # in place of COMMAND_S
     hangs_once = (
         'mkdir /run/hung 2>/dev/null && exec sleep 600; exec /run/real/squeue "$@"'
@@ -185,9 +171,7 @@ def test_a_command_that_hangs_is_given_up_and_tried_again(
 # ---- values
 
 
-def test_hostile_values_arrive_as_they_are(
-    slurm: SlurmLab, kernel: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hostile_values_arrive_as_they_are(slurm, kernel, tmp_path, monkeypatch):
     """In the account, the set-up, a variable, the interpreter, the notebook's directory, the names of a run."""
     folder = "/home/node/it's $HOME `id`"
     for host in slurm.nodes:

@@ -44,7 +44,7 @@ SMALL = dataclasses.replace(TWO, options=(("cpus-per-task", "2"),))
 # ---- one kernel is gone
 
 
-def test_a_kernel_that_is_killed_leaves_no_allocation(slurm: SlurmLab) -> None:
+def test_a_kernel_that_is_killed_leaves_no_allocation(slurm):
     with kernel_of_its_own(slurm, nodes=1) as process:
         say_until(process, "over")
         (job,) = slurm.jobs()
@@ -57,7 +57,7 @@ def test_a_kernel_that_is_killed_leaves_no_allocation(slurm: SlurmLab) -> None:
     assert "JobState=COMPLETED" in slurm.command("scontrol", "show", "job", job)
 
 
-def test_a_kernel_that_exits_gives_its_nodes_back_at_once(slurm: SlurmLab) -> None:
+def test_a_kernel_that_exits_gives_its_nodes_back_at_once(slurm):
     with kernel_of_its_own(slurm, nodes=1, lease_s=300.0) as process:
         say_until(process, "over")
         process.send_signal(signal.SIGINT)
@@ -65,9 +65,7 @@ def test_a_kernel_that_exits_gives_its_nodes_back_at_once(slurm: SlurmLab) -> No
     wait_until(lambda: not slurm.jobs(), "the allocation to end", every_s=LOOK_S)
 
 
-def test_a_kernel_that_is_killed_while_its_job_is_pending_leaves_none(
-    slurm: SlurmLab,
-) -> None:
+def test_a_kernel_that_is_killed_while_its_job_is_pending_leaves_none(slurm):
     other = fill(slurm)
     with kernel_of_its_own(slurm, nodes=1, first_lease_s=2.0) as process:
         say_until(process, "(Resources)")
@@ -78,9 +76,7 @@ def test_a_kernel_that_is_killed_while_its_job_is_pending_leaves_none(
     assert state_of(slurm, job) == "COMPLETED"
 
 
-def test_a_detached_job_holds_its_nodes_when_its_kernel_is_killed(
-    slurm: SlurmLab, kernel: Session
-) -> None:
+def test_a_detached_job_holds_its_nodes_when_its_kernel_is_killed(slurm, kernel):
     go = slurm.lab.folder / "go-killed"
     with kernel_of_its_own(slurm, waits_for=str(go), detach=True) as process:
         name = say_until(process, "over").split()[1]
@@ -89,9 +85,7 @@ def test_a_detached_job_holds_its_nodes_when_its_kernel_is_killed(
     _find_and_attach(slurm, kernel, job, name, go)
 
 
-def test_a_detached_job_holds_its_nodes_when_its_kernel_is_gone(
-    slurm: SlurmLab, kernel: Session
-) -> None:
+def test_a_detached_job_holds_its_nodes_when_its_kernel_is_gone(slurm, kernel):
     go = slurm.lab.folder / "go-gone"
     left = run(slurm, as_value(wait_for), str(go), detach=True)
     (job,) = slurm.jobs()
@@ -123,7 +117,7 @@ def _find_and_attach(
 # ---- several kernels, several allocations
 
 
-def test_two_kernels_and_two_allocations_on_the_same_nodes(slurm: SlurmLab) -> None:
+def test_two_kernels_and_two_allocations_on_the_same_nodes(slurm):
     """Three allocations in all: each has keepers of its own, and none hears of the others."""
     with kernel_of_its_own(slurm, seconds=6.0, lease_s=60.0) as process:
         say_until(process, "at work")
@@ -142,7 +136,7 @@ def test_two_kernels_and_two_allocations_on_the_same_nodes(slurm: SlurmLab) -> N
     )
 
 
-def test_a_job_that_was_not_submitted_for_us(slurm: SlurmLab, kernel: Session) -> None:
+def test_a_job_that_was_not_submitted_for_us(slurm, kernel):
     job = submit(slurm, "--gpus-per-node=1", "-c4")
     wait_until_it_runs(slurm, job)
     request = SlurmRequest(login="dm1", job=job)
@@ -160,7 +154,7 @@ def test_a_job_that_was_not_submitted_for_us(slurm: SlurmLab, kernel: Session) -
     slurm.command("scancel", job)
 
 
-def test_on_the_log_in_node_itself(slurm: SlurmLab) -> None:
+def test_on_the_log_in_node_itself(slurm):
     command = kernel_program("/dev/null", login="", nodes=1, stays=False)
     done = slurm.login.exec(
         ["env", f"PYTHONPATH={REPOSITORY}", *command], timeout_s=200
@@ -170,9 +164,7 @@ def test_on_the_log_in_node_itself(slurm: SlurmLab) -> None:
     wait_until(lambda: not slurm.jobs(), "the allocation to end", every_s=LOOK_S)
 
 
-def test_a_kernel_on_a_node_reaches_the_other_nodes_of_its_job(
-    slurm: SlurmLab,
-) -> None:
+def test_a_kernel_on_a_node_reaches_the_other_nodes_of_its_job(slurm):
     """A JupyterLab that is a step on the first node: Slurm's variables are around it, and no --overlap of its own."""
     program = " ".join(
         shlex.quote(word)

@@ -7,12 +7,10 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from distmagic.errors import AllocationEnded
-from distmagic.session.session import Session
 from distmagic.state.model import RunState
 from tests import REPOSITORY
 from tests.e2e.programs import count
@@ -53,9 +51,7 @@ class Away(Noticing):
             )
 
 
-def test_a_pending_allocation_says_why_until_it_is_cancelled_or_begins(
-    slurm: SlurmLab, kernel: Session
-) -> None:
+def test_a_pending_allocation_says_why_until_it_is_cancelled_or_begins(slurm, kernel):
     other = fill(slurm)
     screen = Noticing("(Resources)", interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -84,8 +80,8 @@ def test_a_pending_allocation_says_why_until_it_is_cancelled_or_begins(
 
 
 def test_a_script_of_an_ordinary_user_gets_nodes_and_gives_them_back(
-    slurm: SlurmLab, kernel: Session, tmp_path: Path
-) -> None:
+    slurm, kernel, tmp_path
+):
     (tmp_path / "data.txt").write_text("some data")
     (tmp_path / "train.py").write_text(
         "import os, sys, torch\nimport torch.distributed as dist\n"
@@ -112,7 +108,7 @@ def test_a_script_of_an_ordinary_user_gets_nodes_and_gives_them_back(
     wait_until(lambda: not slurm.jobs(), "the allocation to end", every_s=0.1)
 
 
-def test_an_unused_allocation_ends(slurm: SlurmLab, kernel: Session) -> None:
+def test_an_unused_allocation_ends(slurm, kernel):
     request = dataclasses.replace(ONE, idle_s=8.0)
     run(slurm, as_value(count), 0.1, allocation=request)
     wait_until(lambda: not slurm.jobs(), "the allocation to end", every_s=0.1)

@@ -81,9 +81,7 @@ def log_out(host: LabHost) -> None:
 @pytest.mark.parametrize(
     "logind", [KILLS, "KillOnlyUsers=root\nKillExcludeUsers=nobody"]
 )
-def test_a_job_can_not_be_left_alone_where_it_would_be_killed(
-    make_host: Callable[[str], Lab], logind: str
-) -> None:
+def test_a_job_can_not_be_left_alone_where_it_would_be_killed(make_host, logind):
     lab = make_host(logind)
     with pytest.raises(PreflightError) as caught:
         detach(lab)
@@ -103,9 +101,7 @@ def test_a_job_can_not_be_left_alone_where_it_would_be_killed(
     "logind", ["KillUserProcesses=no", "KillUserProcesses=yes", KILLS]
 )
 @pytest.mark.parametrize("warm_idle_s", [0.0, 600.0])
-def test_a_job_that_is_left_alone_outlives_the_session(
-    make_host: Callable[[str], Lab], logind: str, warm_idle_s: float
-) -> None:
+def test_a_job_that_is_left_alone_outlives_the_session(make_host, logind, warm_idle_s):
     lab = make_host(logind)
     host = lab.hosts[0]
     if logind == KILLS:
@@ -122,9 +118,7 @@ def test_a_job_that_is_left_alone_outlives_the_session(
 
 
 @pytest.mark.parametrize("warm_idle_s", [0.0, 600.0])
-def test_a_run_outlives_its_connection_where_its_user_lingers(
-    make_host: Callable[[str], Lab], warm_idle_s: float
-) -> None:
+def test_a_run_outlives_its_connection_where_its_user_lingers(make_host, warm_idle_s):
     lab = make_host(KILLS)
     host = lab.hosts[0]
     linger(host)

@@ -7,7 +7,6 @@ import pytest
 from distmagic.errors import WorkerFailed
 from tests.e2e import runner
 from tests.e2e.runner import as_value
-from tests.lab import Lab
 
 pytestmark = pytest.mark.needs("lab")
 
@@ -44,7 +43,7 @@ def ask_store(host: str, port: int, seconds: float) -> None:
         ("drop", "no answer"),
     ],
 )
-def test_closed_ports_between_ranks(lab: Lab, how: str, why: str) -> None:
+def test_closed_ports_between_ranks(lab, how, why):
     for host in lab.hosts[:2]:
         host.close_ports(how, but=(22, PORT))
     error = runner.failure(
@@ -64,7 +63,7 @@ def test_closed_ports_between_ranks(lab: Lab, how: str, why: str) -> None:
     ("name", "why"),
     [("dm1", "no connection in time"), ("nosuch.example", "can't be resolved")],
 )
-def test_a_store_that_is_not_there(lab: Lab, name: str, why: str) -> None:
+def test_a_store_that_is_not_there(lab, name, why):
     error = runner.failure(
         lab, "dm1:1,dm2:1", as_value(ask_store), name, 4444, 1.0, is_warm=True
     )

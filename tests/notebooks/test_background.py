@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.e2e import faults
-from tests.lab import Lab
 from tests.lab.waiting import wait_until
 from tests.notebooks.kernel import live_notebook, text_of
 
@@ -34,7 +32,7 @@ def cell(name: str, end: str, flags: str = "--background") -> str:
 
 
 def test_the_commands_that_a_detached_cell_prints_work_as_they_are_printed(
-    lab: Lab, tmp_path: Path
+    lab, tmp_path
 ):
     """Though hosts, Python and SSH configuration stand in that cell alone."""
     (third,) = lab.hosts[2:3]
@@ -56,9 +54,7 @@ def test_the_commands_that_a_detached_cell_prints_work_as_they_are_printed(
     lab.assert_clean()
 
 
-def test_a_run_in_the_background_of_a_notebook_and_the_end_of_its_kernel(
-    lab: Lab, tmp_path: Path
-):
+def test_a_run_in_the_background_of_a_notebook_and_the_end_of_its_kernel(lab, tmp_path):
     with live_notebook(tmp_path) as notebook:
         notebook.run(f"%config Distmagic.ssh_config = {str(lab.ssh_config)!r}")
         notebook.run("%distributed hosts dm1:1 dm2:1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +28,7 @@ def notebook(
 
 
 @pytest.mark.quick
-def test_an_assigned_await(notebook: LiveNotebook):
+def test_an_assigned_await(notebook):
     text = notebook.run("""\
 %%distributed
 import asyncio
@@ -45,7 +44,7 @@ found = await where("at")
     assert notebook.run("found.results[0]") == "'at dm1'"
 
 
-def test_whole_cells_run_nothing_here(notebook: LiveNotebook):
+def test_whole_cells_run_nothing_here(notebook):
     text = notebook.run("""\
 %%distributed --whole --nproc-per-node 2 --env WORD="two words" --cwd /tmp
 import os
@@ -65,7 +64,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.quick
-def test_a_call_of_an_earlier_cell_twice(notebook: LiveNotebook):
+def test_a_call_of_an_earlier_cell_twice(notebook):
     notebook.run(
         "import os\n\ndef rank():\n    print('here I am')\n    return os.environ['RANK']"
     )
@@ -76,7 +75,7 @@ def test_a_call_of_an_earlier_cell_twice(notebook: LiveNotebook):
     assert notebook.run("dict(run.results)") == "{0: None, 1: None}"
 
 
-def test_this_machine_where_nobody_is_named(tmp_path: Path):
+def test_this_machine_where_nobody_is_named(tmp_path):
     with live_notebook(tmp_path) as notebook:
         assert (
             notebook.run("%distributed hosts")
@@ -88,9 +87,7 @@ def test_this_machine_where_nobody_is_named(tmp_path: Path):
         assert f"[rank 0 localhost] {tmp_path}" in text
 
 
-def test_where_hosts_come_from(
-    session_lab: Lab, notebook: LiveNotebook, tmp_path: Path
-):
+def test_where_hosts_come_from(session_lab, notebook, tmp_path):
     way = f"--ssh-config {session_lab.ssh_config}"
     assert notebook.run("%distributed hosts") == f"dm1:1  (DISTMAGIC_HOSTS)  {way}\n"
     (tmp_path / "hosts").write_text("# the lab\ndm1 slots=1\ndm2 slots=two\n")
@@ -121,7 +118,7 @@ def test_where_hosts_come_from(
 
 
 @pytest.mark.quick
-def test_what_a_cell_defines_is_on_the_ranks_what_it_is_here(notebook: LiveNotebook):
+def test_what_a_cell_defines_is_on_the_ranks_what_it_is_here(notebook):
     text = notebook.run("""\
 %%distributed --hosts dm1:1 -o defined
 import builtins
@@ -172,7 +169,7 @@ LONE = (
 )
 
 
-def test_ranks_that_worked_alone_are_told_of_once(notebook: LiveNotebook):
+def test_ranks_that_worked_alone_are_told_of_once(notebook):
     text = notebook.run("%%distributed --hosts dm1:2\nlen([])")
     assert " ".join(text.split()).count(LONE) == 1
     assert "process group" not in notebook.run("%%distributed --hosts dm1:1\nlen([])")
@@ -195,7 +192,7 @@ train(uses=True)
     assert "! no rank made a collective call" in text
 
 
-def test_a_program_that_was_pasted_is_told_where_it_ran(notebook: LiveNotebook):
+def test_a_program_that_was_pasted_is_told_where_it_ran(notebook):
     cell = """\
 import argparse
 parser = argparse.ArgumentParser()
@@ -223,9 +220,7 @@ train()
     assert text.startswith("! Line 3 seeds the notebook")
 
 
-def test_what_stays_in_the_notebook_and_what_stays_on_the_ranks_is_noted(
-    notebook: LiveNotebook,
-):
+def test_what_stays_in_the_notebook_and_what_stays_on_the_ranks_is_noted(notebook):
     notebook.run("""\
 import json, logging
 json.BATCH = 512

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from nbclient.exceptions import DeadKernelError
@@ -42,7 +41,7 @@ def children(lab: Lab) -> int:
 
 
 @pytest.mark.quick
-def test_an_interrupt_stops_all_ranks_and_the_next_cell_runs(lab: Lab, tmp_path: Path):
+def test_an_interrupt_stops_all_ranks_and_the_next_cell_runs(lab, tmp_path):
     with live_notebook(tmp_path) as notebook:
         notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
 
@@ -66,7 +65,7 @@ def test_an_interrupt_stops_all_ranks_and_the_next_cell_runs(lab: Lab, tmp_path:
         ).endswith("[rank 0 dm1] again")
 
 
-def test_a_killed_kernel_leaves_nothing_after_its_lease(lab: Lab, tmp_path: Path):
+def test_a_killed_kernel_leaves_nothing_after_its_lease(lab, tmp_path):
     with live_notebook(tmp_path) as notebook:
         notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
 

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -32,7 +31,7 @@ work(4)"""
 
 
 @pytest.mark.promise("its traceback fails the cell")
-def test_traceback_under_nbconvert(session_lab: Lab, tmp_path: Path):
+def test_traceback_under_nbconvert(session_lab, tmp_path):
     """For nbconvert, too: it ends with the lines of the cells, in which the first rank failed."""
     session_lab.mend()
     config = f'%load_ext distmagic\n%config Distmagic.ssh_config = "{session_lab.ssh_config}"'
@@ -111,12 +110,12 @@ def notebook(
         ("def train(:\n    pass", "SyntaxError: "),
     ],
 )
-def test_a_wrong_cell_fails(notebook: LiveNotebook, cell: str, error: str):
+def test_a_wrong_cell_fails(notebook, cell, error):
     shown = notebook.fail(f"%%distributed --payload-limit 1M\n{cell}")
     assert f"\n{error}" in f"\n{shown}"
 
 
-def test_a_statement_that_fails_here_looks_as_in_any_cell(notebook: LiveNotebook):
+def test_a_statement_that_fails_here_looks_as_in_any_cell(notebook):
     text = notebook.fail(
         "%%distributed\nready = True\nsteps = 1 / 0\n\ndef train():\n    pass"
     )
@@ -127,7 +126,7 @@ def test_a_statement_that_fails_here_looks_as_in_any_cell(notebook: LiveNotebook
     assert notebook.run("ready") == "True"
 
 
-def test_a_package_that_only_the_hosts_have(notebook: LiveNotebook):
+def test_a_package_that_only_the_hosts_have(notebook):
     text = notebook.fail(
         "%%distributed\nimport package_of_the_hosts\npackage_of_the_hosts.train()"
     )
@@ -143,7 +142,7 @@ def test_a_package_that_only_the_hosts_have(notebook: LiveNotebook):
         ("--hosts 127.0.0.1:2299", "Unreachable: 127.0.0.1: "),
     ],
 )
-def test_a_wrong_line_fails(notebook: LiveNotebook, line: str, error: str):
+def test_a_wrong_line_fails(notebook, line, error):
     shown = notebook.fail(f"%%distributed {line}\nlen([])")
     view, found, _ = f"\n{shown}".partition(f"\n{error}")
     assert found
@@ -151,9 +150,7 @@ def test_a_wrong_line_fails(notebook: LiveNotebook, line: str, error: str):
     assert ("failed · " in view) == error.startswith("Unreachable")
 
 
-def test_a_question_that_nobody_can_answer_is_an_error(
-    session_lab: Lab, notebook: LiveNotebook, tmp_path: Path
-):
+def test_a_question_that_nobody_can_answer_is_an_error(session_lab, notebook, tmp_path):
     key = shutil.copy(session_lab.identity, tmp_path / "locked")
     subprocess.run(
         ["ssh-keygen", "-q", "-p", "-N", "secret", "-f", key],

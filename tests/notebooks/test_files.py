@@ -46,9 +46,7 @@ def notebook(session_lab: Lab, folder: Path) -> Iterator[LiveNotebook]:
     session_lab.assert_clean()
 
 
-def test_a_package_beside_the_notebook_comes_as_files_with_its_data(
-    notebook: LiveNotebook,
-):
+def test_a_package_beside_the_notebook_comes_as_files_with_its_data(notebook):
     text = notebook.run("""\
 %%distributed
 import os, subprocess, sys
@@ -67,9 +65,7 @@ look()
     assert "[rank 0 dm1] ['pkg']" in text, "what the cell does not import stays here"
 
 
-def test_a_folder_is_brought_and_kept_for_the_cells_after_it(
-    notebook: LiveNotebook, folder: Path
-):
+def test_a_folder_is_brought_and_kept_for_the_cells_after_it(notebook, folder):
     look = "\ndef look():\n    return open('data/x.txt').read()\nlook()\n"
     assert "done 100%" in notebook.run(f"%%distributed --sync . -o run{look}")
     assert notebook.run("run.results[0]") == "'some data'"
@@ -84,7 +80,7 @@ def test_a_folder_is_brought_and_kept_for_the_cells_after_it(
     assert "FileNotFoundError: " in missing
 
 
-def test_a_script_is_run_by_a_line(notebook: LiveNotebook, folder: Path):
+def test_a_script_is_run_by_a_line(notebook, folder):
     (folder / "data" / "x.txt").write_text("some data")
     text = notebook.run("%distributed run --nproc-per-node 2 -o run train.py 50 -b 32")
     for rank in range(2):
@@ -100,7 +96,7 @@ def test_a_script_is_run_by_a_line(notebook: LiveNotebook, folder: Path):
     assert "SpecError: There is no script nothing.py" in refused
 
 
-def test_a_cell_is_run_as_a_script_with_arguments(notebook: LiveNotebook):
+def test_a_cell_is_run_as_a_script_with_arguments(notebook):
     text = notebook.run("""\
 %%distributed --script -- 50 --lr 0.5
 import argparse
@@ -114,7 +110,7 @@ if __name__ == "__main__":
     assert "[rank 0 dm1] {'epochs': 50, 'lr': 0.5}" in text
 
 
-def test_what_is_kept_is_told_and_removed(notebook: LiveNotebook, session_lab: Lab):
+def test_what_is_kept_is_told_and_removed(notebook, session_lab):
     notebook.run("%%distributed\nopen('left', 'w').write('x' * 2_000_000)\n")
     shown = notebook.run("%distributed clean")
     kept = r"~/.distmagic/work/nb on dm1 \(2.0 MB, "
@@ -123,9 +119,7 @@ def test_what_is_kept_is_told_and_removed(notebook: LiveNotebook, session_lab: L
     assert "nb" not in session_lab.hosts[0].listdir("/home/node/.distmagic/work")
 
 
-def test_a_pasted_script_finds_what_lies_beside_it(
-    notebook: LiveNotebook, folder: Path
-):
+def test_a_pasted_script_finds_what_lies_beside_it(notebook, folder):
     """By its `__file__`, and as hydra does by that of a function's code; in a spawned child, too."""
     (folder / "conf.yaml").write_text("lr: 1\n")
     text = notebook.run("""

@@ -32,7 +32,7 @@ def interrupted(notebook: LiveNotebook, lab: Lab, cell: str, begun: Path) -> str
 
 
 @pytest.mark.quick
-def test_while_the_cells_own_statements_run(lab: Lab, tmp_path: Path):
+def test_while_the_cells_own_statements_run(lab, tmp_path):
     with live_notebook(tmp_path) as notebook:
         notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
         line = "pathlib.Path('begun').touch(); time.sleep(1000)"  # one line, wherever in it the interrupt arrives
@@ -43,7 +43,7 @@ def test_while_the_cells_own_statements_run(lab: Lab, tmp_path: Path):
     assert "distmagic/" not in shown
 
 
-def test_while_the_call_is_packed(lab: Lab, tmp_path: Path):
+def test_while_the_call_is_packed(lab, tmp_path):
     with live_notebook(tmp_path) as notebook:
         notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
         notebook.run(
@@ -60,7 +60,7 @@ def test_while_the_call_is_packed(lab: Lab, tmp_path: Path):
     assert "\n" not in said
 
 
-def test_while_a_host_does_not_answer(tmp_path: Path):
+def test_while_a_host_does_not_answer(tmp_path):
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         live_notebook(tmp_path) as notebook,

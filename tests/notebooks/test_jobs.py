@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-from pathlib import Path
 
 import pytest
 from nbclient.exceptions import DeadKernelError
@@ -20,7 +19,7 @@ from tests.notebooks.kernel import LiveNotebook, live_notebook
 pytestmark = pytest.mark.needs("lab")
 
 
-def test_the_commands_about_jobs(lab: Lab, tmp_path: Path):
+def test_the_commands_about_jobs(lab, tmp_path):
     with live_notebook(tmp_path) as notebook:
         notebook.run(
             f"%load_ext distmagic\n%config Distmagic.ssh_config = {str(lab.ssh_config)!r}"
@@ -100,7 +99,7 @@ def begin(notebook: LiveNotebook, lab: Lab) -> None:
 
 
 def test_notebooks_on_one_account_see_each_other_s_jobs_with_their_owners_and_remove_only_their_own(
-    lab: Lab, tmp_path: Path
+    lab, tmp_path
 ):
     """Plain kernels: nobody has told them the name of their notebook."""
     with live_notebook(tmp_path) as mine, live_notebook(tmp_path) as theirs:
@@ -127,7 +126,7 @@ def test_notebooks_on_one_account_see_each_other_s_jobs_with_their_owners_and_re
 
 
 def test_a_notebook_whose_kernel_is_gone_has_its_jobs_and_is_told_of_those_that_still_run(
-    lab: Lab, tmp_path: Path
+    lab, tmp_path
 ):
     env = {"JPY_SESSION_NAME": "/home/me/train.ipynb"}
     with live_notebook(tmp_path, env, tmp_path / "kernel-1.json") as first:
@@ -178,7 +177,7 @@ wait()
 """
 
 
-def test_a_host_comes_to_a_job_that_was_left_alone(lab: Lab, tmp_path: Path):
+def test_a_host_comes_to_a_job_that_was_left_alone(lab, tmp_path):
     with live_notebook(tmp_path) as notebook:
         notebook.run(
             f"%load_ext distmagic\n%config Distmagic.ssh_config = {str(lab.ssh_config)!r}"

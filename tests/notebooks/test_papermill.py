@@ -64,7 +64,7 @@ def papermill(
     return ran, nbformat.read(folder / "saved.ipynb", 4)
 
 
-def test_a_training_with_a_parameter(session_lab: Lab, tmp_path: Path) -> None:
+def test_a_training_with_a_parameter(session_lab, tmp_path):
     ran, saved = papermill(session_lab, tmp_path, 5)
     assert ran.returncode == 0, ran.stderr
     (shown,) = next(cell for cell in saved.cells if cell.source == TRAINING).outputs
@@ -78,7 +78,7 @@ def test_a_training_with_a_parameter(session_lab: Lab, tmp_path: Path) -> None:
     session_lab.assert_clean()
 
 
-def test_a_training_that_fails(session_lab: Lab, tmp_path: Path) -> None:
+def test_a_training_that_fails(session_lab, tmp_path):
     ran, saved = papermill(session_lab, tmp_path, 0)
     assert ran.returncode == 1
     assert "AssertionError: nothing to do" in ran.stderr

@@ -12,7 +12,7 @@ from tests.notebooks.kernel import live_notebook
 
 
 @pytest.mark.quick
-def test_the_cell_of_the_readme_runs_without_hosts(tmp_path: Path) -> None:
+def test_the_cell_of_the_readme_runs_without_hosts(tmp_path):
     first, cell, *_ = snippets(REPOSITORY / "README.md")
     with live_notebook(tmp_path) as notebook:
         notebook.run(first)
@@ -26,7 +26,7 @@ def test_the_cell_of_the_readme_runs_without_hosts(tmp_path: Path) -> None:
         )
 
 
-def test_the_cell_of_the_manual_runs_without_hosts(tmp_path: Path) -> None:
+def test_the_cell_of_the_manual_runs_without_hosts(tmp_path):
     cell, *_ = snippets(REPOSITORY / "distmagic" / "help" / "cell.md")
     with live_notebook(tmp_path) as notebook:
         shown = notebook.run(cell)

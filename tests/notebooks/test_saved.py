@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -84,7 +83,7 @@ def training_cell(notebook: NotebookNode) -> NotebookNode:
     return next(cell for cell in notebook.cells if cell.source == TRAINING)
 
 
-def test_functions_classes_and_modules_of_other_cells_travel(executed: LiveNotebook):
+def test_functions_classes_and_modules_of_other_cells_travel(executed):
     assert (
         executed.run("dict(run.results)")
         == "{0: (180, 84.0, Config(steps=5)), 1: (180, 84.0, Config(steps=5))}"
@@ -93,7 +92,7 @@ def test_functions_classes_and_modules_of_other_cells_travel(executed: LiveNoteb
     assert executed.run("Sum()(torch.ones(3)).item()") == "3.0"
 
 
-def test_bars_and_reports_without_tqdm_on_the_hosts(executed: LiveNotebook):
+def test_bars_and_reports_without_tqdm_on_the_hosts(executed):
     # One output, and nothing a second time.
     (output,) = training_cell(executed.node).outputs
     rows = re.findall(r"^ +\d  dm\d .*", output.data["text/plain"], re.MULTILINE)
@@ -110,7 +109,7 @@ def test_bars_and_reports_without_tqdm_on_the_hosts(executed: LiveNotebook):
 
 
 @pytest.mark.promise("the saved notebook keeps the table as text and HTML")
-def test_the_table_of_a_saved_notebook(executed: LiveNotebook, tmp_path: Path):
+def test_the_table_of_a_saved_notebook(executed, tmp_path):
     nbformat.write(executed.node, tmp_path / "saved.ipynb")
     saved = nbformat.read(tmp_path / "saved.ipynb", 4)
     (output,) = training_cell(saved).outputs
@@ -127,9 +126,7 @@ def test_the_table_of_a_saved_notebook(executed: LiveNotebook, tmp_path: Path):
     assert "widget-view" not in body
 
 
-def test_a_run_is_shown_again_where_it_is_the_value_of_a_later_cell(
-    executed: LiveNotebook,
-):
+def test_a_run_is_shown_again_where_it_is_the_value_of_a_later_cell(executed):
     first = training_cell(executed.node).outputs[0].data
     (again,) = executed.cell("run").outputs
     assert again.data == first
@@ -139,6 +136,6 @@ def test_a_run_is_shown_again_where_it_is_the_value_of_a_later_cell(
     assert "[0, 1]" in refused
 
 
-def test_saved_text_of_every_cell_is_free_of_our_own_frames(executed: LiveNotebook):
+def test_saved_text_of_every_cell_is_free_of_our_own_frames(executed):
     text = "\n".join(text_of(cell) for cell in executed.node.cells)
     assert "distmagic/" not in text.replace("~/.distmagic/", "")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.lab.slurm import SlurmLab
 from tests.lab.waiting import wait_until
 from tests.notebooks.kernel import live_notebook
 
@@ -22,7 +20,7 @@ where()
 """
 
 
-def test_cells_on_nodes_of_slurm(slurm: SlurmLab, tmp_path: Path):
+def test_cells_on_nodes_of_slurm(slurm, tmp_path):
     one, two = slurm.names
     with live_notebook(tmp_path) as notebook:
         notebook.run(f"%config Distmagic.ssh_config = {str(slurm.lab.ssh_config)!r}")

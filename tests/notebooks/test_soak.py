@@ -105,9 +105,7 @@ def execute(notebook: LiveNotebook, run: soak.Run, lab: Lab) -> None:
     notebook.run(run.look)
 
 
-def test_sixty_runs_of_every_kind_hold_no_more_than_twenty(
-    lab: Lab, notebook: LiveNotebook, tmp_path: Path
-):
+def test_sixty_runs_of_every_kind_hold_no_more_than_twenty(lab, notebook, tmp_path):
     before_kernel, before_host = None, None
     for number in range(RUNS):
         if number == WARM_UP:
@@ -130,7 +128,7 @@ def test_sixty_runs_of_every_kind_hold_no_more_than_twenty(
     "line", ["%%distributed -o run\nmuch()", "%%distributed\nrun = much()"]
 )
 def test_large_results_are_gone_with_the_name_of_their_run(
-    lab: Lab, notebook: LiveNotebook, tmp_path: Path, line: str
+    lab, notebook, tmp_path, line
 ):
     notebook.run(f"def much():\n    return torch.ones({LARGE_MB << 20} // 4)")
     execute(notebook, soak.LARGE, lab)

@@ -6,12 +6,10 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pexpect
 import pytest
 
-from tests.lab import Lab
 from tests.notebooks.kernel import environment
 
 SCRIPT = """\
@@ -47,7 +45,7 @@ def typed(ipython: pexpect.spawn, text: str, until: str) -> str:
 
 
 @pytest.mark.quick
-def test_a_cell_and_an_interrupt_in_ipython(tmp_path: Path):
+def test_a_cell_and_an_interrupt_in_ipython(tmp_path):
     env = environment({"TERM": "xterm-256color", "IPYTHONDIR": str(tmp_path)})
     argv = ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=nocolor"]
     ipython = pexpect.spawn(
@@ -85,7 +83,7 @@ def test_a_cell_and_an_interrupt_in_ipython(tmp_path: Path):
 
 
 @pytest.mark.needs("lab")
-def test_a_passphrase_is_asked_for_once(lab: Lab, tmp_path: Path):
+def test_a_passphrase_is_asked_for_once(lab, tmp_path):
     text, key, config = (
         lab.ssh_config.read_text(),
         tmp_path / "locked",
@@ -126,7 +124,7 @@ def test_a_passphrase_is_asked_for_once(lab: Lab, tmp_path: Path):
         ipython.close(force=True)
 
 
-def test_a_script_without_a_terminal(tmp_path: Path):
+def test_a_script_without_a_terminal(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     argv = [sys.executable, "script.py"]
     good = subprocess.run(

@@ -15,7 +15,6 @@ from nbformat import NotebookNode
 
 from tests import REPOSITORY
 from tests.lab import pythons
-from tests.lab.slurm import SlurmLab
 from tests.notebooks.kernel import environment, text_of
 
 pytestmark = pytest.mark.timeout(1200)
@@ -120,7 +119,7 @@ def answered(path: Path, answers: str) -> list[str]:
     return [line.rpartition(": ")[2] for line in printed]
 
 
-def test_ranks_and_rendezvous(tmp_path: Path) -> None:
+def test_ranks_and_rendezvous(tmp_path):
     cells = executed(RANKS, tmp_path)
 
     table = text_of(cell_with(cells, "for name in ranks[0]"))
@@ -156,12 +155,12 @@ def test_ranks_and_rendezvous(tmp_path: Path) -> None:
     assert text_of(cells[-1]).count("not answered yet") == 4
 
 
-def test_exercises_of_ranks_and_rendezvous() -> None:
+def test_exercises_of_ranks_and_rendezvous():
     assert answered(RANKS, RIGHT) == ["right"] * 4
     assert answered(RANKS, WRONG) == ["not right yet"] * 4
 
 
-def test_slurm_in_ten_minutes(tmp_path: Path) -> None:
+def test_slurm_in_ten_minutes(tmp_path):
     cells = executed(SLURM, tmp_path)
     where = text_of(cell_with(cells, "HAS_SLURM ="))
     assert "cells run with: --hosts node1:1,node2:1" in where
@@ -169,7 +168,7 @@ def test_slurm_in_ten_minutes(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("lab", "slurm")
-def test_slurm_in_ten_minutes_on_real_slurm(slurm: SlurmLab) -> None:
+def test_slurm_in_ten_minutes_on_real_slurm(slurm):
     """On the log-in node, as it is: its cells run in an allocation, and sbatch takes what it exports."""
     folder = slurm.lab.folder / "notebook"
     folder.mkdir()
@@ -236,12 +235,12 @@ def check_slurm(cells: list[NotebookNode]) -> None:
     assert text_of(cells[-1]).count("not answered yet") == 4
 
 
-def test_exercises_of_slurm() -> None:
+def test_exercises_of_slurm():
     assert answered(SLURM, RIGHT_OF_SLURM) == ["right"] * 4
     assert answered(SLURM, WRONG_OF_SLURM) == ["not right yet"] * 4
 
 
-def test_osmo(tmp_path: Path) -> None:
+def test_osmo(tmp_path):
     cells = executed(OSMO, tmp_path)
     assert "{{host:master}}" in text_of(cell_with(cells, "contents: "))
     played = text_of(cell_with(cells, "def lay_files"))
@@ -263,12 +262,12 @@ def test_osmo(tmp_path: Path) -> None:
     assert text_of(cells[-1]).count("not answered yet") == 4
 
 
-def test_exercises_of_osmo() -> None:
+def test_exercises_of_osmo():
     assert answered(OSMO, RIGHT_OF_OSMO) == ["right"] * 4
     assert answered(OSMO, WRONG_OF_OSMO) == ["not right yet"] * 4
 
 
-def test_mnist_from_one_process_to_many(tmp_path: Path) -> None:
+def test_mnist_from_one_process_to_many(tmp_path):
     cells = executed(MNIST, tmp_path)
     shares = text_of(cell_with(cells, "num_replicas=2"))
     first, second = re.findall(r"epoch 0, rank \d: \[(.*)\]", shares)
@@ -293,12 +292,12 @@ def test_mnist_from_one_process_to_many(tmp_path: Path) -> None:
     assert text_of(cells[-1]).count("not answered yet") == 4
 
 
-def test_exercises_of_mnist() -> None:
+def test_exercises_of_mnist():
     assert answered(MNIST, RIGHT_OF_MNIST) == ["right"] * 4
     assert answered(MNIST, WRONG_OF_MNIST) == ["not right yet"] * 4
 
 
-def test_a_small_gpt_from_two_nodes_to_four(tmp_path: Path) -> None:
+def test_a_small_gpt_from_two_nodes_to_four(tmp_path):
     cells = executed(GPT, tmp_path)
     summaries = [
         found
@@ -336,6 +335,6 @@ def test_a_small_gpt_from_two_nodes_to_four(tmp_path: Path) -> None:
     assert text_of(cells[-1]).count("not answered yet") == 5
 
 
-def test_exercises_of_a_small_gpt() -> None:
+def test_exercises_of_a_small_gpt():
     assert answered(GPT, RIGHT_OF_GPT) == ["right"] * 5
     assert answered(GPT, WRONG_OF_GPT) == ["not right yet"] * 5

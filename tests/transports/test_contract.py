@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -92,5 +92,5 @@ def _connect(kind: str, home: Home, server: Sshd) -> Transport:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
-def test_contract(check: Callable[[Transport], None], transport: Transport) -> None:
+def test_contract(check, transport):
     check(transport)

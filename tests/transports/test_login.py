@@ -21,7 +21,6 @@ from distmagic.transports import asking
 from distmagic.transports.ssh.deadline import Deadline
 from distmagic.transports.ssh.public_keys import join_strings
 from tests.builders.agents import scripted_agent
-from tests.builders.golden import Golden
 from tests.builders.since import Since
 from tests.lab.waiting import HANG_S, wait_until
 from tests.transports.asking_server import Rules, asking_server
@@ -65,7 +64,7 @@ def words(error: AuthenticationError, server: Sshd) -> str:
 # ---- questions
 
 
-def test_a_one_time_password_is_asked_for(home: Home, tmp_path: Path) -> None:
+def test_a_one_time_password_is_asked_for(home, tmp_path):
     asker = Answers(["123456"])
     with (
         asking_host(home, tmp_path, "keyboard-interactive") as host,
@@ -75,9 +74,7 @@ def test_a_one_time_password_is_asked_for(home: Home, tmp_path: Path) -> None:
         assert read_all(transport.start(("true",))) == b"ran exec true"
 
 
-def test_a_key_and_then_a_one_time_password(
-    home: Home, tmp_path: Path, user_key: Path
-) -> None:
+def test_a_key_and_then_a_one_time_password(home, tmp_path, user_key):
     public = Path(f"{user_key}.pub").read_text().split()[1]
     asker = Answers(["123456"])
     with asking_host(
@@ -87,9 +84,7 @@ def test_a_key_and_then_a_one_time_password(
     assert len(asker.prompts) == 1
 
 
-def test_several_questions_with_instructions_and_echo(
-    home: Home, tmp_path: Path
-) -> None:
+def test_several_questions_with_instructions_and_echo(home, tmp_path):
     rules = {
         "questions": [("User: ", True), ("Code: ", False)],
         "answers": ["me", "1"],
@@ -104,14 +99,14 @@ def test_several_questions_with_instructions_and_echo(
     ]
 
 
-def test_a_wrong_answer_may_be_corrected(home: Home, tmp_path: Path) -> None:
+def test_a_wrong_answer_may_be_corrected(home, tmp_path):
     asker = Answers(["no", "123456"])
     with asking_host(home, tmp_path, "keyboard-interactive") as host:
         ssh.connect(host, home.access, asker).close()
     assert len(asker.prompts) == 2
 
 
-def test_three_wrong_answers_are_a_refusal(home: Home, tmp_path: Path) -> None:
+def test_three_wrong_answers_are_a_refusal(home, tmp_path):
     with asking_host(home, tmp_path, "keyboard-interactive") as host:
         error = refused(host, home, Answers(["1", "2", "3"]))
         user = re.search(r"let in user (\S+)\.", error.message)
@@ -122,7 +117,7 @@ def test_three_wrong_answers_are_a_refusal(home: Home, tmp_path: Path) -> None:
         )
 
 
-def test_a_password_is_asked_for(home: Home, tmp_path: Path) -> None:
+def test_a_password_is_asked_for(home, tmp_path):
     asker = Answers(["open sesame"])
     home.configure("User me\n")
     with asking_host(home, tmp_path, "password") as host:
@@ -130,17 +125,13 @@ def test_a_password_is_asked_for(home: Home, tmp_path: Path) -> None:
     assert asker.prompts == [("127.0.0.1: Password of me: ", True)]
 
 
-def test_without_anybody_to_ask_the_error_says_so(
-    home: Home, tmp_path: Path, golden: Golden
-) -> None:
+def test_without_anybody_to_ask_the_error_says_so(home, tmp_path, golden):
     with asking_host(home, tmp_path, "keyboard-interactive") as host:
         error = refused(host, home, asking.NoAsker())
     golden(error)
 
 
-def test_the_time_for_an_answer_does_not_count(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_for_an_answer_does_not_count(home, tmp_path, monkeypatch):
     begun: list[Deadline] = []
 
     class Noted(Deadline):
@@ -161,7 +152,7 @@ def test_the_time_for_an_answer_does_not_count(
         ssh.connect(host, home.access, Slow()).close()
 
 
-def test_batch_mode_never_asks(home: Home, tmp_path: Path) -> None:
+def test_batch_mode_never_asks(home, tmp_path):
     home.configure("BatchMode yes\n")
     with asking_host(home, tmp_path, "keyboard-interactive") as host:
         assert (
@@ -184,9 +175,7 @@ def locked(home: Home, tmp_path: Path) -> Iterator[tuple[Sshd, Path]]:
 
 
 @pytest.mark.needs("sshd")
-def test_a_passphrase_is_asked_for_once_in_a_kernel(
-    home: Home, locked: tuple[Sshd, Path]
-) -> None:
+def test_a_passphrase_is_asked_for_once_in_a_kernel(home, locked):
     server, key = locked
     asker = Answers(["secret"])
     for _ in range(2):
@@ -195,9 +184,7 @@ def test_a_passphrase_is_asked_for_once_in_a_kernel(
 
 
 @pytest.mark.needs("sshd")
-def test_a_wrong_passphrase_is_asked_for_again(
-    home: Home, locked: tuple[Sshd, Path], golden: Golden
-) -> None:
+def test_a_wrong_passphrase_is_asked_for_again(home, locked, golden):
     server, key = locked
     asker = Answers(["wrong", "secret"])
     ssh.connect(home.host(server), home.access, asker).close()
@@ -206,9 +193,7 @@ def test_a_wrong_passphrase_is_asked_for_again(
 
 
 @pytest.mark.needs("sshd")
-def test_an_encrypted_key_without_anybody_to_ask(
-    home: Home, locked: tuple[Sshd, Path]
-) -> None:
+def test_an_encrypted_key_without_anybody_to_ask(home, locked):
     server, key = locked
     error = refused(home.host(server), home, asking.NoAsker())
     assert type(error) is AuthenticationError
@@ -216,12 +201,7 @@ def test_an_encrypted_key_without_anybody_to_ask(
 
 
 @pytest.mark.needs("sshd")
-def test_the_agent_is_asked_first(
-    home: Home,
-    locked: tuple[Sshd, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_agent_is_asked_first(home, locked, tmp_path, monkeypatch):
     server, key = locked
     open_key = tmp_path / "open"
     open_key.write_bytes(key.read_bytes())
@@ -255,17 +235,13 @@ def agent(path: Path, *keys: Path) -> Iterator[str]:
 
 
 @pytest.mark.needs("sshd")
-def test_a_dead_agent_is_no_obstacle(
-    home: Home, server: Sshd, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_agent_is_no_obstacle(home, server, monkeypatch):
     monkeypatch.setenv("SSH_AUTH_SOCK", str(home.folder / "nobody"))
     ssh.connect(home.host(server), home.access, asking.NoAsker()).close()
 
 
 @pytest.mark.needs("sshd")
-def test_a_silent_agent_is_no_obstacle_for_a_key_in_a_file(
-    home: Home, server: Sshd, tmp_path: Path
-) -> None:
+def test_a_silent_agent_is_no_obstacle_for_a_key_in_a_file(home, server, tmp_path):
     with scripted_agent(tmp_path / "agent") as path:
         home.configure(f"IdentityAgent {path}\nConnectTimeout 4\n")
         ssh.connect(home.host(server), home.access, asking.NoAsker()).close()
@@ -273,9 +249,7 @@ def test_a_silent_agent_is_no_obstacle_for_a_key_in_a_file(
 
 @pytest.mark.needs("sshd")
 @pytest.mark.parametrize("is_there", [True, False], ids=["silent", "gone"])
-def test_an_agent_that_is_out_of_order_is_named(
-    is_there: bool, home: Home, server: Sshd, tmp_path: Path
-) -> None:
+def test_an_agent_that_is_out_of_order_is_named(is_there, home, server, tmp_path):
     silence = (
         scripted_agent(tmp_path / "agent") if is_there else contextlib.nullcontext()
     )
@@ -293,8 +267,8 @@ def test_an_agent_that_is_out_of_order_is_named(
 
 @pytest.mark.needs("sshd")
 def test_an_agent_that_never_signs_ends_with_the_time_to_connect(
-    home: Home, server: Sshd, tmp_path: Path, user_key: Path, golden: Golden
-) -> None:
+    home, server, tmp_path, user_key, golden
+):
     blob = base64.b64decode(Path(f"{user_key}.pub").read_text().split()[1])
     listed = join_strings(b"\x0c\0\0\0\1" + join_strings(blob, b"work"))
     since = Since()
@@ -307,7 +281,7 @@ def test_an_agent_that_never_signs_ends_with_the_time_to_connect(
 
 @pytest.mark.needs("sshd")
 @pytest.mark.parametrize("kind", ["ecdsa", "rsa"])
-def test_other_kinds_of_keys(kind: str, home: Home, tmp_path: Path) -> None:
+def test_other_kinds_of_keys(kind, home, tmp_path):
     key = make_key(home.folder / f"id_{kind}", kind)
     home.config.write_text("")  # the default files
     with sshd(tmp_path / "server", Path(f"{key}.pub")) as server:
@@ -316,9 +290,7 @@ def test_other_kinds_of_keys(kind: str, home: Home, tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("sshd")
-def test_a_wrong_key_is_named(
-    home: Home, server: Sshd, tmp_path: Path, golden: Golden
-) -> None:
+def test_a_wrong_key_is_named(home, server, tmp_path, golden):
     other = make_key(tmp_path / "other")
     home.config.write_text(
         home.config.read_text().replace(str(home.key), str(other)) + "User me\n"
@@ -329,8 +301,8 @@ def test_a_wrong_key_is_named(
 
 @pytest.mark.needs("sshd")
 def test_keys_that_can_not_be_used_are_named_with_the_reason(
-    home: Home, server: Sshd, tmp_path: Path, golden: Golden
-) -> None:
+    home, server, tmp_path, golden
+):
     readable, broken = make_key(tmp_path / "readable"), tmp_path / "broken"
     readable.chmod(0o644)
     broken.write_text("no key\n")
@@ -345,7 +317,7 @@ def test_keys_that_can_not_be_used_are_named_with_the_reason(
 
 
 @pytest.mark.needs("sshd")
-def test_no_key_at_all(home: Home, server: Sshd, golden: Golden) -> None:
+def test_no_key_at_all(home, server, golden):
     home.config.write_text(f"UserKnownHostsFile {home.known_hosts}\n")
     error = refused(home.host(server), home, Answers())
     golden(words(error, server))
@@ -366,8 +338,8 @@ def configured(home: Home, *lines: str) -> None:
 @pytest.mark.needs("sshd")
 @pytest.mark.parametrize("mode", [0o644, 0o600])
 def test_a_public_key_stands_for_its_private_one_in_the_agent(
-    mode: int, home: Home, server: Sshd, tmp_path: Path, user_key: Path, golden: Golden
-) -> None:
+    mode, home, server, tmp_path, user_key, golden
+):
     public = tmp_path / "work.pub"
     public.write_text(f"# of work\n\n{Path(f'{user_key}.pub').read_text()}")
     public.chmod(mode)
@@ -382,8 +354,8 @@ def test_a_public_key_stands_for_its_private_one_in_the_agent(
 
 @pytest.mark.needs("sshd")
 def test_an_encrypted_key_without_its_public_half_is_found_in_the_agent(
-    home: Home, locked: tuple[Sshd, Path], tmp_path: Path
-) -> None:
+    home, locked, tmp_path
+):
     server, key = locked
     plain = tmp_path / "plain"
     plain.write_bytes(key.read_bytes())
@@ -423,8 +395,8 @@ def signed(
 
 @pytest.mark.needs("sshd")
 def test_certificates_are_offered_wherever_key_and_certificate_are(
-    home: Home, signed: Signed, tmp_path: Path
-) -> None:
+    home, signed, tmp_path
+):
     key, certificate = signed.key, signed.certificate
 
     def log_in(*lines: str) -> None:
@@ -448,8 +420,8 @@ def test_certificates_are_offered_wherever_key_and_certificate_are(
 
 @pytest.mark.needs("sshd")
 def test_a_certificate_that_is_of_no_use_is_named_and_no_obstacle(
-    home: Home, server: Sshd, tmp_path: Path, user_key: Path, signed: Signed
-) -> None:
+    home, server, tmp_path, user_key, signed
+):
     other = make_key(tmp_path / "other")
     broken = Path(f"{other}-cert.pub")
     broken.write_text("ssh-rsa-cert-v01@openssh.com AAAA\n")
@@ -466,7 +438,7 @@ def test_a_certificate_that_is_of_no_use_is_named_and_no_obstacle(
     assert f"certificate {signed.certificate} (there is no private key" in message
 
 
-def test_a_key_of_a_token_is_named(home: Home, tmp_path: Path) -> None:
+def test_a_key_of_a_token_is_named(home, tmp_path):
     """As ssh-keygen writes it: what is in the file is no private key, but where the token has it."""
     half = join_strings(b"sk-ssh-ed25519@openssh.com", b"k" * 32, b"ssh:")
     inside = b"openssh-key-v1\0" + join_strings(b"none", b"none", b"") + b"\0\0\0\1"

@@ -12,7 +12,7 @@ from tests.builders import golden as builder
 from tests.builders.golden import COLLECTED, MESSAGES, Golden, page_of, read, renew
 
 
-def test_no_entry_is_stale(pytestconfig: pytest.Config):
+def test_no_entry_is_stale(pytestconfig):
     """Of the modules that were collected whole; of others only that they are there."""
     collected = pytestconfig.stash[COLLECTED]
     modules = {test.partition("::")[0] for test in collected}
@@ -51,7 +51,7 @@ def texts_of(entry: str) -> str:
     return read(page_of(entry))[entry]
 
 
-def test_an_entry_is_read_as_it_was_written(entry: str, tmp_path: Path):
+def test_an_entry_is_read_as_it_was_written(entry, tmp_path):
     renew(page_of(entry), "unit/request/test_a.py::test_b", "b")
     assert page_of(entry).read_text() == (
         "unit/request/test_a.py::test_b\n    b\n"
@@ -66,13 +66,13 @@ def test_an_entry_is_read_as_it_was_written(entry: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("texts", [["other"], ["SpecError: TMP/x is"], ["\x1b one\n2"]])
-def test_another_text_fails(entry: str, tmp_path: Path, texts: list[str]):
+def test_another_text_fails(entry, tmp_path, texts):
     found = Golden(entry, texts_of(entry), tmp_path, is_renewed=False)
     with pytest.raises(AssertionError, match="make golden"):
         found(*texts)
 
 
-def test_more_texts_and_fewer_fail(entry: str, tmp_path: Path):
+def test_more_texts_and_fewer_fail(entry, tmp_path):
     found = Golden(entry, texts_of(entry), tmp_path, is_renewed=False)
     with pytest.raises(AssertionError, match="stale"):
         found.finish()

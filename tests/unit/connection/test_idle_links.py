@@ -64,7 +64,7 @@ def resting():
     wait_until(lambda: not since.threads("distmagic-warm"), "no thread")
 
 
-def test_what_was_given_is_taken_once(resting: IdleLinks) -> None:
+def test_what_was_given_is_taken_once(resting):
     link: Any = FakeLink()
     resting.give("gpu-a", link)
     assert resting.take("gpu-b") is None
@@ -73,9 +73,7 @@ def test_what_was_given_is_taken_once(resting: IdleLinks) -> None:
     assert link.ends == []
 
 
-def test_one_too_many_and_one_without_anything_loaded_are_ended(
-    resting: IdleLinks,
-) -> None:
+def test_one_too_many_and_one_without_anything_loaded_are_ended(resting):
     first, second, cold = FakeLink(), FakeLink(), FakeLink(kept=None)
     for key, link in (("gpu-a", first), ("gpu-a", second), ("gpu-b", cold)):
         resting.give(key, link)
@@ -83,7 +81,7 @@ def test_one_too_many_and_one_without_anything_loaded_are_ended(
     assert resting.take("gpu-b") is None
 
 
-def test_leases_are_renewed_while_conversations_rest(resting: IdleLinks) -> None:
+def test_leases_are_renewed_while_conversations_rest(resting):
     first, second = FakeLink(), FakeLink()
     resting.give("gpu-a", first)
     resting.give("gpu-b", second)
@@ -96,9 +94,7 @@ def test_leases_are_renewed_while_conversations_rest(resting: IdleLinks) -> None
     assert len(first.said) <= said + 1  # the one that was under way
 
 
-def test_a_broken_conversation_is_forgotten_and_others_go_on(
-    resting: IdleLinks,
-) -> None:
+def test_a_broken_conversation_is_forgotten_and_others_go_on(resting):
     broken, good = FakeLink(good_for=1), FakeLink()
     resting.give("gpu-a", broken)
     resting.give("gpu-b", good)
@@ -108,7 +104,7 @@ def test_a_broken_conversation_is_forgotten_and_others_go_on(
     wait_until(lambda: len(good.said) > said, "a renewal")
 
 
-def test_closing_says_goodbye_to_all_and_it_can_begin_again(resting: IdleLinks) -> None:
+def test_closing_says_goodbye_to_all_and_it_can_begin_again(resting):
     link, broken = FakeLink(), FakeLink(good_for=0)
     resting.give("gpu-a", link)
     resting.give("gpu-b", broken)

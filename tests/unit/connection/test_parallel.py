@@ -24,7 +24,7 @@ def test_no_act_waits_for_another():
     assert in_parallel(act, []) == []
 
 
-def test_of_very_many_acts_some_wait(monkeypatch: pytest.MonkeyPatch):
+def test_of_very_many_acts_some_wait(monkeypatch):
     monkeypatch.setattr(parallel, "MOST_AT_ONCE", 5)
     running: list[int] = []
     may_end = threading.Event()

@@ -89,9 +89,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("ends", ["FAILED", "raises"])
-def test_a_node_that_waits_ends_at_once_when_its_peer_has_failed(
-    clock: list[float], ends: str
-) -> None:
+def test_a_node_that_waits_ends_at_once_when_its_peer_has_failed(clock, ends):
     store = Store()
     if ends == "raises":
         with pytest.raises(RuntimeError):
@@ -105,9 +103,7 @@ def test_a_node_that_waits_ends_at_once_when_its_peer_has_failed(
     assert clock[0] - began_s < 5
 
 
-def test_ranks_that_still_run_are_ended_some_seconds_after_a_peer_has_failed(
-    clock: list[float],
-) -> None:
+def test_ranks_that_still_run_are_ended_some_seconds_after_a_peer_has_failed(clock):
     store = Store()
     Node(store, 0, "FAILED").run("default")
     began_s = clock[0]
@@ -120,15 +116,13 @@ def test_ranks_that_still_run_are_ended_some_seconds_after_a_peer_has_failed(
     assert store.get(run_node._OVER) == b"Node 0 has failed."
 
 
-def test_ranks_that_fail_meanwhile_fail_by_themselves(clock: list[float]) -> None:
+def test_ranks_that_fail_meanwhile_fail_by_themselves(clock):
     store = Store()
     Node(store, 0, "FAILED").run("default")
     assert Node(store, 1, "FAILED", looks=3).run("default").is_failed()
 
 
-def test_nodes_that_end_well_wait_for_each_other_and_for_no_longer(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_that_end_well_wait_for_each_other_and_for_no_longer(clock, monkeypatch):
     store = Store()
     first, last = Node(store, 0, "SUCCEEDED"), Node(store, 1, "SUCCEEDED")
     slept: list[float] = []
@@ -144,9 +138,7 @@ def test_nodes_that_end_well_wait_for_each_other_and_for_no_longer(
 
 
 @pytest.mark.parametrize("looks", [1, 1_000], ids=["has ended", "runs"])
-def test_a_node_whose_peer_is_silent_takes_it_for_lost(
-    clock: list[float], looks: int
-) -> None:
+def test_a_node_whose_peer_is_silent_takes_it_for_lost(clock, looks):
     store, began_s = Store(), clock[0]
     silent = Node(store, 1, "HEALTHY")
     silent._monitor_workers(silent.group)
@@ -156,17 +148,13 @@ def test_a_node_whose_peer_is_silent_takes_it_for_lost(
     assert 30 <= clock[0] - began_s < 45
 
 
-def test_a_job_that_may_start_its_ranks_again_waits_for_a_silent_node(
-    clock: list[float],
-) -> None:
+def test_a_job_that_may_start_its_ranks_again_waits_for_a_silent_node(clock):
     node = Node(Store(), 0, "FAILED", looks=1_000)
     node.group.spec.max_restarts = 1
     assert node.run("default").is_failed()
 
 
-def test_a_node_that_lives_is_waited_for(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_lives_is_waited_for(clock, monkeypatch):
     store = Store()
     slow = Node(store, 1, "SUCCEEDED", looks=1_001)
     slept: list[float] = []
@@ -185,25 +173,21 @@ def test_a_node_that_lives_is_waited_for(
 
 
 @pytest.mark.parametrize("ends", ["SUCCEEDED", "FAILED"])
-def test_a_node_whose_store_is_gone_ends_as_its_ranks_have(
-    clock: list[float], ends: str
-) -> None:
+def test_a_node_whose_store_is_gone_ends_as_its_ranks_have(clock, ends):
     store = Store()
     store.is_gone = True
     result = Node(store, 1, ends, looks=3).run("default")
     assert result.is_failed() == (ends == "FAILED")
 
 
-def test_ranks_that_still_run_are_ended_where_the_store_is_gone(
-    clock: list[float],
-) -> None:
+def test_ranks_that_still_run_are_ended_where_the_store_is_gone(clock):
     store = Store()
     store.is_gone = True
     with pytest.raises(SystemExit, match=r"store is gone\. This node ends its ranks\."):
         Node(store, 1, "FAILED", looks=1_000).run("default")
 
 
-def test_a_connection_fails_some_time_after_its_other_end_is_silent() -> None:
+def test_a_connection_fails_some_time_after_its_other_end_is_silent():
     ours, other = socket.socketpair()
     with socket.socket() as one, ours, other:
         run_node._bound_waits()
@@ -211,6 +195,6 @@ def test_a_connection_fails_some_time_after_its_other_end_is_silent() -> None:
     assert limit_ms == 30_000
 
 
-def test_nodes_that_have_not_met_leave_no_word() -> None:
+def test_nodes_that_have_not_met_leave_no_word():
     with pytest.raises(RuntimeError, match="can't be started"):
         Node(None, 1, "raises").run("default")

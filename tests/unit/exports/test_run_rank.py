@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -28,9 +27,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("args", [(), ("a b",), ("fail",), ("-m",)])
-def test_a_program_sees_what_python_shows_it_and_ends_as_python_ends_it(
-    tmp_path: Path, args: tuple[str, ...]
-) -> None:
+def test_a_program_sees_what_python_shows_it_and_ends_as_python_ends_it(tmp_path, args):
     folder = tmp_path / "inner"
     folder.mkdir()
     (folder / "train.py").write_text(PROGRAM)
@@ -75,9 +72,7 @@ sys.exit(int(sys.argv[1]))
 
 
 @pytest.mark.parametrize("code", [0, 7])
-def test_models_and_groups_of_gloo_are_left_alone_and_files_are_written(
-    tmp_path: Path, code: int
-) -> None:
+def test_models_and_groups_of_gloo_are_left_alone_and_files_are_written(tmp_path, code):
     (tmp_path / "train.py").write_text(GLOO)
     (tmp_path / "holder.py").write_text("")
     done = completed(

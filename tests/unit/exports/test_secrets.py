@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from distmagic.exports import systems
@@ -19,7 +17,7 @@ SECRET = "hf_0123456789"
 
 @pytest.mark.parametrize("system", [one.name for one in that_can("export")])
 @pytest.mark.parametrize("setup", ["", f"export HF_TOKEN={SECRET}"])
-def test_a_setup_is_in_no_file_that_others_can_read(system: str, setup: str) -> None:
+def test_a_setup_is_in_no_file_that_others_can_read(system, setup):
     program = ExportedProgram(
         files=(File(path="train.py", data=b""),), words=("train.py",)
     )
@@ -45,7 +43,7 @@ def test_a_setup_is_in_no_file_that_others_can_read(system: str, setup: str) -> 
         assert b"No secret" not in b"".join(file.data for file in files)
 
 
-def test_a_file_that_its_owner_alone_can_read_stays_so(tmp_path: Path) -> None:
+def test_a_file_that_its_owner_alone_can_read_stays_so(tmp_path):
     for name, mode in (
         (".env", 0o600),
         ("train.py", 0o644),

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from distmagic.errors import Cancelled, SpecError
 from distmagic.notebook.job_tables import aligned
 from distmagic.request.allocation import SkyRequest, SlurmRequest
@@ -14,14 +10,14 @@ from distmagic.systems.slurm import job_states
 from distmagic.systems.slurm.job_states import JobState
 from distmagic.systems.slurm.srun_words import source
 from tests.builders.sky import Sky
-from tests.unit.notebook.fakes import FakeAllocation, Lab
+from tests.unit.notebook.fakes import FakeAllocation
 
 CELL = (
     "%%distributed --on slurm:login1 --nodes 2\nseen = 1\ndef f():\n    return 5\nf()"
 )
 
 
-def test_the_job_is_submitted_the_cell_runs_and_then_it_waits(lab: Lab):
+def test_the_job_is_submitted_the_cell_runs_and_then_it_waits(lab):
     assert lab.value(CELL) == 5
     assert lab.session.log == ["allocate", "wait", "reach", "launch"]
     assert lab.shell.user_ns["seen"] == 1
@@ -33,21 +29,21 @@ def test_the_job_is_submitted_the_cell_runs_and_then_it_waits(lab: Lab):
     ) == ("login1", 2)
 
 
-def test_nodes_that_are_held_are_reached_at_once(lab: Lab):
+def test_nodes_that_are_held_are_reached_at_once(lab):
     lab.value(CELL)
     lab.session.log.clear()
     assert lab.value(CELL) == 5
     assert lab.session.log == ["allocate", "reach", "launch"]
 
 
-def test_a_mistake_in_the_cell_gives_a_pending_job_back(lab: Lab):
+def test_a_mistake_in_the_cell_gives_a_pending_job_back(lab):
     assert isinstance(
         lab.run(CELL.replace("seen = 1", "1 / 0")).error_in_exec, ZeroDivisionError
     )
     assert lab.session.log == ["allocate", "end of the allocation"]
 
 
-def test_an_interrupt_while_it_waits_gives_a_pending_job_back(lab: Lab):
+def test_an_interrupt_while_it_waits_gives_a_pending_job_back(lab):
     request = SlurmRequest(nodes=2)
     lab.session.allocations.given = FakeAllocation(
         lab.session.log, request, failure=KeyboardInterrupt()
@@ -56,18 +52,18 @@ def test_an_interrupt_while_it_waits_gives_a_pending_job_back(lab: Lab):
     assert lab.session.log == ["allocate", "wait", "end of the allocation"]
 
 
-def test_a_cell_that_is_no_python_asks_for_nothing(lab: Lab):
+def test_a_cell_that_is_no_python_asks_for_nothing(lab):
     assert isinstance(lab.run("%%distributed --on slurm\nf(").error_in_exec, SpecError)
     assert lab.session.log == []
 
 
-def test_a_dry_run_submits_nothing(lab: Lab, capsys):
+def test_a_dry_run_submits_nothing(lab, capsys):
     lab.value(CELL.replace("--nodes 2", "--nodes 2 --dry-run"))
     assert "--nodes=2" in capsys.readouterr().out
     assert lab.session.log == []
 
 
-def test_jobs_are_looked_for_on_nodes_that_are_held(lab: Lab):
+def test_jobs_are_looked_for_on_nodes_that_are_held(lab):
     lab.session.allocations.hosts = (Host(name="a1", allocation=source("", "", "17")),)
     lab.value("%distributed jobs")
     assert [host.name for host in lab.session.hosts] == ["a1"]
@@ -76,7 +72,7 @@ def test_jobs_are_looked_for_on_nodes_that_are_held(lab: Lab):
     assert [host.name for host in lab.session.hosts] == ["gpu-a", "a1"]
 
 
-def test_the_hosts_of_a_cluster_are_taken(lab: Lab, capsys):
+def test_the_hosts_of_a_cluster_are_taken(lab, capsys):
     lab.value("%distributed allocations sky:mine")
     assert lab.session.allocations.wanted == SkyRequest(name="mine")
     assert lab.session.log == ["allocate", "wait"]
@@ -84,7 +80,7 @@ def test_the_hosts_of_a_cluster_are_taken(lab: Lab, capsys):
 
 
 def test_clusters_are_listed_and_taken_down_by_name(
-    lab: Lab, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden
+    lab, capsys, tmp_path, monkeypatch, golden
 ):
     skypilot = Sky(tmp_path, monkeypatch)
     lab.value("%distributed allocations sky")
@@ -104,7 +100,7 @@ def test_clusters_are_listed_and_taken_down_by_name(
     assert isinstance(error, SpecError)
 
 
-def test_allocations_are_listed_and_one_is_taken(lab: Lab, capsys):
+def test_allocations_are_listed_and_one_is_taken(lab, capsys):
     lab.session.allocations.states = (
         JobState(
             job="17",

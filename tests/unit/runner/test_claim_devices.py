@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from distmagic.planning.devices import waits_for
 from distmagic.remote.wire import protocol as p
 from distmagic.request.spec import JobSpec
 from distmagic.runner import connect, run_loop
-from tests.builders.golden import Golden
 from tests.builders.hosts import HANG_UP, FakeHost, reach
 from tests.builders.jobs import assert_left, launched, press, two
 from tests.builders.runs import FakeScreen
@@ -60,9 +58,7 @@ def hosts_with(first: Queue, second: Queue) -> tuple[FakeHost, FakeHost]:
     return hosts
 
 
-def test_a_run_asks_all_hosts_at_once_and_begins_if_the_devices_are_free(
-    tmp_path: Path,
-) -> None:
+def test_a_run_asks_all_hosts_at_once_and_begins_if_the_devices_are_free(tmp_path):
     queues = Queue(), Queue()
     hosts = hosts_with(*queues)
     screen = FakeScreen()
@@ -75,15 +71,13 @@ def test_a_run_asks_all_hosts_at_once_and_begins_if_the_devices_are_free(
         assert kinds.index(p.ClaimDevices) < kinds.index(p.OfferBlobs)
 
 
-def test_a_run_without_devices_asks_for_none(tmp_path: Path) -> None:
+def test_a_run_without_devices_asks_for_none(tmp_path):
     queues = Queue(OLD), Queue(OLD)
     assert launched(tmp_path, *hosts_with(*queues)).state.phase == "done"
     assert [queue.asked for queue in queues] == [[], []]
 
 
-def test_a_run_asks_again_until_all_hosts_have_them_free_and_shows_for_whom(
-    tmp_path: Path,
-) -> None:
+def test_a_run_asks_again_until_all_hosts_have_them_free_and_shows_for_whom(tmp_path):
     first, second = Queue(OLD), Queue(OLDER, OLD)
     screen = FakeScreen()
     hosts = hosts_with(first, second)
@@ -103,8 +97,8 @@ def test_a_run_asks_again_until_all_hosts_have_them_free_and_shows_for_whom(
 
 
 def test_a_run_that_is_to_be_detached_says_that_it_needs_the_notebook_while_it_waits(
-    tmp_path: Path, golden: Golden
-) -> None:
+    tmp_path, golden
+):
     hosts = hosts_with(Queue(), Queue(OLD))
     screen = FakeScreen()
     followed = launched(
@@ -116,9 +110,7 @@ def test_a_run_that_is_to_be_detached_says_that_it_needs_the_notebook_while_it_w
     assert followed.state.phase == "done"
 
 
-def test_a_run_that_is_not_to_wait_fails_and_its_links_rest_without_devices(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_is_not_to_wait_fails_and_its_links_rest_without_devices(tmp_path):
     queues = Queue(OLD), Queue()
     hosts = hosts_with(*queues)
     reaching = reach(*hosts)
@@ -134,9 +126,7 @@ def test_a_run_that_is_not_to_wait_fails_and_its_links_rest_without_devices(
 
 
 @pytest.mark.parametrize("at", [1, 3])
-def test_an_interrupt_hangs_up_which_gives_devices_back(
-    tmp_path: Path, at: int
-) -> None:
+def test_an_interrupt_hangs_up_which_gives_devices_back(tmp_path, at):
     class Interrupted(Queue):
         def __call__(self, request: p.Message) -> list[p.Message] | None:
             answer = super().__call__(request)
@@ -161,9 +151,7 @@ class Breaking(Queue):
         return HANG_UP if len(self.asked) == 3 else answer
 
 
-def test_a_run_whose_connection_breaks_while_it_waits_waits_on_over_a_new_one(
-    tmp_path: Path,
-) -> None:
+def test_a_run_whose_connection_breaks_while_it_waits_waits_on_over_a_new_one(tmp_path):
     first, second = Breaking(), Queue(OLDER, OLD)
     hosts = hosts_with(first, second)
     reaching = reach(*hosts)
@@ -178,8 +166,8 @@ def test_a_run_whose_connection_breaks_while_it_waits_waits_on_over_a_new_one(
 
 
 def test_a_host_that_does_not_answer_in_time_while_a_run_waits_does_not_end_the_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     class Silent(Queue):
         """A host that gives no answer when it is asked for devices for the second time."""
 
@@ -195,8 +183,8 @@ def test_a_host_that_does_not_answer_in_time_while_a_run_waits_does_not_end_the_
 
 
 def test_a_host_that_is_gone_ends_the_waiting_and_what_others_kept_is_given_back(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     hosts = hosts_with(Breaking(), Queue(OLDER, OLD))
     reaching = reach(*hosts)
     reaching.wait()

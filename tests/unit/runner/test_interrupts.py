@@ -11,14 +11,14 @@ import pytest
 from distmagic.runner import interrupts
 
 
-def test_another_signal_is_an_interrupt_inside_the_block_alone() -> None:
+def test_another_signal_is_an_interrupt_inside_the_block_alone():
     before = signal.getsignal(signal.SIGTERM)
     with interrupts.from_signal(signal.SIGTERM), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_ranks_are_to_get_the_signal_that_came() -> None:
+def test_ranks_are_to_get_the_signal_that_came():
     with interrupts.from_signal(signal.SIGTERM), interrupts.noted() as noted:
         os.kill(os.getpid(), signal.SIGTERM)
         assert noted.was_sigterm
@@ -26,9 +26,7 @@ def test_ranks_are_to_get_the_signal_that_came() -> None:
         assert (noted.was_sigterm, noted.count) == (False, 2)
 
 
-def test_a_signal_that_comes_twice_at_once_is_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch):
     """As that of timeout(1), which sends it to a process and to its group; two interrupts would end ranks without grace."""
     now_s = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
@@ -42,7 +40,7 @@ def test_a_signal_that_comes_twice_at_once_is_one(
         assert noted.count == 2
 
 
-def test_a_signal_that_is_ignored_stays_so() -> None:
+def test_a_signal_that_is_ignored_stays_so():
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         with interrupts.from_signal(signal.SIGTERM), interrupts.noted() as noted:
@@ -52,7 +50,7 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_it_is_one_also_where_interrupts_are_ignored() -> None:
+def test_it_is_one_also_where_interrupts_are_ignored():
     """As of a command that a shell's script has started in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -30,7 +30,7 @@ def no_kept_passphrases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "_passphrases", {})
 
 
-def test_a_passphrase_is_kept_once_it_was_right(golden) -> None:
+def test_a_passphrase_is_kept_once_it_was_right(golden):
     typist = Typist("wrong", "right")
     for _ in range(3):
         assert (
@@ -43,13 +43,13 @@ def test_a_passphrase_is_kept_once_it_was_right(golden) -> None:
     )
 
 
-def test_a_password_is_never_kept() -> None:
+def test_a_password_is_never_kept():
     typist = Typist("1", "2")
     assert [asking.ask(typist, "gpu-a", "Password:") for _ in range(2)] == ["1", "2"]
     assert typist.prompts == ["gpu-a: Password: "] * 2
 
 
-def test_a_host_cannot_ask_in_the_name_of_another_one(golden) -> None:
+def test_a_host_cannot_ask_in_the_name_of_another_one(golden):
     typist = Typist("1")
     asking.ask(
         typist, "gpu-a", "Pick one:\n 1. push\r\n\ngpu-b: Password:\x1b[2J\u202e "
@@ -57,7 +57,7 @@ def test_a_host_cannot_ask_in_the_name_of_another_one(golden) -> None:
     golden(*typist.prompts)
 
 
-def test_many_threads_ask_one_after_the_other_and_once() -> None:
+def test_many_threads_ask_one_after_the_other_and_once():
     typist = Typist("right")
     unlock = lambda: asking.unlock(typist, "gpu-a", "/k", lambda p: p)  # noqa: E731
     threads = [threading.Thread(target=unlock) for _ in range(8)]
@@ -68,7 +68,7 @@ def test_many_threads_ask_one_after_the_other_and_once() -> None:
     assert len(typist.prompts) == 1
 
 
-def test_nobody_to_ask(golden) -> None:
+def test_nobody_to_ask(golden):
     with pytest.raises(AuthenticationError) as caught:
         asking.ask(asking.NoAsker(), "gpu-a", "Verification code: ")
     assert caught.value.host == "gpu-a"

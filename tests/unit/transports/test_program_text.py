@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,7 @@ from tests.builders.shell import completed
 
 
 @pytest.mark.parametrize("role", ["keeper", "usher", "hold"])
-def test_modules_in_the_working_directory_are_not_pythons_own(
-    role: str, tmp_path: Path
-) -> None:
+def test_modules_in_the_working_directory_are_not_pythons_own(role, tmp_path):
     """A batch script begins in the user's home, or wherever the job was submitted from."""
     for name in ("base64", "zlib", "json", "os", "signal", "types", "socket"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the user's own')")

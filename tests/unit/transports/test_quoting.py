@@ -24,7 +24,7 @@ SHELLS = (
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_log_in_shell_reads_the_same_words(shell: str) -> None:
+def test_every_log_in_shell_reads_the_same_words(shell):
     line = command_line(
         (
             sys.executable,
@@ -38,9 +38,7 @@ def test_every_log_in_shell_reads_the_same_words(shell: str) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_home_is_expanded_in_the_program_only(
-    shell: str, tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_home_is_expanded_in_the_program_only(shell, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     program = tmp_path / "my bin" / "show"
     program.parent.mkdir()
@@ -50,7 +48,7 @@ def test_home_is_expanded_in_the_program_only(
     assert completed([shell, "-c", line]).stdout == "~/x\n"
 
 
-def test_a_plain_line_stays_readable() -> None:
+def test_a_plain_line_stays_readable():
     assert (
         command_line(("python3", "-u", "/a/b.py", "x=1"))
         == "exec python3 -u /a/b.py 'x=1'"
@@ -58,12 +56,12 @@ def test_a_plain_line_stays_readable() -> None:
 
 
 @pytest.mark.parametrize("word", ["a\nb", "a\rb", "a\0b"])
-def test_a_line_break_can_not_be_quoted(word: str, golden) -> None:
+def test_a_line_break_can_not_be_quoted(word, golden):
     with golden.raises(ValueError):
         quote(word)
 
 
-def test_no_program_is_an_error() -> None:
+def test_no_program_is_an_error():
     for argv in ((), ("",)):
         with pytest.raises(ValueError, match="a command needs a program"):
             command_line(argv)

@@ -21,18 +21,18 @@ from distmagic.transports.piped import Tail
         "",
     ],
 )
-def test_the_client_s_words(said: str, golden) -> None:
+def test_the_client_s_words(said, golden):
     golden(ssh_words.trouble(said, Host(name="gpu-a"), 7))
 
 
 @pytest.mark.parametrize("said", ["a" * 100_000, "\x1b[2J" * 10_000])
-def test_an_error_has_not_all_that_a_server_said(said) -> None:
+def test_an_error_has_not_all_that_a_server_said(said):
     error = troubles.not_ssh("10.0.0.5 port 22", said).for_host("gpu-a")
     assert len(error.message) < 2100
     assert error.message.isprintable()
 
 
-def test_the_tail_of_a_stream() -> None:
+def test_the_tail_of_a_stream():
     tail = Tail(4)
     tail.append(b"abc")
     tail.append(b"def")

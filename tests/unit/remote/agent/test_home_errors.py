@@ -91,9 +91,7 @@ def play(
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_no_error_of_the_home_ends_a_healthy_job(
-    home: Path, monkeypatch: pytest.MonkeyPatch, stays: bool
-) -> None:
+def test_no_error_of_the_home_ends_a_healthy_job(home, monkeypatch, stays):
     server = FileServer(monkeypatch, home)
     well, _ = play(monkeypatch, server, -1)
     calls = server.calls_before

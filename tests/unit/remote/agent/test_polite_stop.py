@@ -67,12 +67,12 @@ def seconds_waited(
     return limit_s
 
 
-def test_ranks_that_all_wait_in_c_are_not_waited_for(host: Host) -> None:
+def test_ranks_that_all_wait_in_c_are_not_waited_for(host):
     ranks = [host.rank(1), host.rank(2)]
     assert seconds_waited(PoliteStop(Path(), BEGAN), ranks) == pytest.approx(3.1)
 
 
-def test_one_that_runs_python_is_waited_for_with_all_others(host: Host) -> None:
+def test_one_that_runs_python_is_waited_for_with_all_others(host):
     ranks = [host.rank(1), host.rank(2)]
     host.runs_python = {2}
     stop = PoliteStop(Path(), BEGAN)
@@ -80,7 +80,7 @@ def test_one_that_runs_python_is_waited_for_with_all_others(host: Host) -> None:
     assert stop.is_ending
 
 
-def test_a_rank_that_saves_in_c_after_it_was_asked_is_waited_for(host: Host) -> None:
+def test_a_rank_that_saves_in_c_after_it_was_asked_is_waited_for(host):
     ranks = [host.rank(1)]
     host.runs_python = {1}
     stop = PoliteStop(Path(), BEGAN)
@@ -89,9 +89,7 @@ def test_a_rank_that_saves_in_c_after_it_was_asked_is_waited_for(host: Host) -> 
     assert seconds_waited(stop, ranks) == 60.0
 
 
-def test_a_rank_whose_wait_in_c_ends_late_is_waited_for_from_then_on(
-    host: Host,
-) -> None:
+def test_a_rank_whose_wait_in_c_ends_late_is_waited_for_from_then_on(host):
     ranks = [host.rank(1), host.rank(2)]
     host.runs_python = {1}
     stop = PoliteStop(Path(), BEGAN)
@@ -105,15 +103,13 @@ def test_a_rank_whose_wait_in_c_ends_late_is_waited_for_from_then_on(
     assert stop.is_ending
 
 
-def test_a_rank_of_another_host_is_waited_for(host: Host) -> None:
+def test_a_rank_of_another_host_is_waited_for(host):
     stop = PoliteStop(Path(), BEGAN)
     assert seconds_waited(stop, [host.rank(1)], has_ending_peer=True) == 60.0
     assert not stop.is_ending
 
 
-def test_what_a_rank_does_at_its_exit_counts_only_where_it_ended_now(
-    host: Host,
-) -> None:
+def test_what_a_rank_does_at_its_exit_counts_only_where_it_ended_now(host):
     rank = host.rank(1, is_over=True)
     rank.over_at = BEGAN + 0.2
     assert seconds_waited(PoliteStop(Path(), BEGAN), [rank]) == 60.0
@@ -121,7 +117,7 @@ def test_what_a_rank_does_at_its_exit_counts_only_where_it_ended_now(
     assert seconds_waited(PoliteStop(Path(), BEGAN), [rank]) == pytest.approx(3.1)
 
 
-def test_a_rank_that_has_become_another_program_is_waited_for(host: Host) -> None:
+def test_a_rank_that_has_become_another_program_is_waited_for(host):
     rank = host.rank(1)
     host.handled[1] = {signal.SIGINT}
     assert seconds_waited(PoliteStop(Path(), BEGAN), [rank]) == 60.0
@@ -141,14 +137,14 @@ def test_a_rank_that_has_become_another_program_is_waited_for(host: Host) -> Non
     ],
 )
 def test_an_interrupt_is_one_and_sigterm_goes_to_those_that_handle_it(
-    host: Host, reason: Any, handled: tuple[int, ...], number: int
-) -> None:
+    host, reason, handled, number
+):
     ranks = [host.rank(1), host.rank(2, *handled)]
     assert polite_stop.signal_for(reason, ranks) == number
 
 
 @pytest.mark.parametrize("reason", ["failed", "lost", "rendezvous", "abandoned"])
-def test_after_a_failure_nobody_is_asked(host: Host, reason: Any) -> None:
+def test_after_a_failure_nobody_is_asked(host, reason):
     assert not polite_stop.is_possible(reason, [host.rank(1)])
     assert polite_stop.is_possible("interrupted", [host.rank(1)])
     assert not polite_stop.is_possible("interrupted", [])
@@ -163,7 +159,7 @@ time.sleep(1000)
 """
 
 
-def test_a_process_answers_between_two_steps_of_python(tmp_path: Path) -> None:
+def test_a_process_answers_between_two_steps_of_python(tmp_path):
     """Also where interrupts are ignored, as a shell has it for what it starts in the background."""
     with subprocess.Popen(
         [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, cast
 
 from distmagic.remote.agent import reader
@@ -38,8 +37,8 @@ class Taking:
 
 
 def test_a_reader_that_is_as_fast_as_it_can_be_leaves_each_turn_time_for_other_duties(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(reader, "_CHUNK_BYTES", 1000)
     journal = Journal(tmp_path)
     for number in range(1000):

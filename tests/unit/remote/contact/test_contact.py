@@ -89,9 +89,7 @@ def agent(link: Link) -> Iterator[PlayedAgent]:
     played.leave()
 
 
-def test_what_an_agent_says_after_it_has_stopped_listening_is_told(
-    link: Link, agent: PlayedAgent
-) -> None:
+def test_what_an_agent_says_after_it_has_stopped_listening_is_told(link, agent):
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
     conn, _ = agent.listener.accept()
     conn.sendall(p.encode(HELLO, 1))
@@ -108,9 +106,7 @@ def test_what_an_agent_says_after_it_has_stopped_listening_is_told(
     assert list(events) == [(2, FINAL)]
 
 
-def test_devices_are_free_when_the_conversation_that_claimed_them_ends(
-    link: Link,
-) -> None:
+def test_devices_are_free_when_the_conversation_that_claimed_them_ends(link):
     devices = (f"GPU-{secrets.token_hex(8)}",)
     other = open_link(LOCALHOST, LocalTransport(), sys.executable, bundle.build())
 
@@ -132,9 +128,7 @@ def test_devices_are_free_when_the_conversation_that_claimed_them_ends(
         assert claim(third, "j-4") == []
 
 
-def test_what_an_agent_has_not_sent_when_it_leaves_comes_from_its_journal(
-    link: Link, agent: PlayedAgent
-) -> None:
+def test_what_an_agent_has_not_sent_when_it_leaves_comes_from_its_journal(link, agent):
     """It waits no longer for a connection that takes nothing, and drops it in the middle of a line."""
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
     conn, _ = agent.listener.accept()
@@ -145,9 +139,7 @@ def test_what_an_agent_has_not_sent_when_it_leaves_comes_from_its_journal(
     assert list(link.events()) == [(1, HELLO), (2, FINAL)]
 
 
-def test_a_connection_that_an_agent_drops_while_its_job_runs_is_lost(
-    link: Link, agent: PlayedAgent
-) -> None:
+def test_a_connection_that_an_agent_drops_while_its_job_runs_is_lost(link, agent):
     """So that the notebook connects again: the job has not ended."""
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
     conn, _ = agent.listener.accept()
@@ -160,9 +152,7 @@ def test_a_connection_that_an_agent_drops_while_its_job_runs_is_lost(
         next(events)
 
 
-def test_an_agent_that_closes_one_socket_after_the_other_is_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_agent_that_closes_one_socket_after_the_other_is_gone(monkeypatch):
     """So the kernel closes those of a killed one. A notebook that took it for a broken connection would drop that of other runs."""
     looks = [False, True, True]
     monkeypatch.setattr(relay.listing, "is_running", lambda *_: looks.pop())
@@ -170,9 +160,7 @@ def test_an_agent_that_closes_one_socket_after_the_other_is_gone(
     assert not looks
 
 
-def test_an_agent_that_leaves_before_it_has_let_anybody_in(
-    link: Link, agent: PlayedAgent
-) -> None:
+def test_an_agent_that_leaves_before_it_has_let_anybody_in(link, agent):
     link.attach(p.FollowJob(job=agent.job, node_rank=0))
     # The kernel has taken the connection; nobody accepts it.
     assert select.select([agent.listener], [], [], HANG_S)[0]
@@ -180,9 +168,7 @@ def test_an_agent_that_leaves_before_it_has_let_anybody_in(
     assert list(link.events()) == [(1, HELLO), (2, FINAL)]
 
 
-def test_an_agent_of_another_version_is_not_spoken_to(
-    link: Link, agent: PlayedAgent
-) -> None:
+def test_an_agent_of_another_version_is_not_spoken_to(link, agent):
     about = {
         "protocol": 1,
         "job": agent.job,
@@ -203,8 +189,8 @@ def test_an_agent_of_another_version_is_not_spoken_to(
 
 
 def test_an_agent_that_can_not_begin_is_told_with_its_last_words_and_leaves_nothing(
-    link: Link, tmp_path: Path
-) -> None:
+    link, tmp_path
+):
     # Somebody makes room: the program of the agent is gone.
     shutil.rmtree(tmp_path / "blobs")
     job = f"job-{secrets.token_hex(4)}"
@@ -216,8 +202,8 @@ def test_an_agent_that_can_not_begin_is_told_with_its_last_words_and_leaves_noth
 
 
 def test_a_full_disk_is_a_fact_and_jobs_can_be_listed_and_stopped(
-    link: Link, agent: PlayedAgent, tmp_path: Path, golden
-) -> None:
+    link, agent, tmp_path, golden
+):
     python = tmp_path / "python-that-writes-nothing"
     python.write_text(f'#!/bin/sh\nulimit -f 0\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -234,9 +220,7 @@ def test_a_full_disk_is_a_fact_and_jobs_can_be_listed_and_stopped(
     golden(caught.value)
 
 
-def test_a_full_disk_without_the_bundle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_without_the_bundle(tmp_path, monkeypatch):
     made = bundle.build()
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "other"))
     python = tmp_path / "python-that-writes-nothing"
@@ -250,8 +234,8 @@ def test_a_full_disk_without_the_bundle(
 
 @pytest.mark.parametrize(("role", "lives"), [("agent", True), ("worker", False)])
 def test_an_agent_whose_socket_somebody_has_removed_is_not_killed(
-    link: Link, tmp_path: Path, role: str, lives: bool
-) -> None:
+    link, tmp_path, role, lives
+):
     """A cleaner of /tmp takes what is old; what an agent left that is dead is ended."""
     job = f"1121-000000-{secrets.token_hex(4)}"
     run_dir = places.make_run_dir(job, 0)
@@ -309,9 +293,7 @@ def hidden(link: Link, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.stdout.close()
 
 
-def test_a_job_whose_socket_somebody_has_removed_is_running(
-    link: Link, hidden: subprocess.Popen[bytes], golden
-) -> None:
+def test_a_job_whose_socket_somebody_has_removed_is_running(link, hidden, golden):
     job = str(list(hidden.args)[-1])  # type: ignore[arg-type]
     (listed,) = host_requests.list_jobs(link, job)
     assert listed.is_running
@@ -323,18 +305,14 @@ def test_a_job_whose_socket_somebody_has_removed_is_running(
         list(link.events())
 
 
-def test_a_node_that_never_began_on_this_host_has_nothing_to_tell(
-    link: Link, golden
-) -> None:
+def test_a_node_that_never_began_on_this_host_has_nothing_to_tell(link, golden):
     """The kernel that started the job was killed before it came to this host."""
     link.attach(p.FollowJob(job="never-begun", node_rank=1))
     with golden.raises(PreflightError):
         list(link.events())
 
 
-def test_an_agent_that_has_said_its_last_word_is_not_running(
-    hidden: subprocess.Popen[bytes],
-) -> None:
+def test_an_agent_that_has_said_its_last_word_is_not_running(hidden):
     """It removes its directory itself, and waits for the other nodes' end."""
     job = str(list(hidden.args)[-1])  # type: ignore[arg-type]
     assert listing.is_running(job, 0)
@@ -343,9 +321,7 @@ def test_an_agent_that_has_said_its_last_word_is_not_running(
     assert not listing.is_running(job, 0)
 
 
-def test_an_agent_that_never_came_to_say_who_it_is_is_swept_with_its_node(
-    link: Link, hidden: subprocess.Popen[bytes]
-) -> None:
+def test_an_agent_that_never_came_to_say_who_it_is_is_swept_with_its_node(link, hidden):
     """Its process was stopped, or waits for a disk, since it was started."""
     job = str(list(hidden.args)[-1])  # type: ignore[arg-type]
     (places.job_dir(job, 0) / journal.FILE).unlink()
@@ -353,9 +329,7 @@ def test_an_agent_that_never_came_to_say_who_it_is_is_swept_with_its_node(
     assert hidden.wait() == -signal.SIGKILL
 
 
-def test_an_agent_that_is_just_being_started_is_swept_by_nobody(
-    link: Link, hidden: subprocess.Popen[bytes]
-) -> None:
+def test_an_agent_that_is_just_being_started_is_swept_by_nobody(link, hidden):
     """Two hosts on one machine join an elastic job at the same time; it has not noted its number yet."""
     job = str(list(hidden.args)[-1])  # type: ignore[arg-type]
     run_dir = places.make_run_dir(job, 1)
@@ -375,8 +349,8 @@ def test_an_agent_that_is_just_being_started_is_swept_by_nobody(
 
 @pytest.mark.parametrize(("node_rank", "left"), [(0, [1]), (1, [0]), (None, [0, 1])])
 def test_a_sweep_ends_one_node_and_what_is_dead_and_no_agent_of_another_node(
-    link: Link, marks: dict[str, str], node_rank: int | None, left: list[int]
-) -> None:
+    link, marks, node_rank, left
+):
     """One host under two names in a list of hosts is two nodes."""
     job = f"1121-000000-{secrets.token_hex(4)}"
     env = {**os.environ, **marks, processes.MARK: job}
@@ -405,7 +379,7 @@ def test_a_sweep_ends_one_node_and_what_is_dead_and_no_agent_of_another_node(
         assert [rank for rank in (0, 1) if places.run_dir(job, rank).exists()] == left
 
 
-def test_a_host_is_tidied_when_the_notebook_has_its_answer(monkeypatch) -> None:
+def test_a_host_is_tidied_when_the_notebook_has_its_answer(monkeypatch):
     """On a slow disk it takes longer than the notebook waits."""
     order: list[str] = []
     monkeypatch.setattr(contact.sweep, "sweep_dead", lambda: order.append("sweep"))
@@ -417,9 +391,7 @@ def test_a_host_is_tidied_when_the_notebook_has_its_answer(monkeypatch) -> None:
     assert order == ["facts", "sweep", "tidy"]
 
 
-def test_a_notebook_that_is_silent_while_devices_are_kept_is_knocked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_notebook_that_is_silent_while_devices_are_kept_is_knocked_at(monkeypatch):
     """A server learns only so that a firewall has cut the connection."""
     knocked: list[bytes] = []
     silence = iter([[], [], [], [0]])
@@ -435,7 +407,7 @@ def test_a_notebook_that_is_silent_while_devices_are_kept_is_knocked_at(
     assert knocked == [b"\n"] * 3
 
 
-def test_more_jobs_than_fit_into_a_line(link: Link, tmp_path: Path) -> None:
+def test_more_jobs_than_fit_into_a_line(link, tmp_path):
     hosts = tuple(f"node{n:04d}.cluster.example.org" for n in range(500))
     for n in range(100):
         start = replace(START, job=f"job-{n}", node_rank=0, hosts=hosts)
@@ -450,9 +422,7 @@ def test_more_jobs_than_fit_into_a_line(link: Link, tmp_path: Path) -> None:
     assert host_requests.list_jobs(link, "job-777") == ()
 
 
-def test_an_agent_that_is_stopped_is_there_and_nobody_waits_for_it(
-    link: Link, agent: PlayedAgent, golden
-) -> None:
+def test_an_agent_that_is_stopped_is_there_and_nobody_waits_for_it(link, agent, golden):
     listing.remember(
         places.job_dir(agent.job, 0), replace(START, job=agent.job, node_rank=0)
     )
@@ -472,8 +442,8 @@ def test_an_agent_that_is_stopped_is_there_and_nobody_waits_for_it(
 
 
 def test_a_job_that_was_followed_is_not_refused_for_an_error_of_the_system(
-    link: Link, agent: PlayedAgent, golden
-) -> None:
+    link, agent, golden
+):
     """A refusal would end a healthy run, and the error may pass: the notebook connects again."""
     folder = places.job_dir(agent.job, 0)
     shutil.rmtree(agent.run_dir)
@@ -496,8 +466,8 @@ def process(agent: PlayedAgent) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_an_agent_that_is_stopped_for_longer_than_its_lease_is_given_up(
-    link: Link, agent: PlayedAgent, process: subprocess.Popen[bytes], golden
-) -> None:
+    link, agent, process, golden
+):
     terms = replace(START.terms, lease_s=0.5)
     listing.remember(
         places.job_dir(agent.job, 0),
@@ -513,9 +483,7 @@ def test_an_agent_that_is_stopped_for_longer_than_its_lease_is_given_up(
     ], "the conversation goes on"
 
 
-def test_an_agent_that_was_stopped_for_a_moment_is_waited_for(
-    link: Link, agent: PlayedAgent, process: subprocess.Popen[bytes]
-) -> None:
+def test_an_agent_that_was_stopped_for_a_moment_is_waited_for(link, agent, process):
     terms = replace(START.terms, lease_s=30.0)
     listing.remember(
         places.job_dir(agent.job, 0),
@@ -535,7 +503,7 @@ def test_an_agent_that_was_stopped_for_a_moment_is_waited_for(
         assert next(link.events()) == (1, HELLO)
 
 
-def test_a_template_that_has_no_time_is_there() -> None:
+def test_a_template_that_has_no_time_is_there():
     folder = places.make_warm_dir(secrets.token_hex(8), "key")
     try:
         with (
@@ -551,7 +519,7 @@ def test_a_template_that_has_no_time_is_there() -> None:
         shutil.rmtree(folder)
 
 
-def test_a_result_counts_as_fetched_once_the_notebook_has_it(link: Link) -> None:
+def test_a_result_counts_as_fetched_once_the_notebook_has_it(link):
     folder = places.job_dir("job-1", 0)
     folder.mkdir(parents=True)
     (folder / "rank0.result").write_bytes(b"12345")
@@ -575,7 +543,7 @@ def test_a_result_counts_as_fetched_once_the_notebook_has_it(link: Link) -> None
     ]
 
 
-def test_whether_a_rank_has_a_log_is_asked_without_its_bytes(link: Link) -> None:
+def test_whether_a_rank_has_a_log_is_asked_without_its_bytes(link):
     folder = places.job_dir("job-1", 0)
     folder.mkdir(parents=True)
     (folder / "rank0.stderr.log").write_bytes(b"first\nsecond\n")
@@ -586,7 +554,7 @@ def test_whether_a_rank_has_a_log_is_asked_without_its_bytes(link: Link) -> None
     assert newest == "second"
 
 
-def test_the_streams_of_a_rank_come_in_the_order_of_its_journal(link: Link) -> None:
+def test_the_streams_of_a_rank_come_in_the_order_of_its_journal(link):
     folder = places.job_dir("job-1", 0)
     folder.mkdir(parents=True)
     (folder / "rank0.stdout.log").write_bytes(b"one\nthree\nfive\nseven")
@@ -612,7 +580,7 @@ def test_the_streams_of_a_rank_come_in_the_order_of_its_journal(link: Link) -> N
     assert last == "two\nfour\nfive\nsix\nseven"
 
 
-def test_the_end_of_a_log_in_pieces_is_asked_for_by_its_size(link: Link) -> None:
+def test_the_end_of_a_log_in_pieces_is_asked_for_by_its_size(link):
     folder = places.job_dir("job-1", 0)
     folder.mkdir(parents=True)
     (folder / "rank0.stdout.log").write_bytes(b"01234")
@@ -641,9 +609,7 @@ def test_the_end_of_a_log_in_pieces_is_asked_for_by_its_size(link: Link) -> None
         assert about == p.Data(size_bytes=len(sent), skipped_bytes=10 - len(sent))
 
 
-def test_of_a_long_log_no_more_is_sent_than_is_shown(
-    link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_long_log_no_more_is_sent_than_is_shown(link, monkeypatch):
     folder = places.job_dir("job-1", 0)
     folder.mkdir(parents=True)
     with (folder / "rank0.stdout.log").open("wb") as file:
@@ -673,8 +639,8 @@ contact.Contact(0o22).run()
 
 
 def test_a_payload_that_waits_for_other_hosts_is_kept_from_those_who_clean_up(
-    tmp_path: Path, marks: dict[str, str]
-) -> None:
+    tmp_path, marks
+):
     """Between its arrival here and the start minutes may go by, while others receive it."""
     data = b"the payload"
     blob = p.Blob(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
@@ -729,8 +695,8 @@ contact.Contact(0o22).run()
 
 
 def test_a_job_starts_while_others_look_again_and_again_whether_it_is_there(
-    tmp_path: Path, marks: dict[str, str]
-) -> None:
+    tmp_path, marks
+):
     job = f"1121-000000-{secrets.token_hex(4)}"
     env = {
         **os.environ,
@@ -757,7 +723,7 @@ def test_a_job_starts_while_others_look_again_and_again_whether_it_is_there(
     ]
 
 
-def test_a_free_port_is_told_at_once_and_only_of_its_own_address(link: Link) -> None:
+def test_a_free_port_is_told_at_once_and_only_of_its_own_address(link):
     port = host_requests.free_port(link, "127.0.0.1")
     with (
         socket.socket() as there,
@@ -773,7 +739,7 @@ def test_a_free_port_is_told_at_once_and_only_of_its_own_address(link: Link) -> 
 # ---- working directories
 
 
-def test_working_directories_are_told_and_removed(link: Link, golden) -> None:
+def test_working_directories_are_told_and_removed(link, golden):
     path = work_dirs.prepare(p.WorkDir(name="train", origin="nb"), "job-1", 0).path
     (path / "snapshot").write_bytes(b"12345")
     (kept,) = host_requests.list_work_dirs(link)
@@ -790,9 +756,7 @@ def test_working_directories_are_told_and_removed(link: Link, golden) -> None:
     assert host_requests.list_work_dirs(link) == ()
 
 
-def test_what_is_removed_for_an_owner_is_nobody_else_s(
-    link: Link, tmp_path: Path
-) -> None:
+def test_what_is_removed_for_an_owner_is_nobody_else_s(link, tmp_path):
     start = replace(START, terms=replace(START.terms, owner="me"))
     folder = places.job_dir(start.job, start.node_rank)
     folder.mkdir(parents=True)
@@ -808,9 +772,7 @@ def test_what_is_removed_for_an_owner_is_nobody_else_s(
     assert (folder.exists(), kept.exists()) == (False, False)
 
 
-def test_a_working_directory_remembers_who_began_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_working_directory_remembers_who_began_the_job(tmp_path, monkeypatch):
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
     monkeypatch.setattr(Agents, "_start_agent", lambda *_: None)
     notebook: Any = SimpleNamespace(say=lambda _: None)
@@ -833,7 +795,7 @@ def first_answer(folder: Path, **env: str) -> dict[str, object]:
     return json.loads(ran.stdout.partition(boot.MARK)[2])
 
 
-def test_a_first_program_ends_whose_connection_has_died_before_it_came() -> None:
+def test_a_first_program_ends_whose_connection_has_died_before_it_came():
     soon = boot.BOOTSTRAP.replace(str(boot.SILENCE_S), "1")
     assert soon != boot.BOOTSTRAP
     with subprocess.Popen(
@@ -842,7 +804,7 @@ def test_a_first_program_ends_whose_connection_has_died_before_it_came() -> None
         assert begun.wait(HANG_S) == -signal.SIGALRM
 
 
-def test_modules_in_the_working_directory_are_not_pythons_own(tmp_path: Path) -> None:
+def test_modules_in_the_working_directory_are_not_pythons_own(tmp_path):
     for name in (
         "base64",
         "signal",
@@ -862,7 +824,7 @@ def test_modules_in_the_working_directory_are_not_pythons_own(tmp_path: Path) ->
     assert first_answer(tmp_path)["error"] == ""
 
 
-def test_no_home_no_directory_of_that_name(tmp_path: Path, golden) -> None:
+def test_no_home_no_directory_of_that_name(tmp_path, golden):
     found = first_answer(tmp_path, DISTMAGIC_HOME="~no-such-user/distmagic")
     assert found["home"] == "~no-such-user/distmagic"
     golden(found["error"])
@@ -886,8 +848,8 @@ def of_the_first_program() -> dict[str, Any]:
     ],
 )
 def test_a_folder_that_others_of_a_group_can_change(
-    tmp_path: Path, mode: int, others: str, is_refused: bool, golden
-) -> None:
+    tmp_path, mode, others, is_refused, golden
+):
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(mode)
@@ -921,14 +883,7 @@ NOT_LISTED = "whoever is of group 7"
         ("lab", [], 1000, [ROOT, ME.replace(":7:", ":1000:")], NOT_LISTED),
     ],
 )
-def test_who_else_is_of_a_group(
-    monkeypatch: pytest.MonkeyPatch,
-    group: str,
-    members: list[str],
-    primary: int,
-    passwd: list[str],
-    expected: str,
-) -> None:
+def test_who_else_is_of_a_group(monkeypatch, group, members, primary, passwd, expected):
     user = SimpleNamespace(pw_name="me", pw_uid=1000, pw_gid=primary)
     found = SimpleNamespace(gr_name=group, gr_mem=members)
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: user)
@@ -939,9 +894,7 @@ def test_who_else_is_of_a_group(
     assert functions["distmagic_others"](7) == expected
 
 
-def test_the_group_of_root_and_one_without_a_name_are_nobody_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_group_of_root_and_one_without_a_name_are_nobody_else(monkeypatch):
     functions = of_the_first_program()
     assert functions["distmagic_others"](0) == ""
     monkeypatch.setattr(grp, "getgrgid", lambda gid: {}[gid])

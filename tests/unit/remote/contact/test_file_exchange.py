@@ -47,7 +47,7 @@ def link(home: Path) -> Iterator[Link]:
     found.close()
 
 
-def test_files_of_a_job_are_found_and_read(link: Link, home: Path, golden) -> None:
+def test_files_of_a_job_are_found_and_read(link, home, golden):
     work = home / "work"
     (work / "ck").mkdir(parents=True)
     (work / "ck" / "a.pt").write_bytes(b"0123456789")
@@ -88,7 +88,7 @@ NAMES = [
 ]
 
 
-def test_files_of_any_name_go_there_and_back(home: Path, tmp_path: Path) -> None:
+def test_files_of_any_name_go_there_and_back(home, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     texts = {os.fsdecode(name): b"x" * 300_000 + name for name in NAMES}
@@ -105,7 +105,7 @@ def test_files_of_any_name_go_there_and_back(home: Path, tmp_path: Path) -> None
     assert {path.name: path.read_bytes() for path in back.iterdir()} == texts
 
 
-def test_files_keep_what_their_owner_may_do(home: Path, tmp_path: Path) -> None:
+def test_files_keep_what_their_owner_may_do(home, tmp_path):
     (tmp_path / "plain").write_bytes(b"1")
     (tmp_path / "script").write_bytes(b"2")
     (tmp_path / "script").chmod(0o755)
@@ -150,9 +150,7 @@ class Breaking:
         return link
 
 
-def test_a_file_that_is_sent_goes_on_where_it_stopped(
-    home: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_is_sent_goes_on_where_it_stopped(home, tmp_path):
     data = os.urandom(5_000_000)
     (tmp_path / "big.bin").write_bytes(data)
     breaking = Breaking(1_000_000, 1_000_000)
@@ -164,8 +162,8 @@ def test_a_file_that_is_sent_goes_on_where_it_stopped(
 
 
 def test_a_later_call_goes_on_too_and_one_that_finds_the_file_sends_nothing(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    home, tmp_path, capsys
+):
     data = os.urandom(3_000_000)
     (tmp_path / "big.bin").write_bytes(data)
     sha256 = hashlib.sha256(data).hexdigest()
@@ -183,9 +181,7 @@ def test_a_later_call_goes_on_too_and_one_that_finds_the_file_sends_nothing(
     assert "big.bin: 3 of 3 MB (0 MB/s)" in capsys.readouterr().err
 
 
-def test_a_part_of_another_file_is_found_out(
-    home: Path, tmp_path: Path, golden
-) -> None:
+def test_a_part_of_another_file_is_found_out(home, tmp_path, golden):
     data = os.urandom(100_000)
     (tmp_path / "big.bin").write_bytes(data)
     (home / "in").mkdir()
@@ -199,9 +195,7 @@ def test_a_part_of_another_file_is_found_out(
     assert (home / "in" / "big.bin").read_bytes() == data
 
 
-def test_where_nothing_can_be_written_the_host_says_why(
-    home: Path, tmp_path: Path
-) -> None:
+def test_where_nothing_can_be_written_the_host_says_why(home, tmp_path):
     (tmp_path / "one").write_bytes(b"1")
     (home / "file").write_bytes(b"")
     (home / "one").mkdir()
@@ -211,7 +205,7 @@ def test_where_nothing_can_be_written_the_host_says_why(
         RemoteFolder(Folder(path="file/in"), opened).send(tmp_path / "one")
 
 
-def test_links_are_not_sent(home: Path, tmp_path: Path, golden) -> None:
+def test_links_are_not_sent(home, tmp_path, golden):
     source = tmp_path / "source"
     source.mkdir()
     with pytest.raises(SpecError, match="has no file"):
@@ -246,9 +240,7 @@ class Notebook:
     ("changed", "is_told"),
     [((), False), ((0,), True), ((9,), False), ((0, 9), True), ((10,), False)],
 )
-def test_a_fetch_that_goes_on_is_of_one_version(
-    home: Path, changed: tuple[int, ...], is_told: bool
-) -> None:
+def test_a_fetch_that_goes_on_is_of_one_version(home, changed, is_told):
     """Pages of a database are written in place, those that have come before as well; what is added does no harm."""
     size = 1 << 20
     path = home / "model.db"

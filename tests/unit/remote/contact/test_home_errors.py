@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -101,8 +101,8 @@ def prepare_fresh() -> None:
 @pytest.mark.parametrize("stays", [False, True])
 @pytest.mark.parametrize("act", [contact_said, prepare_fresh])
 def test_an_error_of_the_home_costs_the_request_alone_and_nothing_that_is_in_use(
-    home: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], stays: bool
-) -> None:
+    home, monkeypatch, act, stays
+):
     server = FileServer(monkeypatch, home)
     monkeypatch.setattr(expiry, "_LOOK_S", 1e9)
 

@@ -93,8 +93,8 @@ def silent_stdin() -> Iterator[None]:
 @pytest.mark.parametrize("is_warm", [False, True])
 @pytest.mark.parametrize("stays", [False, True])
 def test_an_agent_runs_and_is_heard_or_nothing_of_it_is_left(
-    home_in_memory: Path, monkeypatch: pytest.MonkeyPatch, silent_stdin: None, stays: bool, is_warm: bool
-) -> None:  # fmt: skip
+    home_in_memory, monkeypatch, silent_stdin, stays, is_warm
+):  # fmt: skip
     server = FileServer(monkeypatch, home_in_memory)
     if stays:  # the next job comes when a mark that could not be removed counts no more
         monkeypatch.setattr(work_dirs, "_SETTLING_S", 0.0)
@@ -163,8 +163,8 @@ class PlayedTime:
 @pytest.mark.parametrize("is_whole", [True, False])
 @pytest.mark.parametrize("stays", [False, True])
 def test_a_template_forks_and_ends_in_its_time_whatever_the_home_says(
-    home_in_memory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stays: bool, is_whole: bool
-) -> None:  # fmt: skip
+    home_in_memory, monkeypatch, tmp_path, stays, is_whole
+):  # fmt: skip
     environment = home_in_memory / "envs" / ".0123456789abcdef"
     environment.mkdir(parents=True)
     monkeypatch.setattr(environments, "_OWN", environment)

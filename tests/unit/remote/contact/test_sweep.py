@@ -68,9 +68,7 @@ def is_there(process: processes.ProcessInfo) -> bool:
     "come",
     [sweep.sweep_dead, lambda: sweep.sweep_node(_JOB, 0), lambda: sweep.sweep_node(_JOB, None)],
 )  # fmt: skip
-def test_a_daemon_without_variables_ends_with_its_job(
-    deserted: Path, start: Start, come: Callable[[], object]
-) -> None:
+def test_a_daemon_without_variables_ends_with_its_job(deserted, start, come):
     daemon, of_another = start(_JOB), start(f"{_JOB}-not")
     os.utime(deserted, (time.time() - 60,) * 2)
     come()
@@ -79,9 +77,7 @@ def test_a_daemon_without_variables_ends_with_its_job(
     assert not deserted.exists()
 
 
-def test_what_an_agent_that_lives_has_started_goes_on(
-    deserted: Path, start: Start
-) -> None:
+def test_what_an_agent_that_lives_has_started_goes_on(deserted, start):
     daemon = start(_JOB)
     listener = places.reader_listener(deserted)
     os.utime(deserted, (time.time() - 60,) * 2)

@@ -30,9 +30,7 @@ def run(program: str, forks: Forks, folder: Path) -> tuple[str, str]:
     return done.stdout.decode(), done.stderr.decode()
 
 
-def test_an_exception_is_logged_without_torch_s_compiler(
-    torch_forks: Forks, tmp_path: Path
-) -> None:
+def test_an_exception_is_logged_without_torch_s_compiler(torch_forks, tmp_path):
     printed, log = run(PROGRAM, torch_forks, tmp_path)
     assert printed == "False\n"
     assert "Something else" in log
@@ -73,9 +71,7 @@ except DistNetworkError as error:
 """
 
 
-def test_nodes_meet_anew_when_one_is_lost_in_the_middle_of_it(
-    torch_forks: Forks, tmp_path: Path
-) -> None:
+def test_nodes_meet_anew_when_one_is_lost_in_the_middle_of_it(torch_forks, tmp_path):
     printed, log = run(MEETING, torch_forks, tmp_path)
     assert printed.splitlines() == ["agent"] * 3 + [
         '{"call": "x", "round": 3}',
@@ -118,8 +114,8 @@ for endpoint in ("", "10.0.0.10 29500"):
 
 
 def test_ranks_of_the_lead_know_in_which_order_the_nodes_have_met(
-    torch_forks: Forks, tmp_path: Path
-) -> None:
+    torch_forks, tmp_path
+):
     printed, _ = run(ORDER, torch_forks, tmp_path)
     assert printed.splitlines() == [
         "['10.0.0.10', '10.0.0.9'] [0, 4]",

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -54,7 +53,7 @@ def forked(act: str, before: str = "") -> subprocess.CompletedProcess[str]:
     return completed([sys.executable, "-u", "-c", program], check=False)
 
 
-def test_nothing_of_the_parent_is_left_in_it() -> None:
+def test_nothing_of_the_parent_is_left_in_it():
     done = forked("""
         import json, traceback
         print(json.dumps({
@@ -84,7 +83,7 @@ def test_nothing_of_the_parent_is_left_in_it() -> None:
     }
 
 
-def test_it_ends_as_python_does(tmp_path: Path) -> None:
+def test_it_ends_as_python_does(tmp_path):
     done = forked(f"""
         import atexit, time
         atexit.register(print, "at exit")
@@ -104,20 +103,18 @@ def test_it_ends_as_python_does(tmp_path: Path) -> None:
     ("sys.exit(256 + 7)", 7, ""),
     ("os._exit(9)", 9, ""),
 ])  # fmt: skip
-def test_its_exit_code_is_that_of_any_program(act: str, code: int, words: str) -> None:
+def test_its_exit_code_is_that_of_any_program(act, code, words):
     done = forked(act)
     assert (done.returncode, done.stderr) == (code, words)
 
 
-def test_an_exception_is_shown_as_ever() -> None:
+def test_an_exception_is_shown_as_ever():
     done = forked("1 / 0")
     assert done.returncode == 1
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_what_a_template_is_named_after(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_a_template_is_named_after(monkeypatch, tmp_path):
     def key(**env: str) -> str:
         warm = TemplateRequest(
             owner="ab",
@@ -153,7 +150,7 @@ def test_what_a_template_is_named_after(
     assert key() != installed
 
 
-def test_a_relative_pythonpath_is_the_jobs_own() -> None:
+def test_a_relative_pythonpath_is_the_jobs_own():
     assert template_client._can_be_warm({"PYTHONPATH": "/opt/a:/opt/b:"})
     assert not template_client._can_be_warm({"PYTHONPATH": "/opt/a:src"})
 

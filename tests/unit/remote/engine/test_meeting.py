@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from distmagic.remote.engine import meeting
 from distmagic.remote.engine.meeting import SeenTimes, SteadyTime
-from tests.builders.forks import Forks
 
 PROGRAM = """
 import pickle, sys, time
@@ -92,8 +90,8 @@ RIGHT = [
     ],
 )
 def test_a_node_is_dead_when_nothing_is_heard_of_it_and_not_by_its_clock(
-    torch_forks: Forks, tmp_path: Path, ahead_s: int, torch: str
-) -> None:
+    torch_forks, tmp_path, ahead_s, torch
+):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     done = torch_forks.run(program, str(ahead_s), "ours", torch)
@@ -101,9 +99,7 @@ def test_a_node_is_dead_when_nothing_is_heard_of_it_and_not_by_its_clock(
     assert done.stdout.decode().splitlines() == RIGHT
 
 
-def test_a_clock_that_is_set_does_not_change_the_steady_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_clock_that_is_set_does_not_change_the_steady_time(monkeypatch):
     passed_s = time.monotonic() - SteadyTime._began_s
     clock = SimpleNamespace(
         monotonic=lambda: SteadyTime._began_s + passed_s + 60.0, time=lambda: 0.0
@@ -113,7 +109,7 @@ def test_a_clock_that_is_set_does_not_change_the_steady_time(
     assert abs(SteadyTime.now() - before - timedelta(seconds=60)).total_seconds() < 0.01
 
 
-def test_the_wait_for_one_more_node_begins_anew_with_each_round() -> None:
+def test_the_wait_for_one_more_node_begins_anew_with_each_round():
     seen = SeenTimes(timedelta(seconds=5), SteadyTime.now)
     first = seen.deadline(SteadyTime.now())
     assert seen.deadline(SteadyTime.now() + timedelta(days=1)) == first

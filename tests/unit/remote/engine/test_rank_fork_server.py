@@ -15,7 +15,6 @@ import pytest
 
 from distmagic.remote.engine import forking, process_title, rank_fork_server
 from distmagic.remote.system import processes
-from tests.builders.golden import Golden
 from tests.builders.shell import completed
 from tests.lab.waiting import HANG_S
 
@@ -84,7 +83,7 @@ def run_engine(program: str, tmp_path: Path) -> subprocess.CompletedProcess[str]
     return completed(argv, env=env, check=False)
 
 
-def test_ranks_are_children_of_the_engine(tmp_path: Path) -> None:
+def test_ranks_are_children_of_the_engine(tmp_path):
     done = run_engine(_ENGINE, tmp_path)
     assert done.stderr == ""
     *ranks, engine = [json.loads(line) for line in done.stdout.splitlines()]
@@ -132,8 +131,8 @@ start()
 
 
 def test_a_rank_that_can_not_be_forked_is_an_error_and_no_endless_wait(
-    tmp_path: Path, golden: Golden
-) -> None:
+    tmp_path, golden
+):
     done = run_engine(_ENGINE.removesuffix("\nstart()\n") + _FORKS_FAIL, tmp_path)
     assert done.stderr == ""
     lines = done.stdout.splitlines()
@@ -141,7 +140,7 @@ def test_a_rank_that_can_not_be_forked_is_an_error_and_no_endless_wait(
     assert lines[-1] == "True", "the next one can be forked again"
 
 
-def test_a_child_is_waited_for_as_popen_does() -> None:
+def test_a_child_is_waited_for_as_popen_does():
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     child = rank_fork_server.ForkedProcess(("python",), sleeper.pid)
     assert child.poll() is None
@@ -153,9 +152,7 @@ def test_a_child_is_waited_for_as_popen_does() -> None:
     sleeper.returncode = -15
 
 
-def test_modules_of_the_user_ask_for_a_fresh_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_of_the_user_ask_for_a_fresh_start(tmp_path, monkeypatch):
     monkeypatch.setattr(
         forking.inherited, "modules", frozenset({"torch", "torch.nn", "filelock"})
     )
@@ -183,7 +180,7 @@ def test_modules_of_the_user_ask_for_a_fresh_start(
     assert needs_exec("torch/__init__.py")
 
 
-def test_there_must_be_room_for_what_is_shown() -> None:
+def test_there_must_be_room_for_what_is_shown():
     with pytest.raises(ValueError):
         process_title.show("a role with a long name", "job")
     assert not process_title.can_show()

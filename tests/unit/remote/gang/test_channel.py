@@ -56,9 +56,7 @@ def channels(tmp_path: Path) -> Iterator[list[GangChannel]]:
 
 
 @pytest.mark.parametrize("returned", [0, 1])
-def test_a_node_whose_ranks_have_returned_says_so(
-    channels: list[GangChannel], returned: int
-) -> None:
+def test_a_node_whose_ranks_have_returned_says_so(channels, returned):
     """No datagram gets lost between two sockets of one machine, so a second by the clock is enough."""
     for turn in range(10):
         for node_rank, one in enumerate(channels):
@@ -77,8 +75,8 @@ def test_a_node_whose_ranks_have_returned_says_so(
 
 @pytest.mark.parametrize("busy", [0, 1, 2])
 def test_every_node_learns_of_a_rank_that_is_about_to_end_and_when_it_has_ended(
-    tmp_path: Path, busy: int
-) -> None:
+    tmp_path, busy
+):
     with open_channels(tmp_path, 3) as made:
         for turn in range(40):
             for node_rank, one in enumerate(made):
@@ -96,7 +94,7 @@ def test_every_node_learns_of_a_rank_that_is_about_to_end_and_when_it_has_ended(
         assert not any(one.has_ending_node for one in made)
 
 
-def test_one_host_that_is_lost_makes_the_others_form_anew_once(tmp_path: Path) -> None:
+def test_one_host_that_is_lost_makes_the_others_form_anew_once(tmp_path):
     """A frozen one says itself that it has lost the others, and is silent after that; when it was back it counts again."""
     lead = GangChannel(0, membership_of(3), 1, Journal(tmp_path), 100.0)
     try:
@@ -121,8 +119,8 @@ def test_one_host_that_is_lost_makes_the_others_form_anew_once(tmp_path: Path) -
 
 
 def test_a_member_that_was_frozen_and_thaws_makes_the_others_form_anew_no_second_time(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     causes: dict[int, Cause] = {}
     with open_channels(tmp_path, 3) as made:
         for turn in range(600):

@@ -25,7 +25,7 @@ def waiting(job: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.parametrize(("job", "is_held"), [("1122-aa", True), ("--template", False)])
 def test_it_goes_on_while_a_job_runs_and_ends_after_the_idle_time(
-    job: str, is_held: bool, monkeypatch: pytest.MonkeyPatch
+    job, is_held, monkeypatch
 ):
     looks: list[dict[int, int]] = []
     process = waiting(job)

@@ -8,14 +8,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import IO
 
 import pytest
 
 from distmagic.remote.rank import checkpoint
 from distmagic.remote.rank.checkpoint import Snapshot
-from tests.builders.forks import Forks
 
 HOST = os.uname().nodename
 
@@ -36,13 +34,11 @@ def a_snapshot(step: int, job: str) -> Snapshot:
         ([a_snapshot(3, "older"), a_snapshot(99, "oldest")], 1),
     ],
 )
-def test_a_snapshot_of_this_job_comes_before_any_other(
-    found: list[Snapshot | None], rank: int | None
-) -> None:
+def test_a_snapshot_of_this_job_comes_before_any_other(found, rank):
     assert checkpoint.newest(found, "now") == rank
 
 
-def test_without_a_job_the_newest_is_taken() -> None:
+def test_without_a_job_the_newest_is_taken():
     assert checkpoint.newest([a_snapshot(3, ""), a_snapshot(99, "older")], "") == 1
 
 
@@ -55,13 +51,8 @@ def test_without_a_job_the_newest_is_taken() -> None:
     ],
 )
 def test_one_line_says_which_snapshot_was_taken(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    writer: str,
-    reader: str,
-    words: str,
-) -> None:
+    tmp_path, monkeypatch, capsys, writer, reader, words
+):
     monkeypatch.setenv("DISTMAGIC_JOB", writer)
     path = tmp_path / "a" / "snapshot.pt"
     assert checkpoint.load(path) is None
@@ -74,15 +65,13 @@ def test_one_line_says_which_snapshot_was_taken(
     assert capsys.readouterr().err == line
 
 
-def test_other_local_ranks_write_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_local_ranks_write_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     checkpoint.save({}, tmp_path / "snapshot.pt", step=1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_killed_ranks_of_this_host_were_writing_is_removed(tmp_path: Path) -> None:
+def test_what_killed_ranks_of_this_host_were_writing_is_removed(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     kept = [
@@ -97,8 +86,8 @@ def test_what_killed_ranks_of_this_host_were_writing_is_removed(tmp_path: Path) 
 
 
 def test_what_a_rank_of_another_container_is_writing_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """It has the same home and the same hostname, and its process can't be seen from here."""
     import torch
 
@@ -124,9 +113,7 @@ def test_what_a_rank_of_another_container_is_writing_is_left_alone(
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_where_files_have_no_locks_the_process_says_who_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_files_have_no_locks_the_process_says_who_writes(tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -152,8 +139,8 @@ if rank == 0:
 
 
 def test_a_stale_snapshot_of_another_run_does_not_win(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_forks: Forks
-) -> None:
+    tmp_path, monkeypatch, torch_forks
+):
     """A host that was away comes back with the file of an earlier experiment, which went on for longer."""
     monkeypatch.setenv("DISTMAGIC_JOB", "now")
     checkpoint.save({"weights": "ours"}, tmp_path / "0.pt", step=10)
@@ -193,8 +180,8 @@ print(checkpoint.load("snapshot.pt"), sorted(path.name for path in Path().iterdi
 
 @pytest.mark.parametrize("room_bytes", [0, 100, 5000, 350_000, 400_000])
 def test_a_disk_that_becomes_full_is_an_error_of_the_system_and_the_old_snapshot_stays(
-    torch_forks: Forks, tmp_path: Path, room_bytes: int
-) -> None:
+    torch_forks, tmp_path, room_bytes
+):
     (tmp_path / "there").mkdir()
     (tmp_path / "program.py").write_text(FULL)
     done = torch_forks.run(

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pytest
 
@@ -195,7 +194,7 @@ print(process_groups.use())
         ),
     ],
 )
-def test_what_can_not_be_known_passes_as_used(world, tmp_path: Path):
+def test_what_can_not_be_known_passes_as_used(world, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = completed([sys.executable, "-c", ODD.format(world=world)], env=env)
     assert done.stdout == "used\n"

@@ -142,12 +142,8 @@ def a_file_of_the_user(home: Path, _: Path) -> Case:
     "case", [files_of_a_run, an_environment, a_payload, a_file_of_the_user]
 )
 def test_what_comes_is_whole_or_not_there_and_comes_the_next_time(
-    home_in_memory: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    case: Callable[[Path, Path], Case],
-    stays: bool,
-) -> None:
+    home_in_memory, tmp_path, monkeypatch, case, stays
+):
     def done(*_: Any) -> int:
         return 0
 

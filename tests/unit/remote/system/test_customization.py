@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from distmagic.remote.contact import template_client
@@ -14,7 +12,7 @@ from distmagic.remote.system.customization import customizing_file
     "name", ["sitecustomize.py", "usercustomize.py", "sitecustomize/__init__.py"]
 )
 def test_a_program_for_the_start_of_every_process_is_found_and_leaves_nothing_loaded(
-    name, tmp_path: Path
+    name, tmp_path
 ):
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):

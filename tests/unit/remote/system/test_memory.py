@@ -73,7 +73,7 @@ def test_no_cgroup(cgroup, table):
     assert (one.limit_bytes, one.has_killed()) == (None, False)
 
 
-def test_why(monkeypatch: pytest.MonkeyPatch, cgroup, tmp_path):
+def test_why(monkeypatch, cgroup, tmp_path):
     none = cgroup("")
     counts = [5, 5, 6, 7]
     monkeypatch.setattr(memory, "_count_of_host", lambda: counts.pop(0))

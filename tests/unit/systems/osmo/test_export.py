@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import yaml
 
 from distmagic.errors import SpecError
 from distmagic.exports import systems
-from distmagic.exports.job import ExportedJob, ExportedProgram, File
+from distmagic.exports.job import ExportedProgram, File
 from distmagic.inside.detect import detect
 from distmagic.systems.osmo import export as osmo
 from distmagic.systems.osmo import start_ranks
@@ -66,12 +65,12 @@ def test_a_file_whose_name_is_a_template_is_refused(golden):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("one", JOBS.values(), ids=list(JOBS))
-def test_a_workflow_keeps_osmos_rules(one: ExportedJob, form: str):
+def test_a_workflow_keeps_osmos_rules(one, form):
     assert rules_broken(texts(systems.files(one))[form]) == []
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_task_carries_the_program_and_its_scripts(form: str):
+def test_every_task_carries_the_program_and_its_scripts(form):
     files = {file.path: file.data for file in systems.files(JOBS["hostile"])}
     workflow = yaml.safe_load(files[form])["workflow"]
     (task,) = workflow["groups"][0]["tasks"]
@@ -200,7 +199,7 @@ def test_a_rank_that_is_killed_counts_as_in_a_shell():
     )
 
 
-def test_sigterm_ends_all_ranks(tmp_path: Path):
+def test_sigterm_ends_all_ranks(tmp_path):
     code = (
         f"import os,time; open(f'{tmp_path}/' + str(os.getpid()), 'w'); time.sleep(600)"
     )
@@ -229,7 +228,7 @@ def test_ranks_outside_the_world(golden):
     golden(done.stderr)
 
 
-def test_a_program_with_a_launcher_of_its_own_begins_where_it_likes() -> None:
+def test_a_program_with_a_launcher_of_its_own_begins_where_it_likes():
     launcher = ("-u", "/tmp/distmagic/program/distmagic.zip", "task", "/tmp")
     program = ExportedProgram(files=(), words=(), launcher=launcher)
     one = job("osmo", nodes=2, program=program)
@@ -252,9 +251,7 @@ def test_a_program_with_a_launcher_of_its_own_begins_where_it_likes() -> None:
         ({"NODE_RANK": "x"}, "NODE_RANK is x, of 2 nodes"),
     ],
 )
-def test_what_a_task_lacks_is_named_at_once(
-    form: str, change: dict[str, str | None], message: str
-) -> None:
+def test_what_a_task_lacks_is_named_at_once(form, change, message):
     script = texts(systems.files(job("osmo", nodes=2)))[form]
     given = {
         "MASTER_ADDR": "a",
@@ -265,7 +262,7 @@ def test_what_a_task_lacks_is_named_at_once(
     assert message in refusal(script, given, change)
 
 
-def test_a_task_knows_its_place_inside_the_workflow() -> None:
+def test_a_task_knows_its_place_inside_the_workflow():
     """For a script or notebook of distmagic that every task runs: the variables are those that `detect` reads."""
     text = osmo.workflow(job("osmo", nodes=3))
     tokens = {"{{workflow_id}}": "cell-7", "{{host:master}}": "master.cell-7"}

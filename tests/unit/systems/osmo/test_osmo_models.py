@@ -104,7 +104,7 @@ def checked(workflows: dict[str, str]) -> dict[str, object]:
     return found
 
 
-def test_osmos_own_models_take_every_workflow() -> None:
+def test_osmos_own_models_take_every_workflow():
     workflows = exported()
     found = checked(workflows)
     assert set(found) == set(workflows)
@@ -114,7 +114,7 @@ def test_osmos_own_models_take_every_workflow() -> None:
         assert one == [True, tasks], name
 
 
-def test_a_dataset_is_an_output_for_models_of_before_june_2026_alone() -> None:
+def test_a_dataset_is_an_output_for_models_of_before_june_2026_alone():
     one = job("osmo", nodes=2, results="kept")
     (found,) = checked({"dataset": texts(osmo.files(one))["workflow.yaml"]}).values()
     if isinstance(found, str):
@@ -124,7 +124,7 @@ def test_a_dataset_is_an_output_for_models_of_before_june_2026_alone() -> None:
         assert found == [True, [["master", True], ["worker-1", False]]]
 
 
-def test_osmos_own_models_refuse_what_our_table_refuses() -> None:
+def test_osmos_own_models_refuse_what_our_table_refuses():
     good = exported()["three workflow.yaml"]
     wrong = {
         "two leads": good.replace("name: worker-1", "name: worker-1\n      lead: true"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from distmagic.errors import Cancelled, DistmagicError, RunError, SpecError, Unreachable
+from distmagic.errors import Cancelled, RunError, SpecError, Unreachable
 from distmagic.payload import bundle
 from distmagic.payload.pack import pack_call
 from distmagic.request import flags
@@ -61,7 +61,7 @@ def interrupting(word: str) -> FakeScreen:
     return FakeScreen(act)
 
 
-def test_an_interrupt_while_it_waits_cancels_it(service: Service) -> None:
+def test_an_interrupt_while_it_waits_cancels_it(service):
     screen = interrupting("PENDING: master SCHEDULING, worker-1 SCHEDULING")
     with pytest.raises(Cancelled):
         submit(screen)
@@ -69,9 +69,7 @@ def test_an_interrupt_while_it_waits_cancels_it(service: Service) -> None:
     assert screen.finished[-1].is_over
 
 
-def test_one_that_can_not_be_cancelled_is_named(
-    service: Service, monkeypatch: pytest.MonkeyPatch, golden
-) -> None:
+def test_one_that_can_not_be_cancelled_is_named(service, monkeypatch, golden):
     service.how(cancel="refuse")
     monkeypatch.setattr(workflow, "LAST_LINES_S", 1.0)
     with pytest.raises(Cancelled, match="could not be cancelled") as caught:
@@ -92,24 +90,22 @@ def interrupted_while_it_is_submitted() -> Cancelled:
     return caught.value
 
 
-def test_an_interrupt_while_it_is_submitted_cancels_it(
-    service: Service, golden
-) -> None:
+def test_an_interrupt_while_it_is_submitted_cancels_it(service, golden):
     error = interrupted_while_it_is_submitted()
     golden(error)
     assert (service.state / "cell-1.cancel").exists()
 
 
 def test_one_that_was_being_submitted_and_can_not_be_cancelled_is_named(
-    service: Service, golden
-) -> None:
+    service, golden
+):
     service.how(cancel="away")
     error = interrupted_while_it_is_submitted()
     golden(error)
     assert not (service.state / "cell-1.cancel").exists()
 
 
-def test_a_workflow_that_osmo_ends_says_why(service: Service, golden) -> None:
+def test_a_workflow_that_osmo_ends_says_why(service, golden):
     service.ends_as = "FAILED_IMAGE_PULL"
     screen = FakeScreen()
     with golden.raises(RunError) as caught:
@@ -128,12 +124,8 @@ def test_a_workflow_that_osmo_ends_says_why(service: Service, golden) -> None:
     ],
 )
 def test_a_submission_that_fails_starts_nothing(
-    service: Service,
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
-    kind: type[DistmagicError],
-    message: str,
-) -> None:
+    service, monkeypatch, how, kind, message
+):
     service.how(submit=how)
     monkeypatch.setattr(program, "SUBMIT_S", 1.0 if how == "hang" else 60.0)
     screen = FakeScreen()
@@ -143,9 +135,7 @@ def test_a_submission_that_fails_starts_nothing(
     assert screen.finished[-1].abandoned
 
 
-def test_a_state_that_can_not_be_asked_for_is_told_and_asked_for_again(
-    service: Service, golden
-) -> None:
+def test_a_state_that_can_not_be_asked_for_is_told_and_asked_for_again(service, golden):
     service.how(query="away")
     told: list[str] = []
 

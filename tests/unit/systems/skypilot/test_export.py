@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 
 from distmagic.errors import SpecError
 from distmagic.exports import systems
-from distmagic.exports.job import ExportedJob
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, job, shown, texts
 from tests.builders.shell import completed, refusal
@@ -53,7 +51,7 @@ def test_the_files_of_a_job_with_gpus():
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("one", JOBS.values(), ids=list(JOBS))
-def test_a_task_has_only_known_keys_of_their_types(one: ExportedJob, form: str):
+def test_a_task_has_only_known_keys_of_their_types(one, form):
     task = yaml.safe_load(texts(systems.files(one))[form])
     assert {key: type(value) for key, value in task.items()} == {
         key: SCHEMA[key] for key in task
@@ -65,7 +63,7 @@ def test_a_task_has_only_known_keys_of_their_types(one: ExportedJob, form: str):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_variables_and_secrets_are_in_the_places_for_them(form: str):
+def test_variables_and_secrets_are_in_the_places_for_them(form):
     files = systems.files(JOBS["hostile"])
     task = yaml.safe_load(texts(files)[form])
     assert task["envs"] == dict(ENV[:-1])
@@ -90,7 +88,7 @@ for path in sys.argv[1:]:
 
 
 @needs_skypilot
-def test_skypilots_own_package_takes_every_task(tmp_path: Path):
+def test_skypilots_own_package_takes_every_task(tmp_path):
     paths = []
     for name, one in JOBS.items():
         folder = tmp_path / name

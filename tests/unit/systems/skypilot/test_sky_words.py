@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -56,7 +55,7 @@ def test_a_line_without_colours_and_spinners():
 @pytest.mark.parametrize(
     "line", ["\x1b]52;c;eA==\x07hi", "\x1b]0;title\x1b\\hi", "\x1bPq\x1b\\\x9bhi\x08"]
 )
-def test_a_line_without_orders_to_a_terminal(line: str):
+def test_a_line_without_orders_to_a_terminal(line):
     assert sky_words.plain(line) == "hi"
 
 
@@ -67,7 +66,7 @@ def test_a_line_without_orders_to_a_terminal(line: str):
         "old",
     ],
 )
-def test_clusters_that_cant_be_used(name: str, golden):
+def test_clusters_that_cant_be_used(name, golden):
     error = sky_words.not_up(name, (MINE, OLD))
     golden(error)
     assert "there: none." in sky_words.not_up(name, ()).hint
@@ -93,7 +92,7 @@ for cluster, proxy in (("mine", ""), ("other", "proxy --node %w")):
 
 @needs_skypilot
 def test_the_clusters_of_these_tests_are_written_as_skypilot_writes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
     subprocess.run([PYTHON, "-c", _WRITE], check=True)

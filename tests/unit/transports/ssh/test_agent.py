@@ -25,7 +25,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         )
 
 
-def test_its_keys_and_a_signature(serve: Serve) -> None:
+def test_its_keys_and_a_signature(serve):
     listed = b"\x0c\0\0\0\2" + strings(b"one", b"work", b"two", b"caf\xe9")
     signed = b"\x0e" + strings(b"signature")
     agent = serve(strings(listed), strings(signed))
@@ -46,14 +46,14 @@ def test_its_keys_and_a_signature(serve: Serve) -> None:
         b"HTTP/1.1 400 Bad Request\r\n",
     ],
 )
-def test_an_answer_that_is_no_list(serve: Serve, answer: bytes, golden) -> None:
+def test_an_answer_that_is_no_list(serve, answer, golden):
     agent = serve(answer)
     assert agent.keys(60) == ()
     golden(agent.trouble)
     agent.close()
 
 
-def test_it_is_gone(tmp_path: Path) -> None:
+def test_it_is_gone(tmp_path):
     for path, why in (
         (tmp_path / "nobody", "No such file or directory"),
         (tmp_path / ("long" * 40), "AF_UNIX path too long"),
@@ -64,7 +64,7 @@ def test_it_is_gone(tmp_path: Path) -> None:
     assert KeyAgent(None).keys(60) == ()
 
 
-def test_a_refusal_to_sign_is_no_signature(serve: Serve) -> None:
+def test_a_refusal_to_sign_is_no_signature(serve):
     agent = serve(strings(b"\x0c\0\0\0\0"), strings(b"\x05"))
     agent.keys(60)
     assert agent.sign(b"one", b"data", 0) == b""
@@ -72,7 +72,7 @@ def test_a_refusal_to_sign_is_no_signature(serve: Serve) -> None:
     agent.close()
 
 
-def test_silence_has_a_limit_and_is_named(serve: Serve) -> None:
+def test_silence_has_a_limit_and_is_named(serve):
     agent = serve()
     assert agent.keys(0.05) == ()
     assert agent.trouble == "no answer within 0.05 s"
@@ -80,7 +80,7 @@ def test_silence_has_a_limit_and_is_named(serve: Serve) -> None:
     agent.close()
 
 
-def test_to_close_it_ends_the_wait_for_a_signature(serve: Serve) -> None:
+def test_to_close_it_ends_the_wait_for_a_signature(serve):
     agent = serve(strings(b"\x0c\0\0\0\0"))
     agent.keys(60)
     closer = threading.Timer(0.05, agent.close)

@@ -34,9 +34,7 @@ class _EndsWhileReading:
         return piece
 
 
-def test_a_connection_that_ends_while_stderr_is_read_makes_no_noise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_connection_that_ends_while_stderr_is_read_makes_no_noise(monkeypatch):
     noise: list[object] = []
     monkeypatch.setattr(threading, "excepthook", noise.append)
     process = SshProcess(_EndsWhileReading(), "gpu-a", (EOFError,))  # type: ignore[arg-type]
@@ -46,9 +44,7 @@ def test_a_connection_that_ends_while_stderr_is_read_makes_no_noise(
     assert noise == []
 
 
-def test_the_thread_of_a_connection_never_waits_for_new_keys(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_thread_of_a_connection_never_waits_for_new_keys(monkeypatch):
     """It alone can bring them about; what it has to say meanwhile goes out after them, in order."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -71,9 +67,7 @@ def test_the_thread_of_a_connection_never_waits_for_new_keys(
         session.close()
 
 
-def test_a_connection_leaves_nothing_with_the_log(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_connection_leaves_nothing_with_the_log(monkeypatch):
     """A kernel connects thousands of times, and may log whatever comes; a handler of each would stay for ever."""
     server = Dialled(
         where="gpu-a", hostname="gpu-a", port=22, names=("gpu-a",), file=""

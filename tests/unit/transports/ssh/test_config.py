@@ -32,7 +32,7 @@ def look_up(dot_ssh: Path, text: str, name: str = "gpu-a") -> Resolved:
     return resolve(Host(name=name), str(dot_ssh / "config"))
 
 
-def test_a_host_that_no_file_knows(dot_ssh: Path) -> None:
+def test_a_host_that_no_file_knows(dot_ssh):
     found = resolve(Host(name="gpu-a"), None)
     assert (found.hostname, found.user, found.port) == ("gpu-a", "me", 22)
     assert found.default_keys
@@ -42,7 +42,7 @@ def test_a_host_that_no_file_knows(dot_ssh: Path) -> None:
     assert found.warnings == ()
 
 
-def test_an_alias_in_full(dot_ssh: Path) -> None:
+def test_an_alias_in_full(dot_ssh):
     found = look_up(
         dot_ssh,
         """
@@ -95,13 +95,13 @@ def test_an_alias_in_full(dot_ssh: Path) -> None:
     assert found.warnings == ()
 
 
-def test_what_was_typed_goes_first(dot_ssh: Path) -> None:
+def test_what_was_typed_goes_first(dot_ssh):
     (dot_ssh / "config").write_text("Host a\n User jo\n Port 1\n")
     found = resolve(Host(name="a", user="me", port=2), str(dot_ssh / "config"))
     assert (found.user, found.port) == ("me", 2)
 
 
-def test_proxy_command_and_its_tokens(dot_ssh: Path) -> None:
+def test_proxy_command_and_its_tokens(dot_ssh):
     text = "ProxyCommand corp-proxy --to %h:%p --as '%r' 100%%\nProxyJump never\n"
     assert (
         look_up(dot_ssh, text).proxy_command
@@ -112,7 +112,7 @@ def test_proxy_command_and_its_tokens(dot_ssh: Path) -> None:
     assert look_up(dot_ssh, "ProxyJump none\n").jumps == ()
 
 
-def test_the_agent(dot_ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent(dot_ssh, monkeypatch):
     monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
     monkeypatch.setenv("OTHER", "/run/other")
     assert look_up(dot_ssh, "").identity_agent == "/run/agent"
@@ -126,7 +126,7 @@ def test_the_agent(dot_ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_include_is_relative_nested_and_ends_with_its_block(dot_ssh: Path) -> None:
+def test_include_is_relative_nested_and_ends_with_its_block(dot_ssh):
     (dot_ssh / "d").mkdir()
     (dot_ssh / "d" / "1").write_text("Include d/deep\nHost other\n  User no\n")
     (dot_ssh / "d" / "deep").write_text("Port 1\n")
@@ -138,12 +138,12 @@ def test_include_is_relative_nested_and_ends_with_its_block(dot_ssh: Path) -> No
     assert (found.port, found.user, found.host_key_alias) == (1, "jo", None)
 
 
-def test_include_from_the_home_of_a_user_who_is_not_there(dot_ssh: Path) -> None:
+def test_include_from_the_home_of_a_user_who_is_not_there(dot_ssh):
     assert look_up(dot_ssh, "Include ~no-such-user/config\nPort 7\n").port == 7
     assert file_versions(None)
 
 
-def test_include_of_itself_ends(dot_ssh: Path) -> None:
+def test_include_of_itself_ends(dot_ssh):
     assert look_up(dot_ssh, "Include config\nPort 7\n").port == 7
 
 
@@ -167,15 +167,13 @@ def test_include_of_itself_ends(dot_ssh: Path) -> None:
         ("tagged work", 22),
     ],
 )
-def test_match(match: str, port: int, dot_ssh: Path) -> None:
+def test_match(match, port, dot_ssh):
     found = look_up(dot_ssh, f"Match {match}\n  Port 7\n")
     assert (found.port, found.warnings) == (port, ())
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_commands_run_in_the_shell_of_the_user(
-    is_there: bool, dot_ssh: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_run_in_the_shell_of_the_user(is_there, dot_ssh, monkeypatch):
     """One that is not there, as a container may name it, is no obstacle."""
     shell = dot_ssh / "shell"
     monkeypatch.setenv("SHELL", str(shell))
@@ -193,7 +191,7 @@ def test_commands_run_in_the_shell_of_the_user(
     assert look_up(dot_ssh, "Match exec false\n  Port 8\n").port == 22
 
 
-def test_match_final_sees_what_all_files_set(dot_ssh: Path) -> None:
+def test_match_final_sees_what_all_files_set(dot_ssh):
     text = "Match final host real\n  Port 7\nHost gpu-a\n  HostName real\n"
     assert look_up(dot_ssh, text).port == 7
 
@@ -202,8 +200,8 @@ def test_match_final_sees_what_all_files_set(dot_ssh: Path) -> None:
     "match", ["localnetwork 10.0.0.0/8", "host", "sessiontype shell", "version 9", '"']
 )
 def test_a_match_line_that_is_not_understood_is_named_and_left_out(
-    match: str, dot_ssh: Path, golden
-) -> None:
+    match, dot_ssh, golden
+):
     found = look_up(
         dot_ssh, f"User jo\nMatch {match}\n  Port 7\nHost gpu-a\n  HostKeyAlias after\n"
     )
@@ -211,13 +209,13 @@ def test_a_match_line_that_is_not_understood_is_named_and_left_out(
     golden(*found.warnings)
 
 
-def test_lines_without_a_value_are_named(dot_ssh: Path, golden) -> None:
+def test_lines_without_a_value_are_named(dot_ssh, golden):
     found = look_up(dot_ssh, "User\nMatch\nHost *\nPort 7\n")
     assert found.port == 7
     golden(*found.warnings)
 
 
-def test_canonical_names_are_named(dot_ssh: Path) -> None:
+def test_canonical_names_are_named(dot_ssh):
     assert (
         "CanonicalizeHostname is not followed"
         in look_up(dot_ssh, "CanonicalizeHostname yes\n").warnings[0]
@@ -234,7 +232,7 @@ def test_canonical_names_are_named(dot_ssh: Path) -> None:
         ("CanonicalizeHostname always", "No"),
     ],
 )
-def test_what_is_not_followed_is_named(text: str, harmless: str, dot_ssh: Path) -> None:
+def test_what_is_not_followed_is_named(text, harmless, dot_ssh):
     keyword = text.partition(" ")[0]
     (warning,) = look_up(dot_ssh, f"{text}\n").warnings
     assert warning.startswith(f"{keyword} is not followed; ")
@@ -251,12 +249,12 @@ def test_what_is_not_followed_is_named(text: str, harmless: str, dot_ssh: Path) 
         "ProxyJump a:b:c\n",
     ],
 )
-def test_values_that_can_not_be_used(text: str, dot_ssh: Path, golden) -> None:
+def test_values_that_can_not_be_used(text, dot_ssh, golden):
     with golden.raises(SpecError):
         look_up(dot_ssh, text)
 
 
-def test_names_to_complete(dot_ssh: Path) -> None:
+def test_names_to_complete(dot_ssh):
     (dot_ssh / "more").write_text("Host deep\n")
     (dot_ssh / "config").write_text(
         "Host a b-* c !d\nInclude more\nMatch host x\nHost *\nHost a e # f\n"
@@ -281,7 +279,7 @@ Host gpu-a gpu-b
 
 @pytest.mark.needs("ssh")
 @pytest.mark.parametrize("name", ["gpu-a", "gpu-c", "other"])
-def test_openssh_reads_the_same_file_the_same_way(name: str, dot_ssh: Path) -> None:
+def test_openssh_reads_the_same_file_the_same_way(name, dot_ssh):
     (dot_ssh / "config").write_text(_SAME.replace("more", f"{dot_ssh}/more"))
     (dot_ssh / "more").write_text("User jo\nHost gpu-a\n  ConnectTimeout 9\n")
     said = completed(["ssh", "-G", "-F", dot_ssh / "config", name])
@@ -297,7 +295,7 @@ def test_openssh_reads_the_same_file_the_same_way(name: str, dot_ssh: Path) -> N
     ].endswith("/last")
 
 
-def test_an_edit_of_any_file_is_noticed(dot_ssh: Path) -> None:
+def test_an_edit_of_any_file_is_noticed(dot_ssh):
     config, more = dot_ssh / "config", dot_ssh / "more"
     seen = [file_versions(None)]
     for file, text in (
@@ -312,7 +310,7 @@ def test_an_edit_of_any_file_is_noticed(dot_ssh: Path) -> None:
     assert file_versions(None) == seen[-1]
 
 
-def test_a_file_is_read_once_and_again_after_an_edit(dot_ssh: Path) -> None:
+def test_a_file_is_read_once_and_again_after_an_edit(dot_ssh):
     assert look_up(dot_ssh, "Host gpu-a\n  HostName 10.0.0.1\n").hostname == "10.0.0.1"
     path = str(dot_ssh / "config")
     assert read_lines(path) is read_lines(path)

@@ -265,7 +265,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.needs("ssh")
-def test_openssh_and_we_read_every_configuration_alike(home: Path) -> None:
+def test_openssh_and_we_read_every_configuration_alike(home):
     chance = random.Random(20)
     cases: list[Case] = []
     refused = 0

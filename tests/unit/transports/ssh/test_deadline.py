@@ -9,7 +9,7 @@ from tests.builders.since import Since
 from tests.lab.waiting import HANG_S, wait_until
 
 
-def test_a_deadline_expires_once() -> None:
+def test_a_deadline_expires_once():
     expired = threading.Event()
     with Deadline(0.05, expired.set) as deadline:
         assert expired.wait(HANG_S)
@@ -17,7 +17,7 @@ def test_a_deadline_expires_once() -> None:
         assert deadline.remaining() == 0
 
 
-def test_a_deadline_that_is_kept_never_fires() -> None:
+def test_a_deadline_that_is_kept_never_fires():
     expired = threading.Event()
     since = Since()
     with Deadline(60, expired.set) as deadline:
@@ -27,7 +27,7 @@ def test_a_deadline_that_is_kept_never_fires() -> None:
     assert not deadline.expired
 
 
-def test_a_pause_is_not_counted() -> None:
+def test_a_pause_is_not_counted():
     expired = threading.Event()
     with Deadline(HANG_S, expired.set) as deadline:
         with deadline.paused(), deadline.paused():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from distmagic.transports.ssh import known_hosts
@@ -31,12 +29,12 @@ def known(text: str) -> tuple[known_hosts.KnownKey, ...]:
         ("|1|broken", "gpu-a", False),
     ],
 )  # fmt: skip
-def test_patterns(pattern: str, name: str, fits: bool) -> None:
+def test_patterns(pattern, name, fits):
     (line,) = known(f"{pattern} ssh-ed25519 {KEY}")
     assert line.is_for(name) is fits
 
 
-def test_lines_that_say_nothing_are_left_out() -> None:
+def test_lines_that_say_nothing_are_left_out():
     text = f"\n# x\ngpu-a\ngpu-a ssh-rsa ???\n@odd gpu-a ssh-rsa {KEY}\n@revoked gpu-a ssh-ed25519 {KEY} comment\n"
     assert [(line.line, line.marker) for line in known(text)] == [(6, "@revoked")]
 
@@ -64,7 +62,7 @@ def check(
     return ""
 
 
-def test_a_known_key() -> None:
+def test_a_known_key():
     assert check(f"gpu-a ssh-ed25519 {KEY}", server()) == ""
     assert check(f"gpu-a ssh-ed25519 {OTHER}\ngpu-a ssh-ed25519 {KEY}", server()) == ""
     # As OpenSSH: also without the port.
@@ -72,7 +70,7 @@ def test_a_known_key() -> None:
     assert check(f"the-alias ssh-ed25519 {KEY}", server(2222, "the-alias")) == ""
 
 
-def test_keys_that_are_not_trusted() -> None:
+def test_keys_that_are_not_trusted():
     assert "is not known" in check("", server())
     assert "is not known" in check(
         f"gpu-a ssh-ed25519 {KEY}", server(alias="the-alias")
@@ -88,12 +86,12 @@ def test_keys_that_are_not_trusted() -> None:
     )
 
 
-def test_an_unknown_key_under_another_name_is_not_cured_by_keyscan() -> None:
+def test_an_unknown_key_under_another_name_is_not_cured_by_keyscan():
     assert "ssh-keyscan gpu-a >> ~/kh" in check("", server())
     assert "ssh-keyscan" not in check("", server(alias="the-alias"))
 
 
-def test_the_types_to_ask_for() -> None:
+def test_the_types_to_ask_for():
     lines = known(
         f"gpu-a ssh-rsa {KEY}\ngpu-a ssh-ed25519 {KEY}\n@revoked gpu-a ssh-dss {KEY}\nb x {KEY}"
     )
@@ -101,9 +99,7 @@ def test_the_types_to_ask_for() -> None:
     assert known_hosts.types_known(lines, ("nobody",)) == ()
 
 
-def test_a_known_hosts_file_is_read_once_and_again_after_an_edit(
-    tmp_path: Path,
-) -> None:
+def test_a_known_hosts_file_is_read_once_and_again_after_an_edit(tmp_path):
     file = tmp_path / "known_hosts"
     file.write_text("gpu-a ssh-ed25519 AAAA\n")
     first = known_hosts.read([str(file)])

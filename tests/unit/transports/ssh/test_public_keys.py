@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from pathlib import Path
 
 import pytest
 
@@ -28,18 +27,18 @@ def private(blob: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["key", "key.pub"])
-def test_a_public_half_is_found_in_all_its_places(name: str, tmp_path: Path) -> None:
+def test_a_public_half_is_found_in_all_its_places(name, tmp_path):
     text = b"# mine\r\n\r\n" + line(_ED25519, b"ssh-ed25519")
     (tmp_path / name).write_bytes(text)
     assert read_public_half(str(tmp_path / "key")) == _ED25519
 
 
-def test_the_readable_part_of_an_encrypted_key(tmp_path: Path) -> None:
+def test_the_readable_part_of_an_encrypted_key(tmp_path):
     (tmp_path / "key").write_bytes(private(_ED25519))
     assert read_public_half(str(tmp_path / "key")) == _ED25519
 
 
-def test_the_line_beside_a_key_goes_before_what_is_in_it(tmp_path: Path) -> None:
+def test_the_line_beside_a_key_goes_before_what_is_in_it(tmp_path):
     """As ssh has it."""
     other = join_strings(b"ssh-ed25519", b"o" * 32)
     (tmp_path / "key").write_bytes(private(_ED25519))
@@ -57,9 +56,7 @@ def test_the_line_beside_a_key_goes_before_what_is_in_it(tmp_path: Path) -> None
         (b"sk-ecdsa-sha2-nistp256@openssh.com", (b"nistp256", b"q" * 65, b"ssh:")),
     ],
 )
-def test_the_key_of_a_certificate(
-    kind: bytes, fields: tuple[bytes, ...], tmp_path: Path
-) -> None:
+def test_the_key_of_a_certificate(kind, fields, tmp_path):
     certified = kind.removesuffix(b"@openssh.com") + b"-cert-v01@openssh.com"
     blob = join_strings(certified, b"nonce", *fields) + b"\0" * 12 + b"and the rest"
     (tmp_path / "today.pub").write_bytes(line(blob, certified))
@@ -72,7 +69,7 @@ def test_the_key_of_a_certificate(
     assert read_certificate(str(tmp_path / "today")) is None
 
 
-def test_whatever_is_cut_short_or_no_key_has_no_half(tmp_path: Path) -> None:
+def test_whatever_is_cut_short_or_no_key_has_no_half(tmp_path):
     file = tmp_path / "key"
     whole = private(_ED25519)
     cuts = [whole[:length] for length in range(0, len(whole), 7)]

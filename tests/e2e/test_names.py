@@ -21,43 +21,25 @@ def same_names() -> Iterator[Lab]:
         yield lab
 
 
+def ranks_meet(lab: Lab, own_name: str | None, backend: str) -> None:
+    """Have the own name of each host resolve to an address, or to none, and ranks of both sum numbers."""
+    for host in lab.hosts:
+        host.resolve_own_name(own_name)
+    run = runner.run(
+        lab, "dm1:2,dm2:1", as_value(runner.all_reduce), rdzv_backend=backend, timeout_s=HANG_S, is_warm=True,
+    )  # fmt: skip
+    assert [float(run.results[rank]["total"]) for rank in run.results] == [3.0] * 3
+
+
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 @pytest.mark.parametrize("address", [None, "127.0.1.1", "127.0.0.1"])
 def test_own_name_leads_nowhere_useful(lab, backend, address):
-    for host in lab.hosts:
-        host.resolve_own_name(address)
-    run = runner.run(
-        lab,
-        "dm1:2,dm2:1",
-        as_value(runner.all_reduce),
-        rdzv_backend=backend,
-        timeout_s=HANG_S,
-        is_warm=True,
-    )
-    assert [float(run.results[rank]["total"]) for rank in run.results] == [
-        3.0,
-        3.0,
-        3.0,
-    ]
+    ranks_meet(lab, address, backend)
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_hosts_of_the_same_name_that_is_loopback(same_names, backend):
-    for host in same_names.hosts:
-        host.resolve_own_name("127.0.0.1")
-    run = runner.run(
-        same_names,
-        "dm1:2,dm2:1",
-        as_value(runner.all_reduce),
-        rdzv_backend=backend,
-        timeout_s=HANG_S,
-        is_warm=True,
-    )
-    assert [float(run.results[rank]["total"]) for rank in run.results] == [
-        3.0,
-        3.0,
-        3.0,
-    ]
+    ranks_meet(same_names, "127.0.0.1", backend)
 
 
 def test_the_user_s_own_choice_of_interface_is_left_alone(lab):

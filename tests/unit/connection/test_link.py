@@ -415,15 +415,6 @@ def test_events_that_are_refused():
     assert str(caught.value) == "gpu-a: no such room."
 
 
-def test_an_agent_that_breaks_down():
-    link, _ = started(
-        lines(EVENTS[0], first=1),
-        lines(p.AgentGone(error="OSError: too many open files")),
-    )
-    assert [n for n, _ in link.events()] == [1]
-    assert link.agent_error == "OSError: too many open files"
-
-
 def test_an_agent_that_breaks_down_at_once(golden):
     with golden.raises(PreflightError):
         started(lines(p.AgentGone(error="MemoryError")))

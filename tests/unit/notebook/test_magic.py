@@ -11,7 +11,6 @@ import re
 import sys
 import threading
 import weakref
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -181,12 +180,6 @@ def test_what_hosts_told_is_no_escape_sequence_in_a_dry_run(lab, capsys, monkeyp
     monkeypatch.setattr(dry_run, "start_commands", lambda *_: text)
     lab.value("%%distributed --dry-run\nlen([])")
     assert capsys.readouterr().out == "# gpu-a\n/usr/bin/python\n"
-
-
-@pytest.mark.parametrize("cell", ["%%distributed --help", "%%distributed -h \n\n"])
-def test_help_of_an_empty_cell_is_the_help(lab, capsys, cell):
-    lab.value(cell)
-    assert "--nproc-per-node" in capsys.readouterr().out
 
 
 def test_help_is_printed(lab, capsys):
@@ -743,25 +736,6 @@ def test_a_link_between_pages_becomes_a_command(monkeypatch, tmp_path, golden):
     golden(help_pages.page("one"))
 
 
-def test_pages_are_found_where_distmagic_is_no_folder(tmp_path):
-    package = Path(distmagic.__file__).parent
-    with zipfile.ZipFile(tmp_path / "distmagic.zip", "w") as archive:
-        for file in package.rglob("*"):
-            if file.suffix in (".py", ".md"):
-                archive.write(file, file.relative_to(package.parent))
-    code = (
-        "import sys; sys.path.insert(0, 'distmagic.zip')\n"
-        "from distmagic.notebook import help_pages\n"
-        "print(help_pages.__file__, *help_pages.topics()); help_pages.contents()"
-    )
-    done = completed(
-        [sys.executable, "-c", code], cwd=tmp_path, env={"PATH": "/usr/bin"}
-    )
-    where, *found = done.stdout.split()
-    assert "distmagic.zip" in where
-    assert found == list(help_pages.topics())
-
-
 @pytest.mark.parametrize(
     ("line", "found"),
     [
@@ -820,10 +794,6 @@ def test_tab_offers_nothing_of_ours_when_it_is_unloaded(lab):
 
 
 # ---- loading
-
-
-def test_the_alias_is_always_there(lab):
-    assert lab.value("%%distmagic\nlen('abc')") == 3
 
 
 def test_another_owner_keeps_its_magic(shell, capsys, monkeypatch, golden):

@@ -181,24 +181,6 @@ except TypeError:
     assert "self._data += data" in done.stdout, "a traceback shows the file's own lines"
 
 
-def test_byte_code_of_another_python_is_ignored(tmp_path):
-    old = tmp_path / "old.zip"
-    with (
-        zipfile.ZipFile(bundle.build().path) as archive,
-        zipfile.ZipFile(old, "w") as changed,
-    ):
-        for name in archive.namelist():
-            data = archive.read(name)
-            changed.writestr(
-                name, b"\0\0\r\n" + data[4:] if name.endswith(".pyc") else data
-            )
-    done = bare(
-        "-c",
-        f"import sys; sys.path.insert(0, {str(old)!r}); from distmagic.remote.contact import contact",
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def test_it_starts_a_role():
     path = str(bundle.build().path)
     for argv in ((), ("nobody",)):

@@ -108,14 +108,6 @@ def test_equal_calls_give_equal_files():
     ] == []
 
 
-def test_the_files_hash_to_their_names():
-    import hashlib
-
-    payload = packed(cell("def train():\n    return w\ntrain()", w=torch.randn(1000)))
-    for part in (payload.call, payload.code):
-        assert hashlib.sha256(part.path.read_bytes()).hexdigest() == part.blob.sha256
-
-
 def test_functions_of_several_cells_bring_their_texts():
     cell("def old():\n    return 1\n0", "<first cell>")
     names: dict = {"__name__": "__main__"}

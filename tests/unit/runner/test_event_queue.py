@@ -86,12 +86,3 @@ def test_what_an_act_ended_with_never_waits_for_room(monkeypatch):
     box.tell(Gone())
     box.wake()
     assert [event.what for event in box.batch(0.0)] == [Mended(), Gone(), None]
-
-
-def test_nobody_waits_when_it_is_closed(monkeypatch):
-    monkeypatch.setattr(event_queue, "_AHEAD_BYTES", 4096)
-    box = make()
-    box.put(0, Mended())
-    box.close()
-    box.put(0, Gone())  # gives up: nobody reads any more
-    assert [event.what for event in box.batch(0.0)] == [Mended()]

@@ -295,23 +295,23 @@ def test_a_result_that_is_not_there(rank, message):
     ]
 
 
+def without_its_second_host(*events: tuple[int, p.Message]) -> Run:
+    """Return an elastic job of two hosts that went well after its second one was lost; of its nodes this was heard."""
+    last = [(1, Lost(why="no connection for 60 s")), (0, Gone())]
+    state = fold(
+        begin("j", ["gpu-a", "gpu-b"], terms(3, min_nodes=1)),
+        [Event(node_rank=node, at_s=0.0, what=what) for node, what in [*events, *last]],
+    )
+    return Run(state, {}, FakeHost(b"").open, shown=False)
+
+
 def test_a_rank_of_a_host_that_was_lost_before_it_was_seen_is_not_said_never_to_have_been(
     golden,
 ):
     """The job was elastic, and went well; its lead alone could be followed to the end."""
     lead = p.Worker(rank=1, local_rank=0, world_size=2, restart=0, pid=1)
     left = p.Ended(rank=1, restart=0, outcome="returned", result_bytes=0)
-    events = [
-        (0, lead),
-        (0, left),
-        (1, Lost(why="no connection for 60 s")),
-        (0, Gone()),
-    ]
-    state = fold(
-        begin("j", ["gpu-a", "gpu-b"], terms(3, min_nodes=1)),
-        [Event(node_rank=node, at_s=0.0, what=what) for node, what in events],
-    )
-    run = Run(state, {}, FakeHost(b"").open, shown=False)
+    run = without_its_second_host((0, lead), (0, left))
     for look in (run.results.__getitem__, run.logs):
         with golden.raises(SpecError):
             look(0)
@@ -324,20 +324,12 @@ def test_a_rank_whose_host_was_lost_before_its_end_is_not_said_to_have_left_no_r
     golden,
 ):
     """The others had returned, so that the job went well without it."""
-    events = [
-        *(
-            (node, p.Worker(rank=node, local_rank=0, world_size=2, restart=0, pid=1))
-            for node in (0, 1)
-        ),
-        (0, p.Ended(rank=0, restart=0, outcome="returned", result_bytes=0)),
-        (1, Lost(why="no connection for 60 s")),
-        (0, Gone()),
-    ]
-    state = fold(
-        begin("j", ["gpu-a", "gpu-b"], terms(3, min_nodes=1)),
-        [Event(node_rank=node, at_s=0.0, what=what) for node, what in events],
+    first, second = (
+        p.Worker(rank=rank, local_rank=0, world_size=2, restart=0, pid=1)
+        for rank in (0, 1)
     )
-    run = Run(state, {}, FakeHost(b"").open, shown=False)
+    left = p.Ended(rank=0, restart=0, outcome="returned", result_bytes=0)
+    run = without_its_second_host((0, first), (1, second), (0, left))
     with golden.raises(NoResult):
         run.results[1]
 

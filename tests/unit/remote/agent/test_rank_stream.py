@@ -87,18 +87,6 @@ def test_the_end_of_the_pipe(pipe):
     assert pipe.text(pipe.stream.event(0.0)) == "last"
 
 
-@pytest.mark.parametrize("letter", ["é", "€", "🙂"])
-def test_a_torn_letter_waits_for_its_rest(pipe, letter):
-    data = letter.encode()
-    for cut in range(1, len(data)):
-        pipe.write(b"ab" + data[:cut])
-        pipe.drain()
-        first = pipe.text(pipe.stream.event(0.0))
-        pipe.write(data[cut:] + b"c")
-        pipe.drain()
-        assert (first, pipe.text(pipe.stream.event(0.0))) == ("ab", letter + "c")
-
-
 def test_a_torn_colour_waits_for_its_rest(pipe):
     data = b"\x1b[1;38;5;208m"
     for cut in range(1, len(data)):
@@ -118,16 +106,6 @@ def test_what_begins_like_a_colour_does_not_wait_for_ever(pipe):
     pipe.drain()
     assert pipe.stream.event(0.0) is None
     assert pipe.text(pipe.stream.event(0.0, last=True)) == "\x1b"
-
-
-def test_a_letter_byte_by_byte(pipe):
-    texts = []
-    for byte in "x🙂€y".encode():
-        pipe.write(bytes([byte]))
-        pipe.drain()
-        event = pipe.stream.event(0.0)
-        texts += [pipe.text(event)] if event else []
-    assert texts == ["x", "🙂", "€", "y"]
 
 
 def test_a_torn_letter_at_the_end_goes_too(pipe):

@@ -97,14 +97,6 @@ def asked(python: str, code: str) -> str:
     return completed([python, "-c", code]).stdout.strip()
 
 
-def test_an_environment_remembers_all_who_asked_for_it(index, opened):
-    wheel(index, "alpha")
-    link = opened()
-    for owner in ("me", "you", "me"):
-        _, made = sync(link, "alpha==1.0", owner=owner)
-    assert owners.of(Path(made.python).parents[1]) == ("me", "you")
-
-
 def test_an_environment_is_made_once_and_has_the_packages_and_a_name(
     index, opened, golden
 ):
@@ -168,6 +160,14 @@ venv) exec "$3" -m venv --without-pip "$4" ;;
 *) echo "$@" >> "$HOME/uv-calls"; echo "Resolved 2 packages in 1ms"; while [ -e "$HOME/hold" ]; do sleep 0.05; done
 esac
 """
+
+
+def test_an_environment_remembers_all_who_asked_for_it(tmp_path, opened):
+    fake_uv(tmp_path, UV)
+    link = opened()
+    for owner in ("me", "you", "me"):
+        _, made = sync(link, "alpha==1.0", owner=owner)
+    assert owners.of(Path(made.python).parents[1]) == ("me", "you")
 
 
 def test_of_two_notebooks_one_makes_the_environment_by_uv_and_the_other_waits(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -52,21 +51,6 @@ def test_what_fits_is_one_file(path):
         100,
         0o600,
     )
-
-
-def test_up_to_the_limit_nothing_goes(path):
-    filled(path, LIMIT)
-    assert [offset for offset, _ in logs.pieces(path)] == [
-        0,
-        100,
-        200,
-        300,
-        400,
-        500,
-        600,
-        700,
-    ]
-    assert logs.read(path, 0, LIMIT) == content(0, LIMIT)
 
 
 @pytest.mark.parametrize("step", [1, 7, 10, 99, 100, 101, 350, 5000])
@@ -237,18 +221,6 @@ def test_where_no_new_piece_can_be_made_the_old_one_stays(path, monkeypatch):
     monkeypatch.setattr(os, "open", real)
     assert (log.append(content(100, 50)), log.error) == (50, "")
     assert logs.read(path, 0, 150) == content(0, 150)
-
-
-def test_a_reader_during_all_this_sees_bytes_or_gaps(path):
-    dice, log, end = random.Random(3), Log(path, LIMIT), 0
-    for _ in range(300):
-        size = dice.randint(1, 150)
-        log.append(content(end, size))
-        end += size
-        offset = dice.randrange(end)
-        found = logs.read(path, offset, end - offset)
-        sure = min(600, end - offset)
-        assert found.endswith(content(end - sure, sure))
 
 
 def test_a_log_that_can_not_be_opened_raises_nothing_and_goes_on_when_it_can(tmp_path):

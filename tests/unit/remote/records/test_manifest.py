@@ -10,30 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic.remote.records import manifest
-from distmagic.remote.records.manifest import ListedFile, Manifest
-
-
-def file(path: str, offset: int = 0, size_bytes: int = 3, pack: int = 0) -> ListedFile:
-    return ListedFile(
-        path=path, pack=pack, offset=offset, size_bytes=size_bytes, is_executable=True
-    )
-
-
-def test_a_manifest_is_read_as_it_was_written():
-    whole = Manifest(
-        packs=("a" * 64, "b" * 64),
-        files=(
-            file("x"),
-            file("d/y\n\udce9", offset=3, size_bytes=0),
-            file("z", pack=1),
-            file("d/y2", offset=3),
-        ),
-        links=(("l", "../x"),),
-        folders=("empty",),
-        owned=("", "pkg"),
-    )
-    assert manifest.decode(manifest.encode(whole)) == whole
-    assert manifest.encode(whole) == manifest.encode(whole)
+from distmagic.remote.records.manifest import Manifest
 
 
 def test_what_a_manifest_owns():

@@ -38,10 +38,6 @@ def test_what_is_no_length_of_a_log(text, golden):
         places.log_limit_bytes({"DISTMAGIC_LOG_BYTES": text})
 
 
-def test_a_blob_has_the_name_of_its_hash(home):
-    assert places.blob(SHA) == home / "blobs" / SHA
-
-
 @pytest.mark.parametrize(
     "name",
     ["", "../" * 21 + "x", SHA.upper(), SHA[:-1], SHA + "0", "g" * 64, "/etc/passwd"],

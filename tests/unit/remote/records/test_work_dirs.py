@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import os
 import shutil
 import threading
@@ -292,27 +291,6 @@ def test_what_came_before_an_error_in_the_middle_counts_as_brought(
         "now_a_file": "3",
         "out/x": "its",
     }
-
-
-def test_what_is_known_can_be_read_with_and_without_what_was_coming(
-    project, home, golden
-):
-    write(project, a="1")
-    path = prepared(work_of(project, home))
-    record = path.with_name(".train") / "files.json"
-    brought = work_sync.last_brought(record.parent)
-    assert brought.coming == {}
-    known = json.loads(record.read_text())
-    del known["coming"]
-    record.write_text(json.dumps(known))
-    assert work_sync.last_brought(record.parent) == brought
-    write(path, b__x="its")
-    write(project, a="2", b="file")
-    with golden.raises(OSError):
-        prepared(work_of(project, home), "k")
-    interim = work_sync.last_brought(record.parent)
-    assert (interim.manifest, interim.files) == ("", brought.files)
-    assert list(interim.coming) == ["a", "b"]
 
 
 def test_a_file_is_read_only_where_its_size_and_its_times_do_not_tell(

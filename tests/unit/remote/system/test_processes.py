@@ -144,11 +144,7 @@ def test_a_number_that_was_given_out_again_is_not_hit(start):
     processes.send(found, signal.SIGKILL)  # gone: nothing happens
 
 
-def test_die_with_parent(start):
-    """The parent ends; the end of file on the child's stdout says that the child ended too."""
-    child = start(
-        HEAD
-        + """
+ENDS_WITH_ITS_PARENT = """
 ready, there = os.pipe()
 parent = os.getpid()
 if os.fork() == 0:
@@ -159,15 +155,7 @@ os.read(ready, 1)
 sys.stdin.read()
 os._exit(0)
 """
-    )
-    out, _ = child.communicate(timeout=HANG_S)
-    assert (out, child.returncode) == ("", 0)
-
-
-def test_a_launcher_may_stand_between_a_process_and_whoever_started_it(start):
-    child = start(
-        HEAD
-        + """
+A_LAUNCHER_BETWEEN = """
 parent = os.getpid()
 if os.fork() == 0:
     if os.fork() == 0:
@@ -179,15 +167,7 @@ if os.fork() == 0:
 os.wait()
 os._exit(0)
 """
-    )
-    out, _ = child.communicate(timeout=HANG_S)
-    assert (out, child.returncode) == ("lives\n", 0)
-
-
-def test_a_process_that_asks_when_its_parent_has_ended_ends_at_once(start):
-    child = start(
-        HEAD
-        + """
+ASKS_TOO_LATE = """
 is_over, parent_lives = os.pipe()
 parent = os.getpid()
 if os.fork() == 0:
@@ -200,9 +180,18 @@ if os.fork() == 0:
     signal.pause()
 os._exit(0)
 """
-    )
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [(ENDS_WITH_ITS_PARENT, ""), (A_LAUNCHER_BETWEEN, "lives\n"), (ASKS_TOO_LATE, "")],
+    ids=["its parent ends", "a launcher between", "its parent has ended"],
+)
+def test_die_with_parent(start, code, printed):
+    """The end of file on the child's stdout says that the child ended too."""
+    child = start(HEAD + code)
     out, _ = child.communicate(timeout=HANG_S)
-    assert (out, child.returncode) == ("", 0)
+    assert (out, child.returncode) == (printed, 0)
 
 
 ORPHAN = (

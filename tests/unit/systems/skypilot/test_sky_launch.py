@@ -162,7 +162,7 @@ def test_a_users_own_cluster_that_stops_itself_is_held_too(skypilot: Sky):
 def test_a_launch_that_fails_says_the_last_lines_and_is_taken_down(
     skypilot: Sky, golden
 ):
-    skypilot.does("launch", "echo Trying zone a; echo No capacity. >&2; exit 1")
+    skypilot.does("launch", "echo Trying zone a >&2; echo No capacity. >&2; exit 1")
     error = failed()
     golden(error)
     assert skypilot.asked == [STATUS, LAUNCH, DOWN]

@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.export_endings import FORMS, export
+from tests.e2e.export_endings import export
 from tests.lab.waiting import HANG_S, wait_until
 
 
-# What is exported, a cell's text or a pickled call, is the same in each form: the call is run by torchrun and by srun.
+# Of each way to start ranks one: the others run on hosts, in test_export_platforms.py and test_exports.py. A cell's text
+# and a pickled call are the same in each of them.
 @pytest.mark.parametrize(
     ("form", "is_bundle"),
     [
-        *((form, False) for form in FORMS),
+        ("torchrun-static", False),
         ("torchrun-c10d", True),
         ("slurm-ranks", True),
+        ("sing", False),
     ],
 )
 def test_a_cell_that_trains_on_gloo_ends_well(tmp_path, form, is_bundle):

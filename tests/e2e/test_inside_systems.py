@@ -184,25 +184,6 @@ def test_names_of_sing_cloud_that_resolve_late(lab, folder):
     assert "inside SING Cloud job test, node 1 of 2: " in other.stdout
 
 
-def test_torchrun_by_hand_starts_a_process_a_node(lab, folder):
-    def torchrun(node: int) -> list[str]:
-        address = lab.hosts[0].address
-        return [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", f"--node-rank={node}",
-            f"--master-addr={address}", "--master-port=29511", "-m", "distmagic.cli", "run", "--nproc-per-node=2",
-            "train.py",
-        ]  # fmt: skip
-
-    with ThreadPoolExecutor(2) as pool:
-        lead, other = pool.map(
-            lambda node: on_all([lab.hosts[node]], folder, [ALL], torchrun(node))[0],
-            (0, 1),
-        )
-    assert seen(lead) == [f"rank {rank} of 4, sum 6, args []" for rank in range(4)]
-    assert (lead.returncode, other.returncode) == (0, 0), other.stderr
-    assert "node 1 of 2: follows node 0" in other.stdout
-
-
 def test_torchrun_by_hand_starts_a_process_a_rank(lab, folder):
     words = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d",

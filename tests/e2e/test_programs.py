@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,24 +13,11 @@ import pytest
 from distmagic.api import session
 from tests import REPOSITORY
 from tests.e2e.scripts import run
-from tests.lab import Lab
 
 pytestmark = pytest.mark.needs("lab")
 SHAPES = REPOSITORY / "tests" / "e2e" / "shapes"
-# Two hosts that keep torch loaded, as a notebook's do: `ended` and `homes` end that.
+# Two hosts that keep torch loaded, as a notebook's do: `ended` ends that.
 TWO = {"hosts": "dm1:1,dm2:1", "warm_idle_s": 900.0}
-
-
-@pytest.fixture(params=["own homes", "one home"])
-def homes(request: pytest.FixtureRequest) -> Iterator[Lab]:
-    """Two hosts or more with homes of their own, and two that share one."""
-    if request.param == "one home":
-        lab = request.getfixturevalue("make_lab")(2, shared_home=True)
-    else:
-        lab = request.getfixturevalue("lab")
-    yield lab
-    session().close()
-    lab.assert_clean()
 
 
 @pytest.fixture
@@ -61,12 +48,12 @@ def test_a_program_goes_on_from_its_snapshot_and_the_snapshot_comes_back(ended, 
     assert (folder / "snapshot.pt").stat().st_size > 1000
 
 
-def test_a_program_whose_settings_are_its_globals(homes, inside):
+def test_a_program_whose_settings_are_its_globals(ended, inside):
     folder = inside("configured")
     prepare = [sys.executable, "data/words/prepare.py"]
     subprocess.run(prepare, check=True, cwd=folder)
     line = "--fresh --fetch out-small train.py config/small.py --batch_size=8"
-    found = run(homes, line, **TWO)
+    found = run(ended, line, **TWO)
     out = found.logs(0, "stdout").splitlines()
     assert out[0] == "settings of config/small.py"
     assert [words.partition(":")[0] for words in out[1:]] == [
@@ -83,11 +70,10 @@ def test_a_program_whose_settings_are_its_globals(homes, inside):
     assert (folder / "out-small" / "ckpt.pt").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("warm_idle_s", [0.0, 900.0], ids=["cold", "warm"])
-def test_workers_of_a_loader_in_each_way_to_start_them(ended, inside, warm_idle_s):
+def test_workers_of_a_loader_in_each_way_to_start_them(ended, inside):
     inside(".")
     line = "loaders.py fork spawn forkserver"
-    found = run(ended, line, hosts="dm1:2", warm_idle_s=warm_idle_s)
+    found = run(ended, line, hosts="dm1:2", warm_idle_s=900.0)
     expected = ["fork 280.0", "spawn 280.0", "forkserver 280.0"]
     for rank in (0, 1):
         assert found.logs(rank, "stdout").splitlines() == expected

@@ -54,15 +54,6 @@ def test_ranks_of_several_hosts_meet(
         assert run.state.workers[rank].local_rank == one["local_rank"]
 
 
-def test_hosts_that_share_one_home(make_lab: Callable[..., Lab]) -> None:
-    lab = make_lab(2, shared_home=True)
-    run = runner.run(
-        lab, "dm1:2,dm2:1", as_value(runner.all_reduce), rdzv_backend="c10d"
-    )
-    assert [run.results[rank]["world_size"] for rank in run.results] == [3, 3, 3]
-    assert run.logs(2, "stdout") == ""
-
-
 def test_ranks_begin_with_what_is_set_in_this_process_unless_it_says_not(
     lab: Lab,
 ) -> None:
@@ -85,25 +76,6 @@ def test_ranks_begin_with_what_is_set_in_this_process_unless_it_says_not(
     assert any("default dtype float64" in text for text in run.state.notices)
     assert usual.results[0][0] == "torch.float32"
     assert usual.state.notices == ()
-
-
-@pytest.mark.quick
-def test_two_jobs_at_once_on_the_same_hosts(lab: Lab) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    def one(number: int) -> list[float]:
-        hosts = "dm1:1,dm2:1"
-        run = distmagic.run(
-            as_value(runner.all_reduce),
-            hosts=hosts,
-            access=runner.access(lab),
-            screen=runner.Watch(),
-        )
-        return [float(run.results[rank]["total"]) for rank in run.results]
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(one, range(2))) == [[1.0, 1.0], [1.0, 1.0]]
-    lab.assert_clean()
 
 
 @pytest.mark.quick

@@ -278,13 +278,6 @@ def test_an_interrupt_of_a_run_that_stops_already_ends_it_at_once():
     assert state.stopping == "failed"
 
 
-def test_a_timeout():
-    run = ScriptedRun(START, [], [], [], [], [*end_of(0, -15), *end_of(1, -15)])
-    state = driven(run, timeout_s=1.9)
-    assert state.stopping == "timeout"
-    assert run.stops == [([0, 1], state.terms.grace_s, "timeout")]
-
-
 def test_only_nodes_that_answer_are_asked_to_stop():
     run = ScriptedRun(START, [at(Lost(why="cut"), 1)], end_of(0, -15))
     state = driven(run)

@@ -33,17 +33,14 @@ from distmagic.state.events import (
     Gone,
     Lost,
     Mended,
-    Planned,
     StopRequested,
 )
 from distmagic.state.fold import UNHEARD, begin, fold
-from distmagic.state.standstill import LOOK_S, STACKS_S, WORTH_ASKING_S
+from distmagic.state.standstill import STACKS_S, WORTH_ASKING_S
 from tests.builders.any_events import EVENTS
 from tests.builders.events import (
-    HOSTS,
     at,
     begun,
-    ended,
     hello,
     progress,
     raised,
@@ -110,18 +107,6 @@ def test_of_a_run_that_goes_on_nothing_is_decided():
     run = Decider()
     assert run.at(2.0) == run.at(3.0) == []
     assert run.memory == RunMemory()
-
-
-def test_a_failure_stops_the_run_once_and_nodes_that_do_not_confirm_are_lost():
-    run = Decider()
-    assert run.at(2.0, raised(2, 1)) == [stop("failed", 0, 1)]
-    assert run.at(3.0, *end_of(1, 1)) == []
-    over_s = 2.0 + GRACE_S + CONFIRM_S
-    assert run.at(over_s) == []
-    assert run.at(over_s + 0.1) == [
-        Lose(node_ranks=(0,), why="it did not confirm its end")
-    ]
-    assert run.at(over_s + 0.2) == [], "it is over"
 
 
 def test_a_node_out_of_reach_is_lost_before_it_is_decided_to_stop():
@@ -472,14 +457,6 @@ def test_a_node_that_ended_in_the_meantime_is_not_lost():
     assert not any(isinstance(one, Lose) for one in run.at(9.0))
 
 
-def test_an_interrupt_stops_politely_and_the_next_one_at_once():
-    run = Decider()
-    assert run.interrupted(2.0) == [stop("interrupted", 0, 1)]
-    assert run.at(2.0) == []
-    assert run.interrupted(3.0) == [stop("interrupted", 0, 1, grace_s=0.0)]
-    assert run.memory.give_up_at_s == 3.0 + CONFIRM_S
-
-
 def test_ranks_have_the_grace_of_their_job_unless_something_has_failed():
     run, failed = Decider(), Decider()
     for one in (run, failed):
@@ -495,14 +472,6 @@ def test_sigterm_is_another_reason_than_an_interrupt():
         run.state, run.memory, 2.0, str, "terminated"
     )
     assert decisions == (stop("terminated", 0, 1),)
-
-
-def test_an_interrupt_of_a_run_that_stands_still_asks_first():
-    run = Decider(*(progress(rank, rank // 2, step=1) for rank in range(4)))
-    still_s = 1.1 + WORTH_ASKING_S
-    assert run.interrupted(still_s) == [AskForStacks(request_id="id1")]
-    assert run.at(still_s + STACKS_S) == []
-    assert run.at(still_s + STACKS_S + 0.1) == [stop("interrupted", 0, 1)]
 
 
 def test_a_second_interrupt_does_not_wait_for_the_answers():
@@ -530,47 +499,12 @@ def test_a_job_is_let_go_in_every_step_until_it_goes_on_alone():
     assert decide.is_left(run.state, run.memory)
 
 
-def test_a_run_that_hangs_is_asked_and_then_stopped():
-    reports = [progress(rank, rank // 2, step=1) for rank in range(4)]
-    run = Decider(*reports, limits=Limits(hang_timeout_s=9.0))
-    assert run.at(9.0) == []
-    assert run.at(10.1) == [AskForStacks(request_id="id1")]
-    answers = [at(p.StacksDone(request_id="id1", ranks=2), node) for node in (0, 1)]
-    assert run.at(11.0, *answers) == [stop("hung", 0, 1)]
-
-
-def test_a_hang_that_is_over_before_the_answers_stops_nothing():
-    reports = [progress(rank, rank // 2, step=1) for rank in range(4)]
-    run = Decider(*reports, limits=Limits(hang_timeout_s=9.0))
-    assert run.at(10.1) == [AskForStacks(request_id="id1")]
-    assert run.at(11.0, progress(0, step=2)) == []
-    assert run.at(19.0) == []
-    assert run.at(20.1) == [AskForStacks(request_id="id2")]
-
-
 def test_a_timeout_takes_over_the_question_of_a_hang():
     reports = [progress(rank, rank // 2, step=1) for rank in range(4)]
     run = Decider(*reports, limits=Limits(timeout_s=12.0, hang_timeout_s=9.0))
     assert run.at(10.1) == [AskForStacks(request_id="id1")]
     assert run.at(12.1) == [], "the answers are waited for"
     assert run.at(10.2 + STACKS_S) == [stop("timeout", 0, 1)]
-
-
-def test_ranks_that_stand_still_are_looked_at_once():
-    run = Decider(*(progress(rank, rank // 2, step=1) for rank in range(4)))
-    assert run.at(1.0 + LOOK_S - 0.1) == []
-    assert run.at(1.0 + LOOK_S + 0.1) == [AskForStacks(request_id="id1")]
-    assert run.at(1.0 + 2 * LOOK_S) == []
-
-
-def test_nodes_that_come_too_late_are_stopped_once():
-    planned = at(Planned(addresses=("", ""), terms=terms(0, min_nodes=1)))
-    added = at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c")))
-    run = Decider(planned, added)
-    ends = [*(ended(rank, rank // 2) for rank in range(4)), *end_of(0), *end_of(1)]
-    assert run.at(2.0, *ends) == [], "nothing is known of its ranks"
-    assert run.at(3.0, hello(2)) == [StopLate(node_ranks=(2,))]
-    assert run.at(4.0) == []
 
 
 def test_a_run_that_an_agent_has_stopped_is_stopped_everywhere():

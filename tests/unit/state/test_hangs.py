@@ -452,21 +452,6 @@ def test_a_timeout_waits_for_answers_only_so_long(golden):
     golden(verdict(state))
 
 
-def test_a_second_interrupt_does_not_wait_for_the_answers():
-    still = [[]] * int(WORTH_ASKING_S + 1)
-    run = ScriptedRun(
-        START,
-        *still,
-        KeyboardInterrupt,
-        KeyboardInterrupt,
-        [*end_of(0, -15), *end_of(1, -15)],
-        step_s=1.0,
-    )
-    state = driven(run, None)
-    assert run.stops == [([0, 1], state.terms.grace_s, "interrupted")]
-    assert (state.phase, verdict(state).hint) == ("stopped", "")
-
-
 def test_answers_from_before_the_last_advance_explain_nothing():
     old = [Event(node_rank=e.node_rank, at_s=5.0, what=e.what) for e in answers(0, 1)]
     state = begun(*old, Event(node_rank=0, at_s=9.0, what=progress(0, step=1.0).what))

@@ -25,9 +25,7 @@ from tests.e2e.pairs import (
     Job,
     Moment,
     Pair,
-    Strike,
     draw,
-    is_in_vain,
     varied,
 )
 from tests.lab import Lab
@@ -143,38 +141,6 @@ def test_a_seed_is_the_same_pair_in_each_process():
     pairs = [str(draw(seed, seed % 2)) for seed in range(50)]
     assert other.stdout == f"{pairs}\n"
     assert len({str(draw(1, redraw)) for redraw in range(4)}) == 4
-
-
-@pytest.mark.parametrize(
-    ("kind", "first", "phase", "second", "later", "is_vain"),
-    [
-        ("plain", "host, training: power off", "running", "host, training: frozen", "with the other", True),
-        ("plain", "host, training: power off", "running", "agent of the lead, training: SIGKILL", "with the other", False),
-        ("plain", "host, training: power off", "running", "agent of the lead, training: SIGKILL", "running", True),
-        ("elastic", "host, training: power off", "running", "agent of the lead, training: SIGKILL", "running", False),
-        ("elastic", "host, training: power off", "growing", "disk, training: full for ever", "noticed", True),
-        ("plain", "link, training: cut for 5 s", "running", "host, training: power off", "fetching", False),
-        ("plain", "link, training: cut for 5 s", "starting", "host, training: power off", "fetching", True),
-        ("plain", "link, training: cut for 5 s", "running", "host, training: power off", "noticed", False),
-        ("plain", "host, training: frozen for 1 s", "running", "host, training: power off", "noticed", True),
-        ("plain", "contact, training: SIGKILL", "running", "contact, training: SIGSTOP, SIGCONT 1 s later", "noticed", True),
-        ("plain", "link, training: cut for 5 s", "running", "contact, training: SIGKILL", "fetching", True),
-        ("plain", "rank, training: raises", "running", "torchrun of the lead, training: SIGKILL", "noticed", True),
-        ("plain", "rank, training: raises", "running", "contact, training: SIGKILL", "noticed", False),
-    ],
-)  # fmt: skip
-def test_no_pair_is_drawn_of_which_one_finds_nothing_to_strike(
-    kind, first, phase, second, later, is_vain
-):
-    """Those that are in vain: the target is gone, the moment does not come, or nobody notices the first one."""
-    hosts = (("dm3", 1), ("dm2", 1), ("dm1", 1))
-    job = Job(kind=kind, hosts=hosts, steps=60, payload_bytes=1000, is_warm=False)
-    strikes = (
-        Strike(fault=first, moment=Moment(phase=phase)),
-        Strike(fault=second, moment=Moment(phase=later)),
-    )
-    pair = Pair(seed=1, job=job, strikes=strikes)
-    assert is_in_vain(pair) is is_vain
 
 
 def test_every_row_and_every_phase_takes_part():

@@ -43,5 +43,12 @@ def _begin(
     request = flags.parse_words(words, flags.Defaults(access=runner.access(lab, **way)))
     asker = NotebookAsker(can_ask=False)
     return run_program(
-        session(), request, program, parse_hosts(hosts), request.access, asker, screen
+        session(),
+        request,
+        program,
+        parse_hosts(hosts),
+        request.access,
+        asker,
+        lambda: screen,
+        "run",
     )

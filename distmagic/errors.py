@@ -170,11 +170,11 @@ class NodeLost(RunError):
 
 
 class Hung(RunError):
-    """No rank had advanced for the time of `--hang-timeout`. The message says where the ranks were."""
+    """No rank had advanced for the time of `--hang-timeout`. The message names where the ranks were."""
 
 
 class TimedOut(RunError):
-    """The run was stopped because `--timeout` ran out. If it had stood still, the message says where the ranks were."""
+    """The run was stopped because `--timeout` ran out. If it had stood still, the message names where the ranks were."""
 
 
 class Cancelled(RunError, KeyboardInterrupt):

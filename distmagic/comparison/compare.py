@@ -35,8 +35,8 @@ def compare(*runs: object) -> Comparison:
     """Put runs side by side: a row a run, the last and the best value of each metric, their curves over each other.
 
     A run that goes on in the background is compared as far as it is. A run is called by its `--name`, else by its call.
-    Of a metric whose name tells of accuracy or score the max is the best value, else the min. Raises
-    `SpecError` for what is no run.
+    The best value of a metric named like an accuracy or a score is the max, of all others the min. Raises
+    `SpecError` for an object that is not a run.
     """
     found = []
     for run in runs:

@@ -153,7 +153,7 @@ SUBCOMMANDS = (
             ),
             UsageLine(
                 arguments="--hostfile FILE",
-                text="the same from a file with a host a line: gpu-a slots=4",
+                text="the same from a file with one host a line: gpu-a slots=4",
             ),
             UsageLine(
                 arguments="LIST --python P --ssh-config F",
@@ -218,7 +218,9 @@ SUBCOMMANDS = (
     Subcommand(
         name="attach",
         usages=(
-            UsageLine(arguments="ID", text="follow a running job, or see an ended one"),
+            UsageLine(
+                arguments="ID", text="follow a running job, or show an ended one"
+            ),
             UsageLine(
                 arguments="ID NAME",
                 text="the same in a notebook, whose variable NAME gets the run",
@@ -232,7 +234,7 @@ SUBCOMMANDS = (
         usages=(
             UsageLine(
                 arguments="[ID]",
-                text="show a running job here: the one that is named, else the newest, detached ones first",
+                text="show a running job live in this cell: ID, or the newest, detached ones first",
             ),
         ),
         handler=job_commands.view,
@@ -248,14 +250,14 @@ SUBCOMMANDS = (
     ),
     Subcommand(
         name="stop",
-        usages=(UsageLine(arguments="ID", text="end a job"),),
+        usages=(UsageLine(arguments="ID", text="stop a job"),),
         handler=job_commands.stop,
         complete=_complete_job,
     ),
     Subcommand(
         name="logs",
         usages=(
-            UsageLine(arguments="ID RANK", text="show what a rank has written"),
+            UsageLine(arguments="ID RANK", text="print a rank's output"),
             UsageLine(
                 arguments="ID RANK --by-time",
                 text="the same, with stdout and stderr as they came",
@@ -269,7 +271,7 @@ SUBCOMMANDS = (
         usages=(
             UsageLine(
                 arguments="[ID]",
-                text="say where the ranks of a running job are, and who stands out",
+                text="print where the ranks of a running job are, and which one stands out",
             ),
         ),
         handler=job_commands.stacks,
@@ -280,7 +282,7 @@ SUBCOMMANDS = (
         usages=(
             UsageLine(
                 arguments="HOST PATH [TO]",
-                text="copy a file, a folder or what fits a pattern from a host to this machine",
+                text="copy a file, a folder or the files of a pattern from a host to this machine",
             ),
         ),
         handler=file_commands.get,
@@ -318,7 +320,7 @@ SUBCOMMANDS = (
             ),
             UsageLine(
                 arguments="all --everybody",
-                text="remove also what jobs of other notebooks keep",
+                text="also remove what jobs of other notebooks keep",
             ),
         ),
         handler=job_commands.clean,
@@ -329,7 +331,7 @@ SUBCOMMANDS = (
         usages=(
             UsageLine(
                 arguments="",
-                text="show what hosts keep loaded for the next run, and its memory",
+                text="list the warm processes of hosts, and their memory",
             ),
         ),
         handler=job_commands.status,
@@ -339,7 +341,7 @@ SUBCOMMANDS = (
         usages=(
             UsageLine(
                 arguments="[PLACE]",
-                text="list your allocations of Slurm, or sky's clusters; take hold of slurm:JOB or sky:NAME",
+                text="list your allocations of Slurm or clusters of SkyPilot; take hold of slurm:JOB or sky:NAME",
             ),
         ),
         handler=host_commands.allocations,
@@ -367,7 +369,7 @@ SUBCOMMANDS = (
         usages=(
             UsageLine(
                 arguments="[TOPIC | WORDS]",
-                text="list the pages of the manual; show one; find what answers a question",
+                text="list the pages of the manual; show one; search them all",
             ),
         ),
         handler=help_pages.show,

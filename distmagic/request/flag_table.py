@@ -35,14 +35,14 @@ _OF_A_SCHEDULER = (
     Flag(
         "on",
         "nodes",
-        "nodes of a scheduler: PLACES; none: whatever has started this",
+        "nodes of a scheduler: PLACES; none: ignore the scheduler around this process",
         "PLACE",
         not_with="export",
     ),
     Flag(
         "gpus",
         "nodes",
-        "GPUs on each node of --on sky, with their kind: L4:4",
+        "type and number of GPUs on each node of --on sky: L4:4",
         "KIND[:N]",
     ),
     Flag(
@@ -68,9 +68,7 @@ _OF_SBATCH = (
     Flag("account", "nodes", "account that pays for it", "NAME"),
     Flag("qos", "nodes", "its quality of service", "NAME"),
     Flag("constraint", "nodes", "features that its nodes must have", "LIST"),
-    Flag(
-        "cpus-per-task", "nodes", "CPUs that the ranks of each node have together", "N"
-    ),
+    Flag("cpus-per-task", "nodes", "CPUs that the ranks of each node share", "N"),
     Flag("mem", "nodes", "memory of each node: 64G", "SIZE"),
     Flag("exclusive", "nodes", "whole nodes"),
     Flag("reservation", "nodes", "reservation to take the nodes from", "NAME"),
@@ -95,18 +93,22 @@ _OF_FILES = (
     Flag(
         "export",
         "files",
-        "reach no host, write files that start the same job on: SYSTEMS",
+        "reach no host; write files that start the same job on: SYSTEMS",
         "SYSTEM DIR",
     ),
     Flag(
         "image", "files", "container image of --on osmo, --export osmo and sing", "NAME"
     ),
     Flag(
-        "results", "files", "dataset or URL that gets what a job of OSMO writes", "NAME"
+        "results", "files", "storage URL that gets the files of a job of OSMO", "NAME"
     ),
 )
 _OF_THE_CELL = (
-    Flag("whole", "ranks", "run nothing here: the whole cell is every rank's program"),
+    Flag(
+        "whole",
+        "ranks",
+        "run nothing in the notebook: the whole cell is every rank's program",
+    ),
     Flag("script", "ranks", "the same, with arguments for sys.argv: --script -- 50 10"),
     Flag(
         "payload-limit",
@@ -118,7 +120,7 @@ _OF_THE_CELL = (
     Flag(
         "output",
         "ranks",
-        "variable that gets the run, also when it fails; without one it is _run until the next",
+        "variable that gets the run, even if it fails (_run, until the next run)",
         "NAME",
         read=variable_name,
         not_with="export",

@@ -37,7 +37,7 @@ class Request:
     """One line of `%%distributed`. `hosts` and `hostfile` are None where the line does not name hosts.
 
     `allocation` is what `--on` asks of a scheduler, None for hosts that stand for themselves. `ignores_system` is
-    `--on none`: that a scheduler has started this process counts for nothing. `export` is the folder that is to be
+    `--on none`: ignore the scheduler that started this process. `export` is the folder that is to be
     written in place of a run, `workflow` the job that a system such as OSMO runs. `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
     has `--ssh-config` and `--nproc-per-node`; `output` is the name after `-o`. `script`: the cell runs as a script, whose
     arguments `args` are the words after `--`. `background`: the cell returns while the run goes on.

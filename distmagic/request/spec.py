@@ -66,7 +66,7 @@ class JobSpec:
 
     nproc_per_node: Slots | None = option(  # noqa: RUF009  # a field, as those below
         "torchrun",
-        "ranks a host: a number, gpu, cpu or auto; usually one for each GPU, else 1",
+        "ranks of each host: a number, gpu, cpu or auto (one for each GPU, or 1)",
         "N",
         read=lambda t: parse_slots(t, "--nproc-per-node"),
     )
@@ -102,7 +102,7 @@ class JobSpec:
     )
     env: tuple[tuple[str, str], ...] = option(
         "ranks",
-        "variable of every rank, NAME alone: as here",
+        "variable of every rank; NAME alone: the notebook's value",
         "NAME[=VALUE]",
         repeats=True,
         argument="variables of every rank: a dict, or a tuple of pairs",
@@ -111,7 +111,7 @@ class JobSpec:
     )
     sync: str | None = option(
         "ranks",
-        "folder of this machine that hosts get a copy of, only what has changed",
+        "folder of this machine that hosts get a copy of; only changes are sent again",
         "DIR",
     )
     name: str | None = option(
@@ -121,7 +121,7 @@ class JobSpec:
     )
     fetch: tuple[str, ...] = option(
         "ranks",
-        "files that are brought here after the run: checkpoints/*.pt",
+        "files that are copied to this machine after the run: checkpoints/*.pt",
         "PATTERN",
         repeats=True,
         not_with="export",
@@ -129,13 +129,13 @@ class JobSpec:
     )
     fresh: bool = option(
         "ranks",
-        "begin in an empty working directory",
+        "start in an empty working directory",
         not_with="export workflow",
         default=False,
     )
     devices: tuple[str, ...] = option(
         "ranks",
-        "GPUs of each host that the job may use, as soon as no other job has them: 0,1",
+        "GPUs of each host that the job may use; waits until no other job has them: 0,1",
         "LIST",
         read=device_list,
         not_with="export",
@@ -143,13 +143,13 @@ class JobSpec:
     )
     no_wait: bool = option(
         "ranks",
-        "fail at once where another job has some of the devices",
+        "fail at once if another job has some of the devices",
         not_with="export",
         default=False,
     )
     no_settings: bool = option(
         "ranks",
-        "ranks begin with the default settings of torch and logging, not with those that this process has made",
+        "ranks start with the default settings of torch and logging, not with the notebook's",
         not_with="export workflow",
         default=False,
     )
@@ -166,7 +166,7 @@ class JobSpec:
     )
     hang_timeout_s: float | None = option(
         "times",
-        "end the run when no rank advances for 5m",
+        "end the run if no rank advances for this time: 5m",
         "TIME",
         read=time_of("--hang-timeout"),
         not_with="export",
@@ -174,7 +174,7 @@ class JobSpec:
     )
     grace_s: float = option(
         "times",
-        "time that ranks have to end after an interrupt or a timeout (30s; 0: none)",
+        "time for ranks to save and end after an interrupt or a timeout (30s; 0: none)",
         "TIME",
         read=time_or_zero("--grace"),
         not_with="export",
@@ -182,7 +182,7 @@ class JobSpec:
     )
     node_lost_after_s: float = option(
         "times",
-        "a host that the others have not heard for this time is lost (10s)",
+        "a host without a heartbeat for this time is lost (10s)",
         "TIME",
         read=time_of("--node-lost-after"),
         not_with="export workflow",
@@ -190,7 +190,7 @@ class JobSpec:
     )
     on_disconnect: str = option(
         "times",
-        "without the notebook for the length of the lease: stop (default) or keep going",
+        "when the lease ends without the notebook: stop (default) or keep",
         "WHAT",
         not_with="export workflow",
         default="stop",

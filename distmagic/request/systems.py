@@ -97,7 +97,7 @@ _OWN = (
         "SkyPilot",
         "hosts inside export",
         on="sky",
-        places="sky: a cluster that SkyPilot launches; sky:NAME: one that is there",
+        places="sky: a cluster that SkyPilot launches; sky:NAME: a running one",
         takes_down="cluster",
     ),
     _own(

@@ -270,6 +270,29 @@ def test_the_page_of_jobs_has_every_command():
     assert rows | {"help"} == set(commands.NAMES)
 
 
+@pytest.mark.parametrize("name", ["troubles", "osmo", "sky", "inside"])
+def test_messages_that_a_page_explains_exist(name):
+    """Each text in the first column of `you see` is in a golden message, or in the code that makes it."""
+    files = [*(REPOSITORY / "distmagic").rglob("*.py")]
+    files += (REPOSITORY / "tests" / "golden" / "messages").glob("*.txt")
+    said = " ".join(file.read_text() for file in files)
+    said += "KeyError: 'LOCAL_RANK'"  # Python's own
+    said = re.sub(r'"\s*\n\s*f?"', "", said)
+    page = (REPOSITORY / "distmagic" / "help" / f"{name}.md").read_text()
+    for rows in re.findall(r"^\| you see .*\n\|.*\n((?:\|.*\n)+)", page, re.MULTILINE):
+        for row in rows.splitlines():
+            for quoted in re.findall(r"`([^`]*)`", row.split(" | ")[0]):
+                for piece in quoted.split("..."):
+                    words = [
+                        r"\S+"
+                        if re.search(r"[\d(]|^(mine|ID|f|me)\b|gpu-|^--", word)
+                        else re.escape(word)
+                        for word in piece.strip(" ,:.").split()
+                    ]
+                    wanted = r"\s(?:\S+\s){0,3}?".join(words)
+                    assert re.search(wanted, said), piece
+
+
 def test_what_the_readme_says_of_the_bench_stands_on_its_page():
     page = (REPOSITORY / "distmagic" / "help" / "benchmarks.md").read_text()
     measured = set()

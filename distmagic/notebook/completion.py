@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from distmagic.notebook.commands import NAMES, SUBCOMMANDS, OfferedNames
+from distmagic.notebook import file_commands, help_pages, host_commands
+from distmagic.notebook.commands import NAMES, SUBCOMMANDS
 from distmagic.request.flag_parser import flag_names
 from distmagic.request.flag_table import NO_SYSTEM
 from distmagic.request.hosts import SLOT_WORDS
@@ -18,6 +20,59 @@ _VALUES = {
     "--nproc-per-node": SLOT_WORDS,
     "--rdzv-backend": BACKENDS,
     "--ssh-command": ("ssh",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedNames:
+    """What the Tab key offers of this notebook, asked for only where it is being typed: hosts are read from ~/.ssh/config.
+
+    `jobs` are those that this kernel has begun or listed, the newest first, `ranks` those of such a job.
+    """
+
+    hosts: Callable[[], Iterable[str]]
+    jobs: Callable[[], Iterable[str]]
+    ranks: Callable[[str], Iterable[int]]
+
+
+def _files(*patterns: str) -> list[str]:
+    return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
+
+
+def _of_hosts(words: Sequence[str], names: OfferedNames) -> Iterable[str]:
+    return host_commands.FLAGS if words[-1].startswith("-") else names.hosts()
+
+
+def _of_program(words: Sequence[str], _: OfferedNames) -> Iterable[str]:
+    return flag_names() if words[-1].startswith("-") else _files("*.py")
+
+
+def _of_env(words: Sequence[str], names: OfferedNames) -> Iterable[str]:
+    before = words[-2]
+    if before == "--hosts":
+        return names.hosts()
+    if before == "--requirements":
+        return _files("*.txt")
+    if before == "--lock":
+        return _files("*.lock", "*.toml", "*.txt")
+    return ("--hosts", *file_commands.ENV_FLAGS)
+
+
+# What may stand in a place behind a subcommand, of the words behind it, the last one being typed. Any other word is itself.
+_OFFERED: Mapping[str, Callable[[Sequence[str], OfferedNames], Iterable[str]]] = {
+    "hosts": _of_hosts,
+    "host": lambda _, names: names.hosts(),
+    "job": lambda _, names: names.jobs(),
+    "rank": lambda words, names: map(str, names.ranks(words[0])),
+    "ended": lambda _, names: ("all", *names.jobs()),
+    "everybody": lambda words, _: ("--everybody",) if words[0] == "all" else (),
+    "path": lambda _words, _names: _files("*"),
+    "program": _of_program,
+    "env": _of_env,
+    "down": lambda _words, _names: [
+        f"--{one.takes_down}" for one in systems() if one.takes_down
+    ],
+    "topic": lambda _words, _names: help_pages.topics(),
 }
 
 
@@ -57,7 +112,15 @@ class Completer:
             return list(NAMES)
         for command in SUBCOMMANDS:
             if command.name == words[0]:
-                return command.complete(words[1:], self.names)
+                places = command.words.split()
+                if len(words) <= len(places) + 1:
+                    place = places[len(words) - 2]
+                else:  # behind the last one
+                    place = places[-1] if command.words.endswith("...") else ""
+                offer = _OFFERED.get(place.removesuffix("..."))
+                if offer is not None:
+                    return list(offer(words[1:], self.names))
+                return [place] if place else []
         return []
 
 

@@ -23,7 +23,7 @@ from distmagic import notebook_place, sanitize
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import PayloadTooLarge, SpecError
 from distmagic.notebook import commands, run_names
-from distmagic.notebook.completion import MAGICS, Completer
+from distmagic.notebook.completion import MAGICS, Completer, OfferedNames
 from distmagic.notebook.local_run import (
     note_library_changes,
     reject_names_early,
@@ -79,7 +79,7 @@ class Magics:
         self.shell = shell
         self.config = settings_of(shell)
         self.notebook = Notebook(shell, self.config, open_session)
-        names = commands.OfferedNames(
+        names = OfferedNames(
             hosts=self.notebook.host_names,
             jobs=self.notebook.job_names,
             ranks=self.notebook.ranks_of,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distmagic.errors import PreflightError
-from distmagic.notebook.commands import OfferedNames
-from distmagic.notebook.completion import Completer
+from distmagic.notebook.completion import Completer, OfferedNames
 from distmagic.notebook.file_commands import ENV_FLAGS
 from distmagic.remote.wire.protocol import EnvironmentReady
 from distmagic.session.housekeeping import Synced

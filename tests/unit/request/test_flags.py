@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic.errors import SpecError
-from distmagic.notebook.commands import NAMES, OfferedNames
-from distmagic.notebook.completion import Completer
+from distmagic.notebook.commands import NAMES
+from distmagic.notebook.completion import Completer, OfferedNames
 from distmagic.request import flag_parser, flag_table, flag_values, flags
 from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.request.config import Chosen, Distmagic, choose_hosts, read_hostfile

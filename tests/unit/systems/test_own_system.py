@@ -8,8 +8,7 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AllocationEnded, SpecError, WorkerFailed
 from distmagic.exports import systems as exports
 from distmagic.inside.detect import detect
-from distmagic.notebook.commands import OfferedNames
-from distmagic.notebook.completion import Completer
+from distmagic.notebook.completion import Completer, OfferedNames
 from distmagic.request import flag_parser, systems
 from distmagic.request.flags import Defaults, Request, parse_line
 from distmagic.request.spec import Access

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import atexit
+import difflib
 import inspect
+import numbers
 import os
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_type_hints
 
 from distmagic import notebook_place
 from distmagic.connection.prompts import asker_of
 from distmagic.errors import RunError, SpecError
 from distmagic.payload.pack import Payload, pack_call
 from distmagic.render.screen import Screen
+from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest
 from distmagic.request.flag_values import options_of
-from distmagic.request.hosts import Host, hosts_of, parse_hosts
-from distmagic.request.spec import (
-    PAYLOAD_LIMIT_BYTES,
-    Access,
-    JobSpec,
-    Options,
-    check_system,
-    from_options,
-    unknown_option,
-)
+from distmagic.request.hosts import Host, Slots, hosts_of, parse_hosts
+from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, JobSpec, check_system
 from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
 from distmagic.session.background import BackgroundRun
@@ -39,6 +34,108 @@ from distmagic.session.session import Session
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+_KINDS = {
+    str: "a text",
+    bool: "True or False",
+    numbers.Integral: "a whole number",
+    numbers.Real: "a number",
+}
+
+
+class Options(TypedDict, total=False):
+    """The keywords of `distmagic.run` that are options: as the fields of `JobSpec` and `Access`, or None for the usual."""
+
+    nproc_per_node: Slots | None
+    nnodes: int | tuple[int, int] | None
+    max_restarts: int
+    rdzv_backend: str | None
+    rdzv_endpoint: str | None
+    rdzv_id: str | None
+    master_port: int | None
+    local_addr: str | None
+    env: Mapping[str, str] | tuple[tuple[str, str], ...]
+    sync: str | None
+    name: str | None
+    fetch: Sequence[str]
+    fresh: bool
+    devices: Sequence[str | int]
+    no_wait: bool
+    no_settings: bool
+    cwd: str | None
+    timeout_s: float | None
+    hang_timeout_s: float | None
+    grace_s: float
+    node_lost_after_s: float
+    on_disconnect: str
+    detach: bool
+    python: str | Mapping[str, str] | None
+    setup: str | None
+    exec_prefix: str | None
+    ssh_config: str | None
+    ssh_command: str | None
+    connect_timeout_s: float | None
+    lease_s: float | None
+    warm_idle_s: float | None
+    cold: bool | None
+
+
+def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, Access]:
+    """Return the job and the way to the hosts that `Options` ask for, `access` being changed by them.
+
+    None leaves an option as `access` has it, or as it is for every job. Raises `SpecError` for a value of a wrong kind.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        _check_kind(name, value)
+    if isinstance(given.get("nnodes"), int):
+        given["nnodes"] = (given["nnodes"], given["nnodes"])
+    if isinstance(given.get("env"), Mapping):
+        given["env"] = tuple(given["env"].items())
+    if "fetch" in given:
+        given["fetch"] = tuple(given["fetch"])
+    if "devices" in given:
+        given["devices"] = tuple(str(device) for device in given["devices"])
+    python = given.pop("python", None)
+    if isinstance(python, Mapping):
+        given["pythons"] = tuple(python.items())
+    elif python is not None:
+        given["pythons"] = (("", python),)  # "": of all hosts
+    of_access = {one.name for one in fields(Access)} & given.keys()
+    way = {name: given.pop(name) for name in of_access}
+    return JobSpec(**given), replace(access, **way)
+
+
+def unknown_option(name: str, known: Sequence[str]) -> SpecError:
+    """Return the error of a keyword argument that is none of the known ones, with the one that may have been meant."""
+    close = [one for one in known if one.startswith(name)] or difflib.get_close_matches(
+        name, known, n=1
+    )
+    hint = f"Did you mean {close[0]}?" if close else ""
+    return SpecError(f"There is no option {name!r}.", hint)
+
+
+def _check_kind(name: str, value: object) -> None:
+    """Raise `SpecError` unless the value of an option is of the kind that its field says, where that is a simple one."""
+    hints = {**get_type_hints(JobSpec), **get_type_hints(Access)}
+    kinds_of_field = get_args(hints.get(name)) or (hints.get(name),)
+    simple = {
+        str: str,
+        bool: bool,
+        int: numbers.Integral,
+        float: numbers.Real,
+        type(None): type(None),
+    }
+    wanted = [simple[kind] for kind in kinds_of_field if kind in simple]
+    if len(wanted) < len(kinds_of_field):
+        return  # a tuple, say, whose items are checked where they are used
+    is_flag = isinstance(value, bool)  # Python takes it for a number, too
+    if not isinstance(value, tuple(wanted)) or (is_flag and bool not in wanted):
+        kinds = " or ".join(_KINDS[kind] for kind in wanted if kind in _KINDS)
+        raise SpecError(
+            f"{name}={reprlib.repr(value)} is not {kinds}.", f"Give {kinds}."
+        )
 
 
 @cache

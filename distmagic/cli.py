@@ -14,7 +14,7 @@ from distmagic.notebook import commands
 from distmagic.notebook.settings import Notebook
 from distmagic.request import flag_parser
 from distmagic.request.config import Distmagic
-from distmagic.request.program import split_program
+from distmagic.request.flags import split_program
 from distmagic.request.spec import check_system
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130  # exit codes, as shells and torchrun have them

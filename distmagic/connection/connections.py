@@ -15,8 +15,8 @@ from distmagic.connection.parallel import in_parallel
 from distmagic.errors import ConnectionLost, HostError, ProtocolError, Unreachable
 from distmagic.payload.bundle import build
 from distmagic.remote.wire import protocol
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 from distmagic.transports.ssh import config

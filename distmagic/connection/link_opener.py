@@ -11,8 +11,8 @@ from distmagic.connection.link import Link
 from distmagic.connection.parallel import begin_all, close_result
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import SpecError
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 
 UNKNOWN_HOST = -1  # the index of a host that this notebook does not know
 

@@ -12,9 +12,9 @@ from distmagic.payload.blobs import LocalBlob
 from distmagic.planning import preflight
 from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol
+from distmagic.request.access import Access
 from distmagic.request.command_prefix import SETUP_LIMIT_S, interpreter_words
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 from distmagic.transports import Process, Transport
 from distmagic.transports.time_limits import time_limits
 

@@ -14,8 +14,9 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError
 from distmagic.planning import plan as planning
 from distmagic.remote.wire.protocol import EndTemplates, Templates
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.spec import JobSpec
 from distmagic.transports.asking import Asker
 
 _SOON_S = 3.0  # to connect to a host that only has to be told to end something

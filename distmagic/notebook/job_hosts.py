@@ -18,7 +18,7 @@ from distmagic.request.hosts import LOCALHOST, Host
 
 if TYPE_CHECKING:
     from distmagic.connection.first_links import FirstLinks
-    from distmagic.request.spec import Access
+    from distmagic.request.access import Access
 
 
 def say(text: str) -> None:

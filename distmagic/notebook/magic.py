@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from distmagic.payload.pack import Payload
     from distmagic.render.screen import AnnouncingScreen
+    from distmagic.request.access import Access
     from distmagic.request.hosts import Host
-    from distmagic.request.spec import Access
     from distmagic.runner.outcome import Detached, Run
     from distmagic.session.background import BackgroundRun
     from distmagic.session.session import Session

@@ -18,11 +18,11 @@ from distmagic.errors import SpecError
 from distmagic.notebook import run_names
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.request import flag_parser, flags
-from distmagic.request.program import USAGE, split_program
+from distmagic.request.flags import USAGE, split_program
 
 if TYPE_CHECKING:
+    from distmagic.request.access import Access
     from distmagic.request.hosts import Host
-    from distmagic.request.spec import Access
 
 
 def run(line: CommandLine) -> object:

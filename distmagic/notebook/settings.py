@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from distmagic import sanitize
 from distmagic.errors import SpecError
 from distmagic.request import flags
+from distmagic.request.access import Access
 from distmagic.request.config import Chosen, Distmagic, choose_hosts
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

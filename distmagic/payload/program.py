@@ -17,7 +17,7 @@ from distmagic.payload.pack import Payload, dumped, write_code
 from distmagic.payload.work_files import may_travel, place_of
 from distmagic.remote.values.call import Script
 from distmagic.remote.values.pickling import Seen
-from distmagic.request.program import Program
+from distmagic.request.flags import Program
 
 _MODULES = ".local-modules"  # below the working directory: what a program imports from elsewhere on this machine
 

@@ -17,8 +17,9 @@ from distmagic.remote.wire.protocol import (
     TemplateRequest,
     WorkDir,
 )
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host, Slots
-from distmagic.request.spec import Access, JobSpec, split_endpoint
+from distmagic.request.spec import JobSpec, split_endpoint
 
 # Every round makes a store of its own, where there may be more than one. With one store for all (torch 2.13):
 # - a node that comes later waits in vain for its address: the lead writes it in the first round only

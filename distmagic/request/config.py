@@ -11,6 +11,15 @@ from traitlets import Dict, Float, List, TraitError, Unicode, Union
 from traitlets.config import Configurable
 
 from distmagic.errors import SpecError
+from distmagic.request.access import (
+    CONNECT_TIMEOUT_S,
+    LEASE_S,
+    WARM_IDLE_S,
+    Access,
+    check_connect_timeout,
+    check_lease,
+    check_warm_idle,
+)
 from distmagic.request.flag_values import parse_size
 from distmagic.request.flags import Defaults, Request
 from distmagic.request.hosts import (
@@ -20,16 +29,7 @@ from distmagic.request.hosts import (
     parse_hosts,
     parse_slots,
 )
-from distmagic.request.spec import (
-    CONNECT_TIMEOUT_S,
-    LEASE_S,
-    PAYLOAD_LIMIT_BYTES,
-    WARM_IDLE_S,
-    Access,
-    check_connect_timeout,
-    check_lease,
-    check_warm_idle,
-)
+from distmagic.request.spec import PAYLOAD_LIMIT_BYTES
 
 
 class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets' base may be untyped

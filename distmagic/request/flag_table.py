@@ -6,6 +6,7 @@ by flags.py one by one.
 
 from __future__ import annotations
 
+from distmagic.request.access import Access
 from distmagic.request.allocation import IDLE_S
 from distmagic.request.flag_values import (
     Flag,
@@ -17,7 +18,7 @@ from distmagic.request.flag_values import (
     variable_name,
 )
 from distmagic.request.hosts import parse_hosts
-from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, Access, JobSpec
+from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, JobSpec
 
 NO_SYSTEM = "none"  # after --on
 

@@ -1,50 +1,32 @@
-"""`JobSpec` is what to run, without any host; `Access` is how hosts are reached. All values are checked here. Pure."""
+"""`JobSpec` is what to run, without any host. All values are checked here. Pure."""
 
 from __future__ import annotations
 
-import difflib
-import numbers
-import os
 import re
-import reprlib
-import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypedDict, get_args, get_type_hints
+from dataclasses import dataclass
 
 from distmagic.errors import SpecError
 from distmagic.remote.records.manifest import is_inside
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
-from distmagic.request.command_prefix import setup_line, words_before_python
 from distmagic.request.flag_values import (
     device_list,
     nnodes,
     number_of,
     option,
-    python,
     refuse_zero_bytes,
     time_of,
     time_or_zero,
 )
-from distmagic.request.hosts import SLOT_WORDS, Host, Slots, is_port, parse_slots
+from distmagic.request.hosts import SLOT_WORDS, Slots, is_port, parse_slots
 
 BACKENDS = ("static", "c10d")
 ON_DISCONNECT = ("stop", "keep")
-PAYLOAD_LIMIT_BYTES = 256 << 20  # used where no other is given; so are those below
-CONNECT_TIMEOUT_S = 15.0
-LEASE_S = 60.0
-WARM_IDLE_S = 900.0
+PAYLOAD_LIMIT_BYTES = 256 << 20  # used where no other is given
 _DAY_S = 86400.0
 _SHORTEST_LOSS_S = 2.0
 _DEVICES = "CUDA_VISIBLE_DEVICES"  # the variable; AMD's GPUs follow it, too
 _MOST_RESTARTS = 1_000_000
-_KINDS = {
-    str: "a text",
-    bool: "True or False",
-    numbers.Integral: "a whole number",
-    numbers.Real: "a number",
-}
 
 
 def check_system() -> None:
@@ -390,251 +372,3 @@ def split_endpoint(text: str) -> tuple[str, int | None]:
             f"--rdzv-endpoint {text!r} is not address:port.", "Write 10.0.0.1:29500."
         )
     return address, None if port is None else int(port)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """How hosts are reached. `pythons` maps a host's name to its interpreter, "" being the one for all others.
-
-    Each field but `preload` is an option, and says what it means; times are in seconds. `connect_timeout_s` bounds one connection, from
-    the name's look-up to the end of authentication (waiting for an answer typed by the user not counted). Raises
-    `SpecError`.
-    """
-
-    pythons: tuple[tuple[str, str], ...] = option(
-        "hosts",
-        "interpreter of all hosts, or of one, or env:NAME",
-        "[HOST=]PATH",
-        read=python,
-        repeats=True,
-        default=(),
-        name="python",
-    )
-    setup: str = option(
-        "hosts",
-        "shell that every host runs before its Python: 'module load cuda'",
-        "TEXT",
-        default="",
-        is_secret=True,
-    )
-    exec_prefix: str = option(
-        "hosts",
-        "program that starts each host's Python: 'apptainer exec --nv image.sif'",
-        "COMMAND",
-        not_with="export workflow",
-        default="",
-    )
-    ssh_config: str | None = option(
-        "hosts",
-        "OpenSSH configuration instead of ~/.ssh/config",
-        "FILE",
-        not_with="export workflow",
-    )
-    ssh_command: str | None = option(
-        "hosts",
-        "reach hosts with the system's ssh program, such as ssh",
-        "PROGRAM",
-        not_with="export workflow",
-    )
-    connect_timeout_s: float = option(
-        "hosts",
-        f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",
-        "TIME",
-        read=time_of("--connect-timeout"),
-        not_with="export workflow",
-        default=CONNECT_TIMEOUT_S,
-    )
-    lease_s: float = option(
-        "times",
-        f"how long ranks outlive a lost notebook ({LEASE_S:g}s)",
-        "TIME",
-        read=time_of("--lease"),
-        not_with="export",
-        default=LEASE_S,
-    )
-    warm_idle_s: float = option(
-        "times",
-        "how long hosts keep torch loaded for the next run (15m; 0: not at all)",
-        "TIME",
-        read=time_or_zero("--warm-idle"),
-        not_with="export workflow",
-        default=WARM_IDLE_S,
-    )
-    # A setting alone: modules that hosts keep loaded beside those that the job's text imports.
-    preload: tuple[str, ...] = ()
-    cold: bool = option(
-        "times",
-        "start every process new: no warm process is kept or used",
-        not_with="export workflow",
-        default=False,
-    )
-
-    def __post_init__(self) -> None:
-        refuse_zero_bytes(self)
-        if self.before_python and any(path.startswith("~") for _, path in self.pythons):
-            raise SpecError(
-                "--python ~/...: behind --setup and --exec-prefix no shell knows what ~ is.",
-                "Name the whole path; after --setup with an activated environment it is not needed.",
-            )
-        check_connect_timeout(self.connect_timeout_s)
-        check_lease(self.lease_s)
-        check_warm_idle(self.warm_idle_s)
-
-    @property
-    def before_python(self) -> tuple[str, ...]:
-        """The words before the Python on its command line."""
-        return words_before_python(self.setup, self.exec_prefix)
-
-    @property
-    def setup_line(self) -> bytes:
-        """The line that these words read first, b"" for none."""
-        return setup_line(self.setup)
-
-    @property
-    def ssh_options(self) -> str:
-        """Options by which an ssh program on the command line reaches the same hosts, each followed by a blank.
-
-        A jump host is written as ssh-copy-id takes it, too.
-        """
-        _, blank, options = (self.ssh_command or "").strip().partition(" ")
-        options = options.replace("-J ", "-o ProxyJump=") + blank
-        if self.ssh_config is not None:
-            options += f"-F {shlex.quote(os.path.expanduser(self.ssh_config))} "
-        return options
-
-    def by_hand(self, host: Host) -> str:
-        """Return the command that runs a program on a host by hand, to which the program is added."""
-        client = (self.ssh_command or "ssh").strip().partition(" ")[0]
-        return host.by_hand(f"{client} {self.ssh_options}".strip())
-
-    def python_of(self, name: str) -> str | None:
-        """Return the interpreter chosen for host `name`, or None."""
-        table = dict(self.pythons)
-        return table.get(name, table.get(""))
-
-    def interpreter(self, host: Host) -> str:
-        """Return the interpreter to start on a host: the one chosen, here the notebook's own, else `python3`."""
-        usual = sys.executable if host.is_local else "python3"
-        return self.python_of(host.name) or usual
-
-
-# A setting of the notebook is checked under its own name, before it becomes part of an `Access`: `where` ends with a
-# colon then.
-
-
-def check_connect_timeout(seconds: float, where: str = "--connect-timeout") -> None:
-    """Raise `SpecError` naming `where` unless a host can be given so long to answer."""
-    if not 0 < seconds <= _DAY_S:
-        raise SpecError(
-            f"{where} {seconds:g} is not a time.", "Use seconds, up to a day."
-        )
-
-
-def check_lease(seconds: float, where: str = "--lease") -> None:
-    """Raise `SpecError` naming `where` unless ranks can outlive their notebook for so long."""
-    if not 1 <= seconds <= _DAY_S:
-        raise SpecError(
-            f"{where} {seconds:g} is not a lease.", "Use 1 second to a day."
-        )
-
-
-def check_warm_idle(seconds: float, where: str = "--warm-idle") -> None:
-    """Raise `SpecError` naming `where` unless a host can keep torch loaded for so long."""
-    if not 0 <= seconds <= _DAY_S:
-        raise SpecError(
-            f"{where} {seconds:g} is not a time.", "Use 0 (never) to a day."
-        )
-
-
-class Options(TypedDict, total=False):
-    """The keywords of `distmagic.run` that are options: as the fields of `JobSpec` and `Access`, or None for the usual."""
-
-    nproc_per_node: Slots | None
-    nnodes: int | tuple[int, int] | None
-    max_restarts: int
-    rdzv_backend: str | None
-    rdzv_endpoint: str | None
-    rdzv_id: str | None
-    master_port: int | None
-    local_addr: str | None
-    env: Mapping[str, str] | tuple[tuple[str, str], ...]
-    sync: str | None
-    name: str | None
-    fetch: Sequence[str]
-    fresh: bool
-    devices: Sequence[str | int]
-    no_wait: bool
-    no_settings: bool
-    cwd: str | None
-    timeout_s: float | None
-    hang_timeout_s: float | None
-    grace_s: float
-    node_lost_after_s: float
-    on_disconnect: str
-    detach: bool
-    python: str | Mapping[str, str] | None
-    setup: str | None
-    exec_prefix: str | None
-    ssh_config: str | None
-    ssh_command: str | None
-    connect_timeout_s: float | None
-    lease_s: float | None
-    warm_idle_s: float | None
-    cold: bool | None
-
-
-def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, Access]:
-    """Return the job and the way to the hosts that `Options` ask for, `access` being changed by them.
-
-    None leaves an option as `access` has it, or as it is for every job. Raises `SpecError` for a value of a wrong kind.
-    """
-    given = {name: value for name, value in options.items() if value is not None}
-    for name, value in given.items():
-        _check_kind(name, value)
-    if isinstance(given.get("nnodes"), int):
-        given["nnodes"] = (given["nnodes"], given["nnodes"])
-    if isinstance(given.get("env"), Mapping):
-        given["env"] = tuple(given["env"].items())
-    if "fetch" in given:
-        given["fetch"] = tuple(given["fetch"])
-    if "devices" in given:
-        given["devices"] = tuple(str(device) for device in given["devices"])
-    python = given.pop("python", None)
-    if isinstance(python, Mapping):
-        given["pythons"] = tuple(python.items())
-    elif python is not None:
-        given["pythons"] = (("", python),)  # "": of all hosts
-    of_access = {one.name for one in fields(Access)} & given.keys()
-    way = {name: given.pop(name) for name in of_access}
-    return JobSpec(**given), replace(access, **way)
-
-
-def unknown_option(name: str, known: Sequence[str]) -> SpecError:
-    """Return the error of a keyword argument that is none of the known ones, with the one that may have been meant."""
-    close = [one for one in known if one.startswith(name)] or difflib.get_close_matches(
-        name, known, n=1
-    )
-    hint = f"Did you mean {close[0]}?" if close else ""
-    return SpecError(f"There is no option {name!r}.", hint)
-
-
-def _check_kind(name: str, value: object) -> None:
-    """Raise `SpecError` unless the value of an option is of the kind that its field says, where that is a simple one."""
-    hints = {**get_type_hints(JobSpec), **get_type_hints(Access)}
-    kinds_of_field = get_args(hints.get(name)) or (hints.get(name),)
-    simple = {
-        str: str,
-        bool: bool,
-        int: numbers.Integral,
-        float: numbers.Real,
-        type(None): type(None),
-    }
-    wanted = [simple[kind] for kind in kinds_of_field if kind in simple]
-    if len(wanted) < len(kinds_of_field):
-        return  # a tuple, say, whose items are checked where they are used
-    is_flag = isinstance(value, bool)  # Python takes it for a number, too
-    if not isinstance(value, tuple(wanted)) or (is_flag and bool not in wanted):
-        kinds = " or ".join(_KINDS[kind] for kind in wanted if kind in _KINDS)
-        raise SpecError(
-            f"{name}={reprlib.repr(value)} is not {kinds}.", f"Give {kinds}."
-        )

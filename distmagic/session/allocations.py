@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from distmagic.errors import AllocationEnded, RunError
+from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 from distmagic.systems.protocol import Connect, Held, Pool, hosts_of
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker

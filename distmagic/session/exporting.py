@@ -18,9 +18,8 @@ from distmagic.payload.folder import Contents, check_size
 from distmagic.payload.local_modules import LocalModule
 from distmagic.payload.pack import Payload
 from distmagic.payload.program import pack_program
-from distmagic.request.flags import Request
+from distmagic.request.flags import Program, Request
 from distmagic.request.hosts import Host
-from distmagic.request.program import Program
 
 _SCRIPT, _RUNNER, _ZIP = ("cell.py", "run_call.py", "distmagic.zip")
 _SECRET = "DISTMAGIC_SECRET"  # noqa: S105 - the variable's name

@@ -30,8 +30,9 @@ from distmagic.inside.meeting import Meeting
 from distmagic.inside.proof import Proof, missing, proof_of
 from distmagic.remote.contact import template_client
 from distmagic.remote.wire import protocol
+from distmagic.request.access import Access
 from distmagic.request.hosts import LOCALHOST, Host, Source
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.spec import JobSpec
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session.background import BackgroundRun
 from distmagic.state.model import NodeState, RunState, WorkerState

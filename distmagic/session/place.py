@@ -26,9 +26,10 @@ from distmagic.payload.pack import Payload
 from distmagic.payload.work_files import check_folder, with_tree
 from distmagic.planning.plan import terms_of
 from distmagic.render.screen import Screen
+from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.spec import JobSpec
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session.background import BackgroundRun, BackgroundScreen
 from distmagic.session.session import Session

@@ -18,10 +18,9 @@ from distmagic.payload.pack import Payload
 from distmagic.payload.program import pack_program, placed
 from distmagic.payload.work_files import named_folder
 from distmagic.render.screen import Screen
-from distmagic.request.flags import Request
+from distmagic.request.access import Access
+from distmagic.request.flags import Program, Request
 from distmagic.request.hosts import Host
-from distmagic.request.program import Program
-from distmagic.request.spec import Access
 from distmagic.request.systems import named
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session.background import BackgroundRun

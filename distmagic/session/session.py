@@ -19,8 +19,9 @@ from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.render.screen import Screen
+from distmagic.request.access import Access
 from distmagic.request.hosts import LOCALHOST, Host
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.spec import JobSpec
 from distmagic.runner.launch import Followed, attach, launch
 from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.changed import ChangedScreen

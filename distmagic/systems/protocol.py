@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, RunError
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host, Source
-from distmagic.request.spec import Access
 from distmagic.request.systems import Wanted, named
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from distmagic.errors import ConnectionLost, HostKeyError, SpecError
 from distmagic.planning import preflight
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 from distmagic.transports import quoting, ssh_words, troubles
 from distmagic.transports.asking import Asker
 from distmagic.transports.local import connecting_program, spawn

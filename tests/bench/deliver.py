@@ -13,7 +13,7 @@ from pathlib import Path
 
 import distmagic
 from distmagic.connection.link import Link
-from distmagic.request.spec import Access
+from distmagic.request.access import Access
 from distmagic.runner.delivery import Delivery
 from tests.bench import links
 from tests.bench.bench import Bench

@@ -23,8 +23,9 @@ from distmagic.payload.pack import pack_call
 from distmagic.planning import plan
 from distmagic.planning.start_messages import start_messages
 from distmagic.remote.wire.protocol import Final, Route, StopNode, WorkDir
+from distmagic.request.access import Access
 from distmagic.request.hosts import parse_hosts
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.spec import JobSpec
 from distmagic.runner.delivery import Delivery
 from distmagic.session.session import Session
 from distmagic.transports.ssh import client

@@ -21,8 +21,9 @@ from distmagic.connection.connections import Connections
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled
 from distmagic.payload.pack import pack_call
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.spec import JobSpec
 from distmagic.session.session import Session
 from distmagic.state.model import RunState
 from distmagic.transports.asking import Asker

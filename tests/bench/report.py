@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import distmagic
-from distmagic.request.spec import Access
+from distmagic.request.access import Access
 from tests.bench import loops
 from tests.bench.bench import REPOSITORY, Bench
 from tests.bench.figures import MetricRow, Target

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import distmagic
-from distmagic.request.spec import Access
+from distmagic.request.access import Access
 from tests.bench import links, loops
 from tests.bench.bench import Bench
 from tests.bench.figures import MetricRow, Target

@@ -16,8 +16,8 @@ from distmagic.connection.warm_hosts import WarmHosts
 from distmagic.errors import ConnectionLost, Unreachable
 from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol as p
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 from distmagic.transports.asking import Asker
 from tests.builders.links import lines, reply
 from tests.builders.plans import FACTS

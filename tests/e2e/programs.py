@@ -73,7 +73,7 @@ def stubborn() -> None:
 
 COUNTING_KERNEL = """
 import distmagic
-from distmagic.request.spec import Access
+from distmagic.request.access import Access
 from tests.e2e import runner
 from tests.e2e.programs import count_until
 from tests.e2e.runner import as_value
@@ -81,7 +81,7 @@ distmagic.run(as_value(count_until), "~/go", {seconds}, hosts="dm1:1,dm2:1", acc
 """
 STUBBORN_KERNEL = """
 import distmagic
-from distmagic.request.spec import Access
+from distmagic.request.access import Access
 from tests.e2e import runner
 from tests.e2e.programs import stubborn
 from tests.e2e.runner import as_value

@@ -13,8 +13,8 @@ from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError
 from distmagic.planning.jobs import Job, whereabouts
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host, parse_hosts
-from distmagic.request.spec import Access
 from distmagic.runner.outcome import Detached, Run
 from distmagic.state.model import RunState
 from tests.lab import Lab

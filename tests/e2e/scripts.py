@@ -7,8 +7,8 @@ from typing import Any
 from distmagic.api import session
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.request import flags
+from distmagic.request.flags import split_program
 from distmagic.request.hosts import parse_hosts
-from distmagic.request.program import split_program
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session.programs import run_program
 from tests.e2e import runner

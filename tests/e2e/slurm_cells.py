@@ -140,7 +140,7 @@ import json, sys, time
 import distmagic
 from distmagic.systems.slurm import submission
 from distmagic.request.allocation import SlurmRequest
-from distmagic.request.spec import Access
+from distmagic.request.access import Access
 from tests.e2e.runner import Watch, as_value
 from tests.e2e.programs import count, wait_for
 

@@ -374,7 +374,7 @@ from distmagic.api import session
 from distmagic.planning.jobs import whereabouts
 from distmagic.request.hosts import parse_hosts
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.request.spec import Access
+from distmagic.request.access import Access
 from tests.e2e import runner
 
 way, hosts = Access(ssh_config={config!r}, warm_idle_s=0.0), parse_hosts("dm1,dm2,dm3")

@@ -10,8 +10,8 @@ import pytest
 from distmagic.api import session
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import PreflightError
+from distmagic.request.access import Access
 from distmagic.request.hosts import parse_hosts
-from distmagic.request.spec import Access
 from distmagic.session.housekeeping import Synced
 from distmagic.session.packages import Packages
 from tests.builders.wheels import played_uv, wheel

@@ -287,7 +287,7 @@ class Healing:
 def test_a_kept_job_goes_on_when_its_kernel_dies(lab: Lab) -> None:
     script = (
         "import distmagic\nfrom tests.e2e import runner\nfrom tests.e2e.test_gang import until_told\n"
-        "from tests.e2e.runner import as_value\nfrom distmagic.request.spec import Access\n"
+        "from tests.e2e.runner import as_value\nfrom distmagic.request.access import Access\n"
         f"way = Access(ssh_config={str(lab.ssh_config)!r}, lease_s=2.0, warm_idle_s=0.0)\n"
         "distmagic.run(as_value(until_told), 'return', hosts='dm1:1,dm2:1', access=way, on_disconnect='keep',\n"
         "    screen=runner.Watch(lambda state: len(state.workers) == 2, lambda: print('up', flush=True)))\n"

@@ -192,7 +192,7 @@ def test_a_flood_of_output_disturbs_no_roll_call_and_is_no_hang(lab: Lab) -> Non
 
 KERNEL = """
 import distmagic
-from distmagic.request.spec import Access
+from distmagic.request.access import Access
 from tests.e2e import runner, scripts
 from tests.e2e.test_hangs import train
 from tests.e2e.runner import as_value

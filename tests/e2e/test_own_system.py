@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import distmagic
+from distmagic.request.access import Access
 from distmagic.request.flags import Defaults, parse_line
-from distmagic.request.spec import Access
 from tests.builders.own_systems import TOY, installed
 from tests.e2e import runner
 from tests.e2e.runner import as_value

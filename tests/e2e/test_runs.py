@@ -19,7 +19,8 @@ from distmagic.payload.pack import pack_whole
 from distmagic.render.curves import curve_of
 from distmagic.render.overview import overview
 from distmagic.render.rows import Row
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.access import Access
+from distmagic.request.spec import JobSpec
 from distmagic.session.dry_run import start_commands
 from distmagic.session.session import Session
 from distmagic.state.model import RunState, WorkerState

@@ -36,7 +36,7 @@ import json, sys
 import distmagic
 from distmagic.api import session
 from distmagic.request.hosts import parse_hosts
-from distmagic.request.spec import Access
+from distmagic.request.access import Access
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 

@@ -11,8 +11,8 @@ import pytest
 import distmagic
 from distmagic import api
 from distmagic.errors import HostErrors, HostKeyError
+from distmagic.request.access import Access
 from distmagic.request.allocation import SkyRequest
-from distmagic.request.spec import Access
 from distmagic.session.session import Session
 from tests.builders.sky import Sky, entries
 from tests.e2e.runner import Watch, all_reduce, as_value

@@ -22,8 +22,8 @@ from distmagic.connection import idle_links
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled
 from distmagic.remote.wire.protocol import Template
+from distmagic.request.access import Access
 from distmagic.request.hosts import parse_hosts
-from distmagic.request.spec import Access
 from distmagic.runner.outcome import Run
 from tests.builders.golden import Golden
 from tests.builders.wheels import unpacked
@@ -385,7 +385,7 @@ def test_end_of_the_kernel_releases_hosts(lab: Lab, end: str) -> None:
         sys.path.insert(0, {str(Path.cwd())!r})
         import distmagic
         from distmagic.connection import idle_links
-        from distmagic.request.spec import Access
+        from distmagic.request.access import Access
         from tests.e2e.runner import Watch
         if __name__ == "__main__":
             idle_links._FINISH_S = 60.0  # however busy the machine is

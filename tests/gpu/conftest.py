@@ -13,7 +13,7 @@ import distmagic
 from distmagic.api import session
 from distmagic.playground import playground
 from distmagic.playground.playground import Playground
-from distmagic.request.spec import Access
+from distmagic.request.access import Access
 from distmagic.runner.outcome import Run
 from tests.e2e.runner import Watch, as_value
 from tests.gpu import devices

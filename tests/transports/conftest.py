@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 from tests.transports.sshd import Sshd, make_key, sshd
 
 

@@ -22,8 +22,8 @@ from distmagic.errors import (
     SpecError,
     Unreachable,
 )
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
 from distmagic.transports.asking import NoAsker
 from tests.builders.golden import Golden

@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 
 from distmagic.errors import HostKeyError
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
 from distmagic.transports.asking import NoAsker
 from tests.builders.golden import Golden

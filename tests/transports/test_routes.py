@@ -24,8 +24,8 @@ from distmagic.errors import (
     SpecError,
     Unreachable,
 )
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 from distmagic.transports import ssh_command
 from distmagic.transports.asking import NoAsker
 from tests.builders.golden import Golden
@@ -481,7 +481,7 @@ def test_a_connection_outlives_new_keys_that_are_agreed_on_while_processes_end(
 _KERNEL = """
 import sys
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
+from distmagic.request.access import Access
 from distmagic.transports import ssh_command
 from distmagic.transports.asking import NoAsker
 transport = ssh_command.connect(Host(name="127.0.0.1", port=int(sys.argv[1])), Access(ssh_config=sys.argv[2]), NoAsker())

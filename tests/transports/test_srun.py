@@ -11,9 +11,9 @@ import pytest
 from distmagic.connection.connections import connect
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AllocationEnded, ConnectionLost
+from distmagic.request.access import Access
 from distmagic.request.allocation import SlurmRequest
 from distmagic.request.hosts import Host, parse_host
-from distmagic.request.spec import Access
 from distmagic.systems.slurm.allocation import Allocation, submitted
 from distmagic.systems.slurm.queue import SlurmQueue
 from distmagic.systems.slurm.shell import Shell

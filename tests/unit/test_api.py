@@ -12,13 +12,15 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import distmagic
 from distmagic import api, notebook_place
+from distmagic.api import Options
 from distmagic.connection.link_opener import Fleet
 from distmagic.errors import SpecError, WorkerFailed
 from distmagic.request import flag_table
+from distmagic.request.access import Access
 from distmagic.request.allocation import SlurmRequest
 from distmagic.request.flag_values import options_of
 from distmagic.request.hosts import parse_hosts
-from distmagic.request.spec import Access, JobSpec, Options
+from distmagic.request.spec import JobSpec
 from distmagic.session.inside import Inside
 
 OWN = [

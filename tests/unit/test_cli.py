@@ -18,7 +18,7 @@ from distmagic.notebook.settings import Notebook
 from distmagic.planning.jobs import Job
 from distmagic.remote.wire.parts import JobTerms
 from distmagic.request.config import Distmagic
-from distmagic.request.program import Program
+from distmagic.request.flags import Program
 from distmagic.runner.outcome import Detached, Run
 from distmagic.screens import choose
 from distmagic.session import programs

@@ -15,8 +15,8 @@ from distmagic.notebook import commands, file_commands, host_commands
 from distmagic.request import flag_parser, flags
 from distmagic.request.cell import parse_cell
 from distmagic.request.config import Distmagic
+from distmagic.request.flags import split_program
 from distmagic.request.hosts import parse_hosts
-from distmagic.request.program import split_program
 from tests import REPOSITORY
 from tests.bench import table
 

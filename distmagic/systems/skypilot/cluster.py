@@ -30,9 +30,9 @@ from distmagic.errors import (
     Unreachable,
 )
 from distmagic.remote.system.processes import up_s
+from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest, SkyRequest
 from distmagic.request.hosts import Host, Source
-from distmagic.request.spec import Access
 from distmagic.systems.skypilot import sky, sky_words
 from distmagic.systems.skypilot.sky_words import ClusterState
 from distmagic.transports import Process, Transport

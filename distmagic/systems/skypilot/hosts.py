@@ -10,9 +10,9 @@ from pathlib import Path
 
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import SpecError
+from distmagic.request.access import Access
 from distmagic.request.allocation import SkyRequest
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 from distmagic.request.systems import Wanted
 from distmagic.systems.skypilot import sky, sky_words
 from distmagic.systems.skypilot.cluster import Cluster

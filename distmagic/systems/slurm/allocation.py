@@ -31,9 +31,9 @@ from distmagic.errors import (
     Unreachable,
 )
 from distmagic.remote.system import memory, threads
+from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest, SlurmRequest
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 from distmagic.systems.slurm import commands, job_states, queue, srun_words, submission
 from distmagic.systems.slurm.lease_pipe import END, LEAVE, LeasePipe
 from distmagic.systems.slurm.queue import SlurmQueue

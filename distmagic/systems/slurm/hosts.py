@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from distmagic.errors import SpecError
+from distmagic.request.access import Access
 from distmagic.request.allocation import SlurmRequest
 from distmagic.request.command_prefix import ENVIRONMENT
 from distmagic.request.hosts import LOCALHOST, Host, parse_host
-from distmagic.request.spec import Access
 from distmagic.request.systems import Wanted
 from distmagic.systems.slurm import commands, submission
 from distmagic.systems.slurm.allocation import Allocation, found, submitted

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from distmagic.errors import AuthenticationError, ConnectionLost, HostError, SpecError
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 from distmagic.transports import quoting, troubles
 from distmagic.transports.asking import Asker
 from distmagic.transports.local import connecting_program

@@ -11,8 +11,8 @@ from distmagic.connection import capacity
 from distmagic.connection.capacity import BY_PARAMIKO, BY_SSH_PROGRAM
 from distmagic.connection.connections import Connections
 from distmagic.errors import SpecError
+from distmagic.request.access import Access
 from distmagic.request.hosts import parse_hosts
-from distmagic.request.spec import Access
 from distmagic.session.session import Session
 from tests import REPOSITORY
 from tests.builders.shell import completed

@@ -15,8 +15,8 @@ from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import ConnectionLost, Unreachable
 from distmagic.remote.wire import protocol as p
+from distmagic.request.access import Access
 from distmagic.request.hosts import LOCALHOST, Host, parse_hosts
-from distmagic.request.spec import Access
 from tests.builders.links import FakeProcess, lines, reply
 from tests.builders.plans import FACTS
 from tests.lab.waiting import HANG_S

@@ -20,8 +20,8 @@ from distmagic.errors import (
     PreflightError,
     Unreachable,
 )
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host, parse_hosts
-from distmagic.request.spec import Access
 from tests.builders.links import FakeProcess, lines, reply
 from tests.builders.plans import FACTS
 

@@ -22,9 +22,9 @@ from distmagic.errors import (
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol as p
+from distmagic.request.access import Access
 from distmagic.request.command_prefix import NO_ENVIRONMENT
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 from distmagic.transports.time_limits import TimeLimits
 from tests.builders.links import HOST, FakeProcess, FakeTransport, lines, reply
 from tests.builders.plans import FACTS

@@ -16,9 +16,9 @@ from distmagic.payload import pack
 from distmagic.planning.jobs import Job
 from distmagic.playground import playground
 from distmagic.remote.wire.protocol import EnvironmentProgress, KeptWorkDir
+from distmagic.request.access import Access
 from distmagic.request.allocation import SlurmRequest
 from distmagic.request.hosts import Host, parse_hosts
-from distmagic.request.spec import Access
 from distmagic.screens import choose
 from distmagic.session import dry_run, place, programs
 from distmagic.session.background import BackgroundRuns

@@ -13,8 +13,8 @@ from distmagic.notebook.job_tables import kept_table, table
 from distmagic.notebook.magic import Magics
 from distmagic.planning.jobs import Job
 from distmagic.remote.wire.protocol import JobTerms, KeptWorkDir, Template
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host, parse_hosts
-from distmagic.request.spec import Access
 from distmagic.session.housekeeping import Stopped
 from distmagic.systems.slurm.srun_words import source
 from tests import scenes

@@ -11,7 +11,7 @@ import pytest
 from distmagic.payload import on_ranks, pack
 from distmagic.payload.program import pack_program
 from distmagic.payload.work_files import with_tree
-from distmagic.request.program import Program
+from distmagic.request.flags import Program
 
 SETS = {
     "subscript": 'os.environ["HF_HOME"] = "/x"',

@@ -21,7 +21,7 @@ from distmagic.payload.work_files import check_folder, place_of, with_tree
 from distmagic.remote.records import manifest
 from distmagic.remote.records.manifest import Manifest
 from distmagic.remote.values import call
-from distmagic.request.program import Program
+from distmagic.request.flags import Program
 
 
 @pytest.fixture

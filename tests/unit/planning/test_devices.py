@@ -12,7 +12,8 @@ from distmagic.planning.devices import missing_at_join, refusal, waits_for
 from distmagic.planning.plan import ranks_of, warming
 from distmagic.remote.wire.protocol import DeviceClaim
 from distmagic.request import flags
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.access import Access
+from distmagic.request.spec import JobSpec
 from tests.builders.plans import A, plan_for
 
 FOUR = replace(A, facts=replace(A.facts, gpus=4))

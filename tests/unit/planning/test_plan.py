@@ -16,8 +16,9 @@ from distmagic.planning.plan import (
 )
 from distmagic.remote.contact import template_client
 from distmagic.remote.wire.protocol import TemplateRequest
+from distmagic.request.access import Access
 from distmagic.request.hosts import LOCALHOST, Host
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.spec import JobSpec
 from tests.builders.plans import FACTS, A, B, plan_for, reached
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from distmagic.errors import SpecError
 from distmagic.request import command_prefix
+from distmagic.request.access import Access
 from distmagic.request.command_prefix import (
     SETUP_FAILED,
     interpreter_words,
     setup_line,
     words_before_python,
 )
-from distmagic.request.spec import Access
 from distmagic.transports.quoting import command_line
 from tests.builders.shell import completed
 

@@ -14,12 +14,13 @@ from distmagic.errors import SpecError
 from distmagic.notebook.commands import NAMES
 from distmagic.notebook.completion import Completer, OfferedNames
 from distmagic.request import flag_parser, flag_table, flag_values, flags
+from distmagic.request.access import Access
 from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.request.config import Chosen, Distmagic, choose_hosts, read_hostfile
 from distmagic.request.flag_values import HEADINGS
 from distmagic.request.flags import Defaults, Request, parse_line
 from distmagic.request.hosts import LOCALHOST, parse_hosts
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.spec import JobSpec
 from tests import REPOSITORY
 
 

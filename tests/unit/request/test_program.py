@@ -6,7 +6,7 @@ import pytest
 
 from distmagic.errors import SpecError
 from distmagic.request import flags
-from distmagic.request.program import Program, split_program
+from distmagic.request.flags import Program, split_program
 
 
 @pytest.mark.parametrize(

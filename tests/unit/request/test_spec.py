@@ -6,8 +6,10 @@ import math
 
 import pytest
 
+from distmagic.api import from_options
 from distmagic.errors import SpecError
-from distmagic.request.spec import Access, JobSpec, from_options, split_endpoint
+from distmagic.request.access import Access
+from distmagic.request.spec import JobSpec, split_endpoint
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ import pytest
 
 from distmagic.errors import SpecError
 from distmagic.exports.job import ExportedJob, ExportedProgram
+from distmagic.request.access import Access
 from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.request.export import ExportRequest
+from distmagic.request.flags import Program
 from distmagic.request.hosts import parse_hosts
-from distmagic.request.program import Program
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.spec import JobSpec
 
 BAD = "a\0(touch pwned)\0"
 EXPORT = ExportRequest(system="slurm", folder="out")

@@ -25,7 +25,8 @@ from distmagic.payload import blobs
 from distmagic.payload.blobs import keep
 from distmagic.payload.pack import OtherPython, Payload
 from distmagic.remote.wire import protocol as p
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.access import Access
+from distmagic.request.spec import JobSpec
 from distmagic.runner import launch
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.interrupts import Interrupts

@@ -23,8 +23,9 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AuthenticationError, RunError, WorkerFailed
 from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol as p
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host, parse_hosts
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.spec import JobSpec
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.executor import Executor
 from distmagic.runner.launch import Followed

@@ -16,9 +16,9 @@ from distmagic.errors import (
     WorkerFailed,
 )
 from distmagic.remote.system import memory
+from distmagic.request.access import Access
 from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 from distmagic.session.allocations import Allocations
 from distmagic.systems.slurm.allocation import MORE_MEMORY
 from distmagic.systems.slurm.srun_words import source

@@ -16,7 +16,8 @@ from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, NodeLost, PreflightError, Unreachable
 from distmagic.remote.wire import protocol as p
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.access import Access
+from distmagic.request.spec import JobSpec
 from distmagic.runner.outcome import Run
 from distmagic.session.session import Session
 from distmagic.state.model import RunState

@@ -19,8 +19,9 @@ from distmagic.payload.pack import Payload
 from distmagic.remote.system import threads
 from distmagic.remote.wire import protocol as p
 from distmagic.render.screen import Screen
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.spec import JobSpec
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session import background
 from distmagic.session.background import BackgroundRun

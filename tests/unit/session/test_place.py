@@ -17,9 +17,10 @@ from distmagic.connection.link_opener import Fleet
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import PayloadTooLarge
 from distmagic.payload import blobs
+from distmagic.request.access import Access
 from distmagic.request.allocation import SlurmRequest
 from distmagic.request.hosts import LOCALHOST, Host, parse_hosts
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.spec import JobSpec
 from distmagic.session.allocations import Allocations
 from distmagic.session.place import Place, with_files
 from distmagic.systems.slurm import allocation

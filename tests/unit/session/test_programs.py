@@ -10,8 +10,8 @@ import pytest
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import SpecError
 from distmagic.request import flags
-from distmagic.request.program import split_program
-from distmagic.request.spec import Access
+from distmagic.request.access import Access
+from distmagic.request.flags import split_program
 from distmagic.session import programs
 from distmagic.session import session as sessions
 from distmagic.session.session import Session

@@ -21,8 +21,9 @@ from distmagic.errors import (
     WorkerFailed,
 )
 from distmagic.remote.wire import protocol as p
+from distmagic.request.access import Access
 from distmagic.request.hosts import LOCALHOST, Host
-from distmagic.request.spec import Access, JobSpec
+from distmagic.request.spec import JobSpec
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session import session as sessions
 from distmagic.session.dry_run import start_commands

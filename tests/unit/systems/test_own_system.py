@@ -10,8 +10,8 @@ from distmagic.exports import systems as exports
 from distmagic.inside.detect import detect
 from distmagic.notebook.completion import Completer, OfferedNames
 from distmagic.request import flag_parser, systems
+from distmagic.request.access import Access
 from distmagic.request.flags import Defaults, Request, parse_line
-from distmagic.request.spec import Access
 from distmagic.session import dry_run
 from distmagic.session.session import Session
 from tests.builders.exports import job, texts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.request.spec import Access
 from distmagic.transports import asking, ssh_command
 from distmagic.transports.local import connecting_program
 from tests.lab.waiting import wait_until

@@ -9,8 +9,8 @@ import pytest
 
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, SpecError, Unreachable
+from distmagic.request.access import Access
 from distmagic.request.allocation import SkyRequest, SlurmRequest
-from distmagic.request.spec import Access
 from distmagic.systems.skypilot import sky
 from distmagic.systems.skypilot.cluster import Cluster, _ForwardedTransport
 from distmagic.transports import local

@@ -13,8 +13,8 @@ import pytest
 
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, SpecError
+from distmagic.request.access import Access
 from distmagic.request.allocation import SkyRequest
-from distmagic.request.spec import Access
 from distmagic.systems.skypilot import cluster, hosts, sky, sky_words
 from distmagic.systems.skypilot.cluster import Cluster
 from tests.builders.sky import Sky, entries

@@ -18,8 +18,8 @@ from distmagic.errors import (
     SpecError,
     Unreachable,
 )
+from distmagic.request.access import Access
 from distmagic.request.allocation import SlurmRequest
-from distmagic.request.spec import Access
 from distmagic.systems.slurm import allocation, lease_pipe, shell, srun, srun_words
 from distmagic.systems.slurm.allocation import ONE_CORE, Allocation, found, submitted
 from distmagic.systems.slurm.queue import SlurmQueue

@@ -1,0 +1,178 @@
+"""`Access` is how hosts are reached. All values are checked here. Pure."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+
+from distmagic.errors import SpecError
+from distmagic.request.command_prefix import setup_line, words_before_python
+from distmagic.request.flag_values import (
+    option,
+    python,
+    refuse_zero_bytes,
+    time_of,
+    time_or_zero,
+)
+from distmagic.request.hosts import Host
+
+CONNECT_TIMEOUT_S = 15.0  # used where no other is given; so are those below
+LEASE_S = 60.0
+WARM_IDLE_S = 900.0
+_DAY_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How hosts are reached. `pythons` maps a host's name to its interpreter, "" being the one for all others.
+
+    Each field but `preload` is an option, and says what it means; times are in seconds. `connect_timeout_s` bounds one connection, from
+    the name's look-up to the end of authentication (waiting for an answer typed by the user not counted). Raises
+    `SpecError`.
+    """
+
+    pythons: tuple[tuple[str, str], ...] = option(
+        "hosts",
+        "interpreter of all hosts, or of one, or env:NAME",
+        "[HOST=]PATH",
+        read=python,
+        repeats=True,
+        default=(),
+        name="python",
+    )
+    setup: str = option(
+        "hosts",
+        "shell that every host runs before its Python: 'module load cuda'",
+        "TEXT",
+        default="",
+        is_secret=True,
+    )
+    exec_prefix: str = option(
+        "hosts",
+        "program that starts each host's Python: 'apptainer exec --nv image.sif'",
+        "COMMAND",
+        not_with="export workflow",
+        default="",
+    )
+    ssh_config: str | None = option(
+        "hosts",
+        "OpenSSH configuration instead of ~/.ssh/config",
+        "FILE",
+        not_with="export workflow",
+    )
+    ssh_command: str | None = option(
+        "hosts",
+        "reach hosts with the system's ssh program, such as ssh",
+        "PROGRAM",
+        not_with="export workflow",
+    )
+    connect_timeout_s: float = option(
+        "hosts",
+        f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",
+        "TIME",
+        read=time_of("--connect-timeout"),
+        not_with="export workflow",
+        default=CONNECT_TIMEOUT_S,
+    )
+    lease_s: float = option(
+        "times",
+        f"how long ranks outlive a lost notebook ({LEASE_S:g}s)",
+        "TIME",
+        read=time_of("--lease"),
+        not_with="export",
+        default=LEASE_S,
+    )
+    warm_idle_s: float = option(
+        "times",
+        "how long hosts keep torch loaded for the next run (15m; 0: not at all)",
+        "TIME",
+        read=time_or_zero("--warm-idle"),
+        not_with="export workflow",
+        default=WARM_IDLE_S,
+    )
+    # A setting alone: modules that hosts keep loaded beside those that the job's text imports.
+    preload: tuple[str, ...] = ()
+    cold: bool = option(
+        "times",
+        "start every process new: no warm process is kept or used",
+        not_with="export workflow",
+        default=False,
+    )
+
+    def __post_init__(self) -> None:
+        refuse_zero_bytes(self)
+        if self.before_python and any(path.startswith("~") for _, path in self.pythons):
+            raise SpecError(
+                "--python ~/...: behind --setup and --exec-prefix no shell knows what ~ is.",
+                "Name the whole path; after --setup with an activated environment it is not needed.",
+            )
+        check_connect_timeout(self.connect_timeout_s)
+        check_lease(self.lease_s)
+        check_warm_idle(self.warm_idle_s)
+
+    @property
+    def before_python(self) -> tuple[str, ...]:
+        """The words before the Python on its command line."""
+        return words_before_python(self.setup, self.exec_prefix)
+
+    @property
+    def setup_line(self) -> bytes:
+        """The line that these words read first, b"" for none."""
+        return setup_line(self.setup)
+
+    @property
+    def ssh_options(self) -> str:
+        """Options by which an ssh program on the command line reaches the same hosts, each followed by a blank.
+
+        A jump host is written as ssh-copy-id takes it, too.
+        """
+        _, blank, options = (self.ssh_command or "").strip().partition(" ")
+        options = options.replace("-J ", "-o ProxyJump=") + blank
+        if self.ssh_config is not None:
+            options += f"-F {shlex.quote(os.path.expanduser(self.ssh_config))} "
+        return options
+
+    def by_hand(self, host: Host) -> str:
+        """Return the command that runs a program on a host by hand, to which the program is added."""
+        client = (self.ssh_command or "ssh").strip().partition(" ")[0]
+        return host.by_hand(f"{client} {self.ssh_options}".strip())
+
+    def python_of(self, name: str) -> str | None:
+        """Return the interpreter chosen for host `name`, or None."""
+        table = dict(self.pythons)
+        return table.get(name, table.get(""))
+
+    def interpreter(self, host: Host) -> str:
+        """Return the interpreter to start on a host: the one chosen, here the notebook's own, else `python3`."""
+        usual = sys.executable if host.is_local else "python3"
+        return self.python_of(host.name) or usual
+
+
+# A setting of the notebook is checked under its own name, before it becomes part of an `Access`: `where` ends with a
+# colon then.
+
+
+def check_connect_timeout(seconds: float, where: str = "--connect-timeout") -> None:
+    """Raise `SpecError` naming `where` unless a host can be given so long to answer."""
+    if not 0 < seconds <= _DAY_S:
+        raise SpecError(
+            f"{where} {seconds:g} is not a time.", "Use seconds, up to a day."
+        )
+
+
+def check_lease(seconds: float, where: str = "--lease") -> None:
+    """Raise `SpecError` naming `where` unless ranks can outlive their notebook for so long."""
+    if not 1 <= seconds <= _DAY_S:
+        raise SpecError(
+            f"{where} {seconds:g} is not a lease.", "Use 1 second to a day."
+        )
+
+
+def check_warm_idle(seconds: float, where: str = "--warm-idle") -> None:
+    """Raise `SpecError` naming `where` unless a host can keep torch loaded for so long."""
+    if not 0 <= seconds <= _DAY_S:
+        raise SpecError(
+            f"{where} {seconds:g} is not a time.", "Use 0 (never) to a day."
+        )

@@ -11,7 +11,7 @@ from distmagic.notebook.commands import NAMES, SUBCOMMANDS
 from distmagic.request.flag_parser import flag_names
 from distmagic.request.flag_table import NO_SYSTEM
 from distmagic.request.hosts import SLOT_WORDS
-from distmagic.request.spec import BACKENDS
+from distmagic.request.spec import BACKENDS, ON_DISCONNECT
 from distmagic.request.systems import systems, that_can
 
 # The second for notebooks in which another extension owns the first.
@@ -19,6 +19,7 @@ MAGICS = ("distributed", "distmagic")
 _VALUES = {
     "--nproc-per-node": SLOT_WORDS,
     "--rdzv-backend": BACKENDS,
+    "--on-disconnect": ON_DISCONNECT,
     "--ssh-command": ("ssh",),
 }
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from distmagic.errors import SpecError
 from distmagic.request.command_prefix import setup_line, words_before_python
 from distmagic.request.flag_values import (
+    DAY_S,
+    check_values,
     option,
     python,
-    refuse_zero_bytes,
     time_of,
     time_or_zero,
 )
@@ -21,7 +22,6 @@ from distmagic.request.hosts import Host
 CONNECT_TIMEOUT_S = 15.0  # used where no other is given; so are those below
 LEASE_S = 60.0
 WARM_IDLE_S = 900.0
-_DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,7 @@ class Access:
         f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",
         "TIME",
         read=time_of("--connect-timeout"),
+        within=(1e-9, DAY_S, "a time", "Use seconds, up to a day."),
         not_with="export workflow",
         default=CONNECT_TIMEOUT_S,
     )
@@ -81,6 +82,7 @@ class Access:
         f"how long ranks outlive a lost notebook ({LEASE_S:g}s)",
         "TIME",
         read=time_of("--lease"),
+        within=(1, DAY_S, "a lease", "Use 1 second to a day."),
         not_with="export",
         default=LEASE_S,
     )
@@ -89,6 +91,7 @@ class Access:
         "how long hosts keep torch loaded for the next run (15m; 0: not at all)",
         "TIME",
         read=time_or_zero("--warm-idle"),
+        within=(0, DAY_S, "a time", "Use 0 (never) to a day."),
         not_with="export workflow",
         default=WARM_IDLE_S,
     )
@@ -102,15 +105,12 @@ class Access:
     )
 
     def __post_init__(self) -> None:
-        refuse_zero_bytes(self)
+        check_values(self)
         if self.before_python and any(path.startswith("~") for _, path in self.pythons):
             raise SpecError(
                 "--python ~/...: behind --setup and --exec-prefix no shell knows what ~ is.",
                 "Name the whole path; after --setup with an activated environment it is not needed.",
             )
-        check_connect_timeout(self.connect_timeout_s)
-        check_lease(self.lease_s)
-        check_warm_idle(self.warm_idle_s)
 
     @property
     def before_python(self) -> tuple[str, ...]:
@@ -148,31 +148,3 @@ class Access:
         """Return the interpreter to start on a host: the one chosen, here the notebook's own, else `python3`."""
         usual = sys.executable if host.is_local else "python3"
         return self.python_of(host.name) or usual
-
-
-# A setting of the notebook is checked under its own name, before it becomes part of an `Access`: `where` ends with a
-# colon then.
-
-
-def check_connect_timeout(seconds: float, where: str = "--connect-timeout") -> None:
-    """Raise `SpecError` naming `where` unless a host can be given so long to answer."""
-    if not 0 < seconds <= _DAY_S:
-        raise SpecError(
-            f"{where} {seconds:g} is not a time.", "Use seconds, up to a day."
-        )
-
-
-def check_lease(seconds: float, where: str = "--lease") -> None:
-    """Raise `SpecError` naming `where` unless ranks can outlive their notebook for so long."""
-    if not 1 <= seconds <= _DAY_S:
-        raise SpecError(
-            f"{where} {seconds:g} is not a lease.", "Use 1 second to a day."
-        )
-
-
-def check_warm_idle(seconds: float, where: str = "--warm-idle") -> None:
-    """Raise `SpecError` naming `where` unless a host can keep torch loaded for so long."""
-    if not 0 <= seconds <= _DAY_S:
-        raise SpecError(
-            f"{where} {seconds:g} is not a time.", "Use 0 (never) to a day."
-        )

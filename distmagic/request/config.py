@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from traitlets import Dict, Float, List, TraitError, Unicode, Union
@@ -16,11 +16,8 @@ from distmagic.request.access import (
     LEASE_S,
     WARM_IDLE_S,
     Access,
-    check_connect_timeout,
-    check_lease,
-    check_warm_idle,
 )
-from distmagic.request.flag_values import parse_size
+from distmagic.request.flag_values import check_number, parse_size
 from distmagic.request.flags import Defaults, Request
 from distmagic.request.hosts import (
     LOCALHOST,
@@ -38,48 +35,38 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
     hosts = Union(
         [Unicode(), List(Unicode())],
         help="Hosts and their ranks, such as 'gpu-a:4,gpu-b:2'.",
-    ).tag(config=True)
-    hostfile = Unicode(
-        "", help="A file with a host a line, such as 'gpu-a slots=4'."
-    ).tag(config=True)
-    ssh_config = Unicode(
-        "", help="OpenSSH configuration instead of ~/.ssh/config."
-    ).tag(config=True)
-    ssh_command = Unicode("", help="Reach hosts with this program, such as 'ssh'.").tag(
-        config=True
     )
-    python = Unicode("", help="Python interpreter on the hosts.").tag(config=True)
+    hostfile = Unicode("", help="A file with a host a line, such as 'gpu-a slots=4'.")
+    ssh_config = Unicode("", help="OpenSSH configuration instead of ~/.ssh/config.")
+    ssh_command = Unicode("", help="Reach hosts with this program, such as 'ssh'.")
+    python = Unicode("", help="Python interpreter on the hosts.")
     pythons = Dict(
         value_trait=Unicode(),
         key_trait=Unicode(),
         help="Interpreters of single hosts, by the host's name.",
-    ).tag(config=True)
-    nproc_per_node = Unicode("", help="Ranks a host: a number, gpu, cpu or auto.").tag(
-        config=True
     )
+    nproc_per_node = Unicode("", help="Ranks a host: a number, gpu, cpu or auto.")
     payload_limit = Unicode(
         f"{PAYLOAD_LIMIT_BYTES >> 20}M", help="Largest captured data."
-    ).tag(config=True)
-    lease_s = Float(LEASE_S, help="Seconds that ranks outlive a lost notebook.").tag(
-        config=True
     )
+    lease_s = Float(LEASE_S, help="Seconds that ranks outlive a lost notebook.")
     warm_idle_s = Float(
         WARM_IDLE_S,
         help="Seconds that hosts keep torch loaded after a run; 0: not at all.",
-    ).tag(config=True)
+    )
     preload = List(
         Unicode(),
         help="Packages that hosts keep loaded, too, such as ['lightning'].",
-    ).tag(config=True)
+    )
     connect_timeout_s = Float(
         CONNECT_TIMEOUT_S, help="Longest time to connect to a host, in seconds."
-    ).tag(config=True)
+    )
 
     def defaults(self, environ: Mapping[str, str]) -> Defaults:
         """Return these settings as the magic's defaults. Raises `SpecError` naming the setting."""
-        check_lease(self.lease_s, "Distmagic.lease_s:")
-        check_connect_timeout(self.connect_timeout_s, "Distmagic.connect_timeout_s:")
-        check_warm_idle(self.warm_idle_s, "Distmagic.warm_idle_s:")
+        for one in fields(Access):
+            if self.has_trait(one.name):
+                check_number(one, getattr(self, one.name), f"Distmagic.{one.name}:")
         # "" stands for all hosts that are not named.
         pythons = {"": self.python} if self.python else {}
         pythons.update(self.pythons)
@@ -102,6 +89,10 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
             ),
             environ=environ,
         )
+
+
+for _setting in Distmagic.class_own_traits().values():
+    _setting.tag(config=True)
 
 
 def settings_of(parent: Configurable) -> Distmagic:

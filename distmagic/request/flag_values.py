@@ -6,9 +6,10 @@ Below, the readers of their values: text in, a value out. Each raises `SpecError
 from __future__ import annotations
 
 import keyword
+import math
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from distmagic.errors import SpecError
@@ -26,6 +27,8 @@ HEADINGS = {
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 _UNITS_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _DIGITS = 9  # of any number that makes sense
+DAY_S = 86400.0
+ANY_TIME = (1e-9, math.inf, "a time", "Use a number of seconds above 0.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Flag:
     argument: str = ""
 
 
-def option(
+def option(  # noqa: PLR0913  # all that an option is
     heading: str,
     text: str,
     metavar: str = "",
@@ -58,15 +61,46 @@ def option(
     default: object = None,
     name: str = "",
     is_secret: bool = False,
+    choices: Sequence[str] = (),
+    within: tuple[float, float, str, str] = (-math.inf, math.inf, "", ""),
     **more: Any,
 ) -> Any:
     """Declare a field of a request as an option: it is a flag of the line and a keyword of `distmagic.run`.
 
     Both have the field's name, or `name`; the flag has hyphens, and a time's no `_s`. `text` and `more` are those of `Flag`.
-    The value of one that is secret is in no `repr`.
+    The value of one that is secret is in no `repr`. `choices` are all its values, if it has any. `within` are the least and
+    the greatest number that it takes, what another one is not, and the cure.
     """
-    metadata = {"name": name, "flag": (heading, text, metavar), "more": more}
+    metadata = {
+        "name": name,
+        "flag": (heading, text, metavar),
+        "more": more,
+        "choices": choices,
+        "within": within,
+    }
     return field(default=default, repr=not is_secret, metadata=metadata)
+
+
+def check_values(request: Any) -> None:
+    """Raise `SpecError` where an option of a request has a value that it can't have, by itself."""
+    refuse_zero_bytes(request)
+    for one in fields(request):
+        value = getattr(request, one.name)
+        flag = f"--{one.name.removesuffix('_s').replace('_', '-')}"
+        check_number(one, value, flag)
+        choices = one.metadata.get("choices", ())
+        if choices and value not in (None, *choices):
+            raise SpecError(
+                f"{flag} {value!r} is not known.", f"Use {' or '.join(choices)}."
+            )
+
+
+def check_number(one: Field[Any], value: object, where: str) -> None:
+    """Raise `SpecError` naming `where` for a number that an option does not take."""
+    if isinstance(value, int | float) and "within" in one.metadata:
+        least, most, kind, cure = one.metadata["within"]
+        if not least <= value <= most:
+            raise SpecError(f"{where} {value:.10g} is not {kind}.", cure)
 
 
 def options_of(record: Any) -> dict[str, Flag]:

@@ -10,11 +10,13 @@ from distmagic.errors import SpecError
 from distmagic.remote.records.manifest import is_inside
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.flag_values import (
+    ANY_TIME,
+    DAY_S,
+    check_values,
     device_list,
     nnodes,
     number_of,
     option,
-    refuse_zero_bytes,
     time_of,
     time_or_zero,
 )
@@ -23,10 +25,7 @@ from distmagic.request.hosts import SLOT_WORDS, Slots, is_port, parse_slots
 BACKENDS = ("static", "c10d")
 ON_DISCONNECT = ("stop", "keep")
 PAYLOAD_LIMIT_BYTES = 256 << 20  # used where no other is given
-_DAY_S = 86400.0
-_SHORTEST_LOSS_S = 2.0
 _DEVICES = "CUDA_VISIBLE_DEVICES"  # the variable; AMD's GPUs follow it, too
-_MOST_RESTARTS = 1_000_000
 
 
 def check_system() -> None:
@@ -63,9 +62,12 @@ class JobSpec:
         "restarts of all ranks after a failure (0)",
         "N",
         read=number_of("--max-restarts"),
+        within=(0, 1_000_000, "a number of restarts", "Use 0 to 1,000,000."),
         default=0,
     )
-    rdzv_backend: str | None = option("torchrun", "rendezvous: static or c10d", "NAME")
+    rdzv_backend: str | None = option(
+        "torchrun", "rendezvous: static or c10d", "NAME", choices=BACKENDS
+    )
     rdzv_endpoint: str | None = option(
         "torchrun", "address at which the nodes meet", "HOST[:PORT]"
     )
@@ -75,6 +77,7 @@ class JobSpec:
         "port on the first host (a free one)",
         "PORT",
         read=number_of("--master-port"),
+        within=(1, 65535, "a port", "Use 1 to 65535."),
     )
     local_addr: str | None = option(
         "torchrun",
@@ -143,6 +146,7 @@ class JobSpec:
         "end the run after 90s, 10m or 2h",
         "TIME",
         read=time_of("--timeout"),
+        within=ANY_TIME,
         not_with="export",
         argument="end the run after this time",
     )
@@ -151,6 +155,7 @@ class JobSpec:
         "end the run if no rank advances for this time: 5m",
         "TIME",
         read=time_of("--hang-timeout"),
+        within=ANY_TIME,
         not_with="export",
         argument="end the run when no rank advances for this time",
     )
@@ -159,6 +164,7 @@ class JobSpec:
         "time for ranks to save and end after an interrupt or a timeout (30s; 0: none)",
         "TIME",
         read=time_or_zero("--grace"),
+        within=(0, DAY_S, "a time", "Use 0 seconds to a day; 30 is the default."),
         not_with="export",
         default=30.0,
     )
@@ -167,6 +173,7 @@ class JobSpec:
         "a host without a heartbeat for this time is lost (10s)",
         "TIME",
         read=time_of("--node-lost-after"),
+        within=(2, DAY_S, "a time", "Use 2 seconds to a day; 10 is the default."),
         not_with="export workflow",
         default=10.0,
     )
@@ -174,6 +181,7 @@ class JobSpec:
         "times",
         "when the lease ends without the notebook: stop (default) or keep",
         "WHAT",
+        choices=ON_DISCONNECT,
         not_with="export workflow",
         default="stop",
     )
@@ -185,25 +193,15 @@ class JobSpec:
     )
 
     def __post_init__(self) -> None:
+        _check_env(self.env)
+        check_values(self)
         _check_nproc(self.nproc_per_node)
         _check_rendezvous(self)
-        if self.max_restarts < 0:
+        if self.hang_timeout_s is not None and self.detach:
             raise SpecError(
-                f"--max-restarts {self.max_restarts} is negative.", "Use 0 or more."
+                "--hang-timeout needs a notebook that follows the job, and --detach lets go of it.",
+                "Leave one of them out; %distributed stacks prints at any time where the ranks are.",
             )
-        if self.max_restarts > _MOST_RESTARTS:
-            raise SpecError(
-                "--max-restarts is too large.", f"Use at most {_MOST_RESTARTS:,}."
-            )
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise SpecError(
-                f"--timeout {self.timeout_s:g} is not a time.",
-                "Use a number of seconds above 0.",
-            )
-        _check_hang_timeout(self)
-        _check_grace(self.grace_s)
-        _check_env(self.env)
-        refuse_zero_bytes(self)
         _check_devices(self)
         if self.name is not None and not re.fullmatch(
             r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", self.name
@@ -223,16 +221,6 @@ class JobSpec:
             raise SpecError(
                 "--sync names no folder.",
                 "Write --sync DIR; --sync . is the current directory.",
-            )
-        if not _SHORTEST_LOSS_S <= self.node_lost_after_s <= _DAY_S:
-            raise SpecError(
-                f"--node-lost-after {self.node_lost_after_s:g} is not a time.",
-                "Use 2 seconds to a day; 10 is the default.",
-            )
-        if self.on_disconnect not in ON_DISCONNECT:
-            raise SpecError(
-                f"--on-disconnect {self.on_disconnect!r} is not known.",
-                "Use stop or keep.",
             )
 
     @property
@@ -266,29 +254,6 @@ def _check_nproc(nproc: Slots | None) -> None:
     if isinstance(nproc, int) and nproc < 1:
         raise SpecError(
             f"--nproc-per-node {nproc}: a host runs at least 1 rank.", "Use 1 or more."
-        )
-
-
-def _check_hang_timeout(spec: JobSpec) -> None:
-    if spec.hang_timeout_s is None:
-        return
-    if not spec.hang_timeout_s > 0:
-        raise SpecError(
-            f"--hang-timeout {spec.hang_timeout_s:g} is not a time.",
-            "Use a number of seconds above 0.",
-        )
-    if spec.detach:
-        raise SpecError(
-            "--hang-timeout needs a notebook that follows the job, and --detach lets go of it.",
-            "Leave one of them out; %distributed stacks prints at any time where the ranks are.",
-        )
-
-
-def _check_grace(seconds: float) -> None:
-    if not 0 <= seconds <= _DAY_S:
-        raise SpecError(
-            f"--grace {seconds:g} is not a time.",
-            "Use 0 seconds to a day; 30 is the default.",
         )
 
 
@@ -332,10 +297,6 @@ def _check_devices(spec: JobSpec) -> None:
 
 
 def _check_rendezvous(spec: JobSpec) -> None:
-    if spec.rdzv_backend not in (None, *BACKENDS):
-        raise SpecError(
-            f"--rdzv-backend {spec.rdzv_backend!r} is not known.", "Use static or c10d."
-        )
     if spec.nnodes is not None:
         low, high = spec.nnodes
         if not 1 <= low <= high:
@@ -346,10 +307,6 @@ def _check_rendezvous(spec: JobSpec) -> None:
         raise SpecError(
             "--rdzv-backend static can't change the number of nodes.",
             "Use --rdzv-backend c10d.",
-        )
-    if spec.master_port is not None and not 1 <= spec.master_port <= 65535:
-        raise SpecError(
-            f"--master-port {spec.master_port} is not a port.", "Use 1 to 65535."
         )
     if spec.rdzv_endpoint is not None:
         split_endpoint(spec.rdzv_endpoint)  # its port goes before --master-port

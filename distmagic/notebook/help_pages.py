@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from distmagic.errors import SpecError
 from distmagic.notebook import help_search
 from distmagic.notebook.host_commands import CommandLine
+from distmagic.request.systems import systems
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable  # where Python 3.10 has it
@@ -17,22 +18,29 @@ _NOT_SEARCHED = ("benchmarks",)  # a table of measurements
 _LINK_TO_PAGE = re.compile(r"\[([^\]]+)\]\(([a-z_-]+)\.md(?:#[^)]*)?\)")
 
 
-def _folder() -> Traversable:
+def _files() -> dict[str, Traversable]:
+    """Return the files of all pages: those of help/, and those that systems of other packages bring."""
     from importlib import resources  # a tenth of the time that `%load_ext` takes
 
-    return resources.files("distmagic") / "help"
+    found = {}
+    for file in (resources.files("distmagic") / "help").iterdir():
+        if file.name.endswith(".md"):
+            found[file.name.removesuffix(".md")] = file
+    for system in systems():
+        if system.page and system.page not in found:
+            name = f"{system.page}.md"
+            found[system.page] = resources.files(system.folder) / name
+    return found
 
 
 def topics() -> tuple[str, ...]:
     """Return the names of all pages, in alphabetical order; last those that are not searched."""
-    names = [file.name for file in _folder().iterdir()]
-    found = [name.removesuffix(".md") for name in names if name.endswith(".md")]
-    return tuple(sorted(found, key=lambda name: (name in _NOT_SEARCHED, name)))
+    return tuple(sorted(_files(), key=lambda name: (name in _NOT_SEARCHED, name)))
 
 
 def page(topic: str) -> str:
     """Return the text of a page. A link to another page becomes the command that shows that page."""
-    text = (_folder() / f"{topic}.md").read_text(encoding="utf-8")
+    text = _files()[topic].read_text(encoding="utf-8")
     return _LINK_TO_PAGE.sub(r"\1 (`%distributed help \2`)", text)
 
 
@@ -80,5 +88,8 @@ def show(line: CommandLine) -> None:
         line.notebook.say(contents())
         return
     topic, *more = line.words
+    for system in systems():
+        if topic == system.name and topic not in topics():
+            topic = system.page
     text = found(line.words) if more or topic not in topics() else page(topic)
     line.notebook.show({"text/markdown": text, "text/plain": text})

@@ -228,7 +228,12 @@ def _allocation(
         file=args.sky,
         environ=environ,
     )
-    asked: HostsRequest = system.part("hosts").asked(args.on, wanted)
+    try:
+        asked: HostsRequest = system.part("hosts").asked(args.on, wanted)
+    except SpecError as error:
+        if system.page:
+            error.hint += f" %distributed help {system.page} says more."
+        raise
     return asked
 
 

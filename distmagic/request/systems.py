@@ -30,6 +30,7 @@ GROUP = "distmagic.systems"
 class System:
     """One foreign system. `name` stands after `--export`, `title` in sentences.
 
+    `page` is its page of the manual; a system of another package has it in its folder, as `PAGE.md`.
     `folder` is the package of its modules, `can` the names of those that it has. `on` is the word after `--on`, with which
     each of the forms in `places` begins, as help lists them. `takes_options`: its files have any option of sbatch.
     `takes_setup`: its own job runs `--setup`, not each host. `chooses_hosts`: a user names none for it. `takes_down` is the
@@ -40,6 +41,7 @@ class System:
     title: str
     folder: str
     can: frozenset[str]
+    page: str = ""
     on: str = ""
     places: str = ""
     takes_options: bool = False
@@ -87,6 +89,7 @@ _OWN = (
         "slurm",
         "Slurm",
         "hosts inside export",
+        page="slurm",
         on="slurm",
         places="slurm, slurm:LOGIN, slurm:JOB, slurm:LOGIN:JOB",
         takes_options=True,
@@ -96,15 +99,22 @@ _OWN = (
         "skypilot",
         "SkyPilot",
         "hosts inside export",
+        page="sky",
         on="sky",
         places="sky: a cluster that SkyPilot launches; sky:NAME: a running one",
         takes_down="cluster",
     ),
     _own(
-        "osmo", "OSMO", "run inside export", on="osmo", places="osmo", takes_setup=True
+        "osmo",
+        "OSMO",
+        "run inside export",
+        page="osmo",
+        on="osmo",
+        places="osmo",
+        takes_setup=True,
     ),
-    _own("sing", "SING Cloud", "inside export"),
-    _own("torchrun", "torchrun", "inside export", chooses_hosts=False),
+    _own("sing", "SING Cloud", "inside export", page="export"),
+    _own("torchrun", "torchrun", "inside export", page="export", chooses_hosts=False),
 )
 
 
@@ -150,7 +160,8 @@ def at(place: str) -> System:
     if other is not None and not other.on:
         raise SpecError(
             f"--on {word}: {other.title} gives a notebook no hosts.",
-            f"--export {word} DIR writes the files of such a job; inside one no --on is needed.",
+            f"--export {word} DIR writes the files of such a job; inside one no --on is needed. "
+            f"%distributed help {other.page} says more.",
         )
     raise SpecError(
         f"--on {place!r} is not known.", f"Write one of these: {places()}; none."

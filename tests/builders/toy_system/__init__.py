@@ -7,6 +7,7 @@ SYSTEM = System(
     title="Toy",
     folder=__name__,
     can=frozenset(("hosts", "inside", "export")),
+    page="toys",
     on="toy",
     places="toy: a new shelf; toy:SHELF: one that is there",
 )

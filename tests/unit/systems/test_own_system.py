@@ -8,6 +8,7 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AllocationEnded, SpecError, WorkerFailed
 from distmagic.exports import systems as exports
 from distmagic.inside.detect import detect
+from distmagic.notebook import help_pages
 from distmagic.notebook.completion import Completer, OfferedNames
 from distmagic.request import flag_parser, systems
 from distmagic.request.access import Access
@@ -98,6 +99,19 @@ def test_help_and_the_tab_key_offer_it(toy):
     completer = Completer(names=NAMES)
     assert "toy" in completer.candidates("%%distributed --on ")
     assert "toy" in completer.candidates("%%distributed --export ")
+
+
+def test_its_page_is_one_of_the_manual(toy):
+    assert "toys" in help_pages.topics()
+    assert "How nodes are put on a shelf." in help_pages.contents()
+    with pytest.raises(SpecError) as caught:
+        parse("--on toy --partition large")
+    assert "%distributed help toys " in caught.value.hint
+
+
+def test_every_system_of_ours_has_a_page():
+    for system in systems.systems():
+        assert system.page in help_pages.topics()
 
 
 def test_without_the_package_there_is_no_such_system():

@@ -296,6 +296,11 @@ def execute(notebook: Notebook, words: Sequence[str]) -> object:
     way: list[str] = []
     if command.takes_way:
         way, rest = flag_parser.split_way(rest)
+    if rest and not any(arguments for arguments, _ in command.usages):
+        raise SpecError(
+            f"%distributed {command.name} takes nothing after it.",
+            "%distributed alone lists all commands.",
+        )
     with closing(asker_of(notebook.shell)) as asker:
         return command.handler(
             CommandLine(

@@ -78,7 +78,7 @@ def _folder(line: CommandLine, path: str) -> RemoteFolder:
     hosts = tuple(found[:1]) or parse_hosts(name)
     if len(hosts) != 1:
         raise SpecError(f"{name!r} is more than one host.", "Name one of them.")
-    return line.notebook.session().housekeeping.folder(reach(line, hosts), path)
+    return line.housekeeping.folder(reach(line, hosts), path)
 
 
 def split_pattern(path: str) -> tuple[str, str]:
@@ -121,9 +121,7 @@ def env(line: CommandLine) -> None:
     access = notebook.access(line.request, hosts, synced=False)
     first_links = notebook.session().reach(hosts, access, line.asker)
     shown = _StatusLine()
-    synced = notebook.session().housekeeping.sync_environment(
-        first_links, packages, shown.show
-    )
+    synced = line.housekeeping.sync_environment(first_links, packages, shown.show)
     shown.end()
     for host, ready in synced.ready.items():
         notebook.synced[host] = ready.python

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker
@@ -14,6 +15,9 @@ from distmagic.notebook.settings import Notebook, listed
 from distmagic.request import flags, systems
 from distmagic.request.config import Chosen, read_hostfile
 from distmagic.request.hosts import parse_hosts
+
+if TYPE_CHECKING:
+    from distmagic.session.housekeeping import Housekeeping
 
 # What the Tab key offers behind `%distributed hosts`.
 FLAGS = ("--hostfile", "--python", "--ssh-config")
@@ -31,6 +35,11 @@ class CommandLine:
     asker: NotebookAsker
     words: tuple[str, ...]
     request: flags.Request
+
+    @property
+    def housekeeping(self) -> Housekeeping:
+        """What hosts are asked apart from a run."""
+        return self.notebook.session().housekeeping
 
 
 def hosts(line: CommandLine) -> None:

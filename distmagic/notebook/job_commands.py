@@ -38,7 +38,6 @@ _WORTH_A_WORD = 50_000  # bytes: less is shown as 0.0 MB
 
 def jobs(line: CommandLine) -> None:
     """Print the table of jobs."""
-    _expect(line, 0, 0, "%distributed jobs takes nothing after it.")
     line.notebook.listed = all_jobs(line)
     # Those in the background that wait for devices: no host knows of them yet.
     running = line.notebook.session().background.running
@@ -50,7 +49,6 @@ def runs(line: CommandLine) -> None:
     """Show the runs of this notebook side by side."""
     from distmagic.comparison.compare import Comparison
 
-    _expect(line, 0, 0, "%distributed runs takes nothing after it.")
     notebook = line.notebook
     found = Comparison(notebook.session().history.runs, is_apart=True)
     page = {"text/plain": repr(found), "text/html": found._repr_html_()}
@@ -71,7 +69,7 @@ def attach(line: CommandLine) -> object:
     notebook = line.notebook
 
     def follow() -> object:
-        first_links = reach(line, hosts, spare, job.name)
+        first_links = reach(line, hosts, job.name, spare)
         variable = run_names.variable_of(variables)
         screen = notebook.screen()
         return notebook.session().attach(first_links, job, screen, variable)
@@ -125,9 +123,7 @@ def add(line: CommandLine) -> None:
         )
 
     # The first host counts the nodes, so it is reached as well.
-    line.notebook.session().housekeeping.add(
-        reach(line, (known[0], *new), (), job.name), job, tell
-    )
+    line.housekeeping.add(reach(line, (known[0], *new), job.name), job, tell)
 
 
 def stop(line: CommandLine) -> None:
@@ -141,9 +137,7 @@ def stop(line: CommandLine) -> None:
     job, hosts = find_known(line, line.words[0])
     if not job.is_running:
         raise SpecError(f"Job {job.name} has already ended ({job.phase}).")
-    stopped = line.notebook.session().housekeeping.stop(
-        reach(line, hosts, (), job.name), job
-    )
+    stopped = line.housekeeping.stop(reach(line, hosts, job.name), job)
     if stopped.ended:
         say(f"{job.name} was stopped on {', '.join(stopped.ended)}")
     for name, error in stopped.unknown.items():
@@ -179,8 +173,8 @@ def logs(line: CommandLine) -> None:
     if not re.fullmatch(r"-1|\d{1,9}", rank):
         raise SpecError(f"{rank!r} is not a rank.", "Write %distributed logs ID 0.")
     job, hosts = find_known(line, name)
-    first_links = reach(line, hosts, (), job.name)
-    housekeeping = line.notebook.session().housekeeping
+    first_links = reach(line, hosts, job.name)
+    housekeeping = line.housekeeping
     text = housekeeping.logs(first_links, job, int(rank), by_time=by_time)
     if text is None:
         raise _no_rank(job, rank)
@@ -216,9 +210,7 @@ def stacks(line: CommandLine) -> None:
         raise SpecError(
             f"Job {job.name} has already ended ({job.phase}): none of its ranks runs."
         )
-    found = line.notebook.session().housekeeping.stacks(
-        reach(line, hosts, (), job.name), job
-    )
+    found = line.housekeeping.stacks(reach(line, hosts, job.name), job)
     page = {
         "text/plain": render.stacks_text(found, job.name),
         "text/html": render.stacks_html(found, job.name),
@@ -247,82 +239,88 @@ def clean(line: CommandLine) -> None:
 
     `all` takes the jobs that this notebook began, and what it alone uses: others on the same account may still want theirs.
     """
-    _expect(line, 0, 2, "%distributed clean takes the name of one job, or all.")
     everybody = line.words == ("all", "--everybody")
-    if len(line.words) == 2 and not everybody:
-        raise SpecError(
-            "%distributed clean takes the name of one job, or all.",
-            "%distributed alone lists all commands.",
-        )
+    most = 2 if everybody else 1
+    _expect(line, 0, most, "%distributed clean takes the name of one job, or all.")
     found = jobs_of(line)
     ended = [job for job in found if not job.is_running]
-    own = [job for job in ended if job.terms.owner == _owner()]
-    if not line.words or everybody:
-        chosen = ended
-    elif line.words == ("all",):
-        chosen = own
-    else:
-        chosen = [choose(found, line.words[0])]
-        if chosen[0].is_running:
-            raise SpecError(
-                f"Job {chosen[0].name} still runs.",
-                f"%distributed stop {chosen[0].name} ends it.",
-            )
-    print(table(chosen, _owner()))
-    session, hosts = line.notebook.session(), known_hosts(line)
-    if line.words and line.words[0] != "all":
-        # As what it was shown: a host that knows it as another one's keeps it.
-        freed = session.housekeeping.remove(
-            reach(line, hosts), chosen, chosen[0].terms.owner
-        )
-        print(f"removed: {freed / 1e6:,.1f} MB")
-        return
-    owner = "" if everybody else _owner()
-    idle = _idle_work_dirs(line)
-    own_idle = {host: list(filter(_is_own, dirs)) for host, dirs in idle.items()}
-    counts = (
-        len(ended) - len(own),
-        sum(map(len, idle.values())) - sum(map(len, own_idle.values())),
-    )
     if not line.words:
-        kept = sum(session.housekeeping.cached(reach(line, hosts), owner=_owner()))
-        of_all = sum(session.housekeeping.cached(reach(line, hosts)))
-        others = _of_others(*counts, of_all - kept)
-        print(
-            f"kept of sent files and this notebook's environments that nobody uses: {kept / 1e6:,.1f} MB"
-        )
-        _print_work_dirs("working directory that no job uses", idle)
-        line.notebook.say(
-            "Remove all of it with %distributed clean all, or one job with %distributed clean ID."
-        )
-        if others:
-            line.notebook.say(
-                f"That leaves {others}; %distributed clean all --everybody removes these too."
-            )
-        return
-    freed = session.housekeeping.remove(reach(line, hosts), chosen, owner)
-    freed += sum(
-        session.housekeeping.cached(reach(line, hosts), removes=True, owner=owner)
+        _show_kept(line, ended)
+    elif line.words[0] == "all":
+        _remove_all(line, ended, everybody=everybody)
+    else:
+        _remove_one(line, choose(found, line.words[0]))
+
+
+def _show_kept(line: CommandLine, ended: Sequence[Job]) -> None:
+    """Show what hosts keep, and what `clean all` would leave of it."""
+    print(table(ended, _owner()))
+    idle = _idle_work_dirs(line)
+    kept = _cached(line, owner=_owner())
+    others = _of_others(ended, idle, _cached(line) - kept)
+    print(
+        f"kept of sent files and this notebook's environments that nobody uses: {kept / 1e6:,.1f} MB"
     )
-    goes = idle if everybody else own_idle
+    _print_work_dirs("working directory that no job uses", idle)
+    line.notebook.say(
+        "Remove all of it with %distributed clean all, or one job with %distributed clean ID."
+    )
+    if others:
+        line.notebook.say(
+            f"That leaves {others}; %distributed clean all --everybody removes these too."
+        )
+
+
+def _remove_one(line: CommandLine, job: Job) -> None:
+    if job.is_running:
+        raise SpecError(
+            f"Job {job.name} still runs.", f"%distributed stop {job.name} ends it."
+        )
+    print(table([job], _owner()))
+    # As what it was shown: a host that knows it as another one's keeps it.
+    first_links = reach(line, known_hosts(line))
+    freed = line.housekeeping.remove(first_links, [job], job.terms.owner)
+    print(f"removed: {freed / 1e6:,.1f} MB")
+
+
+def _remove_all(line: CommandLine, ended: Sequence[Job], *, everybody: bool) -> None:
+    """Remove what this notebook alone uses, or all; say what is left of others."""
+    owner = "" if everybody else _owner()
+    chosen = [job for job in ended if owner in ("", job.terms.owner)]
+    print(table(chosen, _owner()))
+    idle = _idle_work_dirs(line)
+    goes = {
+        host: [one for one in dirs if everybody or _is_own(one)]
+        for host, dirs in idle.items()
+    }
     names = {host: [one.name for one in dirs] for host, dirs in goes.items()}
-    freed += session.housekeeping.remove_work_dirs(reach(line, hosts), names)
+    hosts = known_hosts(line)
+    freed = line.housekeeping.remove(reach(line, hosts), chosen, owner)
+    freed += _cached(line, removes=True, owner=owner)
+    freed += line.housekeeping.remove_work_dirs(reach(line, hosts), names)
     _print_work_dirs("removed with all files in it", goes)
     print(f"removed: {freed / 1e6:,.1f} MB")
-    if everybody:
-        return
-    others = _of_others(*counts, sum(session.housekeeping.cached(reach(line, hosts))))
-    if others:
+    if not everybody and (others := _of_others(ended, idle, _cached(line))):
         line.notebook.say(
             f"{others} left; %distributed clean all --everybody removes these too."
         )
 
 
-def _of_others(jobs: int, work_dirs: int, made_bytes: int) -> str:
+def _cached(line: CommandLine, *, removes: bool = False, owner: str = "") -> int:
+    """Return the bytes that all hosts keep of what was sent and made; see `Housekeeping.cached`."""
+    first_links = reach(line, known_hosts(line))
+    return sum(line.housekeeping.cached(first_links, removes=removes, owner=owner))
+
+
+def _of_others(
+    ended: Sequence[Job], idle: Mapping[str, Sequence[KeptWorkDir]], made_bytes: int
+) -> str:
     """Name what `clean all` leaves; "" for nothing."""
     texts = []
+    jobs = sum(job.terms.owner != _owner() for job in ended)
     if jobs:
         texts.append(f"{jobs} ended job{'s' if jobs > 1 else ''} of other notebooks")
+    work_dirs = sum(not _is_own(one) for dirs in idle.values() for one in dirs)
     if work_dirs:
         which = "directories" if work_dirs > 1 else "directory"
         texts.append(f"{work_dirs} working {which} not of this notebook alone")
@@ -334,9 +332,7 @@ def _of_others(jobs: int, work_dirs: int, made_bytes: int) -> str:
 
 def _idle_work_dirs(line: CommandLine) -> dict[str, list[KeptWorkDir]]:
     """Return the working directories that no job uses, by host."""
-    found = line.notebook.session().housekeeping.work_dirs(
-        reach(line, known_hosts(line))
-    )
+    found = line.housekeeping.work_dirs(reach(line, known_hosts(line)))
     return {
         host: [one for one in dirs if not one.is_used] for host, dirs in found.items()
     }
@@ -369,13 +365,8 @@ def _whose(one: KeptWorkDir) -> str:
 
 def status(line: CommandLine) -> None:
     """Print what the hosts keep loaded for the next run."""
-    _expect(line, 0, 0, "%distributed status takes nothing after it.")
     hosts = known_hosts(line)
-    print(
-        kept_table(
-            hosts, line.notebook.session().housekeeping.templates(reach(line, hosts))
-        )
-    )
+    print(kept_table(hosts, line.housekeeping.templates(reach(line, hosts))))
 
 
 def _expect(line: CommandLine, low: int, high: int, message: str) -> None:

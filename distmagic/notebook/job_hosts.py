@@ -45,8 +45,8 @@ def known_hosts(line: CommandLine, job_name: str = "") -> tuple[Host, ...]:
 def reach(
     line: CommandLine,
     hosts: tuple[Host, ...],
-    spare: tuple[Host, ...] = (),
     job_name: str = "",
+    spare: tuple[Host, ...] = (),
 ) -> FirstLinks:
     """Begin to reach `hosts` in the background; a job that is followed may yet come to `spare` hosts.
 
@@ -63,7 +63,7 @@ def reach(
 
 def jobs_of(line: CommandLine, job_name: str = "") -> tuple[Job, ...]:
     """Return the jobs of all hosts that are up, and print which hosts are not; `job_name` is the one that is wanted."""
-    first_links = reach(line, known_hosts(line, job_name), (), job_name)
+    first_links = reach(line, known_hosts(line, job_name), job_name)
     return tuple(_listed(line, first_links))
 
 
@@ -71,7 +71,7 @@ def _listed(line: CommandLine, first_links: FirstLinks) -> list[Job]:
     """Return the jobs that these hosts list, and print which hosts are down."""
     session = line.notebook.session()
     found = []
-    for job in session.housekeeping.jobs(first_links):
+    for job in line.housekeeping.jobs(first_links):
         begun = session.begun_at(job.name)
         # The first host of a job that this kernel has begun is among those that it named.
         if begun is None or job.hosts[0] in begun.names:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -82,25 +82,11 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     lease_s = fleet.access.lease_s
     clock = clock_since(time.monotonic())
     terms = terms_of(spec, lease_s=lease_s, owner=owner, call=payload.title)
-    state = begin(job, [host.name for host in fleet.hosts], terms)
-    state = replace(
-        state,
-        name=spec.name or "",
-        began_unix_s=time.time(),
-        began_up_s=processes.up_s(),
-    )
+    state = first_state(job, [host.name for host in fleet.hosts], spec, terms)
     # Hosts that come later still need the blobs.
     with interrupts.noted() as noted, ExitStack() as in_use:
         in_use.enter_context(blobs.in_use(payload.blobs))
-        loop = RunLoop(
-            state,
-            EventQueue(clock),
-            screen,
-            opener.asker.serve,
-            noted,
-            clock,
-            _new_id,
-        )
+        loop = _new_loop(state, clock, screen, opener, noted)
         with loop.opening():
             enough = enough_hosts(spec, len(fleet.hosts))
             links = connect(loop, first_links, enough, needs_remote=True)
@@ -113,30 +99,16 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                     owner,
                     followed,
                 )
-                other = other_python(links)
-                if other is not None and payload.in_source is not None:
-                    # Byte code does not run there.
-                    (packing,) = begin_all("pack", payload.in_source, [other])
-                    packed = loop.result(packing)
-                    payload = replace(
-                        payload,
-                        call=packed.call,
-                        code=packed.code,
-                        side_files=packed.side_files,
-                        in_source=None,
-                    )
-                    in_use.enter_context(blobs.in_use(payload.blobs))
+                payload = _readable_by(loop, links, payload)
+                in_use.enter_context(blobs.in_use(payload.blobs))
                 plan = _plan(loop, first_links, links, spec, job, terms, work)
                 present = first_links.present
                 links = claim_devices(loop, opener, present, links, spec, plan)
             if spec.no_settings:
                 payload = replace(payload, settings=("", ""))
             elif words := payload.settings[1]:
-                loop.note(
-                    Warned(
-                        text=f"The ranks begin with this process's settings: {words}. With --no-settings they don't."
-                    )
-                )
+                text = f"The ranks begin with this process's settings: {words}. With --no-settings they don't."
+                loop.note(Warned(text=text))
             if payload.notice:
                 loop.note(Warned(text=payload.notice))
             start = Start(
@@ -161,19 +133,11 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
             hang_timeout_s=spec.hang_timeout_s,
             away_s=lease_s,
         )
-        try:
-            loop.follow(
-                table,
-                executor,
-                dict(enumerate(links)),
-                limits,
-                detach=spec.detach,
-                lost=lost,
-            )
-            _sweep(loop, opener, table)
-        finally:
-            executor.close(table.links)
-        return _followed(loop, table, noted)
+        nodes = dict(enumerate(links))
+        follow = partial(
+            loop.follow, table, executor, nodes, limits, detach=spec.detach, lost=lost
+        )
+        return _followed(loop, follow, opener, table, executor, noted)
 
 
 def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
@@ -198,15 +162,7 @@ def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
         detached_by="asked" if job.is_detached else "",
     )
     with interrupts.noted() as noted:
-        loop = RunLoop(
-            state,
-            EventQueue(clock),
-            screen,
-            opener.asker.serve,
-            noted,
-            clock,
-            _new_id,
-        )
+        loop = _new_loop(state, clock, screen, opener, noted)
         with loop.opening():
             there = connect(loop, first_links, enough=1)
         links = dict(zip(first_links.present, there, strict=True))
@@ -245,17 +201,63 @@ def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
             hang_timeout_s=job.terms.hang_timeout_s,
             away_s=patience_s if job.is_running else None,
         )
-        try:
-            loop.follow(table, executor, links, limits)
-            _sweep(loop, opener, table)
-        finally:
-            executor.close(table.links)
-        return _followed(loop, table, noted)
+        follow_all = partial(loop.follow, table, executor, links, limits)
+        return _followed(loop, follow_all, opener, table, executor, noted)
+
+
+def first_state(
+    job: str, names: Sequence[str], spec: JobSpec, terms: JobTerms
+) -> RunState:
+    """Return what is known of a run that begins now, on hosts of these names."""
+    return replace(
+        begin(job, names, terms),
+        name=spec.name or "",
+        began_unix_s=time.time(),
+        began_up_s=processes.up_s(),
+    )
+
+
+def _new_loop(
+    state: RunState,
+    clock: Callable[[], float],
+    screen: Screen,
+    opener: LinkOpener,
+    noted: interrupts.Interrupts,
+) -> RunLoop:
+    queue = EventQueue(clock)
+    return RunLoop(state, queue, screen, opener.asker.serve, noted, clock, _new_id)
+
+
+def _readable_by(loop: RunLoop, links: Sequence[Link], payload: Payload) -> Payload:
+    """Return a payload that all hosts can read: where one has another Python, its byte code is packed as source."""
+    other = other_python(links)
+    if other is None or payload.in_source is None:
+        return payload
+    (packing,) = begin_all("pack", payload.in_source, [other])
+    packed = loop.result(packing)
+    return replace(
+        payload,
+        call=packed.call,
+        code=packed.code,
+        side_files=packed.side_files,
+        in_source=None,
+    )
 
 
 def _followed(
-    loop: RunLoop, table: NodeTable, noted: interrupts.Interrupts
+    loop: RunLoop,
+    follow: Callable[[], object],
+    opener: LinkOpener,
+    table: NodeTable,
+    executor: Executor,
+    noted: interrupts.Interrupts,
 ) -> Followed:
+    """Follow all nodes, and end what lost agents have left; return how far that went."""
+    try:
+        follow()
+        _sweep(loop, opener, table)
+    finally:
+        executor.close(table.links)
     loop.finish()  # while interrupts are still noted: one that comes now must not take the run away
     return Followed(
         state=loop.state,

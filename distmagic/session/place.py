@@ -6,7 +6,6 @@ A run in the background begins here, because it waits for its place on its own t
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +29,7 @@ from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest
 from distmagic.request.hosts import Host
 from distmagic.request.spec import JobSpec
+from distmagic.runner.launch import first_state
 from distmagic.runner.outcome import Detached, Run
 from distmagic.session.background import BackgroundRun, BackgroundScreen
 from distmagic.session.session import Session
@@ -125,12 +125,8 @@ class Place:
             owner=owner(),
             call=payload.title,
         )
-        state = replace(
-            begin(job, self.names, terms),
-            name=self._spec.name or "",
-            began_unix_s=time.time(),
-            variable=variable,
-        )
+        state = first_state(job, self.names, self._spec, terms)
+        state = replace(state, variable=variable)
         shown = BackgroundScreen(state, screen)
         launch = partial(self.launch, payload, shown, variable, job)
 

@@ -16,7 +16,7 @@ _AHEAD = ".clock-ahead"
 
 def give_clock(host: LabHost, ahead_s: int = 0) -> None:
     """Give a host a clock that `set_clock` sets, from the next log-in on."""
-    (host.home / _LIBRARY).write_bytes(_library())
+    (host.home / _LIBRARY).write_bytes(library())
     (host.home / ".bashrc").write_text(
         f"export LD_PRELOAD=$HOME/{_LIBRARY} CLOCK_AHEAD=$HOME/{_AHEAD}\n"
     )
@@ -29,7 +29,8 @@ def set_clock(host: LabHost, ahead_s: int) -> None:
 
 
 @functools.cache
-def _library() -> bytes:
+def library() -> bytes:
+    """Return what LD_PRELOAD takes; the file that CLOCK_AHEAD names has the seconds."""
     compiler = COMPONENTS["cc"].path()
     assert compiler is not None
     with tempfile.TemporaryDirectory() as folder:

@@ -22,6 +22,7 @@ from distmagic.remote.keeper import (
 from distmagic.remote.keeper.allocation_lease import LOOK_S, AllocationLease
 from distmagic.transports import program_text
 from tests.builders.keepers import LocalKeeper
+from tests.lab import clock
 from tests.lab.waiting import HANG_S, wait_until
 from tests.transports.contract import read_all
 
@@ -191,6 +192,30 @@ def test_a_lease_is_renewed_and_ends():
             lease.write(b".")
         assert node.process.poll() is None
         assert node.wait_ended() == 0
+
+
+@pytest.mark.needs("cc")
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+def test_a_clock_that_is_set_neither_ends_an_allocation_nor_holds_it(
+    tmp_path, monkeypatch, ahead_s
+):
+    ahead = tmp_path / "ahead"
+    ahead.write_text("0")
+    (tmp_path / "clock.so").write_bytes(clock.library())
+    monkeypatch.setenv("CLOCK_AHEAD", str(ahead))
+    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "clock.so"))
+    is_ahead = ahead_s > 0
+    with LocalKeeper(lease_s=60 if is_ahead else 1) as node:
+        lease = node.usher({"lease": True})
+        assert lease.read() == b"ready\n"
+        ahead.write_text(str(ahead_s))
+        if is_ahead:
+            assert node.start(("true",)).wait(HANG_S) == 0
+            assert node.start(("true",)).wait(HANG_S) == 0
+            assert node.process.poll() is None
+        else:
+            lease.close()
+            assert node.wait_ended() == 0
 
 
 def test_an_allocation_that_is_told_to_end_ends_at_once():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from distmagic.comparison.summary import RunSummary
 from distmagic.render.text_width import cut_middle, one_line
@@ -14,26 +13,16 @@ _MOST = 6  # columns
 _WIDTH = 20  # of a value
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArgumentColumn:
-    """One argument, with its value in each run, "" for none."""
-
-    title: str
-    values: tuple[str, ...]
-
-
-def argument_columns(runs: Sequence[RunSummary]) -> list[ArgumentColumn]:
-    """Return the arguments of the runs that have not the same value in all of them, in the order of the calls."""
+def arguments(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
+    """Return the arguments that have not the same value in all runs, in the order of the calls: a value a run, "" for none."""
     found = [_arguments(run.call) for run in runs]
     names = dict.fromkeys(name for given in found for name in given)
-    columns = []
+    columns: dict[str, list[str]] = {}
     for name in names:
         values = [one_line(given.get(name, "")) for given in found]
-        if len(set(values)) > 1:
-            cut = tuple(cut_middle(value, _WIDTH) for value in values)
-            title = cut_middle(one_line(name), _WIDTH)
-            columns.append(ArgumentColumn(title=title, values=cut))
-    return columns[:_MOST]
+        if len(set(values)) > 1 and len(columns) < _MOST:
+            columns[cut_middle(one_line(name), _WIDTH)] = [cut_middle(value, _WIDTH) for value in values]  # fmt: skip
+    return columns
 
 
 def trainings(runs: Sequence[RunSummary]) -> tuple[tuple[int, ...], ...]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from distmagic.comparison.arguments import argument_columns
-from distmagic.comparison.as_text import MAX_METRICS, metric_columns, names_of_metrics
+from distmagic.comparison.as_text import columns, names_of_metrics, note
 from distmagic.comparison.summary import MetricSummary, RunSummary
 from distmagic.render import quantities as q
 from distmagic.render import style
@@ -30,39 +29,23 @@ def html(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]] = ()) ->
 
 
 def _table(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]]) -> str:
-    names = names_of_metrics(runs)
-    metrics = [metric_columns(runs, name, trainings) for name in names[:MAX_METRICS]]
-    arguments = argument_columns(runs)
-    titles = ["<th>run</th>"]
-    titles += [f'<th class="dm-n">{escape(column.title)}</th>' for column in arguments]
-    titles.append('<th>state</th><th>took</th><th class="dm-n">ranks</th>')
-    for metric in metrics:
-        titles.append(f'<th class="dm-n">{escape(metric.title)}</th>')
-        if metric.best_title:
-            titles.append(f'<th class="dm-n">{escape(metric.best_title)}</th>')
-    lines = [f"<tr>{''.join(titles)}<th>job</th></tr>"]
+    shown = columns(runs, trainings)
+    titles = "".join(_cell("th", "dm-n" if one.kind == "dm-n" else "", escape(one.title)) for one in shown)  # fmt: skip
+    lines = [f"<tr>{titles}</tr>"]
     for row, run in enumerate(runs):
-        cells = [
-            f'<td><b class="{palette(row)}">{escape(run.label)}</b></td>',
-            *(f'<td class="dm-n">{escape(one.values[row])}</td>' for one in arguments),
-            f'<td class="dm-state">{run.phase}</td>',
-            f"<td>{q.duration(run.took_s)}</td>",
-            f'<td class="dm-n">{run.ranks}</td>',
-        ]
-        for metric in metrics:
-            cells.append(f'<td class="dm-n">{metric.lasts[row]}</td>')
-            if not metric.best_title:
-                continue
-            best = metric.bests[row]
-            if row in metric.best_rows:
-                best = f'<b>{best}</b><span class="dm-star"> *</span>'
-            cells.append(f'<td class="dm-n">{best}</td>')
-        cells.append(f'<td class="dm-faint">{escape(plain(run.job))}</td>')
+        cells = [f'<td><b class="{palette(row)}">{escape(run.label)}</b></td>']
+        for column in shown[1:]:
+            text = escape(column.cells[row])
+            if row in column.best:
+                text = f'<b>{text}</b><span class="dm-star"> *</span>'
+            cells.append(_cell("td", column.kind, text))
         lines.append(f'<tr class="dm-{run.phase}">{"".join(cells)}</tr>')
-    note = ""
-    if len(names) > MAX_METRICS:
-        note = f'<div class="dm-faint">{MAX_METRICS} of {len(names)} metrics shown</div>'  # fmt: skip
-    return f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>{note}'
+    below = "".join(f'<div class="dm-faint">{line}</div>' for line in note(runs))
+    return f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>{below}'
+
+
+def _cell(tag: str, kind: str, text: str) -> str:
+    return f'<{tag} class="{kind}">{text}</{tag}>' if kind else f"<{tag}>{text}</{tag}>"
 
 
 def _curves(runs: Mapping[int, RunSummary]) -> str:

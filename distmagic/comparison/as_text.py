@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from distmagic.comparison.arguments import argument_columns
+from distmagic.comparison.arguments import arguments
 from distmagic.comparison.summary import RunSummary, has_best, more_is_better
 from distmagic.render import quantities as q
 from distmagic.render.text_width import columns_of, cut_middle, pad, plain
@@ -14,18 +14,33 @@ MAX_METRICS = 6  # with two columns each
 _TITLE = 20  # columns of a metric's name
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricColumns:
-    """What the table says of one metric, a value a run, "" for none. `best_rows` are the runs with the best of all.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of the table, a cell a run, "" for none. `best` are the runs with the best of all values.
 
-    `best_title` is "" where no value can be the best one.
+    `kind` is the class of its cells in a page: "dm-n" for numbers.
     """
 
     title: str
-    best_title: str
-    lasts: tuple[str, ...]
-    bests: tuple[str, ...]
-    best_rows: frozenset[int]
+    cells: Sequence[str]
+    kind: str = "dm-n"
+    best: frozenset[int] = frozenset()
+
+
+def columns(
+    runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]]
+) -> list[Column]:
+    """Return the columns of the table; the best values are those among the runs of each training."""
+    metrics = names_of_metrics(runs)[:MAX_METRICS]
+    return [
+        Column(title="run", cells=[run.label for run in runs], kind=""),
+        *(Column(title=name, cells=cells) for name, cells in arguments(runs).items()),
+        Column(title="state", cells=[run.phase for run in runs], kind="dm-state"),
+        Column(title="took", cells=[q.duration(run.took_s) for run in runs], kind=""),
+        Column(title="ranks", cells=[str(run.ranks) for run in runs]),
+        *(one for name in metrics for one in _of_metric(runs, name, trainings)),
+        Column(title="job", cells=[plain(run.job) for run in runs], kind="dm-faint"),
+    ]
 
 
 def names_of_metrics(runs: Sequence[RunSummary]) -> list[str]:
@@ -36,69 +51,47 @@ def names_of_metrics(runs: Sequence[RunSummary]) -> list[str]:
     return list(names)
 
 
-def metric_columns(
+def _of_metric(
     runs: Sequence[RunSummary], name: str, trainings: Iterable[Sequence[int]]
-) -> MetricColumns:
-    """Return the columns of one metric; the best values are those among the runs of each training."""
-    lasts, bests = [], []
-    values: dict[int, float] = {}
-    for row, run in enumerate(runs):
-        last = best = ""
-        for metric in run.metrics:
-            if metric.name == name:
-                last = q.number(metric.last)
-                if metric.best is not None:
-                    best = q.number(metric.best)
-                    values[row] = metric.best
-        lasts.append(last)
-        bests.append(best)
-    is_max = more_is_better(name)
-    best_rows: set[int] = set()
-    for training in trainings:
-        compared = [row for row in training if row in values]
-        best_here = (max if is_max else min)((values[row] for row in compared), default=None)  # fmt: skip
-        if len(compared) > 1:
-            best_rows.update(row for row in compared if values[row] == best_here)
+) -> Iterator[Column]:
+    """Yield the last values of one metric, and its best ones where a value can be the best."""
+    found = {row: one for row, run in enumerate(runs) for one in run.metrics if one.name == name}  # fmt: skip
+    lasts = [q.number(found[row].last) if row in found else "" for row in range(len(runs))]  # fmt: skip
     title = cut_middle(plain(name), _TITLE)
-    return MetricColumns(
-        title=title,
-        best_title=f"{'max' if is_max else 'min'} {title}" if has_best(name) else "",
-        lasts=tuple(lasts),
-        bests=tuple(bests),
-        best_rows=frozenset(best_rows),
-    )
+    yield Column(title=title, cells=lasts)
+    if not has_best(name):
+        return
+    values = {row: one.best for row, one in found.items() if one.best is not None}
+    pick = max if more_is_better(name) else min
+    best: set[int] = set()
+    for training in trainings:
+        compared = {row: values[row] for row in training if row in values}
+        if len(compared) > 1:
+            best_here = pick(compared.values())
+            best.update(row for row in compared if compared[row] == best_here)
+    bests = [q.number(values[row]) if row in values else "" for row in range(len(runs))]
+    yield Column(title=f"{pick.__name__} {title}", cells=bests, best=frozenset(best))
 
 
 def text(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]] = ()) -> str:
     """Return the table, a row a run; the best value of each metric has a star, of all runs or of each training."""
     if not runs:
         return "no runs"
-    names = names_of_metrics(runs)
-    columns = [
-        ["run", *(run.label for run in runs)],
-        *([one.title, *one.values] for one in argument_columns(runs)),
-        ["state", *(run.phase for run in runs)],
-        ["took", *(q.duration(run.took_s) for run in runs)],
-        ["ranks", *(str(run.ranks) for run in runs)],
-    ]
-    for name in names[:MAX_METRICS]:
-        metric = metric_columns(runs, name, trainings or [range(len(runs))])
-        columns.append([metric.title, *metric.lasts])
-        if not metric.best_title:
-            continue
-        best = [metric.best_title]
-        for row, value in enumerate(metric.bests):
-            best.append(f"{value} *" if row in metric.best_rows else value)
-        columns.append(best)
-    columns.append(["job", *(plain(run.job) for run in runs)])
-    widths = [max(columns_of(cell) for cell in column) for column in columns]
+    table = []
+    for column in columns(runs, trainings or [range(len(runs))]):
+        cells = [f"{cell} *" if row in column.best else cell for row, cell in enumerate(column.cells)]  # fmt: skip
+        table.append([column.title, *cells])
+    widths = [max(columns_of(cell) for cell in column) for column in table]
     lines = []
     for row in range(len(runs) + 1):
         cells = [
-            pad(column[row], width)
-            for column, width in zip(columns, widths, strict=True)
+            pad(column[row], width) for column, width in zip(table, widths, strict=True)
         ]
         lines.append("  ".join(cells).rstrip())
-    if len(names) > MAX_METRICS:
-        lines.append(f"{MAX_METRICS} of {len(names)} metrics shown")
-    return "\n".join(lines)
+    return "\n".join([*lines, *note(runs)])
+
+
+def note(runs: Sequence[RunSummary]) -> list[str]:
+    """Return what is to be said below the table: of how many metrics it shows some."""
+    count = len(names_of_metrics(runs))
+    return [f"{MAX_METRICS} of {count} metrics shown"] if count > MAX_METRICS else []

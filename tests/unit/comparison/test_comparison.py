@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import distmagic
-from distmagic.comparison.arguments import argument_columns
+from distmagic.comparison.arguments import arguments
 from distmagic.comparison.compare import Comparison, RunHistory
 from distmagic.comparison.summary import more_is_better, summary
 from distmagic.errors import SpecError, WorkerFailed
@@ -68,8 +68,7 @@ def test_a_row_a_run_with_the_last_and_the_best_value_of_each_metric():
 )  # fmt: skip
 def test_arguments_that_differ_are_columns(calls, columns):
     runs = [summary(on_terms(replace(SLOW, name="same"), call=call)) for call in calls]
-    found = {one.title: one.values for one in argument_columns(runs)}
-    assert found == columns
+    assert {name: tuple(values) for name, values in arguments(runs).items()} == columns
     for title, values in columns.items():
         for text in (title, *values):
             assert escape(text) in Comparison(runs)._repr_html_()

@@ -33,7 +33,7 @@ _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+
 _WORD = r"(?!(?i:nan|inf)\b)[A-Za-z][\w@/.-]*"
 _PAIR = re.compile(
     rf"(?<![\w/@.-])((?:{_WORD}[ _]){{0,2}}{_WORD})[\"']?(\s*[:=]\s*|\s+)(?:tensor\()?"
-    rf"({_NUMBER}|nan|NaN|[-+]?inf)(?![\w/]|[.:]\w|,\d)"
+    rf"({_NUMBER}|nan|NaN|[-+]?inf)(?![\w/]|[.:]\w|,\d|\s*[*+/^]\s*[\w(])"
 )
 _COUNTED = re.compile(
     r"(?<![\w/])(?:global[ _])?(?:step|iter|iteration|it|batch|update)s?[\"']?\s*[:=#]?\s*\[?\s*(\d+(?:,\d{3})*)(?![\w.%])",
@@ -65,8 +65,8 @@ def numbers_of(line: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for words, between, value in _PAIR.findall(_COLOUR.sub("", line)):
         name = _name_of(words)
-        # "loss 3 times": a whole number behind a space may be anything.
-        is_clear = not between.isspace() or not value.isdigit()
+        # "loss 3 times", "return 0.5": a whole number behind a space, and a line of code, may be anything.
+        is_clear = not between.isspace() or not (value.isdigit() or name == "return")
         if name and is_clear:
             found.setdefault(name, float(value.replace(",", "")))
     return found

@@ -43,6 +43,7 @@ LINES = [
     ("\x1b[32mstep 10\x1b[0m loss \x1b[1m2.5\x1b[0m", 10, {"loss": 2.5}),
     ("train_loss=1.2,val_loss=-inf", None, {"train_loss": 1.2, "val_loss": -math.inf}),
     ("loss 2.31.", None, {"loss": 2.31}),
+    ("loss: 0.3 - accuracy: 0.9 *", None, {"loss": 0.3, "accuracy": 0.9}),
 ]  # fmt: skip
 OTHERS = [
     "gradient_acc_steps: 4, loss_scale 128.0",
@@ -52,6 +53,8 @@ OTHERS = [
     "time 12:30:45 error: 404, ERROR: 12 failed",
     "reducing learning rate of group 0 to 1.0000e-02.",
     "return code: 0x1, loss: 1.2.3, acc 12:30, lr: 3e-4x, ppl 5/7",
+    "    return 0.5 - x",
+    "    loss = 0.5 * (a - b)",
     "loss: 0.5\rloss: 0.4",
     "Loading weights: 100 of 200 files",
     "loss " * 100 + "0.5",

@@ -110,16 +110,20 @@ def test_requires_grad_and_parameters_are_kept(tmp_path):
     assert back["state"]["0.weight"].data_ptr() == back["model"][0].weight.data_ptr()
 
 
-def test_an_optimizer_and_its_state_travel(tmp_path):
+def test_an_optimizer_and_its_state_travel_with_model_and_schedule(tmp_path):
     model = torch.nn.Linear(3, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     model(torch.randn(5, 3)).sum().backward()
     optimizer.step()
-    moved, their_optimizer = through((model, optimizer), tmp_path)
+    schedule.step()
+    moved, their_optimizer, theirs = through((model, optimizer, schedule), tmp_path)
     assert their_optimizer.param_groups[0]["params"][0] is moved.weight
     moved(torch.randn(5, 3)).sum().backward()
     their_optimizer.step()
     assert their_optimizer.state[moved.weight]["step"] == 2
+    assert theirs.optimizer is their_optimizer
+    assert theirs.get_last_lr() == [0.05]
 
 
 def test_tied_weights_stay_tied(tmp_path):

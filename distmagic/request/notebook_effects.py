@@ -38,7 +38,7 @@ _SEEDS = {
 
 # How functions are called by which libraries are set, or are given something to keep.
 _CHANGES = re.compile(
-    r"_?(set|register|unregister|add|use|enable|disable|filter|simplefilter|basic|dictConfig|capture)"
+    r"_?(set|register|unregister|add|use|enable|disable|filter|simplefilter|basic|dictConfig|capture|define|impl)"
 )
 _NOT_OF_A_LIBRARY = (
     "__main__",
@@ -160,6 +160,8 @@ def _library(target: ast.expr, namespace: Mapping[str, object]) -> str:
         found = value.__name__
     elif isinstance(value, logging.Logger):
         found = "logging"
+    elif type(value).__module__ == "torch.library":  # operators
+        found = "torch"
     elif isinstance(value, type | FunctionType | BuiltinFunctionType | MethodType):
         found = value.__module__
     else:

@@ -152,6 +152,7 @@ OF_A_NOTEBOOK = {
 }  # fmt: skip
 Own.__module__ = "__main__"
 OF_A_NOTEBOOK["Own"] = Own
+OF_A_NOTEBOOK["ops"] = type("Library", (), {"__module__": "torch.library"})()
 # What a cell says, the library that it changes, "" for none, and the words.
 CHANGES = {
     "an attribute": ("json.BATCH = 512", "json", "sets json.BATCH"),
@@ -172,6 +173,8 @@ CHANGES = {
     "a logger": ("log.setLevel(10)", "logging", "calls log.setLevel"),
     "a logger that is made there": ("logging.getLogger('x').addHandler(h)", "logging", "addHandler"),
     "an object that a library keeps": ("registry.register('x', f)", "random", "calls registry.register"),
+    "an operator": ("ops.define('inc(Tensor x) -> Tensor')", "torch", "calls ops.define"),
+    "an operator's kernel": ("ops.impl('inc', f, 'CPU')", "torch", "calls ops.impl"),
     "a value of a library's class": ("encoder.register_buffer('x')", "", ""),
     "a value": ("own.rate = 1", "", ""),
     "a value's method": ("own.set_rate(1)", "", ""),
@@ -182,6 +185,14 @@ CHANGES = {
     "in a function": ("def f():\n    json.BATCH = 1", "", ""),
     "no Python": ("json.BATCH = = 1", "", ""),
 }  # fmt: skip
+
+
+def test_of_another_cell_a_variable_is_told_too():
+    text = "os.environ['WORD'] = 'a'\ndef f():\n    os.environ['NO'] = 'b'"
+    (found,) = library_changes(text, "Cell In[1]", {})
+    assert (found.kind, found.name, found.lineno) == ("variable", "WORD", 1)
+    assert list(library_changes(text, "", {})) == []
+    assert list(library_changes(f"#%%distributed\n{text}", "Cell In[1]", {})) == []
 
 
 @pytest.mark.parametrize("name", CHANGES)

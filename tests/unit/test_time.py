@@ -27,7 +27,6 @@ REASONS = {
     ("planning/devices.py", "time.strftime"): _SHOWN,
     ("render/quantities.py", "datetime.fromtimestamp"): _SHOWN,
     ("runner/launch.py", "time.time"): _SHOWN,
-    ("session/place.py", "time.time"): _SHOWN,
     ("systems/osmo/workflow.py", "time.time"): _SHOWN,
     ("screens/notebook.py", "time.time"): _SHOWN,
     ("session/session.py", "time.time"): _SHOWN,

@@ -306,7 +306,7 @@ def test_a_file_comes_whole_or_not_at_all_whatever_both_file_servers_say(
                 came: list[Path] = []
                 with contextlib.suppress(NoResult, PreflightError, SpecError):
                     came = files.fetch("log.txt", to)
-                calls, failed = max(calls, server.calls), server.failed
+                calls, failed = max(calls, len(server.calls)), server.failed
                 server.fail(-1, stays=False)
             assert came or at >= 0
             assert [path.read_bytes() for path in came] in ([], [whole]), failed

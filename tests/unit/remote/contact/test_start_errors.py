@@ -128,7 +128,7 @@ def test_an_agent_runs_and_is_heard_or_nothing_of_it_is_left(
                 )
             except (OSError, SystemExit) as raised:
                 error = raised
-            calls, failed = max(calls, server.calls), server.failed
+            calls, failed = max(calls, len(server.calls)), server.failed
             server.fail(-1, stays=False)
         if played.began and error is None:
             assert _SAID in notebook.heard, failed
@@ -197,7 +197,7 @@ def test_a_template_forks_and_ends_in_its_time_whatever_the_home_says(
             template_client._tell(client, fork, [0, 1])
             server.fail(at, stays=stays)
             TemplateServer(listener, 600.0, 600.0, (), played.clock).run()
-            calls, failed = max(calls, server.calls), server.failed
+            calls, failed = max(calls, len(server.calls)), server.failed
             server.fail(-1, stays=False)
             with client.makefile("rb") as answers:
                 said = answers.read()

@@ -11,7 +11,7 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_type_hints
 
@@ -187,15 +187,15 @@ def run(  # noqa: PLR0913  # a call, and where it runs
     spec, access = from_options(options, access or usual_access)
     if background and spec.detach:
         raise SpecError("background and detach are both given.", "Keep one of them.")
-    call = _Call(
-        fn=fn,
-        args=args,
-        kwargs=kwargs or {},
+    named = kwargs or {}
+    pack = partial(
+        pack_call,
+        partial(fn, *args, **named),
         limit_bytes=payload_limit_bytes,
-        screen=screen,
-        in_background=background,
+        labels={},
+        title=_title(fn, args, named),
     )
-    launch = partial(_launch, call, spec, allocation)
+    launch = partial(_launch, pack, screen, background, spec, allocation)
     part = None
     if not chosen and allocation is None:
         part = session().inside.part(os.environ)
@@ -234,43 +234,24 @@ def _tell_options() -> None:
 _tell_options()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Call:
-    """What runs on every rank, and how it is shown."""
-
-    fn: Callable[..., Any]
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    limit_bytes: int
-    screen: Screen | None
-    in_background: bool
-
-    def packed(self) -> Payload:
-        """Return the files that travel."""
-        return pack_call(
-            partial(self.fn, *self.args, **self.kwargs),
-            limit_bytes=self.limit_bytes,
-            labels={},
-            title=_title(self.fn, self.args, self.kwargs),
-        )
-
-
 def _launch(
-    call: _Call,
+    pack: Callable[[], Payload],
+    screen: Screen | None,
+    in_background: bool,  # noqa: FBT001  # of `run`
     spec: JobSpec,
     allocation: HostsRequest | None,
     hosts: tuple[Host, ...],
     access: Access,
 ) -> Run | Detached | BackgroundRun:
     with closing(asker_of()) as asker:
-        if call.in_background:
+        if in_background:
             asker.can_ask = False  # nobody is there for the whole run
         place = place_of(session(), allocation or hosts, access, asker, spec)
         try:
             return place.run(
-                lambda: call.screen or screen_for(in_background=call.in_background),
-                lambda _: call.packed(),
-                in_background=call.in_background,
+                lambda: screen or screen_for(in_background=in_background),
+                lambda _: pack(),
+                in_background=in_background,
             )
         except RunError as error:
             # No variable gets a run that fails: `run = distmagic.run(...)` has not come to its end.

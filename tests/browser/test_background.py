@@ -61,12 +61,15 @@ def assert_goes_on(page: NotebookPage, index: int) -> None:
     assert page.wait_text(index, r"^running")
 
 
-def assert_compares(page: NotebookPage, index: int, runs: int) -> None:
-    """Assert that a cell has a table with a row a run, and their curves of the loss over each other."""
+def assert_compares(page: NotebookPage, index: int, runs: int, before: int = 0) -> None:
+    """Assert that a cell has a table with a row a run, and the curves of the loop's losses over each other.
+
+    `before` are the figures of other trainings.
+    """
     cell = page.cell(index)
     rows = cell.locator("table", has_text="min loss").first.locator("tr")
     assert rows.count() == runs + 1
-    figure = cell.locator("figure.dm-curve", has_text="loss").first
+    figure = cell.locator("figure.dm-curve", has_text="loss").nth(before)
     assert figure.locator("path:not(.dm-band)").count() >= 3
 
 
@@ -139,6 +142,6 @@ def test_the_view_of_a_run_in_the_background(notebooks, tmp_path):
         page.reload()
         assert "2 ranks on localhost" in page.wait_text(RUN, r"^done")
         assert_compares(page, LOOP, 3)
-        assert_compares(page, RUNS, 5)
+        assert_compares(page, RUNS, 5, before=1)
         assert page.page.get_by_text("model not found").count() == 0
         assert page.console_errors == []

@@ -438,6 +438,7 @@ COMPLETER = Completer(
         ("%%distributed --whole --hosts=g", ["gpu-a", "gpu-b"]),
         ("%%distributed --nproc_per_node ", ["gpu", "cpu", "auto"]),
         ("%%distributed --rdzv-backend c", ["static", "c10d"]),
+        ("%%distributed --on-disconnect ", ["stop", "keep"]),
     ],
 )
 def test_values_of_flags_are_completed(text, candidates):
@@ -469,6 +470,8 @@ def test_flags_are_completed(text):
         ("%distributed logs 0102-030405-ab 0 ", []),
         ("%distributed view ", ["0102-030405-ab"]),
         ("%distributed playground ", ["stop"]),
+        ("%distributed clean 0102-030405-ab ", []),
+        ("%distributed jobs ", []),
         ("%distributed down ", ["--cluster"]),
         ("%distributed add ", ["0102-030405-ab"]),
         ("%distributed add ID g", ["gpu-a", "gpu-b"]),

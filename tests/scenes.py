@@ -314,6 +314,14 @@ def ranks_1024() -> RunState:
     return run(workers, per_host=8, first_failure=77)
 
 
+def waits_for_a_line(state: RunState, prompt: int = 7) -> RunState:
+    """Return a state in which rank 1 is in a debugger and waits for somebody to type."""
+    paused = protocol.Paused(
+        rank=1, restart=0, prompt=prompt, file="Cell In[3]", line=4, asks="(Pdb) "
+    )
+    return replace(state, paused={1: paused})
+
+
 SCENES: dict[str, Callable[[], RunState]] = {
     scene.__name__: scene
     for scene in (

@@ -38,12 +38,12 @@ from distmagic.render.as_text import headline, label, milestones, status, text
 from distmagic.render.chart_data import chart_data
 from distmagic.render.curves import curves
 from distmagic.render.output import log_line, open_lines, pictures
-from distmagic.render.overview import size
+from distmagic.render.overview import prompts, question, size
 from distmagic.render.shown import count_of_lines, is_shown, torchrun_matters
 from distmagic.render.stacks import stacks_html, stacks_text
 from distmagic.render.text_width import coloured, columns_of, plain
 
 __all__ = [
     "about_and_output", "all_ranks", "announcement", "chart_data", "coloured", "columns_of", "count_of_lines", "curves", "head_and_table", "headline", "html", "is_shown", "label",
-    "log_line", "milestones", "open_lines", "pictures", "plain", "size", "stacks_html", "stacks_text", "status", "style", "text", "torchrun_matters",
+    "log_line", "milestones", "open_lines", "pictures", "plain", "prompts", "question", "size", "stacks_html", "stacks_text", "status", "style", "text", "torchrun_matters",
 ]  # fmt: skip

@@ -35,6 +35,7 @@ from distmagic.state.standstill import all_still_s, still_ranks
 from distmagic.state.verdict import verdict
 
 _MAX_ALERTS = 8
+_LINES_SAID = 12  # of a rank that waits for one
 _PART = re.compile(r"([^\W\d]*)[\s:#=(\[]*(\d{1,6})\s*(?:/|of)\s*(\d{1,6})\b")
 _MAX_NAMES = 4  # of hosts in the head; nobody reads more
 
@@ -275,6 +276,7 @@ def _hardware(state: RunState) -> Iterable[HostHardware]:
 def _alerts(state: RunState, *, is_still: bool) -> Iterable[Alert]:
     urgent = [
         *_failure(state),
+        *_waits_for_lines(state),
         *_hosts_waited_for(state),
         *_hosts_in_trouble(state),
     ]
@@ -307,6 +309,42 @@ def _failure(state: RunState) -> Iterable[Alert]:
     if error is not None and not isinstance(error, Cancelled):
         detail = getattr(error, "remote_traceback", "") or getattr(error, "stacks", "")
         yield Alert(level="error", text=one_line(error.message), detail=detail)
+
+
+def _waits_for_lines(state: RunState) -> Iterable[Alert]:
+    """Yield which ranks wait for somebody to type. A run that is over, or seen last, waits for nobody."""
+    if not state.seen_unix_s:
+        for rank in state.paused:
+            yield Alert(level="info", text=f"{waits_at(state, rank)}.")
+
+
+def waits_at(state: RunState, rank: int) -> str:
+    """Return `rank 1 (gpu-b, local_rank 0) waits for a line at Cell In[3], line 4`."""
+    paused = state.paused[rank]
+    label, file = plain(state.workers[rank].label), one_line(paused.file)
+    return f"{label} waits for a line at {file}, line {paused.line}"
+
+
+def question(state: RunState) -> str:
+    """Return what the user is asked for the rank that has waited longest: where it waits, and its own words."""
+    rank, paused = next(iter(state.paused.items()))
+    place = f"{one_line(paused.file)}, line {paused.line}"
+    return f"rank {rank} at {place}: {one_line(paused.asks)} "
+
+
+def prompts(state: RunState) -> list[dict[str, object]]:
+    """Return what a page shows beside each line to type into: where the rank waits, and what it wrote last."""
+    found: list[dict[str, object]] = []
+    for rank, paused in list(state.paused.items())[:_MAX_ALERTS]:
+        said = [plain(line.text) for line in state.lines if line.rank == rank]
+        found.append({
+            "rank": rank,
+            "prompt": paused.prompt,
+            "where": waits_at(state, rank),
+            "said": "\n".join(said[-_LINES_SAID:]),
+            "asks": one_line(paused.asks),
+        })  # fmt: skip
+    return found
 
 
 def _where_ranks_are(state: RunState) -> Iterable[Alert]:

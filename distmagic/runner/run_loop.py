@@ -35,7 +35,7 @@ from distmagic.errors import Cancelled, DistmagicError
 from distmagic.remote.system.gc_pause import heap_left_alone
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason
-from distmagic.render.screen import Screen
+from distmagic.render.screen import Screen, TypedLine, UserRequest
 from distmagic.runner import interrupts
 from distmagic.runner.actions import Action, Note, Send
 from distmagic.runner.event_queue import EventQueue
@@ -94,6 +94,8 @@ class RunLoop:
         self._table: NodeTable | None = None
         self._executor: Executor | None = None
         self._memory = RunMemory()
+        # By rank: the line that it waits for, and the link over which it was sent.
+        self._typed: dict[int, tuple[TypedLine, Link | None]] = {}
 
     # ---- every stage
 
@@ -239,8 +241,11 @@ class RunLoop:
                     "terminated" if self._interrupts.was_sigterm else "interrupted",
                 )
             )
-        for request in self._screen.requests():
-            # Do what the user asks for with a click. Stop ends a detached job too, and a second one ends it at once.
+        asked: list[UserRequest] = []
+        # The user may be asked for a line here, and interrupt that.
+        self._interrupts.ask(lambda _: asked.extend(self._screen.requests()))
+        for request in asked:
+            # Do what the user asks for. Stop ends a detached job too, and a second one ends it at once.
             if request == "stop":
                 self._carry_out(
                     decide.after_stop_click(self.state, self._memory, self._clock())
@@ -251,6 +256,8 @@ class RunLoop:
                 self._ask_for_stacks(request_id)
             elif request == "detach":
                 self._memory = replace(self._memory, wants_detach=True)
+            else:
+                self._typed[request.rank] = (request, None)
         actions: list[Action] = []
         for event in self.step():
             actions += self._table.receive(event)
@@ -258,6 +265,7 @@ class RunLoop:
             self._clock(), decide.alive_elsewhere(self.state, limits)
         )
         self._perform(actions)
+        self._hand_on_lines()
         self._carry_out(
             decide.after_step(
                 self.state, limits, self._memory, self._clock(), self._new_id
@@ -287,6 +295,25 @@ class RunLoop:
                 lead = self._table.rows[0].link
                 if lead is not None:
                     self._perform([Send(links=(lead,), message=protocol.DetachJob())])
+
+    def _hand_on_lines(self) -> None:
+        """Send each line to the node of its rank; once more over a new link, as long as the rank waits for it."""
+        assert self._table is not None
+        for rank, (line, sent_over) in list(self._typed.items()):
+            paused = self.state.paused.get(rank)
+            if paused is None or paused.prompt != line.prompt:
+                del self._typed[rank]
+                continue
+            link = self._table.rows[self.state.workers[rank].node_rank].link
+            if link is not None and link is not sent_over:
+                self._typed[rank] = (line, link)
+                message = protocol.RankInput(
+                    rank=rank,
+                    prompt=line.prompt,
+                    text=line.text,
+                    is_end=line.is_end,
+                )
+                self._perform([Send(links=(link,), message=message)])
 
     def _ask_for_stacks(self, request_id: str) -> None:
         assert self._table is not None

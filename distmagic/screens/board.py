@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from distmagic import render
-from distmagic.render.screen import UserRequest
+from distmagic.render.screen import TypedLine, UserRequest
 from distmagic.screens import page_requests, reloaded_pages, widget
 from distmagic.screens.kept_lines import MOST_BYTES, KeptLines
 from distmagic.state.model import RunState
@@ -160,7 +160,9 @@ class Board:
             self._is_closed = True
             widget.close(self._view)
 
-    def answer(self, op: object, before: object = None) -> dict[str, object]:
+    def answer(
+        self, op: object, before: object = None, typed: object = None
+    ) -> dict[str, object]:
         """Take a request of a page; "lines" asks for those before a number. Raises `ValueError` for one that is not known."""
         if op == "hello":
             self.has_page = True
@@ -178,11 +180,16 @@ class Board:
                 raise ValueError(f"this view is not fed any more: it can't {op!r}")
             self._requests.append(op)
             return {}
+        if op == "type" and isinstance(typed, Mapping):
+            rank, prompt = int(typed["rank"]), int(typed["prompt"])
+            line = TypedLine(rank=rank, prompt=prompt, text=str(typed["text"]))
+            self._requests.append(line)
+            return {}
         raise ValueError(f"a live view can't {op!r}")
 
     def _take_message(self, _: object, content: Mapping[str, Any], __: object) -> None:
         """Take a request that came as an ordinary message of a widget: of a front end without the other channel."""
-        self.answer(content.get("op"), content.get("before"))
+        self.answer(content.get("op"), content.get("before"), content.get("typed"))
 
     def _send(self, changes: Mapping[str, object]) -> None:
         with self._view.hold_sync():
@@ -234,7 +241,8 @@ def _head_and_table(state: RunState) -> dict[str, object]:
         "is_detached": bool(state.detached_by),
         "is_over": state.is_over or bool(state.seen_unix_s),
     }
-    return {"run": run, "head": head, "table": table}
+    prompts = [] if state.is_over else render.prompts(state)
+    return {"run": run, "head": head, "table": table, "prompts": prompts}
 
 
 def _curves_and_ranks(state: RunState) -> dict[str, object]:

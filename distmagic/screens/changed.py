@@ -29,3 +29,7 @@ class ChangedScreen:
     def requests(self) -> tuple[UserRequest, ...]:
         """Return what the user has asked for on the other screen."""
         return self._inner.requests()
+
+    def can_type(self) -> bool:
+        """Whether the user can type on the other screen."""
+        return self._inner.can_type()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import select
+import sys
+from collections.abc import Callable
 from typing import TextIO
 
 from distmagic import render
+from distmagic.render.screen import TypedLine
 from distmagic.state.model import OutputLine, RunState
 
 # For streams that know no more.
@@ -32,6 +37,47 @@ def without_colours(line: OutputLine | str) -> str:
     if isinstance(line, str):
         return line
     return f"{render.label(line)} {render.plain(line.text)}"
+
+
+class Questions:
+    """Asks the user for the lines that ranks wait for, one after the other: one line a prompt.
+
+    `read` takes the question and returns what was typed; None: nothing yet, "" without a newline: the end of all.
+    """
+
+    def __init__(self, read: Callable[[str], str | None]) -> None:
+        self._read = read
+        self._answered = (-1, 0, 0)
+
+    def typed(self, state: RunState | None) -> tuple[TypedLine, ...]:
+        """Return the line for the rank that has waited longest, if one was typed."""
+        paused = None if state is None else next(iter(state.paused.values()), None)
+        if state is None or paused is None:
+            return ()
+        prompt = (paused.rank, paused.restart, paused.prompt)
+        text = None if prompt == self._answered else self._read(render.question(state))
+        if text is None:
+            return ()
+        self._answered = prompt
+        line = TypedLine(
+            rank=paused.rank,
+            prompt=paused.prompt,
+            text=text.rstrip("\n"),
+            is_end=not text,
+        )
+        return (line,)
+
+
+def is_terminal() -> bool:
+    """Whether somebody may type at this process's standard input."""
+    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+
+
+def line_of_terminal(_: str) -> str | None:
+    """Return a line that was typed at this process's own terminal, None where there is none yet."""
+    if not is_terminal() or not select.select([sys.stdin], [], [], 0)[0]:
+        return None
+    return os.read(sys.stdin.fileno(), 4096).decode(errors="replace")
 
 
 def write(stream: TextIO, text: str) -> None:

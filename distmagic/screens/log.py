@@ -7,7 +7,14 @@ from typing import TextIO
 
 from distmagic import render
 from distmagic.render.screen import UserRequest
-from distmagic.screens.lines import new_lines, without_colours, write
+from distmagic.screens.lines import (
+    Questions,
+    is_terminal,
+    line_of_terminal,
+    new_lines,
+    without_colours,
+    write,
+)
 from distmagic.state.model import RunState
 
 _LOG_EVERY_S = 30.0
@@ -21,6 +28,7 @@ class LogScreen:
         self._last: RunState | None = None
         self._seen = 0
         self._next_s = 0.0
+        self._questions = Questions(line_of_terminal)
 
     def announce(self, text: str) -> None:
         """Do nothing: a log has no line that is replaced."""
@@ -40,8 +48,12 @@ class LogScreen:
         self._print([*self._output(state), render.text(state, lines=0)])
 
     def requests(self) -> tuple[UserRequest, ...]:
-        """Return nothing: here an interrupt is all that a user can do."""
-        return ()
+        """Return the line that the user has typed for a rank; else an interrupt is all that a user can do here."""
+        return self._questions.typed(self._last)
+
+    def can_type(self) -> bool:
+        """Whether standard input is a terminal."""
+        return is_terminal()
 
     def _output(self, state: RunState) -> list[str]:
         lines, self._seen = new_lines(state, self._seen)
@@ -68,3 +80,7 @@ class QuietScreen:
     def requests(self) -> tuple[UserRequest, ...]:
         """Return nothing."""
         return ()
+
+    def can_type(self) -> bool:
+        """Nobody can."""
+        return False

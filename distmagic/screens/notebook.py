@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import secrets
 import sys
 import time
@@ -10,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from distmagic import render
+from distmagic.connection.prompts import asker_of
 from distmagic.render.screen import UserRequest
 from distmagic.screens import cell_runs
 from distmagic.screens.board import Board
 from distmagic.screens.cell_runs import CellRuns
-from distmagic.screens.lines import write
+from distmagic.screens.lines import Questions, write
 from distmagic.state.model import RunState
 
 # The output as text and HTML is what a saved notebook holds. Beside a live view it is renewed rarely; where no page has
@@ -29,9 +31,18 @@ _LINE_EVERY_S = 30.0
 # Views of runs that are over which are kept: a page that is loaded later shows how they ended.
 _KEPT_VIEWS = 4
 WHILE_RUNNING = "This was saved while the run was going on; its outcome was not saved."
+_PAGE_S = 5.0  # for a page to say that it shows the view, before a rank's question is asked by the kernel
 AT_FIRST = "This text is replaced while the run goes on."
 
 _ended: deque[Board] = deque()
+
+
+def _ask(question: str) -> str:
+    """Ask by the kernel's own input, and wait for the answer."""
+    try:
+        return f"{input(question)}\n"
+    except EOFError:
+        return ""
 
 
 def _board(view_id: str) -> Board:
@@ -62,6 +73,9 @@ class NotebookScreen:
         self._shown_notices: tuple[str, ...] = ()
         self._next_line_s = _LINES_FROM_S
         self._told: RunState | None = None  # the state of which the last line was
+        self._state: RunState | None = None
+        self._opened_s = 0.0
+        self._questions = Questions(_ask)
 
     def announce(self, text: str) -> None:
         """Show a few words in the output of the run."""
@@ -71,8 +85,10 @@ class NotebookScreen:
 
     def show(self, state: RunState) -> None:
         """Show a state; the first one makes the output."""
+        self._state = state
         if not self._is_open:
             self._is_open = True
+            self._opened_s = state.at_s
             self._open(state)
         elif state.at_s >= self._next_s or self._is_pending_news(state):
             self._publish(state, is_over=False)
@@ -102,8 +118,24 @@ class NotebookScreen:
             _ended.popleft().close()
 
     def requests(self) -> tuple[UserRequest, ...]:
-        """Return what the user has asked for in the live view."""
-        return () if self._board is None else self._board.requests()
+        """Return what the user has asked for in the live view, or typed for a rank where no view can take it."""
+        board, state = self._board, self._state
+        asked = () if board is None else board.requests()
+        if self._in_background or state is None or self._has_page_to_type_in(state):
+            return asked
+        return (*asked, *self._questions.typed(state))
+
+    def can_type(self) -> bool:
+        """Whether the front end says that somebody is there; in the background only a live view takes a line."""
+        has_view = importlib.util.find_spec("anywidget") is not None
+        return asker_of().can_ask and (has_view or not self._in_background)
+
+    def _has_page_to_type_in(self, state: RunState) -> bool:
+        """Whether a page takes lines while the cell runs, or may yet say so."""
+        board = self._board
+        if board is None or board.mime_view:
+            return False
+        return board.has_page or state.at_s - self._opened_s < _PAGE_S
 
     @property
     def _has_page(self) -> bool:

@@ -18,10 +18,12 @@ _LATER_S = 0.3
 class Answering(Protocol):
     """What a page may ask for: a live view."""
 
-    def answer(self, op: object, before: object = None) -> dict[str, object]:
+    def answer(
+        self, op: object, before: object = None, typed: object = None
+    ) -> dict[str, object]:
         """Return the answer to a request. Raises `ValueError` for one that is not known.
 
-        `before` is the number of a line, where earlier ones are asked for.
+        `before` is the number of a line, where earlier ones are asked for; `typed` is a line for a rank, and its prompt.
         """
 
     def while_in_foreground(self, act: Callable[[], object]) -> None:
@@ -76,4 +78,4 @@ def answered(content: Mapping[str, Any]) -> dict[str, object]:
     view = _views.get(str(content.get("view")))
     if view is None:
         raise ValueError("this view is gone")
-    return view.answer(content.get("op"), content.get("before"))
+    return view.answer(content.get("op"), content.get("before"), content.get("typed"))

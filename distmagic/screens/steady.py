@@ -43,6 +43,10 @@ class SteadyScreen:
         """Return what the user has asked for on the other screen."""
         return () if self._is_broken else self._inner.requests()
 
+    def can_type(self) -> bool:
+        """Whether the user can type on the other screen."""
+        return self._inner.can_type()
+
     def _try(self, act: Callable[[T], None], shown: T) -> None:
         try:
             act(shown)

@@ -8,7 +8,14 @@ from typing import TextIO
 
 from distmagic import render
 from distmagic.render.screen import UserRequest
-from distmagic.screens.lines import new_lines, without_colours, write
+from distmagic.screens.lines import (
+    Questions,
+    is_terminal,
+    line_of_terminal,
+    new_lines,
+    without_colours,
+    write,
+)
 from distmagic.state.model import OutputLine, RunState
 
 _STATUS_LINES = 10
@@ -30,17 +37,25 @@ class TerminalScreen:
         self._colours = colours
         self._status: tuple[str, ...] = ()
         self._seen = 0
+        self._state: RunState | None = None
+        self._questions = Questions(line_of_terminal)
 
     def announce(self, text: str) -> None:
         """Do nothing: what comes before a run prints for itself here."""
 
     def show(self, state: RunState) -> None:
-        """Print new lines, and draw the status again where it changed."""
-        _, rows = self._size()
-        height = max(1, min(_STATUS_LINES, rows - 2))
-        status = render.status(state, width=self._width(), height=height)
+        """Print new lines, and draw the status again where it changed; in its place the question of a rank that waits."""
+        asks_anew = self._state is None or state.paused != self._state.paused
+        self._state = state
+        status: tuple[str, ...]
+        if state.paused:
+            status = (render.question(state)[-self._width() :],)
+        else:
+            _, rows = self._size()
+            height = max(1, min(_STATUS_LINES, rows - 2))
+            status = render.status(state, width=self._width(), height=height)
         lines = self._new_lines(state)
-        if lines or status != self._status:
+        if lines or status != self._status or asks_anew:
             output = "".join(f"{line}\n" for line in lines)
             write(self._stream, self._erased() + output + "\n".join(status))
             self._status = status
@@ -53,8 +68,12 @@ class TerminalScreen:
         self._status = ()
 
     def requests(self) -> tuple[UserRequest, ...]:
-        """Return nothing: here an interrupt is all that a user can do."""
-        return ()
+        """Return the line that the user has typed for a rank; else an interrupt is all that a user can do here."""
+        return self._questions.typed(self._state)
+
+    def can_type(self) -> bool:
+        """Whether standard input is a terminal, too."""
+        return is_terminal()
 
     def _width(self) -> int:
         columns, _ = self._size()

@@ -26,6 +26,7 @@ _MODULES = (
     "lines.js",
     "log.js",
     "place.js",
+    "prompts.js",
     "view.js",
 )
 
@@ -77,6 +78,7 @@ def _kind() -> Any:
         ranks = Unicode().tag(sync=True)
         pictures = Unicode().tag(sync=True)
         charts: Any = List().tag(sync=True)
+        prompts: Any = List().tag(sync=True)
         log = Dict().tag(sync=True)
         final = Dict().tag(sync=True)
 
@@ -100,6 +102,6 @@ def close(view: Any) -> None:
         for name in ("_esm", "looks", "head", "table", "ranks", "pictures"):
             setattr(view, name, "")
         view.log = view.final = {}
-        view.charts = []
+        view.charts = view.prompts = []
     for widget in (view, view.layout):
         widget.close()

@@ -81,6 +81,10 @@ class BackgroundScreen:
             found += screen.requests()
         return tuple(found)
 
+    def can_type(self) -> bool:
+        """Whether the user can type where the run is shown."""
+        return any(screen.can_type() for screen in tuple(self._screens))
+
     def close(self, error: BaseException | None) -> None:
         """Show the last state for good, and what `error` says that the state does not: nobody else may look at it."""
         state = self.state

@@ -117,6 +117,7 @@ Fields that only occur together
 - `failed_node`: its `code` is not 0. It was set before any stop, or it is the `culprit`, or it took a first failure
   back.
 - `lost`: each node at most once. `unreached`: only nodes that tell Endpoint "unreached"; kept if that is why it stops.
+- `paused`: only ranks that run. Since `resumed_at_s` there is none, unless it is not empty.
 - `held`: events of nodes that are in a later round than the lead; empty where there is one round.
 - `is_elastic`: its terms are, from the plan on. Nodes are only ever added (NodeAdded, lead), never removed.
 

@@ -83,6 +83,9 @@ class RunStateBuilder:
     order: list[str]
     firsts: list[int]
     chose_port: bool
+    paused: dict[int, protocol.Paused]
+    paused_s: float
+    resumed_at_s: float
     wanted_stacks: str
 
     def __init__(self, state: RunState) -> None:
@@ -100,11 +103,31 @@ class RunStateBuilder:
     def freeze(self) -> RunState:
         """Return the state that it has become."""
         del self.lines[:-KEPT_LINES]
+        self._forget_ended_pauses()
         fields: dict[str, Any] = {}
         for name in _FIELDS:
             value = getattr(self, name)
             fields[name] = tuple(value) if isinstance(value, list) else value
         return replace(self.base, **fields)
+
+    def let_pass(self, at_s: float) -> None:
+        """Bring the clock to this time, unless it is later already."""
+        past_s = max(0.0, at_s - self.at_s)
+        self.at_s += past_s
+        if self.paused:
+            self.paused_s += past_s
+
+    def resume(self, rank: int) -> None:
+        """Count a rank as one that waits for nobody to type."""
+        if self.paused.pop(rank, None) is not None:
+            self.resumed_at_s = self.at_s
+            self.note_advance()
+
+    def _forget_ended_pauses(self) -> None:
+        for rank in list(self.paused):
+            worker = self.workers.get(rank)
+            if worker is None or worker.phase != "running":
+                self.resume(rank)
 
     def advance(self, node: int, phase: NodePhase, **more: Any) -> None:
         """Bring a node to a phase, unless it is in a later one."""

@@ -47,6 +47,8 @@ RESTART_S = 15.0
 class Limits:
     """What a run is ended at: its whole time since it was started, and the time in which no rank advances.
 
+    Neither passes while a rank waits for somebody to type.
+
     After `away_s` in which no node of it was reached, a job that goes on without this notebook is left to itself.
     """
 
@@ -256,7 +258,8 @@ def reason_to_stop(
     """Return why the run must be stopped now, or why it is being stopped; "" if it goes on."""
     if state.stopping or state.is_over:
         return state.stopping
-    if timeout_s is not None and state.at_s - (state.started_at_s or 0.0) > timeout_s:
+    began_s = (state.started_at_s or 0.0) + state.paused_s
+    if timeout_s is not None and state.at_s - began_s > timeout_s:
         return "timeout"
     lost = state.lost_nodes
     silent = [node.node_rank for node in state.nodes if node.gang == "silent"]

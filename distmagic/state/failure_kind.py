@@ -54,9 +54,8 @@ _CURES = (
     (
         re.compile(r"^(?:bdb\.)?BdbQuit\b|EOF when reading a line|^EOFError:?\s*$"),
         (
-            "Nobody can type to a rank: breakpoint(), pdb and input() have no terminal there. Print what you want to look at, "
-            "or call the function in the notebook itself; pass an answer as an argument. Where each rank is just now "
-            "%distributed stacks shows."
+            "breakpoint(), pdb and input() were left without an answer: by q, or because nobody can type in this run. Run it "
+            "in a notebook that is open, or in a terminal: distmagic run."
         ),
     ),
     (

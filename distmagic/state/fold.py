@@ -50,7 +50,7 @@ def fold(state: RunState, events: Iterable[Event]) -> RunState:
     """Return the state after `events`."""
     builder = RunStateBuilder(state)
     for event in events:
-        builder.at_s = max(builder.at_s, event.at_s)
+        builder.let_pass(event.at_s)
         if 0 <= event.node_rank < len(builder.nodes):
             if fold_ranks.must_wait(builder, event):
                 fold_ranks.hold(builder, event)

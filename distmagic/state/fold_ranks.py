@@ -145,6 +145,7 @@ def _worker(builder: RunStateBuilder, node: int, what: protocol.Worker) -> None:
         builder.world_size = what.world_size
     else:  # no smaller world than the lead's, if that is known
         builder.world_size = max(builder.world_size, what.world_size)
+    builder.resume(what.rank)
     builder.workers[what.rank] = WorkerState(
         rank=what.rank,
         local_rank=what.local_rank,
@@ -315,6 +316,18 @@ def _output(builder: RunStateBuilder, node: int, what: protocol.Output) -> None:
         builder.note_advance()  # output is its only sign of life
 
 
+def _paused(builder: RunStateBuilder, node: int, what: protocol.Paused) -> None:
+    worker = builder.workers.get(what.rank)
+    if worker is not None and worker.node_rank == node:
+        builder.paused[what.rank] = what
+
+
+def _resumed(builder: RunStateBuilder, node: int, what: protocol.Resumed) -> None:
+    worker = builder.workers.get(what.rank)
+    if worker is not None and worker.node_rank == node:
+        builder.resume(what.rank)
+
+
 def _ended(builder: RunStateBuilder, node: int, what: protocol.Ended) -> None:
     worker = builder.workers.get(what.rank)
     if worker is None or worker.node_rank != node or worker.restart != what.restart:
@@ -403,6 +416,8 @@ HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Worker: _worker,
     protocol.Progress: _progress,
     protocol.Output: _output,
+    protocol.Paused: _paused,
+    protocol.Resumed: _resumed,
     protocol.Ended: _ended,
 }
 _OF_RANKS = (

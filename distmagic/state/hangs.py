@@ -118,12 +118,16 @@ def _is_in(group: StackGroup, *files: str) -> bool:
 def is_hung(state: RunState, hang_timeout_s: float | None) -> bool:
     """Whether no rank has advanced for this long. False while a connection is broken: its ranks may advance unseen.
 
+    Nor does a run hang while a rank waits for somebody to type.
+
     A rank advances when it starts, reports, moves a bar or ends; one that has never reported also when it prints, but for
     the warnings of torch that it still waits for other ranks.
     """
     lost = state.lost_nodes
     is_blind = any(node.broken and node.node_rank not in lost for node in state.nodes)
-    if hang_timeout_s is None or state.stopping or state.is_over or is_blind:
+    if state.paused or is_blind:
+        return False
+    if hang_timeout_s is None or state.stopping or state.is_over:
         return False
     has_running_rank = any(
         worker.phase == "running" for worker in state.workers.values()

@@ -221,6 +221,8 @@ class RunState:
     advanced_at_s       when a rank advanced last (see `hangs.is_hung`), before any stop
     reaching_since_s    when the notebook reached a node after it had reached none; 0 before the first
     stack_dumps         the answers to the last few requests for stacks
+    paused              the ranks that wait for somebody to type, by rank; `paused_s` is how long any did, and no rank
+                        has waited since `resumed_at_s`
     wanted_stacks       the request for stacks that the user made last, "" before one
     name                what the user calls the run (--name), "" where it has no such name
     began_unix_s        when the run began, in seconds since 1970 by the notebook's clock; 0 where that is not known
@@ -266,6 +268,9 @@ class RunState:
     order: tuple[str, ...] = ()
     firsts: tuple[int, ...] = ()
     chose_port: bool = False
+    paused: Mapping[int, protocol.Paused] = field(default_factory=dict)
+    paused_s: float = 0.0
+    resumed_at_s: float = 0.0
     wanted_stacks: str = ""
     name: str = ""
     began_unix_s: float = 0.0

@@ -1,7 +1,7 @@
 """Says which ranks stand still, and whether all of them do; and asks where they are before a run is stopped for it. Pure.
 
-A rank stands still when it has not advanced for ten seconds and for five of its usual steps. Nothing is said of ranks
-that have never reported anything, have done all their steps, or are on a host that can't be reached just now.
+A rank stands still when it has not advanced for ten seconds and for five of its usual steps. Nothing is said while a
+rank waits for somebody to type, nor of ranks that have never reported anything, have done all their steps, or are on a host that can't be reached just now.
 
     RunState, Inquiry  --hang_inquiry, timeout_inquiry, begun_inquiry-->  Inquiry  --reason_after_inquiry-->  why to stop
 
@@ -29,14 +29,14 @@ STACKS_S = 6.0  # agents themselves wait 4 s for ranks that don't answer
 
 def still_ranks(state: RunState) -> dict[int, float]:
     """Return for how many seconds each rank has stood still, by rank; only of those that do."""
-    if state.phase != "running":
+    if state.phase != "running" or state.paused:
         return {}
     found = {}
     for rank, worker in state.workers.items():
         if not _can_tell(state, worker):
             continue
         limit_s = _USUAL_STEPS / worker.rate if worker.rate else _FIRST_STEP_S
-        still_s = state.at_s - worker.advanced_at_s
+        still_s = state.at_s - max(worker.advanced_at_s, state.resumed_at_s)
         if still_s > max(PATIENCE_S, limit_s):
             found[rank] = still_s
     return found
@@ -127,7 +127,7 @@ def is_worth_asking(
     state: RunState, inquiry: Inquiry, still_s: float = WORTH_ASKING_S
 ) -> bool:
     """Whether a stop first asks all ranks where they are: the run has stood still for `still_s`, and they were not asked yet."""
-    if inquiry.reason or state.stopping:
+    if inquiry.reason or state.stopping or state.paused:
         return False
     has_stood_still = state.at_s - state.advanced_at_s > still_s
     return has_stood_still and any(

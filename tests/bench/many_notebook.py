@@ -92,6 +92,10 @@ class Interrupting:
     def finish(self, state: RunState) -> None:
         """Show nothing."""
 
+    def can_type(self) -> bool:
+        """Say that nobody can."""
+        return False
+
     def requests(self) -> tuple[str, ...]:
         """Return nothing."""
         return ()

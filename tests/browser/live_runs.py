@@ -71,6 +71,25 @@ print("printed after it")
 """
 )
 
+# Rank 1 waits in a debugger, and rank 0 for rank 1.
+DEBUGGED = """\
+%%distributed --hosts localhost:2 -o run
+import os
+
+import torch
+import torch.distributed as dist
+
+def work():
+    dist.init_process_group("gloo")
+    total = torch.tensor([1.0 + dist.get_rank()])
+    if dist.get_rank() == 1:
+        breakpoint()
+    dist.all_reduce(total)
+    return total.item(), input("a word? ") if dist.get_rank() == 0 else ""
+
+work()
+"""
+
 CHARTS = """\
 %%distributed --hosts localhost:2
 import base64

@@ -6,12 +6,13 @@ import re
 from importlib import resources
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 
 from distmagic.request.flag_parser import flag_names
 from tests.browser import NotebookPage
 from tests.browser.live_runs import (
     CHARTS,
+    DEBUGGED,
     IN_A_WIDGET,
     NEXT,
     RUN,
@@ -173,6 +174,41 @@ def test_a_page_that_is_loaded_anew_is_live_again_and_shows_how_it_ended(
         assert "2 ranks on localhost" in page.wait_text(RUN, r"^done")
         assert page.page.get_by_text("model not found").count() == 0
         assert page.page.locator(".jupyter-widgets").count() == 0
+
+
+@in_jupyterlab
+def test_a_rank_that_waits_is_typed_to_also_in_a_page_that_is_loaded_anew(
+    tmp_path, notebooks
+):
+    with opened(notebooks, tmp_path, DEBUGGED) as page:
+        page.page.on("dialog", lambda dialog: dialog.accept())
+
+        def line(rank: int) -> Locator:
+            return live(page).get_by_label(f"a line for rank {rank}")
+
+        where = r"rank 1 \(localhost, local_rank 1\) waits for a line at Cell In\[2\], line \d+"
+        page.wait_text(RUN, where)
+        line(1).fill("p total * 100")
+        line(1).press("Enter")
+        page.wait_text(RUN, r"tensor\(\[200\.\]\)")
+        page.screenshot(tmp_path / "typed.png")
+        page.reload(is_busy=True)
+        page.wait_text(RUN, where)
+        for text in ("total += 10", "c"):
+            prompt = live(page).locator(".dm-prompt-line code")
+            expect(prompt).to_have_text("(Pdb)")
+            expect(line(1)).to_be_editable()
+            line(1).press_sequentially(text)
+            line(1).press("Enter")
+            expect(line(1)).to_have_value("")
+        page.wait_text(RUN, r"rank 0 .* waits for a line at Cell In\[2\], line \d+")
+        line(0).fill("élan")
+        line(0).press("Enter")
+        page.wait_text(RUN, r"^done")
+        expect(live(page).locator(".dm-prompt")).to_have_count(0)
+        assert page.console_errors == []
+        write(page, NEXT, "dict(run.results)")
+        assert "{0: (13.0, 'élan'), 1: (13.0, '')}" in answer(page, NEXT)
 
 
 def write(page: NotebookPage, index: int, source: str) -> None:

@@ -59,6 +59,8 @@ ANYTHING = st.one_of(
         restart=SMALL,
         pid=SMALL,
     ),
+    st.builds(p.Paused, rank=SMALL, restart=SMALL, prompt=SMALL, file=WORD, line=SMALL),
+    st.builds(p.Resumed, rank=SMALL, restart=SMALL, prompt=SMALL),
     st.builds(
         p.Progress,
         rank=SMALL,

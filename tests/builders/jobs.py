@@ -153,5 +153,8 @@ class LatePressingScreen(FakeScreen):
         super().finish(state)
         press()
 
+    def can_type(self) -> bool:
+        return False
+
     def requests(self) -> tuple[str, ...]:
         return ()

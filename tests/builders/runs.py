@@ -45,6 +45,9 @@ class FakeScreen:
     def finish(self, state: RunState) -> None:
         self.finished.append(state)
 
+    def can_type(self) -> bool:
+        return False
+
     def requests(self) -> tuple[str, ...]:
         asked, self.clicks = tuple(self.clicks), []
         return asked

@@ -47,6 +47,10 @@ class Watch:
         """Keep the last state."""
         self.last = state
 
+    def can_type(self) -> bool:
+        """Say that nobody can."""
+        return False
+
     def requests(self) -> tuple[str, ...]:
         return ()
 

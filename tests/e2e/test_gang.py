@@ -280,6 +280,9 @@ class Healing:
     def finish(self, state: Any) -> None:
         self._inner.finish(state)
 
+    def can_type(self) -> bool:
+        return False
+
     def requests(self) -> tuple[str, ...]:
         return ()
 

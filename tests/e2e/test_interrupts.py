@@ -75,6 +75,9 @@ class Late(runner.Watch):
         super().finish(state)
         press()
 
+    def can_type(self) -> bool:
+        return False
+
     def requests(self) -> tuple[str, ...]:
         return ()
 

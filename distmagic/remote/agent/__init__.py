@@ -41,6 +41,8 @@ running -> ending, by whichever comes first:
     nobody renewed the lease of a job that needs a notebook           "lease"
     torchrun has exited: with an error, by a signal, or well          "failed", "lost" (elastic), none
 
+Then the standard input of all ranks is brought to its end: a debugger that waits for a line would hold up the end.
+
 The first cause is journaled as `NodeStopping` and sent to the peers; later ones change nothing. `Final` has the reason
 for which the processes were ended, "done" where torchrun had exited by itself before.
 

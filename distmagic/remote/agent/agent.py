@@ -97,7 +97,10 @@ class Agent:
         self.elastic_members = ElasticMembers(start, self._is_alive, clock())
         self.restart_wait = RestartWait()
         self.lease = Lease(clock(), start.terms.lease_s, keep=start.terms.goes_on_alone)
-        self.began = self.touch_at = clock()
+        self.began = self.touch_at = self.ticked_at = clock()
+        self.paused_s = (
+            0.0  # how long a rank of the job has waited for somebody to type
+        )
         self.look_at = self.began + _LOOK_S
         # Ranks get the user's own; files of the agent are for the user alone.
         self.umask = os.umask(0o077)
@@ -131,7 +134,7 @@ class Agent:
         self.engine_pid, out, err = engine_start.start_engine(
             self.start.torchrun, self.start.cwd, env, self.umask
         )
-        # Only now: torchrun and its ranks have inherited the user's own limit. This process has seven descriptors for each
+        # Only now: torchrun and its ranks have inherited the user's own limit. This process has up to eight descriptors for each
         # rank, and log-ins get 1,024.
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(OSError, ValueError):
@@ -212,6 +215,7 @@ class Agent:
     def _tick(self, now: float) -> None:
         """Do everything that is due, whether or not a descriptor became readable."""
         self._reap(now)
+        self._let_pass(now)
         if self.dialer is not None:
             endpoint = self.dialer.poll(now)
             if endpoint is not None:
@@ -244,6 +248,13 @@ class Agent:
         if news is not None and self.final_at is None:
             self.reader_table.tell(news)
         self.reader_table.send(now, self.final_at)
+
+    def _let_pass(self, now: float) -> None:
+        """Count the time in which a rank of the job waits for somebody to type."""
+        is_elsewhere = self.channel is not None and self.channel.has_paused_node
+        if self.rank_table.has_paused or is_elsewhere:
+            self.paused_s += now - self.ticked_at
+        self.ticked_at = now
 
     def _touch(self) -> None:
         """Make the files that this job needs look used: no contact expires them, and no cleaner of /tmp removes them.
@@ -299,6 +310,7 @@ class Agent:
                 is_ending=self.final_at is None
                 and self.polite_stop is not None
                 and self.polite_stop.is_ending,
+                is_paused=self.rank_table.has_paused,
             )
             if self.channel.is_detached:
                 self._detach()
@@ -365,7 +377,7 @@ class Agent:
     def _look_at_lease(self, now: float) -> None:
         timeout_s = self.start.terms.timeout_s
         if self.start.lead and timeout_s is not None:
-            ran_s = now - self.began
+            ran_s = now - self.began - self.paused_s
             if ran_s > timeout_s + _NOTEBOOK_FIRST_S:
                 self.stop(now, Cause("timeout"))
         if self.lease.ends_job(now):
@@ -450,6 +462,8 @@ class Agent:
             self._detach("asked")
         elif isinstance(request, protocol.DumpStacks):
             self.stack_dumper.request(request.request_id)
+        elif isinstance(request, protocol.RankInput):
+            self.rank_table.type(request)
         elif isinstance(request, protocol.GetStart):
             reader.answer(protocol.LeadStart(start=self.start))
         elif isinstance(request, protocol.AddNode):
@@ -483,6 +497,7 @@ class Agent:
         self.journal.add(
             protocol.NodeStopping(reason=cause.reason, culprit=cause.culprit)
         )
+        self.rank_table.end_input()
         # Else torchrun had exited before, and the job was done.
         if self.termination.has_begun or self.final_at is not None:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -16,15 +17,16 @@ from distmagic.remote.system import exit_codes, memory, processes
 from distmagic.remote.wire import protocol
 
 _ROWS_AN_EVENT = 20
+_LINE_BYTES = 4096  # of a line that is typed, with its end: a pipe takes so much at once or not at all
 
 
 class RankProcess:
-    """A rank that has connected. `hello` is its first message, `fds` are the reading ends of its stdout and stderr, `others` the
-    streams that are read already.
+    """A rank that has connected. `hello` is its first message, `fds` are the reading ends of its stdout and stderr, and the
+    writing end of its stdin where somebody can type; `others` are the streams that are read already.
 
     `ended` is its own report of its end, None where it has sent none. `is_open`: its connection may bring more.
     `is_over`: its end is in the journal, since `over_at`. `is_replaced`: the agent killed it for an elastic job to form
-    anew.
+    anew. `pauses` are those that are not journaled yet; `is_paused`: it waits for somebody to type.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class RankProcess:
         self.conn = conn
         self.began = now
         self.hello = hello
-        out, err = fds
+        out, err, *typed = fds
         self.streams = (
             RankStream(out, folder, hello.rank, "stdout", now, others),
             RankStream(err, folder, hello.rank, "stderr", now, others),
@@ -52,6 +54,12 @@ class RankProcess:
         self.over_at = math.inf
         self.is_open = True
         self.pictures: list[protocol.Picture] = []
+        self.pauses: list[protocol.Paused | protocol.Resumed] = []
+        self.is_paused = False
+        self._stdin = typed
+        for fd in typed:
+            os.set_blocking(fd, False)
+        self._prompt = 0  # the number of the one that it waits at, 0 for none, and where a line was handed on
         self._latest: protocol.Progress | None = None
         self._rows: list[protocol.MetricRow] = []
         self._bars: dict[int, protocol.Bar] = {}
@@ -75,6 +83,10 @@ class RankProcess:
             _, message = protocol.decode(packet)
         except protocol.BadLine:
             return True  # the user's code wrote to our socket; there may be more packets behind it
+        self._take(message, packet)
+        return True
+
+    def _take(self, message: protocol.Message, packet: bytes) -> None:
         if isinstance(message, protocol.Progress):
             if message.rows:
                 for stream in self.streams:
@@ -82,9 +94,12 @@ class RankProcess:
             self._merge(message, packet)
         elif isinstance(message, protocol.Picture):
             self.pictures = [*self.pictures[-3:], message]
+        elif isinstance(message, protocol.Paused | protocol.Resumed):
+            self.pauses.append(message)
+            self.is_paused = isinstance(message, protocol.Paused)
+            self._prompt = message.prompt if self.is_paused else 0
         elif isinstance(message, protocol.Ended):
             self.ended = message
-        return True
 
     def read_numbers(self, now: float) -> None:
         """Take the numbers that the rank has only printed, if it reports none in another way."""
@@ -104,6 +119,24 @@ class RankProcess:
                     is_printed=True,
                 )
                 self._merge(message, protocol.encode(message))
+
+    def type(self, line: protocol.RankInput) -> None:
+        """Hand on a line, if the rank waits for it."""
+        if line.prompt != self._prompt or not self._stdin:
+            return
+        self._prompt = 0
+        if line.is_end:
+            self.end_input()
+            return
+        first, _, _ = line.text.partition("\n")
+        # It has closed its stdin, or has filled the pipe itself.
+        with contextlib.suppress(OSError):
+            os.write(self._stdin[0], first.encode()[: _LINE_BYTES - 1] + b"\n")
+
+    def end_input(self) -> None:
+        """Bring its standard input to the end: nobody types any more."""
+        while self._stdin:
+            os.close(self._stdin.pop())
 
     def _merge(self, message: protocol.Progress, packet: bytes) -> None:
         if message.rows:
@@ -201,6 +234,7 @@ class RankProcess:
     def close(self) -> None:
         """Close all descriptors."""
         self.conn.close()
+        self.end_input()
         self._reports.close()
         for stream in self.streams:
             stream.close()
@@ -228,7 +262,7 @@ def first_packet(conn: socket.socket) -> tuple[protocol.Message | None, list[int
     """Return a packet's message and descriptors; None as the message at end of file, and for bytes that are none."""
     fds: list[int] = []
     try:
-        packet, fds, _, _ = socket.recv_fds(conn, 1 << 18, 2)
+        packet, fds, _, _ = socket.recv_fds(conn, 1 << 18, 3)
         return (protocol.decode(packet)[1] if packet else None), fds
     except (OSError, protocol.BadLine):
         return None, fds

@@ -40,7 +40,7 @@ def _too_many_files(number: int) -> RuntimeError:
     """Return the error for ranks whose output can't be read. It ends the agent: they would go on unseen."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return RuntimeError(
-        f"{os.strerror(number)}: this host allows a process {soft:,}, and the agent has 7 for each rank. "
+        f"{os.strerror(number)}: this host allows a process {soft:,}, and the agent has up to 8 for each rank. "
         "Raise the hard limit (ulimit -Hn), or start fewer ranks here (--nproc-per-node)"
     )
 
@@ -111,7 +111,7 @@ class RankTable:
         message, fds = first_packet(conn)
         self.selector.unregister(conn)
         if isinstance(message, protocol.Worker):
-            if len(fds) != 2:
+            if len(fds) < 2:
                 # The kernel passes no descriptor beyond the limit.
                 raise _too_many_files(errno.EMFILE)
             now = self.clock()
@@ -186,8 +186,10 @@ class RankTable:
             self._notice_end(rank)
 
     def write(self, now: float, *, last: bool = False) -> None:
-        """Journal all output since the last call, and progress as often as `pace_s` allows. `last`: all of both."""
+        """Journal all output and pauses since the last call, and progress as often as `pace_s` allows. `last`: all of both."""
         self._write_streams(self.streams, now, last=last)
+        for rank in self.ranks:
+            self._write_pauses(rank)
         world_size = self.ranks[0].hello.world_size if self.ranks else 1
         if last or now - self.progress_at >= pace_s(world_size):
             self.progress_at = now
@@ -213,6 +215,32 @@ class RankTable:
         for picture in rank.pictures:
             self.journal.add(picture)
         rank.pictures = []
+
+    def _write_pauses(self, rank: RankProcess) -> None:
+        """Journal where the rank waits for a line, or that it goes on, after all that it had written by then."""
+        if rank.pauses:
+            for stream in rank.streams:
+                stream.drain_all()
+            self._write_streams(rank.streams, self.clock(), last=True)
+        for pause in rank.pauses:
+            self.journal.add(pause)
+        rank.pauses = []
+
+    @property
+    def has_paused(self) -> bool:
+        """Whether a rank waits for somebody to type."""
+        return any(rank.is_paused and not rank.is_over for rank in self.ranks)
+
+    def type(self, line: protocol.RankInput) -> None:
+        """Hand a line on to the rank that waits for it."""
+        for rank in self.ranks:
+            if rank.hello.rank == line.rank and not rank.is_over:
+                rank.type(line)
+
+    def end_input(self) -> None:
+        """Bring the standard input of all ranks to the end: a debugger would not let go of one that is to end."""
+        for rank in self.ranks:
+            rank.end_input()
 
     def _notice_full(self) -> None:
         """Journal one notice when the disk takes nothing, and one when it does again."""
@@ -279,6 +307,7 @@ class RankTable:
             stream.drain_all()
         self._write_streams(rank.streams, self.clock(), last=True)
         self._write_progress(rank, rank.over_at)
+        self._write_pauses(rank)
         self.journal.add(end)
         self.codes[rank.hello.local_rank] = end.code
         if self.failed_at is None and end.code != 0:

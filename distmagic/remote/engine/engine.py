@@ -66,6 +66,7 @@ def environment(
             "paths": import_paths.of_work_dir(start.work),
             "endpoint": "" if start.lead else start.endpoint,
             "agent_pid": os.getpid(),
+            "can_type": start.terms.can_type,
         }
     )
     return env

@@ -86,6 +86,14 @@ class GangChannel:
         """Whether a rank of another node is about to end by itself, as it was asked to."""
         return self._gang.has_ending_node
 
+    @property
+    def has_paused_node(self) -> bool:
+        """Whether a rank of another node waits for somebody to type; the lead knows of all nodes."""
+        return any(
+            peer.is_paused and peer.state != "lost"
+            for peer in self._gang.peers.values()
+        )
+
     def poll(
         self,
         now: float,
@@ -95,12 +103,14 @@ class GangChannel:
         is_detached: bool,
         has_returned: bool,
         is_ending: bool,
+        is_paused: bool = False,
     ) -> Cause | None:
         """Receive and send. Return why this node must stop, if a peer's end or loss demands it.
 
         `cause` is why this node itself is stopping, None while it is not. `is_clear`: none of its processes is left.
         `is_detached`: this node knows that the job needs no notebook; the lead tells the others. `has_returned`: all
         ranks of this node have returned. `is_ending`: one of them is about to end, as it was asked to.
+        `is_paused`: one of them waits for somebody to type.
         """
         for data, address in self._udp.receive():
             self._gang.receive(data, address, now)
@@ -110,6 +120,7 @@ class GangChannel:
             is_detached=is_detached,
             has_returned=has_returned,
             is_ending=is_ending,
+            is_paused=is_paused,
         )
         self._gang.announce(own, now)
         # Each is journaled, also after the first cause.

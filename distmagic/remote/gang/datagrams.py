@@ -1,7 +1,7 @@
 """The bytes of one datagram of the gang channel, sealed with the job's secret. Pure.
 
     magic 4 | version 1 | node 2 | to 2 | counter 8 | echo 8 | formations 4 | phase 1 | reason 1 | culprit 2 | detached 1 |
-    returned 1 | ending 1 | HMAC-SHA256 32
+    returned 1 | ending 1 | paused 1 | HMAC-SHA256 32
 
 Sizes are in bytes, numbers big-endian. The secret comes over SSH and lives as long as the job. `counter` grows with every
 datagram of a sender, so that the receiver refuses a replayed one. `echo` is the highest counter that the sender has
@@ -27,8 +27,8 @@ REASONS: tuple[StopReason | Literal[""], ...] = (
 NOBODY = 0xFFFF
 
 _MAGIC = b"dmgc"
-_VERSION = 4
-_FORM = struct.Struct("!4sBHHQQIBBH???")
+_VERSION = 5
+_FORM = struct.Struct("!4sBHHQQIBBH????")
 _MAC_BYTES = 32
 SIZE_BYTES = _FORM.size + _MAC_BYTES
 
@@ -41,7 +41,7 @@ class Datagram:
     `formations` counts how often the lead has asked all nodes to form anew. `is_detached`: the lead says that the job
     needs no notebook any more. `has_returned`: all ranks of the sender have returned, and its torchrun waits for those of
     other nodes; the lead says so where any node does. `is_ending`: a rank of the sender is about to end by itself, as it was
-    asked to; of the lead: a rank of any node.
+    asked to; of the lead: a rank of any node. `is_paused`: a rank of the sender waits for somebody to type.
     """
 
     node_rank: int
@@ -55,6 +55,7 @@ class Datagram:
     is_detached: bool = False
     has_returned: bool = False
     is_ending: bool = False
+    is_paused: bool = False
 
 
 def seal(secret: bytes, one: Datagram) -> bytes:
@@ -74,6 +75,7 @@ def seal(secret: bytes, one: Datagram) -> bytes:
         one.is_detached,
         one.has_returned,
         one.is_ending,
+        one.is_paused,
     )
     return body + _mac(secret, body)
 
@@ -100,6 +102,7 @@ def unseal(secret: bytes, data: bytes) -> Datagram | None:
         is_detached,
         has_returned,
         is_ending,
+        is_paused,
     ) = _FORM.unpack(body)
     if magic != _MAGIC or version != _VERSION:
         return None
@@ -117,6 +120,7 @@ def unseal(secret: bytes, data: bytes) -> Datagram | None:
         is_detached=is_detached,
         has_returned=has_returned,
         is_ending=is_ending,
+        is_paused=is_paused,
     )
 
 

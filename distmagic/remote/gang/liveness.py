@@ -44,6 +44,7 @@ class OwnState:
     is_detached: bool = False
     has_returned: bool = False
     is_ending: bool = False
+    is_paused: bool = False
 
 
 class Peer:
@@ -63,7 +64,7 @@ class Peer:
         self.culprit = NOBODY
         self.formations = 0
         self.is_detached = False
-        self.has_returned = self.is_ending = False
+        self.has_returned = self.is_ending = self.is_paused = False
         self.reason: StopReason | Literal[""] = ""
         self.state = ""  # "", joined, silent or lost: as last reported
         self.acknowledged = 0  # the highest counter of ours that it has echoed
@@ -92,6 +93,7 @@ class Peer:
         self.is_detached = one.is_detached
         self.has_returned = one.has_returned
         self.is_ending = one.is_ending
+        self.is_paused = one.is_paused
         self.acknowledged = max(self.acknowledged, one.echo)
         for counter, sent_at in self._sent:
             if counter == one.echo:
@@ -245,6 +247,7 @@ class Gang:
             has_returned=self.own.has_returned or self.tells_of_returned,
             is_ending=self.own.is_ending
             or (self.node_rank == 0 and self.has_ending_node),
+            is_paused=self.own.is_paused,
         )
         self.outbox.append((peer.address, seal(self.secret, one)))
 

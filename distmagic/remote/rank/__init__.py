@@ -4,7 +4,7 @@ Here: everything that runs in the user's own process, so it is small, and import
 Never here: no decision about other ranks, no waiting for the agent except at the very end, and no exception of ours in
 the user's code. Read in this order:
 
-    worker.py      `main`: connects to the agent, calls the function, reports the end
+    worker.py      `main`: connects to the agent, calls the function, reports pauses and the end
     script.py      a script or a module as the rank's program, in place of a function
     import_paths.py  where the user's own modules are
     report.py      `distmagic.report` and `distmagic.track`

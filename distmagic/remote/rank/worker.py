@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 import types
 from dataclasses import dataclass, replace
@@ -35,13 +36,13 @@ from distmagic.remote.rank import (
     sources,
     stacks,
 )
-from distmagic.remote.system import awake, processes, socket_peer
+from distmagic.remote.system import asking, awake, processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.values import call, captured, left_out, parcel, settings
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.wire.clipping import clipped, text_of
 from distmagic.remote.wire.codec import encode
-from distmagic.remote.wire.events import Ended, Worker
+from distmagic.remote.wire.events import Ended, Paused, Resumed, Worker
 from distmagic.remote.wire.parts import Failure
 from distmagic.remote.wire.vocabulary import RankOutcome
 
@@ -49,6 +50,8 @@ _F_SETPIPE_SZ = 1031  # fcntl(2)
 _PIPE_BYTES = 1 << 20
 _MAX_TRACEBACK_BYTES = 120_000  # as JSON: a packet of a unix socket holds about 200 KiB
 _MAX_MESSAGE_BYTES = 30_000
+_MAX_WORD = 200  # characters of a place, and of what asks for a line
+_PAUSE_S = 0.002
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,7 @@ class Rank:
     `folder` is the node's directory of logs and results, `call` and `code` are files of the payload, `socket` is the
     agent's. `round` is the rendezvous round in which the rank was started, `order` and `firsts` what `Worker` says of it. `pid` is compared in forked children, which
     are not this rank. The user's own modules are imported from `paths`; `work_dir` is the working directory of the run,
-    "" on the notebook's own machine.
+    "" on the notebook's own machine. `can_type`: somebody may type a line for this rank.
     """
 
     rank: int
@@ -76,6 +79,7 @@ class Rank:
     firsts: tuple[int, ...] = ()
     paths: tuple[str, ...] = ()
     work_dir: str = ""
+    can_type: bool = False
 
     @property
     def result(self) -> Path:
@@ -99,7 +103,7 @@ def main(_: list[str]) -> None:
     ours = [bundle, *rank.paths]
     sys.path[:0] = ours
     sys.argv[:] = ["distmagic"]
-    labels = sources.load(rank.code)
+    labels = _tell_pauses(rank, conn, sources.load(rank.code))
     try:
         bars.install(report.post_bar, fallback=f"{bundle}/fallback")
         rich_bars.install(report.post_bar)
@@ -152,11 +156,15 @@ def _read_rank() -> Rank:
         code=Path(from_agent["code"]), socket=from_agent["socket"], pid=os.getpid(),
         paths=tuple(import_paths.of_rank(from_agent)), work_dir=(from_agent["paths"] or [""])[-1],
         order=tuple(from_agent.get("order", ())), firsts=tuple(from_agent.get("firsts", ())),
+        can_type=bool(from_agent.get("can_type")),
     )  # fmt: skip
 
 
 def _say_hello(rank: Rank) -> socket.socket:
-    """Connect to the agent and hand it the reading ends of new pipes, which become our stdout and stderr."""
+    """Connect to the agent and hand it the other ends of new pipes, which become our stdout, stderr and stdin.
+
+    Where nobody can type, stdin is at its end.
+    """
     conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     conn.connect(rank.socket)
     socket_peer.check(conn)
@@ -170,11 +178,11 @@ def _say_hello(rank: Rank) -> socket.socket:
         rank=rank.rank, local_rank=rank.local_rank, world_size=rank.world_size, restart=rank.restart, pid=os.getpid(),
         round=rank.round, local_world_size=rank.local_world_size, order=rank.order, firsts=rank.firsts,
     )  # fmt: skip
-    socket.send_fds(conn, [encode(hello)], [out[0], err[0]])
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (out[1], 1), (err[1], 2)):
+    typed = os.pipe() if rank.can_type else (os.open(os.devnull, os.O_RDONLY),)
+    socket.send_fds(conn, [encode(hello)], [out[0], err[0], *typed[1:]])
+    for source, target in ((typed[0], 0), (out[1], 1), (err[1], 2)):
         os.dup2(source, target)
-    for fd in (null, *out, *err):
+    for fd in (*typed, *out, *err):
         os.close(fd)
     return conn
 
@@ -188,6 +196,49 @@ def _send(conn: socket.socket, packet: bytes) -> bool:
     except OSError:
         return True  # the agent is gone, and the kernel ends this process in a moment
     return True
+
+
+def _tell_pauses(
+    rank: Rank, conn: socket.socket, labels: dict[str, str]
+) -> dict[str, str]:
+    """Report from now on when and where this rank waits for a line that somebody types, if anybody can.
+
+    Return the labels of cells by file name, which it uses.
+    """
+    if not rank.can_type:
+        return labels
+
+    def report_for_sure(message: Paused | Resumed) -> None:
+        while not _send(conn, encode(message)):
+            time.sleep(_PAUSE_S)
+
+    def waits(prompt: int, file: str, line: int, asks: str) -> None:
+        label = labels.get(file, file)
+        if rank.work_dir:
+            label = label.removeprefix(f"{rank.work_dir}/")
+        paused = Paused(
+            rank=rank.rank, restart=rank.restart, prompt=prompt, file=label[-_MAX_WORD:], line=line, asks=asks[-_MAX_WORD:],
+        )  # fmt: skip
+        report_for_sure(paused)
+
+    def goes_on(prompt: int) -> None:
+        report_for_sure(Resumed(rank=rank.rank, restart=rank.restart, prompt=prompt))
+
+    asking.install(waits, goes_on)
+    import_hooks.when_imported("pdb", _let_quit_raise)
+    return labels
+
+
+def _let_quit_raise(pdb: types.ModuleType) -> None:
+    """Have `q` raise BdbQuit, as before Python 3.14: the exit with code 0 would leave the other ranks waiting."""
+    plain = pdb.Pdb.do_quit
+
+    def do_quit(debugger: object, argument: str) -> object:
+        vars(debugger)["mode"] = None
+        return plain(debugger, argument)
+
+    for name in ("do_quit", "do_q", "do_exit"):
+        setattr(pdb.Pdb, name, do_quit)
 
 
 def _fresh_main(rank: Rank) -> types.ModuleType:

@@ -6,6 +6,7 @@ order:
 
     processes.py    find, wait for and end processes
     awake.py        a rank answers whether its main thread runs Python
+    asking.py       a process says when and where it waits for somebody to type
     exit_codes.py   an exit code in words
     memory.py       whether the kernel killed a process for want of memory
     hardware.py     how busy the host and its GPUs are

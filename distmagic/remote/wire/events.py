@@ -140,6 +140,32 @@ class Ended:
 
 @message
 @dataclass(frozen=True, kw_only=True)
+class Paused:
+    """A rank waits for somebody to type a line: at `line` of `file` its code called `input`, or a debugger does.
+
+    `prompt` counts the lines that this process has waited for, and `asks` is what it has written to ask for this one.
+    """
+
+    rank: RankNumber
+    restart: Count
+    prompt: Count
+    file: Word
+    line: Count
+    asks: Word = ""
+
+
+@message
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """A rank waits for the line of this `prompt` no longer."""
+
+    rank: RankNumber
+    restart: Count
+    prompt: Count
+
+
+@message
+@dataclass(frozen=True, kw_only=True)
 class EngineEnded:
     """torchrun ended on this node with exit code `code`; `exits` are the ranks that failed, as torchrun reports them."""
 

@@ -83,6 +83,7 @@ class JobTerms:
     job can go on with `min_nodes` nodes; an elastic job may have `max_nodes`, which is 0 for any other. `awaited` are
     the hosts of an elastic job that were not there when it began. `call` is what every rank runs, as the user wrote it, and
     `ranks` how many there are, 0 where the plan can't tell. `devices` are the GPUs of each host that were named for it.
+    `can_type`: somebody follows the job who can type a line for a rank; else the standard input of ranks is at its end.
     Times are None where there is no such limit.
     """
 
@@ -100,6 +101,7 @@ class JobTerms:
     call: Word = ""
     ranks: Count = 0
     devices: Annotated[tuple[Word, ...], "items", 1000] = ()
+    can_type: bool = False
 
     @property
     def is_elastic(self) -> bool:

@@ -186,6 +186,21 @@ class DumpStacks:
 
 @request
 @dataclass(frozen=True, kw_only=True)
+class RankInput:
+    """Hand a rank of this node the line that it waits for. No answer follows: `Resumed` shows that it was read.
+
+    A rank that waits for another `prompt`, or for none, gets nothing. `is_end`: in place of a line its standard input
+    ends. Of `text` so much is handed on as stands before its first newline, up to 4 KiB.
+    """
+
+    rank: int
+    prompt: int
+    text: str = field(default="", repr=False)
+    is_end: bool = False
+
+
+@request
+@dataclass(frozen=True, kw_only=True)
 class GetStart:
     """Ask the lead of an elastic job for the message that started it; `LeadStart` or `Refused` follows."""
 

@@ -74,7 +74,7 @@ export function asSaved(model, root, aboutOutput, words, seen) {
   const lines = [...copy.querySelectorAll('.dm-log-lines .dm-line')];
   for (const line of lines.splice(0, Math.max(0, lines.length - LINES_SAVED))) line.remove();
   for (const line of lines) line.hidden = false;
-  for (const node of copy.querySelectorAll('button, input, select, label, .dm-actions, .dm-chooser, .dm-tip')) node.remove();
+  for (const node of copy.querySelectorAll('button, input, select, label, .dm-prompts, .dm-actions, .dm-chooser, .dm-tip')) node.remove();
   const note = document.createElement('p');
   note.textContent = words;
   const around = document.createElement('div');

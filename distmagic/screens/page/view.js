@@ -5,6 +5,7 @@ import { Charts } from './charts.js';
 import { Controls } from './controls.js';
 import { Log } from './log.js';
 import { element, patch } from './patch.js';
+import { Prompts } from './prompts.js';
 import { Place, asSaved, isInDocument, makeOutput, showAsLastSeen, writeIntoDocument } from './place.js';
 
 const PARTS = ['head', 'table', 'ranks', 'pictures'];
@@ -26,6 +27,7 @@ class View {
     this.note = element('div', 'dm-alert dm-warning');
     this.note.hidden = true;
     this.charts = new Charts(rank => this.showChosen(rank));
+    this.prompts = new Prompts(typed => ask(model, 'type', { typed }));
     this.log = new Log(before => ask(model, 'lines', { before }));
     // Inside a widget a front end does not renew an output: what was shown before the view would stay there.
     const hidden = `.dm-before-${model.get('view_id')} { display: none; }`;
@@ -35,12 +37,13 @@ class View {
     const scroll = element('div', 'dm-scroll');
     scroll.tabIndex = 0;
     scroll.append(this.parts.table, this.parts.ranks);
-    this.root.append(looks, top, this.note, scroll, this.charts.node, this.parts.pictures, this.log.node);
+    this.root.append(looks, top, this.note, scroll, this.charts.node, this.parts.pictures, this.prompts.node, this.log.node);
     this.seen = new Date();
     this.model.on('change:head', () => { this.seen = new Date(); });
     for (const name of PARTS) this.watch(name, html => patch(this.parts[name], html));
     for (const name of ['table', 'ranks']) this.watch(name, () => this.markChosen());
     this.watch('charts', data => this.charts.update(data));
+    this.watch('prompts', prompts => this.prompts.update(prompts));
     scroll.onclick = ({ target }) => this.chooseRow(target.closest('tr'));
     this.watch('run', run => this.controls.update(run));
     this.watch('run', run => this.log.update(run));

@@ -260,6 +260,9 @@ class FakeScreen:
     def finish(self, state) -> None:
         self.finished.append(state)
 
+    def can_type(self) -> bool:
+        return False
+
     def requests(self):
         return ()
 

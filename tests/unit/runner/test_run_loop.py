@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from distmagic.errors import ConnectionLost, NodeLost
 from distmagic.remote.wire import protocol as p
+from distmagic.render.screen import TypedLine
 from distmagic.runner import run_loop
 from distmagic.runner.actions import Linked, LinkEnded, Send
 from distmagic.state.decide import (
@@ -519,3 +520,41 @@ def test_which_nodes_run_although_this_notebook_can_not_reach_them():
     assert alive(begun(joined, cut, at(Gone(), 0))) == frozenset(), (
         "the others are over"
     )
+
+
+def test_a_typed_line_is_sent_once_and_once_more_over_a_new_link():
+    """The host takes it once: it names the prompt. A line for a prompt that is over is sent nowhere."""
+    line = TypedLine(rank=1, prompt=3, text="p x")
+    typed = [line]
+    screen = FakeScreen(
+        lambda state: (
+            screen.clicks.append(typed.pop()) if state.paused and typed else None
+        )
+    )
+    paused = p.Paused(rank=1, restart=0, prompt=3, file="train.py", line=4)
+    again = SimpleNamespace(agent_error="", kept="the second link")
+    cut = LinkEnded(link=again, last=9, error=ConnectionLost("cut"))
+    run = ScriptedRun(
+        START,
+        [at(paused, 0)],
+        [],
+        [],
+        [at(cut, 0)],
+        [],
+        [at(Linked(link=again), 0)],
+        [],
+        [at(p.Resumed(rank=1, restart=0, prompt=3), 0)],
+        [at(replace(paused, prompt=4), 0)],
+        [],
+        [*end_of(0), *end_of(1)],
+    )
+    run.run(screen=screen)
+    sent = [
+        (action.links, action.message)
+        for action in run.actions
+        if isinstance(action, Send) and isinstance(action.message, p.RankInput)
+    ]
+    message = p.RankInput(rank=1, prompt=3, text="p x")
+    assert [one for _, one in sent] == [message, message]
+    assert sent[1][0] == (again,)
+    assert sent[0][0] != sent[1][0]

@@ -33,6 +33,9 @@ class Heard:
 
     def finish(self, state) -> None: ...
 
+    def can_type(self) -> bool:
+        return False
+
     def requests(self) -> tuple[str, ...]:
         return ()
 

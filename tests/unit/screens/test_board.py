@@ -12,9 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from distmagic.render.screen import TypedLine
 from distmagic.screens import board, notebook, page_requests, widget
 from distmagic.state.model import OutputLine
-from tests.scenes import done, ranks_1024, running, waiting
+from tests.scenes import done, ranks_1024, running, waiting, waits_for_a_line
 
 
 class FakeView:
@@ -212,6 +213,23 @@ def test_what_is_asked_for_is_returned_once_and_in_order():
     view.handlers[0](view, {"op": "detach"}, [])  # without a control channel
     assert shown.requests() == ("stacks", "stop", "detach")
     assert shown.requests() == ()
+
+
+def test_what_is_typed_for_a_rank_is_handed_on():
+    shown, view = shown_board()
+    shown.answer("hello")
+    shown.show(waits_for_a_line(running()))
+    (prompt,) = view.prompts
+    assert (prompt["rank"], prompt["prompt"], prompt["asks"]) == (1, 7, "(Pdb)")
+    typed = {"rank": 1, "prompt": 7, "text": "p x"}
+    content = {"view": shown.view_id, "op": "type", "typed": typed}
+    assert page_requests.answered(content) == {}
+    assert shown.requests() == (TypedLine(rank=1, prompt=7, text="p x"),)
+    for wrong in (None, {}, {"rank": "x", "prompt": 7, "text": ""}):
+        with pytest.raises((ValueError, KeyError)):
+            page_requests.answered({**content, "typed": wrong})
+    shown.show(replace(running(), at_s=90.0))
+    assert view.prompts == []
 
 
 @pytest.mark.parametrize("content", [{}, {"view": "gone", "op": "stop"}])

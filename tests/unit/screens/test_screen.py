@@ -11,13 +11,21 @@ from dataclasses import replace
 import pytest
 
 from distmagic import render
+from distmagic.render.screen import TypedLine
 from distmagic.screens import choose, log, notebook, steady, terminal
 from distmagic.state.fold import begin
 from distmagic.state.model import OutputLine, RunState
 from tests import REPOSITORY
 from tests.builders.later import Later
-from tests.lab.waiting import HANG_S
-from tests.scenes import done, failed, ranks_1024, running, starting
+from tests.lab.waiting import HANG_S, wait_until
+from tests.scenes import (
+    done,
+    failed,
+    ranks_1024,
+    running,
+    starting,
+    waits_for_a_line,
+)
 
 nbclient, nbconvert, nbformat = Later("nbclient"), Later("nbconvert"), Later("nbformat")
 
@@ -245,6 +253,71 @@ def test_an_interrupt_passes_through():
 
     with pytest.raises(KeyboardInterrupt):
         steady.SteadyScreen(Interrupted()).show(running())
+
+
+# ---- lines that are typed for a rank
+
+
+def test_a_terminal_asks_in_place_of_the_status_and_hands_one_line_on_a_prompt(
+    monkeypatch,
+):
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "r") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        shown, stream = terminal_screen()
+        assert shown.can_type()
+        assert shown.requests() == ()
+        os.write(ours, b"typed ahead\n")
+        shown.show(running())
+        assert shown.requests() == ()
+        shown.show(waits_for_a_line(running()))
+        assert stream.look()[-1].endswith("line 4: (Pdb) ")
+        typed = TypedLine(rank=1, prompt=7, text="typed ahead")
+        wait_until(lambda: shown.requests() == (typed,), "the line")
+        os.write(ours, b"more\n")
+        assert shown.requests() == (), "the prompt has its line"
+        shown.show(waits_for_a_line(running(), prompt=8))
+        assert stream.getvalue().count("line 4: (Pdb) ") == 2, "it asks anew"
+        more = TypedLine(rank=1, prompt=8, text="more")
+        wait_until(lambda: shown.requests() == (more,), "the next line")
+        os.write(ours, b"\x04")  # Ctrl-D
+        shown.show(waits_for_a_line(running(), prompt=9))
+        end = TypedLine(rank=1, prompt=9, is_end=True)
+        wait_until(lambda: shown.requests() == (end,), "the end")
+    os.close(ours)
+
+
+def test_where_no_terminal_is_nobody_can_type(monkeypatch):
+    for stdin in (None, io.StringIO("line\n")):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert not terminal_screen()[0].can_type()
+        assert not log.LogScreen(Terminal()).can_type()
+    assert not log.QuietScreen().can_type()
+
+
+def test_without_a_view_the_kernels_own_input_asks_once_a_prompt(monkeypatch, golden):
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: None)
+    asked: list[str] = []
+    answers = ["p x", EOFError()]
+
+    def answer(question: str) -> str:
+        asked.append(question)
+        found = answers.pop(0)
+        if isinstance(found, EOFError):
+            raise found
+        return found
+
+    monkeypatch.setattr("builtins.input", answer)
+    shown = notebook.NotebookScreen(make_board=no_board)
+    shown.show(waits_for_a_line(running()))
+    assert shown.requests() == (TypedLine(rank=1, prompt=7, text="p x"),)
+    assert shown.requests() == ()
+    shown.show(waits_for_a_line(running(), prompt=8))
+    assert shown.requests() == (TypedLine(rank=1, prompt=8, is_end=True),)
+    in_background = notebook.NotebookScreen(make_board=no_board, in_background=True)
+    in_background.show(waits_for_a_line(running()))
+    assert in_background.requests() == ()
+    golden(*asked)
 
 
 # ---- notebooks, executed without a browser

@@ -93,7 +93,7 @@ def test_errors_that_everybody_meets_say_what_to_do(text, golden):
 @pytest.mark.parametrize(
     "text", ["BdbQuit: ", "EOFError: EOF when reading a line", "EOFError: "]
 )
-def test_a_rank_that_waits_for_somebody_to_type_says_that_nobody_can(text, golden):
+def test_a_rank_that_was_left_without_an_answer_says_who_can_give_one(text, golden):
     golden(failure_kind.cure_in_words(text, "gpu-a"))
     assert failure_kind.cure_in_words("EOFError: Ran out of input", "gpu-a") == ""
 

@@ -82,6 +82,10 @@ FLOODS: dict[type, Callable[[int, int], dict[str, object]]] = {
     p.Output: lambda rank, number: {
         "rank": number, "stream": "stdout", "offset": 0, "text": f"{wide(1900, number)}\n" * 30 + wide(1900, rank)
     },
+    p.Paused: lambda rank, number: {
+        "rank": rank, "restart": 0, "prompt": number, "file": wide(190, number), "line": number, "asks": wide(190, number)
+    },
+    p.Resumed: lambda rank, number: {"rank": rank, "restart": 0, "prompt": number},
     p.Ended: ended,
     p.EngineEnded: lambda rank, number: {"code": 1, "exits": [{"rank": rank, "local_rank": 0, "pid": 1, "code": 1}] * 50},
     p.Notice: lambda rank, number: {"text": wide(1900, number)},

@@ -7,10 +7,18 @@ from dataclasses import replace
 import pytest
 
 from distmagic.remote.wire import protocol as p
-from distmagic.state.events import Broken, Event
+from distmagic.state.decide import reason_to_stop
+from distmagic.state.events import Broken, Event, Lost
 from distmagic.state.fold import fold
+from distmagic.state.hangs import is_hung
 from distmagic.state.model import RunState
-from distmagic.state.standstill import all_still_s, is_worth_a_look, still_ranks
+from distmagic.state.standstill import (
+    Inquiry,
+    all_still_s,
+    is_worth_a_look,
+    is_worth_asking,
+    still_ranks,
+)
 from tests.builders.events import at, begun, output, progress
 
 
@@ -107,3 +115,46 @@ def test_ranks_are_asked_once_after_a_minute():
     assert not is_worth_a_look(answered, -1.0)
     again = later(later(state, 73.0, progress(1, 0, at_s=73.0, step=11.0)), 140.0)
     assert is_worth_a_look(again, 70.5)
+
+
+PAUSED = p.Paused(rank=1, restart=0, prompt=1, file="train.py", line=4, asks="(Pdb) ")
+RESUMED = p.Resumed(rank=1, restart=0, prompt=1)
+
+
+def test_nobody_stands_still_while_a_rank_waits_for_somebody_to_type():
+    paused = later(training(), 12.0, at(PAUSED, 0))
+    state = later(paused, 500.0)
+    assert still_ranks(state) == {}
+    assert not is_hung(state, 60.0)
+    assert not is_worth_asking(state, Inquiry())
+    assert reason_to_stop(state, 30.0) == ""
+    assert (state.paused_s, list(state.paused)) == (488.0, [1])
+    # The clocks go on from where they were.
+    resumed = later(state, 500.0, at(RESUMED, 0))
+    assert resumed.paused == {}
+    assert still_ranks(later(resumed, 509.0)) == {}
+    assert set(still_ranks(later(resumed, 511.0))) == {0, 1, 2, 3}
+    assert not is_hung(later(resumed, 559.0), 60.0)
+    assert is_hung(later(resumed, 561.0), 60.0)
+    assert reason_to_stop(later(resumed, 517.0), 30.0) == ""
+    assert reason_to_stop(later(resumed, 519.0), 30.0) == "timeout"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        at(p.Ended(rank=1, restart=0, outcome="signalled", code=-9), 0),
+        at(Lost(why="gone"), 0),
+        at(p.Worker(rank=1, local_rank=1, world_size=4, restart=1, pid=9), 0),
+    ],
+)
+def test_a_rank_that_is_gone_waits_for_nobody(end):
+    paused = later(training(), 12.0, at(PAUSED, 0))
+    assert later(paused, 13.0, end).paused == {}
+
+
+def test_a_host_speaks_for_its_own_ranks():
+    paused = later(training(), 12.0, at(PAUSED, 1))
+    assert paused.paused == {}
+    paused = later(training(), 12.0, at(PAUSED, 0), at(RESUMED, 1))
+    assert list(paused.paused) == [1]

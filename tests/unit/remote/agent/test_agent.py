@@ -176,6 +176,7 @@ class DetachedGang:
     """The channel of a node whose lead says that the job is detached."""
 
     is_detached, has_formed, may_leave, formations = True, False, True, 0
+    has_paused_node = False
 
     def poll(self, *_: object, **__: object) -> None:
         return None
@@ -398,6 +399,26 @@ def test_the_lead_ends_the_job_after_its_timeout(
 ) -> None:
     node = Node(monkeypatch, replace(start, terms=replace(start.terms, timeout_s=10.0)))
     # A notebook that follows the job may ask the ranks where they are before it stops them.
+    node.step(16.5)
+    assert node.events(protocol.NodeStopping) == []
+    node.step(1.0)
+    assert node.events(protocol.NodeStopping) == [
+        protocol.NodeStopping(reason="timeout")
+    ]
+    node.close()
+
+
+def test_the_timeout_stands_still_while_a_rank_waits_for_somebody_to_type(
+    start: protocol.StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(monkeypatch, replace(start, terms=replace(start.terms, timeout_s=10.0)))
+    waits = True
+    monkeypatch.setattr(
+        type(node.agent.rank_table), "has_paused", property(lambda _: waits)
+    )
+    for _ in range(6):
+        node.step(5.0)
+    waits = False
     node.step(16.5)
     assert node.events(protocol.NodeStopping) == []
     node.step(1.0)

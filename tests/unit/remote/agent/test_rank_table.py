@@ -172,3 +172,50 @@ def test_a_child_of_a_restarted_rank_tears_no_line_of_the_new_one(tmp_path):
     for rank in table.ranks:
         rank.close()
     selector.close()
+
+
+def test_a_rank_gets_one_line_a_prompt_and_only_the_one_it_waits_for(tmp_path):
+    journaled: list[p.Message] = []
+    selector = selectors.DefaultSelector()
+    table = RankTable(tmp_path, Journal(tmp_path), selector, lambda: 0.0)
+    table.journal.add = journaled.append  # type: ignore[method-assign, assignment]
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    out, err, stdin = os.pipe(), os.pipe(), os.pipe()
+    hello = p.Worker(rank=1, local_rank=0, world_size=2, restart=0, pid=os.getpid())
+    rank = RankProcess(ours, hello, [out[0], err[0], stdin[1]], tmp_path, 0.0)
+    table._add_rank(rank)
+    paused = p.Paused(rank=1, restart=0, prompt=1, file="train.py", line=4)
+
+    def say(message: p.Message) -> None:
+        theirs.send(p.encode(message))
+        table.notice_ends()  # which looks for a rank's last words, and reads what comes before
+        table.write(0.0)
+
+    def typed(prompt: int, text: str, of: int = 1) -> None:
+        table.type(p.RankInput(rank=of, prompt=prompt, text=text))
+
+    typed(1, "too early")
+    os.write(out[1], b"> train.py(4)")
+    say(paused)
+    kinds = [type(one) for one in journaled]
+    assert kinds == [p.Worker, p.Output, p.Paused]  # what it had written comes before
+    assert table.has_paused
+    typed(2, "for another prompt")
+    typed(1, "for another rank", of=0)
+    typed(1, "p x\nimport os")
+    typed(1, "once more")
+    assert os.read(stdin[0], 1000) == b"p x\n"
+    say(p.Resumed(rank=1, restart=0, prompt=1))
+    assert not table.has_paused
+    typed(1, "too late")
+    say(p.Paused(rank=1, restart=0, prompt=2, file="train.py", line=5))
+    typed(2, "é" * 4096)
+    assert os.read(stdin[0], 10_000) == ("é" * 4096).encode()[:4095] + b"\n"
+    say(p.Paused(rank=1, restart=0, prompt=3, file="train.py", line=6))
+    table.type(p.RankInput(rank=1, prompt=3, is_end=True))
+    assert os.read(stdin[0], 10_000) == b""
+    rank.close()
+    theirs.close()
+    for fd in (out[1], err[1], stdin[0]):
+        os.close(fd)
+    selector.close()

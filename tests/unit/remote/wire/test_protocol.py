@@ -281,6 +281,9 @@ MESSAGES = (
             notes=("torch is another one",),
         ),
     ),
+    (9, p.Paused(rank=1, restart=0, prompt=3, file="Cell In[3]", line=4, asks="(Pdb) ")),
+    (10, p.Resumed(rank=1, restart=0, prompt=3)),
+    (0, p.RankInput(rank=1, prompt=3, text="p x", is_end=True)),
 )  # fmt: skip
 
 

@@ -1,0 +1,178 @@
+"""Somebody types to a rank: debuggers and `input` work in it, on two hosts of two ranks, while the others wait."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from distmagic.api import session
+from distmagic.errors import WorkerFailed
+from distmagic.render.screen import TypedLine
+from distmagic.runner.outcome import Detached
+from distmagic.state.model import RunState
+from tests.builders.golden import Golden
+from tests.e2e import runner
+from tests.e2e.faults import host_of, send
+from tests.e2e.runner import as_value, reach, the_job
+from tests.lab import Lab
+
+pytestmark = pytest.mark.needs("lab")
+HOSTS = "dm1:2,dm2:2"
+
+
+class Typist(runner.Watch):
+    """Types one line a prompt, and notes where ranks wait; without lines it calls `stuck`, which may ask for something."""
+
+    def __init__(
+        self,
+        lines: Sequence[str],
+        stuck: Callable[[RunState], str | None] = lambda _: None,
+    ) -> None:
+        super().__init__()
+        self._lines, self._stuck = list(lines), stuck
+        self._answered: set[tuple[int, int]] = set()
+        self.places: list[tuple[int, str, int]] = []
+
+    def can_type(self) -> bool:
+        return True
+
+    def requests(self) -> tuple[Any, ...]:
+        state = self.last
+        for rank, paused in {} if state is None else dict(state.paused).items():
+            if (rank, paused.prompt) in self._answered:
+                continue
+            self._answered.add((rank, paused.prompt))
+            self.places.append((rank, paused.file.rpartition("/")[2], paused.line))
+            if self._lines:
+                text = self._lines.pop(0)
+                return (TypedLine(rank=rank, prompt=paused.prompt, text=text),)
+            asked = self._stuck(state)
+            return (asked,) if asked else ()
+        return ()
+
+
+def stops_on_rank_1() -> float:
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor([1.0 + int(os.environ["RANK"])])
+    if dist.get_rank() == 1:
+        breakpoint()  # noqa: T100
+    dist.all_reduce(total)
+    return total.item()
+
+
+def stops_as_torch_does() -> int:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    secret = 7
+    dist.breakpoint(rank=1)
+    return secret
+
+
+def asks_for_a_number(wanted: str) -> str:
+    import os
+
+    return input("which? ") if os.environ["RANK"] == wanted else ""
+
+
+@pytest.mark.promise(
+    "a breakpoint in one rank lets the others wait until you have typed"
+)
+def test_a_breakpoint_on_one_rank_while_the_others_wait(lab: Lab) -> None:
+    typist = Typist(["p total * 100", "total += 10", "c"])
+    run = runner.run(lab, HOSTS, as_value(stops_on_rank_1), screen=typist, is_warm=True)
+    assert dict(run.results) == dict.fromkeys(range(4), 20.0)
+    ranks, files, lines = zip(*typist.places, strict=True)
+    assert (set(ranks), set(files)) == ({1}, {"test_typing.py"})
+    assert set(lines) <= {stops_on_rank_1.__code__.co_firstlineno + n for n in (9, 10)}
+    said = [line.text for line in run.state.lines if line.rank == 1]
+    assert any(line.endswith("tensor([200.])") for line in said)
+    assert run.state.paused == {}
+
+
+def test_torchs_own_breakpoint_stops_one_rank(lab: Lab) -> None:
+    typist = Typist(["up", "p secret * 11", "secret = 8", "c"])
+    run = runner.run(
+        lab, HOSTS, as_value(stops_as_torch_does), screen=typist, is_warm=True
+    )
+    assert {rank for rank, _, _ in typist.places} == {1}
+    assert any("77" in line.text for line in run.state.lines if line.rank == 1)
+
+
+def test_input_gets_what_is_typed(lab: Lab) -> None:
+    typist = Typist(["élan 9"])
+    run = runner.run(lab, HOSTS, as_value(asks_for_a_number), "2", screen=typist)
+    assert dict(run.results) == {0: "", 1: "", 2: "élan 9", 3: ""}
+
+
+def test_q_ends_the_run_and_nobody_waits(lab: Lab, golden: Golden) -> None:
+    error = runner.failure(
+        lab, HOSTS, as_value(stops_on_rank_1), screen=Typist(["q"]), is_warm=True
+    )
+    assert isinstance(error, WorkerFailed)
+    assert error.run.state.first_failure == 1
+    golden(error.message, error.hint)
+
+
+def test_a_stop_ends_a_rank_that_waits_in_a_debugger(lab: Lab) -> None:
+    typist = Typist([], lambda _: "stop")
+    error = runner.failure(
+        lab, HOSTS, as_value(stops_on_rank_1), screen=typist, is_warm=True
+    )
+    state = error.run.state
+    assert (state.phase, state.stopping) == ("stopped", "interrupted")
+    assert {worker.phase for worker in state.workers.values()} == {"stopped"}
+
+
+def test_a_rank_that_is_killed_while_it_waits_ends_the_run(lab: Lab) -> None:
+    def kill(state: RunState) -> None:
+        worker = state.workers[1]
+        send(host_of(lab, worker.host), [worker.pid], signal.SIGKILL)
+
+    error = runner.failure(
+        lab, HOSTS, as_value(stops_on_rank_1), screen=Typist([], kill), is_warm=True
+    )
+    assert isinstance(error, WorkerFailed)
+    ended = error.run.state.workers[1].ended
+    assert error.run.state.first_failure == 1
+    assert ended is not None
+    assert ended.code == -signal.SIGKILL
+
+
+def test_a_job_is_left_while_a_rank_waits_and_another_one_types(lab: Lab) -> None:
+    left = session_run(lab, Typist([], lambda _: "detach"))
+    assert isinstance(left, Detached)
+    job, hosts = the_job(lab, "dm1,dm2")
+    typist = Typist(["total += 10", "c"])
+    run = session().attach(reach(lab, hosts), job, typist)
+    assert dict(run.results) == dict.fromkeys(range(4), 20.0)
+    lab.assert_clean()
+
+
+def session_run(lab: Lab, screen: runner.Watch) -> object:
+    import distmagic
+
+    return distmagic.run(
+        as_value(stops_on_rank_1),
+        hosts=HOSTS,
+        access=runner.access(lab),
+        screen=screen,
+    )
+
+
+@pytest.mark.parametrize("function", [stops_on_rank_1, asks_for_a_number])
+def test_where_nobody_can_type_it_ends_at_once(
+    lab: Lab, golden: Golden, function: Callable[..., object]
+) -> None:
+    args = () if function is stops_on_rank_1 else ("1",)
+    error = runner.failure(lab, HOSTS, as_value(function), *args, is_warm=True)
+    assert isinstance(error, WorkerFailed)
+    golden(error.message, error.hint)

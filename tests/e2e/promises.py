@@ -323,8 +323,15 @@ def _check_whole_job(played: Played, lab: Lab) -> None:
     whole = session().attach(reaching, job, runner.Watch())
     assert isinstance(whole, Run)
     for rank in range(_ranks_at_end(played)):
+        worker = whole.state.workers.get(rank)
+        if (
+            worker is None
+        ):  # its agent is stopped, and had no room to write that it began
+            with pytest.raises(NoResult):
+                whole.results[rank]
+            continue
         # Else it was at work when its host missed the others, or its agent is still stopped.
-        ended = whole.state.workers[rank].ended
+        ended = worker.ended
         if ended is not None and ended.outcome == "returned":
             _check_result(played, rank, whole.results[rank])
 

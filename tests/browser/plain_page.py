@@ -59,7 +59,13 @@ class FedView:
 
     def __init__(self, view_id: str) -> None:
         first = {"run": {}, "head": "", "table": "", "ranks": "", "pictures": ""}
-        more = {"charts": [], "log": {}, "final": {}, "looks": widget.looks()}
+        more = {
+            "charts": [],
+            "prompts": [],
+            "log": {},
+            "final": {},
+            "looks": widget.looks(),
+        }
         vars(self)["changes"] = {**first, **more, "view_id": view_id}
         vars(self)["changes"]["cell_id"] = ""
 

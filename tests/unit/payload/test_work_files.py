@@ -431,14 +431,14 @@ def test_a_command_of_an_environment_stays_here(project, text, golden):
 
 
 def test_a_command_of_this_environment_is_named_by_its_module(
-    project, scratch, golden, monkeypatch
+    project, golden, monkeypatch
 ):
     write(project, "bin/python", "bin/accelerate")
     text = "from accelerate.commands.accelerate_cli import main\nmain()\n"
     (project / "bin/accelerate").write_text(text)
     monkeypatch.setattr(sys, "executable", str(project / "bin/python"))
     with golden.raises(SpecError):
-        script_of(project, scratch, "accelerate")
+        script_of(project, "accelerate")
 
 
 def test_a_script_must_be_there_and_in_the_folder_that_travels(

@@ -4,13 +4,17 @@
     python run_rank.py -m package.module
 
 A thread of gloo that needs Python when the shutdown has begun aborts the process ("terminate called without an active
-exception"), and the job counts as failed. It needs nothing but Python.
+exception"), and the job counts as failed. A model that is the last to hold its process group waits for gloo's threads and
+does not release the interpreter, for which they may wait: the rank hangs. So the groups that models hold are held here,
+too. It needs nothing but Python.
 """
 
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
+import importlib.machinery
 import io
 import os
 import runpy
@@ -19,11 +23,13 @@ import threading
 import types
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def main(words: Sequence[str]) -> None:
     """Run the program that these words name, with its arguments, as `__main__`. Never returns."""
     own = sys.modules["__main__"]
+    sys.meta_path.insert(0, _GroupsFinder())
     code: object = None
     try:
         _run(own, words)
@@ -40,12 +46,7 @@ def main(words: Sequence[str]) -> None:
     atexit._run_exitfuncs()  # noqa: SLF001
     # Have the program's open files written, as the shutdown would: let go of what is in `__main__`, and flush the
     # rest.
-    parallel = sys.modules.get("torch.nn.parallel.distributed")
-    model = getattr(parallel, "DistributedDataParallel", ())
-    # A model that is the last to hold its group waits for gloo's threads, and they for Python. Here it never is.
-    groups = [
-        one.process_group for one in gc.get_objects() if issubclass(type(one), model)
-    ]
+    _hold_groups_of_models()
     if threading.active_count() == 1:  # else a daemon thread may still use any of them
         kept = (types.ModuleType, types.FunctionType, type)  # a `__del__` may use them
         names = [n for n, value in vars(own).items() if not isinstance(value, kept)]
@@ -57,7 +58,6 @@ def main(words: Sequence[str]) -> None:
         if issubclass(type(one), io.IOBase):
             with contextlib.suppress(Exception):  # closed, or of another kind
                 one.flush()
-    _held.extend(groups)
     os._exit((code or 0) & 0xFF)
 
 
@@ -76,6 +76,42 @@ def _run(own: types.ModuleType, words: Sequence[str]) -> None:
     own.__file__ = str(path)
     code = compile(path.read_bytes(), path, "exec", dont_inherit=True)
     exec(code, vars(own))  # noqa: S102 - the user's program
+
+
+class _GroupsFinder:
+    """Has the groups that models hold held here before torch ends them, once the program imports torch."""
+
+    def find_spec(self, name: str, path: Any, _target: Any = None) -> Any:
+        """Find the module of torch with `destroy_process_group`, which is replaced when it has been executed."""
+        if name != "torch.distributed.distributed_c10d":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec and spec.loader:
+            execute = spec.loader.exec_module
+
+            def execute_and_replace(module: Any) -> None:
+                execute(module)
+                destroy = module.destroy_process_group
+
+                @functools.wraps(destroy)
+                def hold_and_destroy(*args: Any, **kwargs: Any) -> None:
+                    _hold_groups_of_models()
+                    destroy(*args, **kwargs)
+
+                module.destroy_process_group = hold_and_destroy
+
+            spec.loader.exec_module = execute_and_replace  # type: ignore[method-assign]
+        return spec
+
+
+def _hold_groups_of_models() -> None:
+    """Hold the groups of the models that there are, and no more those of models that are gone."""
+    parallel = sys.modules.get("torch.nn.parallel.distributed")
+    model = getattr(parallel, "DistributedDataParallel", ())
+    _held[:] = [
+        one.process_group for one in gc.get_objects() if issubclass(type(one), model)
+    ]
 
 
 _OF_PYTHON = ("__name__", "__builtins__")

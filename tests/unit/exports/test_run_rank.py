@@ -82,3 +82,31 @@ def test_models_and_groups_of_gloo_are_left_alone_and_files_are_written(tmp_path
     )
     assert (done.returncode, done.stdout) == (code, "at exit\n"), done.stderr
     assert (tmp_path / "left-open.txt").read_text() == "all of it"
+
+
+HELD = """
+import gc, weakref, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+def begin():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return weakref.ref(dist.group.WORLD)
+def is_held(group):
+    return group() is not None and bool(gc.get_referrers(group()))
+first = begin()
+model = DistributedDataParallel(torch.nn.Linear(1, 1))
+dist.destroy_process_group()
+del model
+gc.collect()
+print("held after its model:", is_held(first))
+second = begin()
+dist.destroy_process_group()
+print("held later:", is_held(first), is_held(second))
+"""
+
+
+def test_a_model_is_never_the_last_to_hold_its_group(tmp_path):
+    (tmp_path / "train.py").write_text(HELD)
+    command = [sys.executable, run_rank.__file__, "train.py"]
+    done = completed(command, cwd=tmp_path, check=False)
+    held = "held after its model: True\nheld later: False False\n"
+    assert done.stdout == held, done.stderr

@@ -104,7 +104,10 @@ class StackDumper:
         """Journal a rank's stacks once they are complete, or won't come; return whether that is so."""
         before = one.text
         one.text = self._read(one.rank)
-        if stacks.is_whole(one.text, self._bundle):
+        pid = one.rank.hello.pid
+        if stacks.is_whole(one.text, self._bundle) and stacks.is_ready(
+            self._run_dir, pid
+        ):
             self._answer(one)
             return True
         if one.text != before or now - self._began < _ASLEEP_S:

@@ -43,13 +43,17 @@ def answer(run_dir: Path) -> None:
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         fd = os.open(file_of(run_dir, os.getpid()), flags, 0o600)
-        faulthandler.register(SIGNAL, file=fd, all_threads=True, chain=False)
+        # Only a handler that calls the one before it restores errno. Without that a call of the system that fails just
+        # then raises `OSError: [Errno 0]` in the user's code.
+        signal.signal(SIGNAL, signal.SIG_IGN)
+        faulthandler.register(SIGNAL, file=fd, all_threads=True, chain=True)
 
 
 def is_ready(run_dir: Path, pid: int) -> bool:
     """Whether that process would answer the signal. Otherwise the signal could end it, or make it write to another file.
 
-    A process stops answering when it becomes another program (exec), or when its code closes all descriptors.
+    A process stops answering when it becomes another program (exec), or when its code closes all descriptors. While it
+    ends an answer, it ignores the signal.
     """
     wanted = str(file_of(run_dir, pid))
     try:

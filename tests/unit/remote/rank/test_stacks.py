@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from distmagic.remote.rank import stacks
 from distmagic.remote.rank.stacks import Sources, is_whole, threads_of
 from distmagic.remote.wire import protocol as p
+from tests.builders.shell import completed
 from tests.lab.waiting import wait_until
 
 BUNDLE = "/home/me/.distmagic/blobs/aa"
@@ -250,6 +251,24 @@ def test_a_process_that_is_gone_is_not_ready(tmp_path):
     child = subprocess.Popen(["true"])
     child.wait()
     assert not stacks.is_ready(tmp_path, child.pid)
+
+
+ERRNO = """
+import ctypes, errno
+c = ctypes.PyDLL(None)
+c.__errno_location.restype = ctypes.POINTER(ctypes.c_int)
+place = c.__errno_location()
+for _ in range(3):
+    place[0] = errno.ENOENT
+    getattr(c, "raise")(stacks.SIGNAL)
+    print(place[0] == errno.ENOENT, Path(stacks.file_of(run_dir, os.getpid())).read_text().count("Current thread"))
+"""
+
+
+def test_an_answer_leaves_the_reason_of_a_call_that_fails_just_then(tmp_path):
+    head = f"import os\nfrom pathlib import Path\nfrom distmagic.remote.rank import stacks\nrun_dir = Path({str(tmp_path)!r})\nstacks.answer(run_dir)\n"
+    done = completed([sys.executable, "-c", head + ERRNO])
+    assert done.stdout == "True 1\nTrue 2\nTrue 3\n"
 
 
 def test_where_it_cannot_answer_the_rank_does_without(tmp_path):

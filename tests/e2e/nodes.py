@@ -34,7 +34,7 @@ for step in distmagic.track(range(3)):
 dist.barrier()
 has_secret = "DISTMAGIC_SECRET" in os.environ
 # One write: under torchrun by hand ranks share their node's output, and print writes the end of a line apart.
-sys.stdout.write(f"SEEN rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, sum {total.item():g}, args {sys.argv[1:]}\n")
+sys.stdout.write(f"SEEN rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, sum {total.item():g}, args {sys.argv[1:]}\\n")
 sys.stdout.flush()
 if has_secret and "alone" not in sys.argv:
     raise SystemExit("a rank sees the secret")

@@ -27,6 +27,7 @@ PACKAGES = (
     "remote.records",
     "remote.values",
     "remote.gang",
+    "remote.training",
     "remote.rank",
     "remote.engine",
     "remote.agent",
@@ -86,18 +87,18 @@ _BackendRendezvousStateHolder | torch/distributed/elastic/rendezvous/dynamic_ren
 _C | torch/__init__.py | remote.values.storages | no tensor can be sent
 _LoggerConnector | lightning/pytorch/trainer/connectors/logger_connector/logger_connector.py | remote.rank.logged_numbers | numbers that Lightning logs are not shown
 _abc | abc.py | remote.values.cell_objects | a function that wraps an abstract class of a cell can't be sent
-_abort_process_group | torch/distributed/distributed_c10d.py | remote.rank.process_groups | a rank that aborts its groups may be noted as one without any
+_abort_process_group | torch/distributed/distributed_c10d.py | remote.training.groups | a rank that aborts its groups may be noted as one without any
 _actions | argparse.py | request.flag_parser | no help of flags is made
 _allow_stdin | ipykernel/kernelbase.py | connection.prompts | a notebook asks for no password
 _base_executable | sys.py | remote.records.environments | environments are made from the Python that runs
 _cdata | torch/storage.py | remote.values.storages | no tensor can be sent
 _channel_handler_table | paramiko/transport.py | transports.ssh.client | no SSH connection is made
-_device_types | torch/_C/_distributed_c10d.pyi | remote.rank.process_groups | groups are noted as used, and none is kept
+_device_types | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
 _exit_barrier | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for its peers as torchrun does
 _fmt | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read
-_get_backend | torch/_C/_distributed_c10d.pyi | remote.rank.process_groups | groups are noted as used, and none is kept
+_get_backend | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
 _get_protocol_attrs | typing.py | remote.values.source_form | no Protocol of a cell reaches a Python of another version, from 3.12 on
-_get_sequence_number_for_group | torch/lib/libtorch_python.so | remote.rank.process_groups | groups are noted as used
+_get_sequence_number_for_group | torch/lib/libtorch_python.so | remote.training.groups | groups are noted as used
 _handle_request | paramiko/channel.py | transports.ssh.client | no exit code of a remote process arrives
 _has_storage | torch/_C/__init__.pyi | remote.values.storages | no tensor can be sent
 _is_in_bad_fork | torch/cuda/__init__.py | remote.engine.preloading remote.engine.rank_fork_server | no template is kept: each run starts cold
@@ -117,7 +118,7 @@ _state_holder | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | rem
 _style | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read
 _torchdynamo_orig_callable | torch/_dynamo/eval_frame.py | remote.values.decorated remote.values.unpicklable | compiled functions of a cell can't be sent
 _untyped_storage | torch/storage.py | remote.values.pickling | no TypedStorage can be sent
-_world | torch/distributed/distributed_c10d.py | remote.rank.process_groups | groups are noted as used, and none is kept
+_world | torch/distributed/distributed_c10d.py | remote.training.groups | groups are noted as used, and none is kept
 _wrapped | tqdm/utils.py | remote.rank.bars | bars on wrapped streams are not followed
 """
 # What Python documents in spite of its underscore, and attributes of other libraries' objects that are ours.

@@ -12,7 +12,8 @@ from pathlib import Path
 
 def main(folder: Path) -> None:
     """Make the call in `folder`, and exit as any script does."""
-    from distmagic.remote.rank import process_groups, sources, worker
+    from distmagic.remote.rank import sources, worker
+    from distmagic.remote.training import groups
     from distmagic.remote.values import call, parcel
 
     labels = sources.load(folder / "code.zip")
@@ -20,7 +21,7 @@ def main(folder: Path) -> None:
     fresh.__builtins__ = __builtins__  # type: ignore[attr-defined]
     fresh.__file__ = __file__
     sys.modules["__main__"] = fresh
-    process_groups.install()
+    groups.install()
     atexit.register(worker.clear_main, fresh)
     try:
         what = call.load(folder / "call", fresh)

@@ -13,9 +13,7 @@ the user's code. Read in this order:
     sources.py     the text of cells, for tracebacks and `inspect.getsource`
     bars.py        bars of tqdm become bars of the rank
     rich_bars.py   progress displays of rich, as Lightning has them, become bars of the rank
-    import_hooks.py  changes a library's module when it is imported
     logged_numbers.py  numbers that tqdm, Transformers, Lightning and Accelerate log become metrics of the rank
-    process_groups.py  whether the rank was in a process group, and used it; keeps a group while a model may use it
     checkpoint.py  `distmagic.checkpoint`: snapshots that survive the loss of a host
     stacks.py      answers a signal with the stacks of all threads, and reads such answers
 """

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from distmagic.remote.rank import import_hooks
 from distmagic.remote.rank.report import bar_ids
+from distmagic.remote.training import import_hooks
 from distmagic.remote.wire.parts import Bar
 
 _STD = "tqdm.std"

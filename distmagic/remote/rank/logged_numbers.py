@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from distmagic.remote.rank import import_hooks
 from distmagic.remote.rank.bars import ID
 from distmagic.remote.rank.outbox import NumberSource
 from distmagic.remote.rank.report import report_logged
+from distmagic.remote.training import import_hooks
 from distmagic.remote.wire import printed_numbers
 
 # Log themselves what their bars show.

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from distmagic.remote.rank import import_hooks
 from distmagic.remote.rank.bars import is_standard
 from distmagic.remote.rank.report import bar_ids
+from distmagic.remote.training import import_hooks
 from distmagic.remote.wire.parts import Bar
 
 _IDS = "_distmagic_ids"  # attribute of a display: {number of a task: number of its bar}

@@ -11,7 +11,8 @@ import io
 import sys
 from typing import Any
 
-from distmagic.remote.rank import import_hooks, report
+from distmagic.remote.rank import report
+from distmagic.remote.training import import_hooks
 
 _MOST_BYTES = 120_000  # in base64 it is one packet to the agent
 _SCALES = (1.0, 0.7, 0.5, 0.3)

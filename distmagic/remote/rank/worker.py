@@ -25,10 +25,8 @@ from pathlib import Path
 
 from distmagic.remote.rank import (
     bars,
-    import_hooks,
     import_paths,
     logged_numbers,
-    process_groups,
     report,
     rich_bars,
     script,
@@ -38,6 +36,7 @@ from distmagic.remote.rank import (
 )
 from distmagic.remote.system import asking, awake, processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
+from distmagic.remote.training import groups, import_hooks
 from distmagic.remote.values import call, captured, left_out, parcel, settings
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.wire.clipping import clipped, text_of
@@ -108,7 +107,7 @@ def main(_: list[str]) -> None:
         bars.install(report.post_bar, fallback=f"{bundle}/fallback")
         rich_bars.install(report.post_bar)
         logged_numbers.install()
-        process_groups.install()
+        groups.install()
         show.install()
         user_main = _fresh_main(rank)
         with gc_paused():
@@ -277,7 +276,7 @@ def _ended(rank: Rank, outcome: RankOutcome, code: int = 0, **more: object) -> E
         restart=rank.restart,
         outcome=outcome,
         code=code,
-        group_use=process_groups.use(),
+        group_use=groups.use(),
         **more,  # type: ignore[arg-type]
     )
 
@@ -303,7 +302,7 @@ def clear_main(main: types.ModuleType) -> None:
             if not name.startswith("__"):
                 del vars(main)[name]
     gc.collect()
-    process_groups.let_go()
+    groups.let_go()
 
 
 def _keep(rank: Rank, value: object, form: SourceForm | None = None) -> Ended:

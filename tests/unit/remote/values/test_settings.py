@@ -25,7 +25,7 @@ print(*settings.read(), sep="\\n")
 """
 BEGINS = """
 import logging, sys
-from distmagic.remote.rank import import_hooks
+from distmagic.remote.training import import_hooks
 from distmagic.remote.values import settings
 if {is_warm}:
     import torch

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from distmagic.remote.rank import import_hooks
+from distmagic.remote.training import import_hooks
 from distmagic.remote.wire.vocabulary import GroupUse
 
 _C10D = "torch.distributed.distributed_c10d"

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from distmagic.remote.rank import process_groups
+from distmagic.remote.training import groups
 from tests import REPOSITORY
 from tests.builders.later import Later
 from tests.builders.shell import completed
@@ -19,14 +19,14 @@ Later("torch")  # without it this module is skipped
 
 RANK = """
 import contextlib, os, sys
-from distmagic.remote.rank import process_groups
+from distmagic.remote.training import groups
 if {warm}:
     import torch.distributed
-process_groups.install()
-print("torch is not imported:", process_groups.use(), "torch" in sys.modules)
+groups.install()
+print("torch is not imported:", groups.use(), "torch" in sys.modules)
 import torch, torch.distributed as dist
 from torch.distributed import destroy_process_group
-print("torch is imported:", process_groups.use(), flush=True)
+print("torch is imported:", groups.use(), flush=True)
 if {warm}:
     import torch._dynamo  # as DistributedDataParallel does, and for seconds
 folder = sys.argv[1]
@@ -35,7 +35,7 @@ rank = 1 if other == 0 else 0
 sys.stdout = open(os.path.join(folder, f"rank {{rank}}"), "w")
 
 def init(name, world=2):
-    process_groups._notes.use = "none"
+    groups._notes.use = "none"
     store = dist.FileStore(os.path.join(folder, name if world > 1 else name + str(rank)), world)
     dist.init_process_group("gloo", store=store, rank=rank if world > 1 else 0, world_size=world)
 
@@ -49,10 +49,10 @@ def told(name, world=2):
     init(name, world)
     yield
     meet(name)
-    print(name + ":", process_groups.use(), end=" ")
-    process_groups._notes.use = "none"
+    print(name + ":", groups.use(), end=" ")
+    groups._notes.use = "none"
     destroy_process_group()
-    print(process_groups.use())
+    print(groups.use())
 
 with told("nothing is done"):
     pass
@@ -65,7 +65,7 @@ dist.destroy_process_group()
 store = dist.FileStore(os.path.join(folder, "second"), 2)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 meet("second")
-print("two after each other:", process_groups.use())
+print("two after each other:", groups.use())
 dist.destroy_process_group()
 {last}if rank == 0:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
@@ -104,7 +104,7 @@ def train():
 
 del model, group
 gc.collect()
-process_groups.let_go()
+groups.let_go()
 init("a model that is let go of")
 train()
 gc.collect()
@@ -112,10 +112,10 @@ print("a model is let go of:", threads() > 0, end=" ")
 sys.stdout.flush()
 child = os.fork()
 if child == 0:  # the threads of the groups are not in it
-    process_groups.let_go()
+    groups.let_go()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
-process_groups.let_go()
+groups.let_go()
 print(threads())
 """
 EXPECTED = """\
@@ -170,7 +170,7 @@ def test_whether_a_rank_was_in_a_process_group_and_used_it_and_ends(
 
 ODD = """
 import sys, types
-from distmagic.remote.rank import process_groups
+from distmagic.remote.training import groups
 class Group:
     _device_types = ("xpu",)
     def size(self): return 2
@@ -179,8 +179,8 @@ class Group:
 c10d = types.ModuleType("torch.distributed.distributed_c10d")
 {world}
 sys.modules[c10d.__name__] = c10d
-process_groups.install()
-print(process_groups.use())
+groups.install()
+print(groups.use())
 """
 
 
@@ -202,7 +202,7 @@ def test_what_can_not_be_known_passes_as_used(world, tmp_path):
 
 KEPT = """
 import sys, types
-from distmagic.remote.rank import process_groups
+from distmagic.remote.training import groups
 class Group:
     _device_types = ("cpu",)
     def __init__(self, backend="gloo"): self.backend = backend
@@ -216,13 +216,13 @@ c10d = types.ModuleType("torch.distributed.distributed_c10d")
 c10d.destroy_process_group = lambda: None
 sys.modules[c10d.__name__] = c10d
 sys.modules["torch.nn.parallel.distributed"] = sys.modules[__name__]
-process_groups.install()
-def kept_after_the_end_of(*groups):
-    c10d._world = types.SimpleNamespace(pg_map=dict.fromkeys(groups))
+groups.install()
+def kept_after_the_end_of(*there):
+    c10d._world = types.SimpleNamespace(pg_map=dict.fromkeys(there))
     c10d.destroy_process_group()
     c10d.destroy_process_group()
     del c10d._world
-    return len(process_groups._notes.kept)
+    return len(groups._notes.kept)
 print("without a model:", kept_after_the_end_of(Group()))
 first = DistributedDataParallel(Group())
 print("with a model:", kept_after_the_end_of(Group(), first.process_group, Group()))
@@ -232,11 +232,11 @@ nccl = DistributedDataParallel(Group("nccl"))
 print("not of gloo:", kept_after_the_end_of(nccl.process_group) - 2)
 del first
 print("whose model is gone:", kept_after_the_end_of() - 1)
-process_groups.let_go()
-print("whose model is there:", len(process_groups._notes.kept))
+groups.let_go()
+print("whose model is there:", len(groups._notes.kept))
 del second
-process_groups.let_go()
-print("at last:", len(process_groups._notes.kept))
+groups.let_go()
+print("at last:", len(groups._notes.kept))
 """
 
 
@@ -284,15 +284,15 @@ MENDED = {"the tutorial's setup", "only a port", "rank and size as variables", "
 @pytest.mark.parametrize("name", MEETINGS)
 def test_all_ranks_meet_at_the_store_of_their_run(name, monkeypatch, capsys):
     sets, asked, url, place = MEETINGS[name]
-    c10d = types.ModuleType(process_groups._C10D)
+    c10d = types.ModuleType(groups._C10D)
     c10d.rendezvous = lambda url, *_: (
         url,
         f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
     )
     for variable, value in GIVEN.items():
         monkeypatch.setenv(variable, value)
-    monkeypatch.setattr(process_groups._notes, "given", dict(os.environ))
-    process_groups._patch(c10d)
+    monkeypatch.setattr(groups._notes, "given", dict(os.environ))
+    groups._patch(c10d)
     for variable, value in sets.items():
         monkeypatch.setenv(variable, value)
     assert c10d.rendezvous(*asked) == (url, place)

@@ -122,11 +122,17 @@ def imports_of_text(text: str | bytes) -> tuple[str, ...]:
         return ()  # perhaps no rank imports this file of the package; one that does gets the error
     names = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names += [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+        names += imports_of_statement(node)
     return tuple(names)
+
+
+def imports_of_statement(node: ast.AST) -> list[str]:
+    """Return the names of what one statement imports; none for another one, or for one that counts from its own package."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+    return []
 
 
 def _beside(top: str, folder: Path | None) -> LocalModule | None:

@@ -1,22 +1,25 @@
 """What the text of a program shows before its ranks run it: that it sets variables, or starts ranks of its own.
 
 Packages read variables when they are imported. A process that has them loaded already would ignore what the program sets
-before it imports them, so the ranks of such a program are new processes. Which package reads which variable nobody
-knows: any variable counts that is set anywhere, but for those of torchrun, which no package that is kept loaded reads.
+before it imports them. Which package reads which variable nobody knows. So a package may be loaded when ranks begin only
+where the program imports it before it sets any variable, but for those of torchrun, which no package reads that is kept
+loaded.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
 
 from distmagic.payload.local_modules import (
     MAX_FILES,
     LocalModule,
+    imports_of_statement,
     imports_of_text,
     python_files,
     python_texts,
@@ -28,6 +31,8 @@ from distmagic.request.notebook_effects import ENVIRON, acts, dotted
 _WORDS = re.compile(
     rb"environ\b|putenv|unsetenv|load_dotenv|run_line_magic|spawn|start_processes"
 )
+_UNKNOWN = ""  # the name of an import that its text doesn't show
+_IMPORTERS = ("import_module", "__import__")
 _MORE_SETTERS = ("load_dotenv", "dotenv.load_dotenv", "os.unsetenv", "unsetenv")
 _STARTERS = ("spawn", "start_processes")
 _OF_TORCH = ("mp", "multiprocessing", "torch.multiprocessing")
@@ -38,40 +43,132 @@ Text = tuple[str, str | bytes, Container[int] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class OnRanks:
-    """`needs_new`: the ranks must be new processes, in which no package is loaded. `notice` is for the user.
+    """What ranks need to have, or not to have, when they begin.
 
-    `imports` names what the program imports.
+    may_be_loaded: modules, and what is in them, which a rank may find loaded; None where it may find anything
+    imports: names of what the program imports
+    notice: for the user
     """
 
-    needs_new: bool = False
+    may_be_loaded: frozenset[str] | None = None
     imports: frozenset[str] = frozenset()
     notice: str = ""
 
 
-def look(texts: Iterable[Text], imported: Iterable[str] = ()) -> OnRanks:
-    """Look through the texts of a program, which has `imported` already. One that is no Python shows nothing."""
-    needs_new, notice = False, ""
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where something happens: the number of a text, the line, and whether a function does it, which is called later."""
+
+    text: int
+    line: int
+    is_in_function: bool
+
+
+@dataclass
+class _Order:
+    """What texts do: the places of imports, with their names, and of statements that set variables.
+
+    calls: {text: the first line at which the text itself calls something}; an import further down may come after the call
+    """
+
+    imports: list[tuple[_Place, str]] = field(default_factory=list)
+    settings: list[_Place] = field(default_factory=list)
+    calls: dict[int, int] = field(default_factory=dict)
+
+
+def look(
+    texts: Iterable[Text], imported: Iterable[str] = (), first: Iterable[str] = ()
+) -> OnRanks:
+    """Look through the texts of a program. One that is no Python shows nothing.
+
+    `imported` names what the program imports beside that, `first` what is imported before any of it runs.
+    """
+    notice = ""
+    order = _Order()
     imports = set(imported)
-    for label, text, lines in texts:
-        data = text if isinstance(text, bytes) else text.encode()
+    texts = list(texts)
+    has_words = any(_WORDS.search(_data(text)) for _, text, _ in texts)
+    for number, (label, text, lines) in enumerate(texts):
         if lines is None:
-            imports.update(imports_of_text(data))
-        if not _WORDS.search(data):
+            imports.update(imports_of_text(text))
+        if not has_words:
             continue
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError):
             continue
-        for node in ast.walk(tree):
-            if lines is None or getattr(node, "lineno", 0) in lines:
-                needs_new = needs_new or _sets_variable(node)
+        for node, is_in_function in _walk(tree, is_in_function=lines is not None):
+            line = getattr(node, "lineno", 0)
+            if lines is None or line in lines:
+                place = _Place(text=number, line=line, is_in_function=is_in_function)
+                _note(order, place, node)
                 if not notice and isinstance(node, ast.Call):
                     # Of torch's `mp.spawn`, by its module's usual names or by its argument `nprocs`.
                     before, _, last = dotted(node.func).rpartition(".")
                     has_ranks = any(one.arg == "nprocs" for one in node.keywords)
                     if last in _STARTERS and (before in _OF_TORCH or has_ranks):
                         notice = _of_own_ranks(label, node)
-    return OnRanks(needs_new=needs_new, notice=notice, imports=frozenset(imports))
+    loaded = _may_be_loaded(order, frozenset(first))
+    return OnRanks(may_be_loaded=loaded, notice=notice, imports=frozenset(imports))
+
+
+def _data(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode()
+
+
+def _walk(tree: ast.AST, *, is_in_function: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield all nodes, and whether each is in a function."""
+    waiting = [(tree, is_in_function)]
+    while waiting:
+        node, is_inside = waiting.pop()
+        yield node, is_inside
+        is_inside = is_inside or isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+        )
+        waiting += [(child, is_inside) for child in ast.iter_child_nodes(node)]
+
+
+def _note(order: _Order, place: _Place, node: ast.AST) -> None:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        names = imports_of_statement(node) or [_UNKNOWN]
+        order.imports += [(place, name) for name in names]
+    if isinstance(node, ast.Call):
+        called = dotted(node.func)
+        if called.rpartition(".")[2] in _IMPORTERS:
+            order.imports.append((place, _UNKNOWN))
+        # A function of Python's own calls none of the program's.
+        may_set = called.partition(".")[0] not in sys.stdlib_module_names
+        if may_set and not place.is_in_function:
+            before = order.calls.get(place.text, place.line)
+            order.calls[place.text] = min(before, place.line)
+    if _sets_variable(node):
+        order.settings.append(place)
+
+
+def _may_be_loaded(order: _Order, first: frozenset[str]) -> frozenset[str] | None:
+    """Return what the program imports before it sets its first variable; nothing where it imports more later."""
+    if not order.settings:
+        return None
+    found = set(first)
+    for place, name in order.imports:
+        if name != _UNKNOWN and all(
+            _is_before(place, setting, order.calls) for setting in order.settings
+        ):
+            found.add(name)
+    for _, name in order.imports:
+        is_python = name.partition(".")[0] in sys.stdlib_module_names
+        if name not in found and not is_python:
+            return frozenset()
+    return frozenset(found)
+
+
+def _is_before(place: _Place, setting: _Place, calls: Mapping[int, int]) -> bool:
+    """Whether what the text does at `place` has happened for certain when it sets a variable."""
+    if place.is_in_function:
+        return False
+    if place.text == setting.text and place.line < setting.line:
+        return True
+    return setting.is_in_function and place.line < calls.get(place.text, sys.maxsize)
 
 
 def of_codes(

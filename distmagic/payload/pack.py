@@ -122,7 +122,8 @@ def pack_call(
         raise _cannot_travel(error.cause, thunk) from error
     except parcel.TooLarge as error:
         raise _too_large(thunk, error.size_bytes, limit_bytes) from None
-    modules = set(seen.modules)
+    captured = frozenset(seen.modules)
+    modules = set(captured)
     codes, texts = list(seen.codes), _texts(seen.codes)
     for (
         code_object
@@ -131,7 +132,7 @@ def pack_call(
         modules.update(local_modules.imports_of_code(code_object))
     found = local_modules.found(modules)
     own = on_ranks.of_codes(codes, texts, labels)
-    shown = on_ranks.look([*own, *on_ranks.of_modules(found)], modules)
+    shown = on_ranks.look([*own, *on_ranks.of_modules(found)], modules, captured)
     used = ["logging", "warnings", *(module.name for module in found), *modules]
     again = partial(
         pack_call, thunk, limit_bytes=limit_bytes, labels=labels, title=title
@@ -221,14 +222,15 @@ def write_code(
 ) -> LocalBlob:
     """Write what ranks have to know of the user's code: texts and labels of cells, where local modules lie here, our Python.
 
-    From it the hosts also have whether its ranks must be new processes, and what to load for the next ones.
+    From it the hosts also have what may be loaded when its ranks begin, and what to load for the next ones.
     """
+    loaded = shown.may_be_loaded
     sources = {
         "texts": texts,
         "labels": {name: labels[name] for name in texts if name in labels},
         "roots": sorted({str(module.root) for module in modules}),
         "python": sys.version_info[:2],
-        "needs_new": shown.needs_new,
+        "may_be_loaded": None if loaded is None else sorted(loaded),
         "imports": sorted(shown.imports),
     }
     data = json.dumps(sources, sort_keys=True).encode()

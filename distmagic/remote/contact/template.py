@@ -56,7 +56,7 @@ import socket
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -126,7 +126,7 @@ class TemplateServer:
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     self._agents.remove(pid)
             if self._preloading.step(is_idle=not self._agents):
-                _remember()
+                _remember(self._preloading.names)
             if self._clock() >= self._touch_at:
                 self._touch_at = self._clock() + _TOUCH_S
                 folder = self._folder
@@ -243,9 +243,10 @@ def _load() -> bool:
     return not sys.modules["torch"].cuda.is_initialized()
 
 
-def _remember() -> None:
+def _remember(asked_for: Iterable[str] = ()) -> None:
     """Note what imports have changed until now."""
-    forking.remember(_Fresh.variables, _descriptors() - _Fresh.descriptors)
+    descriptors = _descriptors() - _Fresh.descriptors
+    forking.remember(_Fresh.variables, descriptors, asked_for)
 
 
 def _descriptors() -> set[int]:

@@ -50,6 +50,7 @@ class _Inherited:
     variables: dict[str, str] = {}  # noqa: RUF012 - set once, by the template
     before: dict[str, str] = {}  # noqa: RUF012 - all that it had before
     modules: frozenset[str] = frozenset()  # names of all that were loaded
+    asked_for: frozenset[str] = frozenset()  # by the texts of jobs or by a setting
 
 
 inherited = _Inherited()
@@ -204,9 +205,15 @@ def _clear_modules() -> None:
     gc.collect()
 
 
-def remember(before: dict[str, str], descriptors: Iterable[int]) -> None:
-    """Note in the template what its imports changed: the environment since `before`, and these new `descriptors`."""
+def remember(
+    before: dict[str, str], descriptors: Iterable[int], asked_for: Iterable[str] = ()
+) -> None:
+    """Note in the template what its imports changed: the environment since `before`, and these new `descriptors`.
+
+    `asked_for` names what it has imported beside torch, or taken from a module.
+    """
     inherited.is_warm = True
+    inherited.asked_for = frozenset(asked_for)
     inherited.descriptors = frozenset(descriptors)
     inherited.variables = {}
     inherited.before = dict(before)

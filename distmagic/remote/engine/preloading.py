@@ -44,6 +44,7 @@ class Preloading:
 
     def __init__(self) -> None:
         self.loaded: set[str] = set()
+        self.names: set[str] = set()  # of which modules, and what in them
         self.refused: dict[str, str] = {}
         self._waiting: dict[str, set[str]] = {}  # names to import, by their package
         self._done: set[str] = set()
@@ -81,6 +82,7 @@ class Preloading:
             names -= self._tried  # others may have come meanwhile
             load(self._tried)
             self.loaded.add(package)
+            self.names |= self._tried
             self._tried = set()
             if not names:
                 del self._waiting[package]

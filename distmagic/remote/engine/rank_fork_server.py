@@ -234,7 +234,7 @@ def _needs_exec(env: dict[str, str]) -> bool:
     """Whether the rank must be started by exec after all.
 
     So it is where CUDA was initialized before the fork, where modules of the user have the name of a package that is
-    loaded already and would hide them, and where the program sets variables that packages read when they are imported.
+    loaded already and would hide them, and where the program sets variables that a loaded package may read at its import.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda._is_in_bad_fork():  # noqa: SLF001
@@ -242,7 +242,8 @@ def _needs_exec(env: dict[str, str]) -> bool:
     loaded = forking.preloaded()
     from_agent = json.loads(env["DISTMAGIC_WORKER"])
     folders = import_paths.of_rank(from_agent)
-    return sources.needs_new(Path(from_agent["code"])) or any(
+    asked_for = ("torch", *forking.inherited.asked_for)
+    return sources.needs_new(Path(from_agent["code"]), asked_for) or any(
         not loaded.isdisjoint(import_paths.top_level_names(folder))
         for folder in folders
     )

@@ -9,7 +9,7 @@ import re
 import sys
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,18 @@ def form_of_results(code: Path) -> SourceForm | None:
     return None if python == ours else SourceForm(python)
 
 
-def needs_new(code: Path) -> bool:
-    """Whether the ranks of this payload must be new processes, in which no package is loaded."""
-    return bool(read(code).get("needs_new"))
+def needs_new(code: Path, loaded: Iterable[str]) -> bool:
+    """Whether the ranks of this payload must be new processes, as not all that is `loaded` may be loaded when they begin."""
+    names = read(code).get("may_be_loaded")
+    if names is None:
+        return False
+    # `import a.b` loads a, too.
+    allowed = {
+        name[:end]
+        for name in names
+        for end in (*(dot.start() for dot in re.finditer(r"\.", name)), len(name))
+    }
+    return not allowed.issuperset(loaded)
 
 
 def imports(code: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import linecache
+import warnings
 import zipfile
 
 import pytest
@@ -42,8 +43,52 @@ SETS_NOT = {
 
 @pytest.mark.parametrize("name", [*SETS, *SETS_NOT])
 def test_a_program_that_sets_variables_gets_new_processes(name):
-    text = {**SETS, **SETS_NOT}[name]
-    assert on_ranks.look([("train.py", text, None)]).needs_new is (name in SETS)
+    text = f"{ {**SETS, **SETS_NOT}[name] }\nf()\nimport transformers"
+    loaded = on_ranks.look([("train.py", text, None)]).may_be_loaded
+    assert loaded == (frozenset() if name in SETS else None)
+
+
+SETS_ONE = 'os.environ["HF_HOME"] = "/x"'
+IN_FUNCTION = f"def f():\n    {SETS_ONE}\n"
+LATE: dict[str, list[str]] = {
+    "the next line": [f"{SETS_ONE}\nimport lib"],
+    "the same line": [f"import lib; {SETS_ONE}"],
+    "in the function": [f"{IN_FUNCTION}    import lib"],
+    "in another function": [f"def g(): import lib\n{IN_FUNCTION}"],
+    "after a call": ["from own import f\nf()\nimport lib", IN_FUNCTION],
+    "by a name that is computed": [f"{IN_FUNCTION}    importlib.import_module(name)"],
+    "by a computed name elsewhere": [IN_FUNCTION, "def g(): return __import__(name)"],
+    "of its own package": [f"{IN_FUNCTION}    from . import own", "import lib"],
+    "another part of it": [f"import lib\n{IN_FUNCTION}    from lib import part"],
+    "in another text": [SETS_ONE, "import lib"],
+    "a text that is imported later": [f"{IN_FUNCTION}    import own", "import lib"],
+    "between two variables": [f"{SETS_ONE}\nimport lib\n{SETS_ONE}"],
+}
+EARLY: dict[str, list[str]] = {
+    "a line before": [f"import lib\n{SETS_ONE}"],
+    "before the function": [f"import lib\n{IN_FUNCTION}"],
+    "twice": [f"import lib\n{IN_FUNCTION}    import lib"],
+    "Python's own later": [f"import lib\n{IN_FUNCTION}    import json"],
+    "after a call of Python's own": [
+        f"sys.path.insert(0, '.')\nimport lib\n{IN_FUNCTION}"
+    ],
+    "after the function": [f"{IN_FUNCTION}\nimport lib\nf()"],
+    "in another text": ["import lib\nlib.f()", IN_FUNCTION],
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_nothing_is_loaded_before_a_variable_that_an_import_could_read(name):
+    texts = [("train.py", text, None) for text in LATE[name]]
+    assert on_ranks.look(texts).may_be_loaded == frozenset()
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_what_is_imported_before_the_first_variable_may_be_loaded(name):
+    texts = [("train.py", text, None) for text in EARLY[name]]
+    loaded = on_ranks.look(texts).may_be_loaded
+    assert loaded is not None
+    assert "lib" in loaded
 
 
 STARTS = {
@@ -71,8 +116,8 @@ def test_a_program_that_starts_ranks_itself_is_named_with_the_call_to_write(name
         assert 'main(int(os.environ["RANK"]), ...)' in notice
 
 
-def needs_new(payload):
-    return sources(payload)["needs_new"]
+def may_be_loaded(payload):
+    return sources(payload)["may_be_loaded"]
 
 
 def sources(payload):
@@ -82,10 +127,12 @@ def sources(payload):
 
 CELL = """import os
 os.environ["SET_HERE"] = "1"  # in the notebook
-def sets(): os.environ["SET"] = "1"
+def sets(): os.environ["SET"] = "1"; import lib
+def sets_only(): os.environ["SET"] = warnings.__name__
 def outer():
     def inner():
         os.environ["SET"] = "1"
+        import lib
     return inner()
 def plain(): return os.environ.get("SET")
 def spawns(): mp.spawn(plain, nprocs=2)
@@ -93,21 +140,28 @@ def spawns(): mp.spawn(plain, nprocs=2)
 
 
 @pytest.mark.parametrize(
-    ("name", "is_new"),
-    [("sets", True), ("outer", True), ("plain", False), ("spawns", False)],
+    ("name", "loaded"),
+    [
+        ("sets", []),
+        ("outer", []),
+        ("sets_only", ["os", "warnings"]),
+        ("plain", None),
+        ("spawns", None),
+    ],
 )
-def test_of_a_cell_only_those_functions_count_that_travel(name, is_new, tmp_path):
+def test_of_a_cell_only_those_functions_count_that_travel(name, loaded, tmp_path):
     lines = CELL.splitlines(keepends=True)
     linecache.cache["<a cell>"] = (len(CELL), None, lines, "<a cell>")
-    names = {"__name__": "__main__", "mp": None}
+    names = {"__name__": "__main__", "mp": None, "warnings": warnings}
     exec(compile(CELL, "<a cell>", "exec"), names)
     payload = pack.pack_call(
         names[name],
         limit_bytes=1 << 20,
         labels={"<a cell>": "Cell In[7]"},
     )
-    assert needs_new(payload) is is_new
-    assert ("Cell In[7], line 9 starts ranks" in payload.notice) is (name == "spawns")
+    found = may_be_loaded(payload)
+    assert found == loaded or set(found) > set(loaded) > set()
+    assert ("Cell In[7], line 11 starts ranks" in payload.notice) is (name == "spawns")
 
 
 def test_a_payload_has_the_names_of_the_libraries_that_its_call_uses(tmp_path):
@@ -154,10 +208,10 @@ def test_of_a_program_all_counts_that_it_imports_from_its_folder(
     (tmp_path / "first.py").write_text("from lab.deep import x")
     (tmp_path / "other.py").write_text(SETS["subscript"])
     (tmp_path / "lab" / "deep.py").write_text("import first")
-    assert not needs_new(packed())
+    assert may_be_loaded(packed()) is None
     assert sources(packed())["imports"] == ["first", "lab.deep", "lab.deep.x"]
     (tmp_path / "lab" / "deep.py").write_text(f"import first\n{SETS['update']}")
-    assert needs_new(packed())
+    assert may_be_loaded(packed()) == []
 
 
 def test_what_is_noticed_of_a_program_stands_beside_what_is_noticed_of_its_files(

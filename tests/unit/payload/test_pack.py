@@ -138,7 +138,7 @@ def test_a_whole_cell_brings_its_text_and_modules(beside, tmp_path):
     with zipfile.ZipFile(payload.code.path) as archive:
         assert json.loads(archive.read("sources.json")) == {
             "labels": {CELL: "Cell In[3]"}, "texts": {CELL: text}, "roots": [str(tmp_path / "project")],
-            "python": list(sys.version_info[:2]), "needs_new": False, "imports": ["mine"],
+            "python": list(sys.version_info[:2]), "may_be_loaded": None, "imports": ["mine"],
         }  # fmt: skip
     assert on_a_rank(payload, tmp_path) == "42"
 

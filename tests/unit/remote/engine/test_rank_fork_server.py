@@ -68,7 +68,7 @@ def run_engine(program: str, tmp_path: Path) -> subprocess.CompletedProcess[str]
     (tmp_path / "mine.py").touch()
     code = tmp_path / "code.zip"
     with zipfile.ZipFile(code, "w") as archive:
-        archive.writestr("sources.json", json.dumps({"needs_new": False}))
+        archive.writestr("sources.json", json.dumps({"may_be_loaded": None}))
     from_agent = json.dumps({"paths": [str(tmp_path)], "code": str(code)})
     env = {
         **os.environ,
@@ -156,13 +156,15 @@ def test_modules_of_the_user_ask_for_a_fresh_start(tmp_path, monkeypatch):
     monkeypatch.setattr(
         forking.inherited, "modules", frozenset({"torch", "torch.nn", "filelock"})
     )
+    asked_for = frozenset({"filelock", "filelock.Lock"})
+    monkeypatch.setattr(forking.inherited, "asked_for", asked_for)
 
-    def needs_exec(*names: str, needs_new: bool = False) -> bool:
+    def needs_exec(*names: str, may_be_loaded: list[str] | None = None) -> bool:
         folder = tmp_path / secrets.token_hex(4)
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).touch()
-        sources = {"roots": [str(folder)], "needs_new": needs_new}
+        sources = {"roots": [str(folder)], "may_be_loaded": may_be_loaded}
         with zipfile.ZipFile(tmp_path / "code", "w") as archive:
             archive.writestr("sources.json", json.dumps(sources))
         at_home = {"paths": [], "code": str(tmp_path / "code")}
@@ -176,7 +178,10 @@ def test_modules_of_the_user_ask_for_a_fresh_start(tmp_path, monkeypatch):
 
     assert not needs_exec("data.json", "mine.py", "lab/filelock.py", "torch/events.log")
     assert needs_exec("filelock.py")
-    assert needs_exec(needs_new=True)
+    assert needs_exec(may_be_loaded=[])
+    assert needs_exec(may_be_loaded=["torch", "filelock"])
+    assert needs_exec(may_be_loaded=["filelock.Lock"])
+    assert not needs_exec(may_be_loaded=["torch.nn", "filelock.Lock"])
     assert needs_exec("torch/__init__.py")
 
 

@@ -24,7 +24,6 @@ SECTIONS = (
     "report",
     "crowd",
     "many",
-    "fanout",
     "start",
     "slurm",
     "deliver",

@@ -26,7 +26,7 @@ _WAIT_S, _MORE_S = (
 )
 _ABOUT = (
     "another process plays the hosts from a recording, over unix sockets in place of SSH: what counts is that no host "
-    "waits for another; what SSH costs is in the rows of 128 hosts, connect and start the agent"
+    "waits for another; what SSH costs is not in it"
 )
 
 

@@ -72,12 +72,16 @@ SUBCOMMANDS = (
         name="playground",
         usages=(
             ("N", "start N throw-away SSH hosts on this machine"),
+            ("", "show them"),
+            ("freeze NODE", "a host falls silent; thaw NODE wakes it"),
+            ("cut NODE", "this notebook can't reach a host; heal NODE ends that"),
+            ("off NODE", "a host loses its power; on NODE starts it again"),
             ("stop", "end them"),
         ),
         handler=host_commands.playground,
         is_of_notebook=True,
         takes_way=False,
-        words="stop",
+        words="playground host",
     ),
     Subcommand(
         name="run",

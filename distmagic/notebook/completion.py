@@ -68,6 +68,7 @@ _OFFERED: Mapping[str, Callable[[Sequence[str], OfferedNames], Iterable[str]]] =
     "ended": lambda _, names: ("all", *names.jobs()),
     "everybody": lambda words, _: ("--everybody",) if words[0] == "all" else (),
     "path": lambda _words, _names: _files("*"),
+    "playground": lambda _words, _names: (*host_commands.VERBS, "stop"),
     "program": _of_program,
     "env": _of_env,
     "down": lambda _words, _names: [

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from distmagic.request.hosts import parse_hosts
 if TYPE_CHECKING:
     from distmagic.session.housekeeping import Housekeeping
 
+VERBS = ("freeze", "thaw", "cut", "heal", "off", "on")  # of a playground's host
 # What the Tab key offers behind `%distributed hosts`.
 FLAGS = ("--hostfile", "--python", "--ssh-config")
 
@@ -105,17 +107,19 @@ def _set(line: CommandLine) -> None:
 
 
 def playground(line: CommandLine) -> None:
-    """Start a playground in place of the one before, or end it."""
+    """Start a playground, end it, show it, or let something happen to a host. Hosts of DISTMAGIC_HOSTS win over it."""
     notebook = line.notebook
     if line.words == ("stop",):
         notebook.close()
         return
     count = line.words[0] if len(line.words) == 1 else ""
     if not count.isdecimal() or int(count) < 1:
-        raise SpecError(
-            "%distributed playground needs a number of hosts.",
-            "Write %distributed playground 2.",
-        )
+        _play(notebook, line.words)
+        return
+    named = os.environ.get("DISTMAGIC_HOSTS")
+    if named:
+        print(f"{named}  (DISTMAGIC_HOSTS; no playground was started)")
+        return
     if notebook.playground is not None:
         notebook.close()
     from distmagic.playground.playground import start
@@ -128,6 +132,26 @@ def playground(line: CommandLine) -> None:
     print(
         f"{listed(chosen.hosts)}  ({chosen.source}; %distributed playground stop ends them)"
     )
+
+
+def _play(notebook: Notebook, words: tuple[str, ...]) -> None:
+    """Let something happen to one of the playground's hosts, if `words` say so; print how all of them are."""
+    own = notebook.playground
+    if own is None:
+        raise SpecError(
+            "No playground runs: %distributed playground needs a number of hosts.",
+            "Write %distributed playground 2.",
+        )
+    names = [host.name for host in own.hosts]
+    if words and (len(words) != 2 or words[0] not in VERBS or words[1] not in names):
+        raise SpecError(
+            f"{' '.join(words)!r} is not known to the playground.",
+            f"Write one of {', '.join(VERBS)}, and one of {', '.join(names)}.",
+        )
+    rows = [("host", "state", "processes", "by hand")]
+    for name, state, count in own.order(*words):
+        rows.append((name, state, str(count), f"ssh -F {own.ssh_config} {name}"))
+    print(aligned(rows))
 
 
 def allocations(line: CommandLine) -> None:

@@ -49,6 +49,25 @@ class Playground:
         Path(self.ssh_config).write_text(ssh_config(directory, ports, user))
         atexit.register(self.stop)
 
+    def order(self, verb: str = "", name: str = "") -> list[tuple[str, str, int]]:
+        """Let something happen to a host: freeze, thaw, cut, heal, off, on. Return (name, state, processes) of all hosts.
+
+        Raises `DistmagicError` if the server has ended.
+        """
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        try:
+            self._server.stdin.write(json.dumps([verb, name]).encode() + b"\n")
+            self._server.stdin.flush()
+        except OSError:
+            pass  # it has ended: there is no answer either
+        answer = self._server.stdout.readline()
+        if not answer:
+            raise DistmagicError(
+                "The playground has ended.", "Write %distributed playground 2."
+            )
+        return [(name, state, count) for name, state, count in json.loads(answer)]
+
     def stop(self) -> None:
         """End the hosts and everything that was started on them, and remove their directory. Safe to call twice."""
         if os.getpid() != self._owner:

@@ -1,9 +1,10 @@
 """The playground's process: one small SSH server for each host, all on 127.0.0.1, as real as a test needs.
 
-A process of its own, so that a busy kernel does not slow it down. It reads one line of JSON, an `Order`, from stdin,
-answers with one line on stdout, and ends, with all that was started through it and its directory, as soon as stdin
-ends, its parent is gone, or on SIGTERM. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that started it ends.)
-This is the one file that imports asyncssh.
+A process of its own, so that a busy kernel does not slow it down. It reads one line of JSON, an `Order`, from stdin and
+answers with one line on stdout. Each later line is a fault of one host, [verb, name]; the answer is the state of all.
+It ends, with all that was started through it and its directory, as soon as stdin ends, its parent is gone, or on
+SIGTERM. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that started it ends.) This is the one file that imports
+asyncssh.
 """
 
 from __future__ import annotations
@@ -29,6 +30,14 @@ from distmagic.remote.system import processes
 GRACE_S = 5.0  # between SIGTERM and SIGKILL at the end
 _GIVE_UP_S = 5.0
 _POLL_S = 0.5
+_STATES = {
+    "freeze": "frozen",
+    "thaw": "up",
+    "cut": "cut",
+    "heal": "up",
+    "off": "off",
+    "on": "up",
+}
 _PASSED_ON = (
     "LANG",
     "TZ",
@@ -84,16 +93,95 @@ class SharedByHosts:
         }
 
 
+class PlayedHost:
+    """One host: its home, its server, and what has happened to it. `state` is up, frozen, cut or off."""
+
+    def __init__(self, shared: SharedByHosts, home: Path) -> None:
+        self.shared, self.home = shared, home
+        self.state = "up"
+        self.port = 0
+        self.connections: set[asyncssh.SSHServerConnection] = set()
+        self.thawed = asyncio.Event()
+        self.thawed.set()
+        self._key = asyncssh.generate_private_key("ssh-ed25519")
+
+    async def listen(self) -> None:
+        """Start the server, at the same port as before if there was one."""
+        self._acceptor = await asyncssh.listen(
+            "127.0.0.1",
+            self.port,
+            server_factory=lambda: _Server(self),
+            server_host_keys=[self._key],
+            encoding=None,
+            line_editor=False,
+            allow_pty=False,
+            agent_forwarding=False,
+            x11_forwarding=False,
+        )
+        self.port = self._acceptor.get_port()
+
+    def known_hosts_line(self) -> str:
+        """Return the line by which clients know this host."""
+        public_key = self._key.export_public_key().decode().strip()
+        return f"[127.0.0.1]:{self.port} {public_key}\n"
+
+    def processes(self) -> list[processes.ProcessInfo]:
+        """Return what runs on this host: our descendants with its home."""
+        found = []
+        for process in processes.descendants(os.getpid()):
+            try:
+                variables = Path(f"/proc/{process.pid}/environ").read_bytes()
+            except OSError:
+                continue  # it has just ended
+            if f"HOME={self.home}".encode() in variables.split(b"\0"):
+                found.append(process)
+        return found
+
+    async def suffer(self, verb: str) -> None:
+        """Change the state: freeze, cut or off, and back by thaw, heal or on."""
+        if self.state == _STATES[verb]:
+            return
+        if self.state != "up" and _STATES[verb] != "up":
+            await self.suffer("on")
+        self.state = _STATES[verb]
+        if self.state == "up":
+            self.thawed.set()
+            for process in self.processes():
+                processes.send(process, signal.SIGCONT)
+            if not self._acceptor.sockets:
+                await self.listen()
+        elif self.state == "frozen":
+            self.thawed.clear()
+            await self._send_all(signal.SIGSTOP, "Tt")
+        else:
+            self._acceptor.close()
+            for connection in list(self.connections):
+                connection.abort()
+            if self.state == "off":
+                await self._send_all(signal.SIGKILL, "")
+
+    async def _send_all(self, number: int, done: str) -> None:
+        """Send a signal until every process is gone or in a state of `done`: they may start others meanwhile."""
+        while left := [one for one in self.processes() if one.state not in done]:
+            for process in left:
+                processes.send(process, number)
+            await asyncio.sleep(0.01)
+
+
 class _Server(asyncssh.SSHServer):  # type: ignore[misc]
     """One connection: one key and one user are let in. Forwarding is allowed, so a host can be another's bastion."""
 
     # ruff: noqa: ARG002 - asyncssh decides what its callbacks are given
 
-    def __init__(self, shared: SharedByHosts, home: Path) -> None:
-        self._shared, self._home = shared, home
+    def __init__(self, host: PlayedHost) -> None:
+        self._host, self._shared = host, host.shared
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._conn = conn
+        self._host.connections.add(conn)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._host.connections.discard(self._conn)
 
     def begin_auth(self, username: str) -> bool:
         return True
@@ -107,7 +195,7 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
         return username == self._shared.user and key == self._shared.client_key
 
     def session_requested(self) -> _Process:
-        return _Process(self._shared, self._home)
+        return _Process(self._host)
 
     def connection_requested(
         self, dest_host: str, dest_port: int, orig_host: str, orig_port: int
@@ -118,11 +206,11 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
 class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
     """One channel: asyncssh joins the pipes of a command to it, which has a session of its own, and no terminal."""
 
-    def __init__(self, shared: SharedByHosts, home: Path) -> None:
+    def __init__(self, host: PlayedHost) -> None:
         super().__init__(
             self._start, sftp_factory=None, sftp_version=3, allow_scp=False
         )
-        self._shared, self._home = shared, home
+        self._host, self._shared, self._home = host, host.shared, host.home
         self._command: subprocess.Popen[bytes] | None = None
 
     async def _start(self, _process: asyncssh.SSHServerProcess) -> None:
@@ -135,6 +223,7 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
 
     async def _run(self) -> None:
         """Start the command and wait for its end and for that of its output, which its children may hold open."""
+        await self._host.thawed.wait()
         client = self.get_extra_info("peername")[:2]
         server = self.get_extra_info("sockname")[:2]
         env = self._shared.environment(self._home, client, server)
@@ -202,7 +291,6 @@ async def serve(order: Order) -> None:
     """Be the hosts until the end."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_reader(sys.stdin.fileno(), over.set)  # nothing follows but its end
     loop.add_signal_handler(signal.SIGTERM, over.set)
     shared = SharedByHosts(
         directory=order.directory,
@@ -211,17 +299,39 @@ async def serve(order: Order) -> None:
     )
     loop.add_signal_handler(signal.SIGCHLD, _reap, shared)
     _make_python(order.directory / "bin", order.python)
-    ports = []
+    hosts = {}
     for number in range(1, order.count + 1):
         home = order.directory / f"node{number}"
         home.mkdir(mode=0o700)
-        ports.append(await _listen(shared, home))
+        hosts[home.name] = PlayedHost(shared, home)
+        await hosts[home.name].listen()
+    lines = [host.known_hosts_line() for host in hosts.values()]
+    (order.directory / "known_hosts").write_text("".join(lines))
+    ports = [host.port for host in hosts.values()]
     print(json.dumps({"ports": ports, "user": shared.user}), flush=True)  # noqa: T201
+    obeying = asyncio.create_task(_obey(hosts, over))
     try:
         _watch(order.parent, over)
         await over.wait()
     finally:
+        obeying.cancel()
+        for host in hosts.values():
+            host.thawed.set()
         end_all(shared)
+
+
+async def _obey(hosts: dict[str, PlayedHost], over: asyncio.Event) -> None:
+    """Do what each line of stdin orders, and answer with [name, state, number of processes] of all hosts."""
+    orders = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(orders)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+    while line := await orders.readline():
+        verb, name = json.loads(line)
+        if verb:
+            await hosts[name].suffer(verb)
+        rows = [[name, one.state, len(one.processes())] for name, one in hosts.items()]
+        print(json.dumps(rows), flush=True)  # noqa: T201
+    over.set()
 
 
 def _watch(parent: int, over: asyncio.Event) -> None:
@@ -230,27 +340,6 @@ def _watch(parent: int, over: asyncio.Event) -> None:
         over.set()
     else:
         asyncio.get_running_loop().call_later(_POLL_S, _watch, parent, over)
-
-
-async def _listen(shared: SharedByHosts, home: Path) -> int:
-    """Start the server of one host and return its port."""
-    key = asyncssh.generate_private_key("ssh-ed25519")
-    acceptor = await asyncssh.listen(
-        "127.0.0.1",
-        0,
-        server_factory=lambda: _Server(shared, home),
-        server_host_keys=[key],
-        encoding=None,
-        line_editor=False,
-        allow_pty=False,
-        agent_forwarding=False,
-        x11_forwarding=False,
-    )
-    port: int = acceptor.get_port()
-    public_key = key.export_public_key().decode().strip()
-    with (shared.directory / "known_hosts").open("a") as file:
-        file.write(f"[127.0.0.1]:{port} {public_key}\n")
-    return port
 
 
 def _make_client_key(directory: Path) -> asyncssh.SSHKey:
@@ -310,6 +399,7 @@ def end_all(shared: SharedByHosts) -> None:
             elif name not in terminated:
                 terminated.add(name)
                 processes.send(process, signal.SIGTERM)
+                processes.send(process, signal.SIGCONT)  # of a frozen host
         time.sleep(0.02)
         processes.reap()
 

@@ -237,6 +237,17 @@ class FakePlayground:
     ssh_config: str = "/play/config"
     stopped: bool = False
 
+    ordered: list = field(default_factory=list)
+
+    def order(self, verb="", name=""):
+        words = (verb, name) if verb else ()
+        self.ordered.append(words)
+        frozen = [words == ("freeze", host.name) for host in self.hosts]
+        return [
+            (host.name, "frozen" if is_frozen else "up", 3)
+            for host, is_frozen in zip(self.hosts, frozen, strict=True)
+        ]
+
     def stop(self) -> None:
         self.stopped = True
 

@@ -653,6 +653,30 @@ def test_a_second_playground_ends_the_first(lab):
     assert [each.stopped for each in lab.playgrounds] == [True, False]
 
 
+def test_hosts_of_a_playground_are_shown_and_meet_faults(lab, capsys, golden):
+    lab.value("%distributed playground 2")
+    capsys.readouterr()
+    lab.value("%distributed playground")
+    lab.value("%distributed playground freeze play-1")
+    golden(capsys.readouterr().out)
+    (own,) = lab.playgrounds
+    assert own.ordered == [(), ("freeze", "play-1")]
+    golden(lab.error("%distributed playground freeze gpu-a"))
+    golden(lab.error("%distributed playground melt play-1"))
+
+
+def test_hosts_of_the_environment_win_over_a_playground(
+    lab, capsys, monkeypatch, golden
+):
+    """Notebooks of the course run unchanged on real hosts."""
+    monkeypatch.setenv("DISTMAGIC_HOSTS", "gpu-a:4,gpu-b:2")
+    lab.value("%distributed playground 2")
+    golden(capsys.readouterr().out)
+    assert lab.playgrounds == []
+    lab.value("%%distributed\nlen([])")
+    assert lab.session.hosts == parse_hosts("gpu-a:4,gpu-b:2")
+
+
 def test_down_closes_the_session_once_opened(lab, capsys):
     lab.value("%distributed down")
     assert lab.session.log == []

@@ -300,6 +300,83 @@ def test_stop_leaves_no_process_and_no_directory(tmp_path, monkeypatch, command)
     client.close()
 
 
+@pytest.fixture
+def played(tmp_path):
+    with playground.start(2, directory=tmp_path) as started:
+        yield started
+
+
+def started_on(client, command):
+    """Start a command that prints its pid first; return the pid and its output."""
+    _, out, _ = client.exec_command(f"echo $$; exec {command}")
+    return int(out.readline()), out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_a_frozen_host_stands_still_until_it_is_thawed(played):
+    with connect(played) as client, connect(played, "node2") as other:
+        pid, _ = started_on(client, "sleep 1000")
+        untouched, _ = started_on(other, "sleep 1000")
+        rows = played.order("freeze", "node1")
+        assert rows == [("node1", "frozen", 1), ("node2", "up", 1)]
+        assert processes.read(pid).state == "T"
+        assert processes.read(untouched).state == "S"
+        _, late, _ = client.exec_command("echo late")
+        assert not late.channel.recv_ready()
+        assert played.order("thaw", "node1")[0][1] == "up"
+        assert late.read() == b"late\n"
+        wait_until(lambda: processes.read(pid).state == "S", "the sleeper to go on")
+
+
+def test_a_cut_host_is_unreachable_and_its_programs_go_on(played):
+    client = connect(played)
+    pid, _ = started_on(client, "sleep 1000")
+    assert played.order("cut", "node1")[0] == ("node1", "cut", 1)
+    wait_until(lambda: not client.get_transport().is_active(), "the connection's end")
+    with pytest.raises(OSError):
+        connect(played)
+    assert processes.read(pid).state == "S"
+    played.order("heal", "node1")
+    with connect(played) as again:
+        assert run(again, "echo back")[0] == "back\n"
+    client.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_a_host_without_power_has_no_process_and_comes_back_the_same(played):
+    client = connect(played)
+    pid, _ = started_on(client, "sleep 1000")
+    started_on(client, "sh -c 'setsid -f sleep 1000; sleep 1000'")
+    played.order("freeze", "node1")
+    assert played.order("off", "node1") == [("node1", "off", 0), ("node2", "up", 0)]
+    assert processes.read(pid) is None
+    with pytest.raises(OSError):
+        connect(played)
+    assert played.order("on", "node1")[0] == ("node1", "up", 0)
+    with connect(played) as again:  # with the same key, at the same port
+        assert run(again, "echo back")[0] == "back\n"
+    client.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_a_frozen_host_does_not_outlive_its_playground(tmp_path):
+    hosts = playground.start(1, directory=tmp_path)
+    with connect(hosts) as client:
+        pid, _ = started_on(client, "sleep 1000")
+        hosts.order("freeze", "node1")
+        hosts.stop()
+    assert not _alive(pid, tmp_path)
+
+
+def test_a_playground_that_has_ended_takes_no_order(tmp_path, golden):
+    hosts = playground.start(1, directory=tmp_path)
+    hosts._server.kill()
+    hosts._server.wait()
+    with golden.raises(DistmagicError):
+        hosts.order("freeze", "node1")
+    hosts.stop()
+
+
 KERNEL = """
 import os, subprocess, sys, threading
 from distmagic.playground import playground

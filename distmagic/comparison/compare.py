@@ -63,7 +63,8 @@ class RunHistory:
 
     def add(self, state: RunState) -> None:
         """Note a run that is over."""
-        self._runs.pop(state.job, None)
-        self._runs[state.job] = summary(state)
+        key = f"{state.job} {state.cell}"
+        self._runs.pop(key, None)
+        self._runs[key] = summary(state)
         if len(self._runs) > _KEPT:
             del self._runs[next(iter(self._runs))]

@@ -140,6 +140,22 @@ SUBCOMMANDS = (
         words="job hosts...",
     ),
     Subcommand(
+        name="stay",
+        usages=(
+            ("", "show the ranks that stay: hosts, cells, and the names they hold"),
+        ),
+        handler=job_commands.stay,
+        is_of_notebook=True,
+        takes_way=False,
+    ),
+    Subcommand(
+        name="end",
+        usages=(("NAME", "end ranks that stay"),),
+        handler=job_commands.end,
+        is_of_notebook=True,
+        takes_way=False,
+    ),
+    Subcommand(
         name="stop",
         usages=(("ID", "stop a job"),),
         handler=job_commands.stop,

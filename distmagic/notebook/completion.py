@@ -16,6 +16,7 @@ from distmagic.request.systems import systems, that_can
 
 # The second for notebooks in which another extension owns the first.
 MAGICS = ("distributed", "distmagic")
+RANKS = "ranks"  # of cells alone
 _VALUES = {
     "--nproc-per-node": SLOT_WORDS,
     "--rdzv-backend": BACKENDS,
@@ -91,11 +92,12 @@ class Completer:
         magic, *words = text.split()
         if text[-1:].isspace():
             words.append("")
-        if not words or magic.lstrip("%") not in MAGICS:
+        if not words or magic.lstrip("%") not in (*MAGICS, RANKS):
             return None
         if magic.startswith("%%"):
             return self._cell(words)
-        return self._line(words) if magic.startswith("%") else None
+        is_line = magic.startswith("%") and magic != f"%{RANKS}"
+        return self._line(words) if is_line else None
 
     def _cell(self, words: Sequence[str]) -> list[str]:
         flag = _open_flag(words)

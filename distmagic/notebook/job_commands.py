@@ -55,6 +55,33 @@ def runs(line: CommandLine) -> None:
     notebook.show(page)
 
 
+def stay(line: CommandLine) -> None:
+    """Print what is known of ranks that stay."""
+    stayed = line.notebook.ranks
+    if not stayed:
+        print("no ranks stay: a cell that begins with %%ranks starts some")
+    for ranks in list(stayed.values()):
+        if ranks.done:
+            del stayed[ranks.name]
+            ranks.raise_end()
+        names = ", ".join(sorted(ranks.theirs)) or "none yet"
+        line.notebook.say(f"{ranks!r}\n  names: {names}")
+
+
+def end(line: CommandLine) -> None:
+    """End ranks that stay."""
+    _expect(line, 1, 1, "%distributed end needs the name of ranks that stay.")
+    (name,) = line.words
+    ranks = line.notebook.ranks.pop(name, None)
+    if ranks is None:
+        known = ", ".join(line.notebook.ranks) or "there are none"
+        raise SpecError(
+            f"No ranks called {name} stay here.", f"Those that do: {known}."
+        )
+    ranks.end()
+    print(f"the ranks of {name} have ended")
+
+
 def attach(line: CommandLine) -> object:
     """Follow a job to its end and return its run, if that gets no name. Raises what a run raises."""
     # A terminal has no variables.

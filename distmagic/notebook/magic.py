@@ -23,7 +23,7 @@ from distmagic import notebook_place, sanitize
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import PayloadTooLarge, SpecError
 from distmagic.notebook import commands, run_names
-from distmagic.notebook.completion import MAGICS, Completer, OfferedNames
+from distmagic.notebook.completion import MAGICS, RANKS, Completer, OfferedNames
 from distmagic.notebook.local_run import (
     note_library_changes,
     reject_names_early,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from distmagic.runner.outcome import Detached, Run
     from distmagic.session.background import BackgroundRun
     from distmagic.session.session import Session
+    from distmagic.staying.ranks import Ranks
 
 _ASKS_HELP = re.compile(r"%%(distributed|distmagic)\s+(-h|--help)\s*")
 _SCRIPT_NAME = "cell.py"  # of a cell that runs as a whole
@@ -104,6 +105,8 @@ class Magics:
         with run_names.not_started(self.shell, names):
             request = flags.parse_line(line, self.config.defaults(os.environ))
             names += [request.output] if request.output else []
+            if request.stay is not None:
+                return self._stay(request, cell, names)
             plan = self._read(cell, whole=request.whole or request.script)
             if request.export is not None:
                 print(sanitize.lines(self._export(plan, request)))
@@ -130,6 +133,86 @@ class Magics:
                 )
 
             return run_names.bound(self.shell, names, start)
+
+    def ranks(self, line: str, cell: str) -> object | None:
+        """Run the whole cell on ranks that stay: `%%ranks [NAME] [0,4-7]`, and flags as `%%distributed` has them."""
+        if flags.asks_help(line):
+            print(flag_parser.help_text("%%ranks [NAME] [0,4-7] [FLAGS]"))
+            return None
+        last = next(reversed(self.notebook.ranks), "ranks")
+        return self.cell(shlex.join(flags.words_of_ranks(line, last)), cell)
+
+    def _stay(self, request: flags.Request, cell: str, names: list[str]) -> object:
+        """Run a cell on ranks that stay, and start them where there are none of this name."""
+        from distmagic.staying.ranks import CellRequest
+
+        assert request.stay is not None
+        plan = self._read(cell, whole=True, stays=True)
+        ranks = self.notebook.ranks.get(request.stay)
+        if ranks is not None and ranks.done:
+            del self.notebook.ranks[request.stay]
+            ranks.raise_end()
+        screen = self.notebook.screen()
+        if ranks is None:
+            ranks = self._start_ranks(request, plan, can_type=screen.can_type())
+        else:
+            self._check_same(request, ranks)
+        self.notebook.ranks.pop(request.stay, None)  # the last one is used next
+        self.notebook.ranks[request.stay] = ranks
+        run_names.keep(self.shell, request.stay, ranks)
+        own = self.shell.user_ns.keys() - self.shell.user_ns_hidden.keys()
+        notebook = {
+            name: self.shell.user_ns[name]
+            for name in own
+            if not name.startswith("_") and self.shell.user_ns[name] is not ranks
+        }
+        of_cell = CellRequest(
+            plan=plan,
+            notebook=notebook,
+            labels=_labels(self.shell),
+            ranks=request.ranks,
+            variable=run_names.variable_of(names),
+        )
+
+        def run() -> object:
+            try:
+                return ranks.run_cell(of_cell, screen)
+            finally:
+                if ranks.is_over:
+                    self.notebook.ranks.pop(ranks.name, None)
+
+        return run_names.bound(self.shell, names, run)
+
+    def _start_ranks(
+        self, request: flags.Request, plan: cells.CellPlan, *, can_type: bool
+    ) -> Ranks:
+        """Begin to start ranks that stay."""
+        from distmagic.session.place import place_of
+        from distmagic.staying.ranks import start
+
+        assert request.stay is not None
+        part = self.notebook.part(request)
+        if part is not None:
+            raise part.refusal("--stay")
+        hosts, access = self.notebook.way(request)
+        session = self.notebook.session()
+        asker = NotebookAsker(can_ask=False)
+        wanted = request.allocation or hosts
+        place = place_of(session, wanted, access, asker, request.spec)
+        limit_bytes = request.payload_limit_bytes
+        return start(place, session, request, plan, limit_bytes, can_type=can_type)
+
+    def _check_same(self, request: flags.Request, ranks: Ranks) -> None:
+        """Raise `SpecError` where a later cell asks for other hosts, or other terms, than its ranks have."""
+        plain = flags.parse_line("", self.config.defaults(os.environ))
+        asked = ranks.request
+        for name in ("hosts", "hostfile", "allocation", "spec", "access"):
+            value = getattr(request, name)
+            if value not in (getattr(plain, name), getattr(asked, name)):
+                raise SpecError(
+                    f"The ranks of {ranks.name} stay as they were started, and this line asks for another {name}.",
+                    f"Leave its flags out; or end them first: %distributed end {ranks.name}",
+                )
 
     def _run_workflow(
         self, plan: cells.CellPlan, request: flags.Request, variable: str
@@ -199,7 +282,7 @@ class Magics:
             program = exporting.of_payload(payload, text.why, request)
         return exporting.write(program, "cell", request, hosts)
 
-    def _read(self, cell: str, *, whole: bool) -> cells.CellPlan:
+    def _read(self, cell: str, *, whole: bool, stays: bool = False) -> cells.CellPlan:
         """Return what the cell asks for. Raises `SpecError`."""
         raw = f"#%%{MAGICS[0]}\n{cell}"  # the magic's own line as a comment: line numbers are those of the cell
         text = raw if whole else self.shell.transform_cell(raw)
@@ -209,7 +292,7 @@ class Magics:
         except SyntaxError as error:
             lines = self.shell.SyntaxTB.structured_traceback(type(error), error, [])
             raise CellSyntaxError(error, lines) from None
-        if plan.call is None:
+        if plan.call is None and not stays:
             self._reject_notebook_names(plan)
         return plan
 
@@ -222,7 +305,9 @@ class Magics:
         number, visible = self.shell.execution_count, ""
         if result is not None:
             number, visible = result.execution_count, result.info.raw_cell
-        is_this = visible.startswith("%%dist") and _body(visible) == _body(raw)
+        is_this = visible.startswith(("%%dist", "%%ranks")) and _body(visible) == _body(
+            raw
+        )
         filename: str = self.shell.compile.cache(
             text, number, raw_code=visible if is_this else raw
         )
@@ -354,6 +439,7 @@ def load_ipython_extension(
     for name in MAGICS[1:] if owner else MAGICS:
         for kind, magic in (("line", magics.line), ("cell", magics.cell)):
             shell.register_magic_function(magic, kind, name)
+    shell.register_magic_function(magics.ranks, "cell", RANKS)
     shell.Completer.custom_matchers.append(magics.matcher)
     shell.input_transformers_cleanup.append(_help_of_cell)
     notebook_place.register(magics.notebook.place)
@@ -377,7 +463,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Take back what `load_ipython_extension` registered, and end connections and playground."""
     for kind in ("cell", "line"):
         table = shell.magics_manager.magics[kind]
-        for name in MAGICS:
+        for name in (*MAGICS, RANKS):
             if not _is_ours(table.get(name)):
                 continue
             magics = table.pop(name).__self__

@@ -13,6 +13,8 @@ from distmagic.errors import RunError
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from distmagic.staying.ranks import Ranks
+
 LAST_RUN = "_run"  # the last run, if it got no other name
 
 
@@ -43,6 +45,16 @@ def bind(shell: InteractiveShell | None, names: Sequence[str], run: object) -> N
         shell.push(dict.fromkeys(names, run))
     else:
         shell.push({LAST_RUN: run}, interactive=False)
+
+
+def keep(shell: InteractiveShell, name: str, ranks: Ranks) -> None:
+    """Give ranks that stay their name; a note says it of one that had another value."""
+    older = shell.user_ns.get(name)
+    if older is not None and type(older) is not type(ranks):
+        print(
+            f"! {name} stands for the ranks now, and no longer for a {type(older).__name__}."
+        )
+    shell.push({name: ranks})
 
 
 def bound(

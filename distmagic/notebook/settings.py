@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from distmagic.session.inside import Part
     from distmagic.session.session import Session
     from distmagic.state.model import RunState
+    from distmagic.staying.ranks import Ranks
 
 
 class Notebook:
@@ -31,7 +32,7 @@ class Notebook:
 
     `hosts` are those of `%distributed hosts`, None before that. `playground` is the running playground, None without
     one. `synced` are the Pythons of the environments that `%distributed env sync` has made, by host. `listed` are the
-    jobs that `%distributed jobs` has shown last. `open_session` stands for this process's own session. `terminal_words` turns
+    jobs that `%distributed jobs` has shown last. `ranks` are those that stay, by name, the one used last at the end. `open_session` stands for this process's own session. `terminal_words` turns
     a text, which may be about a job, into one for a terminal.
     """
 
@@ -51,6 +52,7 @@ class Notebook:
         self.synced: dict[str, str] = {}
         self.listed: tuple[Job, ...] = ()
         self._session: Session | None = None
+        self.ranks: dict[str, Ranks] = {}
 
     def worded(self, text: str, job: str = "") -> str:
         """Return a text, which may be about a job, with its commands as they are typed here."""

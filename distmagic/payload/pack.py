@@ -124,7 +124,7 @@ def pack_call(
         raise _too_large(thunk, error.size_bytes, limit_bytes) from None
     captured = frozenset(seen.modules)
     modules = set(captured)
-    codes, texts = list(seen.codes), _texts(seen.codes)
+    codes, texts = list(seen.codes), texts_of(seen.codes)
     for (
         code_object
     ) in codes:  # and of the functions in it, which a pickle of source does not name
@@ -237,7 +237,7 @@ def write_code(
     return blobs.keep(blobs.zipped({"sources.json": data}), blobs.folder())
 
 
-def _texts(codes: Iterable[CodeType]) -> dict[str, str]:
+def texts_of(codes: Iterable[CodeType]) -> dict[str, str]:
     """Return the text of every cell, or script, of which some code travels."""
     texts = {}
     for name in sorted({code.co_filename for code in codes}):

@@ -41,7 +41,9 @@ def help_text(
 
 def help_of_program(command: str, *, is_in_notebook: bool) -> str:
     """Return the help of the command that runs a program."""
-    without = "whole script" if is_in_notebook else "whole script output background"
+    without = "whole script stay ranks"
+    if not is_in_notebook:
+        without += " output background"
     return help_text(
         command,
         "Run a script on every rank of the hosts, under torchrun.",

@@ -129,6 +129,17 @@ def parse_duration(text: str, where: str) -> float:
     return float(found[1]) * _UNITS_S[found[2]]
 
 
+def rank_numbers(text: str) -> tuple[int, ...]:
+    """Return the ranks of `0,4-7`, in ascending order. Raises `SpecError`."""
+    found = set[int]()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not re.fullmatch(r"\d{1,5}(-\d{1,5})?", part) or int(last or first) < int(first):  # fmt: skip
+            raise SpecError(f"--ranks: {text!r} is no list of ranks.", "Write 0,4-7.")
+        found.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))
+
+
 def parse_size(text: str, where: str) -> int:
     """Return bytes of `1000000`, `512K`, `256M` or `2G` (powers of 1024). Raises `SpecError` naming `where`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", text.strip().upper())

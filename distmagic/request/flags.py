@@ -43,7 +43,8 @@ class Request:
     `--on none`: ignore the scheduler that started this process. `export` is the folder that is to be
     written in place of a run, `workflow` the job that a system such as OSMO runs. `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
     has `--ssh-config` and `--nproc-per-node`; `output` is the name after `-o`. `script`: the cell runs as a script, whose
-    arguments `args` are the words after `--`. `background`: the cell returns while the run goes on.
+    arguments `args` are the words after `--`. `background`: the cell returns while the run goes on. `stay` names ranks that
+    stay, and `ranks` are those of them on which the cell runs, () for all.
     """
 
     spec: JobSpec = field(default_factory=JobSpec)
@@ -63,6 +64,8 @@ class Request:
     args: tuple[str, ...] = ()
     dry_run: bool = False
     output: str | None = None
+    stay: str | None = None
+    ranks: tuple[int, ...] = ()
     payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES
 
 
@@ -91,6 +94,11 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
             "--background and --detach are both given.",
             "Keep --background for a run that is this notebook's, --detach for one that needs no notebook.",
         )
+    if args.stay is None and args.ranks:
+        raise SpecError(
+            "--ranks is for ranks that stay.", "Add --stay NAME, or leave it out."
+        )
+    _check_stay(args)
     system = None if args.on in (None, NO_SYSTEM) else systems.at(args.on)
     return Request(
         spec=_spec(args, defaults),
@@ -110,8 +118,54 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
         args=tuple(script_args),
         dry_run=args.dry_run,
         output=args.output,
+        stay=args.stay,
+        ranks=args.ranks or (),
         payload_limit_bytes=args.payload_limit or defaults.payload_limit_bytes,
     )
+
+
+# What a cell of ranks that stay can't have.
+_NOT_OF_STAY = [
+    "background",
+    "detach",
+    "dry_run",
+    "script",
+    "max_restarts",
+    "hang_timeout",
+    "timeout",
+    "fetch",
+]
+
+
+def _check_stay(args: argparse.Namespace) -> None:
+    if args.stay is None:
+        return
+    for name in _NOT_OF_STAY:
+        if _value(args, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise SpecError(
+                f"{flag} is for a run that ends, and the ranks of --stay {args.stay} stay.",
+                "Leave one of them out.",
+            )
+    if args.nnodes is not None and args.nnodes[0] != args.nnodes[1]:
+        raise SpecError(
+            "--nnodes MIN:MAX is for a job whose ranks start again, and those of --stay keep their values.",
+            "Write --nnodes N, or leave --stay out.",
+        )
+
+
+_RANKS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+
+
+def words_of_ranks(line: str, last: str) -> list[str]:
+    """Return the words of a line of `%%ranks [NAME] [0,4-7]` as `%%distributed` has them; without a name it is `last`."""
+    words = split(line)
+    name, ranks = last, []
+    if words and words[0].isidentifier():
+        name = words.pop(0)
+    if words and _RANKS.fullmatch(words[0]):
+        ranks = ["--ranks", words.pop(0)]
+    return ["--stay", name, *ranks, *words]
 
 
 def split(line: str) -> list[str]:

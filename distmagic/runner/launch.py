@@ -39,7 +39,7 @@ from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.runner.node_row import Growth
 from distmagic.runner.node_table import NodeTable
 from distmagic.runner.prepare import other_python, prepare
-from distmagic.runner.run_loop import RunLoop, clock_since
+from distmagic.runner.run_loop import Companion, RunLoop, clock_since
 from distmagic.runner.start import Start
 from distmagic.state.decide import Limits
 from distmagic.state.events import (
@@ -71,11 +71,12 @@ class Followed:
 
 def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     first_links: FirstLinks, spec: JobSpec, payload: Payload, screen: Screen, job: str, owner: str, work: WorkDir,
-    followed: Collection[str] = (),
+    followed: Collection[str] = (), companion: Companion | None = None,
 ) -> Followed:  # fmt: skip
     """Run a job to its end; one that is to be detached only until it runs. `work` is its working directory.
 
     `owner` is who begins it, and `followed` are the jobs that this kernel follows just now, which are no orphans.
+    A `companion` takes part in its loop.
     Raises a `HostError` before anything is started; for an interrupt before all nodes have started, `Cancelled`.
     """
     opener, fleet = first_links.opener, first_links.fleet
@@ -87,7 +88,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     # Hosts that come later still need the blobs.
     with interrupts.noted() as noted, ExitStack() as in_use:
         in_use.enter_context(blobs.in_use(payload.blobs))
-        loop = _new_loop(state, clock, screen, opener, noted)
+        loop = _new_loop(state, clock, screen, opener, noted, companion)
         with loop.opening():
             enough = enough_hosts(spec, len(fleet.hosts))
             links = connect(loop, first_links, enough, needs_remote=True)
@@ -224,9 +225,12 @@ def _new_loop(
     screen: Screen,
     opener: LinkOpener,
     noted: interrupts.Interrupts,
+    companion: Companion | None = None,
 ) -> RunLoop:
     queue = EventQueue(clock)
-    return RunLoop(state, queue, screen, opener.asker.serve, noted, clock, _new_id)
+    return RunLoop(
+        state, queue, screen, opener.asker.serve, noted, clock, _new_id, companion
+    )
 
 
 def _readable_by(loop: RunLoop, links: Sequence[Link], payload: Payload) -> Payload:

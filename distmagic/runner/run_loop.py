@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from distmagic.connection.link import Link
 from distmagic.errors import Cancelled, DistmagicError
@@ -72,15 +72,29 @@ SHORT_S = 5.0  # a run that lasts longer is worth a full garbage collection
 T = TypeVar("T")
 
 
+class Companion(Protocol):
+    """What takes part in a run beside its screen. `hear` and `sends` are called on the loop's thread."""
+
+    def join(self, wake: Callable[[], None]) -> None:
+        """Learn how to wake the loop."""
+
+    def hear(self, events: Sequence[Event]) -> None:
+        """Learn what has been folded."""
+
+    def sends(self, links: Mapping[int, Link]) -> list[Send]:
+        """Return what is to be sent now; `links` are by node."""
+
+
 class RunLoop:
     """One run, as its thread has it: the main thread, or one of its own where the run is in the background.
 
     `clock` gives the seconds since the run began, `serve` answers one question of a connection, `new_id` names a request.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  # all that it works with
         self, state: RunState, queue: EventQueue, screen: Screen, serve: Callable[[float], None],
         noted: Interrupts, clock: Callable[[], float], new_id: Callable[[], str],
+        companion: Companion | None = None,
     ) -> None:  # fmt: skip
         self.state = state
         self.queue = queue
@@ -89,6 +103,9 @@ class RunLoop:
         self._interrupts = noted
         self._clock = clock
         self._new_id = new_id
+        self._companion = companion
+        if companion is not None:
+            companion.join(queue.wake)
         self._next_shown_s = 0.0
         # What follows is of `follow`.
         self._table: NodeTable | None = None
@@ -120,6 +137,8 @@ class RunLoop:
         if not self.state.is_over:  # time stands still when a run is over
             events.append(Event(node_rank=0, at_s=self._clock(), what=None))
         self.state = fold(self.state, events)
+        if self._companion is not None:
+            self._companion.hear(events)
         return events
 
     def show(self) -> None:
@@ -266,6 +285,10 @@ class RunLoop:
         )
         self._perform(actions)
         self._hand_on_lines()
+        if self._companion is not None:
+            rows = enumerate(self._table.rows)
+            links = {node: row.link for node, row in rows if row.link is not None}
+            self._perform(self._companion.sends(links))
         self._carry_out(
             decide.after_step(
                 self.state, limits, self._memory, self._clock(), self._new_id

@@ -130,7 +130,7 @@ class BackgroundRun(Returned):
         self.screen = screen
         self._variable = screen.state.variable
         self._give_up = give_up
-        self._open_link = open_link
+        self.open_link = open_link
         self._is_over = threading.Event()
         self._left: Run | Detached | None = None
         self._error: BaseException | None = None
@@ -258,7 +258,7 @@ class BackgroundRun(Returned):
         """Return the run as if it were over now."""
         if isinstance(self._left, Run):
             return self._left
-        return Run(self.state, {}, self._open_link, shown=False)
+        return Run(self.state, {}, self.open_link, shown=False)
 
     def __repr__(self) -> str:
         from distmagic import render

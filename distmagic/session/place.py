@@ -31,6 +31,7 @@ from distmagic.request.hosts import Host
 from distmagic.request.spec import JobSpec
 from distmagic.runner.launch import first_state
 from distmagic.runner.outcome import Detached, Run
+from distmagic.runner.run_loop import Companion
 from distmagic.session.background import BackgroundRun, BackgroundScreen
 from distmagic.session.session import Session
 from distmagic.state.fold import begin
@@ -94,8 +95,9 @@ class Place:
         return self.launch(payload, screen, variable)
 
     def launch(
-        self, payload: Payload, screen: Screen, variable: str = "run", job: str = ""
-    ) -> Run | Detached:
+        self, payload: Payload, screen: Screen, variable: str = "run", job: str = "",
+        companion: Companion | None = None,
+    ) -> Run | Detached:  # fmt: skip
         """Run a job here to its end, as `Session.launch`, and fetch its files; of a run that does not begin nothing stays."""
         with self.given_up_after_error():
             first_links = self.reach(screen, payload)
@@ -105,18 +107,18 @@ class Place:
                 )
             payload = with_files(payload, self._spec, first_links.fleet, self._asker)
         left = self._session.launch(
-            first_links, self._spec, payload, screen, job, variable
+            first_links, self._spec, payload, screen, job, variable, companion
         )
         if isinstance(left, Run):
             fetch(left, self._spec.fetch)
         return left
 
     def begin(
-        self, payload: Payload, screen: Screen, variable: str = "run"
-    ) -> BackgroundRun:
+        self, payload: Payload, screen: Screen, variable: str = "run", companion: Companion | None = None,
+    ) -> BackgroundRun:  # fmt: skip
         """Begin a run and return it at once. `screen` is shown the first state now: that makes the output of this cell.
 
-        `variable` as for `Session.launch`.
+        `variable` and `companion` as for `Session.launch`.
         """
         job = new_job()
         terms = terms_of(
@@ -128,7 +130,7 @@ class Place:
         state = first_state(job, self.names, self._spec, terms)
         state = replace(state, variable=variable)
         shown = BackgroundScreen(state, screen)
-        launch = partial(self.launch, payload, shown, variable, job)
+        launch = partial(self.launch, payload, shown, variable, job, companion)
 
         def open_link(node_rank: int) -> Link:
             first_links = self.first_links

@@ -24,6 +24,7 @@ from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import JobSpec
 from distmagic.runner.launch import Followed, attach, launch
 from distmagic.runner.outcome import Detached, Run
+from distmagic.runner.run_loop import Companion
 from distmagic.screens.changed import ChangedScreen
 from distmagic.screens.choose import screen_for
 from distmagic.session.allocations import Allocations
@@ -101,11 +102,11 @@ class Session:
 
     def launch(
         self, first_links: FirstLinks, spec: JobSpec, payload: Payload, screen: Screen,
-        job: str = "", variable: str = "run",
+        job: str = "", variable: str = "run", companion: Companion | None = None,
     ) -> Run | Detached:  # fmt: skip
         """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.
 
-        `variable` is the one that gets the run, as messages name it.
+        `variable` is the one that gets the run, as messages name it. A `companion` takes part in its loop.
         Raises a `PayloadError` or a `HostError` before anything is started, or a `RunError` that carries the `Run`; for
         an interrupt at any time, `Cancelled`.
         """
@@ -126,6 +127,7 @@ class Session:
                     owner(),
                     work,
                     self._followed,
+                    companion,
                 )
         except BaseException:
             if not first_links.is_settled:  # there is nothing of it on any host

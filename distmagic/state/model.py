@@ -229,6 +229,7 @@ class RunState:
     began_up_s          the same by `processes.up_s`, which nobody can set
     before_s            how long the job had run when this kernel began to follow it
     variable            the variable that has the run, as messages name it
+    cell                the number of the cell, where this is the state of one cell of ranks that stay; else 0
     seen_unix_s         when this notebook saw the run last, in seconds since 1970, where it shows a state that is no newer;
                         else 0
 
@@ -277,6 +278,7 @@ class RunState:
     began_up_s: float = 0.0
     variable: str = "run"
     seen_unix_s: float = 0.0
+    cell: int = 0
 
     @property
     def lost_nodes(self) -> frozenset[int]:

@@ -92,6 +92,10 @@ def _stopped(state: RunState) -> RunError | None:
 def _interrupted(state: RunState) -> Cancelled:
     # An agent that is told to stop when its torchrun has ended gives "done" as its reason all the same.
     if all(node.code == 0 and node.reason == "done" for node in state.essential):
+        if state.cell:
+            return Cancelled(
+                "The cell was interrupted. Its ranks stay, with all names."
+            )
         return Cancelled(INTERRUPTED_WHEN_OVER)
     hint = _joined(_where_they_were(state), _lost_hint(state))
     had_begun = any(why != NEVER_BEGAN for _, why in state.lost)

@@ -59,6 +59,7 @@ PACKAGES = (
     "systems",
     "screens",
     "session",
+    "staying",
     "playground",
     "api",
     "notebook",

@@ -25,7 +25,7 @@ def main(folder: Path) -> None:
     atexit.register(worker.clear_main, fresh)
     try:
         what = call.load(folder / "call", fresh)
-        assert not isinstance(what, call.Script)
+        assert isinstance(what, call.Call | call.Whole)
         call.perform(what, fresh)
     except parcel.ParcelError as error:
         sys.exit(str(error))

@@ -464,6 +464,8 @@ class Agent:
             self.stack_dumper.request(request.request_id)
         elif isinstance(request, protocol.RankInput):
             self.rank_table.type(request)
+        elif isinstance(request, protocol.RunCell | protocol.InterruptCell):
+            self.rank_table.hand_on(request)
         elif isinstance(request, protocol.GetStart):
             reader.answer(protocol.LeadStart(start=self.start))
         elif isinstance(request, protocol.AddNode):

@@ -26,7 +26,8 @@ class RankProcess:
 
     `ended` is its own report of its end, None where it has sent none. `is_open`: its connection may bring more.
     `is_over`: its end is in the journal, since `over_at`. `is_replaced`: the agent killed it for an elastic job to form
-    anew. `pauses` are those that are not journaled yet; `is_paused`: it waits for somebody to type.
+    anew. `pauses`, and beginnings and ends of cells, are those that are not journaled yet; `is_paused`: it waits for
+    somebody to type.
     """
 
     def __init__(
@@ -54,7 +55,10 @@ class RankProcess:
         self.over_at = math.inf
         self.is_open = True
         self.pictures: list[protocol.Picture] = []
-        self.pauses: list[protocol.Paused | protocol.Resumed] = []
+        self.pauses: list[
+            protocol.Paused | protocol.Resumed | protocol.CellBegan | protocol.CellEnded
+        ] = []
+        self._unsent: list[bytes] = []  # what the rank is asked
         self.is_paused = False
         self._stdin = typed
         for fd in typed:
@@ -98,6 +102,8 @@ class RankProcess:
             self.pauses.append(message)
             self.is_paused = isinstance(message, protocol.Paused)
             self._prompt = message.prompt if self.is_paused else 0
+        elif isinstance(message, protocol.CellBegan | protocol.CellEnded):
+            self.pauses.append(message)
         elif isinstance(message, protocol.Ended):
             self.ended = message
 
@@ -133,10 +139,31 @@ class RankProcess:
         with contextlib.suppress(OSError):
             os.write(self._stdin[0], first.encode()[: _LINE_BYTES - 1] + b"\n")
 
+    def hand_on(self, request: protocol.Message) -> None:
+        """Hand on what it is asked, as soon as its socket has room."""
+        self._unsent.append(protocol.encode(request))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what it is asked, as far as its socket has room. One that takes nothing any more is about to end."""
+        with contextlib.suppress(OSError):
+            while self._unsent:
+                self.conn.send(self._unsent[0])
+                del self._unsent[0]
+
+    def completed(self, message: protocol.Message) -> protocol.Message:
+        """Return what it reports with what only its agent can tell: how long its logs were when a cell began."""
+        if not isinstance(message, protocol.CellBegan):
+            return message
+        lengths = tuple(stream.text.log.end for stream in self.streams)
+        return replace(message, log_bytes=lengths)
+
     def end_input(self) -> None:
-        """Bring its standard input to the end: nobody types any more."""
+        """Bring its standard input to the end, and what it is asked: nobody types any more, and no cell follows."""
         while self._stdin:
             os.close(self._stdin.pop())
+        with contextlib.suppress(OSError):
+            self.conn.shutdown(socket.SHUT_WR)
 
     def _merge(self, message: protocol.Progress, packet: bytes) -> None:
         if message.rows:

@@ -190,6 +190,7 @@ class RankTable:
         self._write_streams(self.streams, now, last=last)
         for rank in self.ranks:
             self._write_pauses(rank)
+            rank.flush()
         world_size = self.ranks[0].hello.world_size if self.ranks else 1
         if last or now - self.progress_at >= pace_s(world_size):
             self.progress_at = now
@@ -217,13 +218,14 @@ class RankTable:
         rank.pictures = []
 
     def _write_pauses(self, rank: RankProcess) -> None:
-        """Journal where the rank waits for a line, or that it goes on, after all that it had written by then."""
+        """Journal that the rank waits for a line or goes on, begins or ends a cell, after all that it had written by then."""
         if rank.pauses:
             for stream in rank.streams:
                 stream.drain_all()
             self._write_streams(rank.streams, self.clock(), last=True)
+            self._write_progress(rank, self.clock())
         for pause in rank.pauses:
-            self.journal.add(pause)
+            self.journal.add(rank.completed(pause))
         rank.pauses = []
 
     @property
@@ -237,8 +239,17 @@ class RankTable:
             if rank.hello.rank == line.rank and not rank.is_over:
                 rank.type(line)
 
+    def hand_on(self, request: protocol.RunCell | protocol.InterruptCell) -> None:
+        """Hand on what the notebook asks of ranks that stay."""
+        for rank in self.ranks:
+            if rank.hello.rank in request.ranks and not rank.is_over:
+                rank.hand_on(request)
+
     def end_input(self) -> None:
-        """Bring the standard input of all ranks to the end: a debugger would not let go of one that is to end."""
+        """Bring the standard input of all ranks to the end, and what they are asked.
+
+        A debugger would not let go of one that is to end, and one that stays would wait for its next cell.
+        """
         for rank in self.ranks:
             rank.end_input()
 

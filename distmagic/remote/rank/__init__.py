@@ -7,6 +7,7 @@ the user's code. Read in this order:
     worker.py      `main`: connects to the agent, calls the function, reports pauses and the end
     script.py      a script or a module as the rank's program, in place of a function
     import_paths.py  where the user's own modules are
+    stay.py        a rank that stays: one cell after the other
     report.py      `distmagic.report` and `distmagic.track`
     show.py        `distmagic.show`: a picture, on its way to the agent
     outbox.py      what was reported, on its way to the agent

@@ -15,16 +15,26 @@ from typing import Any
 
 from distmagic.remote.values.source_form import SourceForm
 
+_known: dict[str, str] = {}  # texts of cells, by file name
+
 
 def load(code: Path) -> dict[str, str]:
     """Put the cells' text into `linecache`; return the labels of cells by file name. `code` is a file of the payload."""
     sources = read(code)
-    for name, text in sources["texts"].items():
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    _find_classes(sources["texts"])
+    know(sources["texts"])
     labels = dict(sources["labels"])
-    _label_warnings(labels)
+    if labels:
+        label_warnings(labels)
     return labels
+
+
+def know(texts: Mapping[str, str]) -> None:
+    """Put the text of cells into `linecache`, by file name."""
+    for name, text in texts.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    if texts and not _known:
+        _find_classes(_known)
+    _known.update(texts)
 
 
 def form_of_results(code: Path) -> SourceForm | None:
@@ -69,8 +79,7 @@ def _find_classes(texts: Mapping[str, str]) -> None:
             return _cell_of(object, texts) or plain(object)
         return plain(object)
 
-    if texts:
-        inspect.getfile = getfile
+    inspect.getfile = getfile
 
 
 def _cell_of(cls: type, texts: Mapping[str, str]) -> str:
@@ -95,7 +104,7 @@ def _cell_of(cls: type, texts: Mapping[str, str]) -> str:
     return next((name for name, text in texts.items() if statement.search(text)), "")
 
 
-def _label_warnings(labels: dict[str, str]) -> None:
+def label_warnings(labels: dict[str, str]) -> None:
     """Have warnings name the cell as tracebacks do, in place of a file that does not exist."""
     plain = warnings.formatwarning
 
@@ -112,5 +121,4 @@ def _label_warnings(labels: dict[str, str]) -> None:
         where = f"{labels[filename]}, line {lineno}:"
         return text.replace(f"{filename}:{lineno}:", where, 1)
 
-    if labels:
-        warnings.formatwarning = formatwarning
+    warnings.formatwarning = formatwarning

@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from distmagic.remote.rank import (
     show,
     sources,
     stacks,
+    stay,
 )
 from distmagic.remote.system import asking, awake, processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
@@ -40,7 +42,7 @@ from distmagic.remote.training import groups, import_hooks
 from distmagic.remote.values import call, captured, left_out, parcel, settings
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.wire.clipping import clipped, text_of
-from distmagic.remote.wire.codec import encode
+from distmagic.remote.wire.codec import Message, encode
 from distmagic.remote.wire.events import Ended, Paused, Resumed, Worker
 from distmagic.remote.wire.parts import Failure
 from distmagic.remote.wire.vocabulary import RankOutcome
@@ -103,46 +105,95 @@ def main(_: list[str]) -> None:
     sys.path[:0] = ours
     sys.argv[:] = ["distmagic"]
     labels = _tell_pauses(rank, conn, sources.load(rank.code))
+    held: list[object] = []
+    work = partial(_work, rank, conn, ours, f"{bundle}/fallback", labels, held)
+    ended = _ended_after(rank, labels, work)
+    _finish(rank, conn, ended)
+
+
+def _ended_after(
+    rank: Rank, labels: dict[str, str], work: Callable[[], Ended]
+) -> Ended:
+    """Return the end that `work` returns, or that it has by what it raises."""
     try:
-        bars.install(report.post_bar, fallback=f"{bundle}/fallback")
-        rich_bars.install(report.post_bar)
-        logged_numbers.install()
-        groups.install()
-        show.install()
-        user_main = _fresh_main(rank)
-        with gc_paused():
-            thunk = call.load(rank.call, user_main)
-        if not isinstance(thunk, call.Call):
-            show.keep_figures()
-        if isinstance(thunk, call.Script):
-            script.run(thunk, user_main, ours, rank.work_dir)
-            ended = _keep(rank, None)
-        else:
-            if own := os.environ.pop(settings.VARIABLE, ""):
-                settings.begin_with(own, import_hooks.when_imported)
-            if isinstance(thunk, call.Whole):
-                _place(thunk.filename, user_main)
-            before = captured.marks(vars(user_main))
-            value = call.perform(thunk, user_main)
-            lost = captured.changed(vars(user_main), before, value)
-            ended = _keep(rank, value, sources.form_of_results(rank.code))
-            if lost and isinstance(thunk, call.Call) and not ended.meaning:
-                meaning = f"changes of {lost} stay there: return what is needed here"
-                ended = replace(ended, meaning=meaning)
+        return work()
     except SystemExit as stop:
         _stop_handlers()
-        ended = _exited(rank, stop)
+        return _exited(rank, stop)
     except (
         KeyboardInterrupt
     ):  # as Python's own end: by the signal, and what it was at is no failure
         _stop_handlers()
-        ended = _ended(
+        return _ended(
             rank, "signalled", -signal.SIGINT, meaning="SIGINT: it was interrupted"
         )
     except BaseException as error:  # noqa: BLE001 - every end of a rank is reported
         _stop_handlers()
-        ended = _raised(rank, error, labels)
-    _finish(rank, conn, ended)
+        return _raised(rank, error, labels)
+
+
+def _work(
+    rank: Rank,
+    conn: socket.socket,
+    ours: list[str],
+    fallback: str,
+    labels: dict[str, str],
+    held: list[object],
+) -> Ended:
+    """Do all that the payload asks of this rank. What was returned is `held` until the rank ends."""
+    bars.install(report.post_bar, fallback=fallback)
+    rich_bars.install(report.post_bar)
+    logged_numbers.install()
+    groups.install()
+    show.install()
+    user_main = _fresh_main(rank)
+    with gc_paused():
+        thunk = call.load(rank.call, user_main)
+    if not isinstance(thunk, call.Call):
+        show.keep_figures()
+    if isinstance(thunk, call.Script):
+        script.run(thunk, user_main, ours, rank.work_dir)
+        return _keep(rank, None)
+    if own := os.environ.pop(settings.VARIABLE, ""):
+        settings.begin_with(own, import_hooks.when_imported)
+    if isinstance(thunk, call.Stay):
+        _stay(rank, conn, user_main, labels)
+        return _keep(rank, None)
+    if isinstance(thunk, call.Whole):
+        _place(thunk.filename, user_main)
+    assert isinstance(thunk, call.Call | call.Whole)
+    before = captured.marks(vars(user_main))
+    value = call.perform(thunk, user_main)
+    held.append(value)
+    lost = captured.changed(vars(user_main), before, value)
+    ended = _keep(rank, value, sources.form_of_results(rank.code))
+    if lost and isinstance(thunk, call.Call) and not ended.meaning:
+        meaning = f"changes of {lost} stay there: return what is needed here"
+        ended = replace(ended, meaning=meaning)
+    return ended
+
+
+def _stay(
+    rank: Rank, conn: socket.socket, main: types.ModuleType, labels: dict[str, str]
+) -> None:
+    """Run cells until the agent hangs up."""
+
+    def ending(act: Callable[[], None]) -> Ended:
+        def work() -> Ended:
+            act()
+            return _ended(rank, "returned")
+
+        return _ended_after(rank, labels, work)
+
+    def begin_reports() -> None:
+        report.begin(partial(_send, conn), rank=rank.rank, restart=rank.restart)
+
+    around = stay.Surroundings(
+        rank=rank.rank, main=main, folder=rank.folder, blobs=rank.call.parent,
+        form=sources.form_of_results(rank.code), labels=labels, send=partial(_send_for_sure, conn),
+        begin_reports=begin_reports,
+    )  # fmt: skip
+    stay.CellLoop(around).run(conn, ending)
 
 
 def _read_rank() -> Rank:
@@ -197,6 +248,11 @@ def _send(conn: socket.socket, packet: bytes) -> bool:
     return True
 
 
+def _send_for_sure(conn: socket.socket, message: Message) -> None:
+    while not _send(conn, encode(message)):
+        time.sleep(_PAUSE_S)
+
+
 def _tell_pauses(
     rank: Rank, conn: socket.socket, labels: dict[str, str]
 ) -> dict[str, str]:
@@ -207,10 +263,6 @@ def _tell_pauses(
     if not rank.can_type:
         return labels
 
-    def report_for_sure(message: Paused | Resumed) -> None:
-        while not _send(conn, encode(message)):
-            time.sleep(_PAUSE_S)
-
     def waits(prompt: int, file: str, line: int, asks: str) -> None:
         label = labels.get(file, file)
         if rank.work_dir:
@@ -218,10 +270,11 @@ def _tell_pauses(
         paused = Paused(
             rank=rank.rank, restart=rank.restart, prompt=prompt, file=label[-_MAX_WORD:], line=line, asks=asks[-_MAX_WORD:],
         )  # fmt: skip
-        report_for_sure(paused)
+        _send_for_sure(conn, paused)
 
     def goes_on(prompt: int) -> None:
-        report_for_sure(Resumed(rank=rank.rank, restart=rank.restart, prompt=prompt))
+        resumed = Resumed(rank=rank.rank, restart=rank.restart, prompt=prompt)
+        _send_for_sure(conn, resumed)
 
     asking.install(waits, goes_on)
     import_hooks.when_imported("pdb", _let_quit_raise)

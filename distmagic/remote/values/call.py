@@ -45,6 +45,26 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class Stay:
+    """No call: the rank stays, and runs one cell after the other in one `__main__`."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell for ranks that stay. Its tracebacks find its lines by `filename`, as the notebook does.
+
+    `names` are values of the notebook that it uses, `texts` those of its cells whose code comes along, and of this one,
+    `labels` what to call them.
+    """
+
+    source: str
+    filename: str
+    names: dict[str, Any]
+    texts: dict[str, str]
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Script:
     """A script, or a module that is run as `python -m` runs it, with its arguments.
 
@@ -61,7 +81,9 @@ class Script:
     roots: tuple[str, ...] = ()
 
 
-def load(path: str | os.PathLike[str], main: ModuleType) -> Call | Whole | Script:
+def load(
+    path: str | os.PathLike[str], main: ModuleType
+) -> Call | Whole | Stay | Cell | Script:
     """Return what the payload at `path` asks for. What it captured become attributes of `main`.
 
     `main` must be in `sys.modules` as `__main__` already. Its `__file__` afterwards is `main`'s own again, whatever
@@ -71,24 +93,26 @@ def load(path: str | os.PathLike[str], main: ModuleType) -> Call | Whole | Scrip
     what = parcel.load(path, main.__dict__)
     if file is not None:
         main.__file__ = file
-    if not isinstance(what, (Call, Whole, Script)):
+    if not isinstance(what, (Call, Whole, Stay, Cell, Script)):
         raise parcel.ParcelError(f"{path} is no payload but a {type(what).__name__}.")
     return what
 
 
-def perform(what: Call | Whole, main: ModuleType) -> object:
+def perform(what: Call | Whole | Cell, main: ModuleType) -> object:
     """Run it in `main` and return its value: of the call, or of the cell's last expression (else None).
 
     A coroutine is run to its end; a whole cell may `await` at its top. Raises whatever the user's code raises.
     """
     if isinstance(what, Call):
         return _finished(what.thunk())
-    if what.argv:
+    if isinstance(what, Whole) and what.argv:
         sys.argv[:] = what.argv
     main.__dict__.pop(_RESULT, None)
-    _run(
-        _returning(ast.parse(what.source, what.filename)), what.filename, main.__dict__
-    )
+    tree = ast.parse(what.source, what.filename)
+    # As in a notebook, where an assignment shows nothing.
+    if isinstance(what, Whole) or (tree.body and isinstance(tree.body[-1], ast.Expr)):
+        tree = _returning(tree)
+    _run(tree, what.filename, main.__dict__)
     return _finished(main.__dict__.pop(_RESULT, None))
 
 

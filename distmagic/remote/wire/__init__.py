@@ -11,6 +11,7 @@ Read in this order:
     requests   what the notebook asks of a host
     answers    what a host replies
     events     what happens in a job, numbered
+    cells      what is asked of ranks that stay, and what they answer
     file_names names of files, whose bytes need be no text
     clipping   texts of any length, made to fit into a line
     printed_numbers  numbers of a training in a line of text

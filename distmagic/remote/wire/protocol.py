@@ -3,7 +3,7 @@
 A line is `{"t": type, "n": sequence number, ...fields}`. Events of a job are numbered from 1 by the agent's journal;
 everything else has n = 0. Unknown types and fields are ignored, so halves of different age understand each other
 within one `PROTOCOL`. Binary (bundle, payload, results) follows a line that tells its size, never inside a line.
-The messages stand in requests.py, answers.py and events.py, and what they are made of in parts.py; codec.py writes and
+The messages stand in requests.py, answers.py, events.py and cells.py, and what they are made of in parts.py; codec.py writes and
 reads them; ranks import events.py and parts.py alone, since making all these classes takes tens of milliseconds.
 `tests/golden/wire.jsonl` freezes one line per type.
 """
@@ -11,6 +11,7 @@ reads them; ranks import events.py and parts.py alone, since making all these cl
 from __future__ import annotations
 
 from distmagic.remote.wire.answers import *  # noqa: F403
+from distmagic.remote.wire.cells import *  # noqa: F403
 from distmagic.remote.wire.codec import (
     MAX_LINE_BYTES,
     BadLine,

@@ -284,6 +284,20 @@ MESSAGES = (
     (9, p.Paused(rank=1, restart=0, prompt=3, file="Cell In[3]", line=4, asks="(Pdb) ")),
     (10, p.Resumed(rank=1, restart=0, prompt=3)),
     (0, p.RankInput(rank=1, prompt=3, text="p x", is_end=True)),
+    (0, p.RunCell(cell=2, ranks=(0, 3), data="AA==", blob=SHA)),
+    (0, p.InterruptCell(cell=2, ranks=(0, 3))),
+    (11, p.CellBegan(cell=2, rank=3, log_bytes=(7, 0))),
+    (
+        12,
+        p.CellEnded(
+            cell=2,
+            rank=3,
+            ended=p.Ended(rank=3, restart=0, outcome="returned", result_bytes=1),
+            shown="7",
+            value="AA==",
+            names=("model",),
+        ),
+    ),
 )  # fmt: skip
 
 

@@ -1,0 +1,220 @@
+"""A rank that stays: it runs one cell after the other in one `__main__`, until its agent hangs up.
+
+The main thread runs cells; another one reads what the agent hands on, and interrupts the main thread. What a cell raises
+ends the cell alone, `sys.exit` too.
+
+    RunCell       --inbox-->   the main thread: CellBegan, the cell, CellEnded
+    InterruptCell --SIGINT-->  KeyboardInterrupt, where that cell runs
+    end of file   --inbox-->   the rank's own end
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+from distmagic.remote.rank import report, sources
+from distmagic.remote.system import threads
+from distmagic.remote.values import call, parcel
+from distmagic.remote.values.source_form import SourceForm
+from distmagic.remote.wire import codec
+from distmagic.remote.wire.cells import (
+    MOST_NAMES,
+    CellBegan,
+    CellEnded,
+    InterruptCell,
+    RunCell,
+)
+from distmagic.remote.wire.clipping import clipped, text_of
+from distmagic.remote.wire.events import Ended
+
+_MOST_SHOWN = 2000  # characters of a repr
+_MOST_VALUE_BYTES = 48_000  # of a value that goes along with the end of its cell
+_LARGEST_VALUE_BYTES = 1 << 20  # that is pickled to see how long it is
+_MOST_NAMES_CHARS = 20_000
+_STAYS = "its value is large, or can't be pickled, and stays there under the name _"
+
+# Does its work and returns how that ended, whatever it raised.
+Ending = Callable[[Callable[[], None]], Ended]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a rank that stays has of its process.
+
+    `folder` is for its own files, `blobs` has those of the payload. Values go in this `form`. `labels` of cells are by
+    file name. `send` sends a message for sure, `begin_reports` lets the reports of a cell begin at 0.
+    """
+
+    rank: int
+    main: ModuleType
+    folder: Path
+    blobs: Path
+    form: SourceForm | None
+    labels: dict[str, str]
+    send: Callable[[codec.Message], None]
+    begin_reports: Callable[[], None]
+
+
+class CellLoop:
+    """The loop of one rank."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._rank, self._main = around.rank, around.main
+        self._inbox: queue.SimpleQueue[RunCell | None] = queue.SimpleQueue()
+        self._last = 0  # the number of the cell that was taken last
+        self._running = 0  # the number of the one that runs, 0 between two
+        self._lock = threading.Lock()
+        self._own: set[str] = set()  # names that cells have given values to
+        self._pid = os.getpid()
+
+    def run(self, conn: socket.socket, ending: Ending) -> None:
+        """Run cells until the agent hangs up."""
+        signal.signal(signal.SIGINT, self._interrupt)
+        sources.label_warnings(self._around.labels)
+        reader = threads.begin("cells", self._read, conn)
+        while (request := self._inbox.get()) is not None:
+            self._run_cell(request, ending)
+        reader.join()
+
+    # ---- the thread that reads
+
+    def _read(self, conn: socket.socket) -> None:
+        while True:
+            try:
+                packet = conn.recv(1 << 18)
+                message = codec.decode(packet)[1] if packet else None
+            except (OSError, codec.BadLine):
+                message = None
+            if message is None:
+                self._inbox.put(None)
+                return
+            self._take(message)
+
+    def _take(self, message: codec.Message) -> None:
+        if isinstance(message, RunCell) and message.cell > self._last:
+            self._last = message.cell
+            self._inbox.put(message)
+        elif isinstance(message, InterruptCell):
+            with self._lock:
+                if self._running == message.cell:
+                    signal.pthread_kill(
+                        threading.main_thread().ident or 0, signal.SIGINT
+                    )
+
+    # ---- the main thread
+
+    def _interrupt(self, *_: object) -> None:
+        """Raise KeyboardInterrupt in a cell. Between two nothing is there to be interrupted."""
+        if self._running and os.getpid() == self._pid:
+            raise KeyboardInterrupt
+
+    def _run_cell(self, request: RunCell, ending: Ending) -> None:
+        self._around.send(CellBegan(cell=request.cell, rank=self._rank))
+        # The cells before may have set others.
+        signal.signal(signal.SIGINT, self._interrupt)
+        self._around.begin_reports()
+        values: list[object] = []
+        ended = ending(partial(self._perform, request, values))
+        self._stop_running()
+        shown = value = ""
+        if ended.outcome == "returned":
+            ended = replace(ended, result_bytes=0)
+        if ended.outcome == "returned" and values and values[0] is not None:
+            vars(self._main)["_"] = values[0]
+            shown, data = _shown(values[0]), self._pickled(values[0])
+            value = base64.b64encode(data).decode()
+            ended = replace(ended, result_bytes=len(data) or None)
+            if not data:
+                ended = replace(ended, meaning=_STAYS)
+        report.end()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        if os.getpid() != self._pid:
+            os._exit(
+                ended.code & 0xFF
+            )  # a child that the cell has forked, and that came to its end
+        self._around.send(
+            CellEnded(
+                cell=request.cell, rank=self._rank, ended=ended, shown=shown, value=value,
+                names=tuple(self._own_names()),
+            )
+        )  # fmt: skip
+
+    def _own_names(self) -> Iterator[str]:
+        room = _MOST_NAMES_CHARS
+        for name in sorted(self._own)[:MOST_NAMES]:
+            room -= len(name)
+            if room > 0:
+                yield name
+
+    def _stop_running(self) -> None:
+        """Let no interrupt come any more; one that has come just now is dropped."""
+        while self._running:
+            with contextlib.suppress(KeyboardInterrupt), self._lock:
+                self._running = 0
+
+    def _perform(self, request: RunCell, values: list[object]) -> None:
+        names = vars(self._main)
+        cell = self._load(request)
+        before = dict(names)
+        try:
+            with self._lock:
+                self._running = request.cell
+            values.append(call.perform(cell, self._main))
+        finally:
+            self._stop_running()
+            for name, value in names.items():
+                if not name.startswith("_") and before.get(name, names) is not value:
+                    self._own.add(name)
+            self._own.intersection_update(names)
+
+    def _load(self, request: RunCell) -> call.Cell:
+        """Return the cell. What comes with it becomes names, but for those that cells here have given values to."""
+        if request.blob:
+            path = self._around.blobs / request.blob
+        else:
+            path = self._around.folder / f"rank{self._rank}.cell"
+            path.write_bytes(base64.b64decode(request.data))
+        names = vars(self._main)
+        own = {name: names[name] for name in self._own if name in names}
+        cell = call.load(path, self._main)
+        assert isinstance(cell, call.Cell)
+        names.update(cell.names)
+        names.update(own)
+        self._around.labels.update(cell.labels)
+        sources.know(cell.texts)
+        return cell
+
+    def _pickled(self, value: object) -> bytes:
+        """Return the parcel of a value, b"" where that is long, or there can be none."""
+        path = self._around.folder / f"rank{self._rank}.value"
+        try:
+            size = parcel.dump(
+                value, path, source=self._around.form, limit_bytes=_LARGEST_VALUE_BYTES
+            )
+            data = path.read_bytes() if size <= _MOST_VALUE_BYTES else b""
+            path.unlink()
+        except Exception:  # noqa: BLE001 - pickling runs anybody's code
+            return b""
+        return data
+
+
+def _shown(value: object) -> str:
+    try:
+        return clipped(repr(value), _MOST_SHOWN)
+    except Exception as error:  # noqa: BLE001 - the user's own __repr__
+        return f"<its repr() raised {type(error).__name__}: {text_of(error)[:200]}>"

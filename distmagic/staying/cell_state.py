@@ -1,0 +1,142 @@
+"""The state of one cell of ranks that stay: events of their session in, the `RunState` of that cell out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from distmagic.remote.wire import protocol
+from distmagic.state.events import Event, Gone, StopRequested, Warned
+from distmagic.state.fold import begin, fold
+from distmagic.state.model import RunState, WorkerState
+from distmagic.state.phases import ALIVE
+
+PEERS_S = (
+    1.0  # that the other ranks have to end a cell by themselves when one has failed
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellState:
+    """What is known of a cell: `run` is its state as of a run, `ends` how its ranks ended it.
+
+    `began_s` is when it began, in seconds of the session. `asked` are the ranks that were interrupted.
+    """
+
+    run: RunState
+    began_s: float
+    ends: Mapping[int, protocol.CellEnded] = field(default_factory=dict)
+    asked: frozenset[int] = frozenset()
+
+    @property
+    def at_work(self) -> tuple[int, ...]:
+        """The ranks that are at the cell."""
+        workers = self.run.workers.items()
+        return tuple(rank for rank, worker in workers if worker.phase in ALIVE)
+
+
+def begin_cell(
+    session: RunState, cell: int, ranks: Iterable[int], began_unix_s: float
+) -> CellState:
+    """Return the state of a cell of these ranks that begins now."""
+    fresh = begin(session.job, [node.host for node in session.nodes], session.terms)
+    nodes = []
+    for node in session.nodes:
+        nodes.append(
+            replace(
+                node, sent_bytes=0, total_bytes=0, broken_at_s=0.0, accused_at_s=None
+            )
+        )
+    workers = {}
+    for rank in ranks:
+        old = session.workers[rank]
+        workers[rank] = WorkerState(
+            rank=rank, local_rank=old.local_rank, node_rank=old.node_rank, host=old.host,
+            phase="running", round=old.round, restart=old.restart, pid=old.pid, device=old.device,
+        )  # fmt: skip
+    run = replace(
+        fresh, nodes=tuple(nodes), workers=workers, world_size=session.world_size,
+        planned_world_size=session.planned_world_size, order=session.order, firsts=session.firsts,
+        rdzv_round=session.rdzv_round, started_at_s=0.0, name=session.name, variable=session.variable,
+        began_unix_s=began_unix_s, cell=cell,
+    )  # fmt: skip
+    return CellState(run=run, began_s=session.at_s)
+
+
+def take(state: CellState, events: Iterable[Event]) -> CellState:
+    """Return the state after events of the session."""
+    ends = dict(state.ends)
+    own = []
+    for event in events:
+        what = event.what
+        rank = getattr(what, "rank", -1)
+        if rank >= 0 and rank not in state.run.workers:
+            continue
+        if isinstance(what, protocol.CellEnded):
+            is_own = state.run.workers[rank].node_rank == event.node_rank
+            if what.cell != state.run.cell or not is_own or what.ended.rank != rank:
+                continue
+            ends[rank] = what
+            what = what.ended
+        at_s = max(0.0, event.at_s - state.began_s)
+        own.append(replace(event, at_s=at_s, what=what))
+    run = fold(state.run, own)
+    if not run.is_over and ends.keys() == run.workers.keys():
+        run = fold(run, _last_events(run))
+    return replace(state, run=run, ends=ends)
+
+
+def _last_events(run: RunState) -> Iterable[Event]:
+    """Yield what ends the nodes of a cell's state, while they go on with the next one."""
+    last = (protocol.EngineEnded(code=0), protocol.Final(reason="done"), Gone())
+    for node in range(len(run.nodes)):
+        for what in last:
+            yield Event(node_rank=node, at_s=run.at_s, what=what)
+
+
+def peers_to_interrupt(state: CellState) -> tuple[int, ...]:
+    """Return the ranks that still wait a while after another one has failed, and were not interrupted yet."""
+    run = state.run
+    if run.first_failure is None or run.at_s - run.first_failure_at_s < PEERS_S:
+        return ()
+    return tuple(rank for rank in state.at_work if rank not in state.asked)
+
+
+def interrupted(
+    state: CellState, ranks: Iterable[int], *, by_user: bool, notice: str = ""
+) -> CellState:
+    """Return the state when these ranks are being interrupted: by the user, or because another one has failed."""
+    run = state.run
+    events: list[Event] = []
+    if not run.stopping:
+        reason = StopRequested(reason="interrupted" if by_user else "failed")
+        events.append(Event(node_rank=0, at_s=run.at_s, what=reason))
+    if notice:
+        events.append(Event(node_rank=0, at_s=run.at_s, what=Warned(text=notice)))
+    run = fold(run, events)
+    return replace(state, run=run, asked=state.asked.union(ranks))
+
+
+def shown(ends: Mapping[int, protocol.CellEnded]) -> list[str]:
+    """Return what ranks show of their last expression, those with the same in one line: `ranks 0-7: 0.69`."""
+    by_text: dict[str, list[int]] = {}
+    for rank in sorted(ends):
+        if ends[rank].shown:
+            by_text.setdefault(ends[rank].shown, []).append(rank)
+    found = []
+    for text, ranks in by_text.items():
+        word = "rank" if len(ranks) == 1 else "ranks"
+        gap = "\n" if "\n" in text else " "
+        found.append(f"{word} {rank_list(ranks)}:{gap}{text}")
+    return found
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Return ranks in ascending order as users write them: `0,4-7`."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1][1:] = [rank]
+        else:
+            parts.append([rank])
+    return ",".join("-".join(map(str, part)) for part in parts)

@@ -1,0 +1,187 @@
+"""Ranks that stay, in a real kernel that nbclient drives as nbconvert does: two hosts of two ranks."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.faults import host_of, send
+from tests.lab import Lab
+from tests.lab.waiting import wait_until
+from tests.notebooks.kernel import LiveNotebook, live_notebook
+
+pytestmark = pytest.mark.needs("lab")
+
+FIRST = """\
+%%ranks
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(2, 1)
+calls = 0
+os.uname().nodename, os.getpid()
+"""
+
+
+@pytest.fixture(scope="module")
+def notebook(
+    session_lab: Lab, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveNotebook]:
+    """A notebook on whose hosts ranks stay."""
+    session_lab.mend()
+    with live_notebook(
+        tmp_path_factory.mktemp("notebook"), {"DISTMAGIC_HOSTS": "dm1:2,dm2:2"}
+    ) as made:
+        made.run(f'%config Distmagic.ssh_config = "{session_lab.ssh_config}"')
+        made.pids = made.run(FIRST).splitlines()[-4:]
+        yield made
+        assert made.run("%distributed end ranks") == "the ranks of ranks have ended\n"
+    session_lab.assert_clean()
+
+
+def still_there(notebook: LiveNotebook) -> None:
+    """See that the same processes run the next cell, and that their group works."""
+    text = notebook.run("""\
+%%ranks
+total = torch.ones(1)
+dist.all_reduce(total)
+assert total.item() == 4
+os.uname().nodename, os.getpid()
+""")
+    assert text.splitlines()[-4:] == notebook.pids
+
+
+@pytest.mark.promise(
+    "ranks can stay for the next cell with their model and process group"
+)
+def test_the_next_cell_has_model_and_group(notebook: LiveNotebook) -> None:
+    text = notebook.run("""\
+%%ranks
+total = torch.tensor([1.0])
+dist.all_reduce(total)
+calls += 1
+print("summed")
+total.item(), calls, type(model).__name__
+""")
+    assert text.endswith("ranks 0-3: (4.0, 1, 'Linear')\n")
+    assert text.count("summed") == 4
+    assert notebook.run("_run.results[3]") == "(4.0, 1, 'Linear')"
+    assert "calls, dist, model" in notebook.run("%distributed stay")
+    still_there(notebook)
+
+
+def test_an_exception_fails_the_cell_alone(notebook: LiveNotebook) -> None:
+    text = notebook.fail("""\
+%%ranks
+kept = 5
+if os.environ["RANK"] == "2":
+    raise ValueError("no such batch")
+if os.environ["RANK"] == "1":
+    time.sleep(3600)
+""")
+    assert "rank 2 (dm2, local_rank 0) raised ValueError: no such batch" in text
+    assert "--> raise ValueError" in text
+    assert notebook.run("%%ranks 1-2\nkept").endswith("ranks 1-2: 5\n")
+    still_there(notebook)
+
+
+def test_an_exit_ends_the_cell_and_not_the_rank(notebook: LiveNotebook) -> None:
+    assert "ended with exit code 3" in notebook.fail("%%ranks\nraise SystemExit(3)")
+    still_there(notebook)
+
+
+def test_a_cell_for_some_ranks(notebook: LiveNotebook) -> None:
+    text = notebook.run('%%ranks 0,2-3 -o some\nint(os.environ["RANK"]) ** 2')
+    assert text.splitlines()[-3:] == ["rank 0: 0", "rank 2: 4", "rank 3: 9"]
+    assert notebook.run("dict(some.results)") == "{0: 0, 2: 4, 3: 9}"
+    assert "no rank 4" in notebook.fail("%%ranks 4\n1")
+
+
+def test_names_follow_the_notebook_until_they_are_the_ranks_own(
+    notebook: LiveNotebook,
+) -> None:
+    notebook.run("import math\nlr = 0.5\ndef step(x):\n    return math.floor(x * lr)")
+    text = notebook.run("%%ranks\nstep(9)")
+    assert re.search(
+        r"From the notebook: step \(Cell In\[\d+\]\), math, lr = 0\.5", text
+    )
+    assert text.endswith("ranks 0-3: 4\n")
+    assert "From the notebook" not in notebook.run("%%ranks\nstep(9)")
+    notebook.run("lr = 0.25")
+    text = notebook.run("%%ranks\nstep(9)")
+    assert "From the notebook: lr = 0.25." in text
+    assert text.endswith("ranks 0-3: 2\n")
+    notebook.run("%%ranks\nlr = 1.0")
+    notebook.run("lr = 7.0")
+    assert notebook.run("%%ranks\nstep(9)").endswith("ranks 0-3: 9\n")
+
+
+def test_a_long_cell_is_brought_before_it_runs(notebook: LiveNotebook) -> None:
+    notebook.run("import random\ntext = random.Random(5).randbytes(400_000)")
+    text = notebook.run("%%ranks\nlen(text)")
+    assert "From the notebook: text." in text
+    assert text.endswith("ranks 0-3: 400000\n")
+
+
+def test_an_interrupt_ends_the_cell_alone(
+    notebook: LiveNotebook, session_lab: Lab
+) -> None:
+    def interrupt() -> None:
+        hosts = session_lab.hosts[:2]
+        wait_until(
+            lambda: all((one.home / "asleep").exists() for one in hosts), "sleep"
+        )
+        notebook.interrupt()
+
+    with notebook.meanwhile(interrupt):
+        text = notebook.fail("""\
+%%ranks
+at_work = True
+(Path.home() / "asleep").touch()
+time.sleep(3600)
+""")
+    assert "The cell was interrupted. Its ranks stay, with all names." in text
+    for host in session_lab.hosts[:2]:
+        (host.home / "asleep").unlink()
+    assert notebook.run("%%ranks\nat_work").endswith("ranks 0-3: True\n")
+    still_there(notebook)
+
+
+def test_flags_of_a_later_cell_must_be_those_of_the_first(
+    notebook: LiveNotebook,
+) -> None:
+    assert "another hosts" in notebook.fail("%%ranks --hosts dm3:1\n1")
+    assert notebook.run("%%distributed --stay ranks\n1").endswith("ranks 0-3: 1\n")
+
+
+def test_a_rank_that_dies_between_two_cells_ends_all_with_its_cause(
+    lab: Lab, tmp_path
+) -> None:
+    with live_notebook(tmp_path, {"DISTMAGIC_HOSTS": "dm1:1,dm2:1"}) as notebook:
+        notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
+        text = notebook.run("%%ranks pair\nimport os\nkept = 7\nos.getpid()")
+        pid = int(text.splitlines()[-1].rpartition(" ")[2])
+        send(host_of(lab, "dm2"), [pid], signal.SIGKILL)
+        wait_until(lambda: notebook.run("pair.done") == "True", "the end")
+        text = notebook.fail("%%ranks pair\nkept")
+        assert "rank 1 (dm2, local_rank 0) was ended by signal 9" in text
+        assert "Lost with the ranks of pair: kept, os." in text
+        assert notebook.run("%%ranks pair\n1 + 1").endswith("ranks 0-1: 2\n")
+        text = notebook.fail("%%ranks pair\nimport os\nos.kill(os.getpid(), 9)")
+        assert "was ended by signal 9" in text
+    lab.assert_clean()
+
+
+def test_the_end_of_the_kernel_ends_the_ranks(lab: Lab, tmp_path) -> None:
+    with live_notebook(tmp_path, {"DISTMAGIC_HOSTS": "dm1:1"}) as notebook:
+        notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
+        assert notebook.run("%%ranks\n6 * 7").endswith("rank 0: 42\n")
+    lab.assert_clean()

@@ -1,0 +1,120 @@
+"""The state of one cell, folded from events of its session."""
+
+from __future__ import annotations
+
+from distmagic.errors import Cancelled, WorkerFailed
+from distmagic.remote.wire import protocol as p
+from distmagic.state.events import Event
+from distmagic.state.fold import begin, fold
+from distmagic.state.verdict import verdict
+from distmagic.staying import cell_state
+from distmagic.staying.cell_state import CellState, begin_cell, take
+from tests.builders.events import HOSTS, at, hello, output, progress, worker
+
+BEGAN_S = 100.0
+
+
+def of_cell(cell: int = 1, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> CellState:
+    """Return a cell that begins 100 s after its session, which has run another one."""
+    events = [hello(0), hello(1)]
+    events += [worker(rank, rank // 2, local=rank % 2) for rank in range(4)]
+    events += [progress(0, step=7.0, total=9.0), output("before\n")]
+    events.append(Event(node_rank=0, at_s=BEGAN_S, what=None))
+    session = fold(begin("j", HOSTS), events)
+    return begin_cell(session, cell, ranks, began_unix_s=5.0)
+
+
+def cell_ended(rank: int, cell: int = 1, node: int | None = None, at_s: float = 103.0, **more: object) -> Event:  # fmt: skip
+    own = ("shown", "value", "names")
+    ended = {"outcome": "returned"}
+    ended |= {name: value for name, value in more.items() if name not in own}
+    what = p.CellEnded(
+        cell=cell,
+        rank=rank,
+        ended=p.Ended(rank=rank, restart=0, **ended),
+        **{name: value for name, value in more.items() if name in own},
+    )
+    return at(what, rank // 2 if node is None else node, at_s)
+
+
+FAILURE = p.Failure(type="ValueError", message="no", traceback="Traceback ...")
+
+
+def raised(rank: int, at_s: float = 103.0) -> Event:
+    return cell_ended(rank, outcome="raised", code=1, failure=FAILURE, at_s=at_s)
+
+
+def interrupted(rank: int) -> Event:
+    return cell_ended(rank, outcome="signalled", code=-2)
+
+
+def test_a_cell_begins_anew_whatever_its_ranks_have_done_before():
+    run = of_cell().run
+    assert (run.phase, run.cell, run.at_s, run.began_unix_s) == ("running", 1, 0.0, 5.0)
+    assert {one.phase for one in run.workers.values()} == {"running"}
+    assert run.workers[0].step is None
+    assert run.lines == ()
+
+
+def test_a_cell_is_done_when_all_its_ranks_have_ended_it():
+    cell = take(of_cell(), [cell_ended(rank) for rank in (0, 1, 2)])
+    assert not cell.run.is_over
+    assert cell.at_work == (3,)
+    cell = take(cell, [cell_ended(3)])
+    assert (cell.run.phase, cell.run.at_s) == ("done", 3.0)
+    assert verdict(cell.run) is None
+
+
+def test_other_cells_other_nodes_and_other_ranks_count_for_nothing():
+    cell = of_cell(cell=2, ranks=(0,))
+    cell = take(cell, [cell_ended(0, cell=1), cell_ended(0, cell=2, node=1)])
+    assert cell.ends == {}
+    cell = take(cell, [output("of another\n", rank=1), progress(0, step=3.0)])
+    assert [line.text for line in cell.run.lines] == []
+    assert cell.run.workers[0].step == 3.0
+    assert take(cell, [cell_ended(0, cell=2)]).run.phase == "done"
+
+
+def test_an_exception_fails_the_cell_alone():
+    cell = take(of_cell(), [raised(2), *(cell_ended(rank) for rank in (0, 1, 3))])
+    assert cell.run.phase == "failed"
+    error = verdict(cell.run)
+    assert isinstance(error, WorkerFailed)
+    assert "rank 2 (gpu-b, local_rank 0) raised ValueError: no" in error.message
+
+
+def test_ranks_that_wait_for_one_that_has_failed_are_interrupted_once():
+    cell = take(of_cell(), [raised(2), cell_ended(0)])
+    assert cell_state.peers_to_interrupt(cell) == ()
+    later = Event(node_rank=0, at_s=104.5, what=None)
+    cell = take(cell, [later])
+    assert cell_state.peers_to_interrupt(cell) == (1, 3)
+    cell = cell_state.interrupted(cell, (1, 3), by_user=False)
+    assert cell_state.peers_to_interrupt(cell) == ()
+    cell = take(cell, [interrupted(1), interrupted(3)])
+    phases = [one.phase for _, one in sorted(cell.run.workers.items())]
+    assert phases == ["done", "stopped", "failed", "stopped"]
+    assert isinstance(verdict(cell.run), WorkerFailed)
+
+
+def test_an_interrupt_of_the_user_is_one():
+    cell = cell_state.interrupted(of_cell(), (0, 1, 2, 3), by_user=True)
+    cell = take(cell, [interrupted(rank) for rank in range(4)])
+    assert cell.run.phase == "stopped"
+    error = verdict(cell.run)
+    assert isinstance(error, Cancelled)
+    assert error.message == "The cell was interrupted. Its ranks stay, with all names."
+
+
+def test_a_rank_that_dies_ends_the_cell_with_its_session_alone():
+    killed = p.Ended(rank=1, restart=0, outcome="signalled", code=-9)
+    ends = [cell_ended(rank) for rank in (0, 2, 3)]
+    cell = take(of_cell(), [at(killed, 0, 102.0), *ends])
+    assert not cell.run.is_over
+    assert cell.run.first_failure == 1
+
+
+def test_what_ranks_show_is_said_once_where_it_is_equal():
+    texts = ("0.5", "", "0.5", "0.5", "two\nlines")
+    ends = {rank: cell_ended(rank, shown=text).what for rank, text in enumerate(texts)}
+    assert cell_state.shown(ends) == ["ranks 0,2-3: 0.5", "rank 4:\ntwo\nlines"]

@@ -1,0 +1,101 @@
+"""Which names of the notebook follow a cell to ranks that stay."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from distmagic.errors import PayloadError, PayloadTooLarge
+from distmagic.remote.values import call
+from distmagic.request.cell import CellPlan, parse_cell
+from distmagic.staying import following
+
+NOTEBOOK = """\
+import math
+lr = 0.5
+big = bytes(2 << 20)
+unused = 1
+def helper(x):
+    return x * lr
+def train(x):
+    return math.floor(helper(x))
+class Model:
+    def forward(self, x):
+        return helper(x)
+"""
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """The names of a notebook, whose functions are those of `__main__`."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(__import__("sys").modules, "__main__", main)
+    exec(compile(NOTEBOOK, "/cells/1.py", "exec"), vars(main))
+    return {name: one for name, one in vars(main).items() if not name.startswith("_")}
+
+
+def plan(text: str) -> CellPlan:
+    return parse_cell(text, whole=True, filename="/cells/2.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("train(1)", {"train", "math", "helper", "lr"}),
+        ("Model()", {"Model", "helper", "lr"}),
+        ("lr = 3\nprint(lr)", set()),
+        ("def f():\n    return unused", {"unused"}),
+        ("other", set()),
+    ],
+)
+def test_names_that_a_cell_uses_and_those_that_these_use(notebook, text, names):
+    assert set(following.used(plan(text), notebook)) == names
+
+
+def loaded(packed: following.CellParcel) -> tuple[call.Cell, dict[str, object]]:
+    main = types.ModuleType("__main__")
+    cell = call.load(packed.parcel.path, main)
+    assert isinstance(cell, call.Cell)
+    vars(main).update(cell.names)
+    return cell, vars(main)
+
+
+def test_a_function_goes_without_its_globals_which_follow_by_their_names(notebook):
+    packed = following.prepared(
+        plan("train(5)"), notebook, (), {}, {"/cells/1.py": "Cell In[1]"}
+    )
+    cell, main = loaded(packed)
+    assert set(cell.names) == {"train", "math", "helper", "lr"}
+    assert main["train"](5) == 2
+    main["lr"] = 2.0
+    assert main["train"](5) == 10
+    assert packed.notice == (
+        "From the notebook: train (Cell In[1]), math, helper (Cell In[1]), lr = 0.5."
+    )
+
+
+def test_only_what_has_changed_here_is_sent_again(notebook):
+    first = following.prepared(plan("train(5)"), notebook, (), {}, {})
+    again = following.prepared(plan("train(5)"), notebook, (), first.digests, {})
+    assert again.notice == ""
+    notebook["lr"] = 0.25
+    changed = following.prepared(plan("train(5)"), notebook, (), first.digests, {})
+    assert changed.notice == "From the notebook: lr = 0.25."
+
+
+def test_names_that_cells_on_the_ranks_have_assigned_are_theirs(notebook):
+    packed = following.prepared(plan("train(5)"), notebook, ("lr",), {}, {})
+    cell, _ = loaded(packed)
+    assert set(cell.names) == {"train", "math", "helper"}
+
+
+def test_a_large_value_does_not_follow(notebook):
+    with pytest.raises(PayloadTooLarge, match=r"big takes 2\.\d MB"):
+        following.prepared(plan("len(big)"), notebook, (), {}, {})
+
+
+def test_what_cannot_travel_is_named(notebook):
+    notebook["file"] = open(__file__)  # noqa: SIM115
+    with notebook["file"], pytest.raises(PayloadError, match="uses file"):
+        following.prepared(plan("file.read()"), notebook, (), {}, {})

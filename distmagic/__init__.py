@@ -38,6 +38,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     connection/requests/   what one host is asked over a link: each function a request and its answer
     transports/    starts a process on a host and holds its pipes, nothing else; transports/ssh/ through paramiko
     comparison/    several runs side by side, pure
+    diagnosis/     the doctor's judgement: what is wrong with hosts, and between them, pure
     render/        a RunState as text and HTML, pure
     state/         events become a RunState, and what follows from it, pure
     exports/       what all exported jobs share: program, folder, lines of bash; pure, but for the one module that writes it
@@ -58,6 +59,7 @@ On the hosts, with Python's standard library alone, `remote/`, which travels the
     remote/engine/    torchrun, by exec or forked from a template, and the ranks that it starts
     remote/rank/      one rank: calls the user's function, reports its progress
     remote/training/  what torch does in a rank: its process groups
+    remote/checkup/   what may be wrong with a host, and which hosts it can dial, for the doctor
     remote/gang/      which nodes of a job are alive, known by heartbeats between the hosts
     remote/system/    what Linux shows: processes, memory, hardware, sockets, log-out
     remote/values/    values in files: pickles, tensors, large side files

@@ -89,10 +89,13 @@ def _not_shown_yet(error: DistmagicError) -> str:
 
 def _tell(left: object) -> int:
     """Say where a job is found that goes on alone; return the exit code. A run that is over has been shown."""
+    from distmagic.diagnosis.report import Report
     from distmagic.runner.outcome import Detached, Run
 
     if isinstance(left, Detached):
         print(left.job)
+    if isinstance(left, Report):  # it has printed itself
+        return FAILED if left.has_errors else 0
     return int(isinstance(left, Run) and bool(left.unfetched))
 
 

@@ -51,7 +51,12 @@ class PayloadTooLarge(PayloadError):
 
 
 class HostError(DistmagicError):
-    """A host can't be used. `host` is the name the user typed."""
+    """A host can't be used. `host` is the name the user typed.
+
+    `step` is the first one of the way there that failed, where that is known: name, TCP, banner, key, log-in.
+    """
+
+    step = ""
 
     def __init__(self, host: str, message: str, hint: str = "") -> None:
         super().__init__(f"{host}: {message}", hint)

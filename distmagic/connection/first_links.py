@@ -10,7 +10,12 @@ from distmagic.connection.link import Link
 from distmagic.connection.link_opener import LinkOpener
 from distmagic.connection.parallel import in_parallel, join_errors, threads_for
 from distmagic.connection.warm_hosts import WarmHosts
-from distmagic.errors import Cancelled, ConnectionLost, Unreachable
+from distmagic.errors import (
+    Cancelled,
+    ConnectionLost,
+    DistmagicError,
+    Unreachable,
+)
 from distmagic.remote.records import expiry
 from distmagic.request.spec import JobSpec
 
@@ -57,6 +62,23 @@ class FirstLinks:
             self.cancel()
             raise
         return self.settle(enough, needs_remote=needs_remote)
+
+    def each(self) -> list[Link | DistmagicError]:
+        """Wait for all hosts, and return for each one its link, or what is wrong with it. Raises `Cancelled`."""
+        try:
+            self.opener.asker.serve_until_done(self.futures)
+        except KeyboardInterrupt:
+            raise self.interrupted() from None
+        self._pool.shutdown(wait=False)
+        self.is_settled = True
+        found: list[Link | DistmagicError] = []
+        for future in self.futures:
+            error = future.exception()
+            if isinstance(error, DistmagicError):
+                found.append(error)
+            else:
+                found.append(future.result())
+        return found
 
     def settle(
         self, enough: int | None = None, *, needs_remote: bool = False

@@ -182,6 +182,17 @@ SUBCOMMANDS = (
         words="job",
     ),
     Subcommand(
+        name="doctor",
+        usages=(
+            (
+                "[--collective] [--json]",
+                "find what is wrong with the hosts and between them: each finding with its cure",
+            ),
+        ),
+        handler=job_commands.doctor,
+        words="--collective --json",
+    ),
+    Subcommand(
         name="get",
         usages=(
             (

@@ -22,7 +22,7 @@ _START_UP_FILES = (
     "  case $- in *i*) ;; *) return;; esac\n"
 )
 OLDEST_PYTHON = (3, 10)  # of hosts
-_CLOCKS_APART_S = 2.0  # what a host that keeps its clock right never is
+CLOCKS_APART_S = 2.0  # what a host that keeps its clock right never is
 
 
 def no_python(
@@ -166,14 +166,14 @@ def shared_machines(names: Sequence[str], facts: Sequence[Facts]) -> tuple[str, 
 
 
 def clocks_apart(clocks: Sequence[tuple[str, float, float]]) -> tuple[str, ...]:
-    """Return a warning for each host whose clock is more than `_CLOCKS_APART_S` from the first host's.
+    """Return a warning for each host whose clock is more than `CLOCKS_APART_S` from the first host's.
 
     A clock is a host's name, and the least and the most seconds that it can be ahead of some common clock.
     """
     warnings = []
     for name, least, most in clocks[1:]:
         first, first_least, first_most = clocks[0]
-        if max(least - first_most, first_least - most) > _CLOCKS_APART_S:
+        if max(least - first_most, first_least - most) > CLOCKS_APART_S:
             ahead_s = (least + most - first_least - first_most) / 2
             where = "ahead of" if ahead_s > 0 else "behind"
             warnings.append(

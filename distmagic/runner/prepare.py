@@ -54,7 +54,7 @@ def prepare(
     facts_of_all = tuple(link.facts for link in links)
     preflight.check_among(names, facts_of_all)
     warnings += preflight.shared_machines(names, facts_of_all)
-    routes, wrong_clocks = _routes(links)
+    routes, wrong_clocks = routes_of(links)
     warnings += wrong_clocks
     reached = []
     for link, route in zip(links, routes, strict=True):
@@ -70,7 +70,7 @@ def prepare(
     return plan, tuple(warnings)
 
 
-def _routes(links: Sequence[Link]) -> tuple[list[Route], tuple[str, ...]]:
+def routes_of(links: Sequence[Link]) -> tuple[list[Route], tuple[str, ...]]:
     """Return each host's address as the others dial it, and a warning for each clock that is wrong.
 
     The lead's is that which leads to the others, and of the others the one that leads to it.

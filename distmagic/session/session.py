@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
+from distmagic import sanitize
 from distmagic.comparison.compare import RunHistory
 from distmagic.connection.connections import Connections, connect
 from distmagic.connection.first_links import FirstLinks
@@ -14,6 +15,8 @@ from distmagic.connection.link import Link
 from distmagic.connection.link_opener import UNKNOWN_HOST, Fleet, LinkOpener
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.connection.warm_hosts import WarmHosts
+from distmagic.diagnosis.as_text import in_words
+from distmagic.errors import DistmagicError
 from distmagic.names import new_job, owner, work_dir
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
@@ -27,11 +30,14 @@ from distmagic.runner.outcome import Detached, Run
 from distmagic.runner.run_loop import Companion
 from distmagic.screens.changed import ChangedScreen
 from distmagic.screens.choose import screen_for
+from distmagic.session import doctor
 from distmagic.session.allocations import Allocations
 from distmagic.session.background import BackgroundRuns
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.inside import Inside
 from distmagic.session.local_hints import error_of
+from distmagic.state.model import RunState
+from distmagic.state.verdict import may_be_of_hosts
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 
@@ -176,6 +182,9 @@ class Session:
         self.history.add(state)
         error = error_of(state, was_interrupted=followed.was_interrupted)
         if error is not None:
+            if may_be_of_hosts(state, error):
+                error.hint = f"{error.hint}\n{self._diagnosed(state, opener.fleet)}"
+                error.hint = sanitize.lines(error.hint.strip())
             self.allocations.advise(opener.fleet.hosts, error)
         small_results = {}
         for rank, worker in state.workers.items():
@@ -195,6 +204,21 @@ class Session:
             raise error
         finally:
             del error  # its traceback holds this frame: the two would keep each other, and the run, alive
+
+    def _diagnosed(self, state: RunState, fleet: Fleet) -> str:
+        """Return what the doctor finds on the hosts of a run that failed; "" for nothing, and where it can't look."""
+        seconds = min(fleet.access.connect_timeout_s, doctor.CONNECT_S)
+        access = replace(fleet.access, connect_timeout_s=seconds)
+        port = 0
+        for reason in () if state.chose_port else state.unreached.values():
+            port = doctor.port_in(reason)
+        with closing(NotebookAsker(can_ask=False)) as asker:
+            try:
+                first_links = self.reach(fleet.hosts, access, asker)
+                found = doctor.examine(first_links, port=port)
+            except (DistmagicError, KeyboardInterrupt):
+                return ""  # the run's own error is the one to raise
+        return in_words(found.findings)
 
     def _leave(self, followed: Followed, fleet: Fleet, screen: Screen) -> Detached:
         """Let a detached job go on, and return what finds it again."""

@@ -68,6 +68,9 @@ _LOOPBACK = (
 )
 
 
+_ENDED = "whoever was there ended, or the network failed"
+
+
 @dataclass(frozen=True, kw_only=True)
 class NetworkTrouble:
     """A failed connection: why, and the peer's address and port ("" and None where the error does not name them)."""
@@ -124,10 +127,15 @@ def in_words(
         return f"{host} has no network interface as NCCL or gloo wants it. {_HINTS[_NO_INTERFACE]}"
     peer = _peer(found, host, names)
     if found.why == _LOST:
-        return f"{host} lost the connection to {peer}: whoever was there ended, or the network failed."
+        return f"{host} lost the connection to {peer}: {_ENDED}."
     is_own = found.address.startswith("127.") or found.address in ("::1", "localhost")
     hint = _LOOPBACK if is_own else _HINTS[found.why]
     return f"{host} could not reach {peer}: {found.why}. {hint}"
+
+
+def is_of_a_peer(words: str) -> bool:
+    """Whether words of `in_words` say that a connection was lost, as it is when a peer ends."""
+    return _ENDED in words
 
 
 def _sharpened(

@@ -44,6 +44,16 @@ def verdict(state: RunState) -> RunError | None:
     return error
 
 
+def may_be_of_hosts(state: RunState, error: RunError | None) -> bool:
+    """Whether the cause of an error may be the network, or a host that differs from the others."""
+    if isinstance(error, (RendezvousFailed, Hung)):
+        return True
+    if not isinstance(error, WorkerFailed) or state.first_failure is None:
+        return False
+    words = _connection(state, state.workers[state.first_failure])
+    return bool(words) and not network_errors.is_of_a_peer(words)
+
+
 def _verdict(state: RunState) -> RunError | None:
     if state.abandoned:
         return (

@@ -24,11 +24,17 @@ KEPT_NOWHERE = (
 LOGIN = "{login}"  # stands in a hint for ssh's words to the host, which are known where it is dialled
 
 
-class Trouble(Exception):
-    """A `HostError` that does not know its host yet."""
+_STEPS = {HostKeyError: "key", AuthenticationError: "log-in"}
 
-    def __init__(self, kind: type[HostError], message: str, hint: str = "") -> None:
+
+class Trouble(Exception):
+    """A `HostError` that does not know its host yet. `step` is that of the connection which failed, as `HostError` has it."""
+
+    def __init__(
+        self, kind: type[HostError], message: str, hint: str = "", step: str = ""
+    ) -> None:
         super().__init__(message)
+        self.step = step or _STEPS.get(kind, "")
         self.kind = kind
         self.message = message[:_MOST_CHARS]
         self.hint = hint
@@ -39,13 +45,17 @@ class Trouble(Exception):
 
     def for_host(self, name: str) -> HostError:
         """Return the error as the user meets it."""
-        return self.kind(name, self.message, self.hint)
+        error = self.kind(name, self.message, self.hint)
+        error.step = self.step
+        return error
 
 
 def unknown_name(where: str) -> Trouble:
     """The name service doesn't know the name."""
     hint = "Check the spelling, and that a Host block in your ssh config gives its HostName."
-    return Trouble(Unreachable, f"can't resolve {where.partition(' port ')[0]}.", hint)
+    return Trouble(
+        Unreachable, f"can't resolve {where.partition(' port ')[0]}.", hint, "name"
+    )
 
 
 def refused(where: str) -> Trouble:
@@ -55,19 +65,24 @@ def refused(where: str) -> Trouble:
         Unreachable,
         f"{where} refused the connection: nothing listens on that port.",
         hint,
+        "TCP",
     )
 
 
-def no_answer(where: str, seconds: float) -> Trouble:
-    """Nothing came back in time."""
+def no_answer(where: str, seconds: float, step: str = "TCP") -> Trouble:
+    """Nothing came back in time; `step` is the first that did not."""
     hint = "Check that the machine is up, that you are in the right network or VPN, and its firewall."
-    return Trouble(Unreachable, f"no answer from {where} within {seconds:g} s.", hint)
+    return Trouble(
+        Unreachable, f"no answer from {where} within {seconds:g} s.", hint, step
+    )
 
 
 def no_route(where: str, why: str) -> Trouble:
     """The network doesn't lead there."""
     hint = "Check that you are in the right network or VPN, or set a ProxyJump for it in your ssh config."
-    return Trouble(Unreachable, f"the network does not lead to {where} ({why}).", hint)
+    return Trouble(
+        Unreachable, f"the network does not lead to {where} ({why}).", hint, "TCP"
+    )
 
 
 def not_ssh(where: str, why: str = "") -> Trouble:
@@ -75,7 +90,10 @@ def not_ssh(where: str, why: str = "") -> Trouble:
     detail = f" ({why})" if why else ""
     hint = "Check the port; an overloaded sshd (MaxStartups) or a firewall also hangs up like this."
     return Trouble(
-        Unreachable, f"{where} answered, but not as an SSH server{detail}.", hint
+        Unreachable,
+        f"{where} answered, but not as an SSH server{detail}.",
+        hint,
+        "banner",
     )
 
 

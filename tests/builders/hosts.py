@@ -191,6 +191,16 @@ class FakeHost:
             ],
             p.GetFreePort: [p.FreePort(port=self.free_port)],
             p.ClaimDevices: [p.DevicesClaimed()],
+            p.Examine: [
+                p.Examined(
+                    time_s=0.0,
+                    hostname=self.host.name,
+                    shm_bytes=1 << 40,
+                    name_addresses=(self.facts.address,),
+                )
+            ],
+            p.OpenDoors: [p.DoorsOpen()],
+            p.Knock: [p.Knocked()],
             p.OfferBlobs: [p.MissingBlobs()],
             p.CheckBlobs: [p.MissingBlobs()],
             p.SweepJob: [p.Final(reason="swept")],

@@ -26,7 +26,15 @@ PAGES = [README, *HELP]
 LINKED = [*PAGES, REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "CHANGELOG.md"]
 TORCHRUN = {"--nproc-per-node", "--nnodes", "--max-restarts", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id",
             "--master-port", "--local-addr"}  # fmt: skip
-OF_COMMANDS = {"--everybody", "--requirements", "--lock", "--cluster", "--by-time"}
+OF_COMMANDS = {
+    "--collective",
+    "--json",
+    "--everybody",
+    "--requirements",
+    "--lock",
+    "--cluster",
+    "--by-time",
+}
 # Of programs that the manual starts: accelerate, bash, containers, training scripts.
 OF_OTHERS = {"--deepspeed", "--device", "--epochs", "--execute", "--init", "--ipc", "--logdir", "--network", "--nv", "--to",
              "--cpus", "--gres", "--me", "--ntasks-per-node", "--num-nodes", "--offset", "--output", "--payload", "--size", "--type",

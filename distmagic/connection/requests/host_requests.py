@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from distmagic.connection.link import BOOT_TIMEOUT_S, Link
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.bounds import MOST_JOBS
@@ -16,6 +18,34 @@ _LISTING_S = (
 def route_to(link: Link, peer: str) -> protocol.Route:
     """Return the address, and its interface, from which this host dials `peer`; "": its address towards this notebook."""
     return link.query(protocol.GetRoute(peer=peer), protocol.Route)
+
+
+def examine(
+    link: Link, packages: tuple[str, ...]
+) -> tuple[protocol.Examined, float, float]:
+    """Return what can be wrong with this host, and the least and the most seconds that its clock can be ahead of ours.
+
+    Of our clock only the steady one counts, so that these are comparable among hosts alone.
+    """
+    asked = time.monotonic()
+    found = link.query(protocol.Examine(packages=packages), protocol.Examined)
+    return found, found.time_s - time.monotonic(), found.time_s - asked
+
+
+def open_doors(
+    link: Link, address: str, ports: tuple[int, ...], secret: str
+) -> tuple[int, ...]:
+    """Have the host listen for others that have the `secret`; return the ports, 0 for one that something else has.
+
+    Without ports it closes all doors.
+    """
+    request = protocol.OpenDoors(address=address, ports=ports, secret=secret)
+    return link.query(request, protocol.DoorsOpen).ports
+
+
+def knock(link: Link, doors: tuple[protocol.HostDoor, ...]) -> tuple[str, ...]:
+    """Return which of these doors of other hosts the host can dial; see `distmagic.remote.checkup.doors`."""
+    return link.query(protocol.Knock(doors=doors), protocol.Knocked).answers
 
 
 def free_port(link: Link, address: str) -> int:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from distmagic.remote.contact import (
     blob_receiver,
@@ -29,6 +29,9 @@ from distmagic.remote.system import facts, logout
 from distmagic.remote.system.device_claims import DeviceClaims
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
+
+if TYPE_CHECKING:
+    from distmagic.remote.checkup.doors import Doors
 
 _CHUNK = 1 << 20
 _MOST_WORK_DIRS = 1000
@@ -46,6 +49,7 @@ class Contact:
         self.owner = ""  # the notebook whose templates this conversation renews
         self._port_holder: socket.socket | None = None
         self._receiver = blob_receiver.BlobReceiver(self)
+        self._doors: Doors | None = None
         self._devices = DeviceClaims()
         self._agents = Agents(self, umask, self._devices)
         sender = FileSender(self)
@@ -54,6 +58,9 @@ class Contact:
             protocol.GetFacts: self._send_facts_again,
             protocol.GetRoute: self._send_route,
             protocol.GetFreePort: self._send_free_port,
+            protocol.Examine: self._examine,
+            protocol.OpenDoors: self._open_doors,
+            protocol.Knock: self._knock,
             protocol.ClaimDevices: self._claim_devices,
             protocol.CheckBlobs: self._receiver.check,
             protocol.OfferBlobs: self._receiver.offer,
@@ -192,6 +199,31 @@ class Contact:
             self._port_holder.close()  # of the run before this one
         self._port_holder = holder
         self.say(protocol.FreePort(port=port))
+
+    def _examine(self, request: protocol.Examine) -> None:
+        """Send what can be wrong with this host."""
+        from distmagic.remote.checkup import examination  # rare
+
+        self.say(examination.examine(request.packages))
+
+    def _open_doors(self, request: protocol.OpenDoors) -> None:
+        """Listen for other hosts, or do so no more."""
+        from distmagic.remote.checkup.doors import Doors  # rare
+
+        if self._doors is not None:
+            self._doors.close()
+            self._doors = None
+        ports: tuple[int, ...] = ()
+        if request.ports:
+            self._doors = Doors(request.address, request.ports, request.secret)
+            ports = self._doors.ports
+        self.say(protocol.DoorsOpen(ports=ports))
+
+    def _knock(self, request: protocol.Knock) -> None:
+        """Send which of these doors of other hosts can be dialled from here."""
+        from distmagic.remote.checkup.doors import knock  # rare
+
+        self.say(protocol.Knocked(answers=knock(request.doors)))
 
     def _claim_devices(self, request: protocol.ClaimDevices) -> None:
         """Get devices for a job, or send which jobs have them; of this user's own the list of jobs has more."""

@@ -102,9 +102,9 @@ def nvidia_uuids() -> tuple[str, ...]:
 
     A GPU that does not tell its UUID has its number in that place.
     """
-    with _nvml() as nvml:
+    with open_nvml() as nvml:
         found = []
-        for number in range(_count_nvml(nvml)):
+        for number in range(count_nvml(nvml)):
             handle = ctypes.c_void_p()
             uuid = ctypes.create_string_buffer(_UUID_BYTES)
             is_told = (
@@ -116,12 +116,12 @@ def nvidia_uuids() -> tuple[str, ...]:
 
 
 def _count_nvidia() -> int:
-    with _nvml() as nvml:
-        return _count_nvml(nvml)
+    with open_nvml() as nvml:
+        return count_nvml(nvml)
 
 
 @contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
+def open_nvml() -> Iterator[Any]:
     """Give NVIDIA's library, None where there is none, or no driver."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -137,7 +137,8 @@ def _nvml() -> Iterator[Any]:
         nvml.nvmlShutdown()
 
 
-def _count_nvml(nvml: Any) -> int:
+def count_nvml(nvml: Any) -> int:
+    """Return how many GPUs the library knows, 0 without one."""
     if nvml is None:
         return 0
     count = ctypes.c_uint()

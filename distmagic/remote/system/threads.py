@@ -6,6 +6,7 @@ Who ends each of them, and when:
     announce               the end of the block around it, which joins it
     cells                  the end of the connection to its agent, after which it is joined
     dialled, feed          the end of the two connections of a process
+    doors                  `close` of the doors, which joins it, or their end after some seconds
     dns                    the resolver's answer, for which nobody waits longer than the deadline
     following, process     the end of node 0, or of the process that it asked for
     hardware               the end of its agent

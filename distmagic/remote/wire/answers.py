@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from distmagic.remote.wire.bounds import (
@@ -22,6 +22,7 @@ from distmagic.remote.wire.codec import message
 from distmagic.remote.wire.parts import (
     DeviceClaim,
     FoundFile,
+    GpuHealth,
     JobListing,
     KeptWorkDir,
     Template,
@@ -76,6 +77,52 @@ class FreePort:
     """A port that nothing uses, neither by TCP nor by UDP. That may change at any time: it is for use at once."""
 
     port: Port
+
+
+@message
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """What can be wrong with a host beside its `Facts`, as its log-in environment has it.
+
+    `name_addresses` are those to which its own `hostname` leads there. `mtus` are by interface. `open_files` and
+    `locked_bytes` are soft limits, -1 for none; so is `shm_bytes`, the size of /dev/shm, where there is none. `time_s` is
+    as in `Route`. `infiniband` has the state of each port, as Linux words it.
+    `variables` are those that change collectives and threads. A package that is missing has the version "". CUDA versions
+    are "" where there is none: `torch_cuda` that of torch, `driver_cuda` the highest one of the `driver`. `xid` is the
+    last fault of a GPU that the kernel has noted.
+    """
+
+    time_s: Date
+    hostname: Word
+    name_addresses: Annotated[tuple[Word, ...], "items", 100] = ()
+    mtus: Annotated[dict[Word, Count], "items", 1000] = field(default_factory=dict)
+    shm_bytes: Annotated[int, "whole", -1, 1 << 62] = -1
+    open_files: Annotated[int, "whole", -1, 1 << 62] = -1
+    locked_bytes: Annotated[int, "whole", -1, 1 << 62] = -1
+    infiniband: Annotated[dict[Word, Word], "items", 100] = field(default_factory=dict)
+    variables: Annotated[dict[Word, Word], "items", 1000] = field(default_factory=dict)
+    packages: Annotated[dict[Word, Word], "items", 1000] = field(default_factory=dict)
+    torch_cuda: Word = ""
+    driver: Word = ""
+    driver_cuda: Word = ""
+    xid: Word = ""
+    gpus: Annotated[tuple[GpuHealth, ...], "items", 1000] = ()
+
+
+@message
+@dataclass(frozen=True, kw_only=True)
+class DoorsOpen:
+    """The ports on which the host listens, in the order of the request; 0 for one that something else has."""
+
+    ports: Annotated[tuple[Port, ...], "items", 10] = ()
+
+
+@message
+@dataclass(frozen=True, kw_only=True)
+class Knocked:
+    """What was behind each door, in the order of the request: see `distmagic.remote.checkup.doors`."""
+
+    answers: Annotated[tuple[Word, ...], "items", 10_000] = ()
 
 
 @message

@@ -285,6 +285,31 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuHealth:
+    """What NVML tells of a GPU that a run should know before it begins. `holders` are processes that keep memory there.
+
+    `ecc_errors` were not corrected since the driver was loaded. `slowed_by` says why it runs slower than it could, "" for
+    nothing.
+    """
+
+    model: Word
+    used_bytes: Size = 0
+    total_bytes: Size = 0
+    holders: Annotated[tuple[Word, ...], "items", 100] = ()
+    ecc_errors: Size = 0
+    slowed_by: Word = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostDoor:
+    """A port at which a host listens for a moment, and the secret that opens it."""
+
+    address: Word
+    port: Port
+    secret: Annotated[str, "line", 200] = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Template:
     """A process that keeps torch loaded: how old it is, for how long unused, and its memory (shared pages in part).
 

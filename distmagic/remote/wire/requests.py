@@ -16,6 +16,7 @@ from distmagic.remote.wire.codec import request
 from distmagic.remote.wire.parts import (
     Blob,
     Folder,
+    HostDoor,
     JobTerms,
     JoinTemplate,
     Membership,
@@ -38,6 +39,35 @@ class GetFreePort:
     """Ask for a port of the host's own `address` that is free now; `FreePort` follows, or `Refused`."""
 
     address: str
+
+
+@request
+@dataclass(frozen=True, kw_only=True)
+class Examine:
+    """Ask what can be wrong with the host; `Examined` follows. `packages` are those whose versions are wanted."""
+
+    packages: tuple[str, ...] = ()
+
+
+@request
+@dataclass(frozen=True, kw_only=True)
+class OpenDoors:
+    """Listen on these ports of the host's own `address`, 0 for any free one, for hosts that have the `secret`.
+
+    `DoorsOpen` follows. Without ports all doors close; they do so after some seconds, too.
+    """
+
+    address: str = ""
+    ports: tuple[int, ...] = ()
+    secret: str = field(default="", repr=False)
+
+
+@request
+@dataclass(frozen=True, kw_only=True)
+class Knock:
+    """Ask whether this host can dial these doors of others; `Knocked` follows."""
+
+    doors: tuple[HostDoor, ...]
 
 
 @request

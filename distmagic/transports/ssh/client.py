@@ -139,6 +139,11 @@ class SshSession:
 
     # ---- connecting
 
+    @property
+    def has_banner(self) -> bool:
+        """Whether the server has said which SSH it speaks."""
+        return bool(self._transport.remote_version)
+
     def handshake(
         self, server: known_hosts.Dialled, keys: tuple[known_hosts.KnownKey, ...]
     ) -> None:

@@ -174,7 +174,14 @@ class _Attempt:
         agent = self.agent
         if agent is not None and agent.waits_for:
             return troubles.silent_agent(str(agent.path), agent.waits_for, seconds)
-        return troubles.no_answer(self._where(), seconds)
+        return troubles.no_answer(self._where(), seconds, self._step())
+
+    def _step(self) -> str:
+        """Return how far the connection has come."""
+        for thing in self.opened:
+            if isinstance(thing, SshSession):
+                return "key" if thing.has_banner else "banner"
+        return "TCP"
 
     def _session(self, deadline: Deadline) -> SshSession:
         resolved, where = self.resolved, self._where()

@@ -1,0 +1,90 @@
+"""A report of the doctor as text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from distmagic.diagnosis.finding import Diagnosis, Finding, Line
+from distmagic.render import quantities as q
+from distmagic.render.text_width import columns_of, cut_middle, pad, plain
+
+_CELL = 26  # columns
+
+
+def text(report: Diagnosis) -> str:
+    """Return all: what was looked at, the table, and the findings with their cures."""
+    parts = [headline(report)]
+    for title, table in tables(report):
+        lines = _aligned(rows(report, table))
+        parts.append("\n".join([f"{title}:", *lines] if title else lines))
+    if report.findings:
+        parts.append(in_words(report.findings))
+    return "\n\n".join(parts)
+
+
+def in_words(findings: Sequence[Finding]) -> str:
+    """Return the findings, each with its hosts, what was seen there, and its cure below that; "" for none."""
+    return "\n".join(_in_words(*one) for one in together(findings).items())
+
+
+def tables(report: Diagnosis) -> list[tuple[str, Sequence[Line]]]:
+    """Return the tables that have lines, each with its title; "" for the one of hosts."""
+    every = (
+        ("", report.table),
+        ("A host of the first column dials those of the other columns", report.square),
+        ("Bandwidth and latency of pairs", report.speeds),
+    )
+    return [(title, table) for title, table in every if table]
+
+
+def headline(report: Diagnosis) -> str:
+    """Return how many hosts were looked at, and how many errors and warnings there are."""
+    errors = sum(one.level == "error" for one in report.findings)
+    warnings = len(report.findings) - errors
+    counts = []
+    if errors:
+        counts.append(q.plural(errors, "error"))
+    if warnings:
+        counts.append(q.plural(warnings, "warning"))
+    what = ", ".join(counts) or "nothing is wrong"
+    line = f"{q.plural(len(report.hosts), 'host')}: {what} ({report.took_s:.1f} s)"
+    alike = "; ".join(plain(one) for one in report.alike)
+    return f"{line}\nAlike: {alike}" if alike else line
+
+
+def rows(report: Diagnosis, table: Sequence[Line]) -> list[list[str]]:
+    """Return a table of the report with its head: an odd cell has a star."""
+    found = [["", *map(plain, report.hosts)]]
+    for line in table:
+        cells = []
+        for index, cell in enumerate(line.cells):
+            star = " *" if index in line.odd else ""
+            cells.append(f"{cut_middle(plain(cell or '-'), _CELL)}{star}")
+        found.append([plain(line.title), *cells])
+    return found
+
+
+def together(findings: Sequence[Finding]) -> Mapping[Finding, list[str]]:
+    """Return findings with their hosts; those that differ in nothing but the host are one."""
+    hosts: dict[tuple[str, str, str], list[str]] = {}
+    firsts: dict[tuple[str, str, str], Finding] = {}
+    for one in findings:
+        key = (one.level, one.evidence, one.cure)
+        firsts.setdefault(key, one)
+        hosts.setdefault(key, []).append(one.host)
+    return {first: hosts[key] for key, first in firsts.items()}
+
+
+def _in_words(finding: Finding, hosts: Sequence[str]) -> str:
+    lines = [f"{finding.level}: {', '.join(hosts)}: {finding.evidence}"]
+    lines += [f"  {line}" for line in finding.cure.splitlines()]
+    return "\n".join(map(plain, lines))
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(columns_of, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for row in table:
+        cells = [pad(cell, width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,85 @@
+"""Which hosts are slow together, and whether it is a link or a host. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from distmagic.diagnosis.finding import Finding
+
+_SLOW = 0.7  # of the bandwidth that most pairs have
+_LATE = 3.0  # times the latency that most pairs have
+_LATE_S = 0.5e-3  # less than this does not matter to a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two hosts that have done collectives with each other: time of the smallest one, and bytes a second of large ones."""
+
+    hosts: tuple[str, str]
+    latency_s: float
+    bytes_per_s: float
+
+
+def findings(pairs: Sequence[Pair]) -> list[Finding]:
+    """Return which hosts, and which links, are slower than most."""
+    if len(pairs) < 2:
+        return []
+    # Of equally many slow and fast pairs the fast ones count: a host of four has half of all pairs.
+    usual = statistics.median_high([pair.bytes_per_s for pair in pairs])
+    prompt = statistics.median_low([pair.latency_s for pair in pairs])
+    slow = {pair.hosts for pair in pairs if pair.bytes_per_s < _SLOW * usual}
+    late = {pair.hosts for pair in pairs if pair.latency_s > max(_LATE * prompt, prompt + _LATE_S)}  # fmt: skip
+    return [
+        *_of(pairs, slow, "bandwidth", f"most pairs have {_rate(usual)}"),
+        *_of(pairs, late, "latency", f"most pairs need {_time(prompt)}"),
+    ]
+
+
+def in_words(pair: Pair) -> str:
+    """Return what was measured of a pair."""
+    return f"{_rate(pair.bytes_per_s)}, {_time(pair.latency_s)}"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return (
+        f"{bytes_per_s / 1e9:.1f} GB/s"
+        if bytes_per_s > 1e9
+        else f"{bytes_per_s / 1e6:.0f} MB/s"
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
+
+
+def _of(
+    pairs: Sequence[Pair], bad: set[tuple[str, str]], what: str, usual: str
+) -> Iterator[Finding]:
+    explained: set[tuple[str, str]] = set()
+    for host in dict.fromkeys(name for pair in pairs for name in pair.hosts):
+        own = [pair for pair in pairs if host in pair.hosts]
+        if len(own) > 1 and all(pair.hosts in bad for pair in own):
+            explained.update(pair.hosts for pair in own)
+            best = max(own, key=lambda pair: pair.bytes_per_s)
+            evidence = f"its {what} is low with each of {len(own)} hosts, at best {in_words(best)}: {usual}."
+            if what == "latency":
+                evidence = f"its latency is high with each of {len(own)} hosts, at best {in_words(best)}: {usual}."
+            yield _finding(host, what, evidence, "its card and cable: ethtool CARD, ip -s link")  # fmt: skip
+    for pair in pairs:
+        if pair.hosts in bad - explained:
+            one, other = pair.hosts
+            evidence = f"the link to {one} is slow, {in_words(pair)}: {usual}."
+            cure = f"the way between them: mtr {one}, iperf3 -c {one}"
+            yield _finding(other, f"{what} with {one}", evidence, cure)
+
+
+def _finding(host: str, check: str, evidence: str, cure: str) -> Finding:
+    return Finding(
+        level="warning",
+        host=host,
+        check=check,
+        evidence=evidence,
+        cure=f"Look on {host} at {cure}",
+    )

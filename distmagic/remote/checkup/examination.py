@@ -1,0 +1,124 @@
+"""What can be wrong with this host, for the doctor: looked at in some milliseconds, and nothing is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import resource
+import socket
+import sys
+import time
+from pathlib import Path
+
+from distmagic.remote.checkup import gpu_health
+from distmagic.remote.wire import protocol
+
+_VARIABLES = re.compile(
+    r"(NCCL|GLOO|OMP|MKL|TORCH|PET|UCX|FI)_\w+|CUDA_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES|MASTER_(ADDR|PORT)|LD_PRELOAD"
+)
+_WORD_CHARS = 200
+
+
+def examine(packages: tuple[str, ...]) -> protocol.Examined:
+    """Return what can be wrong with this host, and the versions of these packages, as the interpreter would import them."""
+    hostname = socket.gethostname()
+    variables = {}
+    for name, value in os.environ.items():
+        if _VARIABLES.fullmatch(name):
+            variables[name] = value[:_WORD_CHARS]
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    driver, driver_cuda, gpus = gpu_health.gpus()
+    return protocol.Examined(
+        hostname=hostname,
+        name_addresses=_addresses_of(hostname),
+        mtus={
+            path.parent.name: int(text)
+            for path, text in _read_all("/sys/class/net", "*/mtu")
+        },
+        shm_bytes=_shm_bytes(),
+        open_files=_limit(open_files),
+        locked_bytes=_limit(locked),
+        infiniband=_infiniband(),
+        variables=dict(sorted(variables.items())),
+        packages=_versions(packages),
+        torch_cuda=_torch_cuda(),
+        driver=driver,
+        driver_cuda=driver_cuda,
+        gpus=gpus,
+        xid=gpu_health.last_xid() if gpus else "",
+        time_s=time.time(),  # last: on its way the answer is to be as young as possible
+    )
+
+
+def _addresses_of(name: str) -> tuple[str, ...]:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return ()
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def _limit(value: int) -> int:
+    return -1 if value == resource.RLIM_INFINITY else value
+
+
+def _read_all(folder: str, pattern: str) -> list[tuple[Path, str]]:
+    """Return small files of the kernel, in order, with what stands in those that can be read."""
+    found = []
+    for path in sorted(Path(folder).glob(pattern)):
+        with contextlib.suppress(OSError):
+            found.append((path, path.read_text().strip()))
+    return found
+
+
+def _infiniband() -> dict[str, str]:
+    """Return the state of each port of InfiniBand or RoCE: `mlx5_0/1` is `4: ACTIVE`."""
+    found = {}
+    for path, text in _read_all("/sys/class/infiniband", "*/ports/*/state"):
+        found[f"{path.parents[2].name}/{path.parent.name}"] = text
+    return found
+
+
+def _shm_bytes() -> int:
+    try:
+        disk = os.statvfs("/dev/shm")
+    except OSError:
+        return -1
+    return disk.f_blocks * disk.f_frsize
+
+
+def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Return the version of each package, by the names of the folders in which installers note them."""
+    wanted = {_normal(name): name for name in packages}
+    found = dict.fromkeys(packages, "")
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(folder or "."):
+                stem, dot, kind = entry.rpartition(".")
+                if not dot or kind not in ("dist-info", "egg-info"):
+                    continue
+                name, _, version = stem.partition("-")
+                package = wanted.get(_normal(name))
+                if package and not found[package]:
+                    found[package] = version.partition("-")[0]
+    return found
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _torch_cuda() -> str:
+    """Return the CUDA for which the torch here was built, from its files; "" for none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.origin:
+        return ""
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text()
+    except OSError:
+        return ""
+    found = re.search(r"^cuda\s*(?::[^=]*)?=\s*['\"]([^'\"]+)", text, re.MULTILINE)
+    return found.group(1) if found else ""

@@ -1,0 +1,139 @@
+"""What NVIDIA's library tells of each GPU that a run should know before it begins. Nothing is changed, no device is used."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from distmagic.remote.system import facts
+from distmagic.remote.wire.protocol import GpuHealth
+
+_TEXT_BYTES = 96
+_MOST_HOLDERS = 64
+_UNCORRECTED, _SINCE_DRIVER = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
+# Of nvmlClocksEventReasons. That a limit of power is reached is usual for a GPU that works.
+_SLOWED = (
+    (0x40, "heat (hardware)"),
+    (0x20, "heat"),
+    (0x80, "the power supply"),
+    (0x08, "hardware"),
+)
+_XID = re.compile(rb"NVRM: Xid \(([^)]*)\): (\d+)")
+_LOG_BYTES = 1 << 20
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+class _Holder(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+def gpus() -> tuple[str, str, tuple[GpuHealth, ...]]:
+    """Return the driver's version, the highest CUDA that it takes, and each GPU; "", "" and () where there is no driver."""
+    with facts.open_nvml() as nvml:
+        if nvml is None:
+            return "", "", ()
+        driver = ctypes.create_string_buffer(_TEXT_BYTES)
+        _ask(nvml, "nvmlSystemGetDriverVersion", driver, _TEXT_BYTES)
+        cuda = ctypes.c_int()
+        _ask(nvml, "nvmlSystemGetCudaDriverVersion", ctypes.byref(cuda))
+        highest = (
+            f"{cuda.value // 1000}.{cuda.value % 1000 // 10}" if cuda.value else ""
+        )
+        found = []
+        for number in range(facts.count_nvml(nvml)):
+            handle = ctypes.c_void_p()
+            if _ask(
+                nvml, "nvmlDeviceGetHandleByIndex_v2", number, ctypes.byref(handle)
+            ):
+                found.append(_health(nvml, handle))
+        return driver.value.decode(errors="replace"), highest, tuple(found)
+
+
+def _ask(nvml: Any, name: str, *arguments: object) -> bool:
+    """Return whether the library has this function, and it succeeds."""
+    function = getattr(nvml, name, None)
+    return function is not None and function(*arguments) == 0
+
+
+def _health(nvml: Any, handle: ctypes.c_void_p) -> GpuHealth:
+    name = ctypes.create_string_buffer(_TEXT_BYTES)
+    _ask(nvml, "nvmlDeviceGetName", handle, name, _TEXT_BYTES)
+    memory = _Memory()
+    _ask(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+    errors = ctypes.c_ulonglong()
+    _ask(
+        nvml,
+        "nvmlDeviceGetTotalEccErrors",
+        handle,
+        _UNCORRECTED,
+        _SINCE_DRIVER,
+        ctypes.byref(errors),
+    )
+    reasons = ctypes.c_ulonglong()
+    _ask(
+        nvml,
+        "nvmlDeviceGetCurrentClocksThrottleReasons",
+        handle,
+        ctypes.byref(reasons),
+    )
+    slowed_by = [what for bit, what in _SLOWED if reasons.value & bit]
+    return GpuHealth(
+        model=name.value.decode(errors="replace"),
+        used_bytes=memory.used,
+        total_bytes=memory.total,
+        holders=_holders(nvml, handle),
+        ecc_errors=errors.value,
+        slowed_by=slowed_by[0] if slowed_by else "",
+    )
+
+
+def _holders(nvml: Any, handle: ctypes.c_void_p) -> tuple[str, ...]:
+    """Return the processes that have memory of a GPU: number and name, as far as this user sees them."""
+    count = ctypes.c_uint(_MOST_HOLDERS)
+    table = (_Holder * _MOST_HOLDERS)()
+    name = "nvmlDeviceGetComputeRunningProcesses_v3"
+    if not _ask(nvml, name, handle, ctypes.byref(count), table):
+        return ()
+    found = []
+    for process in table[: count.value]:
+        try:
+            program = Path(f"/proc/{process.pid}/comm").read_text().strip()
+        except OSError:
+            program = ""  # of another container
+        found.append(f"{process.pid} {program}".strip())
+    return tuple(found)
+
+
+def last_xid() -> str:
+    """Return the last fault of a GPU in the kernel's log: its place and number; "" for none, or where nobody may read it."""
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    last, left = "", _LOG_BYTES
+    try:
+        while left > 0:
+            line = os.read(log, 8192)
+            left -= len(line) or left
+            if found := _XID.search(line):
+                last = f"{found[2].decode()} ({found[1].decode(errors='replace')})"
+    except OSError:  # its end, or a line that was overwritten meanwhile
+        pass
+    finally:
+        os.close(log)
+    return last

@@ -1,0 +1,240 @@
+"""The doctor on hosts of the lab: each misconfiguration is found, on the right host, and healthy hosts have none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from distmagic import cli
+from distmagic.diagnosis.report import Report
+from distmagic.request.hosts import parse_hosts
+from distmagic.session.doctor import examine
+from tests.e2e.runner import reach
+from tests.lab import HostSetup, Lab
+from tests.lab.clock import give_clock
+from tests.lab.waiting import HANG_S
+
+pytestmark = pytest.mark.needs("lab")
+
+
+def examined(lab: Lab) -> Report:
+    hosts = parse_hosts(",".join(host.name for host in lab.hosts))
+    return examine(reach(lab, hosts))
+
+
+def of(report: Report) -> set[tuple[str, str, str]]:
+    """Return the level, host and subject of each finding."""
+    return {(one.level, one.host, one.check) for one in report.findings}
+
+
+# ---- healthy hosts
+
+
+@pytest.mark.quick
+def test_healthy_hosts_have_no_finding_and_nothing_is_left_on_them(ended):
+    examined(ended)  # the bundle has come
+    before = [host.files("/home/node") for host in ended.hosts]
+    report = examined(ended)
+    assert (report.findings, report.table) == ((), ()), repr(report)
+    assert [host.files("/home/node") for host in ended.hosts] == before
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_healthy_hosts_of_any_number_have_no_finding(make_lab, count):
+    report = examined(make_lab(count))
+    assert (report.findings, report.table) == ((), ()), repr(report)
+    print(f"{count} hosts: {report.took_s:.2f} s")
+
+
+# ---- the way to a host
+
+
+def refused(lab: Lab) -> None:
+    lab.hosts[1].reject(22)
+
+
+def dropped(lab: Lab) -> None:
+    lab.hosts[1].drop(port=22)
+
+
+def silent(lab: Lab) -> None:
+    """Stop its SSH server where it is: the kernel still takes connections."""
+    lab.hosts[1].freeze()
+
+
+def another_key(lab: Lab) -> None:
+    lab.hosts[1].change_key()
+
+
+def no_log_in(lab: Lab) -> None:
+    lab.hosts[1].set_sshd("DenyUsers root")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "step"),
+    [
+        (refused, "TCP"),
+        (dropped, "TCP"),
+        (silent, "banner"),
+        (another_key, "key"),
+        (no_log_in, "log-in"),
+    ],
+)
+def test_the_first_step_that_fails_on_the_way_to_a_host_is_named(lab, spoil, step):
+    spoil(lab)
+    report = examined(lab)
+    assert of(report) == {("error", "dm2", step)}
+    (finding,) = report.findings
+    assert f"{step} failed" in finding.evidence
+    assert finding.cure
+
+
+def test_a_name_that_nobody_knows(lab):
+    report = examine(reach(lab, parse_hosts("dm1,nobody.invalid")))
+    assert of(report) == {("error", "nobody.invalid", "name")}
+
+
+# ---- a host
+
+
+def test_a_host_without_torch_and_one_without_python(make_lab):
+    setups = (HostSetup(), HostSetup(python="bare"), HostSetup(python="none"))
+    report = examined(make_lab(3, setups=setups))
+    assert {one for one in of(report) if one[0] == "error"} == {
+        ("error", "dm2", "torch"),
+        ("error", "dm3", "python"),
+    }
+    assert ("warning", "dm2", "numpy") in of(report)
+
+
+def loopback(lab: Lab) -> None:
+    lab.hosts[1].resolve_own_name("127.0.1.1")
+
+
+def nowhere(lab: Lab) -> None:
+    lab.hosts[1].resolve_own_name(None)
+
+
+def small_memory(lab: Lab) -> None:
+    lab.hosts[1].exec(["mount", "-o", "remount,size=64M", "/dev/shm"])
+
+
+def wrong_clock(lab: Lab) -> None:
+    give_clock(lab.hosts[1], ahead_s=300)
+
+
+def read_only(lab: Lab) -> None:
+    examined(lab)
+    lab.hosts[1].make_home_read_only()
+
+
+def variable(lab: Lab) -> None:
+    (lab.hosts[1].home / ".bashrc").write_text("export NCCL_SOCKET_IFNAME=docker0\n")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "level", "check"),
+    [
+        (loopback, "warning", "own name"),
+        (nowhere, "warning", "own name"),
+        (small_memory, "warning", "/dev/shm"),
+        (wrong_clock, "warning", "clock"),
+        (read_only, "error", "disk"),
+        (variable, "warning", "NCCL_SOCKET_IFNAME"),
+    ],
+)
+def test_what_is_wrong_with_one_host_is_found_there(lab, spoil, level, check):
+    spoil(lab)
+    report = examined(lab)
+    assert {one for one in of(report) if one[2] != "LD_PRELOAD"} == {
+        (level, "dm2", check)
+    }, repr(report)
+    assert all(one.cure for one in report.findings)
+
+
+def test_hosts_that_all_have_one_name(make_lab):
+    lab = make_lab(3, setups=tuple(HostSetup(hostname="node") for _ in range(3)))
+    assert of(examined(lab)) >= {
+        ("warning", "dm2", "host name"),
+        ("warning", "dm3", "host name"),
+    }
+
+
+# ---- between hosts
+
+
+def no_port(lab: Lab) -> None:
+    lab.hosts[1].close_ports("drop", but=(22,))
+
+
+def refused_port(lab: Lab) -> None:
+    lab.hosts[1].close_ports("reject with tcp reset", but=(22,))
+
+
+def one_way(lab: Lab) -> None:
+    lab.hosts[1].drop_from(lab.hosts[0])
+
+
+def torchs_port(lab: Lab) -> None:
+    lab.hosts[1].drop(port=29500)
+
+
+def large_packets(lab: Lab) -> None:
+    """Give two cards larger packets than the switch between them takes."""
+    for host in lab.hosts[1:]:
+        host.exec(["ip", "link", "set", "dev", "eth0", "mtu", "9000"])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected", "words"),
+    [
+        (no_port, ("error", "dm2", "dialled from dm1"), "no answer"),
+        (refused_port, ("error", "dm2", "dialled from dm1"), "refused"),
+        (one_way, ("error", "dm2", "dialled from dm1"), "no answer"),
+        (torchs_port, ("warning", "dm2", "dialled from dm1 at 29500"), "no answer"),
+        (large_packets, ("error", "dm3", "dialled from dm2"), "large ones do not"),
+    ],
+)
+def test_who_can_not_dial_whom_is_found(lab, spoil, expected, words):
+    spoil(lab)
+    report = examined(lab)
+    assert expected in of(report), repr(report)
+    assert words in repr(report)
+    assert report.square
+    assert {one.host for one in report.findings} <= {"dm2", "dm3"}
+    print(report, report.took_s)
+
+
+# ---- in a terminal
+
+
+def way(lab: Lab) -> list[str]:
+    """Return the flags that lead to hosts of a lab; it says itself for how long one is tried that can't answer."""
+    return ["--ssh-config", str(lab.ssh_config), "--connect-timeout", f"{HANG_S:g}"]
+
+
+def test_in_a_terminal_the_exit_code_says_whether_a_run_would_fail(lab, capsys):
+    words = ["doctor", "--hosts", "dm1,dm2", *way(lab)]
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out.startswith("2 hosts: nothing is wrong")
+    lab.hosts[1].reject(22)
+    assert cli.main([*words, "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert [(one["host"], one["check"]) for one in data["findings"]] == [("dm2", "TCP")]
+
+
+# ---- how fast hosts are together
+
+
+def test_pairs_of_hosts_are_measured_and_nothing_is_left(ended, capsys):
+    words = ["doctor", "--collective", "--json", "--hosts", "dm1,dm2,dm3"]
+    assert cli.main([*words, *way(ended)]) == 0
+    data = json.loads(capsys.readouterr().out)
+    for host, speeds in data["speeds"].items():
+        assert {name for name, said in speeds.items() if said} == {*data["hosts"]} - {
+            host
+        }
+    for host in ended.hosts:
+        assert not list(host.home.glob(".distmagic/jobs/*"))
+        assert not list(host.home.glob(".distmagic/work/doctor*"))

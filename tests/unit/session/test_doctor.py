@@ -1,0 +1,48 @@
+"""The doctor's questions, over real links to hosts that answer by script."""
+
+from __future__ import annotations
+
+from distmagic.remote.wire import protocol as p
+from distmagic.session import doctor
+from tests.builders.hosts import HANG_UP, FakeHost, down, reach
+from tests.builders.jobs import assert_left
+
+
+def examined(name: str) -> p.Examined:
+    return p.Examined(
+        time_s=0.0, hostname=name, name_addresses=("10.0.0.1",), shm_bytes=1 << 40
+    )
+
+
+def well(name: str) -> FakeHost:
+    host = FakeHost(name)
+    host.answers[p.Examine] = lambda _: [examined(name)]
+    return host
+
+
+def test_each_host_is_asked_once_and_a_host_that_is_down_is_a_finding():
+    a, b, c = well("gpu-a"), FakeHost("gpu-b"), well("gpu-c")
+    b.error = down("gpu-b")
+    report = doctor.examine(reach(a, b, c), packages=("mine", "numpy"))
+    assert ("gpu-b", "connection") in {(one.host, one.check) for one in report.findings}
+    for host in (a, c):
+        (request,) = host.requests_of(p.Examine)
+        assert isinstance(request, p.Examine)
+        assert {"mine", "torch"} <= set(request.packages)
+        assert len(set(request.packages)) == len(request.packages)
+    assert_left(a, c)
+
+
+def test_no_host_that_answers_is_no_error_of_the_command():
+    a = FakeHost("gpu-a")
+    a.error = down("gpu-a")
+    report = doctor.examine(reach(a))
+    assert [(one.host, one.level) for one in report.findings] == [("gpu-a", "error")]
+
+
+def test_a_host_that_hangs_up_in_the_middle_is_a_finding():
+    a, b = well("gpu-a"), FakeHost("gpu-b")
+    b.answers[p.Examine] = lambda _: HANG_UP
+    report = doctor.examine(reach(a, b))
+    assert ("gpu-b", "connection") in {(one.host, one.check) for one in report.findings}
+    assert_left(a, b)

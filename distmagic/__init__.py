@@ -58,7 +58,7 @@ On the hosts, with Python's standard library alone, `remote/`, which travels the
     remote/agent/     one node's job: starts torchrun, gathers what ranks report, ends every process
     remote/engine/    torchrun, by exec or forked from a template, and the ranks that it starts
     remote/rank/      one rank: calls the user's function, reports its progress
-    remote/training/  what torch does in a rank: its process groups
+    remote/training/  what torch does in a rank: its process groups, its steps
     remote/checkup/   what may be wrong with a host, and which hosts it can dial, for the doctor
     remote/gang/      which nodes of a job are alive, known by heartbeats between the hosts
     remote/system/    what Linux shows: processes, memory, hardware, sockets, log-out

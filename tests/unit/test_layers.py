@@ -87,7 +87,7 @@ FOREIGN = {
 # Tried with torch 2.13, paramiko 5.1, asyncssh 2.24, ipykernel 7.4, Lightning 2.6, tqdm 4.70, and Python 3.10 to 3.13.
 PRIVATE = """
 _BackendRendezvousStateHolder | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.meeting | torchrun compares the clocks of hosts, as it does by itself
-_C | torch/__init__.py | remote.values.storages | no tensor can be sent
+_C | torch/__init__.py | remote.values.storages remote.training.steps | no tensor can be sent
 _LoggerConnector | lightning/pytorch/trainer/connectors/logger_connector/logger_connector.py | remote.rank.logged_numbers | numbers that Lightning logs are not shown
 _abc | abc.py | remote.values.cell_objects | a function that wraps an abstract class of a cell can't be sent
 _abort_process_group | torch/distributed/distributed_c10d.py | remote.training.groups | a rank that aborts its groups may be noted as one without any
@@ -96,12 +96,16 @@ _allow_stdin | ipykernel/kernelbase.py | connection.prompts | a notebook asks fo
 _base_executable | sys.py | remote.records.environments | environments are made from the Python that runs
 _cdata | torch/storage.py | remote.values.storages | no tensor can be sent
 _channel_handler_table | paramiko/transport.py | transports.ssh.client | no SSH connection is made
+_dump_fr_trace_json | torch/lib/libtorch_python.so | remote.training.groups | the call of a rank that is out of step has no name
 _device_types | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
 _exit_barrier | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for its peers as torchrun does
 _fmt | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read
+_current_graph_task_id | torch/lib/libtorch_python.so | remote.training.steps | steps are not counted
 _get_backend | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
 _get_protocol_attrs | typing.py | remote.values.source_form | no Protocol of a cell reaches a Python of another version, from 3.12 on
 _get_sequence_number_for_group | torch/lib/libtorch_python.so | remote.training.groups | groups are noted as used
+_group_end | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups of NCCL are not broken
+_group_start | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups of NCCL are not broken
 _handle_request | paramiko/channel.py | transports.ssh.client | no exit code of a remote process arrives
 _has_storage | torch/_C/__init__.pyi | remote.values.storages | no tensor can be sent
 _is_in_bad_fork | torch/cuda/__init__.py | remote.engine.preloading remote.engine.rank_fork_server | no template is kept: each run starts cold
@@ -109,6 +113,7 @@ _is_protocol | typing.py | remote.values.source_form | no Protocol of a cell rea
 _is_runtime_protocol | typing.py | remote.values.source_form | isinstance with a Protocol of a cell fails on hosts of another Python
 _monitor_workers | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for failed peers as torchrun does
 _neg_view | torch/_C/_VariableFunctions.pyi | remote.values.storages | no tensor with a negative bit can be sent
+_new_process_group_helper | torch/distributed/distributed_c10d.py | remote.training.groups | groups of gloo are not broken
 _next_service | asyncssh/connection.py | playground.server | the playground takes one attempt to log in
 _popen | torch/distributed/elastic/multiprocessing/subprocess_handler/subprocess_handler.py | remote.engine.engine remote.engine.rank_fork_server | torchrun starts ranks by itself: warm starts are slower
 _run_exitfuncs | atexit.py | exports.on_nodes.run_rank remote.engine.forking | a rank ends with an error after its program

@@ -1,7 +1,7 @@
 """Bars of tqdm in the user's code become bars of the rank, with no change to that code.
 
 The methods that draw are replaced: `status_printer`, `display`, `refresh`, `clear` and `close` of `tqdm.std.tqdm`, from
-which all other kinds inherit. A bar that would be drawn on stdout or stderr is posted to the agent; only its last line is
+which all other kinds inherit. `__iter__` counts iterations. A bar that would be drawn on stdout or stderr is posted to the agent; only its last line is
 written when it closes, for the log. A bar with a file of its own stays as it is. `tqdm.notebook` and `tqdm.autonotebook`
 are replaced by modules with the plain class, because a rank has no notebook, and often no ipywidgets.
 """
@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from distmagic.remote.rank.report import bar_ids
-from distmagic.remote.training import import_hooks
+from distmagic.remote.training import import_hooks, steps
 from distmagic.remote.wire.parts import Bar
 
 _STD = "tqdm.std"
@@ -188,6 +188,15 @@ def _new_close(original: Any) -> Any:
     return close
 
 
+def _new_iter(original: Any) -> Any:
+    def __iter__(self: Any) -> Any:  # noqa: N807
+        for item in original(self):
+            yield item
+            steps.iterated()
+
+    return __iter__
+
+
 _REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     "__init__": _new_init,
     "status_printer": _new_status_printer,
@@ -195,6 +204,7 @@ _REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     "refresh": _new_refresh,
     "clear": _new_clear,
     "close": _new_close,
+    "__iter__": _new_iter,
 }
 
 

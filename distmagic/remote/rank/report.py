@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from distmagic.remote.rank.outbox import TOGETHER, LoggedRow, NumberSource, Outbox
+from distmagic.remote.training import steps
 from distmagic.remote.wire.parts import Bar
 
 T = TypeVar("T")
@@ -131,6 +132,7 @@ class _TrackBar:
         if now >= self.due:
             self.due = now + _TRACK_EVERY_S
             self.post()
+        steps.iterated()
 
     def post(self, *, closed: bool = False) -> None:
         past = time.monotonic() - self.began

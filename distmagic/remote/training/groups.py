@@ -1,4 +1,4 @@
-"""Notes whether this rank was in a process group, and used it; keeps a group while a model may use it; has ranks meet.
+"""The process groups of this rank: how they were made, whether they were used, broken, and made anew; has ranks meet.
 
 Ranks that were in no group have each worked alone. A process group counts its operations: gloo all of them, NCCL its
 collectives. That count is gone with the group. So the functions of torch that end groups are replaced by ones that look
@@ -9,25 +9,45 @@ A group of gloo that a model under DistributedDataParallel holds is kept when it
 the model is the last to hold it. When the function returns, the model then waits for gloo's threads and does not release
 the interpreter, for which such a thread may wait, to let go of its last tensor. Seen with torch 2.13 on busy machines, in
 up to 1 of 10 pairs of ranks. Where a Python object is the last to hold a group, torch releases the interpreter first.
+
+A second `init_process_group` of a job finds, under the same names of the same store, where ranks were before. gloo then
+connects to ranks that are gone. So all but the first one have names of their own in that store: `again/1`, or, where
+ranks stay, names with the number of the cell. A rank that a cell left before its `init_process_group` counts as others.
+
+A call that waits for other ranks ends when its group is broken: gloo's connections are shut down, which are the sockets
+that appear while a group is made; communicators of NCCL are aborted, all together. After that no group is usable, and
+all are made anew. While a group is being made ranks wait for each other at the store: there that connection is shut down.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from distmagic.remote.training import import_hooks
+from distmagic.remote.training import group_sockets, import_hooks
+from distmagic.remote.wire.parts import GroupCalls
 from distmagic.remote.wire.vocabulary import GroupUse
 
 _C10D = "torch.distributed.distributed_c10d"
-_ENDING = ("destroy_process_group", "_abort_process_group")
+_MESH = "torch.distributed.device_mesh"
 _PARALLEL = "torch.nn.parallel.distributed"
+_MAKING = "_new_process_group_helper"
+_ENDING = ("destroy_process_group", "_abort_process_group")
+_UNMATCHED = ("isend", "irecv", "monitored_barrier")
+# Where the classes are whose objects hold groups.
+_HOLDERS = (
+    (_PARALLEL, "DistributedDataParallel"),
+    (_MESH, "DeviceMesh"),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+    ("torch.distributed.fsdp", "FSDPModule"),
+)
 
 
 class _Notes:
@@ -37,6 +57,15 @@ class _Notes:
     given: Mapping[str, str] = {}
     kept: tuple[Any, ...] = ()
     watches_forks = False
+
+    cell = 0  # the number of the cell, where this rank stays
+    inits = 0  # calls of `init_process_group`: in this cell, or in all
+    request: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # of the last one
+    sockets: Mapping[int, str] = {}  # that belong to groups
+    store_sockets: Mapping[int, str] = {}  # that lead to the store of the groups
+    making: tuple[group_sockets.Sockets, int] | None = None  # before a group is made
+    is_broken = False
+    unmatched: Mapping[str, int] = {}  # calls of a group that other ranks don't make
 
 
 _notes = _Notes()
@@ -62,19 +91,94 @@ def let_go() -> None:
     _notes.kept = _with_a_model(_notes.kept)
 
 
+def begin_cell(number: int) -> None:
+    """Note that this rank begins with a cell, whose number is the same on all ranks, as is what they do in it."""
+    # Reading what torch records of each call takes time that no cell is to take. torch reads this at its first call.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "100")
+    _notes.cell = number
+    _notes.inits = 0
+
+
+def calls() -> tuple[GroupCalls, ...]:
+    """Return how many calls this rank has made in each of its groups, of those that all ranks of a group make."""
+    c10d: Any = sys.modules.get(_C10D)
+    last = _last_calls() if c10d else {}
+    found = []
+    for group, name in getattr(getattr(c10d, "_world", None), "pg_names", {}).items():
+        try:
+            made = _number(group) - _notes.unmatched.get(name, 0)
+        except Exception:  # noqa: BLE001, S112 - a backend that does not count
+            continue
+        size = group.size()
+        found.append(
+            GroupCalls(name=name, size=size, calls=made, last=last.get(name, ""))
+        )
+    return tuple(found)
+
+
+def break_all() -> None:
+    """Have the call in which this rank waits for others fail, whatever its group. Called on a thread of its own."""
+    making = _notes.making
+    c10d: Any = sys.modules.get(_C10D)
+    if making is not None:
+        before, store_port = making
+        waiting = {**_notes.store_sockets, **_new_since(before)}
+        group_sockets.shut(waiting, store_port)
+    if c10d is not None and c10d.is_initialized():
+        _notes.is_broken = True
+        group_sockets.shut(_notes.sockets)
+        _abort_nccl(c10d)
+
+
+def make_anew() -> None:
+    """Make the default group as `init_process_group` was called last. Of the other groups none is left.
+
+    All ranks call this at the same time, in one cell. Without a group of before it does nothing.
+    """
+    c10d: Any = sys.modules.get(_C10D)
+    if c10d is None or _notes.request is None:
+        return
+    if c10d.is_initialized():
+        c10d.destroy_process_group()
+    args, kwargs = _notes.request
+    c10d.init_process_group(*args, **kwargs)
+
+
+def holders(names: Mapping[str, object]) -> tuple[str, ...]:
+    """Return those names whose values hold groups, with their kinds, such as `model (DistributedDataParallel)`."""
+    kinds = []
+    for module, kind in _HOLDERS:
+        found = getattr(sys.modules.get(module), kind, None)
+        kinds += [found] if isinstance(found, type) else []
+    held = []
+    for name, value in names.items():
+        if not name.startswith("_") and issubclass(type(value), tuple(kinds)):
+            held.append(f"{name} ({type(value).__name__})")
+    return tuple(held)
+
+
 def _patch(c10d: Any) -> None:
     # It has the functions under the same names.
     if hasattr(c10d, "rendezvous"):
-        c10d.rendezvous = _at_the_runs_store(c10d.rendezvous)
-    package = sys.modules.get("torch.distributed")
-    for name in _ENDING:
+        c10d.rendezvous = _under_names_of_its_own(
+            _at_the_runs_store(c10d.rendezvous), c10d
+        )
+    if hasattr(c10d, _MAKING):
+        setattr(c10d, _MAKING, _noting_sockets(getattr(c10d, _MAKING)))
+    replacements = {
+        **dict.fromkeys(_ENDING, _looking_first),
+        **dict.fromkeys(_UNMATCHED, _counting_alone),
+        "init_process_group": _noting_request,
+    }
+    users = (c10d, sys.modules.get("torch.distributed"), sys.modules.get(_MESH))
+    for name, make in replacements.items():
         original = getattr(c10d, name, None)
         if original is None:
             continue
-        ending = _looking_first(original, c10d)
-        for module in (c10d, package):
+        ours = make(original, c10d)
+        for module in users:
             if getattr(module, name, None) is original:
-                setattr(module, name, ending)
+                setattr(module, name, ours)
 
 
 def _looking_first(
@@ -87,6 +191,165 @@ def _looking_first(
         return original(*args, **kwargs)
 
     return ending
+
+
+def _noting_request(original: Callable[..., Any], c10d: Any) -> Callable[..., Any]:
+    """Return torch's `init_process_group`, which notes how it was called, and in a later cell may be called again."""
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        if _notes.cell and c10d.is_initialized():
+            if not _notes.is_broken and _backend(args, kwargs) == _backend(
+                *(_notes.request or ((), {}))
+            ):
+                _say_it_is_there()
+                return None
+            if _notes.is_broken:
+                c10d.destroy_process_group()
+        if not c10d.is_initialized():
+            # A call that failed has taken a name, and ranks that were not in it have not.
+            c10d._world.group_count = 0  # noqa: SLF001
+        _notes.request = args, dict(kwargs)
+        before = group_sockets.current()
+        _notes.making = before, _port(kwargs.get("store"), kwargs.get("init_method"))
+        try:
+            if _notes.cell and kwargs.get("store") is not None:
+                kwargs["store"] = c10d.PrefixStore(_next_prefix(), kwargs["store"])
+            made = original(*args, **kwargs)
+        finally:
+            _notes.making = None
+            new = _new_since(before).items()
+            own = _notes.sockets
+            _notes.store_sockets = {fd: on for fd, on in new if own.get(fd) != on}
+        _notes.is_broken = False
+        _notes.unmatched = {}
+        return made
+
+    return init_process_group
+
+
+def _backend(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    return str(args[0] if args else kwargs.get("backend")).lower()
+
+
+def _say_it_is_there() -> None:
+    if _notes.given.get("RANK") == "0":
+        sys.stderr.write(
+            "distmagic: the process group of an earlier cell stays: it is sound, and has this backend.\n"
+        )
+
+
+def _next_prefix() -> str:
+    """Return under which names the next group stands in its store, "" for torch's own."""
+    count = _notes.inits
+    _notes.inits += 1
+    if _notes.cell:
+        return f"again/{_notes.cell}.{count}"
+    return f"again/{count}" if count else ""
+
+
+def _under_names_of_its_own(
+    original: Callable[..., Any], c10d: Any
+) -> Callable[..., Any]:
+    """Return torch's `rendezvous`, which gives each group of all ranks names of its own in the store."""
+
+    @functools.wraps(original)
+    def rendezvous(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        for store, rank, size in original(*args, **kwargs):
+            is_of_all = str(size) == _notes.given.get("WORLD_SIZE")
+            prefix = _next_prefix() if is_of_all else ""
+            yield c10d.PrefixStore(prefix, store) if prefix else store, rank, size
+
+    return rendezvous
+
+
+def _noting_sockets(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function by which torch makes each group; the connections that appear meanwhile are the group's."""
+
+    @functools.wraps(original)
+    def helper(*args: Any, **kwargs: Any) -> Any:
+        outer = _notes.making
+        before = group_sockets.current()
+        store = next((one for one in args if hasattr(one, "set_timeout")), None)
+        if outer is None:
+            _notes.making = before, _port(store, None)
+        try:
+            made = original(*args, **kwargs)
+        finally:
+            _notes.making = outer
+        if _is_gloo(made[0]):
+            now = group_sockets.current()
+            old = {fd: on for fd, on in _notes.sockets.items() if now.get(fd) == on}
+            _notes.sockets = {**old, **_new_since(before)}
+        return made
+
+    return helper
+
+
+def _new_since(before: group_sockets.Sockets) -> group_sockets.Sockets:
+    now = group_sockets.current()
+    return {fd: target for fd, target in now.items() if before.get(fd) != target}
+
+
+def _port(store: Any, url: Any) -> int:
+    """Return the port of the store at which ranks meet, 0 for one that has none."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    if store is not None:
+        return int(getattr(store, "port", 0))
+    return urlsplit(str(url)).port or int(os.environ.get("MASTER_PORT", "0"))
+
+
+def _counting_alone(original: Callable[..., Any], c10d: Any) -> Callable[..., Any]:
+    """Return a call of which each rank of a group makes another number; gloo counts it with those of all ranks."""
+
+    @functools.wraps(original)
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        before = dict(_numbers(c10d))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for name, number in _numbers(c10d):
+                ours = _notes.unmatched.get(name, 0) + number - before.get(name, 0)
+                if number != before.get(name):
+                    _notes.unmatched = {**_notes.unmatched, name: ours}
+
+    return alone
+
+
+def _numbers(c10d: Any) -> Iterator[tuple[str, int]]:
+    """Yield the name of each group of gloo, and how many calls it counts."""
+    for group, name in list(c10d._world.pg_names.items()):  # noqa: SLF001
+        if _is_gloo(group):
+            yield name, _number(group)
+
+
+def _last_calls() -> dict[str, str]:
+    """Return {group: the call of all its ranks that this rank has made last}, as far as torch records them."""
+    own = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(own, "_dump_fr_trace_json", None)
+    found = {}
+    try:
+        for entry in json.loads(dump()).get("entries", ()) if dump else ():
+            if not entry["is_p2p"]:
+                name = entry["process_group"][0]
+                found[name] = entry["profiling_name"].rpartition(":")[2]
+    except Exception:  # noqa: BLE001, S110 - of a torch with other records no names are known
+        pass
+    return found
+
+
+def _abort_nccl(c10d: Any) -> None:
+    """Abort all communicators of NCCL in one call: one after the other could wait for each other."""
+    nccl = getattr(c10d, "ProcessGroupNCCL", None)
+    backends: list[Any] = []
+    for group in list(c10d._world.pg_map):  # noqa: SLF001
+        backends += [one for one in _backends(group) if nccl and isinstance(one, nccl)]
+    if backends:
+        backends[0]._group_start()  # noqa: SLF001
+        for backend in backends:
+            backend.abort()
+        backends[0]._group_end()  # noqa: SLF001
 
 
 def _at_the_runs_store(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,10 +407,16 @@ def _keep(c10d: Any) -> None:
     _notes.kept = _with_a_model((*_notes.kept, *new))
 
 
+def _backends(group: Any) -> list[Any]:
+    """Return the backends of a group, one of each kind."""
+    devices = group._device_types  # noqa: SLF001
+    found = [group._get_backend(device) for device in devices]  # noqa: SLF001
+    return list({backend.name(): backend for backend in found}.values())
+
+
 def _is_gloo(group: Any) -> bool:
     try:
-        devices = group._device_types  # noqa: SLF001
-        return any(group._get_backend(device).name() == "gloo" for device in devices)  # noqa: SLF001
+        return any(backend.name() == "gloo" for backend in _backends(group))
     except Exception:  # noqa: BLE001 - a backend that can't be asked is another one
         return False
 
@@ -182,7 +451,9 @@ def _has_been_used(group: Any) -> bool:
     """Whether a group of several ranks has done anything. Raises RuntimeError for a backend that does not count."""
     if group.size() < 2:
         return False
-    counts = []
-    for device in group._device_types:  # noqa: SLF001
-        counts.append(group._get_backend(device)._get_sequence_number_for_group())  # noqa: SLF001
-    return any(counts)
+    return _number(group) > 0
+
+
+def _number(group: Any) -> int:
+    """Return how many calls a group counts. Raises RuntimeError for a backend that does not count."""
+    return sum(one._get_sequence_number_for_group() for one in _backends(group))  # noqa: SLF001

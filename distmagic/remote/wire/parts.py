@@ -60,6 +60,19 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupCalls:
+    """A process group of a rank: its size, how many calls the rank has made in it, and the last one, such as all_reduce.
+
+    Calls that ranks make alone, as `send` is, don't count.
+    """
+
+    name: Word
+    size: Count
+    calls: Count
+    last: Word = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Exit:
     """How torchrun saw a rank's process end: `code` is negative for a signal."""
 

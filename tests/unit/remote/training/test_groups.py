@@ -285,16 +285,15 @@ MENDED = {"the tutorial's setup", "only a port", "rank and size as variables", "
 def test_all_ranks_meet_at_the_store_of_their_run(name, monkeypatch, capsys):
     sets, asked, url, place = MEETINGS[name]
     c10d = types.ModuleType(groups._C10D)
-    c10d.rendezvous = lambda url, *_: (
-        url,
-        f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
-    )
+    c10d.rendezvous = lambda url, *_: [
+        (url, f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", 0)
+    ]
     for variable, value in GIVEN.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setattr(groups._notes, "given", dict(os.environ))
     groups._patch(c10d)
     for variable, value in sets.items():
         monkeypatch.setenv(variable, value)
-    assert c10d.rendezvous(*asked) == (url, place)
+    assert next(c10d.rendezvous(*asked)) == (url, place, 0)
     said = capsys.readouterr().err
     assert ("meet at gpu-a:29400" in said) is (name in MENDED)

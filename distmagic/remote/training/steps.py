@@ -1,0 +1,169 @@
+"""Counts the steps of this rank, and has all ranks of a run stop after the same one.
+
+An interrupt that comes to all ranks at one moment finds some of them in one step and some in the next. Under
+DistributedDataParallel most models are lost by that: gradients of one step meet those of another. So ranks agree:
+
+    ask       each rank says how many steps it has made, and waits after its next one
+    stop_at   it goes on to the step that all were given, and raises KeyboardInterrupt there
+
+No rank passes the step after its count before it has an answer. So the highest count of all, and one more, is a step
+that each rank still has before it. A rank that gets no answer goes on by itself.
+
+A step is the end of an optimizer's `step`; where there is none, of an iteration of `track` or of a bar of tqdm. Steps
+inside a backward pass, of another thread, and in a program that torch compiles are not counted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Literal
+
+from distmagic.remote.training import import_hooks
+
+StepKind = Literal["step", "iteration"]
+
+PATIENCE_S = 5.0  # that a rank waits for the step at which it is to stop
+_OPTIMIZER = "torch.optim.optimizer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """How many steps and iterations this rank has made, and how many seconds have passed since its last step."""
+
+    steps: int
+    iterations: int
+    idle_s: float
+
+
+class _Counting:
+    """What is counted in this process, and what it was asked. `thread` is the one that counts, 0 outside a run."""
+
+    def __init__(self) -> None:
+        self.thread = 0
+        self.watches_forks = False
+        self.begin()
+        self.news = threading.Condition()
+
+    def begin(self) -> None:
+        self.counts: dict[StepKind, int] = {"step": 0, "iteration": 0}
+        self.stepped_s = time.monotonic()
+        self.is_asked = False
+        self.until_s = 0.0
+        self.stop: tuple[StepKind, int] | None = None
+
+
+_counting = _Counting()
+
+
+def install() -> None:
+    """Count from now on what the thread that calls this does."""
+    _counting.thread = threading.get_ident()
+    import_hooks.when_imported(_OPTIMIZER, _count_steps)
+    if not _counting.watches_forks:
+        _counting.watches_forks = True
+        os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def begin() -> None:
+    """Count from 0 again, as if nobody had asked anything."""
+    with _counting.news:
+        _counting.begin()
+
+
+def ask(patience_s: float = PATIENCE_S) -> Steps:
+    """Return the counts so far, and have this rank wait after its next step: until it has an answer, or for so long."""
+    with _counting.news:
+        # Before the counts are read: a rank that makes its next step meanwhile waits already.
+        _counting.stop = None
+        _counting.until_s = time.monotonic() + patience_s
+        _counting.is_asked = True
+        return Steps(
+            steps=_counting.counts["step"],
+            iterations=_counting.counts["iteration"],
+            idle_s=time.monotonic() - _counting.stepped_s,
+        )
+
+
+def stop_at(kind: StepKind, number: int) -> bool:
+    """Have KeyboardInterrupt raised after that step. Return False where this rank goes on: it waited for too long."""
+    with _counting.news:
+        if not _counting.is_asked or _counting.counts[kind] > number:
+            return False
+        _counting.stop = kind, number
+        _counting.news.notify_all()
+        return True
+
+
+def go_on() -> None:
+    """Have this rank go on as if nobody had asked."""
+    with _counting.news:
+        _counting.is_asked = False
+        _counting.news.notify_all()
+
+
+def iterated() -> None:
+    """Count one iteration of a loop that has a bar."""
+    if threading.get_ident() == _counting.thread:
+        _counting.counts["iteration"] += 1
+        if _counting.is_asked:
+            _wait("iteration")
+
+
+def _count_steps(optimizer: Any) -> None:
+    torch = sys.modules["torch"]
+    in_backward = torch._C._current_graph_task_id  # noqa: SLF001
+
+    def stepped(*_: object) -> None:
+        # In this order: what torch compiles must not depend on a count.
+        if (
+            torch.compiler.is_compiling()
+            or in_backward() != -1
+            or threading.get_ident() != _counting.thread
+        ):
+            return
+        _counting.counts["step"] += 1
+        _counting.stepped_s = time.monotonic()
+        if _counting.is_asked and not _is_inner(inspect.currentframe()):
+            _wait("step")
+
+    optimizer.register_optimizer_step_post_hook(stepped)
+
+
+def _is_inner(hook: FrameType | None) -> bool:
+    """Whether this step is one within the step of another optimizer, which is not over then."""
+    wrapper = hook and hook.f_back
+    frame = wrapper and wrapper.f_back
+    while frame is not None and wrapper is not None:
+        if frame.f_code is wrapper.f_code:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _wait(kind: StepKind) -> None:
+    """Wait for an answer; raise KeyboardInterrupt where this is the step to stop at, or one after it."""
+    with _counting.news:
+        while _counting.is_asked and _counting.stop is None:
+            left_s = _counting.until_s - time.monotonic()
+            if left_s <= 0:
+                _counting.is_asked = False
+            else:
+                _counting.news.wait(left_s)
+        if not _counting.is_asked or _counting.stop is None:
+            return
+        wanted, number = _counting.stop
+        if wanted != kind or _counting.counts[kind] < number:
+            return
+        _counting.is_asked = False
+    raise KeyboardInterrupt(f"stopped after {kind} {_counting.counts[kind]:,}")
+
+
+def _leave_to_parent() -> None:
+    _counting.thread = 0  # the child is no rank
+    _counting.news = threading.Condition()

@@ -50,7 +50,9 @@ class FakeSession:
         self.fleet = Fleet(hosts=hosts, access=access)
         return self
 
-    def launch(self, reaching, spec, payload, screen, job="", variable="run"):
+    def launch(
+        self, reaching, spec, payload, screen, job="", variable="run", companion=None
+    ):
         if self.failure is not None:
             raise self.failure
         return "the run"

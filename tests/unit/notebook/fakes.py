@@ -147,7 +147,9 @@ class FakeSession:
     def begun_at(self, job_name):
         return self.begun_places.get(job_name)
 
-    def launch(self, first_links, spec, payload, screen, job="", variable="run"):
+    def launch(
+        self, first_links, spec, payload, screen, job="", variable="run", companion=None
+    ):
         assert not first_links.cancelled
         self.spec, self.payload, self.screen = spec, payload, screen
         self.variable = variable

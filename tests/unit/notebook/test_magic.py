@@ -918,7 +918,7 @@ class Session:
         self.fleet = Fleet(hosts=(LOCALHOST,), access=access)
         return self
     def cancel(self): print("cancelled")
-    def launch(self, first_links, spec, payload, screen, job, variable): return payload()
+    def launch(self, first_links, spec, payload, screen, job, variable, companion): return payload()
 
 def pack(thunk, **given):
     thunk.uses = ()

@@ -10,6 +10,7 @@ from distmagic.diagnosis.finding import Finding
 
 _SLOW = 0.7  # of the bandwidth that most pairs have
 _LATE = 3.0  # times the latency that most pairs have
+_FEW = 3  # pairs, of three hosts
 _LATE_S = 0.5e-3  # less than this does not matter to a step
 
 
@@ -26,9 +27,12 @@ def findings(pairs: Sequence[Pair]) -> list[Finding]:
     """Return which hosts, and which links, are slower than most."""
     if len(pairs) < 2:
         return []
-    # Of equally many slow and fast pairs the fast ones count: a host of four has half of all pairs.
-    usual = statistics.median_high([pair.bytes_per_s for pair in pairs])
-    prompt = statistics.median_low([pair.latency_s for pair in pairs])
+    rates = sorted(pair.bytes_per_s for pair in pairs)
+    times = sorted(pair.latency_s for pair in pairs)
+    # Of equally many slow and fast pairs the fast ones count: a host of four has half of all pairs, one of three two thirds.
+    is_few = len(pairs) <= _FEW
+    usual = rates[-1] if is_few else statistics.median_high(rates)
+    prompt = times[0] if is_few else statistics.median_low(times)
     slow = {pair.hosts for pair in pairs if pair.bytes_per_s < _SLOW * usual}
     late = {pair.hosts for pair in pairs if pair.latency_s > max(_LATE * prompt, prompt + _LATE_S)}  # fmt: skip
     return [

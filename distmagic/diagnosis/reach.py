@@ -22,6 +22,7 @@ _CURES = {
     "no name": "In /etc/hosts of all hosts: {address} {host}",
     "another": "That address is not {host}'s alone. Name it by one in the network of the others: %distributed hosts ADDRESS",
 }
+_SOME_PORT = 40000  # for a look by hand
 _Pairs = Mapping[
     tuple[str, str], str
 ]  # what is behind a door, by who dials and who is dialled
@@ -110,7 +111,12 @@ def _finding(
         source=source.address,
         interface=route.interface,
     )
-    by_hand = f"{dialler.by_hand} nc -vz {route.address} {port or 22}"
+    listen = f"{dialled.by_hand} nc -l {port or _SOME_PORT}"
+    by_hand = (
+        f"{listen}, and {dialler.by_hand} nc -vz {route.address} {port or _SOME_PORT}"
+    )
+    if why == "half":
+        by_hand = f"{dialler.by_hand} ping -M do -s 8972 {route.address}"
     check = f"dialled from {pair[0]}" if not of_dialler else "dials"
     if port != ANY_PORT:
         check += f" at {port}"

@@ -156,7 +156,7 @@ def _compared(subject: Subject) -> dict[str, str]:
     for name, value in examined.variables.items():
         cells[name] = value
     for name, version in examined.packages.items():
-        cells.setdefault(name, version or "none")
+        cells.setdefault(name, version)
     return cells
 
 

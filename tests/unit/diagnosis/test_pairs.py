@@ -1,0 +1,76 @@
+"""Which hosts are slow together: a slow link is told from a slow host."""
+
+from __future__ import annotations
+
+import pytest
+
+from distmagic.diagnosis.pairs import Pair, findings
+from distmagic.diagnosis.report import report, with_failure, with_pairs
+from distmagic.errors import RunError
+from distmagic.remote.checkup.collective import rounds
+from tests.unit.diagnosis import healthy
+
+FAST, SLOW = 1.2e9, 0.6e9
+PROMPT, LATE = 60e-6, 5e-3
+
+
+def pairs(count: int, slow: set, late: set = frozenset()) -> list[Pair]:  # type: ignore[assignment]
+    found = []
+    for one, other in {pair for some in rounds(count) for pair in some}:
+        found.append(
+            Pair(
+                hosts=(f"gpu-{one}", f"gpu-{other}"),
+                latency_s=LATE if {one, other} & late or (one, other) in late else PROMPT,
+                bytes_per_s=SLOW if {one, other} & slow or (one, other) in slow else FAST,
+            )
+        )  # fmt: skip
+    return sorted(found, key=lambda pair: pair.hosts)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 16])
+def test_equal_pairs_have_no_finding(count):
+    assert findings(pairs(count, set())) == []
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 8, 16])
+def test_a_slow_host_is_told_from_a_slow_link(count):
+    (host,) = findings(pairs(count, {1}))
+    assert (host.host, host.check) == ("gpu-1", "bandwidth")
+    link = next(pair for pair in pairs(count, set()) if "gpu-1" in pair.hosts)
+    one, other = (int(name.removeprefix("gpu-")) for name in link.hosts)
+    (finding,) = findings(pairs(count, {(one, other)}))
+    assert finding.check == f"bandwidth with {link.hosts[0]}"
+    (finding,) = findings(pairs(count, set(), {(one, other)}))
+    assert finding.check == f"latency with {link.hosts[0]}"
+
+
+@pytest.mark.parametrize("count", range(1, 18))
+def test_each_rank_meets_several_others_and_is_in_one_pair_at_a_time(count):
+    met: dict[int, set[int]] = {rank: set() for rank in range(count)}
+    for some in rounds(count):
+        ranks = [rank for pair in some for rank in pair]
+        assert len(set(ranks)) == len(ranks)
+        for one, other in some:
+            assert one < other < count
+            assert other not in met[one], "a pair is measured once"
+            met[one].add(other)
+            met[other].add(one)
+    assert min(len(others) for others in met.values()) >= min(count - 1, 3) - (
+        count % 2 and count > 3
+    )
+
+
+def test_a_report_with_pairs(golden):
+    before = report(healthy(3), "2.13.0")
+    results = {
+        0: [(1, PROMPT, FAST), (2, PROMPT, SLOW)],
+        1: [(0, PROMPT, FAST), (2, LATE, SLOW)],
+        2: [(0, PROMPT, SLOW), (1, LATE, SLOW)],
+    }
+    golden(with_pairs(before, results, 0.0))
+
+
+def test_a_run_that_fails_is_a_finding(golden):
+    found = with_failure(report(healthy(2), "2.13.0"), RunError("It hung.", "Wait."))
+    assert found.has_errors
+    golden(found)

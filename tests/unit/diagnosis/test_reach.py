@@ -1,0 +1,93 @@
+"""Who can dial whom: the host that is cut off, the one that can't dial, and the single pair, each told from the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from distmagic.diagnosis import reach
+from distmagic.diagnosis.finding import ANY_PORT, Dial, Subject
+from distmagic.diagnosis.report import report
+from distmagic.remote.wire.protocol import Route
+from tests.builders.plans import FACTS
+
+Shut = dict[tuple[int, int], str]  # who dials whom, and finds what
+
+
+def hosts(
+    count: int, shut: Shut, port: int = ANY_PORT, named: Iterable[int] = ()
+) -> list[Subject]:
+    """Return hosts 1, 2 ..., each of which has dialled each at a free port and at 29500; `shut` is at `port`."""
+    found = []
+    for number in range(1, count + 1):
+        dials = []
+        for other in range(1, count + 1):
+            for at in (29500, ANY_PORT) if other != number else ():
+                is_shut = port in {at, ANY_PORT}
+                answer = shut.get((number, other), "open") if is_shut else "open"
+                dials.append(Dial(host=f"gpu-{other}", port=at, answer=answer))
+        found.append(
+            Subject(
+                name=f"gpu-{number}",
+                by_hand=f"ssh gpu-{number}",
+                python=(3, 11, 2),
+                facts=FACTS,
+                route=Route(address=f"10.0.0.{number}", interface="eth0"),
+                dials=tuple(dials),
+                named_ports=tuple(named),
+            )
+        )
+    return found
+
+
+def all_to(number: int, count: int, answer: str) -> Shut:
+    return {(one, number): answer for one in range(1, count + 1) if one != number}
+
+
+def all_from(number: int, count: int, answer: str) -> Shut:
+    return {(b, a): answer for (a, b) in all_to(number, count, answer)}
+
+
+SQUARES = {
+    "nobody reaches one": hosts(4, all_to(3, 4, "silent")),
+    "one reaches nobody": hosts(4, all_from(3, 4, "no route")),
+    "one is cut off": hosts(4, {**all_to(3, 4, "refused"), **all_from(3, 4, "refused")}),
+    "one pair": hosts(4, {(2, 3): "half"}),
+    "two hosts, one way": hosts(2, {(1, 2): "silent"}),
+    "two hosts, both ways": hosts(2, {(1, 2): "refused", (2, 1): "refused"}),
+    "one address": hosts(3, {(1, 3): "another"}),
+    "no name": hosts(3, all_to(1, 3, "no name")),
+    "torch's port": hosts(3, all_to(1, 3, "silent"), 29500),
+    "the named port": hosts(3, all_to(1, 3, "silent"), 29500, [29500]),
+    "all of them": hosts(3, {(a, b): "silent" for a in (1, 2, 3) for b in (1, 2, 3) if a != b}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SQUARES)
+def test_a_square_in_words(what, golden):
+    golden(report(SQUARES[what], "2.13.0"))
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_where_all_doors_are_open_nothing_is_found(count):
+    assert reach.findings(hosts(count, {})) == []
+    assert reach.square(hosts(count, {})) == []
+
+
+def test_of_a_cut_off_host_there_is_one_finding():
+    for what, host in (("nobody reaches one", "gpu-3"), ("one is cut off", "gpu-3")):
+        (finding,) = reach.findings(SQUARES[what])
+        assert (finding.host, finding.level) == (host, "error")
+
+
+def test_the_odd_row_comes_first():
+    rows = reach.square(SQUARES["one reaches nobody"])
+    assert [name for name, _ in rows] == ["gpu-3", "gpu-1", "gpu-2", "gpu-4"]
+
+
+def test_a_host_that_has_dialled_nobody_is_no_odd_one():
+    subjects = hosts(3, {})
+    subjects[2] = replace(subjects[2], dials=())
+    assert reach.findings(subjects) == []

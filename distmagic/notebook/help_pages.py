@@ -82,7 +82,7 @@ def contents() -> str:
 def show(line: CommandLine) -> None:
     """Print the list of all pages, show one, or show what answers a question of other words.
 
-    It is formatted in a notebook, and plain in a terminal.
+    It is formatted in a notebook, and plain in a terminal, with the commands of a terminal that show more.
     """
     if not line.words:
         line.notebook.say(contents())
@@ -92,4 +92,6 @@ def show(line: CommandLine) -> None:
         if topic == system.name and topic not in topics():
             topic = system.page
     text = found(line.words) if more or topic not in topics() else page(topic)
+    command = "%distributed help"
+    text = text.replace(command, line.notebook.worded(command))
     line.notebook.show({"text/markdown": text, "text/plain": text})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 from collections import Counter
@@ -14,9 +15,10 @@ _TABLE_HEAD = re.compile(r"(\|.*\n\|[-| ]+\|\n)")
 _PIECE = re.compile(r"(?:.+\n)+(?:\n*(?:```(?:.|\n)*?```\n|(?: {4}.*\n)+))*")
 _WORD = re.compile(r"[^\W_]+")
 _SHORT_SECTION = 1_200  # characters of a section that is shown as a whole
+_DOUBLED = re.compile(r"(?<=([bdgmnprt]))\1$")  # stopp(ed), debugg(ing)
 _COMMON = re.compile(
-    "an?|and|are|at|by|can|does|do|for|from|how|i|if|in|into|is|it|me|my|not?|of|on|or|the|this|"
-    "to|use|what|when|where|which|who|why|with|without"
+    "an?|all|and|are|at|back|be|between|by|can|does|do|for|from|has|have|how|i|if|in|into|is|it|me|more|my|not?|nothing|of|"
+    "on|one|or|same|see|shows?|than|the|this|to|two|up|use|what|when|where|which|who|why|with|without|you|your"
 )
 
 
@@ -48,10 +50,11 @@ def _pieces(section: str) -> Iterator[str]:
             yield head + row
 
 
+@functools.cache
 def _stem(word: str) -> str:
-    for ending in ("ing", "es", "s"):
+    for ending in ("ing", "ed", "es", "s"):
         if word.endswith(ending) and len(word) - len(ending) > 2:
-            return word.removesuffix(ending)
+            return _DOUBLED.sub("", word.removesuffix(ending))
     return word
 
 
@@ -62,9 +65,9 @@ def _stems(text: str) -> set[str]:
 def search(
     question: Sequence[str], pages: Mapping[str, str], most: int = 3
 ) -> list[Passage]:
-    """Return the passages that have most of the question's words, rare words first; none where no word is found.
+    """Return the passages that have most of the question's words, rare words first, of equal ones the shortest.
 
-    A misspelled word counts as the word that it resembles. A word of a heading counts twice.
+    None where no word is found. A misspelled word counts as the word that it resembles. A word of a heading counts twice.
     """
     found = [
         (passage, _stems(passage.text), _stems(passage.heading))
@@ -76,7 +79,7 @@ def search(
     for asked in _WORD.findall(" ".join(question).lower()):
         stem = _stem(asked)
         if stem not in spread and len(stem) > 3:
-            stem = next(iter(difflib.get_close_matches(stem, spread, 1, 0.8)), stem)
+            stem = next(iter(difflib.get_close_matches(stem, spread, 1, 0.85)), stem)
         if stem in spread and not _COMMON.fullmatch(asked):
             rarity[stem] = math.log(1 + len(found) / spread[stem])
     ranked = []
@@ -87,5 +90,5 @@ def search(
         )
         matched = sum(stem in text or stem in heading for stem in rarity)
         if matched:
-            ranked.append((-points * matched, index))
-    return [found[index][0] for _points, index in sorted(ranked)[:most]]
+            ranked.append((-points * matched, len(text), index))
+    return [found[index][0] for _points, _words, index in sorted(ranked)[:most]]

@@ -249,6 +249,7 @@ def asked(monkeypatch):
         ("put gpu-a train.py", "folder ~ of gpu-a", "gpu-a:"),
         ("clean", "measure", "distmagic clean --hosts gpu-a,gpu-b all"),
         ("help jobs", "", "# Jobs"),
+        ("help ipv6", "", "More: `distmagic help howto-hosts`"),
     ],
 )
 def test_the_commands_of_a_notebook_are_those_of_a_terminal(

@@ -11,6 +11,7 @@
 #   lint       ruff, mypy, the manual's language, and the subjects of commits
 #   chaos      pairs of faults, ROUNDS of them from SEED on: a line a round, and those that failed in the end
 #   sky        SkyPilot's own program launches clusters on the lab's Slurm: exported tasks, and cells that say --on sky
+#   docs       the site, in build/docs/html: manual, course, API and search; a warning is an error
 #   picture    the README's picture, of a real run in a real JupyterLab, in assets/
 #   screenshots  that and a picture of each scene of the view, light and dark, wide and narrow, in build/screenshots
 #
@@ -42,7 +43,7 @@ export PATH := $(bin):$(PATH)
 # Tests start hundreds of Pythons. Where byte code is not kept, each of them compiles the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help check golden test test-all stress durations coverage chaos sky demo bench picture screenshots lint clean setup
+.PHONY: help check golden test test-all stress durations coverage chaos sky demo docs bench picture screenshots lint clean setup
 .DELETE_ON_ERROR:
 
 help:
@@ -111,6 +112,21 @@ demo: $(venv)/.ready
 	@# The kernel's own log at ERROR: newer ones warn at each start that nbconvert talks to them over plain TCP.
 	@$(bin)/jupyter nbconvert --log-level=WARN --ExecutePreprocessor.extra_arguments=--IPKernelApp.log_level=ERROR --to notebook --execute --output-dir build notebooks/00_quickstart.ipynb
 	@$(bin)/python notebooks/summary.py build/00_quickstart.ipynb
+
+docs: $(venv)/.ready build/docs/venv/.ready
+	@$(docs) docs/prepare.py build/docs/pages
+	@$(docs) -m sphinx --quiet --fail-on-warning --keep-going --builder html --conf-dir docs build/docs/pages build/docs/html
+	@echo "the site: $(abspath build/docs/html)/index.html"
+
+docs := PYTHONPATH=. build/docs/venv/bin/python
+
+# Sphinx and its theme; torch, IPython and all that the API imports come from $(venv).
+build/docs/venv/.ready: pyproject.toml | $(venv)/.ready
+	@sh .ci/make-venv $(bin)/python build/docs/venv
+	@$(bin)/python -c 'import site; print(site.getsitepackages()[0])' > build/docs/venv/main.pth
+	@build/docs/venv/bin/python -m pip --quiet --quiet --disable-pip-version-check --no-input install $$(PYTHONPATH=. $(bin)/python docs/prepare.py requirements)
+	@mv build/docs/venv/main.pth $$(build/docs/venv/bin/python -c 'import site; print(site.getsitepackages()[0])')
+	@touch $@
 
 bench: $(venv)/.ready
 	@$(bin)/python -m tests.system

@@ -166,14 +166,14 @@ def run(  # noqa: PLR0913  # a call, and where it runs
 
         kwargs               keyword arguments of fn
         hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; or one by one:
-                             ["gpu-a:4", "gpu-b:2"]; None: those of the notebook, else DISTMAGIC_HOSTS, else the nodes of
-                             the job in which a system has started this program on each, else here
-        allocation           nodes of a scheduler in place of hosts: of `distmagic.request.allocation` an `SlurmRequest`
-                             for Slurm, or a `SkyRequest` for SkyPilot
-        access               some of the options that follow in one object; those that are given change it
-        background           return at once; the run goes on until `run.wait()`, `run.stop()` or the end of this process
+                             ["gpu-a:4", "gpu-b:2"]; None: the first of these: the notebook's hosts, DISTMAGIC_HOSTS,
+                             the nodes of the job around this program, this machine
+        allocation           nodes of a scheduler instead of hosts, from `distmagic.request.allocation`: a
+                             `SlurmRequest` for Slurm, or a `SkyRequest` for SkyPilot
+        access               several of the options below in one object; options of the call win over it
+        background           return at once; the run ends by itself, by `run.stop()`, or with this process
         payload_limit_bytes  largest captured data
-        screen               where the run is shown; None: what fits here: widgets, a terminal, or plain lines
+        screen               where the run is shown; None: in widgets, a terminal or plain lines, as it fits
 
     Raises what the magic raises: `SpecError`, `PayloadError`, a `HostError` (or `HostErrors`), a `RunError`, which
     carries the `Run`: `error.run`.

@@ -16,7 +16,7 @@ from distmagic import sanitize
 
 
 class DistmagicError(Exception):
-    """Base of all errors of distmagic: a message, and a hint that says what to do."""
+    """Base of all errors of distmagic: a message, and a hint with the cure."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         self.message = sanitize.lines(message)  # there may be words of a host in it
@@ -39,7 +39,7 @@ class SpecError(DistmagicError):
 
 
 class NoResult(SpecError, KeyError):
-    """A rank that left no return value, or that isn't there, was asked for its result."""
+    """A rank has no return value, or the run has no such rank."""
 
 
 class PayloadError(DistmagicError):
@@ -72,7 +72,7 @@ class HostKeyError(HostError):
 
 
 class AuthenticationError(HostError):
-    """The host refused every key and answer that we had."""
+    """The host refused every key and every answer of yours."""
 
 
 class PreflightError(HostError):
@@ -96,7 +96,7 @@ class HostErrors(DistmagicError):
 
 
 class WireError(DistmagicError):
-    """What travels between the notebook and a host broke."""
+    """The connection between the notebook and a host broke."""
 
 
 class ConnectionLost(WireError):
@@ -110,7 +110,7 @@ class ProtocolError(WireError):
 class RunError(DistmagicError):
     """The run itself failed; `run` is the `Run` so far, with states, logs and metrics.
 
-    `stacks` is where the ranks of a run were that went nowhere, identical stacks once ("" where nobody asked or told).
+    `stacks` has the stacks of the ranks if the run stood still, identical ones once; "" if none were collected.
     """
 
     def __init__(self, message: str, hint: str = "", stacks: str = "") -> None:

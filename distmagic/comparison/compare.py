@@ -34,9 +34,9 @@ class Comparison:
 def compare(*runs: object) -> Comparison:
     """Put runs side by side: a row a run, the last and the best value of each metric, their curves over each other.
 
-    A run that goes on in the background is compared as far as it is. A run is called by its `--name`, else by its call.
-    The best value of a metric named like an accuracy or a score is the max, of all others the min. Raises
-    `SpecError` for an object that is not a run.
+    A run in the background is compared as far as it is. A run's name is its `--name`, or its call. The best value of a
+    metric is the max if the metric is named like an accuracy or a score, otherwise the min. Raises `SpecError` for an
+    object that is not a run.
     """
     found = []
     for run in runs:

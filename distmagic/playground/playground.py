@@ -22,7 +22,7 @@ from types import TracebackType
 from distmagic.errors import DistmagicError, SpecError
 from distmagic.request.hosts import Host
 
-_START_S = 30.0
+_START_S = 300.0  # of last resort: a server that ends is noticed at once
 _STOP_S = 15.0  # the server gives commands 5 s to end in peace
 _LOG_BYTES = 4000
 

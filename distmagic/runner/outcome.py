@@ -34,7 +34,7 @@ class Returned:
 
     @property
     def results(self) -> Results:
-        """What the ranks returned, by rank."""
+        """The return values of the ranks, by rank."""
         raise NotImplementedError
 
     def __getitem__(self, rank: int | slice) -> Any:
@@ -57,10 +57,10 @@ class Returned:
 class Run(Returned):
     """A run that is over.
 
-    `run[rank]` is what the rank returned, `run[-1]` what the last one did; `logs(rank)` what it wrote; `metrics` what it
-    reported, `plot("loss")` a curve of it; `state` all that was known at the end. It is a sequence of what its ranks
-    returned, in their order, as far as they did; `results` are the same by rank. Shown as a cell's value it is the table and
-    the curves once more.
+    `run[rank]` is the return value of a rank, and `run[-1]` that of the last one. As a sequence it holds the return values
+    of all ranks that have one, in their order; `results` has them by rank. `logs(rank)` is the output of a rank,
+    `metrics` all reported values, `plot("loss")` a curve of one, and `state` the state at the end. As a cell's value it
+    shows the table and the curves again.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Run(Returned):
 
     @property
     def results(self) -> Results:
-        """What the ranks returned, by rank."""
+        """The return values of the ranks, by rank."""
         return self._results
 
     @property
@@ -91,31 +91,31 @@ class Run(Returned):
 
     @property
     def metrics(self) -> Metrics:
-        """What was reported: one row a report, with rank, at_s (seconds since the rank began), step and the values.
+        """All reported values: one row a report, with rank, at_s (seconds since the rank's start), step and the values.
 
-        At most 20 rows a tenth of a second and rank come to the notebook (of more than 200 ranks, 20 in a longer time);
-        every one of them is on the rank's host.
-        `run.metrics.frame()` is a frame of pandas. A metric called rank or at_s has an underscore behind it.
+        A rank sends at most 20 rows in a tenth of a second; with more than 200 ranks in a longer time. The rank's host
+        keeps every row. `run.metrics.frame()` is a frame of pandas. A metric named rank or at_s gets an underscore at
+        its end.
         """
         return metrics_of(self.state)
 
     def plot(self, *names: str) -> Plot:
         """Return the curves of these metrics, or of all, as a cell's value shows them.
 
-        Raises `SpecError` for one that no rank has reported twice.
+        Raises `SpecError` for a metric that no rank has reported twice.
         """
         return plot_of(self.state, names)
 
     def logs(
         self, rank: int, stream: str | None = None, *, by_time: bool = False
     ) -> str:
-        """Return all that a rank wrote, fetched from its host; rank -1 is torchrun itself, of every node in turn.
+        """Return the whole output of a rank, fetched from its host; rank -1 is torchrun itself, one node after another.
 
-        `stream` is "stdout" or "stderr"; None gives both, one after the other, or with `by_time` their lines in the order in
-        which the host has read them, which is about a tenth of a second exact. In an elastic job it is what the rank wrote
-        on the node where it was last, and of torchrun what nodes wrote that were not lost; `%distributed logs` looks at
-        all hosts that are up. Of control characters only line breaks, carriage returns, tabs and colours are left: what
-        is printed of it moves nothing in a terminal. Raises `SpecError` for a rank that is unknown or has not begun.
+        `stream` is "stdout" or "stderr"; None gives both, one after the other. With `by_time` their lines are in the order
+        in which the host has read them, to about a tenth of a second. In an elastic job the output comes from the rank's
+        last node; torchrun's comes from all nodes that were not lost. `%distributed logs` asks all hosts that are up.
+        Control characters are removed, except for line breaks, carriage returns, tabs and colours. Raises `SpecError` for
+        a rank that is unknown or has not started.
         """
         streams = [stream] if stream else ["stdout", "stderr"]
         lost = self.state.lost_nodes if self.state.is_elastic else set()
@@ -152,8 +152,10 @@ class Run(Returned):
     ) -> list[Path]:
         """Copy files of a rank's working directory to the folder `to`; return where they are.
 
-        `run.fetch("checkpoints/*.pt")`: each keeps its path below the working directory; the path of a folder stands for
-        all files in it. What breaks off goes on where it stopped, also in the next call. Raises `SpecError` where no file fits, and `NoResult` where one can't be written here, or changes all the time.
+        `run.fetch("checkpoints/*.pt")`: each file keeps its path below the working directory; the path of a folder means
+        all files in it. A copy that breaks
+        off continues where it stopped, also in the next call. Raises `SpecError` if no file fits, and `NoResult` if one
+        can't be written on this machine, or changes all the time.
         """
         return self._work_dir(rank).fetch(pattern, Path(to))
 

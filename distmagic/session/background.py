@@ -112,9 +112,9 @@ class BackgroundScreen:
 class BackgroundRun(Returned):
     """A run that goes on while the notebook does other things.
 
-    `state` is all that is known of it now, `done` whether it is over. `wait()` returns its `Run`, or raises how it has
-    failed; so do `results` and `run[rank]` once it is over. `stop()` ends it, `stacks()` says where its ranks are.
-    `logs`, `metrics`, `files` and `fetch` are those of a `Run`, and work while it goes on.
+    `state` is its state now, `done` whether it is over. `wait()` returns its `Run`, or raises the error of the run; so do
+    `results` and `run[rank]` after its end. `stop()` ends it, `stacks()` returns the place of every rank. `logs`,
+    `metrics`, `files` and `fetch` are those of a `Run`, and work during the run.
     """
 
     def __init__(
@@ -183,11 +183,11 @@ class BackgroundRun(Returned):
         return self._left
 
     def ask_to_stop(self) -> None:
-        """Have every rank on every host ended, without waiting for it; at once, if it was asked for before."""
+        """Stop every rank on every host, without waiting for it. A second call kills them at once."""
         self.screen.ask("stop")
 
     def stop_waiting(self) -> None:
-        """End what it waits for before there are hosts. A scheduler may take some seconds for that."""
+        """End the wait for hosts. A scheduler may take some seconds for that."""
         self._give_up()
 
     def stop(self) -> None:
@@ -227,12 +227,12 @@ class BackgroundRun(Returned):
 
     @property
     def metrics(self) -> Metrics:
-        """What was reported so far, as `Run.metrics`."""
+        """All values reported so far, as `Run.metrics`."""
         return metrics_of(self.state)
 
     @property
     def results(self) -> Results:
-        """What the ranks returned. Raises `SpecError` while the run goes on, and the error of one that has failed."""
+        """The return values of the ranks. Raises `SpecError` while the run goes on, and the error of one that has failed."""
         left = self._ended()
         return left.results  # a `Detached` says that it has none
 

@@ -127,11 +127,11 @@ def _lock(file: IO[bytes], how: int) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """Return the newest snapshot of all nodes, with tensors on the CPU; None where no node has one.
+    """Return the newest snapshot of all nodes, with tensors on the CPU; None if no node has one.
 
-    Snapshots of other jobs count only where no node has one of this job. One line on stderr of rank 0 says which one
-    was taken. Every rank must call this, after `init_process_group` where there is more than one; without a process
-    group each rank reads its own node's file. Raises what `torch.load` raises for a file that is not a snapshot.
+    Snapshots of other jobs count only if no node has one of this job. One line on stderr of rank 0 names the one that was
+    taken. Every rank must call this, after `init_process_group` if there are several; without a process group each rank
+    reads its own node's file. A file that is not a snapshot raises the error of `torch.load`.
     """
     import torch
     import torch.distributed as dist

@@ -42,12 +42,12 @@ def report(
 ) -> None:
     """Show in the notebook how far this rank is: `report(step=i, total=n, loss=loss)`.
 
-    Metrics are Python or NumPy numbers, or tensors of no dimension. The value of a tensor on a GPU is known only when all
-    work before it is done, so this waits for the GPU as `.item()` does.
+    Metrics are Python or NumPy numbers, or tensors of no dimension. A tensor on a GPU makes the call wait for the GPU, as
+    `.item()` does.
 
-    Without a `step` the metrics stand at the count of the innermost open bar of tqdm, rich or `track`, where there is
-    one. It does nothing outside a run, and never raises for a bad value: what is not a number is left out, with one
-    line on stderr. A call takes some microseconds. Of calls faster than 20 a second, several are sent together.
+    Without a `step` the metrics belong to the count of the innermost open bar of tqdm, rich or `track`, if there is one.
+    A call takes some microseconds; several calls of one tenth of a second are sent together. Outside a run it does
+    nothing. A bad value raises nothing: it is left out, with one line on stderr.
     """
     link = _here.link
     if link is None:

@@ -32,8 +32,8 @@ def install() -> None:
 def show(figure: object) -> None:
     """Show a picture in the run's view and in the saved notebook: a figure of matplotlib, an image of PIL, bytes of a PNG.
 
-    The last pictures of a run are kept. It does nothing outside a run and never raises: what is no picture, or too large,
-    is left out with one line on stderr; of many at once the first ones are shown.
+    The run keeps its last pictures. If many come at once, the first ones are shown. Outside a run it does nothing. It
+    never raises: an object that is no picture, or too large, is left out, with one line on stderr.
     """
     if not report.is_in_run():
         return

@@ -53,7 +53,7 @@ class PayloadTooLarge(PayloadError):
 class HostError(DistmagicError):
     """A host can't be used. `host` is the name the user typed.
 
-    `step` is the first one of the way there that failed, where that is known: name, TCP, banner, key, log-in.
+    `step` is the first step of the connection that failed, if it is known: name, TCP, banner, key, log-in.
     """
 
     step = ""

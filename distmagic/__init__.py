@@ -37,6 +37,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     connection/    links to hosts: opened, kept idle, used again
     connection/requests/   what one host is asked over a link: each function a request and its answer
     transports/    starts a process on a host and holds its pipes, nothing else; transports/ssh/ through paramiko
+    tracking/      metrics go to TensorBoard, Weights & Biases or MLflow
     comparison/    several runs side by side, pure
     diagnosis/     the doctor's judgement: what is wrong with hosts, and between them, pure
     render/        a RunState as text and HTML, pure

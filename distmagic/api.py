@@ -64,6 +64,7 @@ class Options(TypedDict, total=False):
     no_wait: bool
     no_settings: bool
     cwd: str | None
+    track: str | None
     timeout_s: float | None
     hang_timeout_s: float | None
     grace_s: float

@@ -15,7 +15,7 @@ _WIDTH = 20  # of a value
 
 def arguments(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
     """Return the arguments that have not the same value in all runs, in the order of the calls: a value a run, "" for none."""
-    found = [_arguments(run.call) for run in runs]
+    found = [arguments_of(run.call) for run in runs]
     names = dict.fromkeys(name for given in found for name in given)
     columns: dict[str, list[str]] = {}
     for name in names:
@@ -35,7 +35,7 @@ def trainings(runs: Sequence[RunSummary]) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, found.values()))
 
 
-def _arguments(call: str) -> dict[str, str]:
+def arguments_of(call: str) -> dict[str, str]:
     """Return the arguments of a call of Python, or of a command, by name; those without one by their place."""
     tree = _call_of(call)
     if tree is None:

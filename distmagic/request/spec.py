@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from distmagic.request.hosts import SLOT_WORDS, Slots, is_port, parse_slots
 
 BACKENDS = ("static", "c10d")
 ON_DISCONNECT = ("stop", "keep")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 PAYLOAD_LIMIT_BYTES = 256 << 20  # used where no other is given
 _DEVICES = "CUDA_VISIBLE_DEVICES"  # the variable; AMD's GPUs follow it, too
 
@@ -141,6 +143,13 @@ class JobSpec:
     cwd: str | None = option(
         "ranks", "working directory on the hosts, instead of the run's own", "DIR"
     )
+    track: str | None = option(
+        "ranks",
+        "write metrics to a tracker while the run goes on: tensorboard (folder runs/), wandb or mlflow",
+        "NAME",
+        choices=TRACKERS,
+        not_with="export workflow",
+    )
     timeout_s: float | None = option(
         "times",
         "end the run after 90s, 10m or 2h",
@@ -217,6 +226,7 @@ class JobSpec:
                 "--fetch needs a notebook that follows the job, and --detach lets go of it.",
                 "Leave one of them out; the run that attach returns has run.fetch.",
             )
+        _check_tracker(self)
         if self.sync == "":
             raise SpecError(
                 "--sync names no folder.",
@@ -234,6 +244,26 @@ class JobSpec:
     def is_elastic(self) -> bool:
         """Whether the number of nodes may change while the job runs."""
         return self.nnodes is not None and self.nnodes[0] != self.nnodes[1]
+
+
+def _check_tracker(spec: JobSpec) -> None:
+    if spec.track is None:
+        return
+    if spec.detach:
+        raise SpecError(
+            "--track needs a notebook that follows the job, and --detach lets go of it.",
+            "Leave one of them out; the run that attach returns has run.to_tensorboard.",
+        )
+    check_tracker("--track", spec.track)
+
+
+def check_tracker(where: str, package: str) -> None:
+    """Raise `SpecError` naming `where` if the package of an experiment tracker is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise SpecError(
+            f"{where}: the package {package} is not installed on the notebook machine.",
+            f"%pip install {package}",
+        )
 
 
 def check_pattern(pattern: str, where: str) -> None:

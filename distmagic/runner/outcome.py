@@ -24,7 +24,10 @@ from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.clipping import clipped
 from distmagic.remote.wire.protocol import Folder, FoundFile
+from distmagic.request.spec import check_tracker
 from distmagic.state.model import RunState
+from distmagic.tracking.points import Unsent
+from distmagic.tracking.writers import TensorBoard
 
 _MAX_SHOWN_BYTES = 500  # of a value among the results
 
@@ -105,6 +108,18 @@ class Run(Returned):
         Raises `SpecError` for a metric that no rank has reported twice.
         """
         return plot_of(self.state, names)
+
+    def to_tensorboard(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the metrics as event files of TensorBoard, a folder `rank0`, `rank1`... for each rank; return `folder`.
+
+        The call's arguments are in its HPARAMS. Raises `SpecError` where tensorboard is not installed here.
+        """
+        check_tracker("run.to_tensorboard", "tensorboard")
+        path = Path(folder)
+        tensorboard = TensorBoard(self.state, path)
+        tensorboard.write(Unsent().take(self.state))
+        tensorboard.close()
+        return path
 
     def logs(
         self, rank: int, stream: str | None = None, *, by_time: bool = False

@@ -38,6 +38,7 @@ from distmagic.session.inside import Inside
 from distmagic.session.local_hints import error_of
 from distmagic.state.model import RunState
 from distmagic.state.verdict import may_be_of_hosts
+from distmagic.tracking.screen import TrackedScreen
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 
@@ -118,6 +119,8 @@ class Session:
         """
         work = work_dir(spec, payload)
         screen = ChangedScreen(screen, lambda state: replace(state, variable=variable))
+        if spec.track is not None:
+            screen = TrackedScreen(screen, spec.track)
         job = job or new_job()
         self._begun[job] = first_links.fleet
         if len(self._begun) > _BEGUN:

@@ -79,14 +79,18 @@ class Series(Sequence[Point]):
     so that appending copies nothing, and a state that somebody holds on to never changes.
     """
 
-    __slots__ = ("_epochs_end", "_size", "_table")
+    __slots__ = ("_epochs_end", "_size", "_table", "arrived")
 
     def __init__(
-        self, table: array[float] | None = None, epochs_end: float = 0.0
+        self,
+        table: array[float] | None = None,
+        epochs_end: float = 0.0,
+        arrived: int = 0,
     ) -> None:
         self._table = array("d") if table is None else table
         self._size = len(self._table) // _COLUMNS
         self._epochs_end = epochs_end  # where the steps of this epoch begin, counted on from all epochs before
+        self.arrived = arrived  # how many points, those too that were thinned out
 
     def extended(self, numbers: Sequence[float], *, limit: int) -> Series:
         """Return this series and more points; one of more than `limit` points, at least 8, is thinned.
@@ -111,7 +115,7 @@ class Series(Sequence[Point]):
         table.fromlist(more)
         while len(table) > _COLUMNS * limit:
             table = _thinned(table)
-        return Series(table, epochs_end)
+        return Series(table, epochs_end, self.arrived + len(numbers) // 3)
 
     def __len__(self) -> int:
         return self._size
@@ -137,6 +141,13 @@ class Series(Sequence[Point]):
     def last_x(self, *, by_step: bool) -> float:
         """Return the last of them."""
         return self._table[_COLUMNS * (self._size - 1) + (2 if by_step else 0)]
+
+    def latest(self, count: int) -> list[tuple[float, float, float]]:
+        """Return at_s, the step, counted on from epoch to epoch (NaN without one), and value of the last points."""
+        end = _COLUMNS * self._size
+        table = self._table[max(0, end - _COLUMNS * count) : end] if count else array("d")  # fmt: skip
+        at_s, along, values = (table[column::_COLUMNS] for column in (0, 2, 3))
+        return list(zip(at_s, along, values, strict=True))
 
     def bins(
         self, places: Places, *, by_step: bool

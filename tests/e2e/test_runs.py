@@ -25,6 +25,7 @@ from distmagic.session.dry_run import start_commands
 from distmagic.session.session import Session
 from distmagic.state.model import RunState, WorkerState
 from tests.builders.golden import Golden
+from tests.builders.tracking import scalars
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import HostSetup, Lab
@@ -53,6 +54,24 @@ def test_ranks_of_several_hosts_meet(
     for rank, one in enumerate(found):
         assert run.state.workers[rank].host == one["host"]
         assert run.state.workers[rank].local_rank == one["local_rank"]
+
+
+def test_metrics_of_all_ranks_reach_tensorboard_while_the_run_goes_on(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reports() -> None:
+        import os
+
+        import distmagic
+
+        for step in range(5):
+            distmagic.report(step=step, loss=step + int(os.environ["RANK"]))
+
+    monkeypatch.chdir(tmp_path)
+    run = runner.run(lab, "dm1:1,dm2:1", as_value(reports), track="tensorboard")
+    for rank in (0, 1):
+        found, _ = scalars(tmp_path / "runs" / run.job / f"rank{rank}")
+        assert found == {"loss": [(step, step + rank) for step in range(5)]}
 
 
 def test_ranks_begin_with_what_is_set_in_this_process_unless_it_says_not(

@@ -47,6 +47,7 @@ PACKAGES = (
     "render",
     "diagnosis",
     "comparison",
+    "tracking",
     "transports",
     "transports.ssh",
     "connection",

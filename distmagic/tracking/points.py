@@ -1,0 +1,65 @@
+"""The points of a run that a tracker has not got yet. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from distmagic.state.model import RunState
+from distmagic.state.series import Series
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedPoint:
+    """One value of a metric of a rank.
+
+    step: that of the rank, counted on where it begins anew with each epoch; the number of the point where it has none
+    unix_s: when the rank reported it, in seconds since the epoch, by the notebook's clock
+    """
+
+    rank: int
+    name: str
+    step: int
+    value: float
+    unix_s: float
+
+
+class Unsent:
+    """Returns each point of a run once."""
+
+    def __init__(self) -> None:
+        # By rank and metric: the series at the last call.
+        self._before: dict[tuple[int, str], Series] = {}
+
+    def take(self, state: RunState) -> list[TrackedPoint]:
+        """Return the points that have come since the last call, in order of rank and metric.
+
+        Where a series was thinned out since then, those of the new points that are left.
+        """
+        found = []
+        for rank, table in sorted(state.series.items()):
+            for name, series in table.items():
+                before = self._before.get((rank, name), Series())
+                self._before[rank, name] = series
+                new = _new_points(before, series)
+                for number, (at_s, along, value) in enumerate(
+                    new, series.arrived - len(new)
+                ):
+                    point = TrackedPoint(
+                        rank=rank,
+                        name=name,
+                        step=round(along) if math.isfinite(along) else number,
+                        value=value,
+                        unix_s=state.began_unix_s + at_s,
+                    )
+                    found.append(point)
+        return found
+
+
+def _new_points(before: Series, series: Series) -> list[tuple[float, float, float]]:
+    count = series.arrived - before.arrived
+    new = series.latest(count)
+    if before and len(series) < len(before) + count:
+        # The last ones of a series that was thinned out may be older.
+        return [one for one in new if one[0] > before[-1].at_s]
+    return new

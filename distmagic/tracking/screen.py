@@ -1,0 +1,60 @@
+"""A screen beside which a run is written to an experiment tracker. A tracker that fails does not end the run."""
+
+from __future__ import annotations
+
+import sys
+
+from distmagic.render.screen import Screen, UserRequest
+from distmagic.state.model import RunState
+from distmagic.tracking.points import Unsent
+from distmagic.tracking.writers import Writer, writer_for
+
+
+class TrackedScreen:
+    """Shows a run on another screen, and writes its points to a tracker, by the name that `--track` has for it."""
+
+    def __init__(self, inner: Screen, tracker: str) -> None:
+        self._inner = inner
+        self._tracker = tracker
+        self._unsent = Unsent()
+        self._writer: Writer | None = None
+        self._has_failed = False
+
+    def announce(self, text: str) -> None:
+        """Show nothing: there is no run yet."""
+
+    def show(self, state: RunState) -> None:
+        """Show a state, and write what is new in it."""
+        self._inner.show(state)
+        self._write(state, is_last=False)
+
+    def finish(self, state: RunState) -> None:
+        """Show the last state, and write the rest."""
+        self._inner.finish(state)
+        self._write(state, is_last=True)
+
+    def requests(self) -> tuple[UserRequest, ...]:
+        """Return what the user has asked for on the other screen."""
+        return self._inner.requests()
+
+    def can_type(self) -> bool:
+        """Whether the user can type on the other screen."""
+        return self._inner.can_type()
+
+    def _write(self, state: RunState, *, is_last: bool) -> None:
+        if self._has_failed:
+            return
+        try:
+            points = self._unsent.take(state)
+            if points and self._writer is None:
+                self._writer = writer_for(self._tracker, state)
+            if self._writer is not None:
+                self._writer.write(points)
+                if is_last:
+                    self._writer.close()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run is worth more than its copy
+            self._has_failed = True
+            why = f"{type(error).__name__}: {error}"
+            sys.stderr.write(
+                f"--track {self._tracker} has failed: {why}. The run goes on, and run.metrics has all values.\n",
+            )

@@ -94,7 +94,7 @@ def _hyphened(word: str) -> str:
 
 # Flags of other launchers, and what there is here for each. By spelling alone another one would be suggested.
 _ELSEWHERE = {
-    "The number of ranks on each host is --nproc-per-node.": "--nprocs --nproc --np -np -n --num-processes --ngpus --num-gpus --ranks --workers "
+    "The number of ranks on each host is --nproc-per-node.": "--nprocs --nproc --np -np -n --num-processes --ngpus --num-gpus --workers "
     "--ntasks-per-node --ppn",
     "Hosts are named with --hosts; of a scheduler --nodes says how many.": "-N -H --num-nodes --num-machines --ntasks --include",
     "The GPUs of each host are named with --devices: --devices 0,1.": "--cuda --cuda-visible-devices --gpu-ids --gpu-id --device --gpu -g",

@@ -17,12 +17,12 @@ from distmagic.request.command_prefix import ENVIRONMENT
 
 # The help's headings, which are those of help/flags.md, in their order there.
 HEADINGS = {
-    "torchrun": "torchrun's flags, under torchrun's names",
+    "torchrun": "torchrun's flags: change the number of ranks, hosts and restarts",
     "hosts": "Hosts",
     "nodes": "Nodes of a scheduler",
     "files": "Files instead of a run",
     "ranks": "The ranks",
-    "times": "How long",
+    "times": "How long a run may take: time limits",
 }
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 _UNITS_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}

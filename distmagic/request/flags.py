@@ -96,7 +96,8 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
         )
     if args.stay is None and args.ranks:
         raise SpecError(
-            "--ranks is for ranks that stay.", "Add --stay NAME, or leave it out."
+            "--ranks is for ranks that stay.",
+            "Add --stay NAME; the number of ranks on each host is --nproc-per-node.",
         )
     _check_stay(args)
     system = None if args.on in (None, NO_SYSTEM) else systems.at(args.on)

@@ -235,7 +235,7 @@ def test_help_of_a_program_has_no_flags_that_are_refused_there():
 @pytest.mark.parametrize(
     ("word", "meant"),
     [
-        ("--np", "--nproc-per-node"), ("--ranks", "--nproc-per-node"), ("--workers", "--nproc-per-node"),
+        ("--np", "--nproc-per-node"), ("--workers", "--nproc-per-node"),
         ("--ntasks-per-node", "--nproc-per-node"), ("--num_gpus", "--nproc-per-node"), ("-n", "--nproc-per-node"),
         ("-N", "--nodes"), ("--num-machines", "--hosts"), ("--gres", "--gpus-per-node"), ("--cuda", "--devices"),
         ("--master_addr", "--hosts"), ("--log-dir", "%distributed logs"), ("--standalone", "--hosts localhost"),
@@ -469,7 +469,10 @@ def test_flags_are_completed(text):
         ("%distributed logs other ", []),
         ("%distributed logs 0102-030405-ab 0 ", []),
         ("%distributed view ", ["0102-030405-ab"]),
-        ("%distributed playground ", ["stop"]),
+        (
+            "%distributed playground ",
+            ["freeze", "thaw", "cut", "heal", "off", "on", "stop"],
+        ),
         ("%distributed clean 0102-030405-ab ", []),
         ("%distributed jobs ", []),
         ("%distributed down ", ["--cluster"]),

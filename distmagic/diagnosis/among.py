@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from distmagic.diagnosis.finding import Finding, Level, Subject, odd_ones, others_have
+from distmagic.diagnosis.finding import Finding, Subject, odd_ones, others_have
 from distmagic.planning.preflight import CLOCKS_APART_S
 
 
@@ -18,6 +18,7 @@ def findings(subjects: Sequence[Subject]) -> list[Finding]:
         *_of_versions(there),
         *_of_names(_apart(there)),
         *_of_addresses(_apart(there)),
+        *_of_mtus(there),
         *_of_clocks(there),
         *_of_variables(there),
         *_of_packages(there),
@@ -43,23 +44,21 @@ def _of_versions(subjects: Sequence[Subject]) -> Iterator[Finding]:
     for host, found in odd.items():
         evidence = f"Python {found}, where {others} {usual}."
         cure = f"--python {host}=/path/to/python{usual}"
-        yield _finding("warning", host, "python", evidence, cure)
+        yield Finding("warning", host, "python", evidence, cure)
     torches = {one.name: one.facts.torch for one in subjects if one.facts and one.facts.torch}  # fmt: skip
     usual, odd = odd_ones(torches)
     for host, found in odd.items():
         is_minor = found.split(".")[:2] != usual.split(".")[:2]
         evidence = f"torch {found}, where {others} {usual}."
         cure = f"Install torch {usual} there, or name a Python that has it: --python {host}=/path/to/python"
-        yield _finding(
-            "error" if is_minor else "warning", host, "torch", evidence, cure
-        )
+        yield Finding("error" if is_minor else "warning", host, "torch", evidence, cure)
     cudas = {one.name: one.examined.torch_cuda for one in subjects if one.examined}
     usual, odd = odd_ones(cudas)
     for host, found in odd.items():
         if host in torches:
             evidence = f"torch is built for {_cuda(found)}, where {others} one for {_cuda(usual)}."
             cure = f"Install the same build of torch on {host}, or name a Python that has it: --python {host}=/path/to/python"
-            yield _finding("warning", host, "CUDA of torch", evidence, cure)
+            yield Finding("warning", host, "CUDA of torch", evidence, cure)
 
 
 def _cuda(version: str) -> str:
@@ -68,10 +67,6 @@ def _cuda(version: str) -> str:
 
 def _dots(version: Sequence[int]) -> str:
     return ".".join(map(str, version))
-
-
-def _finding(level: Level, host: str, check: str, evidence: str, cure: str) -> Finding:
-    return Finding(level=level, host=host, check=check, evidence=evidence, cure=cure)
 
 
 def _of_names(subjects: Sequence[Subject]) -> Iterator[Finding]:
@@ -84,7 +79,7 @@ def _of_names(subjects: Sequence[Subject]) -> Iterator[Finding]:
         for host in alike[1:]:
             evidence = f"calls itself {hostname}, as {alike[0]} does. Programs that announce their name reach the wrong host."
             cure = f"On {host}: sudo hostnamectl set-hostname {host}"
-            yield _finding("warning", host, "host name", evidence, cure)
+            yield Finding("warning", host, "host name", evidence, cure)
 
 
 def _of_addresses(subjects: Sequence[Subject]) -> Iterator[Finding]:
@@ -102,7 +97,25 @@ def _of_addresses(subjects: Sequence[Subject]) -> Iterator[Finding]:
         else:
             continue
         cure = f"Name {one.name} by its address in the network of the others: %distributed hosts ADDRESS"
-        yield _finding("error", one.name, "address", evidence, cure)
+        yield Finding("error", one.name, "address", evidence, cure)
+
+
+def _of_mtus(subjects: Sequence[Subject]) -> Iterator[Finding]:
+    """Find hosts whose card takes larger or smaller packets: large ones may get lost between them."""
+    values = {}
+    for one in subjects:
+        if one.examined is None or one.route is None:
+            continue
+        mtu = one.examined.mtus.get(one.route.interface, 0)
+        if mtu and not one.route.address.startswith("127."):
+            values[one.name] = str(mtu)
+    usual, odd = odd_ones(values)
+    for one in subjects:
+        if one.name in odd and one.route is not None:
+            card = one.route.interface
+            evidence = f"the MTU of {card} is {odd[one.name]}, where {others_have(subjects)} {usual}."
+            cure = f"{one.by_hand} sudo ip link set dev {card} mtu {usual}"
+            yield Finding("warning", one.name, "MTU", evidence, cure)
 
 
 def _of_clocks(subjects: Sequence[Subject]) -> Iterator[Finding]:
@@ -116,7 +129,7 @@ def _of_clocks(subjects: Sequence[Subject]) -> Iterator[Finding]:
             others = "the others'" if len(middles) > 2 else f"{subjects[0].name}'s"
             evidence = f"its clock is {abs(middle - usual):,.0f} s {where} {others}."
             cure = f"{one.by_hand} sudo timedatectl set-ntp true"
-            yield _finding("warning", one.name, "clock", evidence, cure)
+            yield Finding("warning", one.name, "clock", evidence, cure)
 
 
 def _of_variables(subjects: Sequence[Subject]) -> Iterator[Finding]:
@@ -130,7 +143,7 @@ def _of_variables(subjects: Sequence[Subject]) -> Iterator[Finding]:
             set_so = f"{name}={found}" if found else f"{name} is not set"
             evidence = f"{set_so}, where {others} {usual or 'none'}."
             cure = f"Give all ranks one value: --env {name}={usual or found}    # or change it in the start-up files of {host}"
-            yield _finding("warning", host, name, evidence, cure)
+            yield Finding("warning", host, name, evidence, cure)
 
 
 def _of_packages(subjects: Sequence[Subject]) -> Iterator[Finding]:
@@ -145,4 +158,4 @@ def _of_packages(subjects: Sequence[Subject]) -> Iterator[Finding]:
                 f"{name} {found or 'is missing'}, where {others} {usual or 'none'}."
             )
             cure = f"Have the same packages on all hosts: %distributed env sync. By hand: python -m pip install '{name}=={usual or found}'"
-            yield _finding("warning", host, name, evidence, cure)
+            yield Finding("warning", host, name, evidence, cure)

@@ -15,7 +15,7 @@ Level = Literal["error", "warning"]
 ANY_PORT = 0  # in place of the one that happened to be free
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Something that is wrong with `host`. An "error" ends a run there; with a "warning" it may fail, or be slow.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from distmagic.diagnosis.finding import Finding, Level, Subject, odd_ones, others_have
+from distmagic.diagnosis.finding import Finding, Subject, odd_ones, others_have
 
 _HELD_BYTES = 1 << 30  # less is kept by displays, and by the driver
 
@@ -28,10 +28,6 @@ def models(subject: Subject) -> str:
     return ", ".join(f"{count} x {model}" for model, count in counts.items())
 
 
-def _finding(level: Level, host: str, check: str, evidence: str, cure: str) -> Finding:
-    return Finding(level=level, host=host, check=check, evidence=evidence, cure=cure)
-
-
 def _of_torch(subject: Subject) -> Iterator[Finding]:
     examined, facts = subject.examined, subject.facts
     if examined is None or facts is None or not facts.torch or not examined.gpus:
@@ -40,11 +36,11 @@ def _of_torch(subject: Subject) -> Iterator[Finding]:
     built, highest = examined.torch_cuda, examined.driver_cuda
     if not built:
         evidence = f"it has {models(subject)}, and its torch {facts.torch} is built for CPUs alone."
-        yield _finding("error", subject.name, "CUDA of torch", evidence, cure)
+        yield Finding("error", subject.name, "CUDA of torch", evidence, cure)
     # Within one major version a driver runs what was built for a later minor one.
     elif highest and int(built.partition(".")[0]) > int(highest.partition(".")[0]):
         evidence = f"torch is built for CUDA {built}, and driver {examined.driver} takes CUDA {highest} at most."
-        yield _finding("error", subject.name, "CUDA of torch", evidence, cure)
+        yield Finding("error", subject.name, "CUDA of torch", evidence, cure)
 
 
 def _of_devices(subject: Subject) -> Iterator[Finding]:
@@ -56,22 +52,22 @@ def _of_devices(subject: Subject) -> Iterator[Finding]:
         if gpu.ecc_errors:
             evidence = f"GPU {number} has had {gpu.ecc_errors} memory errors that could not be corrected."
             cure = f"{ask} sudo nvidia-smi --gpu-reset -i {number}    # when nothing runs there"
-            yield _finding("error", name, f"ECC of GPU {number}", evidence, cure)
+            yield Finding("error", name, f"ECC of GPU {number}", evidence, cure)
         if gpu.slowed_by:
             evidence = (
                 f"GPU {number} runs slower than it could, because of {gpu.slowed_by}."
             )
             cure = f"{ask} nvidia-smi -q -i {number} -d PERFORMANCE,TEMPERATURE,POWER"
-            yield _finding("warning", name, f"speed of GPU {number}", evidence, cure)
+            yield Finding("warning", name, f"speed of GPU {number}", evidence, cure)
         if gpu.used_bytes > _HELD_BYTES:
             who = ", ".join(gpu.holders) or "processes that can't be seen from there"
             evidence = f"{gpu.used_bytes / 1e9:.1f} of {gpu.total_bytes / 1e9:.1f} GB of GPU {number} are held by {who}."
             cure = f"End them if they are yours, or leave that GPU out with --devices: {ask} nvidia-smi -i {number}"
-            yield _finding("warning", name, f"memory of GPU {number}", evidence, cure)
+            yield Finding("warning", name, f"memory of GPU {number}", evidence, cure)
     if examined.gpus and examined.xid:
         evidence = f"the kernel has noted a fault of a GPU: Xid {examined.xid}."
         cure = f"{ask} sudo dmesg -T | grep Xid"
-        yield _finding("warning", name, "Xid", evidence, cure)
+        yield Finding("warning", name, "Xid", evidence, cure)
 
 
 def _among(subjects: Sequence[Subject]) -> Iterator[Finding]:
@@ -82,7 +78,7 @@ def _among(subjects: Sequence[Subject]) -> Iterator[Finding]:
         evidence = f"{_counted(count)}, where {others} {usual}."
         by_hand = next(one.by_hand for one in subjects if one.name == host)
         cure = f"See which one is gone: {by_hand} nvidia-smi -L"
-        yield _finding("warning", host, "GPUs", evidence, cure)
+        yield Finding("warning", host, "GPUs", evidence, cure)
     for check in ("models", "driver"):
         values = {}
         for one in subjects:
@@ -94,10 +90,10 @@ def _among(subjects: Sequence[Subject]) -> Iterator[Finding]:
         for host, found in different.items():
             if check == "models":
                 cure = "The slowest one sets the pace: give each host ranks to suit it, or leave it out of --hosts."
-                yield _finding("warning", host, check, f"{found}, where {others} {usual}.", cure)  # fmt: skip
+                yield Finding("warning", host, check, f"{found}, where {others} {usual}.", cure)  # fmt: skip
             else:
                 cure = f"Install driver {usual} on {host}, as on the others."
-                yield _finding("warning", host, check, f"driver {found}, where {others} {usual}.", cure)  # fmt: skip
+                yield Finding("warning", host, check, f"driver {found}, where {others} {usual}.", cure)  # fmt: skip
 
 
 def _counted(count: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distmagic.diagnosis.finding import SHARED_MEMORY, Finding, Level, Subject
+from distmagic.diagnosis.finding import SHARED_MEMORY, Finding, Subject
 from distmagic.errors import DistmagicError, HostError, PreflightError
 from distmagic.planning import preflight
 from distmagic.remote.records import places
@@ -36,11 +36,7 @@ def _of_error(name: str, error: DistmagicError) -> Finding:
         fine = [f"{one} ok" for one in STEPS[: STEPS.index(step)]]
         evidence += f" ({', '.join([*fine, f'{step} failed'])})"
     check = step or ("python" if isinstance(error, PreflightError) else "connection")
-    return _finding("error", name, check, evidence, error.hint)
-
-
-def _finding(level: Level, host: str, check: str, evidence: str, cure: str) -> Finding:
-    return Finding(level=level, host=host, check=check, evidence=evidence, cure=cure)
+    return Finding("error", name, check, evidence, error.hint)
 
 
 def _of_facts(subject: Subject, local_torch: str | None) -> Iterator[Finding]:
@@ -51,18 +47,18 @@ def _of_facts(subject: Subject, local_torch: str | None) -> Iterator[Finding]:
         for warning in preflight.check(name, facts, local_torch):
             check = "log-out" if facts.logout and facts.logout in warning else "torch"
             evidence = warning.removeprefix(f"{name}: ")
-            yield _finding("warning", name, check, evidence, "")
+            yield Finding("warning", name, check, evidence, "")
     except PreflightError as error:
         is_full = facts.free_bytes < places.FULL_BYTES
         has_disk = facts.torch is None or not (facts.write_error or is_full)
         check = "torch" if has_disk else "disk"
         evidence = error.message.removeprefix(f"{name}: ")
-        yield _finding("error", name, check, evidence, error.hint)
+        yield Finding("error", name, check, evidence, error.hint)
     else:
         if facts.free_bytes < _SMALL_DISK_BYTES:
             evidence = f"{facts.free_bytes >> 20} MiB are free under {facts.state_dir}."
             cure = f"{subject.by_hand} df -h {facts.state_dir}"
-            yield _finding("warning", name, "disk", evidence, cure)
+            yield Finding("warning", name, "disk", evidence, cure)
 
 
 def _of_name(subject: Subject) -> Iterator[Finding]:
@@ -78,7 +74,7 @@ def _of_name(subject: Subject) -> Iterator[Finding]:
     if wrong and not own.startswith("127."):
         evidence = f"its own name {name} {wrong} there. Programs that announce their name are not found by other hosts."
         cure = f"In /etc/hosts on {subject.name}: {own} {name}"
-        yield _finding("warning", subject.name, "own name", evidence, cure)
+        yield Finding("warning", subject.name, "own name", evidence, cure)
 
 
 def _of_limits(subject: Subject) -> Iterator[Finding]:
@@ -91,11 +87,11 @@ def _of_limits(subject: Subject) -> Iterator[Finding]:
             size = "is missing"
         evidence = f"{SHARED_MEMORY} {size}: workers of a DataLoader, and NCCL, end with a bus error."
         cure = f"{subject.by_hand} sudo mount -o remount,size=8G {SHARED_MEMORY}    # of a container: docker run --shm-size=8g"
-        yield _finding("warning", subject.name, SHARED_MEMORY, evidence, cure)
+        yield Finding("warning", subject.name, SHARED_MEMORY, evidence, cure)
     if 0 <= examined.open_files < _FEW_FILES:
         evidence = f"a process may open only {examined.open_files} files."
         cure = f"In /etc/security/limits.d/files.conf on {subject.name}: * soft nofile 65536"
-        yield _finding("warning", subject.name, "open files", evidence, cure)
+        yield Finding("warning", subject.name, "open files", evidence, cure)
 
 
 def _of_infiniband(subject: Subject) -> Iterator[Finding]:
@@ -106,9 +102,9 @@ def _of_infiniband(subject: Subject) -> Iterator[Finding]:
     if active and 0 <= examined.locked_bytes < _LOCKED_BYTES:
         evidence = f"a process may lock only {examined.locked_bytes >> 10} KiB of memory: NCCL can't use {active[0]}."
         cure = f"In /etc/security/limits.d/memlock.conf on {subject.name}: * - memlock unlimited"
-        yield _finding("error", subject.name, "locked memory", evidence, cure)
+        yield Finding("error", subject.name, "locked memory", evidence, cure)
     if not active:
         port, state = next(iter(examined.infiniband.items()))
         evidence = f"no port of InfiniBand is active: {port} is {state}."
         cure = f"{subject.by_hand} ibstat"
-        yield _finding("warning", subject.name, "InfiniBand", evidence, cure)
+        yield Finding("warning", subject.name, "InfiniBand", evidence, cure)

@@ -70,20 +70,14 @@ def _of(
             evidence = f"its {what} is low with each of {len(own)} hosts, at best {in_words(best)}: {usual}."
             if what == "latency":
                 evidence = f"its latency is high with each of {len(own)} hosts, at best {in_words(best)}: {usual}."
-            yield _finding(host, what, evidence, "its card and cable: ethtool CARD, ip -s link")  # fmt: skip
+            cure = f"Look on {host} at its card and cable: ethtool CARD, ip -s link"
+            yield Finding("warning", host, what, evidence, cure)
     for pair in pairs:
         if pair.hosts in bad - explained:
             one, other = pair.hosts
             evidence = f"the link to {one} is slow, {in_words(pair)}: {usual}."
-            cure = f"the way between them: mtr {one}, iperf3 -c {one}"
-            yield _finding(other, f"{what} with {one}", evidence, cure)
-
-
-def _finding(host: str, check: str, evidence: str, cure: str) -> Finding:
-    return Finding(
-        level="warning",
-        host=host,
-        check=check,
-        evidence=evidence,
-        cure=f"Look on {host} at {cure}",
-    )
+            cure = (
+                f"Look on {other} at the way between them: mtr {one}, iperf3 -c {one}"
+            )
+            check = f"{what} with {one}"
+            yield Finding("warning", other, check, evidence, cure)

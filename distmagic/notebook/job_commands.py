@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distmagic import sanitize
-from distmagic.errors import Cancelled, RunError, SpecError
+from distmagic.errors import Cancelled, DistmagicError, SpecError
 from distmagic.notebook import run_names
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.job_hosts import (
@@ -449,16 +449,18 @@ def _with_collectives(
         run = api.run(
             measure,
             hosts=[replace(host, slots=1) for host in hosts],
-            access=line.notebook.access(line.request, hosts),
+            access=replace(line.notebook.access(line.request, hosts), cold=True),
             screen=QuietScreen(),
             timeout_s=_COLLECTIVES_S,
             name=name,
         )
         assert isinstance(run, Run)
         found = with_pairs(found, dict(run.results), time.monotonic() - began)
-    except RunError as error:
+    except Cancelled:
+        raise
+    except DistmagicError as error:
         found = with_failure(found, error)
-        run = error.run
+        run = getattr(error, "run", None)
     jobs = line.housekeeping.jobs(reach(line, hosts))
     ours = [job for job in jobs if job.name == getattr(run, "job", "")]
     line.housekeeping.remove(reach(line, hosts), ours, _owner())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 import types
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import metadata
 from typing import Any
 
 from distmagic.connection.first_links import FirstLinks
@@ -22,6 +22,13 @@ from distmagic.remote.wire.protocol import Route
 from distmagic.runner.prepare import routes_of
 from distmagic.session.dialling import Dialling
 
+_OTHER_NAMES = {
+    "PIL": "pillow",
+    "cv2": "opencv-python",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
 CONNECT_S = 5.0  # to a host that may well be silent
 # Packages whose versions matter to a job, whether the notebook has imported them or not.
 PACKAGES = (
@@ -79,15 +86,15 @@ def examine(
 
 
 def imported(names: dict[str, Any]) -> tuple[str, ...]:
-    """Return the distributions of the modules that cells have imported, by whichever name."""
+    """Return the packages of the modules that cells have imported, by whichever name: most are called as their module is."""
     modules = set()
     for value in names.values():
         module = value.__name__ if isinstance(value, types.ModuleType) else None
         module = module or getattr(value, "__module__", None)
         if isinstance(module, str):
             modules.add(module.partition(".")[0])
-    found = metadata.packages_distributions()
-    return tuple(sorted({name for module in modules for name in found.get(module, ())}))
+    modules -= {*sys.stdlib_module_names, "__main__"}
+    return tuple(sorted(_OTHER_NAMES.get(module, module) for module in modules))
 
 
 def port_in(reason: str) -> int:

@@ -16,7 +16,6 @@ from distmagic.connection.link_opener import UNKNOWN_HOST, Fleet, LinkOpener
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.connection.warm_hosts import WarmHosts
 from distmagic.diagnosis.as_text import in_words
-from distmagic.errors import DistmagicError
 from distmagic.names import new_job, owner, work_dir
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
@@ -219,8 +218,8 @@ class Session:
             try:
                 first_links = self.reach(fleet.hosts, access, asker)
                 found = doctor.examine(first_links, port=port)
-            except (DistmagicError, KeyboardInterrupt):
-                return ""  # the run's own error is the one to raise
+            except (Exception, KeyboardInterrupt):  # noqa: BLE001
+                return ""  # the run's own error is the one to raise, whatever goes wrong here
         return in_words(found.findings)
 
     def _leave(self, followed: Followed, fleet: Fleet, screen: Screen) -> Detached:

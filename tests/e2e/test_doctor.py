@@ -8,10 +8,11 @@ import pytest
 
 from distmagic import cli
 from distmagic.diagnosis.report import Report
+from distmagic.errors import Hung, RendezvousFailed
 from distmagic.request.hosts import parse_hosts
 from distmagic.session.doctor import examine
-from tests.e2e.runner import reach
-from tests.lab import HostSetup, Lab
+from tests.e2e.runner import all_reduce, as_value, reach, run
+from tests.lab import HostSetup, Lab, LabHost
 from tests.lab.clock import give_clock
 from tests.lab.waiting import HANG_S
 
@@ -118,6 +119,7 @@ def nowhere(lab: Lab) -> None:
 
 def small_memory(lab: Lab) -> None:
     lab.hosts[1].exec(["mount", "-o", "remount,size=64M", "/dev/shm"])
+    lab.hosts[1].is_to_be_mended()
 
 
 def wrong_clock(lab: Lab) -> None:
@@ -173,7 +175,9 @@ def refused_port(lab: Lab) -> None:
 
 
 def one_way(lab: Lab) -> None:
-    lab.hosts[1].drop_from(lab.hosts[0])
+    """Have dm2 let in what it has asked for itself, and no call of dm1."""
+    rule = f"in ip saddr {lab.hosts[0].address} tcp dport != 22 tcp flags & (syn | ack) == syn drop"
+    lab.hosts[1].drop_by(rule)
 
 
 def torchs_port(lab: Lab) -> None:
@@ -182,8 +186,10 @@ def torchs_port(lab: Lab) -> None:
 
 def large_packets(lab: Lab) -> None:
     """Give two cards larger packets than the switch between them takes."""
-    for host in lab.hosts[1:]:
+    one, other = lab.hosts[1:]
+    for host, peer in ((one, other), (other, one)):
         host.exec(["ip", "link", "set", "dev", "eth0", "mtu", "9000"])
+        host.drop_by(f"in ip saddr {peer.address} meta length > 1500 drop")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +208,7 @@ def test_who_can_not_dial_whom_is_found(lab, spoil, expected, words):
     assert expected in of(report), repr(report)
     assert words in repr(report)
     assert report.square
-    assert {one.host for one in report.findings} <= {"dm2", "dm3"}
+    assert {one.check for one in report.findings} <= {expected[2], "MTU"}
     print(report, report.took_s)
 
 
@@ -238,3 +244,44 @@ def test_pairs_of_hosts_are_measured_and_nothing_is_left(ended, capsys):
     for host in ended.hosts:
         assert not list(host.home.glob(".distmagic/jobs/*"))
         assert not list(host.home.glob(".distmagic/work/doctor*"))
+
+
+def slower(host: LabHost, megabits: int) -> None:
+    """Let a host send so much a second."""
+    rate = ["rate", f"{megabits}mbit", "burst", "64kb", "latency", "200ms"]
+    done = host.exec(["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *rate])
+    assert done.returncode == 0, done.stderr
+    host.is_to_be_mended()
+
+
+def test_a_slow_host_is_told_from_its_links(ended, capsys):
+    for host, megabits in zip(ended.hosts, (160, 80, 160), strict=True):
+        slower(host, megabits)
+    words = ["doctor", "--collective", "--json", "--hosts", "dm1,dm2,dm3"]
+    assert cli.main([*words, *way(ended)]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [(one["host"], one["check"]) for one in findings] == [("dm2", "bandwidth")]
+
+
+# ---- by itself
+
+
+def test_under_a_rendezvous_that_failed_stands_what_is_wrong(lab):
+    lab.hosts[0].drop(port=29533)
+    with pytest.raises(RendezvousFailed) as caught:
+        run(lab, "dm1:1,dm2:1,dm3:1", as_value(all_reduce), master_port=29533)
+    assert "error: dm1: no other host can dial it at 10.99.0.11, port 29533" in str(
+        caught.value
+    )
+
+
+def test_under_a_hang_of_healthy_hosts_stands_nothing(lab):
+    def wait() -> None:
+        import time
+
+        time.sleep(600)
+
+    with pytest.raises(Hung) as caught:
+        run(lab, "dm1:1,dm2:1", wait, hang_timeout_s=3)
+    assert "warning:" not in caught.value.hint
+    assert "error:" not in caught.value.hint

@@ -224,6 +224,15 @@ class LabHost:
             self._pid(), f'in iifname != "lo" {sender}{what} reject with tcp reset'
         )
 
+    def drop_by(self, rule: str) -> None:
+        """Have its firewall go by a rule of nft, without the table and the chain: `in tcp dport 22 drop`."""
+        self._is_broken = True
+        network.add_rules(self._pid(), rule)
+
+    def is_to_be_mended(self) -> None:
+        """Have `mend` switch it off and on: a test has changed it from the side."""
+        self._is_broken = True
+
     def close_ports(self, how: str, *, but: tuple[int, ...]) -> None:
         """Have its firewall do `how` (drop, or reject in nft's words) with every new TCP connection, but to some ports."""
         self._is_broken = True

@@ -108,6 +108,7 @@ SICK = {
     "same name": host(3, examined={"hostname": "gpu-1"}),
     "same address": host(3, route=Route(address="10.0.0.1", interface="docker0")),
     "loopback": host(3, route=Route(address="127.0.0.1", interface="lo")),
+    "another MTU": host(3, examined={"mtus": {"eth0": 9000}}),
     "clock ahead": host(3, clock_s=(299.9, 300.1)),
     "clock behind": host(3, clock_s=(-5.1, -4.9)),
     "small shm": host(3, examined={"shm_bytes": 64 << 20}),

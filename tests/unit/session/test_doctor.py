@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import types
+
+import numpy as np
+
 from distmagic.remote.wire import protocol as p
 from distmagic.session import doctor
 from tests.builders.hosts import HANG_UP, FakeHost, down, reach
 from tests.builders.jobs import assert_left
+from tests.lab import wait_until
 
 
 def examined(name: str) -> p.Examined:
@@ -46,3 +51,23 @@ def test_a_host_that_hangs_up_in_the_middle_is_a_finding():
     report = doctor.examine(reach(a, b))
     assert ("gpu-b", "connection") in {(one.host, one.check) for one in report.findings}
     assert_left(a, b)
+
+
+def test_packages_of_a_notebook_are_known_by_what_its_cells_have_imported():
+    import json
+
+    names = {
+        "np": np,
+        "mean": np.mean,
+        "text": "numpy",
+        "json": json,
+        "own": wait_until,
+    }
+    assert doctor.imported(names) == ("numpy", "tests")
+    assert doctor.imported({"x": types.ModuleType("sklearn.svm")}) == ("scikit-learn",)
+    assert doctor.imported({}) == ()
+
+
+def test_the_port_of_a_rendezvous_that_nobody_could_dial():
+    assert doctor.port_in("10.0.0.1 port 29533 (Connection refused)") == 29533
+    assert doctor.port_in("nothing is said of it") == 0

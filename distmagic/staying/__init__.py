@@ -17,13 +17,15 @@ its own events end the cell's state, and say why.
 What follows the notebook: a name that a cell uses, that no cell on the ranks has given a value to, and that the
 notebook has. A function goes without its globals, which are names of their own. What has not changed is not sent again.
 
-An exception ends the cell on its rank. A second later the others are interrupted. An interrupt of the user goes to all
-ranks of the cell; the second one ends the session.
+An exception ends the cell on its rank. A second later the others are interrupted. An interrupt of the user stops all ranks
+of the cell after the same step, the second one where they are, and the third one ends the session.
 
 Never here: no cell runs in the notebook. Read in this order:
 
     following.py    which names follow, and the cell as a parcel; sends nothing
     cell_state.py   the state of one cell, pure
+    stopping.py     the stages of an interrupt, pure
+    out_of_step.py  whether process groups are of use for the next cell, pure
     control.py      what the session's loop asks of hosts for its cells, and what it hears
     ranks.py        `Ranks`: one session, for users and for the magics
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from distmagic.remote.wire import protocol
 from distmagic.state.events import Event, Gone, StopRequested, Warned
@@ -16,17 +17,27 @@ PEERS_S = (
 )
 
 
+# How far the user's interrupt is: ranks are to report their steps, have been asked, are to stop at one, are to be
+# interrupted where they are, have been, are to be ended.
+Stage = Literal["", "ask", "asked", "stopping", "go there", "where they are", "end"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class CellState:
     """What is known of a cell: `run` is its state as of a run, `ends` how its ranks ended it.
 
     `began_s` is when it began, in seconds of the session. `asked` are the ranks that were interrupted.
+    `stage` of the user's interrupt has begun at `stage_s`; `counts` are the steps of ranks, `stop` is the one they got.
     """
 
     run: RunState
     began_s: float
     ends: Mapping[int, protocol.CellEnded] = field(default_factory=dict)
     asked: frozenset[int] = frozenset()
+    stage: Stage = ""
+    stage_s: float = 0.0
+    counts: Mapping[int, protocol.StepCount] = field(default_factory=dict)
+    stop: protocol.StopAtStep | None = None
 
     @property
     def at_work(self) -> tuple[int, ...]:
@@ -66,11 +77,16 @@ def begin_cell(
 def take(state: CellState, events: Iterable[Event]) -> CellState:
     """Return the state after events of the session."""
     ends = dict(state.ends)
+    counts = dict(state.counts)
     own = []
     for event in events:
         what = event.what
         rank = getattr(what, "rank", -1)
         if rank >= 0 and rank not in state.run.workers:
+            continue
+        if isinstance(what, protocol.StepCount):
+            if what.cell == state.run.cell:
+                counts[rank] = what
             continue
         if isinstance(what, protocol.CellEnded):
             is_own = state.run.workers[rank].node_rank == event.node_rank
@@ -83,7 +99,7 @@ def take(state: CellState, events: Iterable[Event]) -> CellState:
     run = fold(state.run, own)
     if not run.is_over and ends.keys() == run.workers.keys():
         run = fold(run, _last_events(run))
-    return replace(state, run=run, ends=ends)
+    return replace(state, run=run, ends=ends, counts=counts)
 
 
 def _last_events(run: RunState) -> Iterable[Event]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from distmagic.connection.link import Link
 from distmagic.remote.wire import protocol
@@ -19,7 +19,7 @@ class Control:
         self._lock = threading.Lock()
         self._cell: protocol.RunCell | None = None
         self._sent_over: dict[int, Link] = {}
-        self._others: list[protocol.InterruptCell] = []
+        self._others: list[protocol.HandedOn] = []
         self._heard: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
         self._wake: Callable[[], None] = lambda: None
 
@@ -36,10 +36,9 @@ class Control:
             self._heard = queue.SimpleQueue()
         self._wake()
 
-    def interrupt(self, cell: int, ranks: Iterable[int]) -> None:
-        """Have ranks be interrupted at this cell."""
+    def ask(self, request: protocol.HandedOn) -> None:
+        """Have ranks be asked about their cell, or interrupted at it."""
         with self._lock:
-            request = protocol.InterruptCell(cell=cell, ranks=tuple(ranks))
             self._others.append(request)
         self._wake()
 

@@ -26,7 +26,7 @@ from distmagic.session.local_hints import error_of
 from distmagic.session.place import Place
 from distmagic.session.session import Session
 from distmagic.state.model import RunState
-from distmagic.staying import cell_state
+from distmagic.staying import cell_state, out_of_step, stopping
 from distmagic.staying.cell_state import CellState
 from distmagic.staying.control import Control
 from distmagic.staying.following import CellParcel, prepared
@@ -85,6 +85,8 @@ class Ranks:
         self._cells = 0
         self._theirs: dict[int, frozenset[str]] = {}
         self._sent: dict[int, dict[str, str]] = {}
+        self._last_ends: dict[int, protocol.CellEnded] = {}
+        self._is_out_of_step = False
 
     @property
     def state(self) -> RunState:
@@ -161,8 +163,18 @@ class Ranks:
                 self._sent.setdefault(rank, {}).update(packed.digests)
             for rank, end in cell.ends.items():
                 self._theirs[rank] = frozenset(end.names)
+            cell = self._with_last_notices(cell)
             screen.finish(cell.run)
         return self._left(cell)
+
+    def _with_last_notices(self, cell: CellState) -> CellState:
+        """Return a cell that is over, with where it has stopped, and whether groups are to be made anew."""
+        self._last_ends.update(cell.ends)
+        stale = out_of_step.notice(self._last_ends)
+        self._is_out_of_step = bool(stale)
+        new = [text for text in (stopping.stopped_after(cell), stale) if text]
+        run = replace(cell.run, notices=(*cell.run.notices, *new))
+        return replace(cell, run=run)
 
     def _wait_for_ranks(self, screen: Screen, noted: interrupts.Interrupts) -> None:
         """Return when all ranks are there; show meanwhile how far they are."""
@@ -201,16 +213,18 @@ class Ranks:
         """Return the request for a cell. A long one is brought to the hosts before."""
         self._cells += 1
         local = packed.parcel
+        anew = self._is_out_of_step and len(ranks) == len(self.state.workers)
         if local.blob.size_bytes <= _INLINE_BYTES:
             data = base64.b64encode(local.path.read_bytes()).decode()
-            return protocol.RunCell(cell=self._cells, ranks=ranks, data=data)
+            return protocol.RunCell(cell=self._cells, ranks=ranks, data=data, anew=anew)
         nodes = dict.fromkeys(self.state.workers[rank].node_rank for rank in ranks)
         for node in nodes:
             link = self._open_link(node)
             with closing(link):
                 blob_requests.deliver(link, (local,))
                 link.finish()
-        return protocol.RunCell(cell=self._cells, ranks=ranks, blob=local.blob.sha256)
+        blob = local.blob.sha256
+        return protocol.RunCell(cell=self._cells, ranks=ranks, blob=blob, anew=anew)
 
     def _open_link(self, node: int) -> Link:
         return self._run.open_link(node)
@@ -232,26 +246,18 @@ class Ranks:
                 asked.append("stop")
             for request in asked:
                 if request == "stop":
-                    cell = self._interrupt(cell)
+                    cell = stopping.next_stage(cell)
+                    if cell.stage == "end":
+                        self._run.ask_to_stop()
                 elif request != "detach":
                     self._run.screen.ask(request)
-            if peers := cell_state.peers_to_interrupt(cell):
-                cell = cell_state.interrupted(cell, peers, by_user=False)
-                self._control.interrupt(cell.run.cell, peers)
+            cell, due = stopping.due(cell)
+            for ask in due:
+                self._control.ask(ask)
             if time.monotonic() >= next_shown_s and not cell.run.is_over:
                 next_shown_s = time.monotonic() + _BEAT_S
                 screen.show(cell.run)
         return cell
-
-    def _interrupt(self, cell: CellState) -> CellState:
-        """Interrupt the ranks of a cell; the second time, end the session."""
-        if cell.run.stopping == "interrupted":
-            self._run.ask_to_stop()
-            return cell
-        ranks = cell.at_work
-        self._control.interrupt(cell.run.cell, ranks)
-        notice = "The ranks are interrupted. A second interrupt ends them, and all that they hold is lost."
-        return cell_state.interrupted(cell, ranks, by_user=True, notice=notice)
 
     def _left(self, cell: CellState) -> Run:
         """Return what is left of a cell. Raises the error that its end means, which carries the `Run`."""

@@ -464,7 +464,7 @@ class Agent:
             self.stack_dumper.request(request.request_id)
         elif isinstance(request, protocol.RankInput):
             self.rank_table.type(request)
-        elif isinstance(request, protocol.RunCell | protocol.InterruptCell):
+        elif isinstance(request, protocol.HandedOn):
             self.rank_table.hand_on(request)
         elif isinstance(request, protocol.GetStart):
             reader.answer(protocol.LeadStart(start=self.start))

@@ -55,9 +55,7 @@ class RankProcess:
         self.over_at = math.inf
         self.is_open = True
         self.pictures: list[protocol.Picture] = []
-        self.pauses: list[
-            protocol.Paused | protocol.Resumed | protocol.CellBegan | protocol.CellEnded
-        ] = []
+        self.pauses: list[protocol.Message] = []
         self._unsent: list[bytes] = []  # what the rank is asked
         self.is_paused = False
         self._stdin = typed
@@ -102,7 +100,7 @@ class RankProcess:
             self.pauses.append(message)
             self.is_paused = isinstance(message, protocol.Paused)
             self._prompt = message.prompt if self.is_paused else 0
-        elif isinstance(message, protocol.CellBegan | protocol.CellEnded):
+        elif isinstance(message, protocol.OfCells):
             self.pauses.append(message)
         elif isinstance(message, protocol.Ended):
             self.ended = message

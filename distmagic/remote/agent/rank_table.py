@@ -239,7 +239,7 @@ class RankTable:
             if rank.hello.rank == line.rank and not rank.is_over:
                 rank.type(line)
 
-    def hand_on(self, request: protocol.RunCell | protocol.InterruptCell) -> None:
+    def hand_on(self, request: protocol.HandedOn) -> None:
         """Hand on what the notebook asks of ranks that stay."""
         for rank in self.ranks:
             if rank.hello.rank in request.ranks and not rank.is_over:

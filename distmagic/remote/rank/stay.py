@@ -4,7 +4,9 @@ The main thread runs cells; another one reads what the agent hands on, and inter
 ends the cell alone, `sys.exit` too.
 
     RunCell       --inbox-->   the main thread: CellBegan, the cell, CellEnded
-    InterruptCell --SIGINT-->  KeyboardInterrupt, where that cell runs
+    ParkAtStep    --steps-->   StepCount; the rank waits after its next step
+    StopAtStep    --steps-->   KeyboardInterrupt, after that step
+    InterruptCell --SIGINT-->  KeyboardInterrupt, where that cell runs; two seconds later its process groups are broken
     end of file   --inbox-->   the rank's own end
 """
 
@@ -26,6 +28,7 @@ from types import ModuleType
 
 from distmagic.remote.rank import report, sources
 from distmagic.remote.system import threads
+from distmagic.remote.training import groups, steps
 from distmagic.remote.values import call, parcel
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.wire import codec
@@ -34,7 +37,10 @@ from distmagic.remote.wire.cells import (
     CellBegan,
     CellEnded,
     InterruptCell,
+    ParkAtStep,
     RunCell,
+    StepCount,
+    StopAtStep,
 )
 from distmagic.remote.wire.clipping import clipped, text_of
 from distmagic.remote.wire.events import Ended
@@ -43,10 +49,16 @@ _MOST_SHOWN = 2000  # characters of a repr
 _MOST_VALUE_BYTES = 48_000  # of a value that goes along with the end of its cell
 _LARGEST_VALUE_BYTES = 1 << 20  # that is pickled to see how long it is
 _MOST_NAMES_CHARS = 20_000
+_BREAK_S = 2.0  # that an interrupt may take to come through before groups are broken
+_MOST_GROUPS = 200
 _STAYS = "its value is large, or can't be pickled, and stays there under the name _"
 
 # Does its work and returns how that ended, whatever it raised.
 Ending = Callable[[Callable[[], None]], Ended]
+
+
+class PeerFailed(KeyboardInterrupt):
+    """Another rank of the cell has failed. `except Exception` does not catch it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +89,19 @@ class CellLoop:
         self._last = 0  # the number of the cell that was taken last
         self._running = 0  # the number of the one that runs, 0 between two
         self._lock = threading.Lock()
+        self._interrupted: InterruptCell | None = None  # of the cell that runs
+        self._came = (
+            threading.Event()
+        )  # the interrupt has come through, or no cell runs
         self._own: set[str] = set()  # names that cells have given values to
         self._pid = os.getpid()
 
     def run(self, conn: socket.socket, ending: Ending) -> None:
         """Run cells until the agent hangs up."""
         signal.signal(signal.SIGINT, self._interrupt)
+        # NCCL then gives up communicators that are aborted, and does not end the process.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+        steps.install()
         sources.label_warnings(self._around.labels)
         reader = threads.begin("cells", self._read, conn)
         while (request := self._inbox.get()) is not None:
@@ -105,20 +124,49 @@ class CellLoop:
 
     def _take(self, message: codec.Message) -> None:
         if isinstance(message, RunCell) and message.cell > self._last:
-            self._last = message.cell
+            with self._lock:
+                self._last = message.cell
+                self._interrupted = None
             self._inbox.put(message)
+        elif isinstance(message, ParkAtStep) and self._running == message.cell:
+            made = steps.ask()
+            self._around.send(
+                StepCount(
+                    cell=message.cell, rank=self._rank, steps=made.steps, iterations=made.iterations,
+                    idle_s=made.idle_s, step_s=made.step_s,
+                )
+            )  # fmt: skip
+        elif isinstance(message, StopAtStep) and self._running == message.cell:
+            steps.stop_at(
+                "step" if message.kind == "step" else "iteration", message.step
+            )
         elif isinstance(message, InterruptCell):
             with self._lock:
-                if self._running == message.cell:
-                    signal.pthread_kill(
-                        threading.main_thread().ident or 0, signal.SIGINT
-                    )
+                is_first = self._interrupted is None
+                if message.cell == self._last and is_first:
+                    self._interrupted = message
+                if self._running != message.cell or not is_first:
+                    return
+                steps.go_on()
+                main = threading.main_thread().ident or 0
+                signal.pthread_kill(main, signal.SIGINT)
+            threads.begin("break", self._break, message.cell)
+
+    # ---- a thread of its own for each interrupt
+
+    def _break(self, cell: int) -> None:
+        """Break the groups in which a cell waits, where the interrupt does not come through."""
+        if not self._came.wait(_BREAK_S) and self._running == cell:
+            groups.break_all()
 
     # ---- the main thread
 
     def _interrupt(self, *_: object) -> None:
         """Raise KeyboardInterrupt in a cell. Between two nothing is there to be interrupted."""
         if self._running and os.getpid() == self._pid:
+            self._came.set()
+            if self._interrupted is not None and self._interrupted.failed >= 0:
+                raise PeerFailed(f"rank {self._interrupted.failed} has failed")
             raise KeyboardInterrupt
 
     def _run_cell(self, request: RunCell, ending: Ending) -> None:
@@ -150,7 +198,8 @@ class CellLoop:
         self._around.send(
             CellEnded(
                 cell=request.cell, rank=self._rank, ended=ended, shown=shown, value=value,
-                names=tuple(self._own_names()),
+                names=tuple(self._own_names()), groups=groups.calls()[:_MOST_GROUPS],
+                holders=groups.holders(vars(self._main))[:_MOST_GROUPS], is_broken=groups.is_broken(),
             )
         )  # fmt: skip
 
@@ -166,15 +215,33 @@ class CellLoop:
         while self._running:
             with contextlib.suppress(KeyboardInterrupt), self._lock:
                 self._running = 0
+                self._came.set()
 
     def _perform(self, request: RunCell, values: list[object]) -> None:
         names = vars(self._main)
         cell = self._load(request)
         before = dict(names)
         try:
+            groups.begin_cell(request.cell)
+            steps.begin()
             with self._lock:
+                self._came.clear()
                 self._running = request.cell
+            if self._interrupted is not None:  # before it began
+                signal.raise_signal(signal.SIGINT)
+            if request.anew:
+                groups.make_anew()
             values.append(call.perform(cell, self._main))
+        except SystemExit:
+            # Lightning answers an interrupt so.
+            if self._interrupted or steps.has_stopped():
+                raise KeyboardInterrupt from None
+            raise
+        except Exception as error:
+            if self._interrupted is None:
+                raise
+            # A call of a broken group fails, here or on another rank.
+            raise KeyboardInterrupt from error
         finally:
             self._stop_running()
             for name, value in names.items():

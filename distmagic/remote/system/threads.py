@@ -5,6 +5,7 @@ Who ends each of them, and when:
     allocation, warm       `close` of what it keeps alive; without that the lease of the host runs out
     announce               the end of the block around it, which joins it
     cells                  the end of the connection to its agent, after which it is joined
+    break                  the act: it waits until an interrupt comes through, or breaks process groups
     dialled, feed          the end of the two connections of a process
     doors                  `close` of the doors, which joins it, or their end after some seconds
     dns                    the resolver's answer, for which nobody waits longer than the deadline

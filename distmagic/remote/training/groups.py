@@ -43,6 +43,7 @@ _ENDING = ("destroy_process_group", "_abort_process_group")
 _UNMATCHED = ("isend", "irecv", "monitored_barrier")
 # Where the classes are whose objects hold groups.
 _HOLDERS = (
+    (_C10D, "ProcessGroup"),
     (_PARALLEL, "DistributedDataParallel"),
     (_MESH, "DeviceMesh"),
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
@@ -114,6 +115,11 @@ def calls() -> tuple[GroupCalls, ...]:
             GroupCalls(name=name, size=size, calls=made, last=last.get(name, ""))
         )
     return tuple(found)
+
+
+def is_broken() -> bool:
+    """Whether this rank's groups were broken, and not made anew since."""
+    return _notes.is_broken
 
 
 def break_all() -> None:

@@ -34,11 +34,15 @@ _OPTIMIZER = "torch.optim.optimizer"
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """How many steps and iterations this rank has made, and how many seconds have passed since its last step."""
+    """How many steps and iterations this rank has made.
+
+    `idle_s` is how long ago its last step was, and `step_s` how long that took, in seconds.
+    """
 
     steps: int
     iterations: int
     idle_s: float
+    step_s: float
 
 
 class _Counting:
@@ -46,16 +50,18 @@ class _Counting:
 
     def __init__(self) -> None:
         self.thread = 0
-        self.watches_forks = False
+        self.is_installed = False
         self.begin()
         self.news = threading.Condition()
 
     def begin(self) -> None:
         self.counts: dict[StepKind, int] = {"step": 0, "iteration": 0}
         self.stepped_s = time.monotonic()
+        self.step_s = 0.0
         self.is_asked = False
         self.until_s = 0.0
         self.stop: tuple[StepKind, int] | None = None
+        self.has_stopped = False
 
 
 _counting = _Counting()
@@ -64,9 +70,9 @@ _counting = _Counting()
 def install() -> None:
     """Count from now on what the thread that calls this does."""
     _counting.thread = threading.get_ident()
-    import_hooks.when_imported(_OPTIMIZER, _count_steps)
-    if not _counting.watches_forks:
-        _counting.watches_forks = True
+    if not _counting.is_installed:
+        _counting.is_installed = True
+        import_hooks.when_imported(_OPTIMIZER, _count_steps)
         os.register_at_fork(after_in_child=_leave_to_parent)
 
 
@@ -87,6 +93,7 @@ def ask(patience_s: float = PATIENCE_S) -> Steps:
             steps=_counting.counts["step"],
             iterations=_counting.counts["iteration"],
             idle_s=time.monotonic() - _counting.stepped_s,
+            step_s=_counting.step_s,
         )
 
 
@@ -105,6 +112,11 @@ def go_on() -> None:
     with _counting.news:
         _counting.is_asked = False
         _counting.news.notify_all()
+
+
+def has_stopped() -> bool:
+    """Whether this rank was stopped after a step, since `begin`."""
+    return _counting.has_stopped
 
 
 def iterated() -> None:
@@ -128,7 +140,8 @@ def _count_steps(optimizer: Any) -> None:
         ):
             return
         _counting.counts["step"] += 1
-        _counting.stepped_s = time.monotonic()
+        now_s = time.monotonic()
+        _counting.step_s, _counting.stepped_s = now_s - _counting.stepped_s, now_s
         if _counting.is_asked and not _is_inner(inspect.currentframe()):
             _wait("step")
 
@@ -161,6 +174,7 @@ def _wait(kind: StepKind) -> None:
         if wanted != kind or _counting.counts[kind] < number:
             return
         _counting.is_asked = False
+        _counting.has_stopped = True
     raise KeyboardInterrupt(f"stopped after {kind} {_counting.counts[kind]:,}")
 
 

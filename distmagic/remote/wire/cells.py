@@ -10,11 +10,14 @@ from distmagic.remote.wire.bounds import (
     Count,
     Exact,
     RankNumber,
+    RankOrNone,
+    Seconds,
     Size,
     Word,
 )
 from distmagic.remote.wire.codec import message, request
 from distmagic.remote.wire.events import Ended
+from distmagic.remote.wire.parts import GroupCalls
 
 _Ranks = Annotated[tuple[RankNumber, ...], "items", MOST_RANKS]
 MOST_NAMES = 2000  # of one rank
@@ -25,22 +28,47 @@ MOST_NAMES = 2000  # of one rank
 class RunCell:
     """Have these ranks run a cell, whose parcel is `data` in base64, or the blob of this name where it is longer.
 
-    Cells are numbered from 1. A rank runs none a second time: the request may come again over a new connection.
+    With `anew` they make their process group anew before. Cells are numbered from 1. A rank runs none a second time: the request may come again over a new connection.
     """
 
     cell: Count
     ranks: _Ranks
     data: Exact = ""
     blob: Exact = ""
+    anew: bool = False
+
+
+@request
+@dataclass(frozen=True, kw_only=True)
+class ParkAtStep:
+    """Have these ranks report how many steps they have made in this cell, and wait after the next one."""
+
+    cell: Count
+    ranks: _Ranks
+
+
+@request
+@dataclass(frozen=True, kw_only=True)
+class StopAtStep:
+    """Raise KeyboardInterrupt in these ranks after this step of the cell; `kind` is "step" or "iteration"."""
+
+    cell: Count
+    ranks: _Ranks
+    kind: Word
+    step: Count
 
 
 @request
 @dataclass(frozen=True, kw_only=True)
 class InterruptCell:
-    """Raise KeyboardInterrupt in these ranks, if they are at this cell."""
+    """Raise KeyboardInterrupt in these ranks, if they are at this cell; where that takes long, break their groups.
+
+    `failed` is the rank whose failure is the reason, -1 where the user interrupts.
+    """
 
     cell: Count
     ranks: _Ranks
+    failed: RankOrNone = -1
 
 
 @message
@@ -55,11 +83,28 @@ class CellBegan:
 
 @message
 @dataclass(frozen=True, kw_only=True)
+class StepCount:
+    """How many steps of optimizers and iterations of bars a rank has made in a cell when it was to wait at the next.
+
+    `idle_s` is how long ago its last step was, `step_s` how long that took.
+    """
+
+    cell: Count
+    rank: RankNumber
+    steps: Count
+    iterations: Count
+    idle_s: Seconds
+    step_s: Seconds
+
+
+@message
+@dataclass(frozen=True, kw_only=True)
 class CellEnded:
     """A rank has ended a cell as `ended` says, in which the end of a rank is told; its process stays.
 
     `shown` is the repr of the last expression, and `value` its parcel in base64, "" where that is long. `names` are
-    those that its cells have given values to.
+    those that its cells have given values to. `groups` are its process groups, `holders` the names of what holds one;
+    `is_broken`: its groups were broken.
     """
 
     cell: Count
@@ -68,3 +113,11 @@ class CellEnded:
     shown: Annotated[str, "lines", 4000] = ""
     value: Exact = ""
     names: Annotated[tuple[Word, ...], "items", MOST_NAMES] = ()
+    groups: Annotated[tuple[GroupCalls, ...], "items", 1000] = ()
+    holders: Annotated[tuple[Word, ...], "items", 100] = ()
+    is_broken: bool = False
+
+
+# What the agent hands on to ranks, and what it journals of theirs.
+HandedOn = RunCell | ParkAtStep | StopAtStep | InterruptCell
+OfCells = CellBegan | StepCount | CellEnded

@@ -318,9 +318,12 @@ MESSAGES = (
     (9, p.Paused(rank=1, restart=0, prompt=3, file="Cell In[3]", line=4, asks="(Pdb) ")),
     (10, p.Resumed(rank=1, restart=0, prompt=3)),
     (0, p.RankInput(rank=1, prompt=3, text="p x", is_end=True)),
-    (0, p.RunCell(cell=2, ranks=(0, 3), data="AA==", blob=SHA)),
-    (0, p.InterruptCell(cell=2, ranks=(0, 3))),
+    (0, p.RunCell(cell=2, ranks=(0, 3), data="AA==", blob=SHA, anew=True)),
+    (0, p.ParkAtStep(cell=2, ranks=(0, 3))),
+    (0, p.StopAtStep(cell=2, ranks=(0, 3), kind="step", step=1204)),
+    (0, p.InterruptCell(cell=2, ranks=(0, 3), failed=1)),
     (11, p.CellBegan(cell=2, rank=3, log_bytes=(7, 0))),
+    (12, p.StepCount(cell=2, rank=3, steps=1203, iterations=9, idle_s=0.5, step_s=0.25)),
     (
         12,
         p.CellEnded(
@@ -330,6 +333,9 @@ MESSAGES = (
             shown="7",
             value="AA==",
             names=("model",),
+            groups=(p.GroupCalls(name="0", size=4, calls=7, last="broadcast"),),
+            holders=("model (DistributedDataParallel)",),
+            is_broken=True,
         ),
     ),
 )  # fmt: skip

@@ -1,0 +1,112 @@
+"""The stages of an interrupt of a cell: after the same step on all its ranks, where they are, the end. Pure.
+
+    the user interrupts   --next_stage-->  CellState in its next stage
+    CellState             --due-->         CellState, and what ranks are asked now
+
+An interrupt that comes to all ranks at one moment finds some in one step and some in the next, and most models under
+DistributedDataParallel are lost by that. So all first report their steps, and are given one that none has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from distmagic.remote.wire import protocol
+from distmagic.staying.cell_state import CellState, interrupted, peers_to_interrupt
+
+StepKind = Literal["step", "iteration"]
+
+_PATIENCE_S = 3.0  # that ranks have to come to a step
+_MOST_PATIENCE_S = 60.0
+_AT_A_STEP = (
+    "The ranks stop after the same step. A second interrupt stops them where they are."
+)
+_WHERE_THEY_ARE = "The ranks are interrupted where they are. The next interrupt ends them, and all that they hold is lost."
+
+
+def next_stage(state: CellState) -> CellState:
+    """Return the state when the user interrupts: in its next stage."""
+    if not state.stage:
+        asked = interrupted(state, state.asked, by_user=True)
+        return replace(asked, stage="ask", stage_s=state.run.at_s, counts={})
+    if state.stage == "where they are":
+        return replace(state, stage="end")
+    return replace(state, stage="go there")
+
+
+def due(state: CellState) -> tuple[CellState, tuple[protocol.HandedOn, ...]]:
+    """Return the state when what is due now has been asked, and what that is, of the user's interrupt and of failures."""
+    state, asked = _of_the_user(state)
+    found: tuple[protocol.HandedOn, ...] = () if asked is None else (asked,)
+    if peers := peers_to_interrupt(state):
+        failed = state.run.first_failure
+        state = interrupted(state, peers, by_user=False)
+        found += (
+            protocol.InterruptCell(
+                cell=state.run.cell,
+                ranks=peers,
+                failed=-1 if failed is None else failed,
+            ),
+        )
+    return state, found
+
+
+def _of_the_user(state: CellState) -> tuple[CellState, protocol.HandedOn | None]:
+    run = state.run
+    ranks = state.at_work
+    if run.is_over or not ranks:
+        return state, None
+    if state.stage == "ask":
+        return replace(state, stage="asked"), protocol.ParkAtStep(cell=run.cell, ranks=ranks)  # fmt: skip
+    if state.stage == "asked" and all(rank in state.counts for rank in ranks):
+        counts = {rank: state.counts[rank] for rank in ranks}
+        agreed = step_of_all(counts)
+        if agreed is None:
+            return _where_they_are(state)
+        kind, step = agreed
+        slowest_s = max(one.step_s for one in counts.values())
+        until_s = run.at_s + min(max(_PATIENCE_S, 2 * slowest_s), _MOST_PATIENCE_S)
+        stop = protocol.StopAtStep(cell=run.cell, ranks=ranks, kind=kind, step=step)
+        state = interrupted(state, state.asked, by_user=True, notice=_AT_A_STEP)
+        return replace(state, stage="stopping", stage_s=until_s - _PATIENCE_S, stop=stop), stop  # fmt: skip
+    is_late = run.at_s - state.stage_s > _PATIENCE_S
+    if state.stage == "go there" or (state.stage in ("asked", "stopping") and is_late):
+        return _where_they_are(state)
+    return state, None
+
+
+def _where_they_are(state: CellState) -> tuple[CellState, protocol.HandedOn]:
+    ranks = state.at_work
+    there = interrupted(state, ranks, by_user=True, notice=_WHERE_THEY_ARE)
+    there = replace(there, stage="where they are")
+    return there, protocol.InterruptCell(cell=state.run.cell, ranks=ranks)
+
+
+def step_of_all(
+    counts: Mapping[int, protocol.StepCount],
+) -> tuple[StepKind, int] | None:
+    """Return the step, or else the iteration, that no rank has passed; None where they are at neither.
+
+    A rank that has been asked passes no more than one after its count. Steps count while ranks still make them.
+    """
+    stepping = [one for one in counts.values() if one.steps]
+    iterates = all(one.iterations for one in counts.values())
+    if stepping:
+        idle_s = min(one.idle_s for one in stepping)
+        step_s = max(one.step_s for one in stepping)
+        if not iterates or idle_s <= max(_PATIENCE_S, 2 * step_s):
+            return "step", max(one.steps for one in stepping) + 1
+    if iterates:
+        return "iteration", max(one.iterations for one in counts.values()) + 1
+    return None
+
+
+def stopped_after(state: CellState) -> str:
+    """Return after which step all ranks have stopped, "" where they have not."""
+    if state.stage != "stopping" or state.stop is None or not state.run.is_over:
+        return ""
+    if any(end.ended.outcome != "signalled" for end in state.ends.values()):
+        return ""
+    return f"Stopped after {state.stop.kind} {state.stop.step:,} on all ranks."

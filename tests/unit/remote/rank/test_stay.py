@@ -1,0 +1,179 @@
+"""Cells of ranks that stay, interrupted: three real ranks with gloo, and the requests that their agents would hand on."""
+
+from __future__ import annotations
+
+from tests.builders import gloo_ranks
+
+# Rank 0 sends the requests that a notebook would, to the agents of all; each agent is a thread beside its rank.
+RANKS = """
+import base64, pathlib, socket, types
+from distmagic.payload.pack import dumped
+from distmagic.remote.rank import stay, worker
+from distmagic.remote.values.call import Cell
+from distmagic.remote.values.pickling import Seen
+from distmagic.remote.wire import codec, protocol as p
+from distmagic.staying import out_of_step, stopping
+
+ALL = tuple(range(WORLD))
+main = types.ModuleType("__main__")
+main.__builtins__ = __builtins__
+sys.modules["__main__"] = main
+ours, agents = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+folder = pathlib.Path(sys.argv[1], f"files of {rank}")
+folder.mkdir()
+around = stay.Surroundings(
+    rank=rank, main=main, folder=folder, blobs=folder, form=None, labels={},
+    send=lambda message: ours.send(codec.encode(message)), begin_reports=lambda: None,
+)
+of_rank = types.SimpleNamespace(rank=rank, restart=0)
+
+def ending(act):
+    def work():
+        act()
+        return p.Ended(rank=rank, restart=0, outcome="returned")
+    return worker._ended_after(of_rank, {}, work)
+
+def agent():
+    talk = Words()
+    number = 0
+    while True:
+        request = talk.hear(f"request {number}/{rank}")
+        number += 1
+        if request == "end":
+            agents.shutdown(socket.SHUT_RDWR)
+            return
+        agents.send(request.encode())
+answers = []
+news = threading.Condition()
+def reads():
+    talk = Words()
+    number = 0
+    while packet := agents.recv(1 << 18):
+        talk.say(f"answer {number}/{rank}", packet.decode())
+        number += 1
+
+class Notebook:
+    # The one of all ranks.
+    def __init__(self):
+        self.words = Words()
+        self.asked = [0] * WORLD
+        self.heard = [0] * WORLD
+        self.cell = 0
+    def ask(self, request, ranks=ALL):
+        for one in ranks:
+            text = request if isinstance(request, str) else codec.encode(request).decode()
+            self.words.say(f"request {self.asked[one]}/{one}", text)
+            self.asked[one] += 1
+    def next(self, kind, ranks=ALL):
+        found = {}
+        for one in ranks:
+            while not isinstance(found.get(one), kind):
+                text = self.words.hear(f"answer {self.heard[one]}/{one}")
+                self.heard[one] += 1
+                found[one] = codec.decode(text.encode())[1]
+        return found
+    def begin(self, source, anew=False):
+        self.cell += 1
+        name = f"cell {self.cell}"
+        parcel = dumped(Cell(source=source, filename=name, names={}, texts={name: source}, labels={}), Seen(), None)
+        data = base64.b64encode(parcel.path.read_bytes()).decode()
+        self.ask(p.RunCell(cell=self.cell, ranks=ALL, data=data, anew=anew))
+        self.next(p.CellBegan)
+    def end(self, ranks=ALL):
+        ends = self.next(p.CellEnded, ranks)
+        outcomes = {one: end.ended.failure.type if end.ended.failure else end.ended.outcome for one, end in ends.items()}
+        print(*outcomes.values(), *dict.fromkeys(end.shown for end in ends.values()), "|", out_of_step.notice(ends))
+        return ends
+
+def notebook():
+    try:
+        drive(Notebook())
+    except BaseException:
+        traceback.print_exc(file=sys.stdout)
+        os._exit(1)
+
+def drive(book):
+    book.begin(FIRST)
+    book.end()
+    book.begin("train(10**9)")
+    book.words.hear("training")
+    book.ask(p.ParkAtStep(cell=book.cell, ranks=ALL))
+    kind, step = stopping.step_of_all(book.next(p.StepCount))
+    book.ask(p.StopAtStep(cell=book.cell, ranks=ALL, kind=kind, step=step))
+    book.end()
+    book.begin("train(3); made")
+    made = {end.shown for end in book.end().values()}
+    print("in step:", made == {str(step + 3)})
+    book.begin("dist.recv(torch.ones(1), 0) if rank == 2 else dist.all_reduce(torch.ones(1))")
+    book.ask(p.InterruptCell(cell=book.cell, ranks=ALL))
+    book.end()
+    book.begin(SUM, anew=True)
+    book.end()
+    book.begin("if rank == 2:\\n    raise ValueError\\ntry:\\n    dist.all_reduce(torch.ones(1))\\nexcept BaseException as error:\\n    caught = error\\n    raise")
+    failed = book.next(p.CellEnded, (2,))
+    print(failed[2].ended.failure.type)
+    book.ask(p.InterruptCell(cell=book.cell, ranks=(0, 1), failed=2), (0, 1))
+    book.end((0, 1))
+    book.begin("None if rank == 2 else (type(caught).__name__, str(caught))", anew=True)
+    book.end()
+    book.begin('dist.init_process_group("gloo")\\n' + SUM)
+    book.end()
+    book.begin("if rank == 0: left = dist.broadcast(torch.ones(1), 0, async_op=True)")
+    book.end()
+    book.begin(SUM, anew=True)
+    book.end()
+    book.ask("end")
+
+FIRST = '''
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+made = 0
+def train(steps):
+    global made
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 20)).square().mean().backward()
+        made += 1
+        optimizer.step()
+        if made == 5 and rank == 0:
+            say("training")
+'''
+SUM = "total = torch.ones(1); dist.all_reduce(total)\\ntotal.item()"
+main.say = lambda key: words.say(key)
+for act in (agent, reads, *([notebook] if rank == 0 else [])):
+    threading.Thread(target=act, daemon=True).start()
+stay.CellLoop(around).run(ours, ending)
+words.meet("end")
+os._exit(0)
+"""
+
+
+def test_ranks_are_stopped_at_a_step_or_where_they_are_and_go_on_with_the_next_cell(
+    torch_forks, tmp_path
+):
+    [seen, *_] = gloo_ranks.run(torch_forks, tmp_path, 3, RANKS, has_model=True)
+    anew = "The group is made anew before the next cell for all ranks."
+    held = "model (DistributedDataParallel) holds the old one: make it again."
+    broken = (
+        f"A process group was broken, so that its ranks need not wait. {anew} {held}"
+    )
+    ahead = f"Rank 0 has made one call more than others in a process group (broadcast). {anew} {held}"
+    assert seen[:2] == [
+        "returned returned returned  | ",
+        "signalled signalled signalled  | ",
+    ]
+    assert seen[2].startswith("returned returned returned ")
+    assert seen[3] == "in step: True"
+    assert seen[4:] == [
+        f"signalled signalled signalled  | {broken}",
+        "returned returned returned 3.0 | ",
+        "ValueError",
+        f"signalled signalled  | {broken}",
+        "returned returned returned ('PeerFailed', 'rank 2 has failed')  | ",
+        "returned returned returned 3.0 | ",
+        f"returned returned returned  | {ahead}",
+        "returned returned returned 3.0 | ",
+    ]

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(900)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 QUICKSTART = REPOSITORY / "notebooks" / "00_quickstart.ipynb"
-LOAD, PLAYGROUND, TRAIN, LOOK = range(4)  # the quickstart's cells of code
+LOAD, PLAYGROUND, HOSTS, _, _, DATA, TRAIN, LOOK = range(8)  # its cells of code
 LONG = """\
 %%distributed --hosts localhost:2
 import time
@@ -53,6 +53,9 @@ def test_the_quickstart_in_jupyterlab(notebooks, tmp_path):
         page.run_cell(LOAD)
         page.run_cell(PLAYGROUND)
         page.wait_text(PLAYGROUND, r"^node1, node2 ", 120)
+        page.run_cell(HOSTS)
+        page.run_cell(DATA)
+        page.wait_done(DATA, 120)
         watch_training(page)
         page.run_cell(LOOK)
         assert "test accuracy 0.9" in page.wait_text(LOOK, r"test accuracy", 120)

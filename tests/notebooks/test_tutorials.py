@@ -14,11 +14,13 @@ from nbclient.exceptions import CellTimeoutError
 from nbformat import NotebookNode
 
 from tests import REPOSITORY
+from tests.builders.course import COURSE, as_found, solved
 from tests.lab import pythons
 from tests.notebooks.kernel import environment, text_of
 
 pytestmark = pytest.mark.timeout(1200)
 
+QUICKSTART = REPOSITORY / "notebooks" / "00_quickstart.ipynb"
 RANKS = REPOSITORY / "notebooks" / "01_ranks_and_rendezvous.ipynb"
 RIGHT = """
 where_is_rank_5 = (1, 1)
@@ -89,8 +91,12 @@ ranks_on_sing = 3
 
 
 def executed(path: Path, folder: Path) -> list[NotebookNode]:
-    """Return the cells of code after all of them ran; a cell that fails without being meant to raises."""
-    notebook = nbformat.read(path, 4)
+    """Return the cells of code after all of them ran, with the exercises solved; a cell that fails without being meant to raises.
+
+    For the site the notebook with its outputs is kept in build/notebooks, with the exercises as the reader finds them.
+    """
+    notebook = solved(path.stem)
+    shutil.copy(COURSE / "course.py", folder)
     client = NotebookClient(
         notebook, timeout=400, resources={"metadata": {"path": str(folder)}}
     )
@@ -103,6 +109,9 @@ def executed(path: Path, folder: Path) -> list[NotebookNode]:
             for output in cell.outputs:
                 print(output.get("text") or output.get("data", {}).get("text/plain"))
         raise
+    kept = REPOSITORY / "build" / "notebooks" / path.name
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(as_found(notebook, path), kept)
     return cells
 
 
@@ -117,6 +126,26 @@ def answered(path: Path, answers: str) -> list[str]:
     printed: list[str] = []
     exec(f"{answers}\n{cells[-1].source}", {"print": printed.append})
     return [line.rpartition(": ")[2] for line in printed]
+
+
+def solved_all(cells: list[NotebookNode]) -> bool:
+    """Return whether the last cell finds all answers right."""
+    verdicts = text_of(cells[-1]).strip().splitlines()
+    return len(verdicts) > 1 and all(one.endswith(": right") for one in verdicts)
+
+
+def test_quickstart(tmp_path):
+    cells = executed(QUICKSTART, tmp_path)
+    hello = text_of(cell_with(cells, "for rank, words in"))
+    assert sorted(hello.split("\n")[:-1]) == [f"rank {rank} of 4" for rank in range(4)]
+    assert "4 ranks on node1, node2" in text_of(cell_with(cells, "epochs=10"))
+    assert "test accuracy 0.9" in text_of(cell_with(cells, "What the model reads"))
+    failed = text_of(cell_with(cells, 'lr="3e-3"'))
+    assert re.search(r"node\d +failed +TypeError: '<='", failed)
+    assert "Adam(model.parameters(), lr=lr)" in failed, "the line of one's own"
+    mended = text_of(cell_with(cells, "-o run\ntrain(epochs=2, lr=3e-3)"))
+    assert "4 ranks on node1, node2" in mended
+    assert solved_all(cells)
 
 
 def test_ranks_and_rendezvous(tmp_path):

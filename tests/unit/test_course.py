@@ -1,0 +1,103 @@
+"""The course's notebooks as they are written: what each opens and ends with, and hints for wrong answers."""
+
+from __future__ import annotations
+
+import re
+
+import nbformat
+import pytest
+
+from tests import prose
+from tests.builders.course import COURSE, NOTEBOOKS, exercises, solutions, tagged
+
+# Those that follow the rules below.
+NAMES = {"00_quickstart"}
+REWRITTEN = [path for path in NOTEBOOKS if path.stem in NAMES]
+each_notebook = pytest.mark.parametrize("path", REWRITTEN, ids=lambda path: path.stem)
+WRONG = {
+    "00.1": [2, 8, 7],
+    "00.2": [{0: 1, 1: 2}, {0: 1, 1: 1}, {0: 3, 1: 4}, {0: "3", 1: None}],
+}
+
+
+def texts(notebook) -> list[str]:
+    return [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+
+
+def codes(notebook) -> list[str]:
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@each_notebook
+def test_a_notebook_opens_with_outcome_needs_and_time(path):
+    opening = texts(nbformat.read(path, 4))[0]
+    assert opening.startswith("# ")
+    assert "**After this notebook** you can " in opening
+    assert "**You need** " in opening
+    assert re.search(r"\*\*Time\*\*: \d+ minutes", opening)
+    assert "DISTMAGIC_HOSTS" in opening or "no host" in opening
+
+
+@each_notebook
+def test_a_notebook_ends_with_the_next_one(path):
+    ending = texts(nbformat.read(path, 4))[-1]
+    assert "**Further reading**: " in ending
+    found = re.findall(r"\*\*Next\*\*: \[(\S+)\]\((\S+)\)", ending)
+    after = NOTEBOOKS[NOTEBOOKS.index(path) + 1 :]
+    assert found == [(one.name, one.name) for one in after[:1]]
+
+
+@each_notebook
+def test_links_of_a_notebook_lead_to_files(path):
+    for text in texts(nbformat.read(path, 4)):
+        for target in re.findall(r"\]\((?!http|#)([^)\s]+)\)", text):
+            assert (COURSE / target).exists(), target
+
+
+@each_notebook
+def test_code_fits_on_a_page_and_drawings_are_folded(path):
+    notebook = nbformat.read(path, 4)
+    for source in codes(notebook):
+        assert max(map(len, source.splitlines())) <= 90
+    for cell in notebook.cells:
+        if "FancyBboxPatch" in cell.source:
+            assert cell.metadata.jupyter.source_hidden
+            assert "hide-input" in cell.metadata.tags
+
+
+@each_notebook
+def test_a_notebook_is_written_as_all_pages_are(path):
+    assert list(prose.faults("\n\n".join(texts(nbformat.read(path, 4))))) == []
+
+
+@each_notebook
+def test_something_is_broken_on_purpose(path):
+    assert "## Broken on purpose" in re.sub(
+        r"## \d+\. ", "## ", "\n".join(texts(nbformat.read(path, 4)))
+    )
+
+
+@each_notebook
+def test_every_exercise_has_hints_and_a_solution(path):
+    notebook = nbformat.read(path, 4)
+    (checks,) = tagged(notebook, "check")
+    asked = re.findall(r'check\("(\d\d\.\d)", ', checks.source)
+    number = path.stem[:2]
+    assert asked == [one for one in exercises().EXERCISES if one.startswith(number)]
+    assert [one for one in WRONG if one.startswith(number)] == asked
+    assert len(solutions(path.stem)) == len(asked)
+    on_ranks = [
+        cell for cell in tagged(notebook, "exercise") if cell.source.startswith("%%")
+    ]
+    assert len(on_ranks) == 1
+
+
+@pytest.mark.parametrize("number", WRONG)
+def test_a_wrong_answer_gets_a_hint(number, golden):
+    course = exercises()
+    exercise = course.EXERCISES[number]
+    assert course.verdict(exercise, None) == "not answered yet"
+    hints = [course.verdict(exercise, answer) for answer in WRONG[number]]
+    written = {hint for _, hint in exercise.hints} | {exercise.other}
+    assert written <= {hint.removeprefix("not yet. ") for hint in hints}
+    golden("\n".join(hints))

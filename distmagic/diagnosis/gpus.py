@@ -38,9 +38,15 @@ def _of_torch(subject: Subject) -> Iterator[Finding]:
         evidence = f"it has {models(subject)}, and its torch {facts.torch} is built for CPUs alone."
         yield Finding("error", subject.name, "CUDA of torch", evidence, cure)
     # Within one major version a driver runs what was built for a later minor one.
-    elif highest and int(built.partition(".")[0]) > int(highest.partition(".")[0]):
+    elif _major(built) > _major(highest) > 0:
         evidence = f"torch is built for CUDA {built}, and driver {examined.driver} takes CUDA {highest} at most."
         yield Finding("error", subject.name, "CUDA of torch", evidence, cure)
+
+
+def _major(version: str) -> int:
+    """Return the first number of a version, 0 for a text that is none."""
+    first = version.partition(".")[0]
+    return int(first) if first.isdecimal() else 0
 
 
 def _of_devices(subject: Subject) -> Iterator[Finding]:

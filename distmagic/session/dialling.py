@@ -9,7 +9,7 @@ from dataclasses import replace
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel
 from distmagic.connection.requests import host_requests
-from distmagic.diagnosis.finding import ANY_PORT, Dial, Subject
+from distmagic.diagnosis.finding import ANSWERS, ANY_PORT, Dial, Subject
 from distmagic.errors import DistmagicError
 from distmagic.remote.wire.protocol import HostDoor
 
@@ -83,5 +83,6 @@ class Dialling:
             return ()
         dials = []
         for (name, kind), answer in zip(asked, answers, strict=False):
-            dials.append(Dial(host=name, port=kind, answer=answer))
+            known = answer if answer in ANSWERS else "another"
+            dials.append(Dial(host=name, port=kind, answer=known))
         return tuple(dials)

@@ -190,3 +190,10 @@ def test_words_of_hosts_are_harmless_in_a_page_and_in_a_terminal():
     said = found(host(3, examined=bad))
     assert "<script>" not in (said._repr_html_() or "")
     assert "\x1b" not in repr(said)
+
+
+def test_versions_that_are_none_are_no_fault_of_ours():
+    """A host may say anything."""
+    bad = {"torch_cuda": "9x", "driver_cuda": "?", "driver": "", "packages": {}}
+    said = found(host(3, examined=bad, facts={"torch": "?"}, python=()))
+    assert {one.host for one in said.findings} == {"gpu-3"}

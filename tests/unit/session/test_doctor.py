@@ -71,3 +71,20 @@ def test_packages_of_a_notebook_are_known_by_what_its_cells_have_imported():
 def test_the_port_of_a_rendezvous_that_nobody_could_dial():
     assert doctor.port_in("10.0.0.1 port 29533 (Connection refused)") == 29533
     assert doctor.port_in("nothing is said of it") == 0
+
+
+def test_an_answer_that_is_none_counts_as_something_else_behind_the_door():
+    a, b = well("gpu-a"), well("gpu-b")
+    for host in (a, b):
+        host.answers[p.OpenDoors] = lambda _: [p.DoorsOpen(ports=(0, 40001))]
+        host.answers[p.Knock] = lambda _: [p.Knocked(answers=("rubbish",))]
+    report = doctor.examine(reach(a, b))
+    found = {(one.host, one.check): one.evidence for one in report.findings}
+    assert "something else answers" in found["gpu-b", "dialled from gpu-a"]
+    assert "something else answers" in found["gpu-a", "dialled from gpu-b"]
+    for host in (a, b):
+        *_, last = host.requests_of(p.OpenDoors)
+        assert last == p.OpenDoors(), "all doors are closed in the end"
+    (knock,) = a.requests_of(p.Knock)
+    assert isinstance(knock, p.Knock)
+    assert [door.port for door in knock.doors] == [40001], "no port that is taken"

@@ -37,8 +37,9 @@ from distmagic.request.hosts import Host, parse_hosts
 if TYPE_CHECKING:
     from distmagic.diagnosis.report import Report
     from distmagic.remote.wire.protocol import KeptWorkDir
+    from distmagic.state.model import RunState
 
-_COLLECTIVES_S = 120.0
+_COLLECTIVES_S = 600.0  # of last resort: hosts may start slowly
 _WORTH_A_WORD = 50_000  # bytes: less is shown as 0.0 MB
 
 
@@ -442,6 +443,10 @@ def _with_collectives(
     from distmagic.runner.outcome import Run
     from distmagic.screens.log import QuietScreen
 
+    class NoScreen(QuietScreen):
+        def finish(self, state: RunState) -> None:
+            """Show nothing: the report is what is printed, and may be read by a program."""
+
     began = time.monotonic()
     name = f"doctor-{secrets.token_hex(4)}"
     run: object | None
@@ -450,7 +455,7 @@ def _with_collectives(
             measure,
             hosts=[replace(host, slots=1) for host in hosts],
             access=replace(line.notebook.access(line.request, hosts), cold=True),
-            screen=QuietScreen(),
+            screen=NoScreen(),
             timeout_s=_COLLECTIVES_S,
             name=name,
         )

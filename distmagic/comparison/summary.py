@@ -55,7 +55,7 @@ class RunSummary:
 
 
 def summary(state: RunState) -> RunSummary:
-    """Return what is kept of a run."""
+    """Return the summary of a run that comparisons keep."""
     names: dict[str, None] = {}
     for table in state.series.values():
         names.update(dict.fromkeys(table))

@@ -165,7 +165,7 @@ class Connections:
 
 
 def _key(host: Host, access: Access) -> _Key:
-    """Return what two runs must have in common to share a connection."""
+    """Return the key of a connection: two runs share it if their keys are equal."""
     versions = () if host.is_local else config.file_versions(access.ssh_config)
     return _key_of(host, access, versions)
 

@@ -154,7 +154,7 @@ class _Head:
         return missing
 
     def text(self) -> str:
-        """Return it as the beginning of a program, "" if there is nothing."""
+        """Return these lines as the beginning of a program, "" if there are none."""
         parts = []
         for lines in (sorted(self.imports.values()), self.values.values()):
             if lines:

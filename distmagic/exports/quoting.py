@@ -17,7 +17,7 @@ _MARK = "\0"
 
 
 def variable(name: str) -> str:
-    """Return what stands for the variable `name` in a word."""
+    """Return the mark that stands for the variable `name` in a word."""
     return f"{_MARK}{name}{_MARK}"
 
 

@@ -56,7 +56,7 @@ class Member:
 
     @property
     def is_there(self) -> bool:
-        """Whether it can be asked for something."""
+        """Whether both connections of the node stand, so that it can be sent requests."""
         return self.up is not None and self.down is not None
 
 

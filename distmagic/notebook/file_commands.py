@@ -178,7 +178,7 @@ class _StatusLine:
         self._shown = ""
 
     def show(self, latest: Mapping[str, EnvironmentProgress]) -> None:
-        """Show what the hosts have said last."""
+        """Show the last progress line of each host."""
         parts = []
         for host, progress in latest.items():
             parts.append(f"{host}: {progress.line}, {progress.elapsed_s:.0f} s")

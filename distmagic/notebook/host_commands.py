@@ -57,7 +57,7 @@ def hosts(line: CommandLine) -> None:
 
 
 def _way(notebook: Notebook) -> str:
-    """Return what is set of the way to the hosts, "" for nothing."""
+    """Return the settings of the way to the hosts (Pythons, SSH file) as text, "" for none."""
     config = notebook.config
     parts = [f"--python {config.python}"] if config.python else []
     parts += [f"--python {name}={path}" for name, path in config.pythons.items()]
@@ -187,7 +187,7 @@ def allocations(line: CommandLine) -> None:
 
 
 def down(line: CommandLine) -> None:
-    """End what hosts keep loaded, all connections, and the allocations of this notebook; or take one cluster down."""
+    """End the warm processes of the hosts, all connections and this notebook's allocations; or take one cluster down."""
     words = [part for word in line.words for part in word.split("=", 1)]
     flags_of = {
         f"--{one.takes_down}": one for one in systems.systems() if one.takes_down

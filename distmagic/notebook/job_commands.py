@@ -287,7 +287,7 @@ def clean(line: CommandLine) -> None:
 
 
 def _show_kept(line: CommandLine, ended: Sequence[Job]) -> None:
-    """Show what hosts keep, and what `clean all` would leave of it."""
+    """Print the files that ended jobs keep on the hosts, and which of them `clean all` would leave."""
     print(table(ended, _owner()))
     idle = _idle_work_dirs(line)
     kept = _cached(line, owner=_owner())

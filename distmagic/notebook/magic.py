@@ -283,7 +283,7 @@ class Magics:
         return exporting.write(program, "cell", request, hosts)
 
     def _read(self, cell: str, *, whole: bool, stays: bool = False) -> cells.CellPlan:
-        """Return what the cell asks for. Raises `SpecError`."""
+        """Return the request of the cell's line. Raises `SpecError`."""
         raw = f"#%%{MAGICS[0]}\n{cell}"  # the magic's own line as a comment: line numbers are those of the cell
         text = raw if whole else self.shell.transform_cell(raw)
         filename = self._remember(raw, text)

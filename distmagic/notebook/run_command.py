@@ -42,7 +42,7 @@ def run(line: CommandLine) -> object:
 
 
 def _run_program(line: CommandLine, names: list[str]) -> object:
-    """Do what `run` promises; `names` is given the name of the run as soon as it is known."""
+    """Run the program as `run` describes; `names` gets the name of the run as soon as it is known."""
     words, program = split_program(line.words)
     notebook = line.notebook
     request = flags.parse_words(words, notebook.config.defaults(os.environ))

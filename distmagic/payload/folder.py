@@ -126,7 +126,7 @@ def _add_entry(found: Contents, root: Path, path: str, entry: os.DirEntry[str]) 
 
 
 def file_of(path: Path) -> LocalFile:
-    """Return what travels of one file. Raises OSError."""
+    """Return the entry of a file that travels: path, size, mode. Raises OSError."""
     status = path.stat()
     seen_files.sent(path, status)
     return LocalFile(

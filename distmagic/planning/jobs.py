@@ -144,7 +144,7 @@ def _jobs(told: Sequence[_Told]) -> list[Job]:
 
 
 def _believed(told: Sequence[_Told]) -> _Told:
-    """Return what is believed of all that hosts tell of one node."""
+    """Return the report about one node that counts, of those that hosts gave."""
 
     def rank(one: _Told) -> tuple[bool, bool, bool]:
         is_own = one.asked_as == one.listing.hosts[one.listing.node_rank]

@@ -126,7 +126,7 @@ class PlayedHost:
         return f"[127.0.0.1]:{self.port} {public_key}\n"
 
     def processes(self) -> list[processes.ProcessInfo]:
-        """Return what runs on this host: our descendants with its home."""
+        """Return the processes of this host: our descendants with its home."""
         found = []
         for process in processes.descendants(os.getpid()):
             try:

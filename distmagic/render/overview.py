@@ -87,7 +87,7 @@ class Overview:
 
 
 def overview(state: RunState) -> Overview:
-    """Return what to show of a run."""
+    """Return the parts of a run that the overview shows."""
     workers = [state.workers[rank] for rank in sorted(state.workers)]
     is_seen_last = bool(state.seen_unix_s)
     slow = set() if is_seen_last else slow_ranks(workers)

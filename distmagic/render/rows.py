@@ -165,7 +165,7 @@ def _bounded(rows: list[Row]) -> list[Row]:
 
 
 def state_word(row: Row) -> str:
-    """Return what the column of the state says."""
+    """Return the word in the state column."""
     if row.still:
         return "stalled"
     if row.phase in ("clear", "gone"):

@@ -31,7 +31,7 @@ class HostsRequest:
 
     @property
     def is_there(self) -> bool:
-        """Whether it names hosts that exist, so that nothing is to be made."""
+        """Whether the request names hosts that exist, so that none have to be requested."""
         return False
 
 
@@ -64,7 +64,7 @@ class SlurmRequest(HostsRequest):
 
     @property
     def is_there(self) -> bool:
-        """Whether it is an allocation that exists."""
+        """Whether the request names an existing allocation."""
         return bool(self.job)
 
 
@@ -100,7 +100,7 @@ class SkyRequest(HostsRequest):
 
     @property
     def is_there(self) -> bool:
-        """Whether it is a cluster that exists."""
+        """Whether the request names an existing cluster."""
         return bool(self.name)
 
 

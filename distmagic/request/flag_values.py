@@ -175,7 +175,7 @@ def number_of(flag: str) -> Callable[[str], int]:
 
 
 def time_or_zero(flag: str) -> Callable[[str], float]:
-    """Return the reader of a flag's time, in seconds, where 0 is one, too."""
+    """Return the reader of a flag's time in seconds, which accepts 0, too."""
 
     def read(text: str) -> float:
         return 0.0 if text.strip() == "0" else parse_duration(text, flag)

@@ -305,7 +305,7 @@ def _check_not_of_cluster(gpus: str | None, file: str | None) -> None:
 
 
 def _resources(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return what the line says to sbatch, "" being the value of a switch."""
+    """Return the options that the line passes to sbatch, "" being the value of a switch."""
     options = []
     for name in SBATCH_FLAGS:
         value = _value(args, name)

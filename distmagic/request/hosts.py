@@ -53,7 +53,7 @@ class Host:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is this machine, reached without SSH."""
+        """Whether the host is this machine, reached without SSH."""
         return (
             self.name == "localhost"
             and self.user is None

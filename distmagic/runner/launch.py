@@ -210,7 +210,7 @@ def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
 def first_state(
     job: str, names: Sequence[str], spec: JobSpec, terms: JobTerms
 ) -> RunState:
-    """Return what is known of a run that begins now, on hosts of these names."""
+    """Return the first state of a run that starts now, on hosts of these names."""
     return replace(
         begin(job, names, terms),
         name=spec.name or "",

@@ -148,7 +148,7 @@ class NodeTable:
     # ---- what happened
 
     def receive(self, event: Event) -> list[Action]:
-        """Return what an event makes necessary."""
+        """Return the actions that an event requires."""
         handler = self._HANDLERS.get(type(event.what))
         if handler is None or not 0 <= event.node_rank < len(self.rows):
             return []

@@ -82,7 +82,7 @@ class Companion(Protocol):
         """Learn what has been folded."""
 
     def sends(self, links: Mapping[int, Link]) -> list[Send]:
-        """Return what is to be sent now; `links` are by node."""
+        """Return the messages to send now; `links` are by node."""
 
 
 class RunLoop:
@@ -185,7 +185,7 @@ class RunLoop:
                 return
 
     def result(self, future: Future[T]) -> T:
-        """Return what a future returns, or raise what it raises."""
+        """Return the result of a future, or raise its error."""
         self.wait_for([future])
         return future.result()
 
@@ -297,7 +297,7 @@ class RunLoop:
         self.show()
 
     def _carry_out(self, decided: Decided) -> None:
-        """Do what was decided, in its order."""
+        """Carry out the decisions, in their order."""
         self._memory, decisions = decided
         for decision in decisions:
             if isinstance(decision, Lose):

@@ -15,7 +15,7 @@ Time is the run's own (`RunState.at_s`). The interface, `Screen`, stands in rend
     board.py     the live view: what a page is sent, and how often
     kept_lines.py   the lines of output that a page may ask for
     page_requests.py   what a page asks while the cell runs
-    reloaded_pages.py  a page that is loaded anew meanwhile gets its view back
+    reloaded_pages.py  a page that is reloaded during a run gets its view back
     widget.py    carries the view into a page; the only module that knows anywidget
     page/        the page's side: plain ES modules, view.js first; and the looks of what can be clicked
     terminal.py  output of the ranks as it comes, and a status below it

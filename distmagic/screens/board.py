@@ -147,7 +147,7 @@ class Board:
                 act()
 
     def requests(self) -> tuple[UserRequest, ...]:
-        """Return what the user has asked for since the last call."""
+        """Return the user's requests (buttons) since the last call."""
         found = []
         while self._requests:
             found.append(self._requests.popleft())

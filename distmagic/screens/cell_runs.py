@@ -63,7 +63,7 @@ def begin() -> CellRuns:
 
 
 def _execution() -> object:
-    """Return what no other execution of a cell has, None outside of a notebook."""
+    """Return a key of this execution of a cell that no other one has, None outside of a notebook."""
     number = cell_number()
     ipython = sys.modules.get("IPython")
     parent = getattr(ipython and ipython.get_ipython(), "get_parent", None)

@@ -27,7 +27,7 @@ class ChangedScreen:
         self._inner.finish(self._change(state))
 
     def requests(self) -> tuple[UserRequest, ...]:
-        """Return what the user has asked for on the other screen."""
+        """Return the user's requests on the other screen."""
         return self._inner.requests()
 
     def can_type(self) -> bool:

@@ -1,4 +1,4 @@
-"""A page that is loaded anew while a cell runs gets its live view back at once.
+"""A page that is reloaded while a cell runs gets its live view back at once.
 
 Such a page asks the kernel who it is, which comms it has, and for the state of all widgets; where that takes it longer
 than some seconds, for the state of each of them. The kernel reads these requests while it is busy, but answers after
@@ -26,7 +26,7 @@ _kernels: WeakSet[Any] = WeakSet()  # those whose messages come here first
 
 
 def serve(view: object) -> None:
-    """Answer pages that are loaded anew, until `leave` is called for this view or it is gone."""
+    """Answer pages that are reloaded, until `leave` is called for this view or it is gone."""
     from IPython import get_ipython
 
     _live.add(view)
@@ -41,7 +41,7 @@ def serve(view: object) -> None:
 
 
 def leave(view: object) -> None:
-    """Leave pages that are loaded anew to the kernel again."""
+    """Let the kernel answer reloaded pages again."""
     _live.discard(view)
 
 

@@ -40,7 +40,7 @@ class SteadyScreen:
             _write_if_possible(f"{render.text(state)}\n")
 
     def requests(self) -> tuple[UserRequest, ...]:
-        """Return what the user has asked for on the other screen."""
+        """Return the user's requests on the other screen."""
         return () if self._is_broken else self._inner.requests()
 
     def can_type(self) -> bool:

@@ -23,7 +23,7 @@ class Allocations:
         self._all: list[Held] = []
 
     def pool(self, system: str) -> Any:
-        """Return what this kernel has of a system, a `Pool`."""
+        """Return this kernel's `Pool`: its allocations or clusters of a system."""
         if system not in self._pools:
             self._pools[system] = hosts_of(system).pool(self._connect)
         return self._pools[system]

@@ -73,7 +73,7 @@ class BackgroundScreen:
         self._keep(state)
 
     def requests(self) -> tuple[UserRequest, ...]:
-        """Return what was asked for, here and on the screens."""
+        """Return the requests to this run, by its methods and on the screens."""
         found: list[UserRequest] = []
         while self._asked:
             found.append(self._asked.popleft())
@@ -243,7 +243,7 @@ class BackgroundRun(Returned):
     def logs(
         self, rank: int, stream: str | None = None, *, by_time: bool = False
     ) -> str:
-        """Return what a rank has written so far, as `Run.logs`."""
+        """Return a rank's output so far, as `Run.logs` does."""
         return self._so_far().logs(rank, stream, by_time=by_time)
 
     def files(self, rank: int = 0, pattern: str = "**") -> tuple[FoundFile, ...]:
@@ -271,7 +271,7 @@ class BackgroundRun(Returned):
         return render.html(self.state)
 
     def _ipython_display_(self) -> None:
-        """Show how it stands, but not in the very cell that has its live view."""
+        """Show the run's state, except in the cell that has its live view."""
         from IPython.display import display
 
         if self._shown_in is None or self._shown_in != cell_number():

@@ -18,7 +18,7 @@ from distmagic.systems.protocol import hosts_of
 
 
 def preview(request: Request) -> str:
-    """Return what a scheduler would be asked for the hosts of a run; nothing is."""
+    """Return the request that a scheduler would get for the hosts of a run; none is sent."""
     assert request.allocation is not None
     return hosts_of(request.allocation.system).preview(
         request.allocation, request.access, owner(), is_elastic=request.spec.is_elastic

@@ -211,7 +211,7 @@ class Part:
     def _told(
         self, run: Outcome, error: BaseException | None, node_rank: int
     ) -> dict[str, Any]:
-        """Return what a node is told of the end."""
+        """Return the message about the run's end that a node gets."""
         told: dict[str, Any] = {"kernel": self._kernel}
         if error is not None:
             told["error"] = as_words(error)

@@ -101,7 +101,7 @@ class RunStateBuilder:
             setattr(self, name, value)
 
     def freeze(self) -> RunState:
-        """Return the state that it has become."""
+        """Return the resulting `RunState`."""
         del self.lines[:-KEPT_LINES]
         self._forget_ended_pauses()
         fields: dict[str, Any] = {}
@@ -312,5 +312,5 @@ def _bounded_threads(
 
 
 def _last_drawn(text: str) -> str:
-    """Return what a terminal would show of a line with carriage returns in it."""
+    """Return a line with carriage returns as a terminal would show it."""
     return text.rstrip("\r").rpartition("\r")[2][:KEPT_LINE_CHARS]

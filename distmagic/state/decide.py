@@ -322,9 +322,9 @@ def _is_port_closed(state: RunState) -> bool:
 def overdue(state: RunState) -> tuple[int, ...]:
     """Return the nodes that have been out of reach for too long while others are not: their hosts are down.
 
-    While this notebook reached none of them, its own cable was broken: that time does not count.
+    While this notebook reached no node at all, its own network was down: that time does not count.
 
-    A node that its own gang hears is not among them, wherever this notebook's cable is broken. Nor is one of a detached
+    A node that its own gang hears is not among them, even if this notebook can't reach it. Nor is one of a detached
     job, which needs no notebook, also where its nodes can't hear each other: following it must never end it.
     """
     there = _there(state)

@@ -343,7 +343,7 @@ def _with_last_lines(state: RunState, rank: int, hint: str) -> str:
 
 
 def _indented(lines: Sequence[str]) -> str:
-    """Return the last of these lines, as they stand in a hint."""
+    """Return the last of these lines, indented for a hint."""
     return "\n".join(f"    {line}" for line in lines[-_LAST_LINES:])
 
 

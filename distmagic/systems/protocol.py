@@ -31,7 +31,7 @@ class Held(Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be used, as far as is known."""
+        """Whether the allocation can be used, as far as is known."""
 
     @property
     def awaited(self) -> int:
@@ -41,7 +41,7 @@ class Held(Protocol):
         """Whether it is what a cell asks for; the request may be one of another system."""
 
     def check(self, asker: Asker) -> bool:
-        """Return whether it can be used by a run that is to come."""
+        """Return whether the next run can use the allocation."""
 
     def wait(
         self, asker: NotebookAsker, tell: Callable[[str], object]
@@ -101,11 +101,11 @@ class GivesHosts(Protocol):
     def preview(
         self, request: Asked, access: Access, owner: str, *, is_elastic: bool
     ) -> str:
-        """Return what the system would be told; nothing is."""
+        """Return the request that the system would get; none is sent."""
 
 
 def hosts_of(name: str) -> GivesHosts:
-    """Return what gives the hosts of the system of that name."""
+    """Return the provider of hosts of the system of that name."""
     system = named(name)
     assert system is not None  # it has made the request
     module: GivesHosts = system.part("hosts")

@@ -35,13 +35,13 @@ class Process(Protocol):
         """
 
     def stderr(self) -> str:
-        """Return what it has written to stderr so far, at most the last 8 KiB."""
+        """Return the process's stderr so far, at most the last 8 KiB."""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Return its exit code, negative for a signal; None if still running after `timeout_s` or unknown."""
 
     def close_stdin(self) -> None:
-        """Give it end of file on stdin."""
+        """Close the process's stdin."""
 
     def close(self) -> None:
         """Let go of the pipes. Does not promise that the process ends. Safe to call twice."""

@@ -104,7 +104,7 @@ class DialledProcess:
         return self._code
 
     def close_stdin(self) -> None:
-        """Give it end of file on stdin, after what is being written."""
+        """Close the process's stdin, after the bytes that are being written."""
         with contextlib.suppress(OSError, ValueError):
             self._stdin.send(END)
 

@@ -31,7 +31,7 @@ class Tail:
             self._data = (self._data + data)[-self._size :]
 
     def text(self) -> str:
-        """Return what is kept."""
+        """Return the kept text."""
         with self._lock:
             return self._data.decode(errors="replace")
 
@@ -117,7 +117,7 @@ class PipedProcess:
         return self._child.returncode if self._ended.wait(timeout_s) else None
 
     def close_stdin(self) -> None:
-        """Give it end of file on stdin, after what is being written."""
+        """Close the process's stdin, after the bytes that are being written."""
         with self._writing:
             self._close_file(self._stdin)
 

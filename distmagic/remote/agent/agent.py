@@ -447,7 +447,7 @@ class Agent:
     # ---- requests of readers
 
     def _handle(self, reader: Reader, request: protocol.Message, now: float) -> None:
-        """Do what a notebook asks for. Whatever it is renews the lease."""
+        """Carry out a notebook's message. Each message renews the lease."""
         self.lease.renew(now)
         if isinstance(request, protocol.StopNode):
             reason = known_stop_reason(request.reason)

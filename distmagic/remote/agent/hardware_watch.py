@@ -19,7 +19,7 @@ class HardwareWatch:
         threads.begin("hardware", self._look)
 
     def news(self) -> protocol.Hardware | None:
-        """Return what was seen since the last call, None for nothing."""
+        """Return the latest reading of the hardware, None if it was returned before."""
         latest, self._latest = self._latest, None
         return latest
 

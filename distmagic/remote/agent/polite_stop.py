@@ -20,7 +20,7 @@ _REACT_S = 3.0  # ranks of which none runs Python for so long end by themselves 
 
 
 def is_possible(reason: StopReason, ranks: Sequence[RankProcess]) -> bool:
-    """Whether ranks are to end by themselves, and there are any."""
+    """Whether this reason lets ranks end by themselves, and any of them runs."""
     return reason in POLITE_REASONS and any(rank.is_running for rank in ranks)
 
 

@@ -132,7 +132,7 @@ class _Text:
         return self.log.append(data)
 
     def event(self, now: float, *, last: bool) -> protocol.Output | None:
-        """Return what `RankStream.event` does."""
+        """Return the same as `RankStream.event`."""
         end = self.log.end
         if not last and not self._unlogged:
             end -= _torn_bytes(self._tail)

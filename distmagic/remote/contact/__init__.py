@@ -47,7 +47,7 @@ class Conversation(Protocol):
         """Yield the next `size` bytes that come from the notebook."""
 
     def take_rest(self) -> bytes:
-        """Return what the notebook has sent after the last request."""
+        """Return the bytes that the notebook has sent after the last request."""
 
     def wait(
         self, sock: socket.socket | IO[bytes], events: int, timeout_s: float

@@ -247,7 +247,7 @@ class _Arrival:
 
     @property
     def is_good(self) -> bool:
-        """Whether it is what it should be."""
+        """Whether the received bytes have the SHA-256 that was announced."""
         return self._digest.hexdigest() == self.blob.sha256
 
 

@@ -126,7 +126,7 @@ class Contact:
             view = view[os.write(self._out, view) :]
 
     def take_rest(self) -> bytes:
-        """Return what the notebook has sent after the last request."""
+        """Return the bytes that the notebook has sent after the last request."""
         return self._lines.take(_CHUNK)
 
     def _line(self) -> bytes | None:

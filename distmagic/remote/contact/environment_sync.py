@@ -293,7 +293,7 @@ def _without_local_version(
 
 
 def _why(what: str, said: Sequence[str]) -> str:
-    """Return what failed, and the last lines of the program."""
+    """Return which step failed, and the last lines that its program printed."""
     return "\n".join([f"{what}:", *(said[-_TOLD_LINES:] or ["it wrote nothing"])])
 
 

@@ -137,5 +137,5 @@ class Handshakes:
 
 
 def family_of(address: str) -> socket.AddressFamily:
-    """Return what kind of address this is."""
+    """Return the address family: IPv4 or IPv6."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET

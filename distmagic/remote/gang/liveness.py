@@ -135,7 +135,7 @@ class Gang:
         return 1 + len(alive)
 
     def is_alive(self, node_rank: int) -> bool | None:
-        """Whether a node is neither lost nor clear; None where no datagram of it has ever arrived."""
+        """Whether a node still runs: it is not lost, and has not reported that no process is left. None before its first datagram."""
         peer = self.peers.get(node_rank)
         if peer is None or not peer.last_counter:
             return None

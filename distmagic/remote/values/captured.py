@@ -22,7 +22,7 @@ _NAMED_AT_MOST = 5
 
 
 def marks(names: Mapping[str, object]) -> dict[str, object]:
-    """Return what the values of these names are like now. It never raises."""
+    """Return a mark of each name's value, by which a later change is noticed. Never raises."""
     room = iter(range(_MOST))
     found = {}
     for name, value in names.items():
@@ -137,6 +137,6 @@ def _numbers(value: Any) -> object:
 
 
 def _is_of_torch(value: object) -> bool:
-    """Whether it is a tensor or a module."""
+    """Whether the value is a tensor or a module of torch."""
     torch = sys.modules.get("torch")
     return torch is not None and issubclass(type(value), torch.Tensor | torch.nn.Module)

@@ -415,7 +415,7 @@ class Loader(pickle.Unpickler):
         }
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """Return what a name in the pickle means."""
+        """Return the object that a name in the pickle stands for."""
         if module == __name__ and name in self._own:
             return self._own[name]
         return super().find_class(module, name)

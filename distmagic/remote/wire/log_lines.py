@@ -44,7 +44,7 @@ def written(kind: str, number: int, text: str) -> list[str]:
 
 
 def read(line: str) -> TextPart | None:
-    """Return what a line of a log carries, None for any other line."""
+    """Return the message that a log line carries, None if it is an ordinary line."""
     found = _LINE.fullmatch(line)
     if found is None:
         return None

@@ -74,7 +74,7 @@ def names(nodes: int) -> tuple[str, ...]:
 
 
 def readme(job: ExportedJob) -> tuple[str, ...]:
-    """Return what a user has to know, a paragraph each."""
+    """Return the paragraphs of the folder's README."""
     first = ""
     if job.secrets:
         given = " ".join(f"{name}=secrets/{name}" for name, _ in job.secrets)

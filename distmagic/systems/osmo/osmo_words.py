@@ -181,7 +181,7 @@ def log_line(line: str) -> tuple[str, str]:
 class LogReader:
     """Reads lines, calls `put` with a task's number, an event and its size. Lines that came before are passed over.
 
-    `finished` are the tasks that have said their last word, `results` what ranks returned, by task and rank: only the
+    `finished` are the tasks whose last log line has come, `results` what ranks returned, by task and rank: only the
     first task writes what rank 0 returned, and no other one is kept.
     """
 

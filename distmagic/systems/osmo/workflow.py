@@ -222,7 +222,7 @@ class WorkflowRun:
         return (Warned(text=text), *done, Gone())
 
     def _results(self) -> dict[int, bytes]:
-        """Return what ranks returned; a task speaks for its own ranks only."""
+        """Return the results of ranks; each task counts for its own ranks only."""
         workers = self._loop.state.workers
         found = {}
         for (node, rank), data in self._reader.results.items():

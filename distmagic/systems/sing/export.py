@@ -37,7 +37,7 @@ def files(job: ExportedJob) -> tuple[File, ...]:
 
 
 def readme(job: ExportedJob) -> tuple[str, ...]:
-    """Return what a user has to know, a paragraph each."""
+    """Return the paragraphs of the folder's README."""
     where = ", and give it the variables of `secrets.env`" if job.secrets else ""
     count = f"{job.nodes} node{'s' if job.nodes > 1 else ''}"
     variables = (

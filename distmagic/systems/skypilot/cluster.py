@@ -80,7 +80,7 @@ class Cluster:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be used, as far as is known."""
+        """Whether the cluster can be used, as far as is known."""
         return self.error is None
 
     @property
@@ -89,7 +89,7 @@ class Cluster:
         return self.request.nodes or 1
 
     def fits(self, request: HostsRequest) -> bool:
-        """Whether it is what a cell asks for."""
+        """Whether the cluster fits a cell's request."""
         if not isinstance(request, SkyRequest):
             return False
         return request == self.request or request.name == self.cluster
@@ -173,7 +173,7 @@ class Cluster:
         return error
 
     def _state(self, asker: NotebookAsker, tell: Tell) -> ClusterState:
-        """Return how it stands, which is up. Raises `SpecError` and `Unreachable`."""
+        """Return the state of a cluster that is up. Raises `SpecError` if it is not, and `Unreachable`."""
         if self._asked is None:
             text = _read(self._file)
             launch = hashlib.sha256(text.encode()).hexdigest()
@@ -270,7 +270,7 @@ class Cluster:
             print(error, file=sys.stderr)  # noqa: T201
 
     def leave(self) -> None:
-        """Let it go on until SkyPilot stops it; what runs for it here is ended."""
+        """Leave the cluster to SkyPilot, which stops it when idle; end our processes for it on this machine."""
         # Before any command ends: whoever waits for it raises this.
         if self.error is None:
             self.error = SpecError(f"The cluster {self.cluster} was given up.")

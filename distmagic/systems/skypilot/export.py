@@ -38,7 +38,7 @@ def files(job: ExportedJob) -> tuple[File, ...]:
 
 
 def readme(job: ExportedJob) -> tuple[str, ...]:
-    """Return what a user has to know, a paragraph each."""
+    """Return the paragraphs of the folder's README."""
     return (
         f"Launch it here: `sky launch -c {job.title} task.yaml`; see it with `sky logs {job.title}`, end it with `sky down {job.title}`.",
         "`task.yaml` has the static rendezvous, `task-c10d.yaml` c10d, with which ranks may be restarted on several nodes.",
@@ -62,7 +62,7 @@ def _task(job: ExportedJob, backend: str) -> str:
 
 
 def _install(job: ExportedJob) -> str:
-    """Return what brings torch to a machine that has none."""
+    """Return the command that installs torch on a machine without it."""
     python = quoting.bash(parts.python_of(job))
     return f"{python} -c 'import torch' 2>/dev/null || {python} -m pip install torch"
 

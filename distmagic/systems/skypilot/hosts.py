@@ -62,7 +62,7 @@ def _task(path: str) -> str:
 
 
 def preview(request: SkyRequest, _: Access, owner: str, *, is_elastic: bool) -> str:  # noqa: ARG001
-    """Return what SkyPilot would be told; nothing is."""
+    """Return the command that SkyPilot would get; none is run."""
     if request.name:
         return f"The cluster {request.name} of SkyPilot would be used as it is."
     name = sky_words.name_for(owner, request)

@@ -156,7 +156,7 @@ class SkyCommand:
 
 
 def read_states(command: SkyCommand, asker: NotebookAsker) -> tuple[ClusterState, ...]:
-    """Return what a `status` that was begun has to say. Raises `Unreachable`."""
+    """Return the output of a `status` that was started. Raises `Unreachable`."""
     answer = command.wait(asker, STATUS_S)
     try:
         if answer.code == 0:

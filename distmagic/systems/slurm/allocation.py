@@ -91,7 +91,7 @@ class Allocation:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be used, as far as is known."""
+        """Whether the allocation can be used, as far as is known."""
         return self.error is None and not self._is_over.is_set()
 
     @property
@@ -100,7 +100,7 @@ class Allocation:
         return self.request.nodes
 
     def fits(self, request: HostsRequest) -> bool:
-        """Whether it is what a cell asks for."""
+        """Whether the allocation fits a cell's request."""
         if not isinstance(request, SlurmRequest):
             return False
         return request == self.request or bool(request.job and request.job == self.job)
@@ -268,7 +268,7 @@ class Allocation:
             error.hint = f"{MORE_MEMORY}\n{error.hint}"
 
     def _explained(self, error: DistmagicError) -> DistmagicError:
-        """Return how it ended, where srun only tells that it has."""
+        """Return how the allocation ended, if srun reports only that it has."""
         if isinstance(error, AllocationEnded):
             with suppress(DistmagicError):
                 self._look_at_end(NotebookAsker(can_ask=False))

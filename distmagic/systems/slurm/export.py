@@ -33,7 +33,7 @@ def files(job: ExportedJob) -> tuple[File, ...]:
 
 
 def readme(job: ExportedJob) -> tuple[str, ...]:
-    """Return what a user has to know, a paragraph each."""
+    """Return the paragraphs of the folder's README."""
     return (
         f"Submit it here, in a folder that all nodes see: `sbatch job.sbatch`; it prints to `{job.title}-JOB.out`.",
         "`job.sbatch` starts `node.sh` on each node, where torchrun starts the ranks; `ranks.sbatch` starts `rank.sh` for each rank.",

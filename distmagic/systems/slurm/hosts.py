@@ -44,7 +44,7 @@ def asked(place: str, wanted: Wanted) -> SlurmRequest:
 
 
 def preview(request: SlurmRequest, access: Access, _: str, *, is_elastic: bool) -> str:
-    """Return what would be passed to sbatch; nothing is."""
+    """Return the options and script that sbatch would get; none are submitted."""
     if request.job:
         return f"Slurm job {request.job} would be used as it is."
     python = keeper_python(access)
@@ -89,7 +89,7 @@ class SlurmPool:
         return made
 
     def _queue(self, login: str, access: Access) -> SlurmQueue:
-        """Return what asks Slurm through a log-in node, "" being this machine."""
+        """Return the queue that asks Slurm through a log-in node, "" being this machine."""
         key = (login, access.ssh_config, access.ssh_command)
         if key not in self._queues:
             host = parse_host(login) if login else LOCALHOST

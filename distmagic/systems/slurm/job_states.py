@@ -42,7 +42,7 @@ class JobState:
 
     @property
     def is_pending(self) -> bool:
-        """Whether it has not begun."""
+        """Whether the Slurm job has not started."""
         return self.state in _PENDING
 
     @property

@@ -134,7 +134,7 @@ class SrunProcess:
         return code
 
     def close_stdin(self) -> None:
-        """Give it end of file on stdin."""
+        """Close the process's stdin."""
         self._is_at_end = True
         self._step.close_stdin()
 

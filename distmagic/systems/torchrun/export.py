@@ -25,7 +25,7 @@ def files(job: ExportedJob) -> tuple[File, ...]:
 
 
 def readme(job: ExportedJob) -> tuple[str, ...]:
-    """Return what a user has to know, a paragraph each."""
+    """Return the paragraphs of the folder's README."""
     first = "`bash node-0.sh` on the first host"
     others = (
         f", up to `bash node-{job.nodes - 1}.sh` on the last" if job.nodes > 1 else ""

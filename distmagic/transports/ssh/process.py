@@ -18,7 +18,7 @@ _PIECE_BYTES = (
 
 class _Connection(Protocol):
     def is_active(self) -> bool:
-        """Whether it stands."""
+        """Whether the connection stands."""
 
 
 class ParamikoChannel(Protocol):
@@ -108,7 +108,7 @@ class SshProcess:
         return None if status == -1 else status
 
     def close_stdin(self) -> None:
-        """Give it end of file on stdin, after what is being written."""
+        """Close the process's stdin, after the bytes that are being written."""
         with self._writing, contextlib.suppress(*self._broken):
             self._channel.shutdown_write()
 

@@ -53,7 +53,7 @@ def count_of_lines(state: RunState) -> int:
 
 
 def torchrun_matters(state: RunState) -> bool:
-    """Whether torchrun's lines are the only explanation. It also warns in runs that go well, and of every stop of ours.
+    """Whether torchrun's lines are the only explanation. torchrun also warns in runs that succeed, and whenever distmagic stops the ranks.
 
     All of its words stay in run.logs(-1).
     """

@@ -328,7 +328,7 @@ class BackgroundRuns:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End all of them, as an interrupt ends the run of a cell. It takes at most a few seconds."""
+        """End all runs in the background, as an interrupt ends the run of a cell. It takes at most a few seconds."""
         if os.getpid() != self._owner:
             return  # a forked child that runs its parent's atexit functions
         running = self.running

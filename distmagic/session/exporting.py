@@ -26,7 +26,7 @@ _SECRET = "DISTMAGIC_SECRET"  # noqa: S105 - the variable's name
 
 
 def of_script(text: str, request: Request) -> ExportedProgram:
-    """Return the program of a cell whose text is one, with the local modules that it imports."""
+    """Return the program made of the whole text of a cell, with the local modules that it imports."""
     names = local_modules.imports_of_text(text)
     contents, inside = _of_cell(local_modules.found(names), request)
     script = _SCRIPT

@@ -254,7 +254,7 @@ class RankTable:
             rank.end_input()
 
     def _notice_full(self) -> None:
-        """Journal one notice when the disk takes nothing, and one when it does again."""
+        """Journal one notice when the disk is full, and one when it has room again."""
         errors = [self.journal.error]
         errors += [stream.error for stream in self.streams]
         errors += [rank.error for rank in self.ranks]

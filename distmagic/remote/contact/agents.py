@@ -207,7 +207,7 @@ def _exec(
 
 
 def _note(pid: int, request: protocol.StartNode) -> None:
-    """Write down which process the agent is, before it can: one that never comes to that has to be found as well."""
+    """Record the agent's process before the agent itself can: an agent that dies early must be found, too."""
     with contextlib.suppress(OSError):
         run_dir = places.run_dir(request.job, request.node_rank)
         processes.note(pid, run_dir / places.PID)

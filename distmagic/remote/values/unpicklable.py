@@ -38,7 +38,7 @@ WhyNot = Callable[[object], "Exception | None"]  # None: this part can be pickle
 
 
 class NotToTravel(pickle.PicklingError):
-    """An object must not travel although it could be pickled; `what` it is in words."""
+    """An object that could be pickled, but must not travel; `what` describes it in words."""
 
     def __init__(self, value: object, what: str) -> None:
         super().__init__(f"{what} must not travel")

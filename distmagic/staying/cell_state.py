@@ -93,7 +93,8 @@ def take(state: CellState, events: Iterable[Event]) -> CellState:
             if what.cell != state.run.cell or not is_own or what.ended.rank != rank:
                 continue
             ends[rank] = what
-            what = what.ended
+            # A group that no call was made in is no news: the next cell may make one.
+            what = replace(what.ended, group_use="")
         at_s = max(0.0, event.at_s - state.began_s)
         own.append(replace(event, at_s=at_s, what=what))
     run = fold(state.run, own)

@@ -131,6 +131,14 @@ def test_a_long_cell_is_brought_before_it_runs(notebook: LiveNotebook) -> None:
     assert text.endswith("ranks 0-3: 400000\n")
 
 
+def test_a_value_of_an_earlier_cell_stays_as_it_was(notebook: LiveNotebook) -> None:
+    notebook.run("import torch\nones, twos = torch.ones(3000), torch.full((30,), 2.0)")
+    notebook.run("%%ranks\nheld = ones")
+    notebook.run("%%ranks\nother = twos")
+    text = notebook.run("%%ranks\nheld.sum().item(), other.sum().item()")
+    assert text.endswith("ranks 0-3: (3000.0, 60.0)\n")
+
+
 def test_an_interrupt_ends_the_cell_alone(
     notebook: LiveNotebook, session_lab: Lab
 ) -> None:

@@ -254,7 +254,9 @@ class CellLoop:
         if request.blob:
             path = self._around.blobs / request.blob
         else:
+            # A new file each time: values of earlier cells may lie in the memory that their own file is mapped to.
             path = self._around.folder / f"rank{self._rank}.cell"
+            path.unlink(missing_ok=True)
             path.write_bytes(base64.b64decode(request.data))
         names = vars(self._main)
         own = {name: names[name] for name in self._own if name in names}

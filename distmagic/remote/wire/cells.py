@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from distmagic.remote.wire.bounds import (
@@ -33,7 +33,7 @@ class RunCell:
 
     cell: Count
     ranks: _Ranks
-    data: Exact = ""
+    data: Exact = field(default="", repr=False)
     blob: Exact = ""
     anew: bool = False
 

@@ -31,7 +31,7 @@ from distmagic.state.hangs import (
 )
 from distmagic.state.model import RunState, WorkerState
 from distmagic.state.phases import ALIVE, RunPhase, is_explained
-from distmagic.state.standstill import all_still_s, still_ranks
+from distmagic.state.standstill import all_still_s, is_worth_saying, still_ranks
 from distmagic.state.verdict import verdict
 
 _MAX_ALERTS = 8
@@ -105,7 +105,7 @@ def overview(state: RunState) -> Overview:
         concern=_still_words(state, still, all_still)
         or _slow_words(state, slow)
         or _late_words(state),
-        alerts=tuple(_alerts(state, is_still=all_still is not None)),
+        alerts=tuple(_alerts(state)),
         call=one_line(state.terms.call),
         since=since,
         groups=tuple(groups(state, workers, slow, still, _awaited(state))),
@@ -188,7 +188,11 @@ def _awaited(state: RunState) -> frozenset[int]:
     if not state.stack_dumps or state.phase == "done":
         return frozenset()
     last = explain_last(state)
-    return frozenset() if last is None else last.awaited
+    if last is None:
+        return frozenset()
+    was_wanted = state.stack_dumps[-1].request_id == state.wanted_stacks
+    is_known = state.is_over or was_wanted or is_worth_saying(state, last)
+    return last.awaited if is_known else frozenset()
 
 
 def _still_words(
@@ -273,15 +277,14 @@ def _hardware(state: RunState) -> Iterable[HostHardware]:
 # ---- what to know
 
 
-def _alerts(state: RunState, *, is_still: bool) -> Iterable[Alert]:
+def _alerts(state: RunState) -> Iterable[Alert]:
     urgent = [
         *_failure(state),
         *_waits_for_lines(state),
         *_hosts_waited_for(state),
         *_hosts_in_trouble(state),
     ]
-    if is_still:
-        urgent += _where_ranks_are(state)
+    urgent += _where_ranks_are(state)
     told = {alert.detail for alert in urgent if alert.detail}
     urgent += [one for one in _where_ranks_were(state) if one.detail not in told]
     notices = [Alert(level="warning", text=text) for text in notes(state)]
@@ -349,8 +352,8 @@ def prompts(state: RunState) -> list[dict[str, object]]:
 
 def _where_ranks_are(state: RunState) -> Iterable[Alert]:
     """Yield where the ranks of a run are that stands still, once they have been asked."""
-    explanation = explain_last(state)
-    if explanation is not None:
+    explanation = None if state.is_over or state.seen_unix_s else explain_last(state)
+    if explanation is not None and is_worth_saying(state, explanation):
         words = f"{explanation.sentence}. {explanation.advice}".rstrip()
         yield Alert(
             level="warning", text=one_line(words), detail=stacks_text(explanation)
@@ -361,7 +364,7 @@ def _where_ranks_were(state: RunState) -> Iterable[Alert]:
     """Yield where the ranks were when the user asked; in the end where they were when they were asked last."""
     dump = dump_of(state, state.wanted_stacks)
     if state.is_over and state.phase != "done":
-        dump = next(reversed(state.stack_dumps), None)
+        dump = state.stack_dumps[-1] if explain_last(state) is not None else dump
     elif state.is_over or not state.wanted_stacks:
         return
     if dump is None:

@@ -309,7 +309,7 @@ class RunLoop:
             elif isinstance(decision, StopLate):
                 self._send_stop(decision.node_ranks, 0.0, "too late")
             elif isinstance(decision, AskForStacks):
-                self._ask_for_stacks(decision.request_id)
+                self._ask_for_stacks(decision.request_id, quietly=decision.quietly)
             elif isinstance(decision, Leave):
                 self.note(Warned(text=decision.why))
             else:
@@ -338,9 +338,9 @@ class RunLoop:
                 )
                 self._perform([Send(links=(link,), message=message)])
 
-    def _ask_for_stacks(self, request_id: str) -> None:
+    def _ask_for_stacks(self, request_id: str, *, quietly: bool = False) -> None:
         assert self._table is not None
-        message = protocol.DumpStacks(request_id=request_id)
+        message = protocol.DumpStacks(request_id=request_id, quietly=quietly)
         self._perform([Send(links=self._table.links, message=message)])
 
     def _send_stop(

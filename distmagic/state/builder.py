@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from distmagic import sanitize
 from distmagic.remote.wire import protocol
-from distmagic.remote.wire.protocol import Frame, JobTerms, Thread
+from distmagic.remote.wire.protocol import Frame, GroupRecord, JobTerms, Thread
 from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.state.events import Event
 from distmagic.state.model import (
@@ -37,6 +37,8 @@ _FEWEST_FRAMES = 10
 _MOST_FRAMES = 220  # more than an agent of ours sends
 _STACK_CHARS_OF_ALL = 4_000_000  # of the texts in them; of each rank at least:
 _FEWEST_STACK_CHARS = 1000
+_CALLS_OF_ALL = 10_000  # collective calls, likewise; of each rank at least:
+_FEWEST_CALLS = 20
 STREAMS = ("stdout", "stderr")
 # Lines of torch that are in the logs alone: of a host without a reverse name, and of torchrun's usual number of threads.
 _NOISE = re.compile(
@@ -155,7 +157,9 @@ class RunStateBuilder:
         worker = self.workers.get(what.rank)
         if worker is not None and worker.node_rank == node_rank:
             what = replace(
-                what, threads=_bounded_threads(what.threads, self.world_size)
+                what,
+                threads=_bounded_threads(what.threads, self.world_size),
+                calls=_bounded_calls(what.calls, self.world_size),
             )
             index = self._index_of_dump(what.request_id)
             dump = self.stack_dumps[index]
@@ -309,6 +313,15 @@ def _bounded_threads(
         if frames:
             kept.append(Thread(frames=tuple(reversed(frames))))
     return tuple(kept)
+
+
+def _bounded_calls(
+    groups: tuple[GroupRecord, ...], world_size: int
+) -> tuple[GroupRecord, ...]:
+    """Return the last calls of each group: with very many ranks, fewer."""
+    room = max(_FEWEST_CALLS, _CALLS_OF_ALL // max(1, world_size))
+    kept = room // max(1, len(groups)) + 1
+    return tuple(replace(group, calls=group.calls[-kept:]) for group in groups)
 
 
 def _last_drawn(text: str) -> str:

@@ -23,8 +23,8 @@ from distmagic.state.standstill import (
     Inquiry,
     begun_inquiry,
     hang_inquiry,
-    is_worth_a_look,
     is_worth_asking,
+    look,
     reason_after_inquiry,
     timeout_inquiry,
 )
@@ -86,9 +86,10 @@ class StopLate:
 
 @dataclass(frozen=True, kw_only=True)
 class AskForStacks:
-    """Ask all ranks where they are."""
+    """Ask all ranks where they are. `quietly`: only those that are not disturbed by it."""
 
     request_id: str
+    quietly: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,9 +225,10 @@ def _question_and_reason(
     inquiry = hang_inquiry(state, memory.inquiry, limits.hang_timeout_s, new_id)
     memory, asked = _inquired(memory, inquiry)
     reason = reason_after_inquiry(state, inquiry)
-    if not inquiry.reason and is_worth_a_look(state, memory.looked_at_s):
+    how = look(state, memory.looked_at_s)
+    if how and not inquiry.reason:
         memory = replace(memory, looked_at_s=state.at_s)
-        asked = (*asked, AskForStacks(request_id=new_id()))
+        asked = (*asked, AskForStacks(request_id=new_id(), quietly=how == "quiet"))
     return memory, asked, reason
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from distmagic.remote.wire.protocol import Bar, Frame, Stacks, Thread
+from distmagic.state.calls import Parting, Side, parting
 from distmagic.state.model import RunState, StackDump, WorkerState
 
 SHOWN_GROUPS = 8  # places whose stacks are shown
@@ -53,18 +54,28 @@ class StackGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Where all ranks are, the odd ones first. `unanswered` are the hosts that did not answer."""
+    """Where all ranks are, the odd ones first. `unanswered` are the hosts that did not answer.
+
+    `parting` is the collective call in which they part, where their calls show it.
+    """
 
     groups: tuple[StackGroup, ...]
     unanswered: tuple[str, ...] = ()
+    parting: Parting | None = None
 
     @property
     def sentence(self) -> str:
-        """`rank 2 (gpu-b, local_rank 0) is in load_batch at ...; ranks 0, 1, 3 wait in all_reduce at ...`."""
+        """`rank 2 (gpu-b, local_rank 0) is in load_batch at ...; ranks 0, 1, 3 wait in all_reduce at ...`.
+
+        Where they made different calls: `rank 1 (...) calls broadcast [4] at ... where ranks 0, 2 call all_reduce [4] at ...`.
+        """
         world = None
         if not self.unanswered:
             world = sum(len(group.ranks) for group in self.groups)
-        parts = [sentence_of(group, world) for group in self.groups]
+        if self.parting is not None and self.parting.kind == "different":
+            parts = [self._different_calls(self.parting)]
+        else:
+            parts = [sentence_of(group, world) for group in self.groups]
         parts += [
             f"{host} did not report where its ranks are" for host in self.unanswered
         ]
@@ -72,7 +83,9 @@ class Explanation:
 
     @property
     def awaited(self) -> frozenset[int]:
-        """The ranks that all others wait for; none where the stacks don't show it."""
+        """The ranks that all others wait for; none where neither calls nor stacks show it."""
+        if self.parting is not None and self.parting.missing:
+            return frozenset(self.parting.missing)
         first, *others = self.groups or (None,)
         others_wait = bool(others) and all(group.in_collective for group in others)
         if first is None or self.unanswered or first.in_collective or not others_wait:
@@ -96,10 +109,15 @@ class Explanation:
                 "ranks already, and process groups of other processes don't come about. Have each rank call the function "
                 'itself, in place of mp.spawn: train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])).'
             )
+        are_together = all(group.in_collective for group in self.groups)
+        if self.parting is not None and (
+            are_together or self.parting.kind != "together"
+        ):
+            return self._advice_by_calls(self.parting)
         if self.awaited:
             them = "it" if len(first.ranks) == 1 else "them"
             return f"Look at {_names(first, None)} first: the others wait for {them}."
-        if not all(group.in_collective for group in self.groups):
+        if not are_together:
             return ""
         if others:
             return "They wait in different calls: every rank has to make the same collective calls, in the same order."
@@ -107,6 +125,44 @@ class Explanation:
             "All wait in the same call, so what it sends does not arrive: look at the network between the hosts, "
             "and whether each rank calls it with the same shapes and as often as the others."
         )
+
+    def _different_calls(self, parted: Parting) -> str:
+        most, *others = parted.sides
+        parts = ", ".join(self._side(side) for side in others)
+        return (
+            f"{parts} where {self._side(most)} (call {parted.number} of {parted.group})"
+        )
+
+    def _side(self, side: Side) -> str:
+        """Return `rank 1 (gpu-b, local_rank 0) calls broadcast [4] at Cell In[3], line 18`."""
+        is_one = len(side.ranks) == 1
+        verb = ("calls" if is_one else "call") if side.waits else "called"
+        words = [self._who(side.ranks), verb, side.call]
+        for group in self.groups:
+            # A rank that has left this call is elsewhere.
+            if side.waits and group.in_collective and side.ranks[0] in group.ranks:
+                words.append(group.place)
+        return " ".join(words)
+
+    def _who(self, ranks: Sequence[int]) -> str:
+        if len(ranks) > 1:
+            return f"ranks {listed(ranks)}"
+        for group in self.groups:
+            if ranks[0] in group.ranks:
+                return group.labels[group.ranks.index(ranks[0])]
+        return f"rank {ranks[0]}"
+
+    def _advice_by_calls(self, parted: Parting) -> str:
+        if parted.kind == "different":
+            return "Every rank has to make the same collective calls, with the same sizes, in the same order."
+        side = parted.sides[0]
+        call = f"call {parted.number} of {parted.group}, {side.call}"
+        if parted.kind == "together":
+            return f"Each rank waits in {call}, so what it sends does not arrive: look at the network between the hosts."
+        if all(parted.missing[0] not in group.ranks for group in self.groups):
+            return f"{self._who(parted.missing).capitalize()} ended without {call}, in which the others wait."
+        them = "it" if len(parted.missing) == 1 else "them"
+        return f"Look at {self._who(parted.missing)} first: the others wait for {them} in {call}."
 
 
 def _is_in(group: StackGroup, *files: str) -> bool:
@@ -177,7 +233,8 @@ def explain_last(state: RunState) -> Explanation | None:
     """Return where the ranks are, if no rank has advanced since the last request for stacks; else None."""
     if not state.stack_dumps or state.stack_dumps[-1].at_s < state.advanced_at_s:
         return None
-    return explain_dump(state, state.stack_dumps[-1])
+    found = explain_dump(state, state.stack_dumps[-1])
+    return found if found.groups or found.unanswered else None
 
 
 def explain_dump(state: RunState, dump: StackDump) -> Explanation:
@@ -187,15 +244,19 @@ def explain_dump(state: RunState, dump: StackDump) -> Explanation:
         for rank, stacks in dump.stacks.items()
         if rank in state.workers
     ]
+    done = [one.rank for one in state.workers.values() if one.phase == "done"]
     return explain(
-        answers, [state.nodes[node].host for node in unanswered(state, dump)]
+        answers, [state.nodes[node].host for node in unanswered(state, dump)], done
     )
 
 
 def explain(
-    answers: Iterable[tuple[str, Stacks]], unanswered: Sequence[str] = ()
+    answers: Iterable[tuple[str, Stacks]],
+    unanswered: Sequence[str] = (),
+    ended: Collection[int] = (),
 ) -> Explanation:
-    """Group the answers of ranks, each with its host's name."""
+    """Group the answers of ranks, each with its host's name. `ended` are ranks that have ended well."""
+    answers = list(answers)
     table: dict[object, list[tuple[str, Stacks]]] = {}
     for host, stacks in sorted(answers, key=lambda answer: answer[1].rank):
         table.setdefault(_key(stacks), []).append((host, stacks))
@@ -211,7 +272,11 @@ def explain(
         )
 
     groups = sorted((_group(members) for members in table.values()), key=oddness)
-    return Explanation(groups=tuple(groups), unanswered=tuple(unanswered))
+    return Explanation(
+        groups=tuple(groups),
+        unanswered=tuple(unanswered),
+        parting=parting((stacks for _, stacks in answers), ended),
+    )
 
 
 def sentence_of(group: StackGroup, world: int | None) -> str:

@@ -3,6 +3,7 @@
 A rank stands still when it has not advanced for ten seconds and for five of its usual steps. Nothing is said while a
 rank waits for somebody to type, nor of ranks that have never reported anything, have done all their steps, or are on a host that can't be reached just now.
 
+    RunState           --look-->  whether to ask the ranks where they are, with no stop in mind
     RunState, Inquiry  --hang_inquiry, timeout_inquiry, begun_inquiry-->  Inquiry  --reason_after_inquiry-->  why to stop
 
 decide.py asks the ranks when an inquiry has begun, and stops the run for its reason.
@@ -15,13 +16,20 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from distmagic.remote.wire.vocabulary import StopReason
-from distmagic.state.hangs import dump_of, has_shown_progress, is_hung, unanswered
+from distmagic.state.hangs import (
+    Explanation,
+    dump_of,
+    has_shown_progress,
+    is_hung,
+    unanswered,
+)
 from distmagic.state.model import RunState, WorkerState
 
 PATIENCE_S = 10.0
 _USUAL_STEPS = 5
 _FIRST_STEP_S = 60.0  # of a rank whose usual step is not known yet: it may compile, or read its data
 LOOK_S = 60.0  # all ranks have stood still for this long: time to see where they are
+GLANCE_S = 10.0  # for this long: time to see whether they wait in different calls. Then after twice this time, and so on
 WORTH_ASKING_S = 30.0  # a stop of a run that has stood still for this long first asks where the ranks are
 _LEAST_STILL_S = 5.0  # a run of a few seconds that reports nothing may just be at work
 STACKS_S = 6.0  # agents themselves wait 4 s for ranks that don't answer
@@ -52,18 +60,42 @@ def all_still_s(state: RunState, still: Mapping[int, float]) -> float | None:
     return still_s if still_s > PATIENCE_S else None
 
 
-def is_worth_a_look(state: RunState, looked_at_s: float) -> bool:
-    """Whether to ask all ranks where they are: all stand still for long, and nobody has asked since they do.
+def look(state: RunState, looked_at_s: float) -> Literal["", "quiet", "full"]:
+    """Return whether to ask the ranks where they are: all of them, or in a way that disturbs none.
 
-    `looked_at_s` is when they were asked last, negative before that.
+    All are asked once, where they stand still for long. A long step is no hang, so what a quiet question finds is said
+    only if `is_worth_saying`. `looked_at_s` is when they were asked last, negative before that.
     """
-    if looked_at_s >= state.advanced_at_s:
+    if state.phase != "running" or state.paused or state.stopping:
+        return ""
+    asked_at_s = max([looked_at_s, *(dump.at_s for dump in state.stack_dumps)])
+    asked_after_s = max(0.0, asked_at_s - state.advanced_at_s)
+    still_s = state.at_s - state.advanced_at_s
+    if (
+        still_s >= LOOK_S > asked_after_s
+        and all_still_s(state, still_ranks(state)) is not None
+    ):
+        return "full"
+    running = [one for one in state.workers.values() if one.phase == "running"]
+    if len(running) < 2 or any(node.broken for node in state.nodes):
+        return ""  # nobody to wait for, or not all can be asked
+    return "quiet" if still_s >= max(GLANCE_S, 2 * asked_after_s) else ""
+
+
+def is_worth_saying(state: RunState, found: Explanation) -> bool:
+    """Whether to say where the ranks are before the run is called hung: they wait in different calls, or for one another.
+
+    That some wait for others may be a long step; it is said where that lasts, or where all ranks stand still for long.
+    """
+    all_still = all_still_s(state, still_ranks(state))
+    if all_still is not None and all_still >= LOOK_S:
+        return True
+    parted = found.parting
+    if parted is None or parted.kind == "together":
         return False
-    if state.stack_dumps and state.stack_dumps[-1].at_s >= state.advanced_at_s:
-        return False
-    if state.at_s - state.advanced_at_s < LOOK_S:
-        return False
-    return all_still_s(state, still_ranks(state)) is not None
+    if parted.kind == "different":
+        return True
+    return all_still is not None or parted.waits_s >= GLANCE_S
 
 
 def _can_tell(state: RunState, worker: WorkerState) -> bool:

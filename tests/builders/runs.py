@@ -135,7 +135,7 @@ class ScriptedRun:
             ]
             self.stops.append((nodes, action.message.grace_s, action.message.reason))
         if isinstance(action, Send) and isinstance(action.message, p.DumpStacks):
-            self.asks += 1
+            self.asks += not action.message.quietly
 
     def keep_lease_over(self, links: tuple[Any, ...]) -> None:
         pass

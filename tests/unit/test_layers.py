@@ -97,7 +97,7 @@ _allow_stdin | ipykernel/kernelbase.py | connection.prompts | a notebook asks fo
 _base_executable | sys.py | remote.records.environments | environments are made from the Python that runs
 _cdata | torch/storage.py | remote.values.storages | no tensor can be sent
 _channel_handler_table | paramiko/transport.py | transports.ssh.client | no SSH connection is made
-_dump_fr_trace_json | torch/lib/libtorch_python.so | remote.training.groups | the call of a rank that is out of step has no name
+_dump_fr_trace_json | torch/lib/libtorch_python.so | remote.rank.calls remote.training.groups | the call of a rank that is out of step has no name, and a hang is explained by stacks alone
 _device_types | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
 _exit_barrier | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for its peers as torchrun does
 _fmt | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read
@@ -127,7 +127,7 @@ _state_holder | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | rem
 _style | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read
 _torchdynamo_orig_callable | torch/_dynamo/eval_frame.py | remote.values.decorated remote.values.unpicklable | compiled functions of a cell can't be sent
 _untyped_storage | torch/storage.py | remote.values.pickling | no TypedStorage can be sent
-_world | torch/distributed/distributed_c10d.py | remote.training.groups | groups are noted as used, and none is kept
+_world | torch/distributed/distributed_c10d.py | remote.rank.calls remote.training.groups | groups are noted as used, and none is kept
 _wrapped | tqdm/utils.py | remote.rank.bars | bars on wrapped streams are not followed
 """
 # What Python documents in spite of its underscore, and attributes of other libraries' objects that are ours.

@@ -461,7 +461,7 @@ class Agent:
         elif isinstance(request, protocol.DetachJob):
             self._detach("asked")
         elif isinstance(request, protocol.DumpStacks):
-            self.stack_dumper.request(request.request_id)
+            self.stack_dumper.request(request.request_id, quietly=request.quietly)
         elif isinstance(request, protocol.RankInput):
             self.rank_table.type(request)
         elif isinstance(request, protocol.HandedOn):

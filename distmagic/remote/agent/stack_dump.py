@@ -1,4 +1,8 @@
-"""Collects the stacks of all ranks of a node by a signal, and journals them. Nothing in here blocks."""
+"""Collects where all ranks of a node are, and journals it. Nothing in here blocks.
+
+A rank that has a thread for it is asked by a file (rank/calls.py). Any other, and one whose thread does not answer, is
+asked by a signal, unless the request says not to.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.remote.agent.rank_process import RankProcess
-from distmagic.remote.rank import sources, stacks
+from distmagic.remote.rank import calls, sources, stacks
 from distmagic.remote.rank.stacks import Sources
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.system import processes
@@ -28,10 +32,11 @@ _STATES = {
 
 
 @dataclass
-class _Signalled:
-    """A rank that has been sent the signal, and the text in its file at the latest look."""
+class _Asked:
+    """A rank that has been asked: by the signal, or by its file of calls. `text` is in its file of stacks at the latest look."""
 
     rank: RankProcess
+    by_signal: bool
     text: str = ""
 
 
@@ -56,18 +61,19 @@ class StackDumper:
         self._journal = journal
         self._modules = modules
         self._sources: Sources | None = None
-        self._queue: list[str] = []
-        self._waiting: list[_Signalled] = []
+        self._queue: dict[str, bool] = {}  # requests, and whether they are quiet
+        self._waiting: list[_Asked] = []
         self._request_id = (
             ""  # of the present request, "" for none; it is in all its events
         )
+        self._quietly = False
         self._began = 0.0
         self._count = 0
 
-    def request(self, request_id: str) -> None:
+    def request(self, request_id: str, *, quietly: bool = False) -> None:
         """Queue a request. One that is queued or in progress already is not repeated."""
-        if request_id != self._request_id and request_id not in self._queue:
-            self._queue.append(request_id)
+        if request_id != self._request_id:
+            self._queue.setdefault(request_id, quietly)
 
     def step(self, now: float, ranks: Sequence[RankProcess]) -> None:
         """Begin the next request, or journal the answers to the present one."""
@@ -76,20 +82,30 @@ class StackDumper:
                 now, [rank for rank in ranks if not rank.is_over and rank.is_running]
             )
         elif self._request_id:
-            self._waiting = [one for one in self._waiting if not self._handle(one, now)]
+            asked, self._waiting = self._waiting, []
+            for one in asked:
+                if not self._handle(one, now):
+                    self._waiting.append(one)
             self._end_if_all()
 
     def _begin(self, now: float, ranks: Sequence[RankProcess]) -> None:
-        self._request_id = self._queue.pop(0)
+        self._request_id = next(iter(self._queue))
+        self._quietly = self._queue.pop(self._request_id)
         self._began = now
         self._count = len(ranks)
         for rank in ranks:
-            silence = self._signal(rank)
-            if silence:
-                self._journal_rank(rank, silence=silence)
-            else:
-                self._waiting.append(_Signalled(rank=rank))
+            if calls.ask(self._run_dir, rank.hello.pid):
+                self._waiting.append(_Asked(rank=rank, by_signal=False))
+            elif not self._quietly:
+                self._ask_by_signal(rank)
         self._end_if_all()
+
+    def _ask_by_signal(self, rank: RankProcess) -> None:
+        silence = self._signal(rank)
+        if silence:
+            self._journal_rank(rank, silence=silence)
+        else:
+            self._waiting.append(_Asked(rank=rank, by_signal=True))
 
     def _signal(self, rank: RankProcess) -> str:
         """Send a rank the signal; return why it can't answer, "" if it can."""
@@ -100,8 +116,16 @@ class StackDumper:
         processes.send(rank.process, stacks.SIGNAL)
         return ""
 
-    def _handle(self, one: _Signalled, now: float) -> bool:
+    def _handle(self, one: _Asked, now: float) -> bool:
         """Journal a rank's stacks once they are complete, or won't come; return whether that is so."""
+        if not one.by_signal:
+            if self._has_replied(one):
+                return True
+            if now - self._began < _ASLEEP_S:
+                return False
+            if not self._quietly:
+                self._ask_by_signal(one.rank)
+            return True
         before = one.text
         one.text = self._read(one.rank)
         pid = one.rank.hello.pid
@@ -131,19 +155,26 @@ class StackDumper:
         except OSError:
             return ""
 
-    def _answer(self, one: _Signalled) -> None:
+    def _has_replied(self, one: _Asked) -> bool:
+        reply = calls.reply_of(self._run_dir, one.rank.hello.pid)
+        if reply is not None:
+            made, one.text = reply
+            self._answer(one, made)
+        return reply is not None
+
+    def _answer(self, one: _Asked, made: tuple[protocol.GroupRecord, ...] = ()) -> None:
         if self._sources is None:
             self._sources = _sources(self._code, self._bundle, self._modules)
         threads = stacks.threads_of(one.text, self._sources)
-        self._journal_rank(
-            one.rank, threads, "" if threads else "its answer can't be read"
-        )
+        silence = "" if threads else "its answer can't be read"
+        self._journal_rank(one.rank, threads, silence, made)
 
     def _journal_rank(
         self,
         rank: RankProcess,
         threads: tuple[protocol.Thread, ...] = (),
         silence: str = "",
+        made: tuple[protocol.GroupRecord, ...] = (),
     ) -> None:
         hello = rank.hello
         self._journal.add(
@@ -153,6 +184,7 @@ class StackDumper:
                 local_rank=hello.local_rank,
                 threads=threads,
                 silence=silence,
+                calls=made,
             )
         )
 

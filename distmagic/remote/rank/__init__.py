@@ -16,5 +16,6 @@ the user's code. Read in this order:
     rich_bars.py   progress displays of rich, as Lightning has them, become bars of the rank
     logged_numbers.py  numbers that tqdm, Transformers, Lightning and Accelerate log become metrics of the rank
     checkpoint.py  `distmagic.checkpoint`: snapshots that survive the loss of a host
+    calls.py       answers which collective calls the rank has made
     stacks.py      answers a signal with the stacks of all threads, and reads such answers
 """

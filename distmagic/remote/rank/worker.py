@@ -26,6 +26,7 @@ from pathlib import Path
 
 from distmagic.remote.rank import (
     bars,
+    calls,
     import_paths,
     logged_numbers,
     report,
@@ -144,7 +145,7 @@ def _work(
     bars.install(report.post_bar, fallback=fallback)
     rich_bars.install(report.post_bar)
     logged_numbers.install()
-    groups.install()
+    groups.install(partial(calls.answer, Path(rank.socket).parent))
     show.install()
     user_main = _fresh_main(rank)
     with gc_paused():

@@ -58,7 +58,7 @@ class _Notes:
     given: Mapping[str, str] = {}
     kept: tuple[Any, ...] = ()
     watches_forks = False
-
+    begins: Callable[[ModuleType], None] | None = None
     cell = 0  # the number of the cell, where this rank stays
     inits = 0  # calls of `init_process_group`: in this cell, or in all
     request: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # of the last one
@@ -72,9 +72,13 @@ class _Notes:
 _notes = _Notes()
 
 
-def install() -> None:
-    """Begin to take notes in this process, whose variables are still those of torchrun."""
+def install(begins: Callable[[ModuleType], None] | None = None) -> None:
+    """Begin to take notes in this process, whose variables are still those of torchrun.
+
+    `begins` is called when the first group is about to be made, with torch's module of groups.
+    """
     _notes.given = dict(os.environ)
+    _notes.begins = begins
     import_hooks.when_imported(_C10D, _patch)
     if not _notes.watches_forks:
         _notes.watches_forks = True
@@ -204,6 +208,9 @@ def _noting_request(original: Callable[..., Any], c10d: Any) -> Callable[..., An
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        if _notes.begins is not None:
+            begins, _notes.begins = _notes.begins, None
+            begins(c10d)
         if _notes.cell and c10d.is_initialized():
             if not _notes.is_broken and _backend(args, kwargs) == _backend(
                 *(_notes.request or ((), {}))
@@ -444,6 +451,7 @@ def _with_a_model(groups: tuple[Any, ...]) -> tuple[Any, ...]:
 def _leave_to_parent() -> None:
     """Never let go of the groups in a forked child: that would wait for threads which only the parent has."""
     _notes.given = {}  # the child is no rank
+    _notes.begins = None
     if not _notes.kept:
         return
     import ctypes  # as torch has done

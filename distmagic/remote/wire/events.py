@@ -23,7 +23,15 @@ from distmagic.remote.wire.bounds import (
     Word,
 )
 from distmagic.remote.wire.codec import message
-from distmagic.remote.wire.parts import Bar, Exit, Failure, Gpu, MetricRow, Thread
+from distmagic.remote.wire.parts import (
+    Bar,
+    Exit,
+    Failure,
+    Gpu,
+    GroupRecord,
+    MetricRow,
+    Thread,
+)
 
 
 @message
@@ -205,13 +213,17 @@ class NodeAdded:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Stacks:
-    """Where a rank was when the request `request_id` came: its main thread first. Without threads, `silence` says why."""
+    """Where a rank was when the request `request_id` came: its main thread first. Without threads, `silence` says why.
+
+    `calls` are the collective calls that it has made, as far as torch has recorded them.
+    """
 
     request_id: Word
     rank: RankNumber
     local_rank: RankNumber
     threads: Annotated[tuple[Thread, ...], "items", 100] = ()
     silence: Paragraph = ""
+    calls: Annotated[tuple[GroupRecord, ...], "items", 16] = ()
 
 
 @message

@@ -208,6 +208,31 @@ class Thread:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CallRecord:
+    """A collective call of a rank: its number in its group, and what it takes, as `[4], [2, 3]`."""
+
+    number: Count
+    name: Word
+    sizes: Word = ""
+    is_over: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRecord:
+    """The last calls of a rank in a process group, in order.
+
+    `name` is "" where the group has none of its own, and `ranks` where all ranks are in it. Each `backend` of a group
+    counts its own calls. `waits_s` is how old the first call is that is not over.
+    """
+
+    name: Word = ""
+    ranks: Word = ""
+    backend: Word = ""
+    waits_s: Seconds = 0.0
+    calls: Annotated[tuple[CallRecord, ...], "items", 50] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Blob:
     """A content-addressed file: SHA-256 in hex, and its size."""
 

@@ -209,9 +209,13 @@ class StopNode:
 @request
 @dataclass(frozen=True, kw_only=True)
 class DumpStacks:
-    """Ask every rank of this node where it is: `Stacks` of each rank and `StacksDone` follow, with this `request_id`."""
+    """Ask every rank of this node where it is: `Stacks` of each rank and `StacksDone` follow, with this `request_id`.
+
+    `quietly`: only those ranks that have a thread which answers; none gets a signal.
+    """
 
     request_id: str
+    quietly: bool = False
 
 
 @request

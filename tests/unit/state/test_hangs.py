@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -68,6 +69,26 @@ def stack(
     )
 
 
+def made(
+    *names: str, over: bool = True, waits_s: float = 30.0, **group: str
+) -> p.GroupRecord:
+    """Return the calls of a rank in a group, each as `all_reduce [4]`; the last one waits unless it is `over`."""
+    calls = []
+    for number, name in enumerate(names, 1):
+        word, _, sizes = name.partition(" ")
+        is_over = over or number < len(names)
+        calls.append(
+            p.CallRecord(number=number, name=word, sizes=sizes, is_over=is_over)
+        )
+    return p.GroupRecord(
+        backend="gloo", waits_s=0.0 if over else waits_s, calls=tuple(calls), **group
+    )
+
+
+def with_calls(one: p.Stacks, *groups: p.GroupRecord) -> p.Stacks:
+    return replace(one, calls=groups)
+
+
 def explained(*stacks: p.Stacks, unanswered: tuple[str, ...] = ()) -> Explanation:
     return explain([(HOSTS[one.rank // 2 % 2], one) for one in stacks], unanswered)
 
@@ -120,6 +141,62 @@ def test_different_collectives(golden):
     barrier = (MAIN, frame(CELL, 30, "train", mine=True), frame(C10D, 4800, "barrier"))
     found = explained(stack(0, *REDUCES), stack(1, *REDUCES), stack(2, *barrier))
     golden(found.sentence, found.advice)
+
+
+BROADCASTS = (MAIN, frame(CELL, 18, "train", mine=True), frame(C10D, 2700, "broadcast"))
+START_OF_ALL = ("all_reduce [4]", "broadcast [4]")
+
+
+def parted(*calls: tuple[str, ...] | None) -> Explanation:
+    """Return where ranks are that have made these calls, and wait in the last one; None is a rank that waits in none."""
+    stacks = []
+    for rank, names in enumerate(calls):
+        over = len(names) <= len(START_OF_ALL)
+        frames = LOADS if over else BROADCASTS if names[-1].startswith("b") else REDUCES
+        stacks.append(with_calls(stack(rank, *frames), made(*names, over=over)))
+    return explained(*stacks)
+
+
+def test_calls_that_differ_are_told_with_their_lines(golden):
+    reduce, broadcast = (
+        (*START_OF_ALL, "all_reduce [4]"),
+        (*START_OF_ALL, "broadcast [4]"),
+    )
+    of_two = parted(reduce, broadcast)
+    of_four = parted(reduce, broadcast, reduce, reduce)
+    sizes = parted(reduce, (*START_OF_ALL, "all_reduce [9]"))
+    three = parted(reduce, reduce, broadcast, (*START_OF_ALL, "barrier"))
+    golden(
+        of_two.sentence, of_two.advice, of_four.sentence, sizes.sentence, three.sentence
+    )
+    assert explain([], ["gpu-b"]).sentence == "gpu-b did not report where its ranks are"
+
+
+def test_a_call_that_others_have_not_entered_names_them(golden):
+    reduce = (*START_OF_ALL, "all_reduce [4]")
+    behind = parted(reduce, START_OF_ALL, reduce, START_OF_ALL)
+    golden(behind.sentence, behind.advice, parted(reduce, START_OF_ALL).advice)
+    assert behind.awaited == {1, 3}
+
+
+def test_a_rank_that_has_ended_is_named(golden):
+    waiting = with_calls(
+        stack(0, *REDUCES), made(*START_OF_ALL, "all_reduce [4]", over=False)
+    )
+    found = explain([("gpu-a", waiting)], ended=[1])
+    golden(found.advice)
+    assert found.awaited == {1}
+
+
+def test_ranks_that_wait_together_point_at_the_network(golden):
+    found = parted(*[(*START_OF_ALL, "all_reduce [4]")] * 4)
+    golden(found.advice)
+    silent = explained(
+        with_calls(stack(0, *REDUCES), made("all_reduce [4]", over=False)),
+        stack(1, silence="its process is stopped"),
+    )
+    assert "rank 1" in silent.advice
+    assert "network" not in silent.advice
 
 
 def test_a_rank_that_does_not_answer_comes_before_all(golden):
@@ -391,7 +468,7 @@ def test_an_interrupt_of_a_run_that_stands_still_says_where_its_ranks_were(golde
         START,
         *still,
         KeyboardInterrupt,
-        answers(0, 1),
+        answers(0, 1, request_id="ask3"),  # after two quiet questions
         [*end_of(0, -15), *end_of(1, -15)],
         step_s=1.0,
     )

@@ -7,16 +7,18 @@ from dataclasses import replace
 import pytest
 
 from distmagic.remote.wire import protocol as p
+from distmagic.state.calls import Parting, Side
 from distmagic.state.decide import reason_to_stop
 from distmagic.state.events import Broken, Event, Lost
 from distmagic.state.fold import fold
-from distmagic.state.hangs import is_hung
+from distmagic.state.hangs import Explanation, is_hung
 from distmagic.state.model import RunState
 from distmagic.state.standstill import (
     Inquiry,
     all_still_s,
-    is_worth_a_look,
     is_worth_asking,
+    is_worth_saying,
+    look,
     still_ranks,
 )
 from tests.builders.events import at, begun, output, progress
@@ -106,15 +108,51 @@ def test_a_run_whose_other_ranks_print_goes_on():
     assert all_still_s(state, still_ranks(state)) is None
 
 
-def test_ranks_are_asked_once_after_a_minute():
-    assert not is_worth_a_look(later(training(), 69.0), -1.0)
+def test_ranks_are_asked_after_a_minute_and_quietly_before():
+    assert look(later(training(), 19.0), -1.0) == ""
+    assert look(later(training(), 20.5), -1.0) == "quiet"
+    assert look(later(training(), 29.0), 20.5) == ""  # asked already
+    assert look(later(training(), 31.5), 20.5) == "quiet"  # after twice that time
+    assert look(later(training(), 69.0), 52.0) == ""
     state = later(training(), 71.0)
-    assert is_worth_a_look(state, -1.0)
-    assert not is_worth_a_look(state, 70.5)  # asked already
+    assert look(state, 52.0) == "full"
+    assert look(state, 70.5) == ""
     answered = later(state, 72.0, at(p.StacksDone(request_id="by hand", ranks=2), 0))
-    assert not is_worth_a_look(answered, -1.0)
+    assert look(answered, -1.0) == ""
     again = later(later(state, 73.0, progress(1, 0, at_s=73.0, step=11.0)), 140.0)
-    assert is_worth_a_look(again, 70.5)
+    assert look(again, 70.5) == "full"
+
+
+def test_ranks_that_show_no_progress_are_asked_quietly_alone():
+    state = later(begun(), 71.0)
+    assert look(state, -1.0) == "quiet"
+    assert look(state, 71.0) == ""
+    assert look(later(begun(), 71.0, at(Broken(why="cut"), 0)), -1.0) == ""
+
+
+def explained(parting: Parting | None) -> Explanation:
+    return Explanation(groups=(), parting=parting)
+
+
+def test_a_long_step_is_no_hang():
+    """Only calls that differ are told at once; that ranks wait for others, where it lasts."""
+    side = Side(ranks=(0,), call="all_reduce [4]", waits=True)
+    other = replace(side, ranks=(1,), call="broadcast [4]")
+    different = Parting(kind="different", number=3, group="g", sides=(side, other))
+    behind = Parting(
+        kind="behind", number=3, group="g", sides=(side,), missing=(1,), waits_s=9.0
+    )
+    together = replace(behind, kind="together", missing=(), waits_s=99.0)
+    slow = later(training(20.0), 211.0)  # five of its steps are 100 s
+    assert is_worth_saying(slow, explained(different))
+    assert not is_worth_saying(slow, explained(behind))
+    assert is_worth_saying(slow, explained(replace(behind, waits_s=11.0)))
+    assert not is_worth_saying(slow, explained(together))
+    assert not is_worth_saying(slow, explained(None))
+    still = later(training(), 21.0)
+    assert is_worth_saying(still, explained(behind))
+    assert not is_worth_saying(still, explained(None))
+    assert is_worth_saying(later(training(), 71.0), explained(None))
 
 
 PAUSED = p.Paused(rank=1, restart=0, prompt=1, file="train.py", line=4, asks="(Pdb) ")

@@ -156,6 +156,88 @@ def test_a_rank_that_ends_meanwhile(node):
     assert answer.silence == "its process has ended"
 
 
+# As torch 2.13 has them: of gloo, whose calls are retired when they are over, and of NCCL, which sees their end.
+RECORDED = """
+import json, os, sys, types
+from types import SimpleNamespace
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2")
+def entry(group, number, name, sizes, retired, state="scheduled", **more):
+    return {"process_group": group, "collective_seq_id": number, "profiling_name": name, "input_sizes": sizes,
+            "input_dtypes": ["Float"] * len(sizes), "retired": retired, "state": state, "is_p2p": False,
+            "time_created_ns": number, **more}
+default, pairs, gone = ["0", "default_pg"], ["1", "pairs"], ["7", "gone"]
+gloo = [entry(default, 1, "gloo:all_reduce", [[4]], True), entry(default, 0, "gloo:send", [[4]], False, is_p2p=True),
+        entry(pairs, 1, "gloo:barrier", [], False), entry(gone, 1, "gloo:barrier", [], True)]
+nccl = [entry(default, n, "nccl:all_gather", [[2, 3], [4]], False, "completed") for n in range(1, 80)]
+module = sys.modules["torch._C._distributed_c10d"] = types.ModuleType("recorder")
+module._dump_fr_trace_json = lambda *_: json.dumps({"entries": gloo})
+module._dump_nccl_trace_json = lambda *_: json.dumps({"entries": nccl})
+world = SimpleNamespace(pg_names={1: "0", 2: "1"}, pg_group_ranks={1: {0: 0, 1: 1}, 2: {0: 0, 5: 1, 6: 2}})
+from pathlib import Path
+from distmagic.remote.rank import calls
+calls.answer(Path('.'), SimpleNamespace(_world=world))
+"""
+HOLDS = "import ctypes; print(1, flush=True); ctypes.PyDLL(None).sleep(99)"
+
+
+def asked_quietly(node) -> list[protocol.Message]:
+    node.dumper.request("q", quietly=True)
+
+    def is_done() -> bool:
+        return any(isinstance(one, protocol.StacksDone) for one in node.step())
+
+    wait_until(is_done, "the end of the quiet question")
+    return [one for one in node.step() if isinstance(one, protocol.Stacks)]
+
+
+def test_a_rank_answers_with_its_calls_and_gets_no_signal(node):
+    node.start(RECORDED + AS_A_RANK)
+    node.start(ANSWERS + AS_A_RANK)
+    (answer,) = asked_quietly(node)
+    assert answer.rank == 0
+    assert [frame.function for frame in answer.threads[0].frames] == ["<module>"]
+    gloo, pairs, nccl = sorted(
+        answer.calls, key=lambda group: (group.backend, len(group.ranks))
+    )
+    all_reduce = protocol.CallRecord(
+        number=1, name="all_reduce", sizes="[4]", is_over=True
+    )
+    assert (gloo.name, gloo.ranks, gloo.calls, gloo.waits_s) == (
+        "",
+        "",
+        (all_reduce,),
+        0,
+    )
+    assert (pairs.name, pairs.ranks) == ("pairs", "0,5-6")
+    assert pairs.calls == (protocol.CallRecord(number=1, name="barrier"),)
+    assert pairs.waits_s > 1000
+    assert [one.number for one in nccl.calls] == list(range(30, 80))
+    last = protocol.CallRecord(
+        number=79, name="all_gather", sizes="[2, 3], [4]", is_over=True
+    )
+    assert nccl.calls[-1] == last
+
+
+def test_a_rank_whose_thread_can_not_answer_gets_the_signal_unless_asked_quietly(node):
+    """Its main thread holds the interpreter."""
+    node.start(ANSWERS + RECORDED + HOLDS)
+    assert asked_quietly(node) == []
+    (answer,) = node.stacks("a", 0.5).values()
+    assert answer.calls == ()
+    assert answer.threads
+
+
+def test_a_torch_that_records_otherwise_says_nothing_of_calls(node):
+    node.start(
+        ANSWERS
+        + RECORDED
+        + "del module._dump_fr_trace_json; nccl[0] = {}\n"
+        + AS_A_RANK
+    )
+    (answer,) = node.stacks("a", 0.5).values()
+    assert (answer.calls, answer.silence) == ((), "")
+
+
 def test_a_node_without_ranks_answers_at_once(node):
     node.dumper.request("a")
     assert node.step() == [protocol.StacksDone(request_id="a", ranks=0)]

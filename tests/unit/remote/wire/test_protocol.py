@@ -129,6 +129,17 @@ MESSAGES = (
                     )
                 ),
             ),
+            calls=(
+                p.GroupRecord(
+                    name="pairs",
+                    ranks="0-1",
+                    backend="gloo",
+                    waits_s=2.5,
+                    calls=(
+                        p.CallRecord(number=3, name="all_reduce", sizes="[4]", is_over=True),
+                    ),
+                ),
+            ),
         ),
     ),
     (12, p.StacksDone(request_id="a1", ranks=2)),
@@ -218,7 +229,7 @@ MESSAGES = (
     (0, p.RemoveWorkDir(name="train")),
     (0, p.FollowJob(job="j-1", node_rank=1, after=7, live=True)),
     (0, p.RenewLease()),
-    (0, p.DumpStacks(request_id="a1")),
+    (0, p.DumpStacks(request_id="a1", quietly=True)),
     (0, p.StopNode(grace_s=3.0, reason="failed")),
     (0, p.GetFile(job="j-1", node_rank=1, name="rank3.result", offset=5, most_bytes=4)),
     (0, p.ResultTaken(job="j-1", node_rank=1, name="rank3.result")),

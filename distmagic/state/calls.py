@@ -1,0 +1,146 @@
+"""Finds the first collective call in which the ranks of a process group part. Pure.
+
+    Stacks of ranks  --parting-->  Parting: the ranks made different calls, some wait for others, or all wait together
+
+Ranks of a group have to make the same calls in the same order. Of a group whose calls the ranks have not all recorded,
+nothing is said about those that are not known any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from distmagic.remote.wire.protocol import CallRecord, GroupRecord, Stacks
+
+# Of these calls ranks may rightly take different sizes.
+_UNEVEN = ("scatter", "gather", "all_to_all", "alltoall")  # how their names begin
+
+_Group = tuple[str, str, str]  # name, ranks, backend
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """Ranks that made the same call, in words: `broadcast [4]`. `waits`: at least one of them is in it still."""
+
+    ranks: tuple[int, ...]
+    call: str
+    waits: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parting:
+    """The first call, by its number, in which the ranks of a group part.
+
+    `kind`: they made "different" calls, those that stand out last in `sides`; or all of the one side wait, for the
+    ranks in `missing` that are "behind"; or, with none of them missing, "together". `waits_s`: for how long.
+    """
+
+    kind: Literal["different", "behind", "together"]
+    number: int
+    group: str
+    sides: tuple[Side, ...]
+    missing: tuple[int, ...] = ()
+    waits_s: float = 0.0
+
+
+def parting(answers: Iterable[Stacks], ended: Collection[int] = ()) -> Parting | None:
+    """Return where ranks part, by what they answered; None where nothing shows it. `ended` are ranks that have ended well.
+
+    Of several groups that one counts in which calls differ, then one whose missing ranks wait for nobody themselves.
+    """
+    groups: dict[_Group, dict[int, GroupRecord]] = {}
+    told = []
+    for answer in answers:
+        if answer.calls:
+            told.append(answer.rank)
+        for group in answer.calls:
+            key = (group.name, group.ranks, group.backend)
+            groups.setdefault(key, {})[answer.rank] = group
+    found = []
+    waiting: set[int] = set()
+    for key, made in groups.items():
+        members = _members(key[1])
+        there = [r for r in (*told, *ended) if members is None or r in members]
+        one = _parting_of(_name(key), made, sorted({*there, *made}))
+        if one is not None:
+            found.append(one)
+            waiting.update(r for side in one.sides if side.waits for r in side.ranks)
+
+    def rank_of(one: Parting) -> tuple[bool, bool, bool]:
+        return (
+            one.kind != "different",
+            one.kind == "together",
+            bool(waiting.intersection(one.missing)),
+        )
+
+    return min(found, key=rank_of, default=None)
+
+
+def _parting_of(
+    group: str, made: Mapping[int, GroupRecord], members: Collection[int]
+) -> Parting | None:
+    tables = {
+        rank: {call.number: call for call in one.calls} for rank, one in made.items()
+    }
+    last = {rank: max(table, default=0) for rank, table in tables.items()}
+    first = max((min(table) for table in tables.values() if table), default=0)
+    waits_s = max((one.waits_s for one in made.values()), default=0.0)
+    for number in sorted({one for table in tables.values() for one in table}):
+        there = {r: table[number] for r, table in tables.items() if number in table}
+        missing = tuple(rank for rank in members if last.get(rank, 0) < number)
+        is_waited_in = any(not call.is_over for call in there.values())
+        sides = _sides(there)
+        if number < first and not (missing and is_waited_in):
+            continue  # not all know it any more
+        if len(sides) > 1:
+            return Parting(kind="different", number=number, group=group, sides=sides)
+        if not is_waited_in or not (missing or number == max(last.values())):
+            continue
+        return Parting(
+            kind="behind" if missing else "together",
+            number=number,
+            group=group,
+            sides=sides,
+            missing=missing,
+            waits_s=waits_s,
+        )
+    return None
+
+
+def _sides(made: Mapping[int, CallRecord]) -> tuple[Side, ...]:
+    """Return who made which call: the most ranks first, and of as many those with the lowest rank."""
+    together: dict[tuple[str, str], list[int]] = {}
+    for rank, call in sorted(made.items()):
+        sizes = "" if call.name.startswith(_UNEVEN) else call.sizes
+        together.setdefault((call.name, sizes), []).append(rank)
+    ordered = sorted(together.items(), key=lambda item: (-len(item[1]), item[1]))
+    return tuple(
+        Side(
+            ranks=tuple(ranks),
+            call=" ".join(part for part in key if part),
+            waits=any(not made[rank].is_over for rank in ranks),
+        )
+        for key, ranks in ordered
+    )
+
+
+def _members(ranks: str) -> Collection[int] | None:
+    """Return the ranks of `0-3,8`, None for all; none of what is no such text."""
+    if not ranks:
+        return None
+    found: set[int] = set()
+    for part in ranks.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            found.update(range(int(first), min(int(last or first), 16_384) + 1))
+    return found
+
+
+def _name(group: _Group) -> str:
+    name, ranks, _ = group
+    if not name and not ranks:
+        return "the default group"
+    words = f"group {name}" if name else "the group"
+    return f"{words} of ranks {ranks.replace(',', ', ')}" if ranks else words

@@ -1,0 +1,113 @@
+"""Ranks that make different collective calls, on real hosts: the view names them long before torch reports anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import distmagic
+from distmagic.api import session
+from distmagic.errors import Hung
+from distmagic.render.overview import overview
+from distmagic.state.model import RunState
+from tests.e2e import runner
+from tests.e2e.runner import as_value
+from tests.lab import Lab
+
+pytestmark = pytest.mark.needs("lab")
+
+HERE = __file__
+
+
+def part(kind: str) -> None:
+    """Make two calls together. Then rank 1 makes another call than rank 0, or none."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    group = dist.new_group([0, 1], group_desc="pairs")
+    rank, x = dist.get_rank(), torch.ones(4)
+    dist.all_reduce(x)
+    dist.broadcast(x, 0)
+    if rank == 0:
+        dist.all_reduce(x)  # MARK first
+    elif kind == "call":
+        dist.broadcast(x, 1)  # MARK call
+    elif kind == "group":
+        dist.all_reduce(x, group=group)  # MARK group
+    elif kind == "receive":
+        dist.recv(x, 0)  # MARK receive
+    while True:
+        time.sleep(0.1)  # MARK rest
+
+
+def line_of(mark: str) -> int:
+    """Return the number of this file's line that ends with a mark."""
+    lines = Path(HERE).read_text().splitlines()
+    return next(i for i, line in enumerate(lines, 1) if line.endswith(f"# MARK {mark}"))
+
+
+def words_of(state: RunState) -> list[str]:
+    return [alert.text for alert in overview(state).alerts if alert.level == "warning"]
+
+
+class Seen:
+    """Keeps how long after the ranks' last advance the view first had words for where they are, and these words."""
+
+    def __init__(self) -> None:
+        self.after_s = 0.0
+        self.words = ""
+
+    def has_words(self, state: RunState) -> bool:
+        found = [
+            text for text in words_of(state) if "call 3" in text or "calls" in text
+        ]
+        if found:
+            self.after_s = state.at_s - state.advanced_at_s
+            self.words = found[0]
+        return bool(found)
+
+
+def hung(lab: Lab, fn: Callable[..., object], *args: object) -> tuple[Hung, Seen]:
+    seen = Seen()
+    screen = runner.Watch(seen.has_words)
+    way = runner.access(lab, warm_idle_s=900.0)
+    with pytest.raises(Hung) as caught:
+        distmagic.run(
+            as_value(fn), *args, hosts="dm1:1,dm2:1", access=way, screen=screen, hang_timeout_s=25.0,
+        )  # fmt: skip
+    return caught.value, seen
+
+
+RANK_1 = "rank 1 (dm2, local_rank 0)"
+RANK_0 = "rank 0 (dm1, local_rank 0)"
+
+
+def test_ranks_that_part_are_named_by_their_calls(lab: Lab) -> None:
+    """The view has it within 15 s, before the hang's own limit, and torch reports nothing for its 30 minutes."""
+    try:
+        for kind in ("call", "group", "receive", "none"):
+            error, seen = hung(lab, part, kind)
+            first = f"{HERE}, line {line_of('first')}"
+            if kind == "call":
+                other = f"{HERE}, line {line_of('call')}"
+                sentence = (
+                    f"{RANK_1} calls broadcast [4] at {other} where {RANK_0} calls all_reduce [4] at {first} "
+                    "(call 3 of the default group)"
+                )
+                assert sentence in error.message
+                assert sentence in seen.words
+            else:
+                awaited = f"Look at {RANK_1} first: the others wait for it in call 3 of the default group, all_reduce [4]."
+                assert awaited in error.hint
+                assert awaited in seen.words
+            place = "rest" if kind == "none" else kind
+            assert f"line {line_of(place)}" in error.stacks
+            assert 10.0 <= seen.after_s < 15.0
+    finally:
+        session().close()
+    lab.assert_clean()

@@ -30,10 +30,11 @@ _SPEED = re.compile(
     r"(?:tok|tokens?|samples?|seqs?|sequences?|ex|examples?|imgs?|images?|steps?|iters?|it)(?:/|_per_)s(?:ec|econd)?"
 )
 _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_COUNT = r"\d{1,3}(?:,\d{3})+|\d+"
 _WORD = r"(?!(?i:nan|inf)\b)[A-Za-z][\w@/.-]*"
 _PAIR = re.compile(
     rf"(?<![\w/@.-])((?:{_WORD}[ _]){{0,2}}{_WORD})[\"']?(\s*[:=]\s*|\s+)(?:tensor\()?"
-    rf"({_NUMBER}|nan|NaN|[-+]?inf)(?![\w/]|[.:]\w|,\d|\s*[*+/^]\s*[\w(])"
+    rf"({_NUMBER}|nan|NaN|[-+]?inf)(?:\s?/\s?({_COUNT}))?(?![\w/]|[.:]\w|,\d|\s*[*+/^]\s*[\w(])"
 )
 _COUNTED = re.compile(
     r"(?<![\w/])(?:global[ _])?(?:step|iter|iteration|it|batch|update)s?[\"']?\s*[:=#]?\s*\[?\s*(\d+(?:,\d{3})*)(?![\w.%])",
@@ -63,13 +64,30 @@ def numbers_of(line: str) -> dict[str, float]:
     if len(line) > _MAX_CHARS or "\r" in line.rstrip() or "%|" in line:
         return {}
     found: dict[str, float] = {}
-    for words, between, value in _PAIR.findall(_COLOUR.sub("", line)):
+    for words, between, value, total in _PAIR.findall(_COLOUR.sub("", line)):
         name = _name_of(words)
+        if total:
+            share = _share(value, total)
+            if _is_share(name) and share is not None:
+                found.setdefault(name, share)
+            continue
         # "loss 3 times", "return 0.5": a whole number behind a space, and a line of code, may be anything.
         is_clear = not between.isspace() or not (value.isdigit() or name == "return")
         if name and is_clear:
             found.setdefault(name, float(value.replace(",", "")))
     return found
+
+
+def _is_share(name: str) -> bool:
+    return any(part in ("acc", "accuracy") for part in re.split(r"[_/.@-]", name))
+
+
+def _share(value: str, total: str) -> float | None:
+    """Return 0.982 of `9820` and `10000`, None where that is no part of a whole."""
+    part, whole = (text.replace(",", "") for text in (value, total))
+    if not part.isdigit() or not 0 < int(whole) < 1 << 53 or int(part) > int(whole):
+        return None
+    return int(part) / int(whole)
 
 
 def step_of(line: str) -> float | None:

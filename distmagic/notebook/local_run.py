@@ -182,10 +182,13 @@ def note_library_changes(
 ) -> None:
     """Print once where cells of this notebook have changed what ranks lack, its own cell `filename` too."""
     found: list[LocalEffect] = []
-    for name, label in labels.items():
-        text = "".join(linecache.getlines(name))
+    texts = ["".join(linecache.getlines(name)) for name in labels]
+    for index, (name, label) in enumerate(labels.items()):
         shown = "" if name == filename else label
-        for effect in notebook_effects.library_changes(text, shown, shell.user_ns):
+        changes = notebook_effects.library_changes(
+            texts[index], shown, shell.user_ns, texts[index + 1 :]
+        )
+        for effect in changes:
             key = (name, effect.lineno, effect.name)
             if key not in noted and is_lost(effect):
                 noted.add(key)

@@ -336,6 +336,8 @@ class Magics:
             is_usual = request.spec.no_settings or request.workflow is not None
 
             def is_lost(effect: LocalEffect) -> bool:
+                if effect.kind == "seed":
+                    return True
                 if effect.kind == "variable":
                     is_ours = effect.name.startswith("DISTMAGIC_")
                     return effect.name not in dict(request.spec.env) and not is_ours

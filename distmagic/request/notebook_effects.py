@@ -23,6 +23,7 @@ CURE = "Move it into the function, or write %%distributed --whole, and every ran
 _CURE_OF_LIBRARIES = "Ranks import libraries fresh: do it inside the function, too."
 _CURE_OF_VARIABLES = "Ranks get variables by --env NAME=VALUE."
 _NAMED_AT_MOST = 4
+_OF_RANKS = "#%%"  # how the text of a cell begins that ran on ranks
 
 ENVIRON = ("os.environ", "environ")
 # Without a leading `os.`.
@@ -100,22 +101,26 @@ def local_effects(
 
 
 def library_changes(
-    text: str, label: str, namespace: Mapping[str, object]
+    text: str,
+    label: str,
+    namespace: Mapping[str, object],
+    later: Sequence[str] = (),
 ) -> Iterator[LocalEffect]:
     """Yield where a cell's text changes a library; `name` is that of the library. `namespace` are the notebook's values.
 
-    Of another cell, which has a label, also where it sets a variable. A cell that ran on ranks has said so itself.
+    Of another cell, which has a label, also where it sets a variable, and where it seeds, unless it or a `later` text
+    makes something of the seed here. A cell that ran on ranks has said so itself.
     """
     try:
         tree = ast.parse(text)
     except SyntaxError:
         return
+    if label and not text.startswith(_OF_RANKS):
+        for one in local_effects(tree.body):
+            is_seed = one.kind == "seed" and not any(map(_draws, later))
+            if is_seed or one.kind == "variable":
+                yield replace(one, words=f"{label}, {one.words}")
     for statement in tree.body:
-        effects = _of_statement(statement)
-        if label and not text.startswith("#%%"):
-            for one in effects:
-                if one.kind == "variable":
-                    yield replace(one, words=f"{label}, {one.words}")
         for node in executed(statement):
             for target, does in _changed(node):
                 library = _library(target, namespace)
@@ -130,6 +135,20 @@ def library_changes(
                     )
 
 
+def _draws(text: str) -> bool:
+    """Whether a cell may draw random numbers here. Of a cell that ran on ranks, the last statement did so there."""
+    try:
+        statements = ast.parse(text).body
+    except SyntaxError:
+        return False
+    if text.startswith(_OF_RANKS):
+        del statements[-1:]
+    own = [
+        one for one in statements if not ast.unparse(one).startswith("get_ipython()")
+    ]
+    return any(map(_computes, own))
+
+
 def _changed(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
     """Yield what a node sets or calls by which a library may be changed, and that in words."""
     targets: Sequence[ast.expr] = ()
@@ -142,7 +161,7 @@ def _changed(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
         name = _last(called)
         if name == "setattr" and args:
             yield args[0], f"sets an attribute of {ast.unparse(args[0])}"
-        elif _CHANGES.match(name):
+        elif _CHANGES.match(name) and dotted(called) not in _SEEDS:
             yield called, f"calls {ast.unparse(called)}"
     for target in targets:
         if isinstance(target, ast.Attribute | ast.Subscript):

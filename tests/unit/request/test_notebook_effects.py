@@ -195,6 +195,34 @@ def test_of_another_cell_a_variable_is_told_too():
     assert list(library_changes(f"#%%distributed\n{text}", "Cell In[1]", {})) == []
 
 
+SEEDS = "import torch\ntorch.manual_seed(7)\ndef f():\n    return torch.rand(2)"
+
+
+@pytest.mark.parametrize(
+    ("text", "later", "is_told"),
+    [
+        (SEEDS, (), True),
+        (SEEDS, ("def g():\n    return draw()", "get_ipython().run_line_magic('a', '')"), True),
+        (SEEDS, ("#%%distributed\nx = 3\nf()",), True),
+        (SEEDS, ("x = torch.rand(2)",), False),
+        (SEEDS, ("#%%distributed\nx = torch.rand(2)\nf(x)",), False),
+        (f"{SEEDS}\nx = f()", (), False),
+        ("from transformers import set_seed\nset_seed(7)", (), True),
+        ("def g():\n    torch.manual_seed(7)", (), False),
+    ],
+)  # fmt: skip
+def test_of_another_cell_a_seed_is_told_where_nothing_is_drawn_here(
+    text, later, is_told
+):
+    found = list(library_changes(text, "Cell In[1]", {}, later))
+    assert [one.kind for one in found] == ["seed"] * is_told
+    assert list(library_changes(text, "", {}, later)) == []
+    if is_told:
+        assert note(found).startswith(
+            "Cell In[1], line 2 seeds the notebook, not the ranks."
+        )
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_cell_that_changes_a_library_changes_that_of_the_notebook_alone(name, golden):
     text, library, words = CHANGES[name]

@@ -42,6 +42,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     diagnosis/     the doctor's judgement: what is wrong with hosts, and between them, pure
     render/        a RunState as text and HTML, pure
     state/         events become a RunState, and what follows from it, pure
+    failures/      errors of torch, GPUs and the network in words; the call in which ranks part; pure
     exports/       what all exported jobs share: program, folder, lines of bash; pure, but for the one module that writes it
     exports/on_nodes/  scripts that travel in that folder
     planning/      from facts to the plan of what each host starts, pure

@@ -11,12 +11,9 @@ reads a clock, speaks to a host or writes on a screen. Read the modules in this 
     fold.py             `fold`: events in, the next state out; the events of agents
     fold_ranks.py       the events of ranks, and which node has which ranks
     fold_launcher.py    the events of the launcher
-    failure_kind.py     whether a rank succeeded, failed, or only lost a peer that failed; failures on a GPU, in words
-    calls.py            the first collective call in which ranks part
     hangs.py            whether a run hangs, and where its ranks are, in words
     standstill.py       which ranks have stood still for long; the question where they are, before a stop for it
     decide.py           what to do: stop the run, count nodes as lost, ask ranks where they are, let the job go on alone
-    network_errors.py   connection errors of gloo, NCCL and torch's store, in words
     verdict.py          the error that a run ends with, if it does
 
 Theory of operation

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from distmagic.failures import failure_kind
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.bounds import MOST_NODES
 from distmagic.remote.wire.protocol import JobTerms
 from distmagic.remote.wire.vocabulary import known_stop_reason
-from distmagic.state import failure_kind, fold_launcher, fold_ranks
+from distmagic.state import fold_launcher, fold_ranks
 from distmagic.state.builder import RunStateBuilder
 from distmagic.state.events import Event
 from distmagic.state.model import ANY_TERMS, NodeState, RunState

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from distmagic.failures import failure_kind
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.bounds import MOST_RANKS
-from distmagic.state import failure_kind
 from distmagic.state.builder import STREAMS, RunStateBuilder
 from distmagic.state.events import Event
 from distmagic.state.hangs import has_shown_progress, have_moved, is_of_a_wait

@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from distmagic.failures.calls import Parting, Side, parting
 from distmagic.remote.wire.protocol import Bar, Frame, Stacks, Thread
-from distmagic.state.calls import Parting, Side, parting
 from distmagic.state.model import RunState, StackDump, WorkerState
 
 SHOWN_GROUPS = 8  # places whose stacks are shown

@@ -17,8 +17,8 @@ from distmagic.errors import (
     TimedOut,
     WorkerFailed,
 )
+from distmagic.failures import failure_kind, network_errors
 from distmagic.remote.system import exit_codes, memory
-from distmagic.state import failure_kind, network_errors
 from distmagic.state.events import NEVER_BEGAN
 from distmagic.state.hangs import explain_last, stacks_text
 from distmagic.state.model import NodeState, RunState, WorkerState

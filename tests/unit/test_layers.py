@@ -43,6 +43,7 @@ PACKAGES = (
     "planning",
     "exports.on_nodes",
     "exports",
+    "failures",
     "state",
     "render",
     "diagnosis",

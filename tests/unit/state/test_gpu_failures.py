@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from distmagic.failures import failure_kind
 from distmagic.remote.system import exit_codes, memory
 from distmagic.remote.wire import protocol as p
-from distmagic.state import failure_kind
 from distmagic.state.events import Gone
 from distmagic.state.fold import fold
 from distmagic.state.verdict import verdict

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from distmagic.failures.calls import Parting, Side
 from distmagic.remote.wire import protocol as p
-from distmagic.state.calls import Parting, Side
 from distmagic.state.decide import reason_to_stop
 from distmagic.state.events import Broken, Event, Lost
 from distmagic.state.fold import fold

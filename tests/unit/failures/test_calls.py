@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distmagic.failures.calls import Parting, parting
 from distmagic.remote.wire import protocol as p
-from distmagic.state.calls import Parting, parting
 
 
 def calls(*names: str, waits: int = 0, first: int = 1) -> tuple[p.CallRecord, ...]:

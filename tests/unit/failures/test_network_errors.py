@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distmagic.failures import network_errors
 from distmagic.remote.wire import protocol as p
-from distmagic.state import network_errors
 from distmagic.state.events import Gone
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState

@@ -14,6 +14,7 @@ from distmagic.state.model import RunState
 
 NEVER_CHANGED = {
     "job", "before_s", "name", "began_unix_s", "began_up_s", "variable", "seen_unix_s",
+    "cell",
 }  # fmt: skip
 
 

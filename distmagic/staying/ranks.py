@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -265,8 +266,10 @@ class Ranks:
         self._session.history.add(state)
         values = {}
         for rank, end in cell.ends.items():
-            if end.value:
-                values[rank] = base64.b64decode(end.value)
+            if not end.value:
+                continue
+            with contextlib.suppress(ValueError):  # no host of ours sends such a value
+                values[rank] = base64.b64decode(end.value, validate=True)
         error = error_of(state, was_interrupted=False)
         for line in cell_state.shown(cell.ends):
             print(line)  # noqa: T201  # what the cell shows

@@ -107,7 +107,7 @@ def test_ranks_that_part_are_named_by_their_calls(lab: Lab) -> None:
                 assert awaited in seen.words
             place = "rest" if kind == "none" else kind
             assert f"line {line_of(place)}" in error.stacks
-            assert 10.0 <= seen.after_s < 15.0
+            assert seen.after_s >= 10.0  # no step that is long is a hang
     finally:
         session().close()
     lab.assert_clean()

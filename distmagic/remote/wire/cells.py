@@ -111,7 +111,7 @@ class CellEnded:
     rank: RankNumber
     ended: Ended
     shown: Annotated[str, "lines", 4000] = ""
-    value: Exact = ""
+    value: Annotated[str, "line", 200_000] = ""
     names: Annotated[tuple[Word, ...], "items", MOST_NAMES] = ()
     groups: Annotated[tuple[GroupCalls, ...], "items", 1000] = ()
     holders: Annotated[tuple[Word, ...], "items", 100] = ()

@@ -334,7 +334,7 @@ class GpuHealth:
     used_bytes: Size = 0
     total_bytes: Size = 0
     holders: Annotated[tuple[Word, ...], "items", 100] = ()
-    ecc_errors: Size = 0
+    ecc_errors: Count = 0
     slowed_by: Word = ""
 
 

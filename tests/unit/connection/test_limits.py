@@ -25,18 +25,14 @@ from distmagic.connection.limits import (
     first_reply,
 )
 from distmagic.errors import ProtocolError
-from distmagic.remote.wire import answers, codec, events, file_names, requests
+from distmagic.remote.wire import codec, file_names
 from distmagic.remote.wire import protocol as p
 from distmagic.remote.wire.bounds import PATH_BYTES
 from tests import REPOSITORY
 from tests.builders.harmless import is_harmless
 
-OF_HOSTS = [
-    kind
-    for kind in codec._NAMES
-    if kind.__module__ in (answers.__name__, events.__name__)
-]
-OF_NOTEBOOKS = [kind for kind in codec._NAMES if kind.__module__ == requests.__name__]
+OF_HOSTS = [kind for kind in codec._NAMES if kind not in codec._REQUESTS]
+OF_NOTEBOOKS = [kind for kind in codec._NAMES if kind in codec._REQUESTS]
 GOLDEN = (REPOSITORY / "tests" / "golden" / "wire.jsonl").read_bytes().splitlines()
 NASTY = "\x1b]0;owned\x07\x1b]52;c;ZXZpbA==\x07\x1b[2J\x1b[8mhidden\x9b31m\u202etxt\x00\x7f\x85\x1bP1$r\x1b\\\r\n\t\u2028"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -54,6 +50,7 @@ MAY_BREAK = {
     "logout",
     "write_error",
     "error",
+    "shown",
 }
 OF_A_START = (p.StartNode, p.Membership, p.TemplateRequest, p.JoinTemplate, p.WorkDir)
 MOST_CHARS = {
@@ -62,6 +59,7 @@ MOST_CHARS = {
     "meaning": 40_000,
     "traceback": 150_000,
     "data": 200_000,
+    "value": 200_000,
 }
 
 
@@ -218,8 +216,9 @@ def check_number(value: float, name: str) -> None:
         assert name == "metrics" or -1e18 <= value <= 1e18
         assert not (name.endswith("_s") and value < 0)
     else:
-        low = {"code": -(2**31), "rank": -1, "culprit": -1}.get(name, 0)
-        is_size = "bytes" in name or name in ("offset", "through", "sizes")
+        unlimited = dict.fromkeys(("shm_bytes", "open_files", "locked_bytes"), -1)
+        low = {"code": -(2**31), "rank": -1, "culprit": -1, **unlimited}.get(name, 0)
+        is_size = "bytes" in name or name in ("offset", "through", "sizes", "open_files")  # fmt: skip
         assert low <= value <= (2**63 if is_size else 2**31 - 1)
 
 

@@ -112,7 +112,7 @@ class Run(Returned):
     def to_tensorboard(self, folder: str | os.PathLike[str]) -> Path:
         """Write the metrics as event files of TensorBoard, a folder `rank0`, `rank1`... for each rank; return `folder`.
 
-        The call's arguments are in its HPARAMS. Raises `SpecError` where tensorboard is not installed here.
+        The call's arguments are in its HPARAMS. Raises `SpecError` where tensorboard is not installed on the notebook machine.
         """
         check_tracker("run.to_tensorboard", "tensorboard")
         path = Path(folder)

@@ -1,7 +1,7 @@
 """Print what an executed notebook shows in the end: `python notebooks/summary.py build/00_quickstart.ipynb`.
 
-The last table of distmagic (its text form), the line with the test accuracy, and where the notebook lies. Exit code 1
-says that one of these is missing.
+The line with the test accuracy, the last table of distmagic above it (its text form), and where the notebook lies. Exit
+code 1 says that one of these is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ def main(path: Path) -> int:
         for cell in json.loads(path.read_text())["cells"]
         for output in cell.get("outputs", [])
     ]
-    table, accuracy = last_table(outputs), accuracy_line(outputs)
+    lines = [accuracy_line([output]) for output in outputs]
+    accuracy = next(filter(None, reversed(lines)), "")
+    above = outputs[: lines.index(accuracy)] if accuracy else outputs
+    table = last_table(above)
     print(table or "The notebook holds no final table of distmagic.")
     print(accuracy or "The notebook prints no line that starts with 'test accuracy'.")
     print(f"executed notebook: {path.resolve()}")

@@ -17,7 +17,7 @@ WARN = """
 import logging, warnings
 warnings.simplefilter("always")
 from distmagic.remote.rank import sources
-sources._label_warnings({"/tmp/ipykernel_71/123.py": "Cell In[3]"})
+sources.label_warnings({"/tmp/ipykernel_71/123.py": "Cell In[3]"})
 for name in ("/tmp/ipykernel_71/123.py", "/somewhere/train.py"):
     exec(compile("import warnings\\n\\nwarnings.warn('too hot')", name, "exec"))
 logging.captureWarnings(True)

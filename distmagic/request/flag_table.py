@@ -6,6 +6,8 @@ by flags.py one by one.
 
 from __future__ import annotations
 
+from functools import partial
+
 from distmagic.request.access import Access
 from distmagic.request.allocation import IDLE_S
 from distmagic.request.flag_values import (
@@ -117,7 +119,7 @@ _OF_THE_CELL = (
         "ranks",
         "the whole cell runs on ranks that stay for the next one, under this name",
         "NAME",
-        read=variable_name,
+        read=partial(variable_name, where="--stay"),
         not_with="export workflow",
     ),
     Flag(

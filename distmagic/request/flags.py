@@ -148,6 +148,11 @@ def _check_stay(args: argparse.Namespace) -> None:
                 f"{flag} is for a run that ends, and the ranks of --stay {args.stay} stay.",
                 "Leave one of them out.",
             )
+    if args.on_disconnect == "keep":
+        raise SpecError(
+            f"--on-disconnect keep is for a job that ends by itself, and the ranks of --stay {args.stay} stay.",
+            "Leave one of them out.",
+        )
     if args.nnodes is not None and args.nnodes[0] != args.nnodes[1]:
         raise SpecError(
             "--nnodes MIN:MAX is for a job whose ranks start again, and those of --stay keep their values.",

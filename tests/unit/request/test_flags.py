@@ -528,3 +528,40 @@ def test_a_task_of_skypilot_only_sets_hosts_up(tmp_path: Path, monkeypatch, gold
     for line in ("run: python a.py", "'run' : |"):
         task.write_text(f"num_nodes: 2\n{line}\n")
         golden(refusal("--on sky --sky 'my task.yaml'"))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", ["--stay", "last"]),
+        ("0,4-7", ["--stay", "last", "--ranks", "0,4-7"]),
+        ("exp 2 -o run", ["--stay", "exp", "--ranks", "2", "-o", "run"]),
+        ("exp --hosts a:2", ["--stay", "exp", "--hosts", "a:2"]),
+    ],
+)
+def test_a_line_of_ranks_is_one_of_distributed(line, words):
+    assert flags.words_of_ranks(line, "last") == words
+
+
+def test_ranks_that_stay_and_those_of_them_on_which_a_cell_runs():
+    request = flags.parse_line("--stay exp --ranks 7,0,4-5", flags.Defaults())
+    assert (request.stay, request.ranks) == ("exp", (0, 4, 5, 7))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--ranks 0",
+        "--stay exp --ranks 3-1",
+        "--stay exp --ranks x",
+        "--stay exp --detach",
+        "--stay exp --background",
+        "--stay exp --script -- 5",
+        "--stay exp --max-restarts 1",
+        "--stay exp --nnodes 1:2",
+        "--stay exp --on-disconnect keep",
+        "--stay 1a",
+    ],
+)
+def test_what_ranks_that_stay_cannot_have_is_refused(line, golden):
+    golden(refusal(line))

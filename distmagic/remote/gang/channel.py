@@ -6,8 +6,8 @@ import selectors
 from dataclasses import dataclass, replace
 
 from distmagic.remote.gang import liveness
-from distmagic.remote.gang.datagrams import NOBODY
-from distmagic.remote.gang.liveness import Gang, News, OwnState
+from distmagic.remote.gang.datagrams import NOBODY, OwnState
+from distmagic.remote.gang.liveness import Gang, News
 from distmagic.remote.gang.udp import Udp, resolve
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.wire import protocol
@@ -90,7 +90,7 @@ class GangChannel:
     def has_paused_node(self) -> bool:
         """Whether a rank of another node waits for somebody to type; the lead knows of all nodes."""
         return any(
-            peer.is_paused and peer.state != "lost"
+            peer.said.is_paused and peer.state != "lost"
             for peer in self._gang.peers.values()
         )
 
@@ -114,14 +114,18 @@ class GangChannel:
         """
         for data, address in self._udp.receive():
             self._gang.receive(data, address, now)
-        own = self._own_state(cause, is_clear=is_clear)
-        own = replace(
-            own,
+        own = OwnState(
+            formations=self._formations,
             is_detached=is_detached,
             has_returned=has_returned,
             is_ending=is_ending,
             is_paused=is_paused,
         )
+        if cause is not None:
+            culprit = cause.culprit if cause.culprit >= 0 else NOBODY
+            own = replace(own, phase="stopping", reason=cause.reason, culprit=culprit)
+        if is_clear:
+            own = replace(own, phase="clear")
         self._gang.announce(own, now)
         # Each is journaled, also after the first cause.
         causes = [self._judge(news, now) for news in self._gang.poll(now)]
@@ -130,23 +134,6 @@ class GangChannel:
             if found is not None:
                 return found
         return None
-
-    def _own_state(self, cause: Cause | None, *, is_clear: bool) -> OwnState:
-        if is_clear:
-            phase = "clear"
-        elif cause is not None:
-            phase = "stopping"
-        else:
-            phase = "up"
-        if cause is None:
-            return OwnState(phase=phase, formations=self._formations)
-        culprit = cause.culprit if cause.culprit >= 0 else NOBODY
-        return OwnState(
-            phase=phase,
-            reason=cause.reason,
-            culprit=culprit,
-            formations=self._formations,
-        )
 
     def _judge(self, news: News, now: float) -> Cause | None:
         """Journal a peer's new state. Return why this node must stop for it, None if it need not."""

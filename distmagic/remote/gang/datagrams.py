@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 from distmagic.remote.wire.vocabulary import STOP_REASONS, StopReason, known_stop_reason
@@ -33,34 +33,41 @@ _MAC_BYTES = 32
 SIZE_BYTES = _FORM.size + _MAC_BYTES
 
 
-@dataclass(frozen=True, kw_only=True)
-class Datagram:
-    """What node `node_rank` sends to node `to`.
+@dataclass(frozen=True)
+class OwnState:
+    """What a node says of itself, in the order of the bytes.
 
-    `phase` is one of `PHASES`. `reason` and `culprit` say why it stops and which node is to blame (`NOBODY` for none).
-    `formations` counts how often the lead has asked all nodes to form anew. `is_detached`: the lead says that the job
+    `formations` counts how often the lead has asked all nodes to form anew. `phase` is one of `PHASES`. `reason` and
+    `culprit` say why it stops and which node is to blame (`NOBODY` for none). `is_detached`: the lead says that the job
     needs no notebook any more. `has_returned`: all ranks of the sender have returned, and its torchrun waits for those of
     other nodes; the lead says so where any node does. `is_ending`: a rank of the sender is about to end by itself, as it was
     asked to; of the lead: a rank of any node. `is_paused`: a rank of the sender waits for somebody to type.
     """
 
-    node_rank: int
-    to: int
-    counter: int
-    echo: int
+    formations: int = 0
     phase: str = "up"
     reason: StopReason | Literal[""] = ""
     culprit: int = NOBODY
-    formations: int = 0
     is_detached: bool = False
     has_returned: bool = False
     is_ending: bool = False
     is_paused: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Datagram:
+    """What node `node_rank` sends to node `to`."""
+
+    node_rank: int
+    to: int
+    counter: int
+    echo: int
+    said: OwnState = OwnState()
+
+
 def seal(secret: bytes, one: Datagram) -> bytes:
     """Return the bytes to send. A reason that has no number goes as "stopped"."""
-    reason = known_stop_reason(one.reason) if one.reason else ""
+    formations, phase, reason, *others = astuple(one.said)
     body = _FORM.pack(
         _MAGIC,
         _VERSION,
@@ -68,14 +75,10 @@ def seal(secret: bytes, one: Datagram) -> bytes:
         one.to,
         one.counter,
         one.echo,
-        one.formations,
-        PHASES.index(one.phase),
-        REASONS.index(reason),
-        one.culprit,
-        one.is_detached,
-        one.has_returned,
-        one.is_ending,
-        one.is_paused,
+        formations,
+        PHASES.index(phase),
+        REASONS.index(known_stop_reason(reason) if reason else ""),
+        *others,
     )
     return body + _mac(secret, body)
 
@@ -88,24 +91,10 @@ def unseal(secret: bytes, data: bytes) -> Datagram | None:
     body, mac = data[: _FORM.size], data[_FORM.size :]
     if len(data) != SIZE_BYTES or not hmac.compare_digest(mac, _mac(secret, body)):
         return None
-    (
-        magic,
-        version,
-        node_rank,
-        to,
-        counter,
-        echo,
-        formations,
-        phase,
-        reason,
-        culprit,
-        is_detached,
-        has_returned,
-        is_ending,
-        is_paused,
-    ) = _FORM.unpack(body)
+    magic, version, node_rank, to, counter, echo, *said = _FORM.unpack(body)
     if magic != _MAGIC or version != _VERSION:
         return None
+    formations, phase, reason, *others = said
     if phase >= len(PHASES) or reason >= len(REASONS):
         return None
     return Datagram(
@@ -113,14 +102,7 @@ def unseal(secret: bytes, data: bytes) -> Datagram | None:
         to=to,
         counter=counter,
         echo=echo,
-        phase=PHASES[phase],
-        reason=REASONS[reason],
-        culprit=culprit,
-        formations=formations,
-        is_detached=is_detached,
-        has_returned=has_returned,
-        is_ending=is_ending,
-        is_paused=is_paused,
+        said=OwnState(formations, PHASES[phase], REASONS[reason], *others),
     )
 
 

@@ -6,10 +6,10 @@ States, transitions and promises are described in the package's `__init__`.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from distmagic.remote.gang.datagrams import NOBODY, Datagram, seal, unseal
+from distmagic.remote.gang.datagrams import NOBODY, Datagram, OwnState, seal, unseal
 from distmagic.remote.wire.bounds import MOST_NODES
 from distmagic.remote.wire.vocabulary import StopReason
 
@@ -33,22 +33,8 @@ class News:
     culprit: int = NOBODY
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnState:
-    """What this node's datagrams say about itself; the fields are those of `Datagram`."""
-
-    phase: str = "up"
-    reason: StopReason | Literal[""] = ""
-    culprit: int = NOBODY
-    formations: int = 0
-    is_detached: bool = False
-    has_returned: bool = False
-    is_ending: bool = False
-    is_paused: bool = False
-
-
 class Peer:
-    """One other node. From `phase` to `reason` the attributes are those of its latest datagram."""
+    """One other node. `said` is what its latest datagram says."""
 
     def __init__(self, node_rank: int, address: Address | None, now: float) -> None:
         self.node_rank = node_rank
@@ -60,12 +46,7 @@ class Peer:
         )
         self.last_counter = 0  # of its latest datagram; 0 if none has arrived
         self.sent_counter = 0  # of our latest datagram to it
-        self.phase = "up"
-        self.culprit = NOBODY
-        self.formations = 0
-        self.is_detached = False
-        self.has_returned = self.is_ending = self.is_paused = False
-        self.reason: StopReason | Literal[""] = ""
+        self.said = OwnState()
         self.state = ""  # "", joined, silent or lost: as last reported
         self.acknowledged = 0  # the highest counter of ours that it has echoed
         self.clear_counter = (
@@ -86,14 +67,7 @@ class Peer:
         self.last_counter = one.counter
         self.address = address
         self.arrived_at = now
-        self.phase = one.phase
-        self.reason = one.reason
-        self.culprit = one.culprit
-        self.formations = one.formations
-        self.is_detached = one.is_detached
-        self.has_returned = one.has_returned
-        self.is_ending = one.is_ending
-        self.is_paused = one.is_paused
+        self.said = one.said
         self.acknowledged = max(self.acknowledged, one.echo)
         for counter, sent_at in self._sent:
             if counter == one.echo:
@@ -130,7 +104,7 @@ class Gang:
         alive = [
             peer
             for peer in self.peers.values()
-            if peer.state == "joined" and peer.phase == "up"
+            if peer.state == "joined" and peer.said.phase == "up"
         ]
         return 1 + len(alive)
 
@@ -139,25 +113,35 @@ class Gang:
         peer = self.peers.get(node_rank)
         if peer is None or not peer.last_counter:
             return None
-        return peer.state != "lost" and peer.phase != "clear"
+        return peer.state != "lost" and peer.said.phase != "clear"
 
     @property
     def formations(self) -> int:
         """How often the lead has asked the nodes to form anew, as far as this node knows."""
-        return self.own.formations if self.node_rank == 0 else self.peers[0].formations
+        return (
+            self.own.formations
+            if self.node_rank == 0
+            else self.peers[0].said.formations
+        )
 
     @property
     def is_detached(self) -> bool:
         """Whether the job needs no notebook any more, as far as this node knows from the lead."""
         return (
-            self.own.is_detached if self.node_rank == 0 else self.peers[0].is_detached
+            self.own.is_detached
+            if self.node_rank == 0
+            else self.peers[0].said.is_detached
         )
 
     @property
     def has_returned_node(self) -> bool:
         """Whether all ranks of a node that still runs have returned, as far as this node knows; a member, from the lead."""
         for peer in self.peers.values():
-            if peer.has_returned and peer.phase == "up" and peer.state != "lost":
+            if (
+                peer.said.has_returned
+                and peer.said.phase == "up"
+                and peer.state != "lost"
+            ):
                 return True
         return False
 
@@ -165,7 +149,7 @@ class Gang:
     def has_ending_node(self) -> bool:
         """Whether a rank of another node is about to end by itself, as far as this node knows; a member, from the lead."""
         return any(
-            peer.is_ending and peer.state != "lost" for peer in self.peers.values()
+            peer.said.is_ending and peer.state != "lost" for peer in self.peers.values()
         )
 
     @property
@@ -186,7 +170,7 @@ class Gang:
             if (
                 peer.state in ("", "joined")
                 and peer.last_counter
-                and peer.phase != "clear"
+                and peer.said.phase != "clear"
             ):
                 return False
         return True
@@ -234,46 +218,42 @@ class Gang:
         counter = peer.next_counter(now)
         if self.own.phase == "clear" and not peer.clear_counter:
             peer.clear_counter = counter
+        said = replace(
+            self.own,
+            has_returned=self.own.has_returned or self.tells_of_returned,
+            is_ending=self.own.is_ending
+            or (self.node_rank == 0 and self.has_ending_node),
+        )
         one = Datagram(
             node_rank=self.node_rank,
             to=peer.node_rank,
             counter=counter,
             echo=peer.last_counter,
-            phase=self.own.phase,
-            reason=self.own.reason,
-            culprit=self.own.culprit,
-            formations=self.own.formations,
-            is_detached=self.own.is_detached,
-            has_returned=self.own.has_returned or self.tells_of_returned,
-            is_ending=self.own.is_ending
-            or (self.node_rank == 0 and self.has_ending_node),
-            is_paused=self.own.is_paused,
+            said=said,
         )
         self.outbox.append((peer.address, seal(self.secret, one)))
 
     def _news_of(self, peer: Peer, now: float) -> list[News]:
         found = []
-        state = self._state_of(peer, now)
+        if peer.alive_at is None:
+            state = "silent" if now - peer.began > FORM_S else ""
+        elif peer.said.phase == "clear":
+            state = "joined"  # its agent may have exited meanwhile, which is no loss
+        else:
+            state = "lost" if now - peer.alive_at > self.lost_after_s else "joined"
         if state != peer.state:
             kind = "back" if peer.state == "lost" else state
             peer.state = state
             found.append(News(kind=kind, node_rank=peer.node_rank))
-        if peer.phase != "up" and peer.reason and state != "lost":
+        if peer.said.phase != "up" and peer.said.reason and state != "lost":
             stops = News(
                 kind="stops",
                 node_rank=peer.node_rank,
-                reason=peer.reason,
-                culprit=peer.culprit,
+                reason=peer.said.reason,
+                culprit=peer.said.culprit,
             )
             found.append(stops)
         return found
-
-    def _state_of(self, peer: Peer, now: float) -> str:
-        if peer.alive_at is None:
-            return "silent" if now - peer.began > FORM_S else ""
-        if peer.phase == "clear":
-            return "joined"  # its agent may have exited meanwhile, which is no loss
-        return "lost" if now - peer.alive_at > self.lost_after_s else "joined"
 
 
 def lead(secret: bytes, nodes: int, lost_after_s: float, now: float) -> Gang:

@@ -17,10 +17,11 @@ from distmagic.remote.gang.datagrams import (
     REASONS,
     SIZE_BYTES,
     Datagram,
+    OwnState,
     seal,
     unseal,
 )
-from distmagic.remote.gang.liveness import FORM_S, Gang, News, OwnState
+from distmagic.remote.gang.liveness import FORM_S, Gang, News
 
 SECRET = bytes(range(32))
 LOST_S = 4.0
@@ -29,20 +30,16 @@ A_DATAGRAM = Datagram(
     to=0,
     counter=7,
     echo=5,
-    phase="stopping",
-    reason="failed",
-    culprit=1,
-    formations=4,
-    is_detached=True,
-    has_returned=True,
+    said=OwnState(4, "stopping", "failed", 1, is_detached=True, has_returned=True),
 )
 
 DATAGRAMS = st.builds(
     Datagram,
     node_rank=st.integers(0, NOBODY), to=st.integers(0, NOBODY), counter=st.integers(0, 2**64 - 1),
-    echo=st.integers(0, 2**64 - 1), phase=st.sampled_from(PHASES), reason=st.sampled_from(REASONS),
-    culprit=st.integers(0, NOBODY), formations=st.integers(0, 2**32 - 1),
-    is_detached=st.booleans(), has_returned=st.booleans(),
+    echo=st.integers(0, 2**64 - 1), said=st.builds(
+        OwnState, st.integers(0, 2**32 - 1), st.sampled_from(PHASES), st.sampled_from(REASONS),
+        st.integers(0, NOBODY), st.booleans(), st.booleans(), st.booleans(), st.booleans(),
+    ),
 )  # fmt: skip
 
 
@@ -250,9 +247,8 @@ def test_what_is_held_back_does_not_prove_that_its_sender_is_alive_now(net):
 
 def test_forged_and_reflected_datagrams_change_nothing(net):
     before = {node: net.told(node) for node in net.nodes}
-    stop = Datagram(
-        node_rank=1, to=0, counter=10**6, echo=0, phase="stopping", reason="failed"
-    )
+    said = OwnState(phase="stopping", reason="failed")
+    stop = Datagram(node_rank=1, to=0, counter=10**6, echo=0, said=said)
     for gang in net.nodes.values():
         gang.receive(seal(bytes(32), stop), "evil", net.now)
         gang.receive(b"\0" * SIZE_BYTES, "evil", net.now)

@@ -42,7 +42,16 @@ _KERNEL_FILE = "kernel-"  # how a Jupyter server, and VS Code, begin the name of
 
 def owner() -> str:
     """Return the name of this process as the owner of jobs: another kernel has the same one only for the same notebook."""
-    return _of_this_person(_notebook() or _script(os.getpid()))
+    # The notebook that this process is the kernel of, "" if it is no kernel.
+    connection_file = _connection_file()
+    if not connection_file:
+        notebook = ""
+    else:
+        notebook = (
+            notebook_path()
+            or f"notebook (kernel {connection_file.removeprefix(_KERNEL_FILE)})"
+        )
+    return _of_this_person(notebook or _script(os.getpid()))
 
 
 def _of_this_person(what: str) -> str:
@@ -59,17 +68,6 @@ def _of_this_person(what: str) -> str:
 def new_job() -> str:
     """Return a name for a job that this process begins: when, and what no other job has."""
     return time.strftime("%m%d-%H%M%S-") + secrets.token_hex(4)
-
-
-def _notebook() -> str:
-    """Return the notebook that this process is the kernel of, "" if it is no kernel."""
-    connection_file = _connection_file()
-    if not connection_file:
-        return ""
-    return (
-        notebook_path()
-        or f"notebook (kernel {connection_file.removeprefix(_KERNEL_FILE)})"
-    )
 
 
 def notebook_path() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from distmagic.comparison.as_text import columns, names_of_metrics, note
-from distmagic.comparison.summary import MetricSummary, RunSummary
+from distmagic.comparison.summary import RunSummary
 from distmagic.render import quantities as q
 from distmagic.render import style
 from distmagic.render.curves import Curve, figure, palette, sparkline
@@ -21,27 +21,25 @@ def html(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]] = ()) ->
     parts = [style(), head]
     compared = trainings or [range(len(runs))]
     if runs:
-        table = _table(runs, compared)
+        shown = columns(runs, compared)
+        titles = "".join(_cell("th", "dm-n" if one.kind == "dm-n" else "", escape(one.title)) for one in shown)  # fmt: skip
+        lines = [f"<tr>{titles}</tr>"]
+        for row, run in enumerate(runs):
+            cells = [f'<td><b class="{palette(row)}">{escape(run.label)}</b></td>']
+            for column in shown[1:]:
+                text = escape(column.cells[row])
+                if row in column.best:
+                    text = f'<b>{text}</b><span class="dm-star"> *</span>'
+                cells.append(_cell("td", column.kind, text))
+            lines.append(f'<tr class="dm-{run.phase}">{"".join(cells)}</tr>')
+        below = "".join(f'<div class="dm-faint">{line}</div>' for line in note(runs))
+        table = (
+            f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>{below}'
+        )
         parts.append(f'<div class="dm-scroll" tabindex="0">{table}</div>')
     for rows in compared:
         parts.append(_curves({row: runs[row] for row in rows}))
     return f'<div class="distmagic">{"".join(parts)}</div>'
-
-
-def _table(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]]) -> str:
-    shown = columns(runs, trainings)
-    titles = "".join(_cell("th", "dm-n" if one.kind == "dm-n" else "", escape(one.title)) for one in shown)  # fmt: skip
-    lines = [f"<tr>{titles}</tr>"]
-    for row, run in enumerate(runs):
-        cells = [f'<td><b class="{palette(row)}">{escape(run.label)}</b></td>']
-        for column in shown[1:]:
-            text = escape(column.cells[row])
-            if row in column.best:
-                text = f'<b>{text}</b><span class="dm-star"> *</span>'
-            cells.append(_cell("td", column.kind, text))
-        lines.append(f'<tr class="dm-{run.phase}">{"".join(cells)}</tr>')
-    below = "".join(f'<div class="dm-faint">{line}</div>' for line in note(runs))
-    return f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>{below}'
 
 
 def _cell(tag: str, kind: str, text: str) -> str:
@@ -58,7 +56,25 @@ def _curves(runs: Mapping[int, RunSummary]) -> str:
                 if metric.name == name and len(metric.bins) > 1:
                     found[row] = metric
         if found:
-            figures.append(_figure(name, found, runs))
+            # The curves of one metric, by the rows of their runs. Where only some count steps, only these are drawn.
+            by_step = any(metric.by_step for metric in found.values())
+            drawn = {row: one for row, one in found.items() if one.by_step == by_step}
+            curve = Curve(
+                name=name,
+                lines={row: metric.bins for row, metric in drawn.items()},
+                lasts={row: metric.last for row, metric in drawn.items()},
+                by_step=by_step,
+                holes={row: metric.holes for row, metric in drawn.items()},
+            )
+            caption = f"<b>{escape(cut_middle(plain(name), 40))}</b>"
+            sparks = [
+                f"{escape(runs[row].label)} {sparkline(metric.bins, metric.last)}"
+                for row, metric in drawn.items()
+            ]
+            names = {row: runs[row].label for row in drawn}
+            figures.append(
+                figure(curve, caption, "<br>".join(sparks), names, most_lines=len(runs))
+            )
     if not figures:
         return ""
     legend = [
@@ -67,25 +83,3 @@ def _curves(runs: Mapping[int, RunSummary]) -> str:
     ]
     shown = "".join(figures[:_MAX_CURVES])
     return f'<div class="dm-curves">{shown}</div><div class="dm-legend">{" ".join(legend)}</div>'
-
-
-def _figure(
-    name: str, metrics: dict[int, MetricSummary], runs: Mapping[int, RunSummary]
-) -> str:
-    """Return the curves of one metric, by the rows of their runs. Where only some count steps, only these are drawn."""
-    by_step = any(metric.by_step for metric in metrics.values())
-    drawn = {row: one for row, one in metrics.items() if one.by_step == by_step}
-    curve = Curve(
-        name=name,
-        lines={row: metric.bins for row, metric in drawn.items()},
-        lasts={row: metric.last for row, metric in drawn.items()},
-        by_step=by_step,
-        holes={row: metric.holes for row, metric in drawn.items()},
-    )
-    caption = f"<b>{escape(cut_middle(plain(name), 40))}</b>"
-    sparks = [
-        f"{escape(runs[row].label)} {sparkline(metric.bins, metric.last)}"
-        for row, metric in drawn.items()
-    ]
-    names = {row: runs[row].label for row in drawn}
-    return figure(curve, caption, "<br>".join(sparks), names, most_lines=len(runs))

@@ -65,7 +65,20 @@ def summary(state: RunState) -> RunSummary:
     metrics = []
     for name in list(names)[:_MAX_METRICS]:
         lasts = [table[name][-1].value for table in state.series.values() if name in table]  # fmt: skip
-        metrics.append(_metric(few, name, sum(lasts) / len(lasts)))
+        last = sum(lasts) / len(lasts)
+        curve = curve_of(few, name, _POINTS)
+        pick = max if more_is_better(name) else min
+        extremes = [one.high if pick is max else one.low for line in curve.lines.values() for one in line]  # fmt: skip
+        metrics.append(
+            MetricSummary(
+                name=name,
+                last=last,
+                best=pick(extremes, default=None),
+                bins=tuple(joined(curve)),
+                holes=tuple(curve.all_holes),
+                by_step=curve.by_step,
+            )
+        )
     return RunSummary(
         job=state.job,
         call=state.terms.call if len(state.terms.call) <= _CALL else "",
@@ -74,20 +87,6 @@ def summary(state: RunState) -> RunSummary:
         took_s=state.before_s + state.at_s,
         ranks=state.world_size or len(state.workers),
         metrics=tuple(metrics),
-    )
-
-
-def _metric(state: RunState, name: str, last: float) -> MetricSummary:
-    curve = curve_of(state, name, _POINTS)
-    pick = max if more_is_better(name) else min
-    extremes = [one.high if pick is max else one.low for line in curve.lines.values() for one in line]  # fmt: skip
-    return MetricSummary(
-        name=name,
-        last=last,
-        best=pick(extremes, default=None),
-        bins=tuple(joined(curve)),
-        holes=tuple(curve.all_holes),
-        by_step=curve.by_step,
     )
 
 

@@ -22,7 +22,24 @@ def write(folder: Path, files: Sequence[File]) -> None:
     """
     try:
         before = _record(folder)
-        _check(folder, files, before)
+        # Raise `SpecError` if a file is in the way, or to be removed, that is not what an export wrote.
+        new = {file.path: _sha256(file.data) for file in files}
+        for path in sorted({*new, *before}):
+            there = folder / path
+            if not there.exists() and not there.is_symlink():
+                continue
+            found = _sha256(there.read_bytes()) if there.is_file() else ""
+            if found in (before.get(path), new.get(path)) and not there.is_symlink():
+                continue
+            what = (
+                "was changed since it was exported"
+                if path in before
+                else "was not written by an export"
+            )
+            raise SpecError(
+                f"--export: {there} {what}, and would be replaced.",
+                "Move it away, or name another folder.",
+            )
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
             _write_file(folder / file.path, file)
@@ -56,27 +73,6 @@ def _record(folder: Path) -> dict[str, str]:
 def _is_inner(path: str) -> bool:
     parts = Path(path).parts
     return bool(parts) and not Path(path).is_absolute() and ".." not in parts
-
-
-def _check(folder: Path, files: Sequence[File], before: dict[str, str]) -> None:
-    """Raise `SpecError` if a file is in the way, or to be removed, that is not what an export wrote."""
-    new = {file.path: _sha256(file.data) for file in files}
-    for path in sorted({*new, *before}):
-        there = folder / path
-        if not there.exists() and not there.is_symlink():
-            continue
-        found = _sha256(there.read_bytes()) if there.is_file() else ""
-        if found in (before.get(path), new.get(path)) and not there.is_symlink():
-            continue
-        what = (
-            "was changed since it was exported"
-            if path in before
-            else "was not written by an export"
-        )
-        raise SpecError(
-            f"--export: {there} {what}, and would be replaced.",
-            "Move it away, or name another folder.",
-        )
 
 
 def _write_file(path: Path, file: File) -> None:

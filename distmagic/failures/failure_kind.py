@@ -126,31 +126,23 @@ def gpu_in_words(text: str, said: Sequence[str], host: str) -> str:
     """
     text = text[:20_000]
     if is_out_of_gpu_memory(text):
-        return _out_of_memory(text, host)
+        found = _GPU.search(text)
+        which = (
+            f"GPU {found['number']} of {host} ({found['capacity']})"
+            if found
+            else f"A GPU of {host}"
+        )
+        return (
+            f"{which} has no memory left. Use smaller batches, or fewer ranks on that host (--nproc-per-node); "
+            "nvidia-smi on that host lists the processes that use it."
+        )
     if _ASSERTION.search(text):
-        return _failed_assertion(said, host)
+        conditions = [
+            found["condition"] for line in said if (found := _CONDITION.search(line))
+        ]
+        what = f" ({conditions[0]})" if conditions else ""
+        return (
+            f"A kernel on a GPU of {host} found a value that is not allowed{what}: an index out of range, say. The traceback "
+            "may show a later line than the cause: run it again with --env CUDA_LAUNCH_BLOCKING=1, which shows the cause."
+        )
     return ""
-
-
-def _out_of_memory(text: str, host: str) -> str:
-    found = _GPU.search(text)
-    which = (
-        f"GPU {found['number']} of {host} ({found['capacity']})"
-        if found
-        else f"A GPU of {host}"
-    )
-    return (
-        f"{which} has no memory left. Use smaller batches, or fewer ranks on that host (--nproc-per-node); "
-        "nvidia-smi on that host lists the processes that use it."
-    )
-
-
-def _failed_assertion(said: Sequence[str], host: str) -> str:
-    conditions = [
-        found["condition"] for line in said if (found := _CONDITION.search(line))
-    ]
-    what = f" ({conditions[0]})" if conditions else ""
-    return (
-        f"A kernel on a GPU of {host} found a value that is not allowed{what}: an index out of range, say. The traceback "
-        "may show a later line than the cause: run it again with --env CUDA_LAUNCH_BLOCKING=1, which shows the cause."
-    )

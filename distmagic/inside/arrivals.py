@@ -106,7 +106,14 @@ class Arrivals:
         try:
             kind = _text(hello, "for")
             if kind in ("stdin", "stdout"):
-                self._take(member, (_number(hello, "process"), kind), channel)
+                key = (_number(hello, "process"), kind)
+                with self.changed:
+                    is_wanted = member.pieces.get(key, channel) is None
+                    if is_wanted:
+                        member.pieces[key] = channel
+                        self.changed.notify_all()
+                if not is_wanted:
+                    channel.close()  # it comes too late
             else:
                 self._meet(member, kind, channel, hello)
         except _Misspoken:
@@ -118,15 +125,6 @@ class Arrivals:
             if member.node_rank == hello.get("node"):
                 return member
         return None
-
-    def _take(self, member: Member, key: tuple[int, str], channel: Channel) -> None:
-        with self.changed:
-            is_wanted = member.pieces.get(key, channel) is None
-            if is_wanted:
-                member.pieces[key] = channel
-                self.changed.notify_all()
-        if not is_wanted:
-            channel.close()  # it comes too late
 
     def _meet(
         self, member: Member, kind: str, channel: Channel, hello: dict[str, Any]

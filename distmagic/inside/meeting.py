@@ -75,7 +75,14 @@ class Meeting:
                 is_refused = self._arrivals.refused > refused_before
                 is_over = now > end_s or (is_refused and now > began_s + _REFUSED_S)
                 if is_over or is_lost:
-                    raise self._absent(member, now - began_s, is_refused=is_refused)
+                    what = f"node {member.node_rank} of {self._place.system} has not come within {(now - began_s):.0f} s."
+                    hint = (
+                        "Look at what it printed; it must run the same command, and reach "
+                        f"{self._place.lead} at port {self._arrivals.port}."
+                    )
+                    if is_refused:
+                        hint = "Somebody dialled without the right secret: set DISTMAGIC_SECRET to one value on all nodes."
+                    raise Unreachable(member.name, what, hint)
         self._arrivals.all_are_there()
         for member in self._arrivals.members:
             if member.digest != digest:
@@ -96,18 +103,6 @@ class Meeting:
             f"node {member.node_rank} of {self._place.system} sent a message that node 0's distmagic does not understand.",
             "Install the same version on all nodes, and start the job again.",
         )
-
-    def _absent(
-        self, member: Member, waited_s: float, *, is_refused: bool
-    ) -> Unreachable:
-        what = f"node {member.node_rank} of {self._place.system} has not come within {waited_s:.0f} s."
-        hint = (
-            "Look at what it printed; it must run the same command, and reach "
-            f"{self._place.lead} at port {self._arrivals.port}."
-        )
-        if is_refused:
-            hint = "Somebody dialled without the right secret: set DISTMAGIC_SECRET to one value on all nodes."
-        return Unreachable(member.name, what, hint)
 
     def transport(self, name: str) -> DialledTransport:
         """Return the way to a node that has come. Raises `Unreachable` where it has gone, and stays away."""

@@ -18,7 +18,15 @@ def by_variables(environ: Mapping[str, str]) -> JobNode | None:
     if found.has_any("RANK", "WORLD_SIZE"):
         return _of_ranks(found)
     if found.has_any("PET_NODE_RANK", "PET_MASTER_ADDR"):
-        return _of_flags(found)
+        found.require("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR")
+        lead, run_id = found.get("PET_MASTER_ADDR"), found.get("PET_RDZV_ID")
+        return JobNode(
+            system="torchrun",
+            key=f"torchrun {run_id} {lead} {found.get('PET_MASTER_PORT')}",
+            node_rank=found.below("PET_NODE_RANK", "PET_NNODES"),
+            lead=lead,
+            names=anonymous(lead, found.number("PET_NNODES")),
+        )
     return None
 
 
@@ -52,16 +60,4 @@ def _of_ranks(found: Variables) -> JobNode:
         lead=lead,
         names=anonymous(lead, world_size // local_world_size),
         task=None if local_world_size == 1 else task,
-    )
-
-
-def _of_flags(found: Variables) -> JobNode:
-    found.require("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR")
-    lead, run_id = found.get("PET_MASTER_ADDR"), found.get("PET_RDZV_ID")
-    return JobNode(
-        system="torchrun",
-        key=f"torchrun {run_id} {lead} {found.get('PET_MASTER_PORT')}",
-        node_rank=found.below("PET_NODE_RANK", "PET_NNODES"),
-        lead=lead,
-        names=anonymous(lead, found.number("PET_NNODES")),
     )

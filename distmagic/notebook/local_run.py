@@ -52,27 +52,7 @@ def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -
     is because the notebook is not a rank; `SpecError` where argparse ended the cell, and, before any of them has run, where
     the call takes what has to be made on each rank.
     """
-    _reject_made_alone(shell, plan)
-    effects = notebook_effects.local_effects(plan.local, given)
-    module = shell.transform_ast(ast.Module(list(plan.local), []))
-    code = shell.compile(module, plan.filename, "exec")
-    try:
-        exec(code, shell.user_global_ns, shell.user_ns)  # noqa: S102  # to run the cell is the purpose
-    except BaseException as error:
-        if (refusal := _of_argparse(error, plan.filename)) is not None:
-            raise refusal from None
-        if cause := _note_on(error, plan.filename, effects):
-            _add_note(error, cause)
-        _show_from(error.__traceback__, error, shell)
-        raise
-    known = {*shell.user_ns, *dir(builtins), "__file__"}
-    _reject_names(shell, plan, lambda name: name not in known)
-    if effects:
-        print(f"! {notebook_effects.note(effects)}")
-
-
-def _reject_made_alone(shell: InteractiveShell, plan: CellPlan) -> None:
-    """Raise `SpecError` where the call takes an object to the ranks that each has to make itself, before it is made here."""
+    # Raise `SpecError` where the call takes an object to the ranks that each has to make itself, before it is made here.
     taken = {node.id for node in names_evaluated(plan.call)} if plan.call else set()
     origins = _origins(shell.user_ns, plan)
     for statement in plan.local:
@@ -88,6 +68,25 @@ def _reject_made_alone(shell: InteractiveShell, plan: CellPlan) -> None:
                 "takes it to the ranks; nothing has run.",
                 notebook_effects.CURE,
             )
+    effects = notebook_effects.local_effects(plan.local, given)
+    module = shell.transform_ast(ast.Module(list(plan.local), []))
+    code = shell.compile(module, plan.filename, "exec")
+    try:
+        exec(code, shell.user_global_ns, shell.user_ns)  # noqa: S102  # to run the cell is the purpose
+    except BaseException as error:
+        if (refusal := _of_argparse(error, plan.filename)) is not None:
+            raise refusal from None
+        if cause := _note_on(error, plan.filename, effects):
+            if sys.version_info >= (3, 11):
+                error.add_note(cause)
+            else:
+                print(cause, file=sys.stderr)
+        _show_from(error.__traceback__, error, shell)
+        raise
+    known = {*shell.user_ns, *dir(builtins), "__file__"}
+    _reject_names(shell, plan, lambda name: name not in known)
+    if effects:
+        print(f"! {notebook_effects.note(effects)}")
 
 
 def _origins(namespace: Mapping[str, object], plan: CellPlan) -> dict[str, str]:
@@ -230,13 +229,6 @@ def _note_on(
             effect.kind in ("rank", "argv", "group") and lineno in effect.lines
         )
     return _NO_RANK_NOTE if is_of_rank else ""
-
-
-def _add_note(error: BaseException, note: str) -> None:
-    if sys.version_info >= (3, 11):
-        error.add_note(note)
-    else:
-        print(note, file=sys.stderr)
 
 
 def _show_from(

@@ -155,28 +155,22 @@ def _made(files: dict[str, Path], note: Path) -> blobs.LocalBlob:
         data[name] = path.read_bytes()
     for name, path in files.items():
         if name.startswith("distmagic/") and name not in _WITHOUT_BYTE_CODE:
-            data[f"{name}c"] = _compiled(path, name)
+            # A file's byte code as zipimport takes it: by the file's hash, which nobody has to check.
+            # Its frames are those of `name`, whatever place the file has here.
+            code = importlib.machinery.SourceFileLoader(name, str(path)).get_code(name)
+            assert code is not None
+            flags = (0b01).to_bytes(4, "little")  # by hash, unchecked: PEP 552
+            head = (
+                importlib.util.MAGIC_NUMBER
+                + flags
+                + importlib.util.source_hash(path.read_bytes())
+            )
+            # 2: the same bytes whoever else holds on to the constants.
+            data[f"{name}c"] = head + marshal.dumps(_shortened(code, name), 2)
     made = blobs.keep(blobs.zipped(data, compressed=True), note.parent)
     with atomic_write(note) as file:
         file.write(made.blob.sha256.encode())
     return made
-
-
-def _compiled(path: Path, name: str) -> bytes:
-    """Return a file's byte code as zipimport takes it: by the file's hash, which nobody has to check.
-
-    Its frames are those of `name`, whatever place the file has here.
-    """
-    code = importlib.machinery.SourceFileLoader(name, str(path)).get_code(name)
-    assert code is not None
-    flags = (0b01).to_bytes(4, "little")  # by hash, unchecked: PEP 552
-    head = (
-        importlib.util.MAGIC_NUMBER
-        + flags
-        + importlib.util.source_hash(path.read_bytes())
-    )
-    # 2: the same bytes whoever else holds on to the constants.
-    return head + marshal.dumps(_shortened(code, name), 2)
 
 
 def _shortened(code: CodeType, name: str) -> CodeType:

@@ -29,7 +29,7 @@ from distmagic.request.spec import JobSpec, split_endpoint
 OWN_STORES = (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Reached:
     """A host that answered, with its facts and its address as the other nodes dial it."""
 
@@ -38,7 +38,7 @@ class Reached:
     route: Route
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NodePlan:
     """What one host starts. The other hosts dial it at `address`.
 
@@ -58,7 +58,7 @@ class NodePlan:
     address: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A whole run. `endpoint` is "address port" where node 0 listens, "" where there is never another one.
 
@@ -356,14 +356,12 @@ def commands(plan: Plan, pythons: Sequence[str], program: str = "<the cell>") ->
         if not cwd:
             cwd = posixpath.join("~/.distmagic/work", plan.work.name, plan.work.inside)
             cwd = cwd.rstrip("/")
-        lines.append(f"cd {_quoted(cwd)} && {' '.join(words)} {program}")
+        # Quote a path for a shell, but for a `~` in front, which the shell has to expand.
+        if cwd in ("~", "~/"):
+            quoted = "~"
+        elif cwd.startswith("~/"):
+            quoted = "~/" + shlex.quote(cwd[2:])
+        else:
+            quoted = shlex.quote(cwd)
+        lines.append(f"cd {quoted} && {' '.join(words)} {program}")
     return "\n".join(lines)
-
-
-def _quoted(path: str) -> str:
-    """Quote a path for a shell, but for a `~` in front, which the shell has to expand."""
-    if path in ("~", "~/"):
-        return "~"
-    if path.startswith("~/"):
-        return "~/" + shlex.quote(path[2:])
-    return shlex.quote(path)

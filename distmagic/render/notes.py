@@ -12,15 +12,7 @@ from distmagic.state.model import RunState, WorkerState
 def notes(state: RunState) -> tuple[str, ...]:
     """Return all of it, one line each, the newest last."""
     lone = _lone_ranks(state)
-    return (
-        *_joined_notices(state),
-        *_results_not_kept(state),
-        *([lone] if lone else []),
-    )
-
-
-def _joined_notices(state: RunState) -> list[str]:
-    """Return the notices, one that several hosts gave only once: `gpu-a, gpu-b: text`."""
+    # The notices, one that several hosts gave only once: `gpu-a, gpu-b: text`.
     hosts = {node.host for node in state.nodes}
     table: dict[str, list[str]] = {}  # text: the hosts that gave it
     for notice in state.notices:
@@ -37,7 +29,11 @@ def _joined_notices(state: RunState) -> list[str]:
         if len(givers) > 3:
             names += f" and {len(givers) - 3} more"
         lines.append(one_line(f"{names}: {text}" if givers else text))
-    return lines
+    return (
+        *lines,
+        *_results_not_kept(state),
+        *([lone] if lone else []),
+    )
 
 
 def _results_not_kept(state: RunState) -> Iterator[str]:

@@ -335,18 +335,18 @@ def _rank_note(state: RunState, w: WorkerState, still: Mapping[int, float]) -> s
         silent_s = state.at_s - state.nodes[w.node_rank].broken_at_s
         notes.append(f"not heard of for {q.duration(silent_s)}")
     if w.phase == "failed":
-        notes.append(_how_it_failed(w))
+        if w.ended is None:
+            how_it_failed = _code_words(w.exit.code) if w.exit else ""
+        elif w.ended.failure is not None:
+            failure = w.ended.failure
+            how_it_failed = one_line(
+                f"{failure.type}: {failure.message}".removesuffix(": ")
+            )
+        else:
+            meaning = f" ({one_line(w.ended.meaning)})" if w.ended.meaning else ""
+            how_it_failed = _code_words(w.ended.code) + meaning
+        notes.append(how_it_failed)
     return ", ".join(notes)
-
-
-def _how_it_failed(w: WorkerState) -> str:
-    if w.ended is None:
-        return _code_words(w.exit.code) if w.exit else ""
-    if w.ended.failure is not None:
-        failure = w.ended.failure
-        return one_line(f"{failure.type}: {failure.message}".removesuffix(": "))
-    meaning = f" ({one_line(w.ended.meaning)})" if w.ended.meaning else ""
-    return _code_words(w.ended.code) + meaning
 
 
 def _code_words(code: int) -> str:

@@ -64,7 +64,11 @@ def spans(text: str) -> str:
         if kind == "sgr":
             _apply(style, part)
             continue
-        wanted = _css(style)
+        # A style as CSS. A background brings the colour of its text along.
+        parts = dict(style)
+        if "background" in parts:
+            parts.pop("color", None)
+        wanted = ";".join(sorted(parts.values()))
         if wanted != open_style:
             if open_style:
                 out.append("</span>")
@@ -130,14 +134,6 @@ def _readable_on(colour: str) -> str:
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     is_light = 0.299 * red + 0.587 * green + 0.114 * blue > 140
     return "#000000" if is_light else "#ffffff"
-
-
-def _css(style: dict[str, str]) -> str:
-    """Return a style as CSS. A background brings the colour of its text along."""
-    parts = dict(style)
-    if "background" in parts:
-        parts.pop("color", None)
-    return ";".join(sorted(parts.values()))
 
 
 def _of_large_palette(numbers: Iterator[int]) -> str:

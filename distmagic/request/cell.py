@@ -49,7 +49,7 @@ _WITH_OWN_NAMES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CellPlan:
     """What a cell asks for.
 
@@ -85,7 +85,27 @@ def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
     if found is not None:
         return _call_plan(text, body[:-1], *found, filename)
     functions = {node.name: node for node in body if isinstance(node, Function)}
-    _reject_last(text, body[-1], functions)
+    # Refuse a last statement that is neither a call nor a reason to guess one.
+    last = body[-1]
+    call = f"{next(reversed(functions), 'train')}()"
+    hint = _LAST_HINT.format(call=call)
+    if isinstance(last, ast.Expr):
+        _reject_ipython(last)
+        raise SpecError(
+            f"line {last.lineno}: {_written(text, last.value)} calls nothing.", hint
+        )
+    block = _BLOCKS.get(type(last).__name__)
+    if functions and block:
+        raise SpecError(
+            f"line {last.lineno}: the cell ends with {block}, not with a call.",
+            f"Put the block into a function and end the cell with its call, such as {call}; "
+            "or write %%distributed --whole, and every rank runs the whole cell.",
+        )
+    if not functions and isinstance(last, ast.ClassDef | ast.Import | ast.ImportFrom):
+        raise SpecError(
+            f"line {last.lineno}: the cell has no function and no call, so there is nothing to run.",
+            hint,
+        )
     if not functions:
         return _whole(text, tree, filename)
     return _call_plan(text, body, _call_of_only(list(functions.values())), (), filename)
@@ -221,29 +241,6 @@ def _awaits(statement: ast.stmt, filename: str) -> bool:
         ast.Module([statement], []), filename, "exec", flags=flags, dont_inherit=True
     )
     return bool(code.co_flags & inspect.CO_COROUTINE)
-
-
-def _reject_last(text: str, last: ast.stmt, functions: dict[str, Function]) -> None:
-    """Refuse a last statement that is neither a call nor a reason to guess one."""
-    call = f"{next(reversed(functions), 'train')}()"
-    hint = _LAST_HINT.format(call=call)
-    if isinstance(last, ast.Expr):
-        _reject_ipython(last)
-        raise SpecError(
-            f"line {last.lineno}: {_written(text, last.value)} calls nothing.", hint
-        )
-    block = _BLOCKS.get(type(last).__name__)
-    if functions and block:
-        raise SpecError(
-            f"line {last.lineno}: the cell ends with {block}, not with a call.",
-            f"Put the block into a function and end the cell with its call, such as {call}; "
-            "or write %%distributed --whole, and every rank runs the whole cell.",
-        )
-    if not functions and isinstance(last, ast.ClassDef | ast.Import | ast.ImportFrom):
-        raise SpecError(
-            f"line {last.lineno}: the cell has no function and no call, so there is nothing to run.",
-            hint,
-        )
 
 
 def _call_of_only(functions: list[Function]) -> ast.expr:

@@ -18,7 +18,7 @@ _FOR_ALL = ("gpus-per-node", "cpus-per-task", "mem")
 _GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "": 1 / 1024, "G": 1, "T": 1024}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Gpus:
     """The GPUs of one node. `kind` is "" where it was not said."""
 
@@ -26,7 +26,7 @@ class Gpus:
     kind: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ExportRequest:
     """A folder that is to be written for a system of systems.py.
 
@@ -46,7 +46,13 @@ class ExportRequest:
     def __post_init__(self) -> None:
         system = named(self.system)
         if system is None or "export" not in system.can:
-            raise _unknown_system(self.system)
+            names = [system.name for system in that_can("export")]
+            close = difflib.get_close_matches(self.system, names, n=1)
+            guess = f"Did you mean {close[0]}? " if close else ""
+            raise SpecError(
+                f"--export {self.system!r} is not known.",
+                f"{guess}Use one of: {', '.join(names)}.",
+            )
         if not self.folder:
             raise SpecError(
                 "--export names no folder.", f"Write --export {self.system} DIR."
@@ -133,12 +139,3 @@ def _read_memory(text: str) -> int:
     if found is None:
         raise SpecError(f"--mem {text!r} is not a size.", "Write --mem 64G.")
     return math.ceil(int(found[1]) * _GIB[found[2]])
-
-
-def _unknown_system(name: str) -> SpecError:
-    names = [system.name for system in that_can("export")]
-    close = difflib.get_close_matches(name, names, n=1)
-    guess = f"Did you mean {close[0]}? " if close else ""
-    return SpecError(
-        f"--export {name!r} is not known.", f"{guess}Use one of: {', '.join(names)}."
-    )

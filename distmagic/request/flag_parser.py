@@ -118,7 +118,15 @@ _ALIKE = 0.8  # from which on the names of two flags are
 def _unknown(word: str, words: Sequence[str]) -> SpecError:
     """Return the error for a word of the line that is no flag and no flag's value."""
     if not word.startswith("-"):
-        hosts = ",".join(_hosts_with(word, words))
+        # A word as one of the hosts: after those of --hosts, blanks between them or not.
+        split = [part for one in words for part in one.split("=", 1)]
+        names: list[str] = []
+        if "--hosts" in split:
+            for one in split[split.index("--hosts") + 1 :]:
+                if one.startswith("-"):
+                    break
+                names.append(one.strip(","))
+        hosts = ",".join(names if word.strip(",") in names else [*names, word])
         return SpecError(
             f"{word!r} is not a flag.",
             f"Hosts are named with --hosts {hosts}; %distributed --help lists all flags.",
@@ -140,18 +148,6 @@ def _unknown(word: str, words: Sequence[str]) -> SpecError:
     if close:
         hint = f"Did you mean {close[0]}? %distributed --help lists all flags."
     return SpecError(f"{name} is not a flag of %%distributed.", hint)
-
-
-def _hosts_with(word: str, words: Sequence[str]) -> list[str]:
-    """Return a word as one of the hosts: after those of --hosts, blanks between them or not."""
-    split = [part for one in words for part in one.split("=", 1)]
-    names: list[str] = []
-    if "--hosts" in split:
-        for one in split[split.index("--hosts") + 1 :]:
-            if one.startswith("-"):
-                break
-            names.append(one.strip(","))
-    return names if word.strip(",") in names else [*names, word]
 
 
 class _Once(argparse.Action):

@@ -25,7 +25,7 @@ from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, JobSpec
 from distmagic.request.systems import System, Wanted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Defaults:
     """What counts where the line says nothing. `environ` is the notebook's own, for `--env NAME` without a value."""
 
@@ -35,7 +35,7 @@ class Defaults:
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """One line of `%%distributed`. `hosts` and `hostfile` are None where the line does not name hosts.
 
@@ -101,8 +101,12 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
         )
     _check_stay(args)
     system = None if args.on in (None, NO_SYSTEM) else systems.at(args.on)
+    given = _fields_of(JobSpec, args)
+    given.setdefault("nproc_per_node", defaults.nproc_per_node)
+    given["env"] = tuple(_variable(text, defaults.environ) for text in args.env)
+    _check_once("--env", [name for name, _ in given["env"]])
     return Request(
-        spec=_spec(args, defaults),
+        spec=JobSpec(**given),
         access=_access(args, defaults.access, system),
         hosts=args.hosts,
         hostfile=args.hostfile,
@@ -205,14 +209,6 @@ def asks_help(line: str) -> bool:
     return any(word in ("-h", "--help") for word in split(line))
 
 
-def _spec(args: argparse.Namespace, defaults: Defaults) -> JobSpec:
-    given = _fields_of(JobSpec, args)
-    given.setdefault("nproc_per_node", defaults.nproc_per_node)
-    given["env"] = tuple(_variable(text, defaults.environ) for text in args.env)
-    _check_once("--env", [name for name, _ in given["env"]])
-    return JobSpec(**given)
-
-
 def _fields_of(record: type, args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of a record that flags of the line fill: those of their names, `timeout_s` for --timeout."""
     given = {}
@@ -271,7 +267,15 @@ def _allocation(
                 "Add --on slurm, or leave it out.",
             )
     if system is None or system.on != "sky":
-        _check_not_of_cluster(args.gpus, args.sky)
+        # Raise `SpecError` for what only a cluster of SkyPilot is launched with.
+        if args.gpus is not None:
+            raise SpecError(
+                "--gpus is for --on sky.",
+                "GPUs of your own hosts are named with --devices 0,1, and the number of ranks is --nproc-per-node; "
+                "Slurm and exported files take --gpus-per-node.",
+            )
+        if args.sky is not None:
+            raise SpecError("--sky is for --on sky.", "Add --on sky, or leave it out.")
     if system is None or "hosts" not in system.can:
         return None
     if args.hosts is not None or args.hostfile is not None:
@@ -295,18 +299,6 @@ def _allocation(
             error.hint += f" %distributed help {system.page} says more."
         raise
     return asked
-
-
-def _check_not_of_cluster(gpus: str | None, file: str | None) -> None:
-    """Raise `SpecError` for what only a cluster of SkyPilot is launched with."""
-    if gpus is not None:
-        raise SpecError(
-            "--gpus is for --on sky.",
-            "GPUs of your own hosts are named with --devices 0,1, and the number of ranks is --nproc-per-node; "
-            "Slurm and exported files take --gpus-per-node.",
-        )
-    if file is not None:
-        raise SpecError("--sky is for --on sky.", "Add --on sky, or leave it out.")
 
 
 def _resources(args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -392,7 +384,7 @@ _STARTERS = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Program:
     """What every rank runs: a script's path on this machine, or a module's name, and its arguments. Raises `SpecError`."""
 

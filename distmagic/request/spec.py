@@ -39,7 +39,7 @@ def check_system() -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """One job, in torchrun's words. None: not given, so that the plan decides.
 
@@ -204,7 +204,17 @@ class JobSpec:
     def __post_init__(self) -> None:
         _check_env(self.env)
         check_values(self)
-        _check_nproc(self.nproc_per_node)
+        nproc = self.nproc_per_node
+        if isinstance(nproc, str) and nproc not in SLOT_WORDS:
+            raise SpecError(
+                f"--nproc-per-node {nproc!r} is not a number of ranks.",
+                "Use a number, or gpu, cpu or auto.",
+            )
+        if isinstance(nproc, int) and nproc < 1:
+            raise SpecError(
+                f"--nproc-per-node {nproc}: a host runs at least 1 rank.",
+                "Use 1 or more.",
+            )
         _check_rendezvous(self)
         if self.hang_timeout_s is not None and self.detach:
             raise SpecError(
@@ -272,18 +282,6 @@ def check_pattern(pattern: str, where: str) -> None:
         raise SpecError(
             f"{where} {pattern!r}: this is no pattern of files in a run's working directory.",
             "Write checkpoints/*.pt, or **/*.pt.",
-        )
-
-
-def _check_nproc(nproc: Slots | None) -> None:
-    if isinstance(nproc, str) and nproc not in SLOT_WORDS:
-        raise SpecError(
-            f"--nproc-per-node {nproc!r} is not a number of ranks.",
-            "Use a number, or gpu, cpu or auto.",
-        )
-    if isinstance(nproc, int) and nproc < 1:
-        raise SpecError(
-            f"--nproc-per-node {nproc}: a host runs at least 1 rank.", "Use 1 or more."
         )
 
 

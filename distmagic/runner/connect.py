@@ -119,7 +119,13 @@ def claim_devices(
             if not any(others):
                 return tuple(current)
             lease_keeper.keep_over(tuple(current))
-            _pause(loop)
+            # Wait for so long that of two runs which took devices from each other one comes first.
+            end = threading.Event()
+            pause_s = _PAUSE_S * random.uniform(1, 2)  # noqa: S311  # no secret
+            try:
+                loop.wait_for(begin_all("devices", end.wait, [pause_s]))
+            finally:
+                end.set()
     except BaseException:
         in_parallel(Link.close, current)
         raise
@@ -127,16 +133,6 @@ def claim_devices(
         lease_keeper.close()
     name, claims = next((link.host.name, claims) for link, claims in zip(current, others, strict=True) if claims)  # fmt: skip
     raise devices.refusal(name, claims)
-
-
-def _pause(loop: RunLoop) -> None:
-    """Wait for so long that of two runs which took devices from each other one comes first."""
-    end = threading.Event()
-    pause_s = _PAUSE_S * random.uniform(1, 2)  # noqa: S311  # no secret
-    try:
-        loop.wait_for(begin_all("devices", end.wait, [pause_s]))
-    finally:
-        end.set()
 
 
 def _begin_anew(

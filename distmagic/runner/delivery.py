@@ -241,7 +241,14 @@ class Delivery:
                 meter.reach(start + min(answer.size_bytes, chain.size_bytes))
             if isinstance(answer, protocol.NeedBlob):
                 asked[answer.sha256] += 1
-                self._check(link, answer, at, asked[answer.sha256])
+                times = asked[answer.sha256]
+                size_bytes = -1
+                if answer.sha256 in at:
+                    size_bytes = self._files[answer.sha256].blob.size_bytes
+                if not 0 <= answer.offset <= size_bytes or times > _ASKED_AT_MOST:
+                    raise ProtocolError(
+                        f"{link.host.name} asked for bytes that nobody offered."
+                    )
                 if server and answer.why:
                     self._note(
                         node,
@@ -251,21 +258,6 @@ class Delivery:
                 meter.reach(at[answer.sha256] + answer.offset)
                 for size in link.pour(self._files[answer.sha256], answer.offset):
                     meter.reach(meter.size_bytes + size)
-
-    def _check(
-        self,
-        link: Link,
-        need: protocol.NeedBlob,
-        offered: Mapping[str, int],
-        times: int,
-    ) -> None:
-        size_bytes = -1
-        if need.sha256 in offered:
-            size_bytes = self._files[need.sha256].blob.size_bytes
-        if not 0 <= need.offset <= size_bytes or times > _ASKED_AT_MOST:
-            raise ProtocolError(
-                f"{link.host.name} asked for bytes that nobody offered."
-            )
 
     def _each(self, act: Callable[[T], R], things: Sequence[T]) -> list[R]:
         """Act on all things at the same time; of failures the first ones are raised, without waiting for the others."""

@@ -270,7 +270,16 @@ class NodeTable:
         self.rows.append(row)
         node_rank = len(self.rows) - 1
         if row.host_index == UNKNOWN_HOST:
-            return self._pass_over(node_rank, host, now_s)
+            # Do without a node that can't be followed from here.
+            if self._growth is None:  # the job is over, and no host knows of this node
+                return self._lose(node_rank, NEVER_BEGAN, now_s)
+            text = (
+                f"{host} has come to the job, and is not among the hosts of this notebook: its ranks are not shown. "
+                "Name it with %distributed hosts and attach to see them."
+            )
+            warning = Note(node_rank=node_rank, what=Warned(text=text))
+            why = "it is not among the hosts of this notebook"
+            return [warning, *self._lose(node_rank, why, now_s)]
         if self.is_stopping:
             return self._lose(node_rank, NEVER_BEGAN, now_s)
         join = self._joins.get(row.host_index)
@@ -285,18 +294,6 @@ class NodeTable:
         """Look on its host for a node that somebody starts, or may have started, and follow it."""
         row.state = "meeting"
         row.attempts = Attempts(next_at_s=now_s + FIRST_PAUSE_S, until_s=now_s + FORM_S)
-
-    def _pass_over(self, node_rank: int, host: str, now_s: float) -> list[Action]:
-        """Do without a node that can't be followed from here."""
-        if self._growth is None:  # the job is over, and no host knows of this node
-            return self._lose(node_rank, NEVER_BEGAN, now_s)
-        text = (
-            f"{host} has come to the job, and is not among the hosts of this notebook: its ranks are not shown. "
-            "Name it with %distributed hosts and attach to see them."
-        )
-        warning = Note(node_rank=node_rank, what=Warned(text=text))
-        why = "it is not among the hosts of this notebook"
-        return [warning, *self._lose(node_rank, why, now_s)]
 
     def _begin_join(self, host_index: int, broken: Link | None, now_s: float) -> None:
         if self._growth is None or self.is_stopping or host_index == UNKNOWN_HOST:

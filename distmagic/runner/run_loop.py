@@ -233,7 +233,9 @@ class RunLoop:
             with heap_left_alone() as heap, interrupts.sent_to(self._interrupts):
                 began_s = self._clock()
                 self._perform(table.follow(links, began_s, lost or {}))
-                while not self._is_done():
+                while not (
+                    self.state.is_over or decide.is_left(self.state, self._memory)
+                ):
                     if waits_for_run and self._clock() - began_s > SHORT_S:
                         heap.freeze()
                     # Raised all the same, of a thread that has no signals, say.
@@ -244,9 +246,6 @@ class RunLoop:
         except BaseException:  # a bug, of a screen say: the ranks must not go on until their lease runs out
             self._abandon()
             raise
-
-    def _is_done(self) -> bool:
-        return self.state.is_over or decide.is_left(self.state, self._memory)
 
     def _beat(self, limits: Limits) -> None:
         assert self._table is not None

@@ -90,7 +90,10 @@ class NotebookScreen:
             self._is_open = True
             self._opened_s = state.at_s
             self._open(state)
-        elif state.at_s >= self._next_s or self._is_pending_news(state):
+        # Whether there is something new of nodes that are waited for. Before there is a job no time passes for it.
+        elif state.at_s >= self._next_s or (
+            not state.job and state.notices != self._shown_notices
+        ):
             self._publish(state, is_over=False)
         if self._board is not None:
             self._board.show(state)
@@ -140,10 +143,6 @@ class NotebookScreen:
     @property
     def _has_page(self) -> bool:
         return self._board is not None and self._board.has_page
-
-    def _is_pending_news(self, state: RunState) -> bool:
-        """Whether there is something new of nodes that are waited for. Before there is a job no time passes for it."""
-        return not state.job and state.notices != self._shown_notices
 
     def _tell(self, state: RunState) -> None:
         """Print how the run is, and what has gone wrong since the last line."""

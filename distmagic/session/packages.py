@@ -26,7 +26,7 @@ _FILES_BELOW = 20  # of requirements that name each other
 _EXPORT_S = 120.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Packages:
     """What an environment is to have, and under which name. `notes` are for the user.
 
@@ -94,7 +94,14 @@ def of_requirements(path: Path, name: str | None = None) -> Packages:
     """Return what a requirements file of pip's names, also in other files. Raises `SpecError`."""
     lines, left_out = [], []
     for line in _read(path, _FILES_BELOW):
-        if _is_local(line):
+        # Whether a line of a requirements file means something that lies on this machine.
+        if line.startswith(("-e", "--editable", ".", "/", "~", "file:")):
+            is_local = True
+        elif "://" in line:
+            is_local = re.search(r"@\s*file:", line) is not None
+        else:
+            is_local = re.search(r"\.(whl|zip|tar\.gz)$", line) is not None
+        if is_local:
             left_out.append(line)
         else:
             lines.append(line)
@@ -113,7 +120,25 @@ def of_lock(path: Path, name: str | None = None) -> Packages:
         if uv:
             with tempfile.TemporaryDirectory() as folder:
                 exported = Path(folder) / "requirements.txt"
-                _export(uv, path.parent, exported)
+                project = path.parent
+                argv = [uv, *UV_EXPORT, str(exported), "--directory", str(project)]
+                try:
+                    subprocess.run(
+                        argv,
+                        check=True,
+                        capture_output=True,
+                        text=True,
+                        timeout=_EXPORT_S,
+                    )
+                except subprocess.CalledProcessError as error:
+                    raise SpecError(
+                        f"uv can't read {project}/uv.lock: {error.stderr.strip()[-500:]}",
+                        "Try it by hand: uv export --frozen",
+                    ) from None
+                except subprocess.TimeoutExpired:
+                    raise SpecError(
+                        f"uv did not read {project}/uv.lock within {_EXPORT_S:.0f} s."
+                    ) from None
                 return of_requirements(exported, named)
     elif re.fullmatch(r"pylock(\.[\w-]+)?\.toml", path.name):
         files = {"pylock.toml": path}
@@ -126,23 +151,6 @@ def of_lock(path: Path, name: str | None = None) -> Packages:
         return of_requirements(path, named)
     texts = [(file_name, _text_of(file)) for file_name, file in files.items()]
     return Packages(name=named, lock=tuple(texts))
-
-
-def _export(uv: str, project: Path, to: Path) -> None:
-    argv = [uv, *UV_EXPORT, str(to), "--directory", str(project)]
-    try:
-        subprocess.run(
-            argv, check=True, capture_output=True, text=True, timeout=_EXPORT_S
-        )
-    except subprocess.CalledProcessError as error:
-        raise SpecError(
-            f"uv can't read {project}/uv.lock: {error.stderr.strip()[-500:]}",
-            "Try it by hand: uv export --frozen",
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise SpecError(
-            f"uv did not read {project}/uv.lock within {_EXPORT_S:.0f} s."
-        ) from None
 
 
 def _text_of(path: Path) -> str:
@@ -170,15 +178,6 @@ def _read(path: Path, files_left: int) -> Iterator[str]:
             )
         else:
             yield from _read(path.parent / named[1], files_left - 1)
-
-
-def _is_local(line: str) -> bool:
-    """Whether a line of a requirements file means something that lies on this machine."""
-    if line.startswith(("-e", "--editable", ".", "/", "~", "file:")):
-        return True
-    if "://" in line:
-        return re.search(r"@\s*file:", line) is not None
-    return re.search(r"\.(whl|zip|tar\.gz)$", line) is not None
 
 
 def _name_of(path: Path) -> str:

@@ -105,7 +105,10 @@ class RunStateBuilder:
     def freeze(self) -> RunState:
         """Return the resulting `RunState`."""
         del self.lines[:-KEPT_LINES]
-        self._forget_ended_pauses()
+        for rank in list(self.paused):
+            worker = self.workers.get(rank)
+            if worker is None or worker.phase != "running":
+                self.resume(rank)
         fields: dict[str, Any] = {}
         for name in _FIELDS:
             value = getattr(self, name)
@@ -124,12 +127,6 @@ class RunStateBuilder:
         if self.paused.pop(rank, None) is not None:
             self.resumed_at_s = self.at_s
             self.note_advance()
-
-    def _forget_ended_pauses(self) -> None:
-        for rank in list(self.paused):
-            worker = self.workers.get(rank)
-            if worker is None or worker.phase != "running":
-                self.resume(rank)
 
     def advance(self, node: int, phase: NodePhase, **more: Any) -> None:
         """Bring a node to a phase, unless it is in a later one."""

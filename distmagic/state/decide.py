@@ -11,7 +11,7 @@ user. Before a run that stands still is stopped, its ranks are asked where they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -136,7 +136,14 @@ def after_step(
     `new_id` makes the name of a request.
     """
     losses = _losses(state)
-    state = _without(state, losses)
+    # The state when these nodes are lost.
+    events = []
+    for loss in losses:
+        for node in loss.node_ranks:
+            events.append(
+                Event(node_rank=node, at_s=state.at_s, what=Lost(why=loss.why))
+            )
+    state = fold(state, events) if events else state
     decisions: list[Decision] = [*losses]
     late = tuple(node for node in too_late(state) if node not in memory.stopped_late)
     if late:
@@ -198,17 +205,6 @@ def _lost(node_ranks: tuple[int, ...], why: str) -> tuple[Lose, ...]:
     return (Lose(node_ranks=node_ranks, why=why),) if node_ranks else ()
 
 
-def _without(state: RunState, losses: Iterable[Lose]) -> RunState:
-    """Return the state when these nodes are lost."""
-    events = []
-    for loss in losses:
-        for node in loss.node_ranks:
-            events.append(
-                Event(node_rank=node, at_s=state.at_s, what=Lost(why=loss.why))
-            )
-    return fold(state, events) if events else state
-
-
 def _question_and_reason(
     state: RunState, limits: Limits, memory: RunMemory, new_id: Callable[[], str]
 ) -> tuple[RunMemory, tuple[Decision, ...], StopReason | Literal[""]]:
@@ -268,16 +264,15 @@ def reason_to_stop(
     if detach and not lost.issuperset(silent):
         return "gang"
     needs_no_notebook = bool(state.detached_by) or state.terms.goes_on_alone
-    if state.is_lost and not (needs_no_notebook and _is_lost_here_alone(state)):
+    # Whether the gang hears all nodes that are lost to this notebook.
+    if state.is_lost and not (
+        needs_no_notebook
+        and all(state.nodes[node].is_heard for node in state.lost_nodes)
+    ):
         return "lost"
     if _is_port_closed(state):
         return "rendezvous"
     return "failed" if _has_failed(state) else ""
-
-
-def _is_lost_here_alone(state: RunState) -> bool:
-    """Whether the gang hears all nodes that are lost to this notebook."""
-    return all(state.nodes[node].is_heard for node in state.lost_nodes)
 
 
 def _has_failed(state: RunState) -> bool:
@@ -286,15 +281,9 @@ def _has_failed(state: RunState) -> bool:
         return True
     if state.first_failure is not None and not state.terms.max_restarts:
         return True
-    return _waits_for_the_ended(state)
-
-
-def _waits_for_the_ended(state: RunState) -> bool:
-    """Whether a rank has failed and can't be started again, because all ranks of another node have ended well.
-
-    That node never comes back to the rendezvous, and holds its place there until its torchrun has waited 300 s for the
-    others to end (torch 2.13: a round is over when no participant is left in it, see `_RendezvousState`).
-    """
+    # Whether a rank has failed and can't be started again, because all ranks of another node have ended well.
+    # That node never comes back to the rendezvous, and holds its place there until its torchrun has waited 300 s for the
+    # others to end (torch 2.13: a round is over when no participant is left in it, see `_RendezvousState`).
     workers = state.workers.values()
     has_failed = any(worker.phase == "failed" for worker in workers)
     if not has_failed or state.at_s - state.advanced_at_s < RESTART_S:

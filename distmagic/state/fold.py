@@ -124,13 +124,7 @@ def _engine_ended(
         worker = builder.workers.get(exit_.rank)
         if worker is not None and worker.node_rank == node:
             builder.workers[exit_.rank] = replace(worker, exit=exit_)
-    _explain_by_torchrun(builder, node, what)
-
-
-def _explain_by_torchrun(
-    builder: RunStateBuilder, node: int, what: protocol.EngineEnded
-) -> None:
-    """Take a first failure back that was torchrun's doing: SIGTERM, because a rank beside it failed after its return."""
+    # Take a first failure back that was torchrun's doing: SIGTERM, because a rank beside it failed after its return.
     first = (
         None
         if builder.first_failure is None

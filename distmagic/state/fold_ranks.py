@@ -334,11 +334,25 @@ def _ended(builder: RunStateBuilder, node: int, what: protocol.Ended) -> None:
         return
     builder.close_lines(what.rank, node)
     builder.note_advance()
-    phase: RankPhase = (
-        "failed"
-        if _explains_first_failure(builder, what)
-        else _end_phase(builder, node, what)
+    # Whether this end explains the first failure: that rank had only lost a peer. Then this rank is the first failure.
+    first = (
+        None
+        if builder.first_failure is None
+        else builder.workers[builder.first_failure].ended
     )
+    moved = (
+        first is not None
+        and builder.at_s - builder.first_failure_at_s <= _ECHO_S
+        and failure_kind.is_echo(first)
+        and not (
+            failure_kind.is_echo(what)
+            or failure_kind.is_good(what)
+            or failure_kind.is_by_sigterm(what)
+        )
+    )
+    if moved:
+        builder.first_failure = what.rank
+    phase: RankPhase = "failed" if moved else _end_phase(builder, node, what)
     if builder.first_failure not in (None, what.rank) or phase != "failed":
         what = _shortened(what, builder.world_size, has_failed=phase != "done")
     builder.workers[what.rank] = replace(worker, phase=phase, ended=what)
@@ -368,33 +382,13 @@ def _shortened(
     )
 
 
-def _explains_first_failure(builder: RunStateBuilder, what: protocol.Ended) -> bool:
-    """Whether this end explains the first failure: that rank had only lost a peer. Then this rank is the first failure."""
-    first = (
-        None
-        if builder.first_failure is None
-        else builder.workers[builder.first_failure].ended
-    )
-    moved = (
-        first is not None
-        and builder.at_s - builder.first_failure_at_s <= _ECHO_S
-        and failure_kind.is_echo(first)
-        and not (
-            failure_kind.is_echo(what)
-            or failure_kind.is_good(what)
-            or failure_kind.is_by_sigterm(what)
-        )
-    )
-    if moved:
-        builder.first_failure = what.rank
-    return moved
-
-
 def _end_phase(builder: RunStateBuilder, node: int, what: protocol.Ended) -> RankPhase:
     if failure_kind.is_good(what):
         return "done"
+    # Whether a rank of an elastic job ended because the job forms anew, with a host less or more.
     if what.outcome == "replaced" or (
-        builder.base.is_elastic and _has_lost_a_peer(what)
+        builder.base.is_elastic
+        and (failure_kind.is_by_sigterm(what) or failure_kind.is_echo(what))
     ):
         return "stopped"
     if builder.nodes[node].stopping or (builder.stopping and node != builder.culprit):
@@ -405,11 +399,6 @@ def _end_phase(builder: RunStateBuilder, node: int, what: protocol.Ended) -> Ran
     ):
         return "stopped"  # by torchrun, because of another rank
     return "failed"
-
-
-def _has_lost_a_peer(what: protocol.Ended) -> bool:
-    """Whether a rank of an elastic job ended because the job forms anew, with a host less or more."""
-    return failure_kind.is_by_sigterm(what) or failure_kind.is_echo(what)
 
 
 HANDLERS: dict[type, Callable[..., None]] = {

@@ -107,7 +107,8 @@ class Series(Sequence[Point]):
         more: list[float] = []
         one_by_one = iter(numbers)
         for at_s, step, value in zip(one_by_one, one_by_one, one_by_one, strict=True):
-            if step < last_step and _begins_again(step, last_step):
+            # Whether a step that has fallen is the beginning of a new epoch, and not one that came late.
+            if step < last_step and (step <= 1 or step < last_step / 2):
                 epochs_end += last_step
             if step == step:  # noqa: PLR0124 - NaN is not, and this is faster than to ask math
                 last_step = step
@@ -213,11 +214,6 @@ class Series(Sequence[Point]):
         if not self._size:
             return "<Series of 0 points>"
         return f"<Series of {self._size} points, the last {self[-1]}>"
-
-
-def _begins_again(step: float, last_step: float) -> bool:
-    """Whether a step that has fallen is the beginning of a new epoch, and not one that came late."""
-    return step <= 1 or step < last_step / 2
 
 
 def _bound(value: float) -> float:

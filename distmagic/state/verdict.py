@@ -91,11 +91,39 @@ def _stopped(state: RunState) -> RunError | None:
     if state.stopping == "hung":
         return _hung(state)
     if state.stopping == "timeout":
-        return _timed_out(state)
+        what = "The run was stopped: its --timeout ran out."
+        explanation = explain_last(state)
+        # What is only replayed has lost its order in time.
+        if explanation is None or state.before_s:
+            return TimedOut(what, "Allow more time, or none: leave --timeout out.")
+        what += f" No rank had advanced for {_stood_s(state):.0f} s before that. Where they were: {explanation.sentence}."
+        hint = _joined(explanation.advice, _all_written(state), _lost_hint(state))
+        return TimedOut(what, hint, stacks_text(explanation))
     if state.stopping == "gang":
-        return _not_joined(state)
+        lead = state.nodes[0].host
+        silent = ", ".join(
+            node.host for node in state.nodes[1:] if node.gang == "silent"
+        )
+        silent = silent or "the other hosts"
+        return RendezvousFailed(
+            f"The job can't be detached: {silent} and {lead} don't hear each other by UDP, so that neither would notice "
+            "the other's end.",
+            "Let UDP through between the hosts at the port of the rendezvous (--master-port names one), or run it without --detach.",
+        )
     if not state.lost and any(node.stopping == "lost" for node in state.essential):
-        return _parted(state)
+        # The error of a run whose hosts are all up, but did not hear each other.
+        lead = state.nodes[0].host
+        cut_off = [
+            node.host
+            for node in state.nodes[1:]
+            if node.gang == "lost" or node.node_rank == state.culprit
+        ]
+        candidates = cut_off or [node.host for node in state.nodes]
+        others = ", ".join(dict.fromkeys(name for name in candidates if name != lead))
+        return NodeLost(
+            f"{others} and {lead} don't hear each other any more, though this notebook hears them; the run was stopped.",
+            "Look at the network between them: UDP at the port of the rendezvous (--master-port names one) must pass all the time.",
+        )
     return _unreached(state) if state.stopping == "rendezvous" else None
 
 
@@ -120,17 +148,6 @@ def _joined(*lines: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _not_joined(state: RunState) -> RunError:
-    lead = state.nodes[0].host
-    silent = ", ".join(node.host for node in state.nodes[1:] if node.gang == "silent")
-    silent = silent or "the other hosts"
-    return RendezvousFailed(
-        f"The job can't be detached: {silent} and {lead} don't hear each other by UDP, so that neither would notice "
-        "the other's end.",
-        "Let UDP through between the hosts at the port of the rendezvous (--master-port names one), or run it without --detach.",
-    )
-
-
 def _hung(state: RunState) -> Hung:
     explanation = explain_last(state)
     until_s = state.at_s if explanation is None else state.stack_dumps[-1].at_s
@@ -147,17 +164,6 @@ def _hung(state: RunState) -> Hung:
         hint,
         stacks_text(explanation),
     )
-
-
-def _timed_out(state: RunState) -> TimedOut:
-    what = "The run was stopped: its --timeout ran out."
-    explanation = explain_last(state)
-    # What is only replayed has lost its order in time.
-    if explanation is None or state.before_s:
-        return TimedOut(what, "Allow more time, or none: leave --timeout out.")
-    what += f" No rank had advanced for {_stood_s(state):.0f} s before that. Where they were: {explanation.sentence}."
-    hint = _joined(explanation.advice, _all_written(state), _lost_hint(state))
-    return TimedOut(what, hint, stacks_text(explanation))
 
 
 def _all_written(state: RunState) -> str:
@@ -364,22 +370,6 @@ def _node_lost(state: RunState) -> NodeLost:
     parts = [f"{state.nodes[node].host}: {why}" for node, why in sorted(state.lost)]
     what = f"A host was lost, and the others were stopped. {'; '.join(parts)}"
     return NodeLost(what, _lost_hint(state))
-
-
-def _parted(state: RunState) -> NodeLost:
-    """Return the error of a run whose hosts are all up, but did not hear each other."""
-    lead = state.nodes[0].host
-    cut_off = [
-        node.host
-        for node in state.nodes[1:]
-        if node.gang == "lost" or node.node_rank == state.culprit
-    ]
-    candidates = cut_off or [node.host for node in state.nodes]
-    others = ", ".join(dict.fromkeys(name for name in candidates if name != lead))
-    return NodeLost(
-        f"{others} and {lead} don't hear each other any more, though this notebook hears them; the run was stopped.",
-        "Look at the network between them: UDP at the port of the rendezvous (--master-port names one) must pass all the time.",
-    )
 
 
 def _lost_hint(state: RunState) -> str:

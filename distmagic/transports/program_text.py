@@ -42,21 +42,19 @@ def command(python: str, role: str, request: Mapping[str, object]) -> tuple[str,
 
 @functools.cache
 def _one_line(role: str) -> str:
-    packed = base64.b64encode(zlib.compress(_program(role).encode(), 9)).decode()
+    # The text of a program: it makes modules of its parts, as imported ones would be, and goes on as `role`.
+    if not _PARTS[role]:
+        program = _source(f"{_PACKAGE}.{role}")
+    else:
+        text = [_LOADER]
+        for name in _PARTS[role]:
+            module = f"{_PACKAGE}.{name}"
+            text.append(f"_load({module!r}, {_source(module)!r})\n")
+        text.append(_source(f"{_PACKAGE}.{role}"))
+        program = "".join(text)
+    packed = base64.b64encode(zlib.compress(program.encode(), 9)).decode()
     # The first words take the working directory out of the path: a json.py in the user's home is not Python's own.
     return f"import sys;sys.path[:]=[p for p in sys.path if p];import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
-
-
-def _program(role: str) -> str:
-    """Return the text of a program: it makes modules of its parts, as imported ones would be, and goes on as `role`."""
-    if not _PARTS[role]:
-        return _source(f"{_PACKAGE}.{role}")
-    text = [_LOADER]
-    for name in _PARTS[role]:
-        module = f"{_PACKAGE}.{name}"
-        text.append(f"_load({module!r}, {_source(module)!r})\n")
-    text.append(_source(f"{_PACKAGE}.{role}"))
-    return "".join(text)
 
 
 def _source(module: str) -> str:

@@ -120,32 +120,31 @@ class Agents:
         """Carry bytes to and from an agent that runs, and speaks our protocol."""
         was_followed = _connected_again() if request.after else contextlib.nullcontext()
         with was_followed:
-            self._follow(request)
-
-    def _follow(self, request: protocol.FollowJob) -> None:
-        listing.check_protocol(request.job, request.node_rank)
-        folder = places.job_dir(request.job, request.node_rank)
-        run_dir = places.run_dir(request.job, request.node_rank)
-        try:
-            places.check_run_dir(run_dir)
-            has_spoken = relay.relay(
-                self._notebook, relay.connect(run_dir / places.READERS), request
+            listing.check_protocol(request.job, request.node_rank)
+            folder = places.job_dir(request.job, request.node_rank)
+            run_dir = places.run_dir(request.job, request.node_rank)
+            try:
+                places.check_run_dir(run_dir)
+                has_spoken = relay.relay(
+                    self._notebook, relay.connect(run_dir / places.READERS), request
+                )
+            except BlockingIOError:
+                text = f"the agent of job {request.job} takes no connection: its process is stopped, or waits for a disk"
+                raise TimeoutError(text) from None
+            except (FileNotFoundError, ConnectionError):
+                has_spoken = False
+            if not has_spoken:
+                # A cleaner of /tmp has removed its socket, and it is about to make another one: the notebook connects again.
+                if listing.is_running(request.job, request.node_rank):
+                    sys.exit(0)
+                if not folder.exists():
+                    text = f"it has nothing of job {request.job}: its part never started, or its files were removed"
+                    raise FileNotFoundError(text)
+                # The agent has ended meanwhile; its journal says how.
+                relay.replay(self._notebook, request)
+            self._notebook.say(
+                protocol.AgentGone(error=_last_line(folder / _AGENT_LOG))
             )
-        except BlockingIOError:
-            text = f"the agent of job {request.job} takes no connection: its process is stopped, or waits for a disk"
-            raise TimeoutError(text) from None
-        except (FileNotFoundError, ConnectionError):
-            has_spoken = False
-        if not has_spoken:
-            # A cleaner of /tmp has removed its socket, and it is about to make another one: the notebook connects again.
-            if listing.is_running(request.job, request.node_rank):
-                sys.exit(0)
-            if not folder.exists():
-                text = f"it has nothing of job {request.job}: its part never started, or its files were removed"
-                raise FileNotFoundError(text)
-            # The agent has ended meanwhile; its journal says how.
-            relay.replay(self._notebook, request)
-        self._notebook.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
 
 
 @contextmanager

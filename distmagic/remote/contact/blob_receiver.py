@@ -138,17 +138,14 @@ class _Taking:
         self._done_bytes = 0
         self._told_at = time.monotonic()
         if request.port:
-            self._dial(request)
+            try:
+                from distmagic.remote.contact import blob_server
 
-    def _dial(self, request: protocol.ReceiveBlobs) -> None:
-        try:
-            from distmagic.remote.contact import blob_server
-
-            self._source = blob_server.BlobSource(
-                request.address, request.port, request.secret, self._notebook.wait
-            )
-        except (ImportError, OSError) as error:
-            self._why = _words(error)
+                self._source = blob_server.BlobSource(
+                    request.address, request.port, request.secret, self._notebook.wait
+                )
+            except (ImportError, OSError) as error:
+                self._why = _words(error)
 
     def close(self) -> None:
         """Hang up."""

@@ -135,7 +135,15 @@ class BlobServer:
                 taker = self._meet()
             if taker is not None:
                 with taker, self._raw or contextlib.nullcontext():
-                    self._send_all(taker)
+                    taker.settimeout(_SLOW_S)
+                    for number, size in enumerate(self._sizes):
+                        offset = 0
+                        while offset < size:
+                            data = self._files.read(number, offset, _ALIVE_S)
+                            taker.sendall(_HEAD.pack(len(data)) + data)
+                            offset += len(data)
+                    # It hangs up when it has all: closing sooner could throw away what is on its way.
+                    taker.recv(1)
         except (OSError, EOFError):
             # The taker is gone, or there is nothing to serve any more: it turns to the notebook.
             return
@@ -155,17 +163,6 @@ class BlobServer:
             return None
         finally:
             handshakes.close()
-
-    def _send_all(self, taker: ssl.SSLSocket) -> None:
-        taker.settimeout(_SLOW_S)
-        for number, size in enumerate(self._sizes):
-            offset = 0
-            while offset < size:
-                data = self._files.read(number, offset, _ALIVE_S)
-                taker.sendall(_HEAD.pack(len(data)) + data)
-                offset += len(data)
-        # It hangs up when it has all: closing sooner could throw away what is on its way.
-        taker.recv(1)
 
 
 class BlobSource:

@@ -123,7 +123,23 @@ class EnvironmentSync:
             _write(wanted, request.lock["pylock.toml"])
             lines: list[str] = []
         elif request.lock:
-            lines = self._exported(environment, uv, request.lock)
+            # The requirements that a uv.lock stands for.
+            folder = environment.path / "lock"
+            folder.mkdir()
+            for name in ("uv.lock", "pyproject.toml"):
+                _write(folder / name, request.lock.get(name, ""))
+            exported = folder / "requirements.txt"
+            self._must(
+                environment,
+                [
+                    uv,
+                    *environments.UV_EXPORT,
+                    str(exported),
+                    "--directory",
+                    str(folder),
+                ],
+            )
+            lines = exported.read_text().splitlines()
         else:
             lines = list(request.requirements)
         if any(line.startswith(("-i", "--index-url")) for line in lines):
@@ -133,21 +149,6 @@ class EnvironmentSync:
             lines = [*sources, *lines]
         notes = self._install(environment, uv, wanted, lines)
         environment.finish(notes)
-
-    def _exported(
-        self, environment: Environment, uv: str, lock: dict[str, str]
-    ) -> list[str]:
-        """Return the requirements that a uv.lock stands for."""
-        folder = environment.path / "lock"
-        folder.mkdir()
-        for name in ("uv.lock", "pyproject.toml"):
-            _write(folder / name, lock.get(name, ""))
-        exported = folder / "requirements.txt"
-        self._must(
-            environment,
-            [uv, *environments.UV_EXPORT, str(exported), "--directory", str(folder)],
-        )
-        return exported.read_text().splitlines()
 
     def _install(
         self,

@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from distmagic.remote.records import found_files, listing
 from distmagic.remote.records.atomic_file import on_disk, resumed_write
@@ -88,7 +88,23 @@ class FileExchange:
         os.makedirs(above, exist_ok=True)
         half = Path(above, f".distmagic-{request.sha256[:32]}.part")
         with resumed_write(half, 0o600) as (file, part):
-            self._receive_rest(file, request)
+            # Append what is missing to what came before. The notebook sends all of it, also when the disk is full.
+            have = min(os.fstat(file.fileno()).st_size, request.size_bytes)
+            if request.size_bytes - have > shutil.disk_usage(file.fileno()).free:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            file.truncate(have)
+            file.seek(have)
+            self._notebook.say(FileBegins(size_bytes=request.size_bytes, offset=have))
+            failed: OSError | None = None
+            for data in self._notebook.pieces(request.size_bytes - have):
+                if failed is None:
+                    try:
+                        file.write(data)
+                        file.flush()
+                    except OSError as error:
+                        failed = error
+            if failed is not None:
+                raise failed
             if found_files.digest(file, 0, request.size_bytes) != request.sha256:
                 part.unlink()
                 raise ValueError(f"{path[:200]!r} has changed while it was sent")
@@ -97,25 +113,6 @@ class FileExchange:
             part.chmod(mode & ~self._umask)
             part.replace(target)
         self._notebook.say(FileEnds())
-
-    def _receive_rest(self, file: BinaryIO, request: protocol.WriteFile) -> None:
-        """Append what is missing to what came before. The notebook sends all of it, also when the disk is full."""
-        have = min(os.fstat(file.fileno()).st_size, request.size_bytes)
-        if request.size_bytes - have > shutil.disk_usage(file.fileno()).free:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        file.truncate(have)
-        file.seek(have)
-        self._notebook.say(FileBegins(size_bytes=request.size_bytes, offset=have))
-        failed: OSError | None = None
-        for data in self._notebook.pieces(request.size_bytes - have):
-            if failed is None:
-                try:
-                    file.write(data)
-                    file.flush()
-                except OSError as error:
-                    failed = error
-        if failed is not None:
-            raise failed
 
 
 def _place(folder: Folder) -> str:

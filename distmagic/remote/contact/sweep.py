@@ -24,20 +24,8 @@ def sweep_node(job: str, node_rank: int | None) -> tuple[str, ...]:
         if folder == own_dir or (agent is None and places.is_deserted(folder))
     ]
     spared = [agent for folder, agent in noted.items() if agent and folder != own_dir]
-    spared += _others_on_record(job, node_rank)
-    left = processes.sweep(job, spared=spared)
-    for folder in deserted:
-        shutil.rmtree(folder, ignore_errors=True)
-    return tuple(
-        f"{process.name} (pid {process.pid}, state {process.state})" for process in left
-    )
-
-
-def _others_on_record(job: str, node_rank: int | None) -> list[processes.ProcessInfo]:
-    """Return the agents of other nodes, also without a directory, and those that are just being started.
-
-    Where the node's own agent is not known, one of which nothing is known is taken for it.
-    """
+    # The agents of other nodes, also without a directory, and those that are just being started.
+    # Where the node's own agent is not known, one of which nothing is known is taken for it.
     own = listing.agent_of(job, node_rank) if node_rank is not None else None
     found = listing.agents_of(job)
     if node_rank is None or own is not None:
@@ -46,7 +34,13 @@ def _others_on_record(job: str, node_rank: int | None) -> list[processes.Process
             for process in processes.marked(job)
             if processes.has_role(process, "agent")
         )
-    return [agent for agent in found if own is None or agent.pid != own.pid]
+    spared += [agent for agent in found if own is None or agent.pid != own.pid]
+    left = processes.sweep(job, spared=spared)
+    for folder in deserted:
+        shutil.rmtree(folder, ignore_errors=True)
+    return tuple(
+        f"{process.name} (pid {process.pid}, state {process.state})" for process in left
+    )
 
 
 def sweep_dead() -> None:

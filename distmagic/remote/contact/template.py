@@ -159,7 +159,17 @@ class TemplateServer:
             if isinstance(request, protocol.RenewLease):
                 self._renewed = self._clock()
             elif isinstance(request, protocol.ForkAgent) and len(fds) >= 2:
-                forked = protocol.AgentForked(pid=self._fork(request, fds))
+                pid = forking.fork(partial(_be_agent, request, *fds))
+                self._agents.add(pid)
+                # Whatever the home says of it: the contact would start a second agent.
+                with contextlib.suppress(
+                    OSError, ValueError, KeyError, zipfile.BadZipFile
+                ):
+                    self._preloading.want(
+                        sources.imports(places.blob(request.start.code))
+                    )
+                self._used = self._renewed = self._clock()
+                forked = protocol.AgentForked(pid=pid)
                 conn.sendall(protocol.encode(forked))
         except (OSError, ValueError):
             return  # it has hung up, or does not speak our protocol
@@ -167,15 +177,6 @@ class TemplateServer:
             if os.getpid() == self._pid:  # a child goes on with them
                 for fd in fds:
                     os.close(fd)
-
-    def _fork(self, request: protocol.ForkAgent, fds: list[int]) -> int:
-        pid = forking.fork(partial(_be_agent, request, *fds))
-        self._agents.add(pid)
-        # Whatever the home says of it: the contact would start a second agent.
-        with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
-            self._preloading.want(sources.imports(places.blob(request.start.code)))
-        self._used = self._renewed = self._clock()
-        return pid
 
 
 def _receive(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:

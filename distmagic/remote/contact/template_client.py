@@ -67,7 +67,18 @@ def _key(env: dict[str, str], umask: int, prefix: tuple[str, ...]) -> str:
     folders = {}
     for path in sys.path[1:]:
         if os.path.isdir(path):
-            folders[path] = _installed(path)
+            # What changes when something is installed in a folder: names, and when pip last wrote about a package.
+            # Byte code, which the first import writes there, is left out.
+            found = []
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.name == "__pycache__":
+                        continue
+                    changed_ns = 0
+                    if entry.name.endswith(_WRITTEN_BY_PIP):
+                        changed_ns = entry.stat().st_mtime_ns
+                    found.append((entry.name, changed_ns))
+            folders[path] = sorted(found)
     limits = [
         resource.getrlimit(getattr(resource, name))
         for name in dir(resource)
@@ -96,23 +107,6 @@ def _key(env: dict[str, str], umask: int, prefix: tuple[str, ...]) -> str:
     }
     text = json.dumps(inherited, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _installed(folder: str) -> list[tuple[str, int]]:
-    """Return what changes when something is installed in a folder: names, and when pip last wrote about a package.
-
-    Byte code, which the first import writes there, is left out.
-    """
-    found = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name == "__pycache__":
-                continue
-            changed_ns = 0
-            if entry.name.endswith(_WRITTEN_BY_PIP):
-                changed_ns = entry.stat().st_mtime_ns
-            found.append((entry.name, changed_ns))
-    return sorted(found)
 
 
 def _can_be_warm(env: dict[str, str]) -> bool:

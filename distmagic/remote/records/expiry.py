@@ -74,7 +74,18 @@ def expire(now: float | None = None) -> None:
     """
     now = places.now_at(places.home()) if now is None else now
     _expire_jobs(now)
-    _expire_blobs(now)
+    folder = places.home() / "blobs"
+    blobs = _entries(folder)
+    is_receiving = _is_receiving(blobs, now)
+    kept_bytes = 0
+    for blob in blobs:
+        kept_bytes += blob.size_bytes
+        age_s = now - blob.changed_s
+        is_partial = len(blob.name) != 64  # the process that wrote it was killed
+        is_old = age_s > (_PARTIAL_S if is_partial else KEPT_DAYS * 86400)
+        is_beyond = kept_bytes > KEPT_BYTES and age_s > _YOUNG_S and not is_receiving
+        if is_old or is_beyond:
+            _remove(folder / blob.name)
     work_dirs.expire(now, KEPT_DAYS * 86400, _LOOK_S)
     remove(path for path, _ in environments.unused(KEPT_DAYS * 86400, now))
     for path in (places.home() / "setup").glob("*"):
@@ -101,21 +112,6 @@ def _expire_jobs(now: float) -> None:
         kept_bytes[owner] += job.size_bytes
         if kept_bytes[owner] > KEPT_BYTES and age_s > _YOUNG_S:
             _remove(folder / job.name)
-
-
-def _expire_blobs(now: float) -> None:
-    folder = places.home() / "blobs"
-    blobs = _entries(folder)
-    is_receiving = _is_receiving(blobs, now)
-    kept_bytes = 0
-    for blob in blobs:
-        kept_bytes += blob.size_bytes
-        age_s = now - blob.changed_s
-        is_partial = len(blob.name) != 64  # the process that wrote it was killed
-        is_old = age_s > (_PARTIAL_S if is_partial else KEPT_DAYS * 86400)
-        is_beyond = kept_bytes > KEPT_BYTES and age_s > _YOUNG_S and not is_receiving
-        if is_old or is_beyond:
-            _remove(folder / blob.name)
 
 
 def _is_receiving(blobs: Iterable[_Entry], now: float) -> bool:

@@ -53,7 +53,14 @@ class Log:
                     self._size
                     and self._size + (len(data) if whole else 1) > self._piece_bytes
                 ):
-                    self._turn()
+                    # Go on in a new piece, and let the oldest go.
+                    offset = self.end
+                    while len(self._offsets) >= PIECES:
+                        _piece(self._path, self._offsets.pop(1)).unlink(missing_ok=True)
+                    old, self._file = self._file, self._open(offset)
+                    self._size = 0
+                    self._offsets.append(offset)
+                    _close(old)
                 part = (
                     data
                     if whole
@@ -76,16 +83,6 @@ class Log:
                 self._size -= done
             done = 0
         return done
-
-    def _turn(self) -> None:
-        """Go on in a new piece, and let the oldest go."""
-        offset = self.end
-        while len(self._offsets) >= PIECES:
-            _piece(self._path, self._offsets.pop(1)).unlink(missing_ok=True)
-        old, self._file = self._file, self._open(offset)
-        self._size = 0
-        self._offsets.append(offset)
-        _close(old)
 
     def _open(self, offset: int) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC

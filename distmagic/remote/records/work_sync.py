@@ -111,7 +111,23 @@ class FileSync:
         self._incoming.mkdir(mode=0o700)
         try:
             self._remove_unlisted(wanted, before)
-            links = self._make_links(wanted, before)
+            for inner in wanted.folders:
+                self._make_folder(inner)
+            for path, target in wanted.links:
+                self._make_folder(path.rpartition("/")[0])
+                here = self._path / path
+                if self._target(path) == target:
+                    continue
+                there = places.file_type(here)
+                if there == stat.S_IFDIR:
+                    raise _in_the_way(here, "a link")
+                if there and not self._is_as_brought(path, before):
+                    self._stay.append(path)
+                    continue
+                aside = self._incoming / secrets.token_hex(6)
+                aside.symlink_to(target)
+                os.replace(aside, here)
+            links = dict(wanted.links)
             files = self._write_files(wanted, before)
         finally:
             shutil.rmtree(self._incoming, ignore_errors=True)
@@ -196,25 +212,6 @@ class FileSync:
             raise _in_the_way(path, "a folder")
         path.mkdir(mode=0o700, exist_ok=True)
         self._safe_folders.add(inner)
-
-    def _make_links(self, wanted: Manifest, before: Brought) -> dict[str, str]:
-        for inner in wanted.folders:
-            self._make_folder(inner)
-        for path, target in wanted.links:
-            self._make_folder(path.rpartition("/")[0])
-            here = self._path / path
-            if self._target(path) == target:
-                continue
-            there = places.file_type(here)
-            if there == stat.S_IFDIR:
-                raise _in_the_way(here, "a link")
-            if there and not self._is_as_brought(path, before):
-                self._stay.append(path)
-                continue
-            aside = self._incoming / secrets.token_hex(6)
-            aside.symlink_to(target)
-            os.replace(aside, here)
-        return dict(wanted.links)
 
     def _write_files(self, wanted: Manifest, before: Brought) -> dict[str, BroughtFile]:
         """Write the files that are not there yet as they are listed; return what is known of all of them now."""

@@ -43,27 +43,21 @@ def changed(
     raises.
     """
     try:
-        return ", ".join(_changed(names, before, result))
+        returned = list(_all_parts(result, iter(range(_MOST)), _DEEP))
+        kept = set(map(id, returned))
+        has_trained = type(result) is dict or any(map(_is_of_torch, returned))
+        after = marks({name: names[name] for name in before if name in names})
+        found = []
+        for name, mark in sorted(after.items(), key=lambda pair: pair[0]):
+            is_trained = has_trained and _is_of_torch(names[name])
+            is_kept = id(names[name]) in kept or is_trained
+            if not is_kept and _differs(before[name], mark):
+                found.append(name)
+        if len(found) > _NAMED_AT_MOST:
+            found[_NAMED_AT_MOST:] = ["..."]
+        return ", ".join(found)
     except Exception:  # noqa: BLE001 - an object of the user's, which may raise anything
         return ""
-
-
-def _changed(
-    names: Mapping[str, object], before: Mapping[str, object], result: object
-) -> list[str]:
-    returned = list(_all_parts(result, iter(range(_MOST)), _DEEP))
-    kept = set(map(id, returned))
-    has_trained = type(result) is dict or any(map(_is_of_torch, returned))
-    after = marks({name: names[name] for name in before if name in names})
-    found = []
-    for name, mark in sorted(after.items(), key=lambda pair: pair[0]):
-        is_trained = has_trained and _is_of_torch(names[name])
-        is_kept = id(names[name]) in kept or is_trained
-        if not is_kept and _differs(before[name], mark):
-            found.append(name)
-    if len(found) > _NAMED_AT_MOST:
-        found[_NAMED_AT_MOST:] = ["..."]
-    return found
 
 
 def _differs(before: object, after: object) -> bool:

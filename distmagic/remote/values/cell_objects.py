@@ -96,7 +96,17 @@ def _in_place_of(obj: Any) -> tuple[types.ModuleType, str] | None:
 
 def _reduced_standard(obj: Any) -> Any:
     if isinstance(obj, contextvars.ContextVar):
-        return _reduced_context_var(obj)
+        for module, loaded in sys.modules.copy().items():
+            values = getattr(loaded, "__dict__", {}) if module != "__main__" else {}
+            for name in [n for n, value in values.copy().items() if value is obj]:
+                return pkgutil.resolve_name, (f"{module}:{name}",)
+        found: list[tuple[object, ...]] = []
+        for context in (contextvars.Context(), contextvars.copy_context()):
+            try:
+                found.append((context.run(obj.get),))
+            except LookupError:
+                found.append(())
+        return _context_var, (obj.name, *found)
     if type(obj) is threading.local:
         return threading.local, (), vars(obj)
     if type(obj).__module__ == "_abc":
@@ -106,20 +116,6 @@ def _reduced_standard(obj: Any) -> Any:
     if is_of_types and obj.__module__ == "__main__":
         return type(obj), (obj.__name__,)
     return NotImplemented
-
-
-def _reduced_context_var(variable: contextvars.ContextVar[Any]) -> Any:
-    for module, loaded in sys.modules.copy().items():
-        values = getattr(loaded, "__dict__", {}) if module != "__main__" else {}
-        for name in [n for n, value in values.copy().items() if value is variable]:
-            return pkgutil.resolve_name, (f"{module}:{name}",)
-    found: list[tuple[object, ...]] = []
-    for context in (contextvars.Context(), contextvars.copy_context()):
-        try:
-            found.append((context.run(variable.get),))
-        except LookupError:
-            found.append(())
-    return _context_var, (variable.name, *found)
 
 
 def _is_by_name_only(obj: Any) -> bool:

@@ -146,9 +146,13 @@ class Packer:
             return self._reduce_code(obj)
         if isinstance(obj, types.ModuleType):
             return self._reduce_module(obj)
-        made = self._reduce_decorated(obj)
-        if made is not NotImplemented:
-            return made
+        function = decorated.function_in(obj)
+        if function is not None:
+            self._seen.codes.append(function.__code__)
+            self._note_global(function)
+            made = decorated.reduced(obj, function, _MAIN)
+            if made is not NotImplemented:
+                return made
         if isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType)):
             self._note_global(obj)
         elif obj is _MAIN:
@@ -166,16 +170,21 @@ class Packer:
         if isinstance(obj, Exception):
             return _reduced_exception(obj)
         if isinstance(getattr(type(obj), "__getattr__", None), types.FunctionType):
-            return _reduced_delegating(obj)
+            # Have an object whose class has a `__getattr__` get its state without a look at `__setstate__` of an empty one.
+            # `self.values[name]` in a `__getattr__` asks for `values` without end before there is any state.
+            kind: Any = type(obj)
+            own = kind.__reduce__, kind.__reduce_ex__
+            if own != (object.__reduce__, object.__reduce_ex__):
+                return NotImplemented
+            if getattr(kind, "__setstate__", None) is not None:
+                return NotImplemented
+            make, args, state, items, pairs = (*obj.__reduce_ex__(5), None, None, None)[
+                :5
+            ]
+            if state is None:
+                return NotImplemented
+            return make, args, state, items, pairs, _set_state
         return NotImplemented
-
-    def _reduce_decorated(self, obj: Any) -> Any:
-        function = decorated.function_in(obj)
-        if function is None:
-            return NotImplemented
-        self._seen.codes.append(function.__code__)
-        self._note_global(function)
-        return decorated.reduced(obj, function, _MAIN)
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
         """Have a module go by the name that an import finds it by, also one of a class of its own (`torch.backends`)."""
@@ -265,23 +274,6 @@ def _reduced_exception(error: Exception) -> Any:
     if not is_plain or not has_own_init or has_own_new or has_own_reduction:
         return NotImplemented
     return copyreg.__newobj__, (kind, *error.args), vars(error)  # type: ignore[attr-defined]
-
-
-def _reduced_delegating(obj: Any) -> Any:
-    """Have an object whose class has a `__getattr__` get its state without a look at `__setstate__` of an empty one.
-
-    `self.values[name]` in a `__getattr__` asks for `values` without end before there is any state.
-    """
-    kind: Any = type(obj)
-    own = kind.__reduce__, kind.__reduce_ex__
-    if own != (object.__reduce__, object.__reduce_ex__):
-        return NotImplemented
-    if getattr(kind, "__setstate__", None) is not None:
-        return NotImplemented
-    make, args, state, items, pairs = (*obj.__reduce_ex__(5), None, None, None)[:5]
-    if state is None:
-        return NotImplemented
-    return make, args, state, items, pairs, _set_state
 
 
 def _set_state(obj: Any, state: Any) -> None:

@@ -31,7 +31,14 @@ _VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "OUTPUT_DIR")
 def files(job: ExportedJob) -> tuple[File, ...]:
     """Return both workflows, and as files of their own the scripts that they carry."""
     node = text_file(_NODE, _node(job))
-    ranks = text_file(_RANKS, _ranks(job))
+    lines = _begin(job, "--size ranks from --offset, in a world of --world_size")
+    begin = quoting.bash_line((parts.python_of(job), f"{AT}/{_START}"))
+    ranks = text_file(
+        _RANKS,
+        parts.script(
+            [*lines, f'exec {begin} "$@" -- {quoting.bash_line(job.program.words)}']
+        ),
+    )
     start = File(path=_START, data=Path(start_ranks.__file__).read_bytes())
     count = parts.ranks_of_node(job)
     numbered = []
@@ -223,11 +230,3 @@ def _node(job: ExportedJob) -> str:
         port=variable("MASTER_PORT"),
     )
     return parts.script([*lines, *parts.torchrun_lines(job, words, "NODE_ADDR")])
-
-
-def _ranks(job: ExportedJob) -> str:
-    lines = _begin(job, "--size ranks from --offset, in a world of --world_size")
-    start = quoting.bash_line((parts.python_of(job), f"{AT}/{_START}"))
-    return parts.script(
-        [*lines, f'exec {start} "$@" -- {quoting.bash_line(job.program.words)}']
-    )

@@ -207,7 +207,16 @@ class LogReader:
         name, text = log_line(line)
         task = self._numbers.get(name)
         if task is None:
-            self._pass_on_once(text)
+            # Show a line of no task, but for what `osmo` says around each reading.
+            is_known = not text.strip() or _AROUND.match(text)
+            begin = text[:_MOST_CHARS]
+            if (
+                not is_known
+                and begin not in self._said
+                and len(self._said) < _MOST_SAID
+            ):
+                self._said.add(begin)
+                self._show(0, text)
             return
         part = log_lines.read(text)
         if part is None:
@@ -244,14 +253,6 @@ class LogReader:
             self.results[task, rank] = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             self._show(task, "the result of rank 0 came damaged")
-
-    def _pass_on_once(self, text: str) -> None:
-        """Show a line of no task, but for what `osmo` says around each reading."""
-        is_known = not text.strip() or _AROUND.match(text)
-        begin = text[:_MOST_CHARS]
-        if not is_known and begin not in self._said and len(self._said) < _MOST_SAID:
-            self._said.add(begin)
-            self._show(0, text)
 
     def _show(self, task: int, text: str) -> None:
         output = protocol.Output(

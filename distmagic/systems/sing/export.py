@@ -24,8 +24,25 @@ _PORT = 29500
 
 def files(job: ExportedJob) -> tuple[File, ...]:
     """Return SING Cloud's own files for a job."""
+    if job.python.startswith("~"):
+        raise SpecError(
+            f"--python {job.python}: an image has no home, and no shell that knows ~.",
+            "Give the path that the interpreter has in the image, or leave it out.",
+        )
+    lines = [
+        "# One image for all nodes. It has what the setup and the files of program/ have; secrets of --env are not in it.",
+        f"FROM {job.request.image}",
+        f"WORKDIR {_AT}",
+    ]
+    if job.request.setup:
+        lines.append(f"RUN {quoting.dockerfile(('bash', '-c', job.request.setup))}")
+    lines += [
+        f"COPY dist.py settings.json {_AT}/",
+        f"COPY {PROGRAM}/ {_AT}/{PROGRAM}/",
+        f"ENTRYPOINT {quoting.dockerfile((job.python or 'python', 'dist.py'))}",
+    ]
     return (
-        text_file("Dockerfile", _dockerfile(job)),
+        text_file("Dockerfile", "".join(f"{line}\n" for line in lines)),
         File(
             path="dist.py",
             data=Path(sing_entry.__file__).read_bytes(),
@@ -49,27 +66,6 @@ def readme(job: ExportedJob) -> tuple[str, ...]:
         f"Start it as a job on {count}{where}. Its entry point is `python dist.py` on every node; any number of nodes will do.",
         variables,
     )
-
-
-def _dockerfile(job: ExportedJob) -> str:
-    if job.python.startswith("~"):
-        raise SpecError(
-            f"--python {job.python}: an image has no home, and no shell that knows ~.",
-            "Give the path that the interpreter has in the image, or leave it out.",
-        )
-    lines = [
-        "# One image for all nodes. It has what the setup and the files of program/ have; secrets of --env are not in it.",
-        f"FROM {job.request.image}",
-        f"WORKDIR {_AT}",
-    ]
-    if job.request.setup:
-        lines.append(f"RUN {quoting.dockerfile(('bash', '-c', job.request.setup))}")
-    lines += [
-        f"COPY dist.py settings.json {_AT}/",
-        f"COPY {PROGRAM}/ {_AT}/{PROGRAM}/",
-        f"ENTRYPOINT {quoting.dockerfile((job.python or 'python', 'dist.py'))}",
-    ]
-    return "".join(f"{line}\n" for line in lines)
 
 
 def _settings(job: ExportedJob) -> str:

@@ -42,23 +42,20 @@ def asked(place: str, wanted: Wanted) -> SkyRequest:
             "Write --on sky:NAME, or --on sky for a new one.",
         )
     if wanted.file:
-        known["file"] = _task(wanted.file)
+        # The path of a task of SkyPilot that only sets hosts up. Raises `SpecError`.
+        path = wanted.file
+        try:
+            text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no text file"
+            raise SpecError(f"--sky {path}: {why}.", "Check the path.") from None
+        if re.search(r"^[\"']?run[\"']?\s*:", text, re.MULTILINE):
+            raise SpecError(
+                f"--sky {path} has a run: block, which SkyPilot would run next to the cell.",
+                "Take it out; resources, setup and file_mounts are what is used.",
+            )
+        known["file"] = str(Path(os.path.expanduser(path)).absolute())
     return SkyRequest(name=name, **known)
-
-
-def _task(path: str) -> str:
-    """Return the path of a task of SkyPilot that only sets hosts up. Raises `SpecError`."""
-    try:
-        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text file"
-        raise SpecError(f"--sky {path}: {why}.", "Check the path.") from None
-    if re.search(r"^[\"']?run[\"']?\s*:", text, re.MULTILINE):
-        raise SpecError(
-            f"--sky {path} has a run: block, which SkyPilot would run next to the cell.",
-            "Take it out; resources, setup and file_mounts are what is used.",
-        )
-    return str(Path(os.path.expanduser(path)).absolute())
 
 
 def preview(request: SkyRequest, _: Access, owner: str, *, is_elastic: bool) -> str:  # noqa: ARG001

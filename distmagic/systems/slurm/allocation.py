@@ -133,37 +133,32 @@ class Allocation:
         )
         with self._beginning:
             if not self.hosts:
-                self._make_ours(state, asker)
+                # Start keepers where there are none, and hold the nodes. Raises why they can't be held.
+                if not state.comment.startswith(f"{submission.JOB_NAME}:"):
+                    # Start keepers in a job that was not submitted for us. Raises `PreflightError` where it takes no such steps.
+                    nodes = state.nodes
+                    trial = submission.trial_step(self.job, self._cluster, nodes[0])
+                    said = self._shell.run(trial, asker).err
+                    trouble = srun_words.trouble(nodes[0], self.job, said)
+                    if isinstance(trouble, PreflightError):
+                        self.error = trouble
+                        raise trouble
+                    step = submission.keepers_step(
+                        self.job,
+                        self._cluster,
+                        nodes,
+                        self._python,
+                        self._lease_s,
+                        self.request.idle_s,
+                    )
+                    self._shell.run(step, asker)
+                self._hold(asker, state.nodes[0], time.monotonic() + SETUP_S)
+                self._has_one_core = state.cpus <= len(state.nodes)
+                self.hosts = tuple(
+                    Host(name=name, allocation=self.source) for name in state.nodes
+                )
+                threads.begin("allocation", self._keep_renewing)
         return self.hosts
-
-    def _make_ours(self, state: job_states.JobState, asker: Asker) -> None:
-        """Start keepers where there are none, and hold the nodes. Raises why they can't be held."""
-        if not state.comment.startswith(f"{submission.JOB_NAME}:"):
-            self._start_keepers(asker, state.nodes)
-        self._hold(asker, state.nodes[0], time.monotonic() + SETUP_S)
-        self._has_one_core = state.cpus <= len(state.nodes)
-        self.hosts = tuple(
-            Host(name=name, allocation=self.source) for name in state.nodes
-        )
-        threads.begin("allocation", self._keep_renewing)
-
-    def _start_keepers(self, asker: Asker, nodes: tuple[str, ...]) -> None:
-        """Start keepers in a job that was not submitted for us. Raises `PreflightError` where it takes no such steps."""
-        trial = submission.trial_step(self.job, self._cluster, nodes[0])
-        said = self._shell.run(trial, asker).err
-        trouble = srun_words.trouble(nodes[0], self.job, said)
-        if isinstance(trouble, PreflightError):
-            self.error = trouble
-            raise trouble
-        step = submission.keepers_step(
-            self.job,
-            self._cluster,
-            nodes,
-            self._python,
-            self._lease_s,
-            self.request.idle_s,
-        )
-        self._shell.run(step, asker)
 
     def _begun(self, asker: NotebookAsker, tell: Tell) -> job_states.JobState:
         """Look again and again, and return the row of the job when it runs. Raises what `_pending` raises."""
@@ -191,7 +186,17 @@ class Allocation:
             tell(f"How Slurm job {self.job} stands is not known: {error.message}")
             return None
         if state is not None and state.is_pending:
-            self._refuse_endless(state, asker)
+            # Cancel a job that can't ever start, and raise why: the cell would wait for ever.
+            cure = job_states.cure_of_endless(state)
+            if cure:
+                words = job_states.waiting(state)
+                if not self.request.job:
+                    commands.cancel(
+                        self._shell, self.job, self._cluster, asker, _SOON_S
+                    )
+                    words += " It was cancelled."
+                self.error = SpecError(words, cure)
+                raise self.error
             tell(job_states.waiting(state))
             return None
         if state is not None and state.state == "COMPLETING":
@@ -202,18 +207,6 @@ class Allocation:
             )
             raise self.error
         return state if state.nodes else None
-
-    def _refuse_endless(self, state: job_states.JobState, asker: Asker) -> None:
-        """Cancel a job that can't ever start, and raise why: the cell would wait for ever."""
-        cure = job_states.cure_of_endless(state)
-        if not cure:
-            return
-        words = job_states.waiting(state)
-        if not self.request.job:
-            commands.cancel(self._shell, self.job, self._cluster, asker, _SOON_S)
-            words += " It was cancelled."
-        self.error = SpecError(words, cure)
-        raise self.error
 
     def _hold(self, asker: Asker, lead: str, end_s: float) -> None:
         """Open the pipe that renews the lease; returns when the lead's keeper is ready.

@@ -69,33 +69,29 @@ def rows(text: str) -> dict[str, JobState]:
     for line in text.splitlines():
         words = line.split("|", _COLUMNS - 1)
         if len(words) == _COLUMNS and re.fullmatch(r"\d+", words[0].strip()):
-            one = _row(words)
+            nodes = words[3]
+            job, state, reason, _, starts, left, cpus, comment = (
+                _known(sanitize.line(word)[:_MOST_CHARACTERS]) for word in words
+            )
+            try:
+                names = nodelist.expand(_known(nodes))
+            except ValueError:
+                names = ()
+            if not all(_NODE_NAME.fullmatch(name) for name in names):
+                names = ()  # no names of hosts, so nothing could be reached by them
+            count = int(cpus) if cpus.isdecimal() and len(cpus) < 10 else 0
+            one = JobState(
+                job=job,
+                state=state,
+                reason=reason,
+                nodes=names,
+                starts=starts,
+                left=left,
+                cpus=count,
+                comment=comment,
+            )
             found[one.job] = one
     return found
-
-
-def _row(words: list[str]) -> JobState:
-    nodes = words[3]
-    job, state, reason, _, starts, left, cpus, comment = (
-        _known(sanitize.line(word)[:_MOST_CHARACTERS]) for word in words
-    )
-    try:
-        names = nodelist.expand(_known(nodes))
-    except ValueError:
-        names = ()
-    if not all(_NODE_NAME.fullmatch(name) for name in names):
-        names = ()  # no names of hosts, so nothing could be reached by them
-    count = int(cpus) if cpus.isdecimal() and len(cpus) < 10 else 0
-    return JobState(
-        job=job,
-        state=state,
-        reason=reason,
-        nodes=names,
-        starts=starts,
-        left=left,
-        cpus=count,
-        comment=comment,
-    )
 
 
 def listing(states: Sequence[JobState], held: Collection[str]) -> list[tuple[str, ...]]:

@@ -54,23 +54,20 @@ def _meeting(job: ExportedJob) -> tuple[str, int]:
     return job.hosts[0][0], port
 
 
-def _ranks(job: ExportedJob, rank: int | None) -> int | str | None:
-    """Return the ranks of a node, or of each of them; None where the node has to count its GPUs."""
-    slots = [number for _, number in job.hosts]
-    if rank is not None and rank < len(slots):
-        return slots[rank] or job.nproc_per_node
-    if len(set(slots)) == 1:
-        return slots[0] or job.nproc_per_node
-    return job.nproc_per_node
-
-
 def _script(job: ExportedJob, lines: list[str], rank: int | None) -> str:
     """Return the script of one node; `rank` is None in that of all of them."""
     if job.request.setup:
         lines.append(job.request.setup)
     lines += parts.read_environment(job)
     lines += parts.enter(job)
-    nproc = _ranks(job, rank)
+    # The ranks of a node, or of each of them; None where the node has to count its GPUs.
+    slots = [number for _, number in job.hosts]
+    if rank is not None and rank < len(slots):
+        nproc = slots[rank] or job.nproc_per_node
+    elif len(set(slots)) == 1:
+        nproc = slots[0] or job.nproc_per_node
+    else:
+        nproc = job.nproc_per_node
     if nproc is None:
         count = quoting.bash_line((parts.python_of(job), "-c", parts.COUNT))
         lines.append(f"RANKS=$({count})  # one a GPU, or one")

@@ -17,7 +17,7 @@ The way of the data. Each arrow is a function, each noun a frozen dataclass; not
     Events            --state/fold-->                      RunState: all that is known of a run
     RunState          --state/decide-->                    go on, or stop and why; runner/run_loop acts on it
     RunState          --render-->                          text and HTML; screens/ puts them where the user looks
-    the last RunState --state/verdict-->                   an error, or none; runner/outcome is the Run that is left
+    the last RunState --state/verdict-->                   an error, or none; outcome/ is the Run that is left
     --on osmo         --systems/osmo/run-->                no hosts: a workflow, whose log becomes Events
     --export          --session/exporting, systems/*/export-->  no run: a folder that starts the same job on a cluster
 
@@ -32,6 +32,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     session/       one kernel's hosts and jobs
     systems/       systems that give hosts, run a job, or start an exported one: a folder each, and none imports another
     screens/       puts a run where a user looks: notebook, terminal, log
+    outcome/       what is left of a run: results, logs, files, metrics
     runner/        one run from its start to its end; all threads of a run
     inside/        the nodes of a job that all run the same notebook or script find each other
     connection/    links to hosts: opened, kept idle, used again
@@ -82,11 +83,11 @@ if TYPE_CHECKING:
 
     from distmagic.api import run as run
     from distmagic.comparison.compare import compare as compare
+    from distmagic.outcome.run import Run as Run
     from distmagic.remote.rank import checkpoint as checkpoint
     from distmagic.remote.rank.report import report as report
     from distmagic.remote.rank.report import track as track
     from distmagic.remote.rank.show import show as show
-    from distmagic.runner.outcome import Run as Run
 
 __version__ = "0.1.0"
 
@@ -120,7 +121,7 @@ _HOMES = {
     "show": "distmagic.remote.rank.show",
     "run": "distmagic.api",
     "compare": "distmagic.comparison.compare",
-    "Run": "distmagic.runner.outcome",
+    "Run": "distmagic.outcome.run",
     "checkpoint": "distmagic.remote.rank.checkpoint",
     **dict.fromkeys(_ERRORS, "distmagic.errors"),
 }

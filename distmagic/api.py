@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_type_hints
 from distmagic import notebook_place
 from distmagic.connection.prompts import asker_of
 from distmagic.errors import RunError, SpecError
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.payload.pack import Payload, pack_call
 from distmagic.render.screen import Screen
 from distmagic.request.access import Access
@@ -25,7 +27,6 @@ from distmagic.request.allocation import HostsRequest
 from distmagic.request.flag_values import options_of
 from distmagic.request.hosts import Host, Slots, hosts_of, parse_hosts
 from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, JobSpec, check_system
-from distmagic.runner.outcome import Detached, Run
 from distmagic.screens.choose import screen_for
 from distmagic.session.background import BackgroundRun
 from distmagic.session.inside import digest_of

@@ -90,7 +90,8 @@ def _not_shown_yet(error: DistmagicError) -> str:
 def _tell(left: object) -> int:
     """Say where a job is found that goes on alone; return the exit code. A run that is over has been shown."""
     from distmagic.diagnosis.report import Report
-    from distmagic.runner.outcome import Detached, Run
+    from distmagic.outcome.detached import Detached
+    from distmagic.outcome.run import Run
 
     if isinstance(left, Detached):
         print(left.job)

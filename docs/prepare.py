@@ -76,7 +76,7 @@ by itself.
    :members:
 .. autoclass:: distmagic.session.background.BackgroundRun
    :members:
-.. autoclass:: distmagic.runner.outcome.Detached
+.. autoclass:: distmagic.outcome.detached.Detached
    :members:
 ```
 

@@ -439,8 +439,8 @@ def _with_collectives(
     """Return the report with what a run of one rank a host has measured. Nothing of that run is left on the hosts."""
     from distmagic import api
     from distmagic.diagnosis.report import with_failure, with_pairs
+    from distmagic.outcome.run import Run
     from distmagic.remote.checkup.collective import measure
-    from distmagic.runner.outcome import Run
     from distmagic.screens.log import QuietScreen
 
     class NoScreen(QuietScreen):

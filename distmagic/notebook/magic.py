@@ -41,11 +41,12 @@ from distmagic.request.spec import check_system
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from distmagic.outcome.detached import Detached
+    from distmagic.outcome.run import Run
     from distmagic.payload.pack import Payload
     from distmagic.render.screen import AnnouncingScreen
     from distmagic.request.access import Access
     from distmagic.request.hosts import Host
-    from distmagic.runner.outcome import Detached, Run
     from distmagic.session.background import BackgroundRun
     from distmagic.session.session import Session
     from distmagic.staying.ranks import Ranks

@@ -84,7 +84,7 @@ def not_started(shell: InteractiveShell | None, names: Sequence[str]) -> Iterato
         had_begun = isinstance(error, RunError) and error.run is not None
         if shell is None or had_begun:
             raise
-        from distmagic.runner.outcome import NotStarted
+        from distmagic.outcome.detached import NotStarted
 
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         for name in (LAST_RUN, *names):
@@ -98,7 +98,8 @@ def not_started(shell: InteractiveShell | None, names: Sequence[str]) -> Iterato
 
 def _kinds() -> tuple[type, ...]:
     """Return what a run's name may have had before: imported only now, as a magic must be there at once."""
-    from distmagic.runner.outcome import Detached, NotStarted, Run
+    from distmagic.outcome.detached import Detached, NotStarted
+    from distmagic.outcome.run import Run
     from distmagic.session.background import BackgroundRun
 
     return (Run, Detached, BackgroundRun, NotStarted)

@@ -57,7 +57,7 @@ def refuse(value: object) -> None:
         raise pickle.PicklingError(f"{kind.__qualname__} lives in the notebook only")
     if kind is FunctionType and value.__module__ == "IPython.core.getipython":
         raise pickle.PicklingError("there is no IPython on a rank")
-    if kind.__module__ == "distmagic.runner.outcome":
+    if kind.__module__.startswith("distmagic.outcome."):
         raise pickle.PicklingError("a run belongs to the notebook")
     if isinstance(value, io.IOBase) and not isinstance(
         value, (io.BytesIO, io.StringIO)

@@ -27,5 +27,4 @@ Beside them:
 
     node_row.py      what the table keeps of a node, and of a host that is to join
     interrupts.py    counts Ctrl-C for the loop
-    outcome.py       the `Run` that is left: results, logs, metrics
 """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from distmagic.comparison import as_html, as_text
 from distmagic.comparison.summary import RunSummary, summary
-from distmagic.runner.outcome import cell_number
+from distmagic.outcome.shown import cell_number
 from distmagic.state.model import RunState
 
 if TYPE_CHECKING:

@@ -19,10 +19,13 @@ from weakref import WeakValueDictionary
 from distmagic.comparison.metrics import Metrics, Plot, metrics_of, plot_of
 from distmagic.connection.link import Link
 from distmagic.errors import DistmagicError, SpecError
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.results import Results
+from distmagic.outcome.run import Returned, Run
+from distmagic.outcome.shown import cell_number, display_page
 from distmagic.remote.system import threads
 from distmagic.remote.wire.protocol import FoundFile
 from distmagic.render.screen import Screen, UserRequest
-from distmagic.runner.outcome import Detached, Results, Returned, Run, cell_number
 from distmagic.state.hangs import Explanation, dump_of, explain_dump, unanswered
 from distmagic.state.model import RunState
 
@@ -272,11 +275,9 @@ class BackgroundRun(Returned):
 
     def _ipython_display_(self) -> None:
         """Show the run's state, except in the cell that has its live view."""
-        from IPython.display import display
-
         if self._shown_in is None or self._shown_in != cell_number():
             html = self._repr_html_()
-            display({"text/plain": repr(self), "text/html": html}, raw=True)
+            display_page({"text/plain": repr(self), "text/html": html})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

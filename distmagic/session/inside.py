@@ -28,12 +28,13 @@ from distmagic.inside.following import Following
 from distmagic.inside.job_node import JobNode
 from distmagic.inside.meeting import Meeting
 from distmagic.inside.proof import Proof, missing, proof_of
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.remote.contact import template_client
 from distmagic.remote.wire import protocol
 from distmagic.request.access import Access
 from distmagic.request.hosts import LOCALHOST, Host, Source
 from distmagic.request.spec import JobSpec
-from distmagic.runner.outcome import Detached, Run
 from distmagic.session.background import BackgroundRun
 from distmagic.state.model import NodeState, RunState, WorkerState
 from distmagic.transports import Transport

@@ -20,6 +20,8 @@ from distmagic.connection.link_opener import Fleet
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, DistmagicError, PayloadTooLarge, SpecError
 from distmagic.names import new_job, owner
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.payload.blobs import in_use
 from distmagic.payload.pack import Payload
 from distmagic.payload.work_files import check_folder, with_tree
@@ -30,7 +32,6 @@ from distmagic.request.allocation import HostsRequest
 from distmagic.request.hosts import Host
 from distmagic.request.spec import JobSpec
 from distmagic.runner.launch import first_state
-from distmagic.runner.outcome import Detached, Run
 from distmagic.runner.run_loop import Companion
 from distmagic.session.background import BackgroundRun, BackgroundScreen
 from distmagic.session.session import Session

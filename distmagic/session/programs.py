@@ -14,6 +14,8 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import SpecError
 from distmagic.inside.addresses import address_of_lead
 from distmagic.inside.job_node import JobNode
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.payload.pack import Payload
 from distmagic.payload.program import pack_program, placed
 from distmagic.payload.work_files import named_folder
@@ -22,7 +24,6 @@ from distmagic.request.access import Access
 from distmagic.request.flags import Program, Request
 from distmagic.request.hosts import Host
 from distmagic.request.systems import named
-from distmagic.runner.outcome import Detached, Run
 from distmagic.session.background import BackgroundRun
 from distmagic.session.dry_run import start_commands
 from distmagic.session.inside import digest_of

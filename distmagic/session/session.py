@@ -17,6 +17,8 @@ from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.connection.warm_hosts import WarmHosts
 from distmagic.diagnosis.as_text import in_words
 from distmagic.names import new_job, owner, work_dir
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
@@ -25,7 +27,6 @@ from distmagic.request.access import Access
 from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import JobSpec
 from distmagic.runner.launch import Followed, attach, launch
-from distmagic.runner.outcome import Detached, Run
 from distmagic.runner.run_loop import Companion
 from distmagic.screens.changed import ChangedScreen
 from distmagic.screens.choose import screen_for

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from distmagic.connection.link import Link
 from distmagic.connection.requests import blob_requests
 from distmagic.errors import Cancelled, RunError, SpecError
+from distmagic.outcome.run import Run
 from distmagic.payload import local_modules, on_ranks
 from distmagic.payload.pack import Payload, dumped, write_code
 from distmagic.remote.values.call import Stay
@@ -21,7 +22,6 @@ from distmagic.render.screen import Screen, UserRequest
 from distmagic.request.cell import CellPlan
 from distmagic.request.flags import Request
 from distmagic.runner import interrupts
-from distmagic.runner.outcome import Run
 from distmagic.session.background import BackgroundRun
 from distmagic.session.local_hints import error_of
 from distmagic.session.place import Place

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from distmagic.errors import DistmagicError, RunError
+from distmagic.outcome.run import Run
 from distmagic.remote.records import journal
 from distmagic.remote.wire import protocol
-from distmagic.runner.outcome import Run
 from distmagic.state.model import RunState
 from distmagic.state.phases import OPENING
 from tests.e2e import runner

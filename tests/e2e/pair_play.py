@@ -18,9 +18,10 @@ from typing import Any
 import distmagic
 from distmagic.api import session
 from distmagic.errors import RunError
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.planning.jobs import whereabouts
 from distmagic.request.hosts import parse_hosts
-from distmagic.runner.outcome import Detached, Run
 from distmagic.state.model import RunState
 from tests import REPOSITORY
 from tests.e2e import faults, runner

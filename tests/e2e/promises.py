@@ -31,10 +31,10 @@ from distmagic.errors import (
     SpecError,
     TimedOut,
 )
+from distmagic.outcome.run import Run
 from distmagic.planning.jobs import whereabouts
 from distmagic.remote.records import journal
 from distmagic.request.hosts import parse_hosts
-from distmagic.runner.outcome import Run
 from tests.e2e import faults, runner
 from tests.e2e.faults import Told
 from tests.e2e.gpus import claims, give_gpus, take_gpus

@@ -12,10 +12,11 @@ from distmagic.api import session
 from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.planning.jobs import Job, whereabouts
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host, parse_hosts
-from distmagic.runner.outcome import Detached, Run
 from distmagic.state.model import RunState
 from tests.lab import Lab
 from tests.lab.waiting import HANG_S

@@ -6,10 +6,11 @@ from typing import Any
 
 from distmagic.api import session
 from distmagic.connection.prompts import NotebookAsker
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.request import flags
 from distmagic.request.flags import split_program
 from distmagic.request.hosts import parse_hosts
-from distmagic.runner.outcome import Detached, Run
 from distmagic.session.programs import run_program
 from tests.e2e import runner
 from tests.lab import Lab

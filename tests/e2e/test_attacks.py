@@ -14,7 +14,7 @@ import pytest
 import distmagic
 from distmagic.connection.link import Link
 from distmagic.errors import Cancelled, RunError, WorkerFailed
-from distmagic.runner.outcome import Run
+from distmagic.outcome.run import Run
 from tests import REPOSITORY
 from tests.e2e import runner
 from tests.e2e.programs import STUBBORN_KERNEL, stubborn

@@ -18,9 +18,9 @@ import distmagic
 from distmagic.api import session
 from distmagic.errors import Cancelled, PreflightError, RunError
 from distmagic.names import owner
+from distmagic.outcome.detached import Detached
 from distmagic.payload import bundle
 from distmagic.remote.system import processes
-from distmagic.runner.outcome import Detached
 from distmagic.session.background import BackgroundRun
 from tests.e2e import faults, runner
 from tests.e2e.gpus import claims, give_gpus, take_gpus

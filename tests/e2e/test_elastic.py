@@ -16,11 +16,12 @@ from distmagic.api import session
 from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, NodeLost, SpecError, Unreachable
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.planning.jobs import known_whereabouts, whereabouts
 from distmagic.remote.wire.protocol import StartNode
 from distmagic.render.overview import overview
 from distmagic.request.hosts import parse_hosts
-from distmagic.runner.outcome import Detached, Run
 from distmagic.state.model import RunState
 from tests.builders.golden import Golden
 from tests.e2e import faults, runner

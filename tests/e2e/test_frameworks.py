@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.api import session
-from distmagic.runner.outcome import Run
+from distmagic.outcome.run import Run
 from tests import REPOSITORY
 from tests.e2e.scripts import run
 from tests.lab import Lab

@@ -14,9 +14,10 @@ import pytest
 import distmagic
 from distmagic.api import session
 from distmagic.errors import RendezvousFailed, WorkerFailed
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.planning.jobs import Job, choose
 from distmagic.request.hosts import parse_hosts
-from distmagic.runner.outcome import Detached, Run
 from tests.builders.golden import Golden
 from tests.e2e import faults, runner
 from tests.e2e.programs import count

@@ -8,7 +8,7 @@ import pytest
 
 from distmagic.connection.link import Link
 from distmagic.errors import Cancelled
-from distmagic.runner.outcome import Run
+from distmagic.outcome.run import Run
 from distmagic.state.model import RunState
 from tests.builders.golden import Golden
 from tests.builders.jobs import press

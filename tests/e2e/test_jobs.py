@@ -13,7 +13,7 @@ import pytest
 
 from distmagic.api import session
 from distmagic.errors import Cancelled, HostError, NodeLost
-from distmagic.runner.outcome import Run
+from distmagic.outcome.run import Run
 from tests.e2e import runner
 from tests.e2e.programs import COUNTING_KERNEL
 from tests.e2e.runner import reach, the_job

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from distmagic.errors import Cancelled, NoResult, WorkerFailed
+from distmagic.outcome.run import Run
 from distmagic.payload.pack import pack_call
 from distmagic.request import flags
-from distmagic.runner.outcome import Run
 from distmagic.systems.osmo import run as osmo
 from tests.builders.jobs import press
 from tests.builders.osmo_service import Service, playing

@@ -12,8 +12,8 @@ import distmagic
 from distmagic.api import session
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, RunError
+from distmagic.outcome.run import Run
 from distmagic.request.hosts import parse_hosts
-from distmagic.runner.outcome import Run
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import Lab

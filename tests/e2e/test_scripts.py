@@ -17,7 +17,7 @@ import pytest
 
 from distmagic.api import session
 from distmagic.errors import PayloadTooLarge, WorkerFailed
-from distmagic.runner.outcome import Run
+from distmagic.outcome.run import Run
 from distmagic.state.model import RunState
 from tests import REPOSITORY
 from tests.e2e import runner

@@ -17,8 +17,9 @@ import pytest
 
 import distmagic
 from distmagic.api import session
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.request.hosts import parse_hosts
-from distmagic.runner.outcome import Detached, Run
 from distmagic.state.model import RunState
 from tests import REPOSITORY
 from tests.e2e import runner

@@ -10,7 +10,7 @@ import pytest
 import distmagic
 from distmagic.api import session
 from distmagic.errors import PreflightError
-from distmagic.runner.outcome import Detached
+from distmagic.outcome.detached import Detached
 from tests.e2e import faults, runner
 from tests.e2e.runner import as_value, at_work
 from tests.lab import HostSetup, Lab, LabHost

@@ -10,8 +10,8 @@ import pytest
 
 from distmagic.api import session
 from distmagic.errors import WorkerFailed
+from distmagic.outcome.detached import Detached
 from distmagic.render.screen import TypedLine
-from distmagic.runner.outcome import Detached
 from distmagic.state.model import RunState
 from tests.builders.golden import Golden
 from tests.e2e import runner

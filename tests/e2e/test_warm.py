@@ -21,10 +21,10 @@ from distmagic.api import session
 from distmagic.connection import idle_links
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled
+from distmagic.outcome.run import Run
 from distmagic.remote.wire.protocol import Template
 from distmagic.request.access import Access
 from distmagic.request.hosts import parse_hosts
-from distmagic.runner.outcome import Run
 from tests.builders.golden import Golden
 from tests.builders.wheels import unpacked
 from tests.e2e import runner

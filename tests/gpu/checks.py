@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from distmagic.errors import Cancelled
+from distmagic.outcome.run import Run
 from distmagic.remote.wire.protocol import Gpu, Hardware
-from distmagic.runner.outcome import Run
 from distmagic.state.model import RunState
 from tests.e2e.runner import Watch, at_work
 from tests.gpu import devices, programs

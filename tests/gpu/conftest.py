@@ -11,10 +11,10 @@ import pytest
 
 import distmagic
 from distmagic.api import session
+from distmagic.outcome.run import Run
 from distmagic.playground import playground
 from distmagic.playground.playground import Playground
 from distmagic.request.access import Access
-from distmagic.runner.outcome import Run
 from tests.e2e.runner import Watch, as_value
 from tests.gpu import devices
 

@@ -15,11 +15,12 @@ import distmagic
 from distmagic import api, cli
 from distmagic.errors import Cancelled, PreflightError, Unreachable, WorkerFailed
 from distmagic.notebook.settings import Notebook
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.planning.jobs import Job
 from distmagic.remote.wire.parts import JobTerms
 from distmagic.request.config import Distmagic
 from distmagic.request.flags import Program
-from distmagic.runner.outcome import Detached, Run
 from distmagic.screens import choose
 from distmagic.session import programs
 from distmagic.session.housekeeping import Stopped

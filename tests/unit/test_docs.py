@@ -13,9 +13,9 @@ import pytest
 import distmagic
 from distmagic.notebook.commands import SUBCOMMANDS
 from distmagic.notebook.help_pages import topics
+from distmagic.outcome.detached import Detached
 from distmagic.remote.rank import checkpoint
 from distmagic.request.flag_table import FLAGS
-from distmagic.runner.outcome import Detached
 from distmagic.session.background import BackgroundRun
 from tests import REPOSITORY, prose
 from tests.builders.course import NOTEBOOKS

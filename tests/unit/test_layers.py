@@ -55,6 +55,7 @@ PACKAGES = (
     "connection.requests",
     "inside",
     "runner",
+    "outcome",
     "systems.slurm",
     "systems.skypilot",
     "systems.osmo",
@@ -74,7 +75,7 @@ PACKAGES = (
 # Who may import a library that isn't Python's own. "lazily": only inside functions.
 FOREIGN = {
     "IPython": "distmagic notebook.magic notebook.local_run notebook.run_names notebook.settings connection.prompts "
-    "session.background runner.outcome screens.notebook screens.page_requests screens.reloaded_pages",
+    "outcome.shown screens.notebook screens.page_requests screens.reloaded_pages",
     "anywidget": "screens.widget",
     "asyncssh": "playground.server",
     "cloudpickle": "remote.values.pickling",

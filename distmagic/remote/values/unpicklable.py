@@ -281,7 +281,7 @@ _KINDS = {
     "torch._library.custom_ops.CustomOpDef": "a torch.library.custom_op",
     "torch.distributed.distributed_c10d.ProcessGroup": "a process group",
     "torch._C._distributed_c10d.ProcessGroup": "a process group",
-    "distmagic.runner.outcome.Run": "a Run of distmagic",
+    "distmagic.outcome.run.Run": "a Run of distmagic",
     "IPython.": "IPython itself",
     "ipykernel.": "IPython itself",
     "ipywidgets.": "a widget",

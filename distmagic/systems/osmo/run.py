@@ -21,6 +21,7 @@ from distmagic.errors import (
 from distmagic.exports import parts
 from distmagic.exports.job import PROGRAM, ExportedJob, ExportedProgram, File
 from distmagic.names import owner, work_dir
+from distmagic.outcome.run import Run
 from distmagic.payload import bundle
 from distmagic.payload.pack import Payload
 from distmagic.payload.work_files import with_tree
@@ -31,7 +32,6 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import JobTerms, StartNode
 from distmagic.render.screen import Screen
 from distmagic.request.flags import Request
-from distmagic.runner.outcome import Run
 from distmagic.state.events import Planned
 from distmagic.systems.osmo import export as workflows
 from distmagic.systems.osmo import osmo

@@ -22,13 +22,13 @@ from pathlib import Path
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import threads_for
 from distmagic.errors import Cancelled, DistmagicError, NodeLost, NoResult, RunError
+from distmagic.outcome.run import Run
 from distmagic.remote.contact.task import MOST_RESULT_BYTES
 from distmagic.remote.system import threads
 from distmagic.remote.wire import protocol
 from distmagic.render.screen import Screen
 from distmagic.runner import interrupts
 from distmagic.runner.event_queue import EventQueue
-from distmagic.runner.outcome import Run
 from distmagic.runner.run_loop import RunLoop, clock_since
 from distmagic.state.events import Gone, Launched, Lost, Planned, StopRequested, Warned
 from distmagic.state.fold import begin

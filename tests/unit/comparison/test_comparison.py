@@ -15,7 +15,7 @@ from distmagic.comparison.arguments import arguments
 from distmagic.comparison.compare import Comparison, RunHistory
 from distmagic.comparison.summary import more_is_better, summary
 from distmagic.errors import SpecError, WorkerFailed
-from distmagic.runner.outcome import Run
+from distmagic.outcome.run import Run
 from distmagic.state.model import RunState
 from tests.builders.terms import on_terms
 from tests.scenes import curve, done, failed, over, run, running, worker

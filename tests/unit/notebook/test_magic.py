@@ -31,11 +31,11 @@ from distmagic.errors import (
     WorkerFailed,
 )
 from distmagic.notebook import commands, help_pages, local_run, magic
+from distmagic.outcome.detached import Detached
 from distmagic.payload import pack
 from distmagic.playground.playground import Playground
 from distmagic.request import flag_parser
 from distmagic.request.hosts import parse_hosts
-from distmagic.runner.outcome import Detached
 from distmagic.session import dry_run, inside
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.session import Session

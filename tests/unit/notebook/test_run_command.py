@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import Cancelled, SpecError, WorkerFailed
+from distmagic.outcome.detached import Detached
 from distmagic.request.allocation import SlurmRequest
-from distmagic.runner.outcome import Detached
 from tests.unit.notebook.fakes import FakeAllocation
 
 

@@ -483,7 +483,7 @@ def test_the_shell_is_named():
 
 
 def test_a_run_is_named():
-    Run = type("Run", (), {"__module__": "distmagic.runner.outcome"})  # noqa: N806
+    Run = type("Run", (), {"__module__": "distmagic.outcome.run"})  # noqa: N806
     assert (
         "`run`, a Run of distmagic"
         in refused(cell("def train():\n    return run\ntrain()", run=Run())).message

@@ -21,6 +21,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.link_opener import Fleet, LinkOpener
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import AuthenticationError, RunError, WorkerFailed
+from distmagic.outcome.run import Run
 from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol as p
 from distmagic.request.access import Access
@@ -30,7 +31,6 @@ from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.executor import Executor
 from distmagic.runner.launch import Followed
 from distmagic.runner.node_table import NodeTable
-from distmagic.runner.outcome import Run
 from distmagic.runner.run_loop import RunLoop
 from distmagic.session.session import Session
 from distmagic.state.events import Event, Gone

@@ -15,10 +15,10 @@ from distmagic.connection.connections import Connections
 from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, NodeLost, PreflightError, Unreachable
+from distmagic.outcome.run import Run
 from distmagic.remote.wire import protocol as p
 from distmagic.request.access import Access
 from distmagic.request.spec import JobSpec
-from distmagic.runner.outcome import Run
 from distmagic.session.session import Session
 from distmagic.state.model import RunState
 from tests.builders.hosts import FakeHost, connector, down, runs_on, runs_to_its_end

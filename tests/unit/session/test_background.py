@@ -15,6 +15,8 @@ from distmagic.connection import link_opener
 from distmagic.connection.connections import Connections
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, SpecError, Unreachable, WorkerFailed
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.payload.pack import Payload
 from distmagic.remote.system import threads
 from distmagic.remote.wire import protocol as p
@@ -22,7 +24,6 @@ from distmagic.render.screen import Screen
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
 from distmagic.request.spec import JobSpec
-from distmagic.runner.outcome import Detached, Run
 from distmagic.session import background
 from distmagic.session.background import BackgroundRun
 from distmagic.session.place import Place

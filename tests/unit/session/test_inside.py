@@ -20,10 +20,10 @@ from distmagic.errors import (
 )
 from distmagic.inside.job_node import RankTask
 from distmagic.inside.proof import SharedSecret
+from distmagic.outcome.run import Run
 from distmagic.remote.wire import protocol
 from distmagic.request.access import Access
 from distmagic.request.spec import JobSpec
-from distmagic.runner.outcome import Run
 from distmagic.session.inside import Inside, Part, digest_of
 from distmagic.state.model import NodeState, RunState, WorkerState
 from tests.builders.dialling import places

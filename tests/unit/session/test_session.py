@@ -20,11 +20,12 @@ from distmagic.errors import (
     Unreachable,
     WorkerFailed,
 )
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.remote.wire import protocol as p
 from distmagic.request.access import Access
 from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import JobSpec
-from distmagic.runner.outcome import Detached, Run
 from distmagic.session import session as sessions
 from distmagic.session.dry_run import start_commands
 from distmagic.session.place import fetch

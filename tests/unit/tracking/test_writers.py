@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import SpecError
+from distmagic.outcome.run import Run
 from distmagic.request import spec
 from distmagic.request.spec import JobSpec
-from distmagic.runner.outcome import Run
 from distmagic.state.fold import fold
 from distmagic.tracking.screen import TrackedScreen
 from tests.builders.events import begun

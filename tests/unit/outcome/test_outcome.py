@@ -16,10 +16,11 @@ import pytest
 
 from distmagic.connection.link import Link
 from distmagic.errors import ConnectionLost, NoResult, SpecError
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol as p
 from distmagic.render.overview import overview
-from distmagic.runner.outcome import Detached, Run
 from distmagic.state.events import Event, Gone, Lost
 from distmagic.state.fold import begin, fold
 from tests.builders.later import Later

@@ -1,0 +1,75 @@
+"""What a variable has in place of a run: a job that goes on alone, or one that never began."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distmagic import sanitize
+from distmagic.outcome.shown import cell_number, display_page, leave_out
+
+
+class Detached:
+    """A job that needs no notebook. `attach()` follows it to its end and returns its `Run`; `stop()` ends it."""
+
+    def __init__(
+        self,
+        job: str,
+        hosts: tuple[str, ...],
+        *,
+        attach: Callable[[], object],
+        stop: Callable[[], None],
+    ) -> None:
+        self.job, self.hosts = job, hosts
+        self.attach, self.stop = attach, stop
+        self._left_in = cell_number()
+
+    def _ipython_display_(self) -> None:
+        """Show the job, but not in the cell that has left it: its view has these words."""
+        if self._left_in is not None and self._left_in == cell_number():
+            leave_out(f"<job {self.job}>")
+        else:
+            display_page({"text/plain": repr(self)})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("results", "logs", "metrics", "state"):
+            raise AttributeError(
+                f"job {self.job} was let go on alone, so there is no {name!r} here. Its run has that: "
+                f"run = job.attach(), or %distributed attach {self.job} run."
+            )
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}"
+        )
+
+    def __repr__(self) -> str:
+        text = (
+            f"job {self.job} runs on {', '.join(self.hosts)} without this notebook: "
+            f"%distributed attach {self.job} follows it, %distributed stop {self.job} ends it"
+        )
+        # A job that was found on hosts has the names that these told.
+        return sanitize.lines(text)
+
+
+class NotStarted:
+    """Stands in the variable of a run that never began, so that nobody takes an older run for it.
+
+    `why` is the cell's error. `before` is the run that the variable had, None where there was none.
+    """
+
+    def __init__(self, name: str, why: str, before: object) -> None:
+        self.why = sanitize.lines(why)
+        self.before: object = (
+            before.before if isinstance(before, NotStarted) else before
+        )
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"there is no {name!r}: {self!r}")
+
+    def __repr__(self) -> str:
+        older = (
+            f" The run before it: {self._name}.before."
+            if self.before is not None
+            else ""
+        )
+        return f"no run, because its cell failed before anything was started ({self.why}).{older}"

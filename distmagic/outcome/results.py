@@ -1,0 +1,199 @@
+"""What the ranks returned, fetched from their hosts when it is looked at."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from distmagic.connection.link import Link
+from distmagic.connection.requests import job_requests
+from distmagic.connection.requests.progress_line import ProgressLine
+from distmagic.connection.requests.remote_files import has_room
+from distmagic.errors import ConnectionLost, NoResult
+from distmagic.remote.values import parcel
+from distmagic.remote.wire import protocol
+from distmagic.remote.wire.clipping import clipped
+from distmagic.state.model import RunState
+
+_MAX_SHOWN_BYTES = 500  # of a value among the results
+
+
+class Files:
+    """Files of a job on its hosts, each fetched over a link of its own."""
+
+    def __init__(self, job: str, open_link: Callable[[int], Link]) -> None:
+        self._job, self._open_link = job, open_link
+
+    def fetch(
+        self,
+        node_rank: int,
+        name: str,
+        write: Callable[[bytes], object],
+        limit_bytes: int,
+    ) -> int:
+        """Hand a file of a node to `write`, over a new connection where one breaks in the middle; return its size."""
+        done = before = 0
+
+        def take(data: bytes) -> None:
+            nonlocal done
+            write(data)
+            done += len(data)
+
+        while True:
+            link = self._open_link(node_rank)
+            request = protocol.GetFile(
+                job=self._job, node_rank=node_rank, name=name, offset=done
+            )
+            try:
+                job_requests.fetch(link, request, take, limit_bytes=limit_bytes - done)
+            except ConnectionLost:
+                link.close()
+                if done == before:
+                    raise
+                before = done
+            except BaseException:
+                link.close()
+                raise
+            else:
+                link.finish()
+                return done
+
+
+class Results(Mapping[int, Any]):
+    """Return values by rank. One is unpickled when it is looked at for the first time, large ones fetched then.
+
+    Unpickling runs code that the hosts chose: look at results only of hosts that you trust with your notebook.
+    A rank without one raises `NoResult`, which is a `KeyError` too. `clear()` lets go of what was looked at.
+    """
+
+    def __init__(
+        self, state: RunState, small: Mapping[int, bytes], fetch: Callable[..., int]
+    ) -> None:
+        self._state, self._small, self._fetch = state, small, fetch
+        self._loaded: dict[int, Any] = {}
+
+    def __getitem__(self, rank: int) -> Any:
+        if rank not in self._loaded:
+            self._loaded[rank] = self._load(rank)
+        return self._loaded[rank]
+
+    @property
+    def last_rank(self) -> int:
+        """The highest rank of the run, whether it returned or not; -1 where none began."""
+        return max(self._state.workers, default=-1)
+
+    def clear(self) -> None:
+        """Let go of the values that were looked at; the next look at one unpickles it again."""
+        self._loaded.clear()
+
+    def __contains__(self, rank: object) -> bool:
+        """Whether a rank left a result; none is fetched for that."""
+        return rank in set(self)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(
+            sorted(
+                r
+                for r, w in self._state.workers.items()
+                if w.ended and w.ended.result_bytes is not None
+            )
+        )
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        """Return all as a dict shows them; of a large one that has yet to be fetched its size, and no value at length."""
+        shown = []
+        for rank in self:
+            value = f"<{self._size(rank):,} bytes, not looked at yet>"
+            if rank in self._loaded or rank in self._small or not self._size(rank):
+                try:
+                    value = clipped(repr(self[rank]), _MAX_SHOWN_BYTES)
+                except Exception as error:  # noqa: BLE001 - the value's own code
+                    value = f"<{type(error).__name__}: {error}>"
+            shown.append(f"{rank}: {value}")
+        return f"{{{', '.join(shown)}}}"
+
+    def _size(self, rank: int) -> int:
+        ended = self._state.workers[rank].ended
+        return (ended.result_bytes or 0) if ended else 0
+
+    def _no_result(self, rank: int) -> NoResult:
+        hint = f"Ranks with a result: {list(self)}."
+        worker = self._state.workers.get(rank)
+        if worker is None:
+            return unseen_rank(self._state, rank) or NoResult(
+                f"There is no rank {rank} in this run.", hint
+            )
+        if worker.ended is None and worker.node_rank in self._state.lost_nodes:
+            return NoResult(
+                f"The result of {worker.label} is unknown: {worker.host} was lost before the rank reported it.",
+                f"If it returned, %distributed attach {self._state.job} has its result as soon as {worker.host} can be "
+                f"reached. {hint}",
+            )
+        why = (
+            f": {worker.ended.meaning}"
+            if worker.ended and worker.ended.outcome == "returned"
+            else ""
+        )
+        return NoResult(f"{worker.label} left no result{why}.".replace("..", "."), hint)
+
+    def _load(self, rank: int) -> Any:
+        if rank not in self:
+            raise self._no_result(rank)
+        if not self._size(rank):
+            return None
+        if rank in self._small:
+            return parcel.load_bytes(self._small[rank], f"the result of rank {rank}")
+        # Where TMPDIR is on NFS, a mapped file leaves a `.nfs...` behind, and its folder can't be removed yet.
+        with tempfile.TemporaryDirectory(
+            prefix="distmagic-result-", ignore_cleanup_errors=True
+        ) as folder:
+            path = Path(folder) / "result"
+            try:
+                with path.open("wb") as file:
+                    self._download(rank, file)
+            except OSError as error:
+                raise NoResult(
+                    f"The result of rank {rank}, {self._size(rank):,} bytes, can't be written here, to {folder}: "
+                    f"{error.strerror or error}.",
+                    "It is still on its host. Make room, or set TMPDIR to a directory on another disk, and look again.",
+                ) from error
+            # Mapped: the file's name may go, its bytes stay until nobody looks at them.
+            return parcel.load(path)
+
+    def _download(self, rank: int, file: io.BufferedWriter) -> None:
+        if not has_room(file, self._size(rank)):
+            raise OSError("there is less room")
+        line = ProgressLine(f"result of rank {rank}", self._size(rank))
+
+        def write(data: bytes) -> None:
+            file.write(data)
+            line.add(len(data))
+
+        self._fetch(
+            self._state.workers[rank].node_rank,
+            f"rank{rank}.result",
+            write,
+            self._size(rank),
+        )
+        line.end()
+
+
+def unseen_rank(state: RunState, rank: int) -> NoResult | None:
+    """Return the error for a rank whose host was lost before it was seen here, while an elastic job went well without it."""
+    if not state.is_elastic or not 0 <= rank < state.world_size:
+        return None
+    at_work = state.at_work
+    unseen = [state.nodes[node].host for node, _ in state.lost if node not in at_work]
+    if not unseen:
+        return None
+    hosts = " and ".join(dict.fromkeys(unseen))
+    return NoResult(
+        f"Nothing is known of rank {rank}: {hosts} could not be followed.",
+        f"If it ran there, %distributed attach {state.job} shows it, and has its result, as soon as they can be reached.",
+    )

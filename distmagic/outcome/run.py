@@ -1,0 +1,218 @@
+"""A run that is over: return values, logs, files, metrics, the last state."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from distmagic import sanitize
+from distmagic.comparison.metrics import Metrics, Plot, metrics_of, plot_of
+from distmagic.connection.link import Link
+from distmagic.connection.requests import job_requests
+from distmagic.connection.requests.log_order import by_time_of
+from distmagic.connection.requests.remote_files import RemoteFolder
+from distmagic.errors import SpecError
+from distmagic.outcome.results import Files, Results, unseen_rank
+from distmagic.outcome.shown import cell_number, display_page, leave_out
+from distmagic.remote.records import journal
+from distmagic.remote.wire.protocol import Folder, FoundFile
+from distmagic.request.spec import check_tracker
+from distmagic.state.model import RunState
+from distmagic.tracking.points import Unsent
+from distmagic.tracking.writers import TensorBoard
+
+
+class Returned:
+    """A sequence of what the ranks of a run returned, in their order, as far as they did: `run[0]`, `run[-1]`."""
+
+    @property
+    def results(self) -> Results:
+        """The return values of the ranks, by rank."""
+        raise NotImplementedError
+
+    def __getitem__(self, rank: int | slice) -> Any:
+        if isinstance(rank, slice):
+            return list(self)[rank]
+        results = self.results
+        return results[rank if rank >= 0 else results.last_rank + 1 + rank]
+
+    def __iter__(self) -> Iterator[Any]:
+        results = self.results
+        return (results[rank] for rank in results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __bool__(self) -> bool:
+        return True  # also where no rank has returned anything
+
+
+class Run(Returned):
+    """A run that is over.
+
+    `run[rank]` is the return value of a rank, and `run[-1]` that of the last one. As a sequence it holds the return values
+    of all ranks that have one, in their order; `results` has them by rank. `logs(rank)` is the output of a rank,
+    `metrics` all reported values, `plot("loss")` a curve of one, and `state` the state at the end. As a cell's value it
+    shows the table and the curves again.
+    """
+
+    def __init__(
+        self,
+        state: RunState,
+        small_results: Mapping[int, bytes],
+        open_link: Callable[[int], Link],
+        *,
+        shown: bool,
+    ) -> None:
+        self.state = state
+        self._files = Files(state.job, open_link)
+        self._open_link = open_link
+        self._shown_in = cell_number() if shown else None
+        self.unfetched: tuple[str, ...] = ()  # what --fetch named and did not bring
+        # Nothing in here may refer to the run itself: a circle lives on after `del run` until a garbage collection.
+        self._results = Results(state, small_results, self._files.fetch)
+
+    @property
+    def results(self) -> Results:
+        """The return values of the ranks, by rank."""
+        return self._results
+
+    @property
+    def job(self) -> str:
+        """The job's name, which its directories on the hosts carry."""
+        return self.state.job
+
+    @property
+    def metrics(self) -> Metrics:
+        """All reported values: one row a report, with rank, at_s (seconds since the rank's start), step and the values.
+
+        A rank sends at most 20 rows in a tenth of a second; with more than 200 ranks in a longer time. The rank's host
+        keeps every row. `run.metrics.frame()` is a frame of pandas. A metric named rank or at_s gets an underscore at
+        its end.
+        """
+        return metrics_of(self.state)
+
+    def plot(self, *names: str) -> Plot:
+        """Return the curves of these metrics, or of all, as a cell's value shows them.
+
+        Raises `SpecError` for a metric that no rank has reported twice.
+        """
+        return plot_of(self.state, names)
+
+    def to_tensorboard(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the metrics as event files of TensorBoard, a folder `rank0`, `rank1`... for each rank; return `folder`.
+
+        The call's arguments are in its HPARAMS. Raises `SpecError` where tensorboard is not installed on the notebook machine.
+        """
+        check_tracker("run.to_tensorboard", "tensorboard")
+        path = Path(folder)
+        tensorboard = TensorBoard(self.state, path)
+        tensorboard.write(Unsent().take(self.state))
+        tensorboard.close()
+        return path
+
+    def logs(
+        self, rank: int, stream: str | None = None, *, by_time: bool = False
+    ) -> str:
+        """Return the whole output of a rank, fetched from its host; rank -1 is torchrun itself, one node after another.
+
+        `stream` is "stdout" or "stderr"; None gives both, one after the other. With `by_time` their lines are in the order
+        in which the host has read them, to about a tenth of a second. In an elastic job the output comes from the rank's
+        last node; torchrun's comes from all nodes that were not lost. `%distributed logs` asks all hosts that are up.
+        Control characters are removed, except for line breaks, carriage returns, tabs and colours. Raises `SpecError` for
+        a rank that is unknown or has not started.
+        """
+        streams = [stream] if stream else ["stdout", "stderr"]
+        lost = self.state.lost_nodes if self.state.is_elastic else set()
+        there = [node for node in range(len(self.state.nodes)) if node not in lost]
+        nodes = there if rank == -1 else [self._node_of(rank)]
+        texts = []
+        for node_rank in nodes:
+            data = {
+                one: self._read(node_rank, journal.log_name(rank, one))
+                for one in streams
+            }
+            parts = list(data.values())
+            if by_time:
+                events = self._read(node_rank, journal.CHATTER_FILE)
+                parts = [by_time_of(data, {}, events, rank)]
+            texts += [part.decode(errors="replace") for part in parts]
+        return sanitize.log("".join(texts))
+
+    def _read(self, node_rank: int, name: str) -> bytes:
+        data = io.BytesIO()
+        self._files.fetch(node_rank, name, data.write, job_requests.LOG_LIMIT_BYTES)
+        return data.getvalue()
+
+    def files(self, rank: int = 0, pattern: str = "**") -> tuple[FoundFile, ...]:
+        """Return the files in the working directory of a rank's host: each with path, size_bytes and changed_s.
+
+        `*` in `pattern` stays in one folder, `**` goes through all. A path is as the host names it, line breaks and all:
+        show it by `repr`. Raises `SpecError` for an unknown rank, and `PreflightError` for more than 10,000 files.
+        """
+        return self._work_dir(rank).find(pattern)
+
+    def fetch(
+        self, pattern: str, to: str | os.PathLike[str] = ".", rank: int = 0
+    ) -> list[Path]:
+        """Copy files of a rank's working directory to the folder `to`; return where they are.
+
+        `run.fetch("checkpoints/*.pt")`: each file keeps its path below the working directory; the path of a folder means
+        all files in it. A copy that breaks
+        off continues where it stopped, also in the next call. Raises `SpecError` if no file fits, and `NoResult` if one
+        can't be written on this machine, or changes all the time.
+        """
+        return self._work_dir(rank).fetch(pattern, Path(to))
+
+    def _work_dir(self, rank: int) -> RemoteFolder:
+        node_rank = self._node_of(rank)
+        folder = Folder(job=self.job, node_rank=node_rank)
+        open_link = partial(self._open_link, node_rank)
+        began = self.state.began_unix_s, self.state.began_up_s
+        return RemoteFolder(folder, open_link, began)
+
+    def _node_of(self, rank: int) -> int:
+        worker = self.state.workers.get(rank)
+        if worker is not None:
+            return worker.node_rank
+        if _is_to_begin(self.state, rank):
+            raise SpecError(
+                f"Rank {rank} has not started yet: the run is {self.state.phase}.",
+                "Ask again when the view shows that rank.",
+            )
+        raise unseen_rank(self.state, rank) or SpecError(
+            f"There is no rank {rank} in this run.",
+            f"Its ranks: {sorted(self.state.workers)}.",
+        )
+
+    def __repr__(self) -> str:
+        from distmagic import render
+
+        return render.text(self.state)
+
+    def _repr_html_(self) -> str:
+        from distmagic import render
+
+        return render.html(self.state)
+
+    def _ipython_display_(self) -> None:
+        """Show the summary, but not a second time right after the run itself has shown it."""
+        # Only in the very cell that ran it: where the run has a name, it is shown by that name in a later cell.
+        if self._shown_in is not None and self._shown_in == cell_number():
+            self._shown_in = None
+            leave_out(f"<run {self.job}: {self.state.phase}>")
+            return
+        page = {"text/plain": repr(self), "text/html": self._repr_html_()}
+        display_page(page)
+
+
+def _is_to_begin(state: RunState, rank: int) -> bool:
+    """Whether a run that goes on may still start this rank. Before there is a plan any number may be one of its ranks."""
+    if state.is_over or rank < 0:
+        return False
+    world_size = max(state.world_size, state.planned_world_size)
+    return world_size == 0 or rank < world_size

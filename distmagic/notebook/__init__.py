@@ -10,12 +10,12 @@ here opens a connection, starts a thread or knows how a run proceeds. What does 
     commands.py       the table of `%distributed` subcommands, and of `distmagic`'s in a terminal
     host_commands.py  hosts, playground, allocations, down
     job_commands.py   jobs, runs, attach, view, add, stop, logs, stacks, clean, status
+    doctor_command.py doctor
     job_hosts.py      which hosts these ask, and how they are reached
     job_tables.py     their tables
     file_commands.py  get, put, env sync
     run_command.py    run: a script instead of a cell
     run_names.py      the variables that a run goes into
-    help_pages.py     help: the pages in distmagic/help/
-    help_search.py    finds what answers a question in these pages, pure
+    help_pages.py     help: the pages in distmagic/help/, and what answers a question in them
     completion.py     the Tab key
 """

@@ -1,8 +1,8 @@
 """The table of `%distributed` subcommands, which are those of `distmagic` in a terminal. Usage text, dispatch, completion and
 the tests of the README read it.
 
-A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py, job_commands.py, file_commands.py,
-run_command.py or help_pages.py.
+A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py, job_commands.py, doctor_command.py,
+file_commands.py, run_command.py or help_pages.py.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from distmagic.connection.prompts import asker_of
 from distmagic.errors import SpecError
 from distmagic.notebook import (
+    doctor_command,
     file_commands,
     help_pages,
     host_commands,
@@ -189,7 +190,7 @@ SUBCOMMANDS = (
                 "find what is wrong with the hosts and between them: each finding with its cure",
             ),
         ),
-        handler=job_commands.doctor,
+        handler=doctor_command.doctor,
         words="--collective --json",
     ),
     Subcommand(

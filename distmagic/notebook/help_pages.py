@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distmagic.errors import SpecError
-from distmagic.notebook import help_search
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.request.systems import systems
 
@@ -16,6 +20,16 @@ if TYPE_CHECKING:
 
 _NOT_SEARCHED = ("benchmarks",)  # a table of measurements
 _LINK_TO_PAGE = re.compile(r"\[([^\]]+)\]\(([a-z_-]+)\.md(?:#[^)]*)?\)")
+_HEADING = re.compile(r"^##? (.*)\n", re.MULTILINE)
+_TABLE_HEAD = re.compile(r"(\|.*\n\|[-| ]+\|\n)")
+_PIECE = re.compile(r"(?:.+\n)+(?:\n*(?:```(?:.|\n)*?```\n|(?: {4}.*\n)+))*")
+_WORD = re.compile(r"[^\W_]+")
+_SHORT_SECTION = 1_200  # characters of a section that is shown as a whole
+_DOUBLED = re.compile(r"(?<=([bdgmnprt]))\1$")  # stopp(ed), debugg(ing)
+_COMMON = re.compile(
+    "an?|all|and|are|at|back|be|between|by|can|does|do|for|from|has|have|how|i|if|in|into|is|it|me|more|my|not?|nothing|of|"
+    "on|one|or|same|see|shows?|than|the|this|to|two|up|use|what|when|where|which|who|why|with|without|you|your"
+)
 
 
 def _files() -> dict[str, Traversable]:
@@ -51,7 +65,7 @@ def found(question: Sequence[str]) -> str:
     """
     asked = " ".join(question)
     pages = {topic: page(topic) for topic in topics() if topic not in _NOT_SEARCHED}
-    passages = help_search.search(question, pages)
+    passages = search(question, pages)
     if not passages:
         raise SpecError(
             f"The manual has nothing about {asked!r}.",
@@ -95,3 +109,78 @@ def show(line: CommandLine) -> None:
     command = "%distributed help"
     text = text.replace(command, line.notebook.worded(command))
     line.notebook.show({"text/markdown": text, "text/plain": text})
+
+
+# ---- a question, and the passages that answer it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """What is read by itself: a short section, or a paragraph or a table's row of a long one."""
+
+    topic: str
+    heading: str
+    text: str
+
+
+def passages(topic: str, page: str) -> Iterator[Passage]:
+    """Split a page into its passages."""
+    _before, *parts = _HEADING.split(page)
+    for heading, section in zip(parts[::2], parts[1::2], strict=True):
+        is_short = len(section) <= _SHORT_SECTION
+        for text in [section] if is_short else _pieces(section):
+            if text.strip():
+                yield Passage(topic=topic, heading=heading, text=text.strip())
+
+
+def _pieces(section: str) -> Iterator[str]:
+    """Return paragraphs, each with the code below it, and rows, each below its table's head."""
+    for piece in _PIECE.findall(f"{section}\n"):
+        before, head, rows = (*_TABLE_HEAD.split(piece), "", "")[:3]
+        yield before
+        for row in rows.splitlines():
+            yield head + row
+
+
+@functools.cache
+def _stem(word: str) -> str:
+    for ending in ("ing", "ed", "es", "s"):
+        if word.endswith(ending) and len(word) - len(ending) > 2:
+            return _DOUBLED.sub("", word.removesuffix(ending))
+    return word
+
+
+def _stems(text: str) -> set[str]:
+    return {_stem(word) for word in _WORD.findall(text.lower())}
+
+
+def search(
+    question: Sequence[str], pages: Mapping[str, str], most: int = 3
+) -> list[Passage]:
+    """Return the passages that have most of the question's words, rare words first, of equal ones the shortest.
+
+    None where no word is found. A misspelled word counts as the word that it resembles. A word of a heading counts twice.
+    """
+    found = [
+        (passage, _stems(passage.text), _stems(passage.heading))
+        for topic, page in pages.items()
+        for passage in passages(topic, page)
+    ]
+    spread = Counter(stem for _, text, heading in found for stem in text | heading)
+    rarity: dict[str, float] = {}
+    for asked in _WORD.findall(" ".join(question).lower()):
+        stem = _stem(asked)
+        if stem not in spread and len(stem) > 3:
+            stem = next(iter(difflib.get_close_matches(stem, spread, 1, 0.85)), stem)
+        if stem in spread and not _COMMON.fullmatch(asked):
+            rarity[stem] = math.log(1 + len(found) / spread[stem])
+    ranked = []
+    for index, (_passage, text, heading) in enumerate(found):
+        points = sum(
+            weight * ((stem in text) + 2 * (stem in heading))
+            for stem, weight in rarity.items()
+        )
+        matched = sum(stem in text or stem in heading for stem in rarity)
+        if matched:
+            ranked.append((-points * matched, len(text), index))
+    return [found[index][0] for _points, _words, index in sorted(ranked)[:most]]

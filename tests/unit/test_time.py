@@ -129,7 +129,7 @@ STEADY = {
     "remote/checkup/doors.py": _WAIT,
     "remote/checkup/collective.py": _TOOK,
     "connection/requests/host_requests.py": "two looks in a row, between which a host has told its time of day",
-    "notebook/job_commands.py": _TOOK,
+    "notebook/doctor_command.py": _TOOK,
     "session/doctor.py": _TOOK,
     "staying/ranks.py": _PACE,
     "remote/rank/report.py": f"{_PACE}; when a rank reported, since it began",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distmagic.notebook.help_search import passages, search
+from distmagic.notebook.help_pages import passages, search
 
 LONG = "filler " * 300
 PAGES = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from distmagic.notebook import help_pages
-from distmagic.notebook.help_search import search
 
 PAGES = {topic: help_pages.page(topic) for topic in help_pages.topics()}
 QUESTIONS = (
@@ -128,4 +127,4 @@ QUESTIONS = (
 
 @pytest.mark.parametrize(("question", "heading"), QUESTIONS)
 def test_the_first_answer_is_the_right_one(question, heading):
-    assert search(question.split(), PAGES)[0].heading == heading
+    assert help_pages.search(question.split(), PAGES)[0].heading == heading

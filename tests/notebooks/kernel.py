@@ -15,6 +15,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
+from tests.lab import Lab
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -123,3 +125,13 @@ def live_notebook(
         notebook = LiveNotebook(client)
         assert notebook.run("%load_ext distmagic") == ""
         yield notebook
+
+
+@contextlib.contextmanager
+def notebook_on(lab: Lab, folder: Path, hosts: str) -> Iterator[LiveNotebook]:
+    """Start such a kernel with these hosts of the lab, as from its environment; it leaves nothing on them."""
+    lab.mend()
+    with live_notebook(folder, {"DISTMAGIC_HOSTS": hosts}) as notebook:
+        notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
+        yield notebook
+    lab.assert_clean()

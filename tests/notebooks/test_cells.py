@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab import Lab
-from tests.notebooks.kernel import LiveNotebook, live_notebook
+from tests.notebooks.kernel import LiveNotebook, live_notebook, notebook_on
 
 pytestmark = pytest.mark.needs("lab")
 
@@ -18,13 +18,8 @@ def notebook(
     session_lab: Lab, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiveNotebook]:
     """A notebook whose hosts come from its environment."""
-    session_lab.mend()
-    with live_notebook(
-        tmp_path_factory.mktemp("notebook"), {"DISTMAGIC_HOSTS": "dm1:1"}
-    ) as made:
-        made.run(f'%config Distmagic.ssh_config = "{session_lab.ssh_config}"')
+    with notebook_on(session_lab, tmp_path_factory.mktemp("notebook"), "dm1:1") as made:
         yield made
-    session_lab.assert_clean()
 
 
 @pytest.mark.quick

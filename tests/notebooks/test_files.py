@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab
-from tests.notebooks.kernel import LiveNotebook, live_notebook
+from tests.notebooks.kernel import LiveNotebook, notebook_on
 
 pytestmark = pytest.mark.needs("lab")
 
@@ -39,11 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def notebook(session_lab: Lab, folder: Path) -> Iterator[LiveNotebook]:
     """A notebook beside these files, whose hosts come from its environment."""
-    session_lab.mend()
-    with live_notebook(folder, {"DISTMAGIC_HOSTS": "dm1:1"}) as made:
-        made.run(f'%config Distmagic.ssh_config = "{session_lab.ssh_config}"')
+    with notebook_on(session_lab, folder, "dm1:1") as made:
         yield made
-    session_lab.assert_clean()
 
 
 def test_a_package_beside_the_notebook_comes_as_files_with_its_data(notebook):

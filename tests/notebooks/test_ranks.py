@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.faults import host_of, send
 from tests.lab import Lab
 from tests.lab.waiting import wait_until
-from tests.notebooks.kernel import LiveNotebook, live_notebook
+from tests.notebooks.kernel import LiveNotebook, live_notebook, notebook_on
 
 pytestmark = pytest.mark.needs("lab")
 
@@ -36,15 +36,11 @@ def notebook(
     session_lab: Lab, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiveNotebook]:
     """A notebook on whose hosts ranks stay."""
-    session_lab.mend()
-    with live_notebook(
-        tmp_path_factory.mktemp("notebook"), {"DISTMAGIC_HOSTS": "dm1:2,dm2:2"}
-    ) as made:
-        made.run(f'%config Distmagic.ssh_config = "{session_lab.ssh_config}"')
+    folder = tmp_path_factory.mktemp("notebook")
+    with notebook_on(session_lab, folder, "dm1:2,dm2:2") as made:
         made.pids = made.run(FIRST).splitlines()[-4:]
         yield made
         assert made.run("%distributed end ranks") == "the ranks of ranks have ended\n"
-    session_lab.assert_clean()
 
 
 def still_there(notebook: LiveNotebook) -> None:

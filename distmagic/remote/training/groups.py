@@ -347,8 +347,8 @@ def _last_calls() -> dict[str, str]:
             if not entry["is_p2p"]:
                 name = entry["process_group"][0]
                 found[name] = entry["profiling_name"].rpartition(":")[2]
-    except Exception:  # noqa: BLE001, S110 - of a torch with other records no names are known
-        pass
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError):
+        return {}  # a torch with other records, whose JSON or fields are others; C++ raises RuntimeError
     return found
 
 

@@ -6,17 +6,14 @@ import pytest
 
 from tests.builders import gloo_ranks
 
-# Three ranks wait for each other: two in an all_reduce, the third for a message.
-DEADLOCK = """
-numbers = lambda: dict(groups._numbers(dist.distributed_c10d))
-def broken(act):
-    # The others' calls are under way, too: nobody is broken before.
-    before = numbers()
+# The main thread is interrupted, which leaves no call, and then all groups are broken.
+BROKEN = """
+def broken(act, is_waiting, before_that=lambda: None):
     def breaks():
-        while numbers() == before:
+        while not is_waiting():
             time.sleep(0.001)
-        signal.pthread_kill(main_thread, signal.SIGINT)  # which leaves no call
-        Words().meet(f"all wait {groups._notes.cell}")
+        signal.pthread_kill(main_thread, signal.SIGINT)
+        before_that()
         groups.break_all()
     thread = in_a_thread(breaks)
     try:
@@ -26,12 +23,22 @@ def broken(act):
             thread.join()
     except KeyboardInterrupt:
         print("interrupted")
+"""
+
+# Three ranks wait for each other: two in an all_reduce, the third for a message.
+DEADLOCK = """
+numbers = lambda: dict(groups._numbers(dist.distributed_c10d))
+def deadlocked(act):
+    # The others' calls are under way, too: nobody is broken before.
+    before = numbers()
+    all_wait = lambda: Words().meet(f"all wait {groups._notes.cell}")
+    broken(act, lambda: numbers() != before, all_wait)
 
 groups.begin_cell(1)
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
 value = torch.ones(4)
-broken(lambda: dist.recv(value, 0) if rank == 2 else dist.all_reduce(value))
+deadlocked(lambda: dist.recv(value, 0) if rank == 2 else dist.all_reduce(value))
 words.meet("first")
 
 groups.begin_cell(2)
@@ -45,7 +52,7 @@ dist.all_reduce(value, group=part)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
 model(torch.ones(4)).sum().backward()
 words.meet("second")
-broken(lambda: dist.barrier(part) if rank == 2 else model(torch.ones(4)).sum().backward())
+deadlocked(lambda: dist.barrier(part) if rank == 2 else model(torch.ones(4)).sum().backward())
 words.meet("third")
 
 groups.begin_cell(3)
@@ -60,38 +67,25 @@ dist.destroy_process_group()
 def test_a_deadlock_is_broken_in_all_ranks_and_their_group_made_anew(
     torch_forks, tmp_path
 ):
-    seen = gloo_ranks.run(torch_forks, tmp_path, 3, DEADLOCK, has_model=True)
+    seen = gloo_ranks.run(torch_forks, tmp_path, 3, BROKEN + DEADLOCK, has_model=True)
     held = "('model (DistributedDataParallel)',)"
     assert seen == [["interrupted", f"3.0 {held}", "interrupted", "3.0"]] * 3
 
 
 # Rank 2 leaves before; the others wait for it at the store, or in a group of theirs that it has not made.
 NOBODY_COMES = """
-def broken(act):
-    def breaks():
-        while groups._notes.making is None:
-            time.sleep(0.001)
-        signal.pthread_kill(main_thread, signal.SIGINT)
-        groups.break_all()
-    thread = in_a_thread(breaks)
-    try:
-        try:
-            act()
-        finally:
-            thread.join()
-    except KeyboardInterrupt:
-        print("interrupted")
+is_making = lambda: groups._notes.making is not None
 
 groups.begin_cell(1)
 if rank != 2:
-    broken(lambda: dist.init_process_group("gloo"))
+    broken(lambda: dist.init_process_group("gloo"), is_making)
 words.meet("first")
 groups.begin_cell(2)
 if dist.is_initialized():
     dist.destroy_process_group()
 dist.init_process_group("gloo")
 if rank != 2:
-    broken(lambda: dist.new_group([0, 1, 2]))
+    broken(lambda: dist.new_group([0, 1, 2]), is_making)
 words.meet("second")
 groups.begin_cell(3)
 groups.make_anew()
@@ -105,7 +99,7 @@ dist.destroy_process_group()
 def test_ranks_that_wait_for_another_one_to_make_the_group_are_let_go(
     torch_forks, tmp_path
 ):
-    seen = gloo_ranks.run(torch_forks, tmp_path, 3, NOBODY_COMES)
+    seen = gloo_ranks.run(torch_forks, tmp_path, 3, BROKEN + NOBODY_COMES)
     waited = ["interrupted", "interrupted", "3.0"]
     assert seen == [waited, waited, ["3.0"]]
 

@@ -191,17 +191,15 @@ class Following:
                         tuple(map(str, said["argv"])),
                     )
                 elif "outcome" in said:
-                    self._take_outcome(said)
+                    with self._changed:
+                        # Else that of an earlier one.
+                        if said["cell"] == self._said["cell"]:
+                            self._outcome = said["outcome"]
+                            self._changed.notify_all()
                 elif said.get("bye"):
                     self._end(
                         "has ended before it reported how this cell or script ended."
                     )
-
-    def _take_outcome(self, said: dict[str, Any]) -> None:
-        with self._changed:
-            if said["cell"] == self._said["cell"]:  # else that of an earlier one
-                self._outcome = said["outcome"]
-                self._changed.notify_all()
 
     def _end(self, why: str) -> None:
         with self._changed:

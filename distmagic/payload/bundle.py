@@ -190,27 +190,23 @@ def _shortened(code: CodeType, name: str) -> CodeType:
         consts[0] = None
     short = code.replace(co_filename=name, co_consts=tuple(consts))
     if sys.version_info >= (3, 11):
-        short = short.replace(co_linetable=_lines_only(code))
+        # The table of a code's line numbers without columns (CPython's Objects/locations.md).
+        table = bytearray()
+        line = code.co_firstlineno
+        for start, end, number in code.co_lines():
+            for units in range((end - start) // 2, 0, -8):
+                kind = 15 if number is None else 13
+                table.append(0x80 | kind << 3 | min(units, 8) - 1)
+                if number is None:
+                    continue
+                step, line = number - line, number
+                rest = -step << 1 | 1 if step < 0 else step << 1
+                while rest >= 64:
+                    table.append(64 | rest & 63)
+                    rest >>= 6
+                table.append(rest)
+        short = short.replace(co_linetable=bytes(table))
     return short
-
-
-def _lines_only(code: CodeType) -> bytes:
-    """Return the table of a code's line numbers without columns (CPython's Objects/locations.md)."""
-    table = bytearray()
-    line = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        for units in range((end - start) // 2, 0, -8):
-            kind = 15 if number is None else 13
-            table.append(0x80 | kind << 3 | min(units, 8) - 1)
-            if number is None:
-                continue
-            step, line = number - line, number
-            rest = -step << 1 | 1 if step < 0 else step << 1
-            while rest >= 64:
-                table.append(64 | rest & 63)
-                rest >>= 6
-            table.append(rest)
-    return bytes(table)
 
 
 def _package(name: str) -> dict[str, Path]:

@@ -87,7 +87,10 @@ def look(
     order = _Order()
     imports = set(imported)
     texts = list(texts)
-    has_words = any(_WORDS.search(_data(text)) for _, text, _ in texts)
+    has_words = any(
+        _WORDS.search(text if isinstance(text, bytes) else text.encode())
+        for _, text, _ in texts
+    )
     for number, (label, text, lines) in enumerate(texts):
         if lines is None:
             imports.update(imports_of_text(text))
@@ -107,13 +110,14 @@ def look(
                     before, _, last = dotted(node.func).rpartition(".")
                     has_ranks = any(one.arg == "nprocs" for one in node.keywords)
                     if last in _STARTERS and (before in _OF_TORCH or has_ranks):
-                        notice = _of_own_ranks(label, node)
+                        function = ast.unparse(node.args[0]) if node.args else "train"
+                        notice = (
+                            f"{label}, line {node.lineno} starts ranks of its own ({dotted(node.func)}). torchrun has started them already, and "
+                            "process groups of other processes hang. Write in its place "
+                            f'{function}(int(os.environ["RANK"]), ...), with int(os.environ["WORLD_SIZE"]) for the number of ranks.'
+                        )
     loaded = _may_be_loaded(order, frozenset(first))
     return OnRanks(may_be_loaded=loaded, notice=notice, imports=frozenset(imports))
-
-
-def _data(text: str | bytes) -> bytes:
-    return text if isinstance(text, bytes) else text.encode()
 
 
 def _walk(tree: ast.AST, *, is_in_function: bool) -> Iterator[tuple[ast.AST, bool]]:
@@ -214,13 +218,4 @@ def _sets_variable(node: ast.AST) -> bool:
     return any(
         kind == "variable" and name not in TORCHRUN_VARIABLES
         for kind, name in acts(node)
-    )
-
-
-def _of_own_ranks(label: str, call: ast.Call) -> str:
-    function = ast.unparse(call.args[0]) if call.args else "train"
-    return (
-        f"{label}, line {call.lineno} starts ranks of its own ({dotted(call.func)}). torchrun has started them already, and "
-        "process groups of other processes hang. Write in its place "
-        f'{function}(int(os.environ["RANK"]), ...), with int(os.environ["WORLD_SIZE"]) for the number of ranks.'
     )

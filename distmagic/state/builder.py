@@ -153,9 +153,24 @@ class RunStateBuilder:
         """Keep the stacks of a rank, as answer to one request."""
         worker = self.workers.get(what.rank)
         if worker is not None and worker.node_rank == node_rank:
+            # Stacks as large as an agent of ours sends them; with very many ranks, fewer frames of each.
+            ranks = max(1, self.world_size)
+            room = max(_FEWEST_FRAMES, min(_MOST_FRAMES, _FRAMES_OF_ALL // ranks))
+            chars = max(_FEWEST_STACK_CHARS, _STACK_CHARS_OF_ALL // ranks)
+            kept = []
+            for thread in what.threads:
+                frames: list[Frame] = []
+                for frame in reversed(thread.frames):  # the innermost first
+                    chars -= len(frame.file) + len(frame.function) + len(frame.text)
+                    if room <= 0 or chars < 0:
+                        break
+                    room -= 1
+                    frames.append(frame)
+                if frames:
+                    kept.append(Thread(frames=tuple(reversed(frames))))
             what = replace(
                 what,
-                threads=_bounded_threads(what.threads, self.world_size),
+                threads=tuple(kept),
                 calls=_bounded_calls(what.calls, self.world_size),
             )
             index = self._index_of_dump(what.request_id)
@@ -289,27 +304,6 @@ class RunStateBuilder:
 
 
 _FIELDS = tuple(RunStateBuilder.__annotations__)
-
-
-def _bounded_threads(
-    threads: tuple[Thread, ...], world_size: int
-) -> tuple[Thread, ...]:
-    """Return stacks as large as an agent of ours sends them; with very many ranks, fewer frames of each."""
-    ranks = max(1, world_size)
-    room = max(_FEWEST_FRAMES, min(_MOST_FRAMES, _FRAMES_OF_ALL // ranks))
-    chars = max(_FEWEST_STACK_CHARS, _STACK_CHARS_OF_ALL // ranks)
-    kept = []
-    for thread in threads:
-        frames: list[Frame] = []
-        for frame in reversed(thread.frames):  # the innermost first
-            chars -= len(frame.file) + len(frame.function) + len(frame.text)
-            if room <= 0 or chars < 0:
-                break
-            room -= 1
-            frames.append(frame)
-        if frames:
-            kept.append(Thread(frames=tuple(reversed(frames))))
-    return tuple(kept)
 
 
 def _bounded_calls(

@@ -71,16 +71,12 @@ class TimeLimits:
         now_s = time.monotonic()
         for number, (due_s, act) in self._acts.copy().items():
             if due_s <= now_s and self._acts.pop(number, None) is not None:
-                _happen(act)
-
-
-def _happen(act: Callable[[], object]) -> None:
-    try:
-        threads.begin("limits", act)
-    except (RuntimeError, MemoryError):
-        # No thread can be started: Python ends, or the machine has no room for one.
-        with suppress(Exception):
-            act()
+                try:
+                    threads.begin("limits", act)
+                except (RuntimeError, MemoryError):
+                    # No thread can be started: Python ends, or the machine has no room for one.
+                    with suppress(Exception):
+                        act()
 
 
 _of_processes: dict[int, TimeLimits] = {}

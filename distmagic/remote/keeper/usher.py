@@ -35,7 +35,15 @@ def main(text: str) -> int:
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
-    return _code(connection)
+    # The exit code that the keeper tells.
+    said = b""
+    while not said.endswith(b"\n"):
+        data = connection.recv(4096)
+        if not data:
+            return NO_KEEPER  # it ended, and its allocation with it
+        said += data
+    code = int(json.loads(said.decode())["code"])
+    return code if code >= 0 else 128 - code
 
 
 def _dial(path: str, patience_s: float) -> "tuple[socket.socket | None, str]":
@@ -56,18 +64,6 @@ def _dial(path: str, patience_s: float) -> "tuple[socket.socket | None, str]":
         else:
             return connection, ""
         time.sleep(_TURN_S)
-
-
-def _code(connection: socket.socket) -> int:
-    """Return the exit code that the keeper tells."""
-    said = b""
-    while not said.endswith(b"\n"):
-        data = connection.recv(4096)
-        if not data:
-            return NO_KEEPER  # it ended, and its allocation with it
-        said += data
-    code = int(json.loads(said.decode())["code"])
-    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

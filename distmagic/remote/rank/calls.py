@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,23 +57,23 @@ def _answer_always(path: Path, c10d: ModuleType) -> None:
         time.sleep(_LOOK_S)
         try:
             if os.stat(place).st_size == 0:
-                _write(path, c10d)
+                calls = tuple(_groups(c10d, time.time_ns()))
+                rank, local_rank = (
+                    int(os.environ[name]) for name in ("RANK", "LOCAL_RANK")
+                )
+                line = Stacks(
+                    request_id="", rank=rank, local_rank=local_rank, calls=calls
+                )
+                new = path.with_name(f"{path.name}.new")
+                with new.open("wb") as file:
+                    file.write(encode(line))
+                    file.flush()
+                    faulthandler.dump_traceback(file, all_threads=True)
+                new.replace(path)
         except OSError:
             continue  # a cleaner has removed the file, or the disk is full
         except Exception:  # noqa: BLE001 - a torch whose recorder is another one has nothing to say
             return
-
-
-def _write(path: Path, c10d: ModuleType) -> None:
-    calls = tuple(_groups(c10d, time.time_ns()))
-    rank, local_rank = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
-    line = Stacks(request_id="", rank=rank, local_rank=local_rank, calls=calls)
-    new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
-        file.write(encode(line))
-        file.flush()
-        faulthandler.dump_traceback(file, all_threads=True)
-    new.replace(path)
 
 
 def _groups(c10d: Any, now_ns: int) -> Iterable[GroupRecord]:
@@ -95,7 +95,15 @@ def _groups(c10d: Any, now_ns: int) -> Iterable[GroupRecord]:
         members = sorted(world.pg_group_ranks[names[name]])
         if len(members) == int(os.environ["WORLD_SIZE"]):
             members = []
-        ranks = _ranges(members)
+        parts: list[list[int]] = []  # as `0-3,8`
+        for rank in members:
+            if parts and rank == parts[-1][1] + 1:
+                parts[-1][1] = rank
+            else:
+                parts.append([rank, rank])
+        ranks = ",".join(
+            f"{first}-{last}" if last > first else str(first) for first, last in parts
+        )
         if len(ranks) > _MAX_CHARS:
             continue
         waiting = [one["time_created_ns"] for one in made if not _is_over(one)]
@@ -131,19 +139,6 @@ def _call(entry: dict[str, Any]) -> CallRecord:
         name=entry["profiling_name"].partition(":")[2][:_MAX_CHARS],
         sizes=sizes[:_MAX_CHARS].rstrip(),
         is_over=_is_over(entry),
-    )
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """Return `0-3,8`."""
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ",".join(
-        f"{first}-{last}" if last > first else str(first) for first, last in parts
     )
 
 

@@ -215,7 +215,16 @@ class Outbox:
     def _send_all(self) -> bool:
         """Send packets until nothing is left (True) or the agent takes no more (False)."""
         while self._rows or self._bars or self._has_news:
-            rows, bars = self._fit()
+            # The first rows that fit in one packet, and the first bars.
+            room = _PACKET_BYTES
+            count = 0
+            for row in self._rows:
+                room -= len(row)
+                if room < 0:
+                    break
+                count += 1
+            rows = self._rows[:count]
+            bars = list(itertools.islice(self._bars.values(), 20))
             device = "" if self._device else _device()
             if not self._send(self._packet(rows, bars, device)):
                 return False
@@ -229,17 +238,6 @@ class Outbox:
                 else:
                     self._shown.add(bar.id)
         return True
-
-    def _fit(self) -> tuple[list[str], list[Bar]]:
-        """Return the first rows that fit in one packet, and the first bars."""
-        room = _PACKET_BYTES
-        count = 0
-        for row in self._rows:
-            room -= len(row)
-            if room < 0:
-                break
-            count += 1
-        return self._rows[:count], list(itertools.islice(self._bars.values(), 20))
 
     def _packet(self, rows: list[str], bars: list[Bar], device: str) -> bytes:
         parts = [f"{self._head}{self.seconds():.6f}"]

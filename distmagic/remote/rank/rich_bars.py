@@ -44,7 +44,16 @@ def _patch(module: ModuleType, post: Post) -> None:
         progress, "get_renderable", functools.partial(_show, post=post, at_once=True)
     )
     _follow(progress, "stop", functools.partial(_close, post=post))
-    _replace_remove_task(progress, post)
+    original = progress.remove_task
+
+    @functools.wraps(original)
+    def remove_task(self: Any, task_id: Any) -> None:
+        removed = [task for task in self.tasks if task.id == task_id]
+        original(self, task_id)
+        for task in removed:
+            _post(self, task, post, closed=True)
+
+    progress.remove_task = remove_task
 
 
 def _follow(progress: Any, name: str, act: Callable[[Any], None]) -> None:
@@ -58,19 +67,6 @@ def _follow(progress: Any, name: str, act: Callable[[Any], None]) -> None:
         return result
 
     setattr(progress, name, method)
-
-
-def _replace_remove_task(progress: Any, post: Post) -> None:
-    original = progress.remove_task
-
-    @functools.wraps(original)
-    def remove_task(self: Any, task_id: Any) -> None:
-        removed = [task for task in self.tasks if task.id == task_id]
-        original(self, task_id)
-        for task in removed:
-            _post(self, task, post, closed=True)
-
-    progress.remove_task = remove_task
 
 
 def _show(display: Any, post: Post, *, at_once: bool = False) -> None:

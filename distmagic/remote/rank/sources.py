@@ -33,7 +33,15 @@ def know(texts: Mapping[str, str]) -> None:
     for name, text in texts.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     if texts and not _known:
-        _find_classes(_known)
+        # Have `inspect` look for a class of a cell in that cell; it would look in the file of `__main__`, as of any program.
+        plain = inspect.getfile
+
+        def getfile(object: Any) -> str:  # noqa: A002 - the name that it has in inspect
+            if isinstance(object, type) and object.__module__ == "__main__":
+                return _cell_of(object, _known) or plain(object)
+            return plain(object)
+
+        inspect.getfile = getfile
     _known.update(texts)
 
 
@@ -68,18 +76,6 @@ def read(code: Path) -> dict[str, Any]:
     with zipfile.ZipFile(code) as archive:
         found: dict[str, Any] = json.loads(archive.read("sources.json"))
     return found
-
-
-def _find_classes(texts: Mapping[str, str]) -> None:
-    """Have `inspect` look for a class of a cell in that cell; it would look in the file of `__main__`, as of any program."""
-    plain = inspect.getfile
-
-    def getfile(object: Any) -> str:  # noqa: A002 - the name that it has in inspect
-        if isinstance(object, type) and object.__module__ == "__main__":
-            return _cell_of(object, texts) or plain(object)
-        return plain(object)
-
-    inspect.getfile = getfile
 
 
 def _cell_of(cls: type, texts: Mapping[str, str]) -> str:

@@ -130,7 +130,15 @@ def _ended_after(
         )
     except BaseException as error:  # noqa: BLE001 - every end of a rank is reported
         _stop_handlers()
-        return _raised(rank, error, labels)
+        # The call can't be loaded: a traceback would show our frames only.
+        is_ours = isinstance(error, parcel.ParcelError)
+        text = str(error) if is_ours else shown_traceback(error, labels)
+        _write_error(text)
+        failure = Failure(
+            type=type(error).__name__, message=clipped(text_of(error), _MAX_MESSAGE_BYTES),
+            traceback=clipped(text, _MAX_TRACEBACK_BYTES),
+        )  # fmt: skip
+        return _ended(rank, "raised", 1, failure=failure)
 
 
 def _work(
@@ -147,7 +155,13 @@ def _work(
     logged_numbers.install()
     groups.install(partial(calls.answer, Path(rank.socket).parent))
     show.install()
-    user_main = _fresh_main(rank)
+    # A new `__main__`. Its file lets spawned children, such as DataLoader workers, load what the payload defines.
+    user_main = types.ModuleType("__main__")
+    user_main.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    user_main.__file__ = str(call.write_main(rank.call, rank.folder))
+    sys.modules["__main__"] = user_main
+    # Registered before the user's own functions, so it is called after them.
+    atexit.register(clear_main, user_main)
     with gc_paused():
         thunk = call.load(rank.call, user_main)
     if not isinstance(thunk, call.Call):
@@ -294,17 +308,6 @@ def _let_quit_raise(pdb: types.ModuleType) -> None:
         setattr(pdb.Pdb, name, do_quit)
 
 
-def _fresh_main(rank: Rank) -> types.ModuleType:
-    """Return a new `__main__`. Its file lets spawned children, such as DataLoader workers, load what the payload defines."""
-    fresh = types.ModuleType("__main__")
-    fresh.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    fresh.__file__ = str(call.write_main(rank.call, rank.folder))
-    sys.modules["__main__"] = fresh
-    # Registered before the user's own functions, so it is called after them.
-    atexit.register(clear_main, fresh)
-    return fresh
-
-
 def _place(filename: str, main: types.ModuleType) -> None:
     """Have a cell that runs as a whole find what lies beside it, by `__file__`, as a script does that lies there."""
     for_children = main.__file__
@@ -403,18 +406,6 @@ def _exited(rank: Rank, stop: SystemExit) -> Ended:
     return _ended(
         rank, "exited", stop.code & 0xFF, meaning=f"sys.exit({stop.code}) was called"
     )
-
-
-def _raised(rank: Rank, error: BaseException, labels: dict[str, str]) -> Ended:
-    # The call can't be loaded: a traceback would show our frames only.
-    is_ours = isinstance(error, parcel.ParcelError)
-    text = str(error) if is_ours else shown_traceback(error, labels)
-    _write_error(text)
-    failure = Failure(
-        type=type(error).__name__, message=clipped(text_of(error), _MAX_MESSAGE_BYTES),
-        traceback=clipped(text, _MAX_TRACEBACK_BYTES),
-    )  # fmt: skip
-    return _ended(rank, "raised", 1, failure=failure)
 
 
 def _write_error(text: str) -> None:

@@ -137,7 +137,18 @@ def break_all() -> None:
     if c10d is not None and c10d.is_initialized():
         _notes.is_broken = True
         group_sockets.shut(_notes.sockets)
-        _abort_nccl(c10d)
+        # Abort all communicators of NCCL in one call: one after the other could wait for each other.
+        nccl = getattr(c10d, "ProcessGroupNCCL", None)
+        backends: list[Any] = []
+        for group in list(c10d._world.pg_map):  # noqa: SLF001
+            backends += [
+                one for one in _backends(group) if nccl and isinstance(one, nccl)
+            ]
+        if backends:
+            backends[0]._group_start()  # noqa: SLF001
+            for backend in backends:
+                backend.abort()
+            backends[0]._group_end()  # noqa: SLF001
 
 
 def make_anew() -> None:
@@ -215,7 +226,10 @@ def _noting_request(original: Callable[..., Any], c10d: Any) -> Callable[..., An
             if not _notes.is_broken and _backend(args, kwargs) == _backend(
                 *(_notes.request or ((), {}))
             ):
-                _say_it_is_there()
+                if _notes.given.get("RANK") == "0":
+                    sys.stderr.write(
+                        "distmagic: the process group of an earlier cell stays: it is sound, and has this backend.\n"
+                    )
                 return None
             if _notes.is_broken:
                 c10d.destroy_process_group()
@@ -243,13 +257,6 @@ def _noting_request(original: Callable[..., Any], c10d: Any) -> Callable[..., An
 
 def _backend(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     return str(args[0] if args else kwargs.get("backend")).lower()
-
-
-def _say_it_is_there() -> None:
-    if _notes.given.get("RANK") == "0":
-        sys.stderr.write(
-            "distmagic: the process group of an earlier cell stays: it is sound, and has this backend.\n"
-        )
 
 
 def _next_prefix() -> str:
@@ -350,19 +357,6 @@ def _last_calls() -> dict[str, str]:
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError):
         return {}  # a torch with other records, whose JSON or fields are others; C++ raises RuntimeError
     return found
-
-
-def _abort_nccl(c10d: Any) -> None:
-    """Abort all communicators of NCCL in one call: one after the other could wait for each other."""
-    nccl = getattr(c10d, "ProcessGroupNCCL", None)
-    backends: list[Any] = []
-    for group in list(c10d._world.pg_map):  # noqa: SLF001
-        backends += [one for one in _backends(group) if nccl and isinstance(one, nccl)]
-    if backends:
-        backends[0]._group_start()  # noqa: SLF001
-        for backend in backends:
-            backend.abort()
-        backends[0]._group_end()  # noqa: SLF001
 
 
 def _at_the_runs_store(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -73,7 +73,13 @@ class Window:
         start = self.start  # 0 of a packed one
         if self.packed is not None:
             with torch.no_grad():
-                storage = _plain(self.packed).contiguous().untyped_storage()
+                # The tensor as its memory holds it, its conjugate and negative bits taken away.
+                tensor = self.packed
+                if tensor.is_conj():
+                    tensor = tensor.conj()
+                if tensor.is_neg():
+                    tensor = torch._neg_view(tensor)  # noqa: SLF001
+                storage = tensor.contiguous().untyped_storage()
         if storage.device.type == "cpu":
             yield _memory(storage.data_ptr() + start, self.size_bytes)
         else:
@@ -217,16 +223,6 @@ def _as_row(view: _View, window: int, offset: int, strides: list[int]) -> Tensor
     dtype = str(tensor.dtype).removeprefix("torch.")
     flags = [view.requires_grad, tensor.is_conj(), tensor.is_neg()]
     return [window, dtype, offset, list(tensor.size()), strides, *flags]
-
-
-def _plain(tensor: Any) -> Any:
-    """Return the tensor as its memory holds it, its conjugate and negative bits taken away."""
-    torch = sys.modules["torch"]
-    if tensor.is_conj():
-        tensor = tensor.conj()
-    if tensor.is_neg():
-        tensor = torch._neg_view(tensor)  # noqa: SLF001
-    return tensor
 
 
 def _span(tensor: Any) -> tuple[int, int]:

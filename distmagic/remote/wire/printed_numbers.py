@@ -68,7 +68,10 @@ def numbers_of(line: str) -> dict[str, float]:
         name = _name_of(words)
         if total:
             share = _share(value, total)
-            if _is_share(name) and share is not None:
+            if (
+                any(part in ("acc", "accuracy") for part in re.split(r"[_/.@-]", name))
+                and share is not None
+            ):
                 found.setdefault(name, share)
             continue
         # "loss 3 times", "return 0.5": a whole number behind a space, and a line of code, may be anything.
@@ -76,10 +79,6 @@ def numbers_of(line: str) -> dict[str, float]:
         if name and is_clear:
             found.setdefault(name, float(value.replace(",", "")))
     return found
-
-
-def _is_share(name: str) -> bool:
-    return any(part in ("acc", "accuracy") for part in re.split(r"[_/.@-]", name))
 
 
 def _share(value: str, total: str) -> float | None:

@@ -39,7 +39,16 @@ def main(argv: Sequence[str]) -> int:
     outputs: list[threading.Thread] = []
     try:
         for local_rank in range(args.size):
-            ranks.append(_start(args, local_rank))
+            own = {
+                "RANK": args.offset + local_rank,
+                "LOCAL_RANK": local_rank,
+                "WORLD_SIZE": args.world_size,
+                "LOCAL_WORLD_SIZE": args.size,
+            }
+            variables = {name: str(value) for name, value in own.items()}
+            environ = {"OMP_NUM_THREADS": "1", **os.environ, **variables}
+            command = [sys.executable, "-u", *args.program]
+            ranks.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE))
             output = threading.Thread(
                 target=_pass_on, args=(ranks[-1].stdout,), daemon=True
             )
@@ -47,7 +56,16 @@ def main(argv: Sequence[str]) -> int:
             outputs.append(output)
         return _wait(ranks)
     finally:
-        _end(ranks)
+        # End those that still run.
+        running = [rank for rank in ranks if rank.returncode is None]
+        for rank in running:
+            rank.terminate()
+        for rank in running:
+            try:
+                rank.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                rank.kill()
+                rank.wait()
         # A process that a rank has left behind may hold its output open.
         ends_s = time.monotonic() + _LAST_OUTPUT_S
         for output in outputs:
@@ -56,19 +74,6 @@ def main(argv: Sequence[str]) -> int:
 
 def _stop(number: int, _frame: object) -> None:
     sys.exit(128 + number)
-
-
-def _start(args: argparse.Namespace, local_rank: int) -> "subprocess.Popen[bytes]":
-    own = {
-        "RANK": args.offset + local_rank,
-        "LOCAL_RANK": local_rank,
-        "WORLD_SIZE": args.world_size,
-        "LOCAL_WORLD_SIZE": args.size,
-    }
-    variables = {name: str(value) for name, value in own.items()}
-    environ = {"OMP_NUM_THREADS": "1", **os.environ, **variables}
-    command = [sys.executable, "-u", *args.program]
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE)
 
 
 def _pass_on(output: "IO[bytes]") -> None:
@@ -94,19 +99,6 @@ def _wait(ranks: "Sequence[subprocess.Popen[bytes]]") -> int:
             return code if code > 0 else 128 - code
         waiting.discard(pid)
     return 0
-
-
-def _end(ranks: "Sequence[subprocess.Popen[bytes]]") -> None:
-    """End those that still run."""
-    running = [rank for rank in ranks if rank.returncode is None]
-    for rank in running:
-        rank.terminate()
-    for rank in running:
-        try:
-            rank.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            rank.kill()
-            rank.wait()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +85,19 @@ class WorkflowRun:
                 try:
                     self._loop.wait_for([following])
                 except KeyboardInterrupt:
-                    self._cancel(pool, following)
+                    # A second interrupt no longer waits for the workflow's end.
+                    self._loop.note(StopRequested(reason="interrupted"))
+                    cancelling = pool.submit(osmo.cancel, self.workflow_id)
+                    try:
+                        self._loop.result(cancelling)
+                        self._loop.wait_for([following])
+                    except KeyboardInterrupt:
+                        raise Cancelled(
+                            f"Interrupted; OSMO workflow {self.workflow_id} may still run.",
+                            _by_hand(self.workflow_id),
+                        ) from None
+                    except DistmagicError as error:
+                        raise _not_cancelled(self.workflow_id, error) from None
                 return self._finish(following.result())
         finally:
             self._has_left.set()
@@ -167,23 +179,6 @@ class WorkflowRun:
             self._stream.end()
 
     # ---- the end
-
-    def _cancel(
-        self, pool: ThreadPoolExecutor, following: Future[WorkflowState | None]
-    ) -> None:
-        """Cancel the workflow and wait for its end; a second interrupt no longer waits. Raises `Cancelled`."""
-        self._loop.note(StopRequested(reason="interrupted"))
-        cancelling = pool.submit(osmo.cancel, self.workflow_id)
-        try:
-            self._loop.result(cancelling)
-            self._loop.wait_for([following])
-        except KeyboardInterrupt:
-            raise Cancelled(
-                f"Interrupted; OSMO workflow {self.workflow_id} may still run.",
-                _by_hand(self.workflow_id),
-            ) from None
-        except DistmagicError as error:
-            raise _not_cancelled(self.workflow_id, error) from None
 
     def _finish(self, state: WorkflowState | None) -> Run:
         """Return what is left of the run, as its log and its last state say. Raises what its end means."""

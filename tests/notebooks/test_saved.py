@@ -112,7 +112,9 @@ def test_bars_and_reports_without_tqdm_on_the_hosts(executed):
 def test_the_table_of_a_saved_notebook(executed, tmp_path):
     nbformat.write(executed.node, tmp_path / "saved.ipynb")
     saved = nbformat.read(tmp_path / "saved.ipynb", 4)
-    (output,) = training_cell(saved).outputs
+    outputs = training_cell(saved).outputs
+    assert len(outputs) == 1, outputs
+    (output,) = outputs
     assert set(output.data) == {"text/plain", "text/html"}
     assert output.data["text/plain"].startswith(
         "done 100% · 2 ranks on dm1, dm2 · took "

@@ -17,6 +17,7 @@ _LONGEST = 16 << 20  # of an answer
 _END_S = 5.0
 _LATER_S = 2.0  # than our own limit: that of the command itself, so that it is never taken for its answer
 # timeout is of the coreutils; where it is not there, a command that hangs stays until it ends by itself.
+_TIMED_OUT = 124  # the code of timeout, where its limit came before ours
 _LIMITED = 'limit=$1; shift; command -v timeout >/dev/null && exec timeout -k 5 "$limit" "$@"; exec "$@"'
 
 
@@ -99,7 +100,7 @@ class Shell:
                 code = None if late.is_set() else process.wait(_END_S)
         finally:
             process.close()
-        if late.is_set():
+        if late.is_set() or code == _TIMED_OUT:
             raise Unreachable(
                 self.name,
                 f"{_program(argv)} gave no answer within {timeout_s:g} s.",

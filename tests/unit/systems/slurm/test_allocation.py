@@ -402,6 +402,13 @@ def test_a_command_that_hangs_is_given_up_and_ended(tmp_path, monkeypatch, golde
     wait_until(lambda: not place.exists(), "the command to end")
 
 
+def test_a_limit_that_came_first_on_the_host_is_no_answer(monkeypatch):
+    monkeypatch.setattr(shell, "_LATER_S", -HANG_S)
+    here = Shell("login1", lambda _: local.connect())
+    with pytest.raises(Unreachable):
+        here.run(("sleep", "60"), ASKER, timeout_s=HANG_S + 0.1)
+
+
 def test_a_command_has_its_stdin_and_its_code_under_a_limit():
     here = Shell("login1", lambda _: local.connect())
     answer = here.run(("sh", "-c", "cat; exit 3"), ASKER, stdin="a script\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 from distmagic.errors import SpecError
@@ -36,17 +37,20 @@ class Metrics(list[dict[str, float | int | None]]):
 
 
 def metrics_of(state: RunState) -> Metrics:
-    """Return the rows of `Run.metrics`."""
-    rows: dict[tuple[int, float, float | None], dict[str, float | int | None]] = {}
-    for rank, table in sorted(state.series.items()):
+    """Return the rows of `Run.metrics`. A rank that was restarted counts its seconds from 0 again: those rows come later."""
+    rows: dict[tuple[int, float, int, float | None], dict[str, float | int | None]] = {}
+    for rank, table in state.series.items():
         for name, series in table.items():
             column = f"{name}_" if name in ("rank", "at_s") else name
+            restarts, before_s = 0, 0.0
             for point in series:
-                key = (rank, point.at_s, point.step)
+                restarts += point.at_s < before_s
+                before_s = point.at_s
+                key = (restarts, point.at_s, rank, point.step)
                 rows.setdefault(
                     key, {"rank": rank, "at_s": point.at_s, "step": point.step}
                 )[column] = point.value
-    return Metrics(sorted(rows.values(), key=lambda row: (row["at_s"], row["rank"])))
+    return Metrics(rows[key] for key in sorted(rows, key=itemgetter(0, 1, 2)))
 
 
 @dataclass(frozen=True, kw_only=True)

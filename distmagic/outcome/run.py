@@ -90,6 +90,8 @@ class Run(Returned):
     def metrics(self) -> Metrics:
         """All reported values: one row a report, with rank, at_s (seconds since the rank's start), step and the values.
 
+        Rows are in the order of time; those after a restart come after those before it, although at_s starts again.
+
         A rank sends at most 20 rows in a tenth of a second; with more than 200 ranks in a longer time. The rank's host
         keeps every row. `run.metrics.frame()` is a frame of pandas. A metric named rank or at_s gets an underscore at
         its end.

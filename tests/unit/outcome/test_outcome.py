@@ -373,6 +373,32 @@ def test_a_metric_with_the_name_of_a_column_keeps_its_own():
     ]
 
 
+def test_rows_after_a_restart_come_after_those_before_it():
+    events = []
+    for restart, steps in ((0, (1.0, 2.0, 3.0)), (1, (2.0, 3.0))):
+        for rank in (0, 1):
+            events.append(
+                p.Worker(
+                    rank=rank, local_rank=rank, world_size=2, restart=restart, pid=1
+                )
+            )
+        for at_s, step in enumerate(steps, start=1):
+            for rank in (0, 1):
+                row = p.MetricRow(at_s=at_s, step=step, metrics={"loss": 0.5})
+                events.append(
+                    p.Progress(rank=rank, restart=restart, at_s=at_s, rows=(row,))
+                )
+    state = fold(
+        begin("j", ["gpu-a"]),
+        [Event(node_rank=0, at_s=0.0, what=what) for what in events],
+    )
+    rows = Run(state, {}, FakeHost(b"").open, shown=False).metrics
+    seen = [(row["rank"], row["step"]) for row in rows]
+    assert seen == [
+        (rank, step) for step in (1.0, 2.0, 3.0, 2.0, 3.0) for rank in (0, 1)
+    ]
+
+
 def test_a_log_is_fetched_once_a_stream(golden):
     run = run_of(FakeHost(b"hello\n"), {"result_bytes": 0})
     assert run.logs(0) == "hello\nhello\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -49,6 +50,9 @@ def pytest_configure(config: pytest.Config) -> None:
     Each has a home of distmagic's own, too, and one of IPython's, where all kernels write into one history: what others
     have kept, list or remove in the user's is not theirs.
     """
+    # Of a shell's job in the background: every program that a test starts would ignore Ctrl-C, too.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("DISTMAGIC_HOME", "IPYTHONDIR"):
         home = tempfile.TemporaryDirectory(prefix="home-", ignore_cleanup_errors=True)
         os.environ[name] = home.name

@@ -46,9 +46,24 @@ def equals(wrong: object) -> Callable:
     return lambda answer: answer == wrong
 
 
+def is_close(answer: float, right: float, part: float = 0.02) -> bool:
+    """Return whether a number is the right one, give or take its rounding."""
+    return abs(answer - right) <= part * abs(right)
+
+
 def sum_of_ranks(results: dict) -> int:
     """Return 1 + 2 + ... for as many ranks as there are results."""
     return len(results) * (len(results) + 1) // 2
+
+
+def lengths(shares: dict) -> list[int]:
+    """Return how many items each rank has."""
+    return [len(share) for share in shares.values()]
+
+
+def is_dealt(shares: dict, items: range) -> bool:
+    """Return whether each item is in exactly one share."""
+    return sorted(item for share in shares.values() for item in share) == list(items)
 
 
 EXERCISES = {
@@ -78,5 +93,64 @@ EXERCISES = {
         ),
         "Call dist.all_reduce(number) on every rank, then return number.item().",
         "Return a number on each rank.",
+    ),
+    "01.1": Exercise(
+        equals((1, 1)),
+        (
+            (
+                lambda pair: pair[0] == 5,
+                "5 is the global rank. Write the number of its host first, from 0.",
+            ),
+            (
+                equals((2, 0)),
+                "The first host has ranks 0 to 3. Which ones has the second?",
+            ),
+            (equals((1, 2)), "LOCAL_RANK counts from 0 as well."),
+        ),
+        "Ranks are dealt in the order of the list: 0 to 3 sit on the first host.",
+        "Write two numbers: (node rank, local rank).",
+    ),
+    "01.2": Exercise(
+        lambda ranks: set(ranks) == {4, 5, 6, 7},
+        (
+            (
+                lambda ranks: set(ranks) == {5},
+                "That is one of them. Look at every rank of the second and third host.",
+            ),
+            (
+                lambda ranks: set(ranks) == {6, 7},
+                "The second host has two GPUs as well: numbers 0 and 1.",
+            ),
+        ),
+        "A host with two GPUs has numbers 0 and 1. Which ranks ask it for a larger number?",
+        "Write a set of ranks, such as {0, 1}.",
+    ),
+    "01.3": Exercise(
+        lambda seconds: is_close(seconds, 0.32),
+        (
+            (equals(0.04), "A byte has 8 bits: 400 MB are 3.2 Gbit."),
+            (equals(0.4), "Divide by the bandwidth: 10 Gbit a second."),
+            (equals(3.2), "Those are the Gbit. Divide by 10 Gbit a second."),
+        ),
+        "Convert the bytes to bits, then divide by the bandwidth.",
+        "Write a number of seconds.",
+    ),
+    "01.4": Exercise(
+        lambda shares: (
+            is_dealt(shares, range(13))
+            and max(lengths(shares)) - min(lengths(shares)) <= 1
+        ),
+        (
+            (
+                lambda shares: sum(lengths(shares)) > 13,
+                "Some items belong to several ranks. Begin at another place on each rank: items[rank::...].",
+            ),
+            (
+                lambda shares: is_dealt(shares, range(13)),
+                "The slowest rank decides the time: deal the items like cards, one to each rank in turn.",
+            ),
+        ),
+        "Some items belong to no rank.",
+        "Return a list of items on each rank.",
     ),
 }

@@ -11,12 +11,21 @@ from tests import prose
 from tests.builders.course import COURSE, NOTEBOOKS, exercises, solutions, tagged
 
 # Those that follow the rules below.
-NAMES = {"00_quickstart"}
+NAMES = {"00_quickstart", "01_ranks_and_rendezvous"}
 REWRITTEN = [path for path in NOTEBOOKS if path.stem in NAMES]
 each_notebook = pytest.mark.parametrize("path", REWRITTEN, ids=lambda path: path.stem)
 WRONG = {
     "00.1": [2, 8, 7],
     "00.2": [{0: 1, 1: 2}, {0: 1, 1: 1}, {0: 3, 1: 4}, {0: "3", 1: None}],
+    "01.1": [(5, 1), (2, 0), (1, 2), (0, 0), 5],
+    "01.2": [{5}, {6, 7}, {0}, 5],
+    "01.3": [0.04, 0.4, 3.2, 1, "fast"],
+    "01.4": [
+        {0: list(range(13)), 1: list(range(13))},
+        {0: list(range(12)), 1: [12]},
+        {0: [0, 1], 1: [2, 3]},
+        {0: 1, 1: 2},
+    ],
 }
 
 
@@ -90,6 +99,20 @@ def test_every_exercise_has_hints_and_a_solution(path):
         cell for cell in tagged(notebook, "exercise") if cell.source.startswith("%%")
     ]
     assert len(on_ranks) == 1
+
+
+@each_notebook
+def test_the_solutions_are_right(path):
+    """Those that run on the ranks are checked where the notebook is executed."""
+    course, names = exercises(), {}
+    for block in solutions(path.stem):
+        if not block.startswith("%%"):
+            exec(block, names)
+    (checks,) = tagged(nbformat.read(path, 4), "check")
+    answers = re.findall(r'check\("(\d\d\.\d)", (\w+)\)', checks.source)
+    assert answers
+    for number, name in answers:
+        assert course.verdict(course.EXERCISES[number], names[name]) == "right"
 
 
 @pytest.mark.parametrize("number", WRONG)

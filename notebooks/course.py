@@ -56,6 +56,12 @@ def sum_of_ranks(results: dict) -> int:
     return len(results) * (len(results) + 1) // 2
 
 
+def share_of(ranks: int) -> float:
+    """Return the accuracy over so many ranks: 90 of 100 right on the first, 10 of 50 on each other one."""
+    others = ranks - 1
+    return (90 + 10 * others) / (100 + 50 * others)
+
+
 def lengths(shares: dict) -> list[int]:
     """Return how many items each rank has."""
     return [len(share) for share in shares.values()]
@@ -152,5 +158,66 @@ EXERCISES = {
         ),
         "Some items belong to no rank.",
         "Return a list of items on each rank.",
+    ),
+    "02.1": Exercise(
+        equals(150),
+        (
+            (equals(1200), "That is one process. Eight ranks divide the images."),
+            (
+                equals(7500),
+                "Those are the images of a rank. How many batches are they?",
+            ),
+        ),
+        "A step takes 50 images on each of 8 ranks.",
+        "Write a number.",
+    ),
+    "02.2": Exercise(
+        lambda rate: is_close(rate, 0.4),
+        (
+            (
+                equals(0.05),
+                "With 8 ranks an epoch has an eighth of the steps: make each one longer.",
+            ),
+            (
+                lambda rate: is_close(rate, 0.00625),
+                "The other way: fewer steps need a larger rate.",
+            ),
+        ),
+        "The linear scaling rule multiplies the rate by the number of ranks.",
+        "Write a number.",
+    ),
+    "02.3": Exercise(
+        lambda part: is_close(part, 100 / 150, 0.01),
+        (
+            (
+                lambda part: is_close(part, 0.55),
+                "That is the average of two averages. Add up the counts first.",
+            ),
+        ),
+        "Right answers of both ranks, divided by the images of both.",
+        "Write a number between 0 and 1.",
+    ),
+    "02.4": Exercise(
+        equals(4),
+        ((equals(12), "That is the sum. DDP divides it by the number of ranks."),),
+        "DDP replaces each gradient by the average of all ranks.",
+        "Write a number.",
+    ),
+    "02.5": Exercise(
+        lambda parts: all(
+            is_close(part, share_of(len(parts)), 0.001) for part in parts.values()
+        ),
+        (
+            (
+                lambda parts: is_close(parts[0], 0.9),
+                "Each rank returned its own accuracy. Put both numbers into a tensor, and all_reduce it.",
+            ),
+            (
+                lambda parts: is_close(parts[0], 0.55),
+                "That is the average of averages. Add up right and count, and divide afterwards.",
+            ),
+        ),
+        "counts = torch.tensor([right, count], device=device) is a good beginning.",
+        "Return a number on each rank.",
     ),
 }

@@ -36,18 +36,6 @@ on_eight_nodes = "sbatch job.sbatch --nodes 8"
 cpus_per_task = 64
 """
 MNIST = REPOSITORY / "notebooks" / "02_mnist_ddp.ipynb"
-RIGHT_OF_MNIST = """
-steps = 150
-learning_rate = 0.4
-accuracy_of_all = 0.667
-gradient = 4
-"""
-WRONG_OF_MNIST = """
-steps = 1200
-learning_rate = 0.05
-accuracy_of_all = 0.55
-gradient = 12
-"""
 GPT = REPOSITORY / "notebooks" / "03_mingpt_ddp.ipynb"
 RIGHT_OF_GPT = """
 pieces_of_a_rank = 2
@@ -292,21 +280,26 @@ def test_mnist_from_one_process_to_many(tmp_path):
     for one, other in zip(after[0].split(", "), by_hand[0].split(", "), strict=True):
         assert abs(float(one) - float(other)) < 3e-6
 
-    trained = text_of(cell_with(cells, "--sync mnist -o run\ntrain(epochs=6, lr=0.1)"))
+    trained = text_of(cell_with(cells, "-o twice_the_rate\n"))
     found = re.search(r"2 ranks, 66 steps each, test accuracy: (\d+\.\d)%", trained)
     assert found is not None
     assert float(found[1]) > 80
     broken = text_of(cell_with(cells, "without ="))
     assert len(set(re.findall(r"\[(.*)\]", broken))) == 1, "the same losses everywhere"
     assert "132 in one process, 132 on each of two ranks" in broken
+    one, two = re.findall(r"(\d+\.\d)% (?:in one|on two)", broken)
+    assert one == two, "the second rank was of no use"
     played = text_of(cell_with(cells, "printed = run.results[node]"))
     assert f"node 0: {found[0]}" in played, "the image has the same program"
-    assert text_of(cells[-1]).count("not answered yet") == 4
-
-
-def test_exercises_of_mnist():
-    assert answered(MNIST, RIGHT_OF_MNIST) == ["right"] * 4
-    assert answered(MNIST, WRONG_OF_MNIST) == ["not right yet"] * 4
+    assert "node 1: no line of its own" in played
+    variables = text_of(cell_with(cells, "def variables_of"))
+    assert len(re.findall("node 1: (?!the same)", variables)) == 2
+    compared = text_of(cell_with(cells, "compare(same_rate, twice_the_rate)"))
+    assert len(re.findall(r"train\(epochs=6, lr=0\.\d+\)", compared)) == 2
+    mended = text_of(cell_with(cells, "has_sampler=True)"))
+    assert found[0] in mended
+    assert "2 ranks" in text_of(cell_with(cells, "%distributed run multinode.py 50"))
+    assert solved_all(cells)
 
 
 def test_a_small_gpt_from_two_nodes_to_four(tmp_path):

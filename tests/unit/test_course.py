@@ -11,7 +11,7 @@ from tests import prose
 from tests.builders.course import COURSE, NOTEBOOKS, exercises, solutions, tagged
 
 # Those that follow the rules below.
-NAMES = {"00_quickstart", "01_ranks_and_rendezvous"}
+NAMES = {"00_quickstart", "01_ranks_and_rendezvous", "02_mnist_ddp"}
 REWRITTEN = [path for path in NOTEBOOKS if path.stem in NAMES]
 each_notebook = pytest.mark.parametrize("path", REWRITTEN, ids=lambda path: path.stem)
 WRONG = {
@@ -26,6 +26,11 @@ WRONG = {
         {0: [0, 1], 1: [2, 3]},
         {0: 1, 1: 2},
     ],
+    "02.1": [1200, 7500, 1, "many"],
+    "02.2": [0.05, 0.00625, 1, "high"],
+    "02.3": [0.55, 0.9, 1, "good"],
+    "02.4": [12, 1, 2, "all"],
+    "02.5": [{0: 0.9, 1: 0.2}, {0: 0.55, 1: 0.55}, {0: 1, 1: 1}, {0: "a", 1: 1}],
 }
 
 

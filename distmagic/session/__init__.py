@@ -5,6 +5,7 @@ jobs (runner/ does the work), and asks hosts about jobs of any kernel. Nothing h
 about a run or waits for its events. In this order:
 
     session.py        reach hosts, launch a job, attach to one, take down what is kept warm
+    ending.py         the end of a run: what is left, its error, or the job that goes on alone
     allocations.py    hosts that systems give: asked for once, used by every cell that asks for the same
     inside.py         this process as one node of a job in which all nodes run the same cell or script
     place.py          where one cell runs; waits for nodes that are still pending, in the background too

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from distmagic import sanitize
 from distmagic.comparison.compare import RunHistory
 from distmagic.connection.connections import Connections, connect
 from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.link import Link
-from distmagic.connection.link_opener import UNKNOWN_HOST, Fleet, LinkOpener
+from distmagic.connection.link_opener import Fleet, LinkOpener
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.connection.warm_hosts import WarmHosts
-from distmagic.diagnosis.as_text import in_words
 from distmagic.names import new_job, owner, work_dir
-from distmagic.outcome.detached import Detached
-from distmagic.outcome.run import Run
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
-from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
+from distmagic.planning.jobs import Job
 from distmagic.render.screen import Screen
 from distmagic.request.access import Access
 from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import JobSpec
-from distmagic.runner.launch import Followed, attach, launch
+from distmagic.runner.launch import attach, launch
 from distmagic.runner.run_loop import Companion
 from distmagic.screens.changed import ChangedScreen
-from distmagic.screens.choose import screen_for
-from distmagic.session import doctor
 from distmagic.session.allocations import Allocations
 from distmagic.session.background import BackgroundRuns
+from distmagic.session.ending import Ending, Left
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.inside import Inside
-from distmagic.session.local_hints import error_of
-from distmagic.state.model import RunState
-from distmagic.state.verdict import may_be_of_hosts
 from distmagic.tracking.screen import TrackedScreen
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
@@ -57,6 +48,13 @@ class Session:
         self.kernel = self._warm_hosts.kernel
         self.housekeeping = Housekeeping(self.kernel)
         self.inside = Inside(self.kernel, self.own_link)
+        self._ending = Ending(
+            reach=self.reach,
+            attach=self.attach,
+            housekeeping=self.housekeeping,
+            allocations=self.allocations,
+            history=self.history,
+        )
         self._followed: set[str] = set()  # jobs that this kernel follows just now
         self._begun: dict[str, Fleet] = {}  # jobs, in order
 
@@ -110,7 +108,7 @@ class Session:
     def launch(
         self, first_links: FirstLinks, spec: JobSpec, payload: Payload, screen: Screen,
         job: str = "", variable: str = "run", companion: Companion | None = None,
-    ) -> Run | Detached:  # fmt: skip
+    ) -> Left:  # fmt: skip
         """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.
 
         `variable` is the one that gets the run, as messages name it. A `companion` takes part in its loop.
@@ -142,11 +140,11 @@ class Session:
             if not first_links.is_settled:  # there is nothing of it on any host
                 self._begun.pop(job, None)
             raise
-        return self._finish(followed, first_links.opener, screen, variable)
+        return self._ending.left_of(followed, first_links.opener, screen, variable)
 
     def attach(
         self, first_links: FirstLinks, job: Job, screen: Screen, variable: str = "run"
-    ) -> Run | Detached:
+    ) -> Left:
         """Follow a job from its first event to its end, as if this kernel had started it.
 
         An interrupt ends it; of a detached job it only ends the following.
@@ -157,7 +155,7 @@ class Session:
         screen = ChangedScreen(screen, lambda state: replace(state, variable=variable))
         with self._following(job.name):
             followed = attach(first_links, job, screen)
-        return self._finish(followed, first_links.opener, screen, variable)
+        return self._ending.left_of(followed, first_links.opener, screen, variable)
 
     @contextmanager
     def _following(self, job: str) -> Iterator[None]:
@@ -167,78 +165,6 @@ class Session:
             yield
         finally:
             self._followed.discard(job)
-
-    # ---- the end of a run
-
-    def _finish(
-        self,
-        followed: Followed,
-        opener: LinkOpener,
-        screen: Screen,
-        variable: str,
-    ) -> Run | Detached:
-        """Return what is left of a run. Raises the error that its end means, which carries the `Run`."""
-        state = replace(followed.state, variable=variable)
-        if not state.is_over:
-            return self._leave(followed, opener.fleet, screen)
-
-        self.history.add(state)
-        error = error_of(state, was_interrupted=followed.was_interrupted)
-        if error is not None:
-            if may_be_of_hosts(state, error):
-                error.hint = f"{error.hint}\n{self._diagnosed(state, opener.fleet)}"
-                error.hint = sanitize.lines(error.hint.strip())
-            self.allocations.advise(opener.fleet.hosts, error)
-        small_results = {}
-        for rank, worker in state.workers.items():
-            data = followed.small_results.get((worker.node_rank, rank))
-            if data is not None:
-                small_results[rank] = data
-        host_indices = followed.host_indices
-
-        def open_link(node_rank: int) -> Link:
-            return opener.link_again(host_indices[node_rank])
-
-        run = Run(state, small_results, open_link, shown=error is None)
-        if error is None:
-            return run
-        error.run = run
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame: the two would keep each other, and the run, alive
-
-    def _diagnosed(self, state: RunState, fleet: Fleet) -> str:
-        """Return what the doctor finds on the hosts of a run that failed; "" for nothing, and where it can't look."""
-        seconds = min(fleet.access.connect_timeout_s, doctor.CONNECT_S)
-        access = replace(fleet.access, connect_timeout_s=seconds)
-        port = 0
-        for reason in () if state.chose_port else state.unreached.values():
-            port = doctor.port_in(reason)
-        with closing(NotebookAsker(can_ask=False)) as asker:
-            try:
-                first_links = self.reach(fleet.hosts, access, asker)
-                found = doctor.examine(first_links, port=port)
-            except (Exception, KeyboardInterrupt):  # noqa: BLE001
-                return ""  # the run's own error is the one to raise, whatever goes wrong here
-        return in_words(found.findings)
-
-    def _leave(self, followed: Followed, fleet: Fleet, screen: Screen) -> Detached:
-        """Let a detached job go on, and return what finds it again."""
-        state = followed.state
-        hosts = []
-        for index in dict.fromkeys(followed.host_indices):
-            if index != UNKNOWN_HOST and fleet.known[index] not in hosts:
-                hosts.append(fleet.known[index])
-        # A job may have come to others since.
-        spare = [host for host in fleet.known if host not in hosts]
-        fleet = Fleet(hosts=tuple(hosts), access=fleet.access, spare=tuple(spare))
-        again = JobHandle(session=self, job=state.job, fleet=fleet)
-        names = tuple(host.name for host in hosts)
-        left = Detached(state.job, names, attach=again.attach, stop=again.stop)
-        notices = (*state.notices, str(left))
-        screen.finish(replace(state, notices=notices, seen_unix_s=time.time()))
-        return left
 
     def down(self) -> tuple[str, ...]:
         """End what hosts keep loaded for this kernel, and close all connections; return the hosts that can't be reached."""
@@ -256,31 +182,3 @@ class Session:
         self._connections.close()
         self.allocations.leave()
         self.inside.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobHandle:
-    """A job that goes on alone, and where it is looked for: on the hosts of `fleet` that it had, and on the spare ones."""
-
-    session: Session
-    job: str
-    fleet: Fleet
-
-    def attach(self) -> Run | Detached:
-        """Follow it to its end, as `Session.attach`."""
-        return self.session.attach(*self._find(whereabouts), screen_for())
-
-    def stop(self) -> None:
-        """End it. Raises the error of a host on which it is not known to have ended."""
-        self.session.housekeeping.stop(*self._find(known_whereabouts)).raise_unknown()
-
-    def _find(
-        self, where: Callable[[Job, Sequence[Host]], tuple[Host, ...]]
-    ) -> tuple[FirstLinks, Job]:
-        known, access = self.fleet.known, self.fleet.access
-        with closing(asker_of()) as asker:
-            asked = self.session.reach(self.fleet.hosts, access, asker)
-            job = choose(self.session.housekeeping.jobs(asked), self.job)
-            hosts = where(job, known)
-            spare = tuple(host for host in known if host not in hosts)
-            return self.session.reach(hosts, access, asker, spare=spare), job

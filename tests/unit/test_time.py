@@ -29,7 +29,7 @@ REASONS = {
     ("runner/launch.py", "time.time"): _SHOWN,
     ("systems/osmo/workflow.py", "time.time"): _SHOWN,
     ("screens/notebook.py", "time.time"): _SHOWN,
-    ("session/session.py", "time.time"): _SHOWN,
+    ("session/ending.py", "time.time"): _SHOWN,
     ("staying/ranks.py", "time.time"): _SHOWN,
     ("names.py", "time.strftime"): _NAME,
     ("systems/osmo/run.py", "time.strftime"): _NAME,

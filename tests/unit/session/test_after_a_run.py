@@ -116,7 +116,7 @@ def finished(
     opener = opener_of(host.connect, NotebookAsker(can_ask=True))
     opener.asker.close()
     followed = Followed(state=state, small_results=small, host_indices=(0,))
-    run = Session()._finish(followed, opener, FakeScreen(), "run")
+    run = Session()._ending.left_of(followed, opener, FakeScreen(), "run")
     assert isinstance(run, Run)
     return run
 

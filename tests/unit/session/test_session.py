@@ -26,6 +26,7 @@ from distmagic.remote.wire import protocol as p
 from distmagic.request.access import Access
 from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import JobSpec
+from distmagic.session import ending
 from distmagic.session import session as sessions
 from distmagic.session.dry_run import start_commands
 from distmagic.session.place import fetch
@@ -321,7 +322,7 @@ def test_a_job_that_was_let_go_is_followed_again(kernel, monkeypatch):
             p.Final(reason="done"),
         )
     screen = FakeScreen()
-    monkeypatch.setattr(sessions, "screen_for", lambda: screen)
+    monkeypatch.setattr(ending, "screen_for", lambda: screen)
     run = left.attach()
     assert (run.job, run.results[1]) == (left.job, None)
     assert screen.finished == [run.state]

@@ -1,0 +1,136 @@
+"""How a run of a session ends: what is left of it, the error that its end means, or the job that goes on alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from distmagic import sanitize
+from distmagic.comparison.compare import RunHistory
+from distmagic.connection.first_links import FirstLinks
+from distmagic.connection.link import Link
+from distmagic.connection.link_opener import UNKNOWN_HOST, Fleet, LinkOpener
+from distmagic.connection.prompts import NotebookAsker, asker_of
+from distmagic.diagnosis.as_text import in_words
+from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
+from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
+from distmagic.render.screen import Screen
+from distmagic.request.hosts import Host
+from distmagic.runner.launch import Followed
+from distmagic.screens.choose import screen_for
+from distmagic.session import doctor
+from distmagic.session.allocations import Allocations
+from distmagic.session.housekeeping import Housekeeping
+from distmagic.session.local_hints import error_of
+from distmagic.state.model import RunState
+from distmagic.state.verdict import may_be_of_hosts
+
+Left = Run | Detached
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """What the end of a run takes of its session. `reach` and `attach` are the session's own."""
+
+    reach: Callable[..., FirstLinks]
+    attach: Callable[..., Left]
+    housekeeping: Housekeeping
+    allocations: Allocations
+    history: RunHistory
+
+    def left_of(
+        self, followed: Followed, opener: LinkOpener, screen: Screen, variable: str
+    ) -> Left:
+        """Return what is left of a run. Raises the error that its end means, which carries the `Run`."""
+        state = replace(followed.state, variable=variable)
+        if not state.is_over:
+            return self._leave(followed, opener.fleet, screen)
+
+        self.history.add(state)
+        error = error_of(state, was_interrupted=followed.was_interrupted)
+        if error is not None:
+            if may_be_of_hosts(state, error):
+                error.hint = f"{error.hint}\n{self._diagnosed(state, opener.fleet)}"
+                error.hint = sanitize.lines(error.hint.strip())
+            self.allocations.advise(opener.fleet.hosts, error)
+        small_results = {}
+        for rank, worker in state.workers.items():
+            data = followed.small_results.get((worker.node_rank, rank))
+            if data is not None:
+                small_results[rank] = data
+        host_indices = followed.host_indices
+
+        def open_link(node_rank: int) -> Link:
+            return opener.link_again(host_indices[node_rank])
+
+        run = Run(state, small_results, open_link, shown=error is None)
+        if error is None:
+            return run
+        error.run = run
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame: the two would keep each other, and the run, alive
+
+    def _diagnosed(self, state: RunState, fleet: Fleet) -> str:
+        """Return what the doctor finds on the hosts of a run that failed; "" for nothing, and where it can't look."""
+        seconds = min(fleet.access.connect_timeout_s, doctor.CONNECT_S)
+        access = replace(fleet.access, connect_timeout_s=seconds)
+        port = 0
+        for reason in () if state.chose_port else state.unreached.values():
+            port = doctor.port_in(reason)
+        with closing(NotebookAsker(can_ask=False)) as asker:
+            try:
+                first_links = self.reach(fleet.hosts, access, asker)
+                found = doctor.examine(first_links, port=port)
+            except (Exception, KeyboardInterrupt):  # noqa: BLE001
+                return ""  # the run's own error is the one to raise, whatever goes wrong here
+        return in_words(found.findings)
+
+    def _leave(self, followed: Followed, fleet: Fleet, screen: Screen) -> Detached:
+        """Let a detached job go on, and return what finds it again."""
+        state = followed.state
+        hosts = []
+        for index in dict.fromkeys(followed.host_indices):
+            if index != UNKNOWN_HOST and fleet.known[index] not in hosts:
+                hosts.append(fleet.known[index])
+        # A job may have come to others since.
+        spare = [host for host in fleet.known if host not in hosts]
+        fleet = Fleet(hosts=tuple(hosts), access=fleet.access, spare=tuple(spare))
+        again = JobHandle(ending=self, job=state.job, fleet=fleet)
+        names = tuple(host.name for host in hosts)
+        left = Detached(state.job, names, attach=again.attach, stop=again.stop)
+        notices = (*state.notices, str(left))
+        screen.finish(replace(state, notices=notices, seen_unix_s=time.time()))
+        return left
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobHandle:
+    """A job that goes on alone, and where it is looked for: on the hosts of `fleet` that it had, and on the spare ones."""
+
+    ending: Ending
+    job: str
+    fleet: Fleet
+
+    def attach(self) -> Left:
+        """Follow it to its end, as `Session.attach`."""
+        return self.ending.attach(*self._find(whereabouts), screen_for())
+
+    def stop(self) -> None:
+        """End it. Raises the error of a host on which it is not known to have ended."""
+        self.ending.housekeeping.stop(*self._find(known_whereabouts)).raise_unknown()
+
+    def _find(
+        self, where: Callable[[Job, Sequence[Host]], tuple[Host, ...]]
+    ) -> tuple[FirstLinks, Job]:
+        known, access = self.fleet.known, self.fleet.access
+        with closing(asker_of()) as asker:
+            asked = self.ending.reach(self.fleet.hosts, access, asker)
+            job = choose(self.ending.housekeeping.jobs(asked), self.job)
+            hosts = where(job, known)
+            spare = tuple(host for host in known if host not in hosts)
+            return self.ending.reach(hosts, access, asker, spare=spare), job

@@ -14,7 +14,7 @@ MAX_METRICS = 6  # with two columns each
 _TITLE = 20  # columns of a metric's name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Column:
     """One column of the table, a cell a run, "" for none. `best` are the runs with the best of all values.
 

@@ -32,7 +32,7 @@ from distmagic.request import flag_parser, flags
 _TEXT_COLUMN = 52  # of the usage text, where the explanations begin
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Subcommand:
     """One word after `%distributed`, or after `distmagic` in a terminal.
 

@@ -25,7 +25,7 @@ _VALUES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OfferedNames:
     """What the Tab key offers of this notebook, asked for only where it is being typed: hosts are read from ~/.ssh/config.
 
@@ -79,7 +79,7 @@ _OFFERED: Mapping[str, Callable[[Sequence[str], OfferedNames], Iterable[str]]] =
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Completer:
     """Completes one line of the magics."""
 

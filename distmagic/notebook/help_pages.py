@@ -114,7 +114,7 @@ def show(line: CommandLine) -> None:
 # ---- a question, and the passages that answer it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Passage:
     """What is read by itself: a short section, or a paragraph or a table's row of a long one."""
 

@@ -25,7 +25,7 @@ VERBS = ("freeze", "thaw", "cut", "heal", "off", "on")  # of a playground's host
 FLAGS = ("--hostfile", "--python", "--ssh-config")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CommandLine:
     """One line `%distributed NAME WORD ...` that is being executed.
 

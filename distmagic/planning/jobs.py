@@ -22,7 +22,7 @@ _EACH_ONE_S_OWN = (
 )  # names that every machine has for itself
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One job, running or ended, as far as the hosts that were asked know of it.
 
@@ -113,7 +113,7 @@ def found_jobs(
     return tuple(sorted(jobs, key=lambda job: (-job.began_ago_s, job.name)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Told:
     """What a host, by its index and the name under which it was asked, lists of a node of which it may tell."""
 

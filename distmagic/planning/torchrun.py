@@ -13,7 +13,7 @@ _ELASTIC_CONF = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Rendezvous:
     """One consistent set of rendezvous settings for all nodes. `address` and `port` are where node 0 listens."""
 
@@ -26,7 +26,7 @@ class Rendezvous:
     max_restarts: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeWords:
     """The values of one node's flags, as texts: an exported job has a shell's variables in place of some numbers.
 

@@ -24,7 +24,7 @@ LEASE_S = 60.0
 WARM_IDLE_S = 900.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Access:
     """How hosts are reached. `pythons` maps a host's name to its interpreter, "" being the one for all others.
 

@@ -23,7 +23,7 @@ _OURS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HostsRequest:
     """What gives hosts that were not named one by one. `system` is the name of the system that is asked."""
 
@@ -35,7 +35,7 @@ class HostsRequest:
         return False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SlurmRequest(HostsRequest):
     """An allocation of Slurm that a cell wants.
 
@@ -68,7 +68,7 @@ class SlurmRequest(HostsRequest):
         return bool(self.job)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SkyRequest(HostsRequest):
     """A cluster of SkyPilot that a cell wants: `name` is one that exists, "" where one is to be launched.
 

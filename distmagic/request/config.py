@@ -104,7 +104,7 @@ def settings_of(parent: Configurable) -> Distmagic:
         raise SpecError(f"A setting can't be used: {error}", hint) from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Chosen:
     """The hosts of a run. `source` says in words where they were named."""
 

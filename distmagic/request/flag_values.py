@@ -31,7 +31,7 @@ DAY_S = 86400.0
 ANY_TIME = (1e-9, math.inf, "a time", "Use a number of seconds above 0.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Flag:
     """One flag of the line.
 

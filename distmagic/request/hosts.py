@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"[0-9]{1,6}\Z")
 _HOSTS_HINT = "Write hosts as name, name:ranks, user@name:port or user@name:port:ranks, separated by commas."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """Where hosts come from that do not stand for themselves: an allocation, a cluster, the job around this process.
 
@@ -37,7 +37,7 @@ class Source:
     cure: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Host:
     """One machine as the user named it. `slots` is its number of ranks, None where none was given.
 

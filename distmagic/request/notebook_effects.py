@@ -64,7 +64,7 @@ _IN_WORDS: dict[Kind, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LocalEffect:
     """Something that a statement of the notebook does: in words, `line 4 reads LOCAL_RANK of the notebook, not of a rank`.
 

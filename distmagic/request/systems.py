@@ -26,7 +26,7 @@ from distmagic.errors import SpecError
 GROUP = "distmagic.systems"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class System:
     """One foreign system. `name` stands after `--export`, `title` in sentences.
 
@@ -54,7 +54,7 @@ class System:
         return importlib.import_module(f"{self.folder}.{name}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Wanted:
     """What flags of a line say of nodes: None, or empty, where they say nothing.
 

@@ -280,7 +280,7 @@ class BackgroundRun(Returned):
             display_page({"text/plain": repr(self), "text/html": html})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunStacks:
     """Where the ranks of a job are: `explanation` has them in groups. Shown as text and as HTML."""
 

@@ -45,7 +45,7 @@ _SHOWN_LOG_BYTES = 2 << 20
 _LEAST_LOG_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Stopped:
     """How far a job was ended. On the hosts in `ended` nothing of it is left.
 
@@ -63,7 +63,7 @@ class Stopped:
             raise join_errors(list(self.unknown.values()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Synced:
     """The environments that hosts have ready, by name of the host; `error` names the others and why not."""
 

@@ -18,7 +18,6 @@ from distmagic.request.hosts import Host
 
 if TYPE_CHECKING:
     from distmagic.diagnosis.report import Report
-    from distmagic.state.model import RunState
 
 _COLLECTIVES_S = 600.0  # of last resort: hosts may start slowly
 
@@ -62,11 +61,7 @@ def _with_collectives(
     from distmagic.names import owner
     from distmagic.outcome.run import Run
     from distmagic.remote.checkup.collective import measure
-    from distmagic.screens.log import QuietScreen
-
-    class NoScreen(QuietScreen):
-        def finish(self, state: RunState) -> None:
-            """Show nothing: the report is what is printed, and may be read by a program."""
+    from distmagic.screens.log import NoScreen
 
     began = time.monotonic()
     name = f"doctor-{secrets.token_hex(4)}"
@@ -76,7 +71,7 @@ def _with_collectives(
             measure,
             hosts=[replace(host, slots=1) for host in hosts],
             access=replace(line.notebook.access(line.request, hosts), cold=True),
-            screen=NoScreen(),
+            screen=NoScreen(),  # the report is what is printed, and may be read by a program
             timeout_s=_COLLECTIVES_S,
             name=name,
         )

@@ -64,8 +64,8 @@ class LogScreen:
             write(self._stream, "".join(f"{line}\n" for line in lines))
 
 
-class QuietScreen:
-    """Nothing while a run goes on, in the end its table: for a run in the background of a terminal or a script."""
+class NoScreen:
+    """Nothing at all: for a run of which something else is shown."""
 
     def announce(self, text: str) -> None:
         """Show nothing."""
@@ -74,8 +74,7 @@ class QuietScreen:
         """Show nothing."""
 
     def finish(self, state: RunState) -> None:
-        """Print the table, to where Python prints at that moment: IPython's prompt has its own place for it."""
-        write(sys.stdout, f"{render.text(state, lines=0)}\n")
+        """Show nothing."""
 
     def requests(self) -> tuple[UserRequest, ...]:
         """Return nothing."""
@@ -84,3 +83,11 @@ class QuietScreen:
     def can_type(self) -> bool:
         """Nobody can."""
         return False
+
+
+class QuietScreen(NoScreen):
+    """Nothing while a run goes on, in the end its table: for a run in the background of a terminal or a script."""
+
+    def finish(self, state: RunState) -> None:
+        """Print the table, to where Python prints at that moment: IPython's prompt has its own place for it."""
+        write(sys.stdout, f"{render.text(state, lines=0)}\n")

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from distmagic.failures.calls import Parting, Side, parting
+from distmagic.remote.wire.clipping import ranges
 from distmagic.remote.wire.protocol import Bar, Frame, Stacks, Thread
 from distmagic.state.model import RunState, StackDump, WorkerState
 
@@ -299,18 +300,9 @@ def listed(ranks: Sequence[int]) -> str:
     """Return `0, 1, 3`, or of many ranks `0-6, 8-15`."""
     if len(ranks) <= _LIST_AT_MOST:
         return ", ".join(map(str, ranks))
-    runs: list[list[int]] = []  # first and last
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    words = [
-        str(first) if first == last else f"{first}-{last}"
-        for first, last in runs[:_LIST_AT_MOST]
-    ]
-    if len(runs) > _LIST_AT_MOST:
-        words.append("...")
+    words = ranges(ranks)
+    if len(words) > _LIST_AT_MOST:
+        words[_LIST_AT_MOST:] = ["..."]
     return ", ".join(words)
 
 

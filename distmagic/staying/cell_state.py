@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.clipping import ranges
 from distmagic.state.events import Event, Gone, StopRequested, Warned
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState, WorkerState
@@ -144,16 +145,5 @@ def shown(ends: Mapping[int, protocol.CellEnded]) -> list[str]:
     for text, ranks in by_text.items():
         word = "rank" if len(ranks) == 1 else "ranks"
         gap = "\n" if "\n" in text else " "
-        found.append(f"{word} {rank_list(ranks)}:{gap}{text}")
+        found.append(f"{word} {','.join(ranges(ranks))}:{gap}{text}")
     return found
-
-
-def rank_list(ranks: Iterable[int]) -> str:
-    """Return ranks in ascending order as users write them: `0,4-7`."""
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1][1:] = [rank]
-        else:
-            parts.append([rank])
-    return ",".join("-".join(map(str, part)) for part in parts)

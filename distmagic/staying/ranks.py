@@ -18,10 +18,12 @@ from distmagic.payload.pack import Payload, dumped, write_code
 from distmagic.remote.values.call import Stay
 from distmagic.remote.values.pickling import Seen
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.clipping import ranges
 from distmagic.render.screen import Screen, UserRequest
 from distmagic.request.cell import CellPlan
 from distmagic.request.flags import Request
 from distmagic.runner import interrupts
+from distmagic.screens.log import NoScreen
 from distmagic.session.background import BackgroundRun
 from distmagic.session.local_hints import error_of
 from distmagic.session.place import Place
@@ -47,21 +49,11 @@ class CellRequest:
     variable: str = "run"
 
 
-class _OfSession:
+class _OfSession(NoScreen):
     """The screen of a session's own loop, which is seen by the cells alone."""
 
     def __init__(self, *, can_type: bool) -> None:
         self._can_type = can_type
-
-    def show(self, state: RunState) -> None:
-        """Show nothing."""
-
-    def finish(self, state: RunState) -> None:
-        """Show nothing."""
-
-    def requests(self) -> tuple[UserRequest, ...]:
-        """Return nothing."""
-        return ()
 
     def can_type(self) -> bool:
         """Whether the user could type where the first cell is shown."""
@@ -197,7 +189,7 @@ class Ranks:
         if missing:
             raise SpecError(
                 f"There is no rank {missing[0]} among the ranks of {self.name}.",
-                f"They are {cell_state.rank_list(there)}.",
+                f"They are {','.join(ranges(there))}.",
             )
         return tuple(wanted or there)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from distmagic.remote.wire.clipping import ranges
 from distmagic.remote.wire.codec import BadLine, decode, encode
 from distmagic.remote.wire.events import Stacks
 from distmagic.remote.wire.parts import CallRecord, GroupRecord
@@ -95,15 +96,7 @@ def _groups(c10d: Any, now_ns: int) -> Iterable[GroupRecord]:
         members = sorted(world.pg_group_ranks[names[name]])
         if len(members) == int(os.environ["WORLD_SIZE"]):
             members = []
-        parts: list[list[int]] = []  # as `0-3,8`
-        for rank in members:
-            if parts and rank == parts[-1][1] + 1:
-                parts[-1][1] = rank
-            else:
-                parts.append([rank, rank])
-        ranks = ",".join(
-            f"{first}-{last}" if last > first else str(first) for first, last in parts
-        )
+        ranks = ",".join(ranges(members))
         if len(ranks) > _MAX_CHARS:
             continue
         waiting = [one["time_created_ns"] for one in made if not _is_over(one)]

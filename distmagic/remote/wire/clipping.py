@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 
 def text_of(value: object) -> str:
@@ -11,6 +12,17 @@ def text_of(value: object) -> str:
         return str(value)
     except Exception as error:  # noqa: BLE001 - the user's own __str__
         return f"<its str() raised {type(error).__name__}>"
+
+
+def ranges(ranks: Iterable[int]) -> list[str]:
+    """Return ranks in ascending order as users write them: `0-3` and `8`."""
+    parts: list[list[int]] = []  # of each its first, and its last
+    for rank in ranks:
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1][1:] = [rank]
+        else:
+            parts.append([rank])
+    return ["-".join(map(str, part)) for part in parts]
 
 
 def clipped(text: str, max_bytes: int) -> str:

@@ -121,39 +121,36 @@ class Meeting:
                 )
 
         def begin(argv: tuple[str, ...]) -> tuple[Channel, Channel]:
-            return self._begin(member, argv)
+            # The node starts the process, and makes these connections for it.
+            number = next(self._numbers)
+            wanted = ((number, "stdin"), (number, "stdout"))
+            down = member.down
+            with self._arrivals.changed:
+                member.pieces.update(dict.fromkeys(wanted))
+            is_asked = False
+            if down is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    down.tell(start=number, argv=list(argv))
+                    is_asked = True
+            if is_asked:
+                with self._arrivals.changed:
+                    self._arrivals.changed.wait_for(
+                        lambda: all(member.pieces[key] for key in wanted), ANSWER_S
+                    )
+            with self._arrivals.changed:
+                stdin, stdout = (member.pieces.pop(key) for key in wanted)
+            if stdin is not None and stdout is not None:
+                return stdin, stdout
+            for channel in (stdin, stdout):
+                if channel is not None:
+                    channel.close()
+            raise Unreachable(
+                member.name,
+                f"node {member.node_rank} of {self._place.system} does not answer.",
+                "Its output has more.",
+            )
 
         return DialledTransport(name, begin)
-
-    def _begin(self, member: Member, argv: tuple[str, ...]) -> tuple[Channel, Channel]:
-        """Have a node start a process, and return the connections that it makes for it."""
-        number = next(self._numbers)
-        wanted = ((number, "stdin"), (number, "stdout"))
-        down = member.down
-        with self._arrivals.changed:
-            member.pieces.update(dict.fromkeys(wanted))
-        is_asked = False
-        if down is not None:
-            with contextlib.suppress(OSError, ValueError):
-                down.tell(start=number, argv=list(argv))
-                is_asked = True
-        if is_asked:
-            with self._arrivals.changed:
-                self._arrivals.changed.wait_for(
-                    lambda: all(member.pieces[key] for key in wanted), ANSWER_S
-                )
-        with self._arrivals.changed:
-            stdin, stdout = (member.pieces.pop(key) for key in wanted)
-        if stdin is not None and stdout is not None:
-            return stdin, stdout
-        for channel in (stdin, stdout):
-            if channel is not None:
-                channel.close()
-        raise Unreachable(
-            member.name,
-            f"node {member.node_rank} of {self._place.system} does not answer.",
-            "Its output has more.",
-        )
 
     def end_cell(self, cell: int, outcome: Callable[[int], dict[str, Any]]) -> None:
         """Tell every node how a cell has ended; one that comes to it later, then. `outcome` is called with its node rank."""

@@ -95,21 +95,18 @@ class Completer:
         if not words or magic.lstrip("%") not in (*MAGICS, RANKS):
             return None
         if magic.startswith("%%"):
-            return self._cell(words)
+            flag = _open_flag(words)
+            if flag == "--hosts":
+                return list(self.names.hosts())
+            if flag == "--on":
+                return [*(one.on for one in systems() if one.on), NO_SYSTEM]
+            if flag == "--export":
+                return [system.name for system in that_can("export")]
+            if flag in _VALUES:
+                return list(_VALUES[flag])
+            return [*flag_names(), "-o"]
         is_line = magic.startswith("%") and magic != f"%{RANKS}"
         return self._line(words) if is_line else None
-
-    def _cell(self, words: Sequence[str]) -> list[str]:
-        flag = _open_flag(words)
-        if flag == "--hosts":
-            return list(self.names.hosts())
-        if flag == "--on":
-            return [*(one.on for one in systems() if one.on), NO_SYSTEM]
-        if flag == "--export":
-            return [system.name for system in that_can("export")]
-        if flag in _VALUES:
-            return list(_VALUES[flag])
-        return [*flag_names(), "-o"]
 
     def _line(self, words: Sequence[str]) -> list[str]:
         if len(words) < 2:

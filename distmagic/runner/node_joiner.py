@@ -116,17 +116,14 @@ class NodeJoiner:
         if known is None:
             known = LocalBlob(blob=blob, path=blobs.folder() / blob.sha256)
             if not blob_receiver.is_whole(blob):
-                self._fetch(known)
+                with closing(self._open_lead()) as lead:
+                    try:
+                        fetch = partial(blob_requests.fetch_blob, lead, known.blob)
+                        blobs.receive(known, fetch)
+                    except OSError as error:
+                        name = lead.host.name
+                        raise ProtocolError(
+                            f"{name}: what the job needs could not be taken from there: {error}."
+                        ) from None
             self._payload[blob.sha256] = known
         return known
-
-    def _fetch(self, local: LocalBlob) -> None:
-        with closing(self._open_lead()) as lead:
-            try:
-                fetch = partial(blob_requests.fetch_blob, lead, local.blob)
-                blobs.receive(local, fetch)
-            except OSError as error:
-                name = lead.host.name
-                raise ProtocolError(
-                    f"{name}: what the job needs could not be taken from there: {error}."
-                ) from None

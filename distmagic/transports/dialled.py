@@ -42,7 +42,12 @@ class DialledProcess:
             while True:
                 kind, data = self._stdout.receive()
                 if kind == OUTPUT:
-                    self._keep(data)
+                    with self._changed:
+                        self._changed.wait_for(
+                            lambda: self.is_closed or len(self._data) < _KEPT_BYTES
+                        )
+                        self._data += data
+                        self._changed.notify_all()
                 elif kind == END:
                     self._end()
                 elif kind == STDERR:
@@ -58,14 +63,6 @@ class DialledProcess:
             self._end()
             self._ended.set()
             self._stdout.close()
-
-    def _keep(self, data: bytes) -> None:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self.is_closed or len(self._data) < _KEPT_BYTES
-            )
-            self._data += data
-            self._changed.notify_all()
 
     def _end(self) -> None:
         with self._changed:

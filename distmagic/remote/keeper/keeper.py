@@ -143,7 +143,15 @@ class Keeper:
             elif number == 0 and not os.read(0, 4096):
                 self._is_ending = True  # the lead has ended
             elif number == self._listener.fileno():
-                self._accept()
+                sock, _ = self._listener.accept()
+                peer = sock.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+                )
+                if struct.unpack("3i", peer)[1] not in (0, os.getuid()):
+                    sock.close()
+                else:
+                    sock.setblocking(False)
+                    self._connections[sock.fileno()] = Connection(sock)
             elif number in self._leases:
                 self._renew(number)
             elif number in self._connections:
@@ -152,17 +160,6 @@ class Keeper:
         self._kill_orphans()
 
     # ---- ushers
-
-    def _accept(self) -> None:
-        sock, _ = self._listener.accept()
-        peer = sock.getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-        )
-        if struct.unpack("3i", peer)[1] not in (0, os.getuid()):
-            sock.close()
-            return
-        sock.setblocking(False)
-        self._connections[sock.fileno()] = Connection(sock)
 
     def _hear(self, connection: Connection) -> None:
         """Take a part of a request, or notice that an usher is gone."""

@@ -72,7 +72,20 @@ class SourceForm:
     def reduced(self, obj: Any, plain: Any) -> Any:
         """Return how to pickle an object, as `__reduce__` does; `plain` is how cloudpickle does. Raises `NoSource`."""
         if isinstance(obj, types.CodeType):
-            return self._code(obj)
+            flags = futures_of(obj)
+            if obj is self._call:
+                is_async = inspect.iscoroutinefunction(types.FunctionType(obj, {}))
+                args = (self._expression, obj.co_filename, obj.co_firstlineno)
+                return code_of_expression, (*args, flags, is_async)
+            text = self._text(obj.co_filename)
+            place = (obj.co_filename, flags, obj.co_name, obj.co_firstlineno)
+            same = _named(text, *place)
+            if obj not in same:
+                raise NoSource(
+                    f"{obj.co_filename} no longer has its text: the cell has changed since, or other code has made it",
+                    "Run its cell again, or restart the kernel",
+                )
+            return code_of_text, (text, *place, same.index(obj), len(same), obj.co_freevars)  # fmt: skip
         if isinstance(obj, typing.ForwardRef):
             return typing.ForwardRef, (obj.__forward_arg__,)  # without its code
         if isinstance(obj, type) and obj.__module__ == "pathlib._local":
@@ -80,22 +93,6 @@ class SourceForm:
         if isinstance(obj, type) and plain is not NotImplemented:
             return _of_class(obj, plain)
         return plain
-
-    def _code(self, code: types.CodeType) -> tuple[Any, ...]:
-        flags = futures_of(code)
-        if code is self._call:
-            is_async = inspect.iscoroutinefunction(types.FunctionType(code, {}))
-            args = (self._expression, code.co_filename, code.co_firstlineno)
-            return code_of_expression, (*args, flags, is_async)
-        text = self._text(code.co_filename)
-        place = (code.co_filename, flags, code.co_name, code.co_firstlineno)
-        same = _named(text, *place)
-        if code not in same:
-            raise NoSource(
-                f"{code.co_filename} no longer has its text: the cell has changed since, or other code has made it",
-                "Run its cell again, or restart the kernel",
-            )
-        return code_of_text, (text, *place, same.index(code), len(same), code.co_freevars)  # fmt: skip
 
     def _text(self, name: str) -> str:
         if name not in self._texts:

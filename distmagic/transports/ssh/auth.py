@@ -62,7 +62,13 @@ class LogIn:
             if answer.accepted:
                 return
             accepts = answer.methods or accepts
-            answer = self._step(accepts)
+            # The accepted methods, until one gets further.
+            answer = AuthAnswer(accepted=False)
+            for method, attempt in _METHODS.items():
+                if method in accepts:
+                    answer = attempt(self)
+                    if answer.accepted or answer.partial:
+                        break
             if not answer.partial:
                 break
         if not answer.accepted:
@@ -73,16 +79,6 @@ class LogIn:
                 accepts,
                 str(self.agent.path) if self.agent.trouble else "",
             )
-
-    def _step(self, accepts: tuple[str, ...]) -> AuthAnswer:
-        """Try the accepted methods until one gets further."""
-        answer = AuthAnswer(accepted=False)
-        for method, attempt in _METHODS.items():
-            if method in accepts:
-                answer = attempt(self)
-                if answer.accepted or answer.partial:
-                    break
-        return answer
 
     # ---- keys
 

@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from distmagic.remote.training import group_sockets, import_hooks
+from distmagic.remote.training import group_sockets, import_hooks, run_store
 from distmagic.remote.wire.parts import GroupCalls
 from distmagic.remote.wire.vocabulary import GroupUse
 
@@ -181,9 +181,7 @@ def holders(names: Mapping[str, object]) -> tuple[str, ...]:
 def _patch(c10d: Any) -> None:
     # It has the functions under the same names.
     if hasattr(c10d, "rendezvous"):
-        c10d.rendezvous = _under_names_of_its_own(
-            _at_the_runs_store(c10d.rendezvous), c10d
-        )
+        c10d.rendezvous = run_store.meeting(c10d, lambda: _notes.given, _next_prefix)
     if hasattr(c10d, _MAKING):
         setattr(c10d, _MAKING, _noting_sockets(getattr(c10d, _MAKING)))
     replacements = {
@@ -268,21 +266,6 @@ def _next_prefix() -> str:
     return f"again/{count}" if count else ""
 
 
-def _under_names_of_its_own(
-    original: Callable[..., Any], c10d: Any
-) -> Callable[..., Any]:
-    """Return torch's `rendezvous`, which gives each group of all ranks names of its own in the store."""
-
-    @functools.wraps(original)
-    def rendezvous(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        for store, rank, size in original(*args, **kwargs):
-            is_of_all = str(size) == _notes.given.get("WORLD_SIZE")
-            prefix = _next_prefix() if is_of_all else ""
-            yield c10d.PrefixStore(prefix, store) if prefix else store, rank, size
-
-    return rendezvous
-
-
 def _noting_sockets(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function by which torch makes each group; the connections that appear meanwhile are the group's."""
 
@@ -357,39 +340,6 @@ def _last_calls() -> dict[str, str]:
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError):
         return {}  # a torch with other records, whose JSON or fields are others; C++ raises RuntimeError
     return found
-
-
-def _at_the_runs_store(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch's `rendezvous`, which goes to the store of the run where another one is named for all its ranks."""
-
-    @functools.wraps(original)
-    def rendezvous(url: Any, rank: int = -1, world_size: int = -1, **more: Any) -> Any:
-        given, now = _notes.given, os.environ
-        place = [given.get("MASTER_ADDR"), given.get("MASTER_PORT")]
-        parts = urlsplit(str(url))
-        asked = (
-            [*parts.netloc.rsplit(":", 1)]
-            if parts.scheme == "tcp"
-            else [now.get("MASTER_ADDR"), now.get("MASTER_PORT")]
-        )
-        is_of_all_ranks = [
-            now.get("RANK") if rank == -1 else str(rank),
-            now.get("WORLD_SIZE") if world_size == -1 else str(world_size),
-        ] == [given.get("RANK"), given.get("WORLD_SIZE")]
-        uses_store = now.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        has_own_ranks = parts.scheme not in ("env", "tcp") or "rank=" in parts.query
-        if has_own_ranks or asked == place or not is_of_all_ranks or not uses_store:
-            return original(url, rank, world_size, **more)
-        if given["RANK"] == "0":
-            sys.stderr.write(
-                f"distmagic: the program names {':'.join(map(str, asked))} for its process group. Under torchrun no rank "
-                f"listens there. The ranks meet at {':'.join(map(str, place))}, as torchrun has set MASTER_ADDR and "
-                "MASTER_PORT: leave both as they are.\n"
-            )
-        now.update(MASTER_ADDR=given["MASTER_ADDR"], MASTER_PORT=given["MASTER_PORT"])
-        return original("env://", rank, world_size, **more)
-
-    return rendezvous
 
 
 def _look(c10d: Any) -> None:

@@ -1,0 +1,68 @@
+"""Has the ranks of a run meet at its own store, whatever address the program names, each group under names of its own."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+
+def meeting(
+    c10d: Any, given: Callable[[], Mapping[str, str]], next_prefix: Callable[[], str]
+) -> Callable[..., Any]:
+    """Return torch's `rendezvous`, which goes to the store of the run where another one is named for all its ranks.
+
+    `given` are torchrun's variables. The names of a group of all ranks begin with `next_prefix`, unless that is "".
+    """
+    original = c10d.rendezvous
+
+    @functools.wraps(original)
+    def rendezvous(
+        url: Any, rank: int = -1, world_size: int = -1, **more: Any
+    ) -> Iterator[Any]:
+        if _is_elsewhere(given(), url, rank, world_size):
+            place = {name: given()[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+            if given()["RANK"] == "0":
+                sys.stderr.write(
+                    f"distmagic: the program names {':'.join(map(str, _asked(url)))} for its process group. Under torchrun no rank "
+                    f"listens there. The ranks meet at {':'.join(place.values())}, as torchrun has set MASTER_ADDR and "
+                    "MASTER_PORT: leave both as they are.\n"
+                )
+            os.environ.update(place)
+            url = "env://"
+        for store, own_rank, size in original(url, rank, world_size, **more):
+            is_of_all = str(size) == given().get("WORLD_SIZE")
+            prefix = next_prefix() if is_of_all else ""
+            yield c10d.PrefixStore(prefix, store) if prefix else store, own_rank, size
+
+    return rendezvous
+
+
+def _asked(url: Any) -> list[str | None]:
+    """Return the address and the port of the store that the program names."""
+    parts = urlsplit(str(url))
+    if parts.scheme == "tcp":
+        return [*parts.netloc.rsplit(":", 1)]
+    return [os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")]
+
+
+def _is_elsewhere(
+    given: Mapping[str, str], url: Any, rank: int, world_size: int
+) -> bool:
+    """Whether all ranks of the run are to meet at another store than that of torchrun's agent, which they use."""
+    now = os.environ
+    parts = urlsplit(str(url))
+    ranks = [
+        now.get("RANK") if rank == -1 else str(rank),
+        now.get("WORLD_SIZE") if world_size == -1 else str(world_size),
+    ]
+    has_own_ranks = parts.scheme not in ("env", "tcp") or "rank=" in parts.query
+    return (
+        not has_own_ranks
+        and ranks == [given.get("RANK"), given.get("WORLD_SIZE")]
+        and _asked(url) != [given.get("MASTER_ADDR"), given.get("MASTER_PORT")]
+        and now.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from distmagic.connection import capacity
@@ -12,11 +13,12 @@ from distmagic.connection.idle_links import IdleLinks
 from distmagic.connection.link import Link
 from distmagic.connection.opening import open_link
 from distmagic.connection.parallel import in_parallel
+from distmagic.connection.prompts import asker_of
 from distmagic.errors import ConnectionLost, HostError, ProtocolError, Unreachable
 from distmagic.payload.bundle import build
 from distmagic.remote.wire import protocol
 from distmagic.request.access import Access
-from distmagic.request.hosts import Host
+from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 from distmagic.transports.ssh import config
@@ -62,6 +64,11 @@ class Connections:
         transport are, which end it within seconds, and then no process can be started over it.
         """
         return self._link(_key(host, access), host, access, asker)
+
+    def own_link(self, access: Access) -> Link:
+        """Open one more link to this machine."""
+        with closing(asker_of()) as asker:
+            return self.link(LOCALHOST, access, asker)
 
     def _link(self, key: _Key, host: Host, access: Access, asker: Asker) -> Link:
         python, bundle = access.interpreter(host), build()

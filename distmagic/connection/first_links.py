@@ -16,6 +16,7 @@ from distmagic.errors import (
     DistmagicError,
     Unreachable,
 )
+from distmagic.payload import blobs
 from distmagic.remote.records import expiry
 from distmagic.request.spec import JobSpec
 
@@ -29,6 +30,7 @@ class FirstLinks:
     def __init__(
         self, opener: LinkOpener, warm_hosts: WarmHosts, spec: JobSpec | None = None
     ) -> None:
+        blobs.folder()  # once here, in place of once for each host
         self.opener = opener
         self.fleet = opener.fleet
         self.absent: dict[int, str] = {}

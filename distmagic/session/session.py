@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 
 from distmagic.comparison.compare import RunHistory
 from distmagic.connection.connections import Connections, connect
 from distmagic.connection.first_links import FirstLinks
-from distmagic.connection.link import Link
 from distmagic.connection.link_opener import Fleet, LinkOpener
-from distmagic.connection.prompts import NotebookAsker, asker_of
+from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.warm_hosts import WarmHosts
 from distmagic.names import new_job, owner, work_dir
-from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
 from distmagic.planning.jobs import Job
 from distmagic.render.screen import Screen
@@ -47,7 +45,7 @@ class Session:
         self.history = RunHistory()
         self.kernel = self._warm_hosts.kernel
         self.housekeeping = Housekeeping(self.kernel)
-        self.inside = Inside(self.kernel, self.own_link)
+        self.inside = Inside(self.kernel, self._connections.own_link)
         self._ending = Ending(
             reach=self.reach,
             attach=self.attach,
@@ -90,7 +88,6 @@ class Session:
         Of `spare` hosts only the names are needed for now: they may come to a job that is followed. Raises `SpecError`
         where this machine's limits are too low for so many hosts, and `PayloadError` where it can't keep what is sent.
         """
-        blobs.folder()  # once here, in place of once for each host
         hosts = hosts or (LOCALHOST,)
         self._connections.check_room(hosts, access)
         opener = LinkOpener(
@@ -99,11 +96,6 @@ class Session:
             asker=asker,
         )
         return FirstLinks(opener, self._warm_hosts, spec)
-
-    def own_link(self, access: Access) -> Link:
-        """Open one more link to this machine."""
-        with closing(asker_of()) as asker:
-            return self._connections.link(LOCALHOST, access, asker)
 
     def launch(
         self, first_links: FirstLinks, spec: JobSpec, payload: Payload, screen: Screen,

@@ -32,7 +32,7 @@ Left = Run | Detached
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class RunEnding:
     """What the end of a run takes of its session. `reach` and `attach` are the session's own."""
 
     reach: Callable[..., FirstLinks]
@@ -112,7 +112,7 @@ class Ending:
 class JobHandle:
     """A job that goes on alone, and where it is looked for: on the hosts of `fleet` that it had, and on the spare ones."""
 
-    ending: Ending
+    ending: RunEnding
     job: str
     fleet: Fleet
 

@@ -24,7 +24,7 @@ from distmagic.runner.run_loop import Companion
 from distmagic.screens.changed import ChangedScreen
 from distmagic.session.allocations import Allocations
 from distmagic.session.background import BackgroundRuns
-from distmagic.session.ending import Ending, Left
+from distmagic.session.ending import Left, RunEnding
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.inside import Inside
 from distmagic.tracking.screen import TrackedScreen
@@ -46,7 +46,7 @@ class Session:
         self.kernel = self._warm_hosts.kernel
         self.housekeeping = Housekeeping(self.kernel)
         self.inside = Inside(self.kernel, self._connections.own_link)
-        self._ending = Ending(
+        self._ending = RunEnding(
             reach=self.reach,
             attach=self.attach,
             housekeeping=self.housekeeping,

@@ -220,4 +220,60 @@ EXERCISES = {
         "counts = torch.tensor([right, count], device=device) is a good beginning.",
         "Return a number on each rank.",
     ),
+    "06.1": Exercise(
+        equals(24),
+        (
+            (
+                equals(3),
+                "That is the number of the task. Count the ranks of the tasks before it.",
+            ),
+            (
+                equals(32),
+                "Those are the ranks up to its end. The offset is its first one.",
+            ),
+        ),
+        "Three tasks with eight ranks each come before it.",
+        "Write a number.",
+    ),
+    "06.2": Exercise(
+        equals(32),
+        (
+            (equals(4), "That is the number of tasks."),
+            (equals(24), "The master has ranks, too."),
+        ),
+        "Four tasks of eight ranks.",
+        "Write a number.",
+    ),
+    "06.3": Exercise(
+        lambda task_of: [task_of(rank, 8) for rank in (0, 7, 8, 23)] == [0, 0, 1, 2],
+        (
+            (
+                lambda task_of: task_of(9, 8) == 1 and task_of(7, 8) == 7,
+                "% gives the place in the task. Which operator gives the task?",
+            ),
+        ),
+        "Ranks 0 to 7 are in task 0, and 8 is the first of task 1, if the size is 8.",
+        "Write a function: lambda rank, size: ...",
+    ),
+    "06.4": Exercise(
+        equals(12),
+        ((equals(3), "SING_WORLD_SIZE counts nodes. Each has four ranks."),),
+        "Multiply the nodes by the GPUs of a node.",
+        "Write a number.",
+    ),
+    "06.5": Exercise(
+        lambda numbers: all(numbers[rank] == rank + 8 for rank in numbers),
+        (
+            (
+                lambda numbers: all(numbers[rank] == rank for rank in numbers),
+                "That is the place in the task. Add the offset of worker-1.",
+            ),
+            (
+                lambda numbers: numbers[0] == 16,
+                "worker-1 is the second task: the master alone comes before it.",
+            ),
+        ),
+        "Each rank has a number of its own: the offset plus its place.",
+        "Return a number on each rank.",
+    ),
 }

@@ -11,7 +11,7 @@ from tests import prose
 from tests.builders.course import COURSE, NOTEBOOKS, exercises, solutions, tagged
 
 # Those that follow the rules below.
-NAMES = {"00_quickstart", "01_ranks_and_rendezvous", "02_mnist_ddp"}
+NAMES = {"00_quickstart", "01_ranks_and_rendezvous", "02_mnist_ddp", "06_osmo"}
 REWRITTEN = [path for path in NOTEBOOKS if path.stem in NAMES]
 each_notebook = pytest.mark.parametrize("path", REWRITTEN, ids=lambda path: path.stem)
 WRONG = {
@@ -31,6 +31,11 @@ WRONG = {
     "02.3": [0.55, 0.9, 1, "good"],
     "02.4": [12, 1, 2, "all"],
     "02.5": [{0: 0.9, 1: 0.2}, {0: 0.55, 1: 0.55}, {0: 1, 1: 1}, {0: "a", 1: 1}],
+    "06.1": [3, 32, 8],
+    "06.2": [4, 24, 8],
+    "06.3": [lambda rank, size: rank % size, lambda rank, size: size, 3],
+    "06.4": [3, 7, 4],
+    "06.5": [{0: 0, 1: 1}, {0: 16, 1: 17}, {0: 8, 1: 8}, {0: "a"}],
 }
 
 

@@ -20,6 +20,8 @@ from distmagic.payload import blobs
 from distmagic.remote.records import expiry
 from distmagic.request.spec import JobSpec
 
+_LONGER_S = 10.0  # a host that freezes, or whose home's file server does, takes 30 s
+
 
 class FirstLinks:
     """Links to the hosts of a fleet that are being opened in the background. Further ones are opened by `opener`.
@@ -66,15 +68,26 @@ class FirstLinks:
         return self.settle(enough, needs_remote=needs_remote)
 
     def each(self) -> list[Link | DistmagicError]:
-        """Wait for all hosts, and return for each one its link, or what is wrong with it. Raises `Cancelled`."""
+        """Wait for all hosts, and return for each one its link, or what is wrong with it. Raises `Cancelled`.
+
+        A host that takes much longer than others gives no answer.
+        """
+        access = self.fleet.access
+        patience_s = max(_LONGER_S, access.connect_timeout_s)
         try:
-            self.opener.asker.serve_until_done(self.futures)
+            self.opener.asker.serve_until_done(self.futures, patience_s)
         except KeyboardInterrupt:
             raise self.interrupted() from None
         self._pool.shutdown(wait=False)
         self.is_settled = True
         found: list[Link | DistmagicError] = []
-        for future in self.futures:
+        for host, future in zip(self.fleet.hosts, self.futures, strict=True):
+            if not future.done():
+                future.add_done_callback(self._give_back)
+                what = f"gave no answer for {patience_s:g} s, and other hosts did."
+                hint = f"Is the machine overloaded, or its home directory's file server down? Try: {access.by_hand(host)} true"
+                found.append(Unreachable(host.name, what, hint))
+                continue
             error = future.exception()
             if isinstance(error, DistmagicError):
                 found.append(error)

@@ -7,6 +7,7 @@ main thread, which waits for the run anyway, serves the questions in turn.
 from __future__ import annotations
 
 import getpass
+import math
 import queue
 import sys
 import threading
@@ -91,10 +92,23 @@ class NotebookAsker:
         """Interrupt the thread that serves, as a user interrupts the main thread. Call it on any other thread."""
         self._questions.put(None)
 
-    def serve_until_done(self, futures: Sequence[Future[Any]]) -> None:
-        """Answer questions until all futures are done. Call it on the main thread only."""
-        while wait(futures, _TURN_S).not_done:
+    def serve_until_done(
+        self, futures: Sequence[Future[Any]], patience_s: float = math.inf
+    ) -> None:
+        """Answer questions until all futures are done. Call it on the main thread only.
+
+        Where half of them are done, the others are waited for twice as long as these took, and `patience_s`. That is
+        counted in turns: a person may take any time to answer.
+        """
+        turns = latest = done = 0
+        while waiting := wait(futures, _TURN_S).not_done:
             self.serve(_TURN_S)
+            turns += 1
+            if len(futures) - len(waiting) > done:
+                done, latest = len(futures) - len(waiting), turns
+            spent_s = 2 * _TURN_S * (turns - 2 * latest)
+            if done >= len(waiting) and spent_s > patience_s:
+                return
 
     def close(self) -> None:
         """Let every thread that still waits for an answer go on with an error. Safe to call twice."""

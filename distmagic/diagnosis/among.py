@@ -2,27 +2,172 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from distmagic.diagnosis.finding import Finding, Subject, odd_ones, others_have
+from distmagic.diagnosis.finding import (
+    Finding,
+    Level,
+    Subject,
+    filled,
+    odd_ones,
+    others_have,
+)
 from distmagic.planning.preflight import CLOCKS_APART_S
 
 
-def findings(subjects: Sequence[Subject]) -> list[Finding]:
-    """Return what is wrong among hosts that have answered; each finding is about the odd host, not about those it differs from."""
-    there = [one for one in subjects if one.facts is not None]
-    if len(there) < 2:
-        return []
-    return [
-        *_of_versions(there),
-        *_of_names(_apart(there)),
-        *_of_addresses(_apart(there)),
-        *_of_mtus(there),
-        *_of_clocks(there),
-        *_of_variables(there),
-        *_of_packages(there),
-    ]
+@dataclass(frozen=True, kw_only=True)
+class Trait:
+    """What should be alike on all hosts: the `value` of each, None where that says nothing.
+
+    `words` say in a sentence what a host has, and `cure` what to do where it is another value than most hosts have; without
+    a cure it may well be another one. Both have names in braces.
+    """
+
+    title: str
+    value: Callable[[Subject], str | None]
+    words: str = ""
+    cure: str = ""
+
+
+def limit(value: int, unit: int = 1, words: str = "") -> str:
+    """Return a limit in words, "none" where there is none."""
+    return "none" if value < 0 else f"{value // unit:,}{words}"
+
+
+def models(one: Subject) -> tuple[str, ...]:
+    """Return the models of the GPUs that NVML knows, each once."""
+    return tuple(dict.fromkeys(gpu.model for gpu in one.examined.gpus))
+
+
+def _mtu(one: Subject) -> str | None:
+    """Return the size of packets of the card that leads to other hosts."""
+    route = one.examined.route
+    mtu = one.examined.mtus.get(route.interface)
+    return str(mtu) if mtu and not route.address.startswith("127.") else None
+
+
+_PYTHON = "name a Python that has it: --python {host}=/path/to/python"
+_ROWS = (
+    Trait(
+        title="python",
+        value=lambda one: ".".join(map(str, one.python[:2])),
+        words="Python {found}",
+        cure="--python {host}=/path/to/python{usual}",
+    ),
+    Trait(
+        title="torch",
+        value=lambda one: one.facts.torch,
+        words="torch {found}",
+        cure=f"Install torch {{usual}} there, or {_PYTHON}",
+    ),
+    Trait(
+        title="GPUs",
+        value=lambda one: str(one.facts.gpus),
+        words="the number of GPUs is {found}",
+        cure="See which one is gone: {by_hand} nvidia-smi -L",
+    ),
+    Trait(
+        title="models",
+        value=lambda one: ", ".join(models(one)) or None,
+        words="{found}",
+        cure="The slowest one sets the pace: give each host ranks to suit it, or leave it out of --hosts.",
+    ),
+    Trait(
+        title="CUDA of torch",
+        value=lambda one: one.examined.torch_cuda if one.facts.torch else None,
+        words="torch is built for CUDA {found}",
+        cure=f"Install the same build of torch on {{host}}, or {_PYTHON}",
+    ),
+    Trait(
+        title="driver",
+        value=lambda one: one.examined.driver or None,
+        words="driver {found}",
+        cure="Install driver {usual} on {host}, as on the others.",
+    ),
+    Trait(
+        title="MTU",
+        value=_mtu,
+        words="the MTU of {card} is {found}",
+        cure="{by_hand} sudo ip link set dev {card} mtu {usual}",
+    ),
+    Trait(title="open files", value=lambda one: limit(one.examined.open_files)),
+    Trait(
+        title="locked memory",
+        value=lambda one: limit(one.examined.locked_bytes, 1 << 10, " KiB"),
+    ),
+)  # fmt: skip
+
+
+# What hosts have by names of their own: the field of `Examined`, and as in a row.
+_NAMED = (
+    (
+        "variables",
+        "{title}={found}",
+        "Give all ranks one value: --env {title}={either}    # or change it in the start-up files of {host}",
+    ),
+    (
+        "packages",
+        "{title} {found}",
+        "Have the same packages on all hosts: %distributed env sync. By hand: python -m pip install '{title}=={either}'",
+    ),
+)
+
+
+def rows(subjects: Sequence[Subject]) -> list[Trait]:
+    """Return all that should be alike on these hosts, with the variables and packages that any of them has."""
+    found = list(_ROWS)
+    for field, words, cure in _NAMED:
+        names = {name for one in subjects for name in getattr(one.examined, field)}
+        for name in sorted(names - {"torch"}):
+            value = partial(_named, field, name)
+            found.append(Trait(title=name, value=value, words=words, cure=cure))
+    return found
+
+
+def _named(field: str, name: str, one: Subject) -> str:
+    values: Mapping[str, str] = getattr(one.examined, field)
+    return values.get(name, "")
+
+
+def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:
+    """Find what is wrong among hosts that have answered; each finding is about the odd host, not about those it differs from."""
+    if len(subjects) > 1:
+        for row in rows(subjects):
+            if row.cure:
+                yield from _of_row(row, subjects)
+        apart = _apart(subjects)
+        yield from _of_names(apart)
+        yield from _of_addresses(apart)
+        yield from _of_clocks(subjects)
+
+
+def _of_row(row: Trait, subjects: Sequence[Subject]) -> Iterator[Finding]:
+    values = {}
+    for one in subjects:
+        value = row.value(one)
+        if value is not None:
+            values[one.name] = value
+    usual, odd = odd_ones(values)
+    for one in subjects:
+        if one.name in odd:
+            found = odd[one.name]
+            names = {
+                "title": row.title,
+                "found": found,
+                "usual": usual,
+                "either": usual or found,
+                "host": one.name,
+                "by_hand": one.by_hand,
+                "card": one.examined.route.interface,
+            }
+            what = filled(row.words, names) if found else f"{row.title} is missing"
+            evidence = f"{what}, where {others_have(subjects)} {usual or 'none'}."
+            # Ranks of other minor versions of torch don't understand each other.
+            differs = found.split(".")[:2] != usual.split(".")[:2]
+            level: Level = "error" if row.title == "torch" and differs else "warning"
+            yield Finding(level, one.name, row.title, evidence, filled(row.cure, names))
 
 
 def _apart(subjects: Sequence[Subject]) -> list[Subject]:
@@ -32,52 +177,19 @@ def _apart(subjects: Sequence[Subject]) -> list[Subject]:
     """
     machines: dict[str, Subject] = {}
     for one in subjects:
-        if one.facts is not None and one.facts.host_id:
+        if one.facts.host_id:
             machines.setdefault(one.facts.host_id, one)
     return list(machines.values()) if len(machines) > 1 else []
 
 
-def _of_versions(subjects: Sequence[Subject]) -> Iterator[Finding]:
-    others = others_have(subjects)
-    pythons = {one.name: _dots(one.python[:2]) for one in subjects if one.python}
-    usual, odd = odd_ones(pythons)
-    for host, found in odd.items():
-        evidence = f"Python {found}, where {others} {usual}."
-        cure = f"--python {host}=/path/to/python{usual}"
-        yield Finding("warning", host, "python", evidence, cure)
-    torches = {one.name: one.facts.torch for one in subjects if one.facts and one.facts.torch}  # fmt: skip
-    usual, odd = odd_ones(torches)
-    for host, found in odd.items():
-        is_minor = found.split(".")[:2] != usual.split(".")[:2]
-        evidence = f"torch {found}, where {others} {usual}."
-        cure = f"Install torch {usual} there, or name a Python that has it: --python {host}=/path/to/python"
-        yield Finding("error" if is_minor else "warning", host, "torch", evidence, cure)
-    cudas = {one.name: one.examined.torch_cuda for one in subjects if one.examined}
-    usual, odd = odd_ones(cudas)
-    for host, found in odd.items():
-        if host in torches:
-            evidence = f"torch is built for {_cuda(found)}, where {others} one for {_cuda(usual)}."
-            cure = f"Install the same build of torch on {host}, or name a Python that has it: --python {host}=/path/to/python"
-            yield Finding("warning", host, "CUDA of torch", evidence, cure)
-
-
-def _cuda(version: str) -> str:
-    return f"CUDA {version}" if version else "CPUs alone"
-
-
-def _dots(version: Sequence[int]) -> str:
-    return ".".join(map(str, version))
-
-
 def _of_names(subjects: Sequence[Subject]) -> Iterator[Finding]:
     """Find hosts that call themselves alike, as machines from one image do."""
-    hosts: dict[str, list[str]] = {}
+    hosts: dict[str, str] = {}
     for one in subjects:
-        if one.examined is not None:
-            hosts.setdefault(one.examined.hostname, []).append(one.name)
-    for hostname, alike in hosts.items():
-        for host in alike[1:]:
-            evidence = f"calls itself {hostname}, as {alike[0]} does. Programs that announce their name reach the wrong host."
+        hostname, host = one.examined.hostname, one.name
+        first = hosts.setdefault(hostname, host)
+        if first != host:
+            evidence = f"calls itself {hostname}, as {first} does. Programs that announce their name reach the wrong host."
             cure = f"On {host}: sudo hostnamectl set-hostname {host}"
             yield Finding("warning", host, "host name", evidence, cure)
 
@@ -86,9 +198,7 @@ def _of_addresses(subjects: Sequence[Subject]) -> Iterator[Finding]:
     """Find hosts whose address, as the others dial it, is another host's, too: that of a bridge for containers, say."""
     hosts: dict[str, str] = {}
     for one in subjects:
-        if one.route is None or one.facts is None:
-            continue
-        address, interface = one.route.address, one.route.interface
+        address, interface = one.examined.route.address, one.examined.route.interface
         first = hosts.setdefault(address, one.name)
         if address.startswith("127."):
             evidence = f"its address is {address} on {interface}, which no other host can dial."
@@ -100,62 +210,19 @@ def _of_addresses(subjects: Sequence[Subject]) -> Iterator[Finding]:
         yield Finding("error", one.name, "address", evidence, cure)
 
 
-def _of_mtus(subjects: Sequence[Subject]) -> Iterator[Finding]:
-    """Find hosts whose card takes larger or smaller packets: large ones may get lost between them."""
-    values = {}
-    for one in subjects:
-        if one.examined is None or one.route is None:
-            continue
-        mtu = one.examined.mtus.get(one.route.interface, 0)
-        if mtu and not one.route.address.startswith("127."):
-            values[one.name] = str(mtu)
-    usual, odd = odd_ones(values)
-    for one in subjects:
-        if one.name in odd and one.route is not None:
-            card = one.route.interface
-            evidence = f"the MTU of {card} is {odd[one.name]}, where {others_have(subjects)} {usual}."
-            cure = f"{one.by_hand} sudo ip link set dev {card} mtu {usual}"
-            yield Finding("warning", one.name, "MTU", evidence, cure)
-
-
 def _of_clocks(subjects: Sequence[Subject]) -> Iterator[Finding]:
-    middles = [sum(one.clock_s) / 2 for one in subjects]
-    # Of two hosts the first one's: nobody can say which one is right.
-    usual = statistics.median(middles) if len(middles) > 2 else middles[0]
-    for one, middle in zip(subjects, middles, strict=True):
+    def allow(ahead_s: float) -> int:
+        spans = [one.clock_s for one in subjects]
+        return sum(least <= ahead_s <= most for least, most in spans)
+
+    # What the most clocks may show. Of two hosts the first one's: nobody can say which one is right.
+    usual = max((one.clock_s[0] for one in subjects), key=allow)
+    others = "the others'" if len(subjects) > 2 else f"{subjects[0].name}'s"
+    for one in subjects:
         least, most = one.clock_s
-        if max(least - usual, usual - most) > CLOCKS_APART_S:
-            where = "ahead of" if middle > usual else "behind"
-            others = "the others'" if len(middles) > 2 else f"{subjects[0].name}'s"
-            evidence = f"its clock is {abs(middle - usual):,.0f} s {where} {others}."
+        where = "ahead of" if least > usual else "behind"
+        apart_s = max(least - usual, usual - most)
+        if apart_s > CLOCKS_APART_S:
+            evidence = f"its clock is {apart_s:,.0f} s {where} {others}."
             cure = f"{one.by_hand} sudo timedatectl set-ntp true"
             yield Finding("warning", one.name, "clock", evidence, cure)
-
-
-def _of_variables(subjects: Sequence[Subject]) -> Iterator[Finding]:
-    others = others_have(subjects)
-    examined = {one.name: one.examined for one in subjects if one.examined}
-    names = {name for one in examined.values() for name in one.variables}
-    for name in sorted(names):
-        values = {host: one.variables.get(name, "") for host, one in examined.items()}
-        usual, odd = odd_ones(values)
-        for host, found in odd.items():
-            set_so = f"{name}={found}" if found else f"{name} is not set"
-            evidence = f"{set_so}, where {others} {usual or 'none'}."
-            cure = f"Give all ranks one value: --env {name}={usual or found}    # or change it in the start-up files of {host}"
-            yield Finding("warning", host, name, evidence, cure)
-
-
-def _of_packages(subjects: Sequence[Subject]) -> Iterator[Finding]:
-    others = others_have(subjects)
-    examined = {one.name: one.examined for one in subjects if one.examined}
-    names = {name for one in examined.values() for name in one.packages}
-    for name in sorted(names - {"torch"}):
-        values = {host: one.packages.get(name, "") for host, one in examined.items()}
-        usual, odd = odd_ones(values)
-        for host, found in odd.items():
-            evidence = (
-                f"{name} {found or 'is missing'}, where {others} {usual or 'none'}."
-            )
-            cure = f"Have the same packages on all hosts: %distributed env sync. By hand: python -m pip install '{name}=={usual or found}'"
-            yield Finding("warning", host, name, evidence, cure)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from distmagic.diagnosis.finding import Diagnosis, Finding, Line
 from distmagic.render import quantities as q
@@ -39,14 +41,9 @@ def tables(report: Diagnosis) -> list[tuple[str, Sequence[Line]]]:
 
 def headline(report: Diagnosis) -> str:
     """Return how many hosts were looked at, and how many errors and warnings there are."""
-    errors = sum(one.level == "error" for one in report.findings)
-    warnings = len(report.findings) - errors
-    counts = []
-    if errors:
-        counts.append(q.plural(errors, "error"))
-    if warnings:
-        counts.append(q.plural(warnings, "warning"))
-    what = ", ".join(counts) or "nothing is wrong"
+    counts = Counter(one.level for one in report.findings)
+    parts = [q.plural(count, level) for level, count in sorted(counts.items())]
+    what = ", ".join(parts) or "nothing is wrong"
     line = f"{q.plural(len(report.hosts), 'host')}: {what} ({report.took_s:.1f} s)"
     alike = "; ".join(plain(one) for one in report.alike)
     return f"{line}\nAlike: {alike}" if alike else line
@@ -66,13 +63,10 @@ def rows(report: Diagnosis, table: Sequence[Line]) -> list[list[str]]:
 
 def together(findings: Sequence[Finding]) -> Mapping[Finding, list[str]]:
     """Return findings with their hosts; those that differ in nothing but the host are one."""
-    hosts: dict[tuple[str, str, str], list[str]] = {}
-    firsts: dict[tuple[str, str, str], Finding] = {}
+    hosts: dict[Finding, list[str]] = {}
     for one in findings:
-        key = (one.level, one.evidence, one.cure)
-        firsts.setdefault(key, one)
-        hosts.setdefault(key, []).append(one.host)
-    return {first: hosts[key] for key, first in firsts.items()}
+        hosts.setdefault(replace(one, host="", check=""), []).append(one.host)
+    return hosts
 
 
 def _in_words(finding: Finding, hosts: Sequence[str]) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from distmagic.errors import DistmagicError
-from distmagic.remote.wire.protocol import Examined, Facts, Route
+from distmagic.remote.wire.protocol import Examined, Facts
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its name, nothing is written there
 Level = Literal["error", "warning"]
@@ -16,7 +16,7 @@ ANSWERS = ("open", "half", "refused", "silent", "no route", "no name", "another"
 ANY_PORT = 0  # in place of the one that happened to be free
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Finding:
     """Something that is wrong with `host`. An "error" ends a run there; with a "warning" it may fail, or be slow.
 
@@ -31,37 +31,34 @@ class Finding:
     cure: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dial:
-    """What was behind a door of `host` that another host has dialled, as `distmagic.remote.checkup.doors` words it."""
+@dataclass(frozen=True, kw_only=True)
+class Unreached:
+    """A host that gave no answer, and why."""
 
-    host: str
-    port: int
-    answer: str
+    name: str
+    error: DistmagicError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A host as it was found: what it answered, or the `error` in place of answers.
+    """A host by its answers.
 
     `by_hand` begins a command that runs something there. `clock_s` are the least and the most seconds that its clock can be
-    ahead of some clock that is the same for all hosts. `dials` are the doors of others that it has tried, and
-    `named_ports` those that the user has named for a run.
+    ahead of some clock that is the same for all hosts. `dials` has what it found behind the doors of others, by host and port, as
+    `distmagic.remote.checkup.doors` words it, and `named_ports` those that the user has named for a run.
     """
 
     name: str
-    by_hand: str = ""
-    error: DistmagicError | None = None
-    python: tuple[int, ...] = ()
-    facts: Facts | None = None
-    examined: Examined | None = None
-    route: Route | None = None
+    by_hand: str
+    python: tuple[int, ...]
+    facts: Facts
+    examined: Examined
     clock_s: tuple[float, float] = (0.0, 0.0)
-    dials: tuple[Dial, ...] = ()
+    dials: Mapping[tuple[str, int], str] = field(default_factory=dict)
     named_ports: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Line:
     """One line of the table: a cell a host, "" where nothing is known. `odd` are the hosts that a finding is about."""
 
@@ -101,3 +98,10 @@ def odd_ones(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
 def others_have(subjects: Sequence[Subject]) -> str:
     """Return whom the odd host is compared with; of two hosts the odd one is the second."""
     return f"{subjects[0].name} has" if len(subjects) == 2 else "the others have"
+
+
+def filled(text: str, names: Mapping[str, str]) -> str:
+    """Return a text with words in place of names in braces. Unlike `str.format` it takes any text, of hosts too."""
+    for name, word in names.items():
+        text = text.replace(f"{{{name}}}", word)
+    return text

@@ -47,11 +47,9 @@ def in_words(pair: Pair) -> str:
 
 
 def _rate(bytes_per_s: float) -> str:
-    return (
-        f"{bytes_per_s / 1e9:.1f} GB/s"
-        if bytes_per_s > 1e9
-        else f"{bytes_per_s / 1e6:.0f} MB/s"
-    )
+    if bytes_per_s > 1e9:
+        return f"{bytes_per_s / 1e9:.1f} GB/s"
+    return f"{bytes_per_s / 1e6:.0f} MB/s"
 
 
 def _time(seconds: float) -> str:
@@ -62,22 +60,18 @@ def _of(
     pairs: Sequence[Pair], bad: set[tuple[str, str]], what: str, usual: str
 ) -> Iterator[Finding]:
     explained: set[tuple[str, str]] = set()
+    how = "high" if what == "latency" else "low"
     for host in dict.fromkeys(name for pair in pairs for name in pair.hosts):
         own = [pair for pair in pairs if host in pair.hosts]
         if len(own) > 1 and all(pair.hosts in bad for pair in own):
             explained.update(pair.hosts for pair in own)
             best = max(own, key=lambda pair: pair.bytes_per_s)
-            evidence = f"its {what} is low with each of {len(own)} hosts, at best {in_words(best)}: {usual}."
-            if what == "latency":
-                evidence = f"its latency is high with each of {len(own)} hosts, at best {in_words(best)}: {usual}."
+            evidence = f"its {what} is {how} with each of {len(own)} hosts, at best {in_words(best)}: {usual}."
             cure = f"Look on {host} at its card and cable: ethtool CARD, ip -s link"
             yield Finding("warning", host, what, evidence, cure)
     for pair in pairs:
         if pair.hosts in bad - explained:
             one, other = pair.hosts
             evidence = f"the link to {one} is slow, {in_words(pair)}: {usual}."
-            cure = (
-                f"Look on {other} at the way between them: mtr {one}, iperf3 -c {one}"
-            )
-            check = f"{what} with {one}"
-            yield Finding("warning", other, check, evidence, cure)
+            cure = f"Look on {other} at the way between them: mtr {one}, iperf3 -c {one}"  # fmt: skip
+            yield Finding("warning", other, f"{what} with {one}", evidence, cure)

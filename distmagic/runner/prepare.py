@@ -75,13 +75,9 @@ def routes_of(links: Sequence[Link]) -> tuple[list[Route], tuple[str, ...]]:
 
     The lead's is that which leads to the others, and of the others the one that leads to it.
     """
-    lead, *others = links
-    first = Route(address=lead.facts.address, interface=lead.facts.interface)
-    if not others:
+    first = route_of_lead(links)
+    if len(links) == 1:
         return [first], ()
-    peers = [link.facts.address for link in others if not link.host.is_local]
-    if lead.host.is_local and peers:
-        first = route_to(lead, peers[0])
     # The lead, too: it says what time it is.
     answers = in_parallel(lambda link: _timed_route(link, first.address), links)
     clocks = []
@@ -90,6 +86,15 @@ def routes_of(links: Sequence[Link]) -> tuple[list[Route], tuple[str, ...]]:
             clocks.append((link.host.name, least, most))
     routes = [first, *[route for route, _, _ in answers[1:]]]
     return routes, preflight.clocks_apart(clocks)
+
+
+def route_of_lead(links: Sequence[Link]) -> Route:
+    """Return the first host's address as the others dial it."""
+    lead, *others = links
+    peers = [link.facts.address for link in others if not link.host.is_local]
+    if lead.host.is_local and peers:
+        return route_to(lead, peers[0])
+    return Route(address=lead.facts.address, interface=lead.facts.interface)
 
 
 def _timed_route(link: Link, peer: str) -> tuple[Route, float, float]:

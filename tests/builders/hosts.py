@@ -193,13 +193,14 @@ class FakeHost:
             p.ClaimDevices: [p.DevicesClaimed()],
             p.Examine: [
                 p.Examined(
-                    time_s=0.0,
                     hostname=self.host.name,
+                    route=p.Route(
+                        address=self.facts.address, interface=self.facts.interface
+                    ),
                     shm_bytes=1 << 40,
                     name_addresses=(self.facts.address,),
                 )
             ],
-            p.OpenDoors: [p.DoorsOpen()],
             p.Knock: [p.Knocked()],
             p.OfferBlobs: [p.MissingBlobs()],
             p.CheckBlobs: [p.MissingBlobs()],

@@ -34,10 +34,6 @@ REASONS = {
     ("names.py", "time.strftime"): _NAME,
     ("systems/osmo/run.py", "time.strftime"): _NAME,
     (
-        "remote/checkup/examination.py",
-        "time.time",
-    ): "hosts are asked for their time of day, to compare the answers",
-    (
         "remote/rank/calls.py",
         "time.time_ns",
     ): "torch's recorder has dates of this clock alone; only how long a call waits follows from it, for people",
@@ -126,7 +122,6 @@ STEADY = {
     "remote/engine/rank_fork_server.py": _WAIT,
     "remote/rank/rich_bars.py": _PACE,
     "remote/training/steps.py": f"{_WAIT}; since when a rank has made no step",
-    "remote/checkup/doors.py": _WAIT,
     "remote/checkup/collective.py": _TOOK,
     "connection/requests/host_requests.py": "two looks in a row, between which a host has told its time of day",
     "notebook/doctor_command.py": _TOOK,

@@ -21,30 +21,23 @@ def route_to(link: Link, peer: str) -> protocol.Route:
 
 
 def examine(
-    link: Link, packages: tuple[str, ...]
-) -> tuple[protocol.Examined, float, float]:
+    link: Link, request: protocol.Examine
+) -> tuple[protocol.Examined, tuple[float, float]]:
     """Return what can be wrong with this host, and the least and the most seconds that its clock can be ahead of ours.
 
     Of our clock only the steady one counts, so that these are comparable among hosts alone.
     """
     asked = time.monotonic()
-    found = link.query(protocol.Examine(packages=packages), protocol.Examined)
-    return found, found.time_s - time.monotonic(), found.time_s - asked
-
-
-def open_doors(
-    link: Link, address: str, ports: tuple[int, ...], secret: str
-) -> tuple[int, ...]:
-    """Have the host listen for others that have the `secret`; return the ports, 0 for one that something else has.
-
-    Without ports it closes all doors.
-    """
-    request = protocol.OpenDoors(address=address, ports=ports, secret=secret)
-    return link.query(request, protocol.DoorsOpen).ports
+    found = link.query(request, protocol.Examined)
+    its_s = found.route.time_s
+    return found, (its_s - time.monotonic(), its_s - asked)
 
 
 def knock(link: Link, doors: tuple[protocol.HostDoor, ...]) -> tuple[str, ...]:
-    """Return which of these doors of other hosts the host can dial; see `distmagic.remote.checkup.doors`."""
+    """Return which of these doors of other hosts the host can dial; see `distmagic.remote.checkup.doors`.
+
+    Without any the host closes its own doors.
+    """
     return link.query(protocol.Knock(doors=doors), protocol.Knocked).answers
 
 

@@ -9,7 +9,6 @@ import re
 import resource
 import socket
 import sys
-import time
 from pathlib import Path
 
 from distmagic.remote.checkup import gpu_health
@@ -49,7 +48,6 @@ def examine(packages: tuple[str, ...]) -> protocol.Examined:
         driver_cuda=driver_cuda,
         gpus=gpus,
         xid=gpu_health.last_xid() if gpus else "",
-        time_s=time.time(),  # last: on its way the answer is to be as young as possible
     )
 
 

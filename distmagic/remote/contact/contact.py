@@ -59,7 +59,6 @@ class Contact:
             protocol.GetRoute: self._send_route,
             protocol.GetFreePort: self._send_free_port,
             protocol.Examine: self._examine,
-            protocol.OpenDoors: self._open_doors,
             protocol.Knock: self._knock,
             protocol.ClaimDevices: self._claim_devices,
             protocol.CheckBlobs: self._receiver.check,
@@ -201,28 +200,31 @@ class Contact:
         self.say(protocol.FreePort(port=port))
 
     def _examine(self, request: protocol.Examine) -> None:
-        """Send what can be wrong with this host."""
-        from distmagic.remote.checkup import examination  # rare
+        """Send what can be wrong with this host, and listen for other hosts from now on."""
+        from distmagic.remote.checkup import doors, examination  # rare
 
-        self.say(examination.examine(request.packages))
+        found = examination.examine(request.packages)
+        try:
+            address, interface = facts.route(request.peer)
+        except OSError:  # no way leads there
+            address, interface = facts.route("")
+        self._close_doors()
+        self._doors = doors.Doors(address, request.ports, request.secret)
+        # The time comes last: on its way the answer is to be as young as possible.
+        route = protocol.Route(address=address, interface=interface, time_s=time.time())
+        self.say(replace(found, route=route, ports=self._doors.ports))
 
-    def _open_doors(self, request: protocol.OpenDoors) -> None:
-        """Listen for other hosts, or do so no more."""
-        from distmagic.remote.checkup.doors import Doors  # rare
-
+    def _close_doors(self) -> None:
         if self._doors is not None:
             self._doors.close()
             self._doors = None
-        ports: tuple[int, ...] = ()
-        if request.ports:
-            self._doors = Doors(request.address, request.ports, request.secret)
-            ports = self._doors.ports
-        self.say(protocol.DoorsOpen(ports=ports))
 
     def _knock(self, request: protocol.Knock) -> None:
-        """Send which of these doors of other hosts can be dialled from here."""
+        """Send which of these doors of other hosts can be dialled from here, or listen for others no more."""
         from distmagic.remote.checkup.doors import knock  # rare
 
+        if not request.doors:
+            self._close_doors()
         self.say(protocol.Knocked(answers=knock(request.doors)))
 
     def _claim_devices(self, request: protocol.ClaimDevices) -> None:

@@ -8,11 +8,13 @@ Who ends each of them, and when:
     break                  the act: it waits until an interrupt comes through, or breaks process groups
     dialled, feed          the end of the two connections of a process
     doors                  `close` of the doors, which joins it, or their end after some seconds
+    guest                  the answer of a door to it, or its time limit
     dns                    the resolver's answer, for which nobody waits longer than the deadline
     following, process     the end of node 0, or of the process that it asked for
     hardware               the end of its agent
     hold                   the end of `sky exec`
     keepalive              `close` of its SSH session
+    knock                  what is behind a door, or a time limit; it is joined
     lease                  `close` of its keeper, at the end of the run
     limits                 the act itself; the one that looks ends with the last limit
     meeting, member        `close` of the meeting, which joins the first; a member's connection ends the second

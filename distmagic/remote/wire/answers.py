@@ -85,15 +85,17 @@ class Examined:
     """What can be wrong with a host beside its `Facts`, as its log-in environment has it.
 
     `name_addresses` are those to which its own `hostname` leads there. `mtus` are by interface. `open_files` and
-    `locked_bytes` are soft limits, -1 for none; so is `shm_bytes`, the size of /dev/shm, where there is none. `time_s` is
-    as in `Route`. `infiniband` has the state of each port, as Linux words it.
+    `locked_bytes` are soft limits, -1 for none; so is `shm_bytes`, the size of /dev/shm, where there is none. `route` leads
+    to the peer of the request, and `ports` are those on which it listens, in the order of the request; 0 for one that
+    something else has. `infiniband` has the state of each port, as Linux words it.
     `variables` are those that change collectives and threads. A package that is missing has the version "". CUDA versions
     are "" where there is none: `torch_cuda` that of torch, `driver_cuda` the highest one of the `driver`. `xid` is the
     last fault of a GPU that the kernel has noted.
     """
 
-    time_s: Date
     hostname: Word
+    route: Route = Route(address="", interface="")
+    ports: Annotated[tuple[Port, ...], "items", 10] = ()
     name_addresses: Annotated[tuple[Word, ...], "items", 100] = ()
     mtus: Annotated[dict[Word, Count], "items", 1000] = field(default_factory=dict)
     shm_bytes: Annotated[int, "whole", -1, 1 << 62] = -1
@@ -107,14 +109,6 @@ class Examined:
     driver_cuda: Word = ""
     xid: Word = ""
     gpus: Annotated[tuple[GpuHealth, ...], "items", 1000] = ()
-
-
-@message
-@dataclass(frozen=True, kw_only=True)
-class DoorsOpen:
-    """The ports on which the host listens, in the order of the request; 0 for one that something else has."""
-
-    ports: Annotated[tuple[Port, ...], "items", 10] = ()
 
 
 @message

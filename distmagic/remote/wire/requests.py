@@ -44,20 +44,14 @@ class GetFreePort:
 @request
 @dataclass(frozen=True, kw_only=True)
 class Examine:
-    """Ask what can be wrong with the host; `Examined` follows. `packages` are those whose versions are wanted."""
+    """Ask what can be wrong with the host; `Examined` follows. `packages` are those whose versions are wanted.
 
-    packages: tuple[str, ...] = ()
-
-
-@request
-@dataclass(frozen=True, kw_only=True)
-class OpenDoors:
-    """Listen on these ports of the host's own `address`, 0 for any free one, for hosts that have the `secret`.
-
-    `DoorsOpen` follows. Without ports all doors close; they do so after some seconds, too.
+    From then on it listens on these ports, 0 for any free one, at its own address on the way to `peer`, for hosts that have
+    the `secret`.
     """
 
-    address: str = ""
+    packages: tuple[str, ...] = ()
+    peer: str = ""
     ports: tuple[int, ...] = ()
     secret: str = field(default="", repr=False)
 
@@ -65,9 +59,9 @@ class OpenDoors:
 @request
 @dataclass(frozen=True, kw_only=True)
 class Knock:
-    """Ask whether this host can dial these doors of others; `Knocked` follows."""
+    """Ask whether this host can dial these doors of others; `Knocked` follows. Without any its own doors close."""
 
-    doors: tuple[HostDoor, ...]
+    doors: tuple[HostDoor, ...] = ()
 
 
 @request

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distmagic.diagnosis.finding import Subject
+from distmagic.diagnosis.finding import Subject, Unreached
 from distmagic.diagnosis.report import Report, report
 from distmagic.remote.wire.protocol import Examined, Facts, GpuHealth, Route
 from distmagic.transports import troubles
@@ -18,7 +18,6 @@ TORCH = "2.13.0+cu128"
 GIB = 1 << 30
 GPU = GpuHealth(model="H100", total_bytes=80 * GIB)
 EXAMINED = Examined(
-    time_s=1.0,
     hostname="a",
     name_addresses=("10.0.0.1",),
     mtus={"eth0": 1500},
@@ -36,7 +35,8 @@ EXAMINED = Examined(
 def host(number: int, examined: Any = None, facts: Any = None, **more: Any) -> Subject:
     """Return a healthy host, but for some fields of what it has answered."""
     address, name = f"10.0.0.{number}", f"gpu-{number}"
-    plain = replace(EXAMINED, hostname=name, name_addresses=(address,))
+    route = Route(address=address, interface="eth0")
+    plain = replace(EXAMINED, hostname=name, name_addresses=(address,), route=route)
     known: Facts = replace(
         FACTS,
         torch=TORCH,
@@ -51,15 +51,14 @@ def host(number: int, examined: Any = None, facts: Any = None, **more: Any) -> S
         python=(3, 11, 2),
         facts=replace(known, **(facts or {})),
         examined=replace(plain, **(examined or {})),
-        route=Route(address=address, interface="eth0"),
     )
     return replace(subject, **more)
 
 
-def found(*odd: Subject) -> Report:
+def found(*odd: Subject | Unreached) -> Report:
     """Return the report on three healthy hosts, of which the last ones are `odd`."""
-    healthy = [host(1), host(2), host(3)]
-    return report([*healthy[: 3 - len(odd)], *odd], TORCH)
+    healthy = [host(1), host(2), host(3)][: 3 - len(odd)]
+    return report([*healthy, *odd], TORCH)
 
 
 def test_healthy_hosts_have_no_finding():
@@ -72,9 +71,9 @@ def test_what_all_hosts_have_in_common_is_said(golden):
     golden(found())
 
 
-def unreachable(trouble: troubles.Trouble) -> Subject:
+def unreachable(trouble: troubles.Trouble) -> Unreached:
     trouble.log_in_by("gpu-3")
-    return Subject(name="gpu-3", error=trouble.for_host("gpu-3"))
+    return Unreached(name="gpu-3", error=trouble.for_host("gpu-3"))
 
 
 WHERE = "10.0.0.3 port 22"
@@ -106,8 +105,8 @@ SICK = {
     "name at loopback": host(3, examined={"name_addresses": ("127.0.1.1",)}),
     "name of nobody": host(3, examined={"name_addresses": ()}),
     "same name": host(3, examined={"hostname": "gpu-1"}),
-    "same address": host(3, route=Route(address="10.0.0.1", interface="docker0")),
-    "loopback": host(3, route=Route(address="127.0.0.1", interface="lo")),
+    "same address": host(3, examined={"route": Route(address="10.0.0.1", interface="docker0")}),
+    "loopback": host(3, examined={"route": Route(address="127.0.0.1", interface="lo")}),
     "another MTU": host(3, examined={"mtus": {"eth0": 9000}}),
     "clock ahead": host(3, clock_s=(299.9, 300.1)),
     "clock behind": host(3, clock_s=(-5.1, -4.9)),
@@ -165,8 +164,10 @@ def test_names_of_one_machine_are_no_trap():
         host(
             number,
             facts={"host_id": "same"},
-            examined={"hostname": "laptop"},
-            route=Route(address="127.0.0.1", interface="lo"),
+            examined={
+                "hostname": "laptop",
+                "route": Route(address="127.0.0.1", interface="lo"),
+            },
         )
         for number in (1, 2)
     ]

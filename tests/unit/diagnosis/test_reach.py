@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from distmagic.diagnosis import reach
-from distmagic.diagnosis.finding import ANY_PORT, Dial, Subject
+from distmagic.diagnosis.finding import ANY_PORT, Subject
 from distmagic.diagnosis.report import report
-from distmagic.remote.wire.protocol import Route
-from tests.builders.plans import FACTS
+from tests.unit.diagnosis import healthy
 
 Shut = dict[tuple[int, int], str]  # who dials whom, and finds what
 
@@ -21,24 +20,14 @@ def hosts(
 ) -> list[Subject]:
     """Return hosts 1, 2 ..., each of which has dialled each at a free port and at 29500; `shut` is at `port`."""
     found = []
-    for number in range(1, count + 1):
-        dials = []
+    for number, one in enumerate(healthy(count), 1):
+        dials = {}
         for other in range(1, count + 1):
             for at in (29500, ANY_PORT) if other != number else ():
                 is_shut = port in {at, ANY_PORT}
                 answer = shut.get((number, other), "open") if is_shut else "open"
-                dials.append(Dial(host=f"gpu-{other}", port=at, answer=answer))
-        found.append(
-            Subject(
-                name=f"gpu-{number}",
-                by_hand=f"ssh gpu-{number}",
-                python=(3, 11, 2),
-                facts=FACTS,
-                route=Route(address=f"10.0.0.{number}", interface="eth0"),
-                dials=tuple(dials),
-                named_ports=tuple(named),
-            )
-        )
+                dials[f"gpu-{other}", at] = answer
+        found.append(replace(one, dials=dials, named_ports=tuple(named)))
     return found
 
 
@@ -72,8 +61,8 @@ def test_a_square_in_words(what, golden):
 
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_where_all_doors_are_open_nothing_is_found(count):
-    assert reach.findings(hosts(count, {})) == []
-    assert reach.square(hosts(count, {})) == []
+    said = report(hosts(count, {}), "2.13.0")
+    assert (said.findings, said.square) == ((), ())
 
 
 def test_of_a_cut_off_host_there_is_one_finding():
@@ -83,11 +72,11 @@ def test_of_a_cut_off_host_there_is_one_finding():
 
 
 def test_the_odd_row_comes_first():
-    rows = reach.square(SQUARES["one reaches nobody"])
-    assert [name for name, _ in rows] == ["gpu-3", "gpu-1", "gpu-2", "gpu-4"]
+    said = report(SQUARES["one reaches nobody"], "2.13.0")
+    assert [line.title for line in said.square] == ["gpu-3", "gpu-1", "gpu-2", "gpu-4"]
 
 
 def test_a_host_that_has_dialled_nobody_is_no_odd_one():
     subjects = hosts(3, {})
-    subjects[2] = replace(subjects[2], dials=())
-    assert reach.findings(subjects) == []
+    subjects[2] = replace(subjects[2], dials={})
+    assert list(reach.findings(subjects)) == []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import types
 
 import numpy as np
 
+from distmagic.connection import first_links
 from distmagic.remote.wire import protocol as p
+from distmagic.request.access import Access
 from distmagic.session import doctor
 from tests.builders.hosts import HANG_UP, FakeHost, down, reach
 from tests.builders.jobs import assert_left
@@ -14,8 +17,13 @@ from tests.lab import wait_until
 
 
 def examined(name: str) -> p.Examined:
+    route = p.Route(address="10.0.0.1", interface="eth0")
     return p.Examined(
-        time_s=0.0, hostname=name, name_addresses=("10.0.0.1",), shm_bytes=1 << 40
+        hostname=name,
+        name_addresses=("10.0.0.1",),
+        shm_bytes=1 << 40,
+        route=route,
+        ports=(0, 40001),
     )
 
 
@@ -53,6 +61,18 @@ def test_a_host_that_hangs_up_in_the_middle_is_a_finding():
     assert_left(a, b)
 
 
+def test_a_host_that_never_answers_is_given_up_when_the_others_have(monkeypatch):
+    monkeypatch.setattr(first_links, "_LONGER_S", 0.1)
+    a, b, c = well("gpu-a"), well("gpu-b"), FakeHost("gpu-c")
+    c.barriers["boot"] = threading.Barrier(2)
+    report = doctor.examine(reach(a, b, c, access=Access(connect_timeout_s=0.1)))
+    found = {(one.host, one.check): one for one in report.findings}
+    assert "gave no answer" in found["gpu-c", "connection"].evidence
+    c.barriers.pop("boot").abort()
+    wait_until(lambda: c.is_left, "the late link to be closed")
+    assert_left(a, b)
+
+
 def test_packages_of_a_notebook_are_known_by_what_its_cells_have_imported():
     import json
 
@@ -76,15 +96,17 @@ def test_the_port_of_a_rendezvous_that_nobody_could_dial():
 def test_an_answer_that_is_none_counts_as_something_else_behind_the_door():
     a, b = well("gpu-a"), well("gpu-b")
     for host in (a, b):
-        host.answers[p.OpenDoors] = lambda _: [p.DoorsOpen(ports=(0, 40001))]
         host.answers[p.Knock] = lambda _: [p.Knocked(answers=("rubbish",))]
     report = doctor.examine(reach(a, b))
     found = {(one.host, one.check): one.evidence for one in report.findings}
     assert "something else answers" in found["gpu-b", "dialled from gpu-a"]
     assert "something else answers" in found["gpu-a", "dialled from gpu-b"]
-    for host in (a, b):
-        *_, last = host.requests_of(p.OpenDoors)
-        assert last == p.OpenDoors(), "all doors are closed in the end"
-    (knock,) = a.requests_of(p.Knock)
-    assert isinstance(knock, p.Knock)
-    assert [door.port for door in knock.doors] == [40001], "no port that is taken"
+    for host, other in ((a, b), (b, a)):
+        (asked,), (knock,) = other.requests_of(p.Examine), host.requests_of(p.Knock)
+        assert isinstance(asked, p.Examine)
+        assert isinstance(knock, p.Knock)
+        (door,) = knock.doors
+        assert (door.port, door.secret) == (40001, asked.secret), (
+            "no port that is taken"
+        )
+    assert_left(a, b)

@@ -85,6 +85,6 @@ def test_a_stranger_gets_no_word_and_is_in_nobodys_way(doors, said):
 def test_doors_close_by_themselves(monkeypatch):
     monkeypatch.setattr("distmagic.remote.checkup.doors.LIFE_S", 0.0)
     doors = Doors(HERE, (0,), SECRET)
-    doors._thread.join(HANG_S)
+    doors._threads[0].join(HANG_S)
     assert knock((door(doors.ports[0]),)) == ("refused",)
     doors.close()

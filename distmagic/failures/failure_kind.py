@@ -99,8 +99,11 @@ def has_failed_afterwards(end: Ended | None, exit_: Exit | None) -> bool:
     return exit_.code not in (0, -signal.SIGTERM)
 
 
-def cure_in_words(text: str, host: str) -> str:
-    """Return what to do about an error of torch that says too little, or about a name that is not there; "" for nothing."""
+def cure_in_words(text: str, host: str, *, stays: bool = False) -> str:
+    """Return what to do about an error of torch that says too little, or about a name that is not there; "" for nothing.
+
+    `stays`: the rank keeps the names of earlier cells.
+    """
     text = text[:20_000]
     for pattern, words in _CURES:
         if pattern.search(text):
@@ -108,8 +111,11 @@ def cure_in_words(text: str, host: str) -> str:
     found = _NAME.search(text)
     if found is None:
         return ""
+    usual = "The usual cause is a missing import, or a misspelled name."
+    if stays:
+        return f"{usual} No earlier cell has made {found['name']} on this rank."
     return (
-        f"The usual cause is a missing import, or a misspelled name. If an earlier run has made {found['name']}: ranks are "
+        f"{usual} If an earlier run has made {found['name']}: ranks are "
         "new processes in each cell, so return it from that run and pass it on."
     )
 

@@ -151,7 +151,7 @@ SUBCOMMANDS = (
     ),
     Subcommand(
         name="end",
-        usages=(("NAME", "end ranks that stay"),),
+        usages=(("[NAME]", "end ranks that stay; NAME where there are several"),),
         handler=job_commands.end,
         is_of_notebook=True,
         takes_way=False,

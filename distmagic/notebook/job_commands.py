@@ -70,11 +70,18 @@ def stay(line: CommandLine) -> None:
 
 def end(line: CommandLine) -> None:
     """End ranks that stay."""
-    _expect(line, 1, 1, "%distributed end needs the name of ranks that stay.")
-    (name,) = line.words
-    ranks = line.notebook.ranks.pop(name, None)
+    _expect(line, 0, 1, "%distributed end takes the name of ranks that stay.")
+    there = line.notebook.ranks
+    known = ", ".join(there) or "there are none"
+    names = line.words or tuple(there)
+    if len(names) != 1:
+        raise SpecError(
+            "%distributed end needs the name of the ranks to end.",
+            f"Those that stay: {known}.",
+        )
+    (name,) = names
+    ranks = there.pop(name, None)
     if ranks is None:
-        known = ", ".join(line.notebook.ranks) or "there are none"
         raise SpecError(
             f"No ranks called {name} stay here.", f"Those that do: {known}."
         )

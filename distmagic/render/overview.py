@@ -160,7 +160,7 @@ def _facts(
         yield f"waits up to {limit} for {q.plural(running, 'rank')}; stop again to end them now"
     phases: Counter[ShownPhase] = Counter(w.phase for w in workers)
     unborn = (state.world_size or state.planned_world_size) - len(workers)
-    if state.is_over and workers and unborn > 0:
+    if state.is_over and workers and unborn > 0 and not state.cell:
         yield f"{counts_by_phase(phases)}, {unborn} never started"
     elif len(phases) > 1:
         yield counts_by_phase(phases)
@@ -238,7 +238,10 @@ def size(state: RunState) -> str:
     """Return `4 ranks on gpu-a, gpu-b`."""
     lost = state.lost_nodes
     there = set()
+    at_cell = {worker.node_rank for worker in state.workers.values()}
     for node in state.nodes:
+        if state.cell and node.node_rank not in at_cell:
+            continue
         if not state.is_elastic or (
             node.node_rank not in lost and node.stopping != "lost"
         ):
@@ -249,7 +252,8 @@ def size(state: RunState) -> str:
     hosts = ", ".join(names)
     if len(names) > _MAX_NAMES:
         hosts = f"{len(names)} hosts"
-    ranks = state.world_size or len(state.workers)
+    ranks = 0 if state.cell else state.world_size
+    ranks = ranks or len(state.workers)
     return f"{q.plural(ranks, 'rank')} on {hosts}" if ranks else hosts
 
 

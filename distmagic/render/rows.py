@@ -104,6 +104,8 @@ def groups(
         for node in state.nodes
         if node.node_rank not in by_node and not _has_come_back(state, node)
     ]
+    if state.cell:  # of ranks that stay: perhaps of some only
+        without = []
     waiting = [_waiting_row(state, node) for node in without]
     if len(workers) <= ALL_RANKS:
         rows = [_rank_row(state, w, slow, still, awaited) for w in workers] + _bounded(

@@ -279,7 +279,9 @@ def _device(state: RunState, worker: WorkerState) -> str:
     in_words = failure_kind.gpu_in_words(text, _stderr(state, worker.rank), worker.host)
     if in_words and failure_kind.is_out_of_gpu_memory(text):
         in_words = _joined(in_words, _gpu_peak(state, worker))
-    return in_words or failure_kind.cure_in_words(text, worker.host)
+    return in_words or failure_kind.cure_in_words(
+        text, worker.host, stays=bool(state.cell)
+    )
 
 
 def _gpu_peak(state: RunState, worker: WorkerState) -> str:

@@ -23,6 +23,17 @@ def notice(ends: Mapping[int, protocol.CellEnded]) -> str:
     return text
 
 
+def outdated(ends: Mapping[int, protocol.CellEnded]) -> str:
+    """Return what holds a process group that is no more, where a rank has failed; "" for nothing."""
+    held = sorted({name for end in ends.values() for name in end.outdated})
+    if not held:
+        return ""
+    hold, them = ("holds", "it") if len(held) == 1 else ("hold", "them")
+    return (
+        f"{', '.join(held)} {hold} a process group that is no more: make {them} again."
+    )
+
+
 def _why(ends: Mapping[int, protocol.CellEnded]) -> str:
     if any(end.is_broken for end in ends.values()):
         return "A process group was broken, so that its ranks need not wait."

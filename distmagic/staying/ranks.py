@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from distmagic.connection.link import Link
 from distmagic.connection.requests import blob_requests
-from distmagic.errors import Cancelled, RunError, SpecError
+from distmagic.errors import Cancelled, RunError, SpecError, WorkerFailed
 from distmagic.outcome.run import Run
 from distmagic.payload import local_modules, on_ranks
 from distmagic.payload.pack import Payload, dumped, write_code
@@ -268,6 +268,8 @@ class Ranks:
         run = Run(state, values, self._run.open_link, shown=error is None)
         if error is None:
             return run
+        if isinstance(error, WorkerFailed):
+            error.hint = f"{out_of_step.outdated(cell.ends)}\n{error.hint}".strip()
         error.run = run
         try:
             raise error

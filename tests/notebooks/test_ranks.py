@@ -40,7 +40,7 @@ def notebook(
     with notebook_on(session_lab, folder, "dm1:2,dm2:2") as made:
         made.pids = made.run(FIRST).splitlines()[-4:]
         yield made
-        assert made.run("%distributed end ranks") == "the ranks of ranks have ended\n"
+        assert made.run("%distributed end") == "the ranks of ranks have ended\n"
 
 
 def still_there(notebook: LiveNotebook) -> None:
@@ -97,6 +97,7 @@ def test_an_exit_ends_the_cell_and_not_the_rank(notebook: LiveNotebook) -> None:
 def test_a_cell_for_some_ranks(notebook: LiveNotebook) -> None:
     text = notebook.run('%%ranks 0,2-3 -o some\nint(os.environ["RANK"]) ** 2')
     assert text.splitlines()[-3:] == ["rank 0: 0", "rank 2: 4", "rank 3: 9"]
+    assert "3 ranks on dm1, dm2" in text
     assert notebook.run("dict(some.results)") == "{0: 0, 2: 4, 3: 9}"
     assert "no rank 4" in notebook.fail("%%ranks 4\n1")
 

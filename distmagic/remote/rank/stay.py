@@ -195,11 +195,13 @@ class CellLoop:
             os._exit(
                 ended.code & 0xFF
             )  # a child that the cell has forked, and that came to its end
+        own = vars(self._main)
         self._around.send(
             CellEnded(
                 cell=request.cell, rank=self._rank, ended=ended, shown=shown, value=value,
                 names=tuple(self._own_names()), groups=groups.calls()[:_MOST_GROUPS],
-                holders=groups.holders(vars(self._main))[:_MOST_GROUPS], is_broken=groups.is_broken(),
+                holders=groups.holders(own)[:_MOST_GROUPS], is_broken=groups.is_broken(),
+                outdated=groups.holders(own, of_lost=True)[:_MOST_GROUPS],
             )
         )  # fmt: skip
 

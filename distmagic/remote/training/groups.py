@@ -165,17 +165,28 @@ def make_anew() -> None:
     c10d.init_process_group(*args, **kwargs)
 
 
-def holders(names: Mapping[str, object]) -> tuple[str, ...]:
-    """Return those names whose values hold groups, with their kinds, such as `model (DistributedDataParallel)`."""
+def holders(names: Mapping[str, object], *, of_lost: bool = False) -> tuple[str, ...]:
+    """Return those names whose values hold groups, with their kinds, such as `model (DistributedDataParallel)`.
+
+    `of_lost`: only those that hold a group which is no more, as torch lists them.
+    """
     kinds = []
     for module, kind in _HOLDERS:
         found = getattr(sys.modules.get(module), kind, None)
         kinds += [found] if isinstance(found, type) else []
     held = []
     for name, value in names.items():
-        if not name.startswith("_") and issubclass(type(value), tuple(kinds)):
+        if name.startswith("_") or not issubclass(type(value), tuple(kinds)):
+            continue
+        if not of_lost or _is_lost(getattr(value, "process_group", value)):
             held.append(f"{name} ({type(value).__name__})")
     return tuple(held)
+
+
+def _is_lost(group: object) -> bool:
+    c10d: Any = sys.modules.get(_C10D)
+    is_group = c10d is not None and isinstance(group, c10d.ProcessGroup)
+    return is_group and group not in c10d._world.pg_map  # noqa: SLF001
 
 
 def _patch(c10d: Any) -> None:

@@ -90,6 +90,11 @@ def test_errors_that_everybody_meets_say_what_to_do(text, golden):
     golden(failure_kind.cure_in_words(text, "gpu-a"))
 
 
+def test_a_missing_name_on_a_rank_that_stays(golden):
+    text = "NameError: name 'dist' is not defined"
+    golden(failure_kind.cure_in_words(text, "gpu-a", stays=True))
+
+
 @pytest.mark.parametrize(
     "text", ["BdbQuit: ", "EOFError: EOF when reading a line", "EOFError: "]
 )

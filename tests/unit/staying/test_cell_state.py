@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distmagic import render
 from distmagic.errors import Cancelled, WorkerFailed
 from distmagic.remote.wire import protocol as p
 from distmagic.state.events import Event
@@ -54,6 +55,14 @@ def test_a_cell_begins_anew_whatever_its_ranks_have_done_before():
     assert {one.phase for one in run.workers.values()} == {"running"}
     assert run.workers[0].step is None
     assert run.lines == ()
+
+
+def test_a_cell_for_one_rank_shows_no_other_rank_and_no_other_host():
+    run = take(of_cell(ranks=(0,)), [cell_ended(0)]).run
+    text = render.text(run)
+    assert text.splitlines()[0].startswith(f"done 100% · 1 rank on {HOSTS[0]} · took")
+    assert "never" not in text
+    assert HOSTS[1] not in text
 
 
 def test_a_cell_is_done_when_all_its_ranks_have_ended_it():

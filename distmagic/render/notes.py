@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distmagic.render.text_width import one_line, plain
+from distmagic.state.fold import IDLE_SHARE
 from distmagic.state.hangs import listed
 from distmagic.state.model import RunState, WorkerState
+from distmagic.state.standstill import idle_hosts
 
 
 def notes(state: RunState) -> tuple[str, ...]:
@@ -31,9 +33,20 @@ def notes(state: RunState) -> tuple[str, ...]:
         lines.append(one_line(f"{names}: {text}" if givers else text))
     return (
         *lines,
+        *_idle(state),
         *_results_not_kept(state),
         *([lone] if lone else []),
     )
+
+
+def _idle(state: RunState) -> Iterator[str]:
+    """Yield a line for GPUs that nobody uses."""
+    idle = idle_hosts(state)
+    if idle:
+        yield one_line(
+            f"{', '.join(idle)}: the GPUs of this run are under {IDLE_SHARE:.0%} for {min(idle.values()) / 60:.0f} minutes; "
+            f"%distributed stop {state.job} frees them"
+        )
 
 
 def _results_not_kept(state: RunState) -> Iterator[str]:

@@ -29,6 +29,8 @@ _GANG: dict[str, GangState] = {
     "lost": "lost",
 }
 SKIPPED = "some older reports and lines of output are left out: its journal no longer has them (its logs may)"
+IDLE_SHARE = 0.05  # of a GPU that is used less nobody has much
+_UNSEEN_S = 60.0  # agents look every two seconds
 UNHEARD = "no heartbeat of it reached the other hosts"
 
 
@@ -219,7 +221,23 @@ def _hardware(builder: RunStateBuilder, node: int, what: protocol.Hardware) -> N
         peak_bytes=max(old.peak_bytes, what.used_bytes),
         # A GPU that is not seen any more keeps its peak.
         gpu_peaks=(*peaks, *old.gpu_peaks[len(peaks) :]),
+        gpus_idle_s=_idle_s(builder, node, what),
+        looked_at_s=builder.at_s,
     )
+
+
+def _idle_s(builder: RunStateBuilder, node: int, what: protocol.Hardware) -> float:
+    """Return for how long the GPUs of a node's ranks are idle. What nobody has looked at for long may have been at work."""
+    old = builder.nodes[node]
+    past_s = builder.at_s - old.looked_at_s
+    own = {
+        worker.gpu for worker in builder.workers.values() if worker.node_rank == node
+    }
+    shares = [gpu.utilization for place, gpu in enumerate(what.gpus) if place in own]
+    is_at_work = any(share is None or share >= IDLE_SHARE for share in shares)
+    if not shares or is_at_work or past_s > _UNSEEN_S:
+        return 0.0
+    return old.gpus_idle_s + past_s
 
 
 def _detached(builder: RunStateBuilder, node: int, what: protocol.Detached) -> None:

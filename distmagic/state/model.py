@@ -45,6 +45,7 @@ class NodeState:
     hardware      how busy the host was at the last look, None before the first one
     peak_bytes    the most memory of the host that was in use at any look
     gpu_peaks     the same of each GPU, in the order in which ranks count them; 0 where nothing tells
+    gpus_idle_s   for how long no look has found a GPU of its ranks at work; the last look was at `looked_at_s`
 
     All times are seconds since the run began, by the notebook's clock.
     """
@@ -71,6 +72,8 @@ class NodeState:
     hardware: protocol.Hardware | None = None
     peak_bytes: int = 0
     gpu_peaks: tuple[int, ...] = ()
+    gpus_idle_s: float = 0.0
+    looked_at_s: float = 0.0
     is_agent_gone: bool = False
 
     @property

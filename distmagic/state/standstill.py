@@ -26,6 +26,7 @@ from distmagic.state.hangs import (
 from distmagic.state.model import RunState, WorkerState
 
 PATIENCE_S = 10.0
+IDLE_S = 1800.0  # GPUs that a run has not used for so long are worth a word
 _USUAL_STEPS = 5
 _FIRST_STEP_S = 60.0  # of a rank whose usual step is not known yet: it may compile, or read its data
 LOOK_S = 60.0  # all ranks have stood still for this long: time to see where they are
@@ -48,6 +49,14 @@ def still_ranks(state: RunState) -> dict[int, float]:
         if still_s > max(PATIENCE_S, limit_s):
             found[rank] = still_s
     return found
+
+
+def idle_hosts(state: RunState) -> dict[str, float]:
+    """Return the hosts whose GPUs this run holds and has not used for long, with the seconds."""
+    if state.phase != "running":
+        return {}
+    found = {node.host: node.gpus_idle_s for node in state.nodes}
+    return {host: idle_s for host, idle_s in found.items() if idle_s >= IDLE_S}
 
 
 def all_still_s(state: RunState, still: Mapping[int, float]) -> float | None:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import keyword
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from typing import Any
 
-from distmagic.connection.link import Link
-from distmagic.connection.requests import blob_requests
-from distmagic.errors import Cancelled, RunError, SpecError, WorkerFailed
+from distmagic.errors import (
+    Cancelled,
+    PayloadError,
+    RunError,
+    SpecError,
+    WorkerFailed,
+)
 from distmagic.outcome.run import Run
 from distmagic.payload import local_modules, on_ranks
+from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import Payload, dumped, write_code
-from distmagic.remote.values.call import Stay
+from distmagic.remote.values import parcel
+from distmagic.remote.values.call import Cell, Stay
 from distmagic.remote.values.pickling import Seen
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.clipping import ranges
@@ -23,6 +31,7 @@ from distmagic.render.screen import Screen, UserRequest
 from distmagic.request.cell import CellPlan
 from distmagic.request.flags import Request
 from distmagic.runner import interrupts
+from distmagic.runner.delivery import Delivery
 from distmagic.screens.log import NoScreen
 from distmagic.session.background import BackgroundRun
 from distmagic.session.local_hints import error_of
@@ -32,7 +41,7 @@ from distmagic.state.model import RunState
 from distmagic.staying import cell_state, out_of_step, stopping
 from distmagic.staying.cell_state import CellState
 from distmagic.staying.control import Control
-from distmagic.staying.following import CellParcel, prepared
+from distmagic.staying.following import prepared
 
 _INLINE_BYTES = 60_000  # of a cell that goes along with its request; a longer one goes before it, as a file
 _BEAT_S = 0.1
@@ -111,7 +120,8 @@ class Ranks:
         try:
             self._run.wait()
         except RunError as error:
-            error.hint = f"{error.hint}\n{self._lost}".strip()
+            if self._lost not in error.hint:  # it is raised as often as it is asked for
+                error.hint = f"{error.hint}\n{self._lost}".strip()
             raise
         raise RunError("The ranks have ended.", self._lost)
 
@@ -129,6 +139,57 @@ class Ranks:
         where = ", ".join(self.hosts)
         return f"<ranks {self.name}: {len(state.workers)} on {where}, {state.phase}, {len(self.history)} cells>"
 
+    # ---- values
+
+    def __getitem__(self, which: str | int) -> Any:
+        """Return the values of a name on all ranks, in their order; of a number, that rank: `ranks[2]["loss"]`."""
+        if isinstance(which, str):
+            return self.values(which, self._targets(()))
+        return OneRank(self, self._targets((which,)))
+
+    def __setitem__(self, name: str, value: object) -> None:
+        """Give a name a value on all ranks."""
+        self.set_value(name, value, self._targets(()))
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names that cells have given values to, on any rank."""
+        return iter(sorted(self.theirs))
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+    def values(self, name: str, ranks: tuple[int, ...]) -> list[Any]:
+        """Return what ranks have under a name. Raises what a cell with this name alone would raise, and `NoResult`."""
+        shown = f"{self.name}[{name!r}]"
+        cell = Cell(_name(name), shown, texts={shown: name}, keeps=True)
+        run = self._run_quietly(cell, ranks)
+        for rank in ranks:
+            ended = run.state.workers[rank].ended
+            if ended is not None and rank in run.results and ended.meaning:
+                print(f"rank {rank}: {ended.meaning}")  # noqa: T201
+        return [run.results[rank] for rank in ranks]
+
+    def set_value(self, name: str, value: object, ranks: tuple[int, ...]) -> None:
+        """Give a name a value on ranks. Raises `PayloadError` for one that can't be sent."""
+        shown = f"{self.name}[{name!r}] = ..."
+        named = {_name(name): value}
+        self._run_quietly(Cell("", shown, names=named, is_given=True), ranks)
+
+    def _run_quietly(self, cell: Cell, ranks: tuple[int, ...]) -> Run:
+        """Run what is no cell of the user's, and show nothing of it. An interrupt ends it on the ranks, too."""
+        try:
+            packed = dumped(cell, Seen(), None)
+        except parcel.Unpicklable as error:
+            raise PayloadError(error.message, error.hint) from error
+        screen = _OfSession(can_type=False)
+        try:
+            ended = self._run_parcel(packed, ranks, screen, None)
+        except KeyboardInterrupt:
+            left = protocol.InterruptCell(cell=self._cells, ranks=ranks)
+            self._control.ask(left)
+            raise
+        return self._left(ended, is_cell=False)
+
     # ---- one cell
 
     def run_cell(self, request: CellRequest, screen: Screen) -> Run:
@@ -139,26 +200,39 @@ class Ranks:
             packed = prepared(
                 request.plan, request.notebook, self.theirs, self._there(ranks), request.labels
             )  # fmt: skip
-            message = self._message(packed, ranks)
-            cell = cell_state.begin_cell(
-                self.state, message.cell, ranks, began_unix_s=time.time()
-            )
-            notices = (packed.notice,) if packed.notice else ()
-            run = replace(cell.run, variable=request.variable, notices=notices)
-            cell = replace(cell, run=run)
             self.history.append(request.plan.text)
-            self._control.begin(message)
-            try:
-                cell = self._follow(cell, screen, noted)
-            finally:
-                self._control.end()
+            cell = self._run_parcel(
+                packed.parcel, ranks, screen, noted, request.variable, packed.notice, is_cell=True,
+            )  # fmt: skip
             for rank in ranks:
                 self._sent.setdefault(rank, {}).update(packed.digests)
-            for rank, end in cell.ends.items():
-                self._theirs[rank] = frozenset(end.names)
-            cell = self._with_last_notices(cell)
-            screen.finish(cell.run)
         return self._left(cell)
+
+    def _run_parcel(  # all that a cell is made of
+        self, local: LocalBlob, ranks: tuple[int, ...], screen: Screen, noted: interrupts.Interrupts | None,
+        variable: str = "run", notice: str = "", *, is_cell: bool = False,
+    ) -> CellState:  # fmt: skip
+        """Run a cell to its end. What is no cell of the user's leaves process groups as they are."""
+        if self.done:
+            self.raise_end()
+        is_of_all = len(ranks) == len(self.state.workers)
+        anew = is_cell and self._is_out_of_step and is_of_all
+        message = self._message(local, ranks, anew=anew)
+        began_unix_s = time.time()
+        cell = cell_state.begin_cell(self.state, message.cell, ranks, began_unix_s)
+        notices = (notice,) if notice else ()
+        cell = replace(cell, run=replace(cell.run, variable=variable, notices=notices))
+        self._control.begin(message)
+        try:
+            cell = self._follow(cell, screen, noted)
+        finally:
+            self._control.end()
+        for rank, end in cell.ends.items():
+            self._theirs[rank] = frozenset(end.names)
+        if is_cell:
+            cell = self._with_last_notices(cell)
+        screen.finish(cell.run)
+        return cell
 
     def _with_last_notices(self, cell: CellState) -> CellState:
         """Return a cell that is over, with where it has stopped, and whether groups are to be made anew."""
@@ -202,30 +276,32 @@ class Ranks:
             if all(other.get(name) == digest for other in others)
         }
 
-    def _message(self, packed: CellParcel, ranks: tuple[int, ...]) -> protocol.RunCell:
+    def _message(
+        self, local: LocalBlob, ranks: tuple[int, ...], *, anew: bool
+    ) -> protocol.RunCell:
         """Return the request for a cell. A long one is brought to the hosts before."""
         self._cells += 1
-        local = packed.parcel
-        anew = self._is_out_of_step and len(ranks) == len(self.state.workers)
         if local.blob.size_bytes <= _INLINE_BYTES:
             data = base64.b64encode(local.path.read_bytes()).decode()
             return protocol.RunCell(cell=self._cells, ranks=ranks, data=data, anew=anew)
         nodes = dict.fromkeys(self.state.workers[rank].node_rank for rank in ranks)
-        for node in nodes:
-            link = self._open_link(node)
-            with closing(link):
-                blob_requests.deliver(link, (local,))
+        with ExitStack() as opened:
+            links = []
+            for node in nodes:
+                link = self._run.open_link(node)
+                links.append(opened.enter_context(closing(link)))
+            addresses = [self.state.nodes[node].address for node in nodes]
+            # What is large leaves here once, and goes on from host to host.
+            Delivery(links, addresses, (local,), lambda *_: None, lambda *_: None).run()
+            for link in links:
                 link.finish()
         blob = local.blob.sha256
         return protocol.RunCell(cell=self._cells, ranks=ranks, blob=blob, anew=anew)
 
-    def _open_link(self, node: int) -> Link:
-        return self._run.open_link(node)
-
     def _follow(
-        self, cell: CellState, screen: Screen, noted: interrupts.Interrupts
+        self, cell: CellState, screen: Screen, noted: interrupts.Interrupts | None
     ) -> CellState:
-        """Follow a cell to its end."""
+        """Follow a cell to its end. Where interrupts are not `noted`, one is raised here."""
         next_shown_s = 0.0
         while not cell.run.is_over:
             events = self._control.heard(_BEAT_S)
@@ -233,11 +309,7 @@ class Ranks:
             if not events and self._run.done and not cell.run.is_over:
                 self._run.wait()  # a bug has ended the loop
                 raise RunError("The ranks have ended.")
-            asked: list[UserRequest] = []
-            noted.ask(lambda _, into=asked: into.extend(screen.requests()))  # type: ignore[misc]
-            while noted.take():
-                asked.append("stop")
-            for request in asked:
+            for request in _requests(screen, noted):
                 if request == "stop":
                     cell = stopping.next_stage(cell)
                     if cell.stage == "end":
@@ -252,10 +324,11 @@ class Ranks:
                 screen.show(cell.run)
         return cell
 
-    def _left(self, cell: CellState) -> Run:
+    def _left(self, cell: CellState, *, is_cell: bool = True) -> Run:
         """Return what is left of a cell. Raises the error that its end means, which carries the `Run`."""
         state = cell.run
-        self._session.history.add(state)
+        if is_cell:
+            self._session.history.add(state)
         values = {}
         for rank, end in cell.ends.items():
             if not end.value:
@@ -275,6 +348,38 @@ class Ranks:
             raise error
         finally:
             del error
+
+
+@dataclass(frozen=True)
+class OneRank:
+    """One of the ranks that stay: `ranks[2]["loss"]`."""
+
+    all: Ranks
+    ranks: tuple[int, ...]
+
+    def __getitem__(self, name: str) -> Any:
+        """Return what the rank has under a name."""
+        return self.all.values(name, self.ranks)[0]
+
+    def __setitem__(self, name: str, value: object) -> None:
+        """Give a name a value on this rank."""
+        self.all.set_value(name, value, self.ranks)
+
+
+def _requests(screen: Screen, noted: interrupts.Interrupts | None) -> list[UserRequest]:
+    """Return what the user asks for: on the screen, and by interrupts."""
+    asked: list[UserRequest] = []
+    if noted is not None:
+        noted.ask(lambda _: asked.extend(screen.requests()))
+        while noted.take():
+            asked.append("stop")
+    return asked
+
+
+def _name(name: str) -> str:
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise SpecError(f"{name!r} is not a variable's name.", 'Write ranks["loss"].')
+    return name
 
 
 def _has_begun(state: RunState) -> bool:

@@ -128,6 +128,85 @@ def test_a_long_cell_is_brought_before_it_runs(notebook: LiveNotebook) -> None:
     assert text.endswith("ranks 0-3: 400000\n")
 
 
+def test_values_are_read_and_set_by_name_and_by_rank(notebook: LiveNotebook) -> None:
+    notebook.run("""\
+%%ranks
+rank = int(os.environ["RANK"])
+large = torch.full((300_000,), float(rank))
+""")
+    values = 'ranks["rank"], ranks[2]["rank"], ranks["large"][3][0].item()'
+    assert notebook.run(values) == "([0, 1, 2, 3], 2, 3.0)"
+    notebook.run('rate = 9; ranks["rate"] = 0.5; ranks[1]["rate"] = 0.25')
+    text = notebook.run("%%ranks\nrate")
+    assert text.splitlines()[-2:] == ["ranks 0,2-3: 0.5", "rank 1: 0.25"]
+    assert notebook.run('"rate" in ranks, "RATE" in ranks') == "(True, False)"
+    still_there(notebook)
+
+
+def test_a_large_value_leaves_the_notebook_once(notebook: LiveNotebook) -> None:
+    text = notebook.run("""\
+import torch
+from distmagic.connection.link import Link
+plain, poured = Link.pour, []
+
+def pour(*args):
+    for size in plain(*args):
+        poured.append(size)
+        yield size
+
+Link.pour = pour
+ranks["large"] = torch.ones(3_000_000)
+Link.pour = plain
+sum(poured) // 12_000_000
+""")
+    assert text == "1"
+    text = notebook.run("%%ranks\nlarge.sum().item()")
+    assert text.endswith("ranks 0-3: 3000000.0\n")
+
+
+def test_what_is_no_value_is_named(notebook: LiveNotebook) -> None:
+    notebook.run("%%ranks\nimport threading\nlock = threading.Lock()")
+    notebook.run("%%ranks 2\nalone = 5")
+    text = notebook.fail('ranks["lock"]')
+    assert "rank 0 (dm1, local_rank 0) left no result" in text
+    text = notebook.fail('ranks["alone"]')
+    assert "raised NameError: name 'alone' is not defined" in text
+    assert "'a.b' is not a variable's name" in notebook.fail('ranks["a.b"]')
+    assert "There is no rank 4" in notebook.fail("ranks[4]")
+    text = notebook.fail('import threading\nranks["lock"] = threading.Lock()')
+    assert "PayloadError" in text
+    notebook.run('%%ranks\nboth = {"good": 5, "lock": lock}')
+    text = notebook.run('ranks[0]["both"]["good"]')
+    assert "rank 0: this was left out of its result: result['lock']" in text
+    assert text.endswith("5")
+    still_there(notebook)
+
+
+def test_an_interrupt_ends_the_look_at_a_value_alone(
+    notebook: LiveNotebook, session_lab: Lab
+) -> None:
+    notebook.run("""\
+%%ranks
+class Slow:
+    def __reduce__(self):
+        (Path.home() / f"pickled-{os.environ['RANK']}").touch()
+        time.sleep(3600)
+
+slow = Slow()
+""")
+    files = [session_lab.hosts[rank // 2].home / f"pickled-{rank}" for rank in range(4)]
+
+    def interrupt() -> None:
+        wait_until(lambda: all(file.exists() for file in files), "all at it")
+        notebook.interrupt()
+
+    with notebook.meanwhile(interrupt):
+        assert "KeyboardInterrupt" in notebook.fail('ranks["slow"]')
+    for file in files:
+        file.unlink()
+    still_there(notebook)
+
+
 def test_a_value_of_an_earlier_cell_stays_as_it_was(notebook: LiveNotebook) -> None:
     notebook.run("import torch\nones, twos = torch.ones(3000), torch.full((30,), 2.0)")
     notebook.run("%%ranks\nheld = ones")

@@ -54,7 +54,7 @@ _MOST_GROUPS = 200
 _STAYS = "its value is large, or can't be pickled, and stays there under the name _"
 
 # Does its work and returns how that ended, whatever it raised.
-Ending = Callable[[Callable[[], None]], Ended]
+Ending = Callable[[Callable[[], Ended]], Ended]
 
 
 class PeerFailed(KeyboardInterrupt):
@@ -66,7 +66,8 @@ class Surroundings:
     """What a rank that stays has of its process.
 
     `folder` is for its own files, `blobs` has those of the payload. Values go in this `form`. `labels` of cells are by
-    file name. `send` sends a message for sure, `begin_reports` lets the reports of a cell begin at 0.
+    file name. `send` sends a message for sure, `begin_reports` lets the reports of a cell begin at 0. `keep` writes a
+    value to the file of the rank's result, and returns how that went.
     """
 
     rank: int
@@ -77,6 +78,7 @@ class Surroundings:
     labels: dict[str, str]
     send: Callable[[codec.Message], None]
     begin_reports: Callable[[], None]
+    keep: Callable[[object], Ended]
 
 
 class CellLoop:
@@ -94,6 +96,7 @@ class CellLoop:
             threading.Event()
         )  # the interrupt has come through, or no cell runs
         self._own: set[str] = set()  # names that cells have given values to
+        self._shown = self._value = ""  # of the last expression
         self._pid = os.getpid()
 
     def run(self, conn: socket.socket, ending: Ending) -> None:
@@ -174,19 +177,9 @@ class CellLoop:
         # The cells before may have set others.
         signal.signal(signal.SIGINT, self._interrupt)
         self._around.begin_reports()
-        values: list[object] = []
-        ended = ending(partial(self._perform, request, values))
+        self._shown = self._value = ""
+        ended = ending(partial(self._perform, request))
         self._stop_running()
-        shown = value = ""
-        if ended.outcome == "returned":
-            ended = replace(ended, result_bytes=0)
-        if ended.outcome == "returned" and values and values[0] is not None:
-            vars(self._main)["_"] = values[0]
-            shown, data = _shown(values[0]), self._pickled(values[0])
-            value = base64.b64encode(data).decode()
-            ended = replace(ended, result_bytes=len(data) or None)
-            if not data:
-                ended = replace(ended, meaning=_STAYS)
         report.end()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -198,7 +191,7 @@ class CellLoop:
         own = vars(self._main)
         self._around.send(
             CellEnded(
-                cell=request.cell, rank=self._rank, ended=ended, shown=shown, value=value,
+                cell=request.cell, rank=self._rank, ended=ended, shown=self._shown, value=self._value,
                 names=tuple(self._own_names()), groups=groups.calls()[:_MOST_GROUPS],
                 holders=groups.holders(own)[:_MOST_GROUPS], is_broken=groups.is_broken(),
                 outdated=groups.holders(own, of_lost=True)[:_MOST_GROUPS],
@@ -219,7 +212,7 @@ class CellLoop:
                 self._running = 0
                 self._came.set()
 
-    def _perform(self, request: RunCell, values: list[object]) -> None:
+    def _perform(self, request: RunCell) -> Ended:
         names = vars(self._main)
         cell = self._load(request)
         before = dict(names)
@@ -233,7 +226,7 @@ class CellLoop:
                 signal.raise_signal(signal.SIGINT)
             if request.anew:
                 groups.make_anew()
-            values.append(call.perform(cell, self._main))
+            return self._valued(call.perform(cell, self._main), keeps=cell.keeps)
         except SystemExit:
             # Lightning answers an interrupt so.
             if self._interrupted or steps.has_stopped():
@@ -251,6 +244,22 @@ class CellLoop:
                     self._own.add(name)
             self._own.intersection_update(names)
 
+    def _valued(self, value: object, *, keeps: bool) -> Ended:
+        """Return the end of a cell with this value; its repr, and the value itself if that is small, go along."""
+        ended = Ended(rank=self._rank, restart=0, outcome="returned", result_bytes=0)
+        if value is None:
+            return ended
+        data = self._pickled(value)
+        self._value = base64.b64encode(data).decode()
+        if keeps and not data:
+            return self._around.keep(value)
+        ended = replace(ended, result_bytes=len(data) or None)
+        if keeps:
+            return ended
+        vars(self._main)["_"] = value
+        self._shown = _shown(value)
+        return ended if data else replace(ended, meaning=_STAYS)
+
     def _load(self, request: RunCell) -> call.Cell:
         """Return the cell. What comes with it becomes names, but for those that cells here have given values to."""
         if request.blob:
@@ -264,6 +273,9 @@ class CellLoop:
         own = {name: names[name] for name in self._own if name in names}
         cell = call.load(path, self._main)
         assert isinstance(cell, call.Cell)
+        if cell.is_given:
+            own = {}
+            self._own.update(cell.names)
         names.update(cell.names)
         names.update(own)
         self._around.labels.update(cell.labels)

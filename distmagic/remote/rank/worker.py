@@ -193,22 +193,15 @@ def _stay(
 ) -> None:
     """Run cells until the agent hangs up."""
 
-    def ending(act: Callable[[], None]) -> Ended:
-        def work() -> Ended:
-            act()
-            return _ended(rank, "returned")
-
-        return _ended_after(rank, labels, work)
-
     def begin_reports() -> None:
         report.begin(partial(_send, conn), rank=rank.rank, restart=rank.restart)
 
+    form = sources.form_of_results(rank.code)
     around = stay.Surroundings(
-        rank=rank.rank, main=main, folder=rank.folder, blobs=rank.call.parent,
-        form=sources.form_of_results(rank.code), labels=labels, send=partial(_send_for_sure, conn),
-        begin_reports=begin_reports,
+        rank=rank.rank, main=main, folder=rank.folder, blobs=rank.call.parent, form=form, labels=labels,
+        send=partial(_send_for_sure, conn), begin_reports=begin_reports, keep=partial(_keep, rank, form=form),
     )  # fmt: skip
-    stay.CellLoop(around).run(conn, ending)
+    stay.CellLoop(around).run(conn, partial(_ended_after, rank, labels))
 
 
 def _read_rank() -> Rank:

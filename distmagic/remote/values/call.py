@@ -9,7 +9,7 @@ import linecache
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -54,14 +54,17 @@ class Cell:
     """A cell for ranks that stay. Its tracebacks find its lines by `filename`, as the notebook does.
 
     `names` are values of the notebook that it uses, `texts` those of its cells whose code comes along, and of this one,
-    `labels` what to call them.
+    `labels` what to call them. `is_given`: the ranks have these names for good, as if they had made them. `keeps`: the
+    value of the last expression goes into a file, however large it is.
     """
 
     source: str
     filename: str
-    names: dict[str, Any]
-    texts: dict[str, str]
-    labels: dict[str, str]
+    names: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    is_given: bool = False
+    keeps: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from tests.builders import gloo_ranks
 
 # Rank 0 sends the requests that a notebook would, to the agents of all; each agent is a thread beside its rank.
 RANKS = """
-import base64, pathlib, socket, types
+import base64, functools, pathlib, socket, types
 from distmagic.payload.pack import dumped
 from distmagic.remote.rank import stay, worker
 from distmagic.remote.values.call import Cell
@@ -24,14 +24,11 @@ folder.mkdir()
 around = stay.Surroundings(
     rank=rank, main=main, folder=folder, blobs=folder, form=None, labels={},
     send=lambda message: ours.send(codec.encode(message)), begin_reports=lambda: None,
+    keep=lambda value: None,
 )
 of_rank = types.SimpleNamespace(rank=rank, restart=0)
 
-def ending(act):
-    def work():
-        act()
-        return p.Ended(rank=rank, restart=0, outcome="returned")
-    return worker._ended_after(of_rank, {}, work)
+ending = functools.partial(worker._ended_after, of_rank, {})
 
 def agent():
     talk = Words()
@@ -75,7 +72,7 @@ class Notebook:
     def begin(self, source, anew=False):
         self.cell += 1
         name = f"cell {self.cell}"
-        parcel = dumped(Cell(source=source, filename=name, names={}, texts={name: source}, labels={}), Seen(), None)
+        parcel = dumped(Cell(source, name, texts={name: source}), Seen(), None)
         data = base64.b64encode(parcel.path.read_bytes()).decode()
         self.ask(p.RunCell(cell=self.cell, ranks=ALL, data=data, anew=anew))
         self.next(p.CellBegan)

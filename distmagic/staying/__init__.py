@@ -23,6 +23,7 @@ of the cell after the same step, the second one where they are, and the third on
 Never here: no cell runs in the notebook. Read in this order:
 
     following.py    which names follow, and the cell as a parcel; sends nothing
+    modules.py      the user's modules as they are on disk, and which of them ranks lack
     cell_state.py   the state of one cell, pure
     stopping.py     the stages of an interrupt, pure
     out_of_step.py  whether process groups are of use for the next cell, pure

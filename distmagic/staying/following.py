@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.errors import PayloadError, PayloadTooLarge
-from distmagic.payload import blobs
+from distmagic.payload import blobs, local_modules
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import dumped, texts_of
 from distmagic.payload.refused import refuse
@@ -26,11 +26,15 @@ _SHOWN = (int, float, bool, type(None))  # whose values are no secrets
 
 @dataclass(frozen=True, kw_only=True)
 class CellParcel:
-    """A cell, packed. `digests` are those of all names that it uses here, `notice` says which of them are sent."""
+    """A cell, packed. `digests` are those of all names that it uses here, `notice` says which of them are sent.
+
+    `modules` are the names of those that the cell and these values import.
+    """
 
     parcel: LocalBlob
     digests: Mapping[str, str]
     notice: str
+    modules: frozenset[str]
 
 
 def prepared(
@@ -49,10 +53,14 @@ def prepared(
     digests = {}
     sent: dict[str, object] = {}
     codes: list[types.CodeType] = []
+    modules = set(local_modules.imports_of_text(plan.text))
     for name in used(plan, own):
         value = alone(own[name])
         digest, seen = _digest(name, value)
         digests[name] = digest
+        modules |= seen.modules
+        for code in seen.codes:
+            modules.update(local_modules.imports_of_code(code))
         if there.get(name) != digest:
             sent[name] = value
             codes += seen.codes
@@ -69,6 +77,7 @@ def prepared(
         parcel=dumped(cell, Seen(), None),
         digests=digests,
         notice=f"From the notebook: {words}." if words else "",
+        modules=frozenset(modules),
     )
 
 

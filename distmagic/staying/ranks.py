@@ -6,7 +6,7 @@ import base64
 import contextlib
 import keyword
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,7 +38,7 @@ from distmagic.session.local_hints import error_of
 from distmagic.session.place import Place
 from distmagic.session.session import Session
 from distmagic.state.model import RunState
-from distmagic.staying import cell_state, out_of_step, stopping
+from distmagic.staying import cell_state, modules, out_of_step, stopping
 from distmagic.staying.cell_state import CellState
 from distmagic.staying.control import Control
 from distmagic.staying.following import prepared
@@ -79,12 +79,14 @@ class Ranks:
         hosts: tuple[str, ...],
         run: BackgroundRun,
         control: Control,
+        modules_there: Mapping[str, str],
     ) -> None:
         self.name = request.stay or ""
         self.request, self.hosts = request, hosts
         self.history: list[str] = []
         self._session, self._run, self._control = session, run, control
         self._cells = 0
+        self._modules = dict(modules_there)  # digests, by name
         self._theirs: dict[int, frozenset[str]] = {}
         self._sent: dict[int, dict[str, str]] = {}
         self._last_ends: dict[int, protocol.CellEnded] = {}
@@ -201,16 +203,34 @@ class Ranks:
                 request.plan, request.notebook, self.theirs, self._there(ranks), request.labels
             )  # fmt: skip
             self.history.append(request.plan.text)
+            notices = [packed.notice, self._bring(packed.modules, noted)]
             cell = self._run_parcel(
-                packed.parcel, ranks, screen, noted, request.variable, packed.notice, is_cell=True,
+                packed.parcel, ranks, screen, noted, request.variable, notices, is_cell=True,
             )  # fmt: skip
             for rank in ranks:
                 self._sent.setdefault(rank, {}).update(packed.digests)
         return self._left(cell)
 
+    def _bring(self, names: Iterable[str], noted: interrupts.Interrupts) -> str:
+        """Bring local modules that have changed to all ranks, and have them loaded again; return what to say of it."""
+        found = modules.texts_of(local_modules.found({*names, *self._modules}))
+        stale = modules.stale(found, self._modules)
+        if not stale:
+            return ""
+        cell = Cell("", "modules", modules=stale)
+        packed, screen = dumped(cell, Seen(), None), _OfSession(can_type=False)
+        self._left(self._run_parcel(packed, self._targets(()), screen, noted), is_cell=False)  # fmt: skip
+        names = [module.name for module in stale]
+        notice = f"Modules as they are on disk now: {', '.join(names)}."
+        if not self._modules.keys().isdisjoint(names):
+            notice += " Objects that were made before keep their old class."
+        for module in stale:
+            self._modules[module.name] = modules.digest(module)
+        return notice
+
     def _run_parcel(  # all that a cell is made of
         self, local: LocalBlob, ranks: tuple[int, ...], screen: Screen, noted: interrupts.Interrupts | None,
-        variable: str = "run", notice: str = "", *, is_cell: bool = False,
+        variable: str = "run", notices: Sequence[str] = (), *, is_cell: bool = False,
     ) -> CellState:  # fmt: skip
         """Run a cell to its end. What is no cell of the user's leaves process groups as they are."""
         if self.done:
@@ -220,8 +240,8 @@ class Ranks:
         message = self._message(local, ranks, anew=anew)
         began_unix_s = time.time()
         cell = cell_state.begin_cell(self.state, message.cell, ranks, began_unix_s)
-        notices = (notice,) if notice else ()
-        cell = replace(cell, run=replace(cell.run, variable=variable, notices=notices))
+        said = tuple(text for text in notices if text)
+        cell = replace(cell, run=replace(cell.run, variable=variable, notices=said))
         self._control.begin(message)
         try:
             cell = self._follow(cell, screen, noted)
@@ -404,7 +424,8 @@ def start(
     with place.given_up_after_error():
         payload = _payload(plan, name, limit_bytes)
         run = place.begin(payload, screen, name, control)
-    return Ranks(request, session, place.names, run, control)
+    there = {text.name: modules.digest(text) for text in modules.texts_of(payload.modules)}  # fmt: skip
+    return Ranks(request, session, place.names, run, control, there)
 
 
 def _payload(plan: CellPlan, name: str, limit_bytes: int) -> Payload:

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from distmagic.remote.rank import report, sources
+from distmagic.remote.rank import reloading, report, sources
 from distmagic.remote.system import threads
 from distmagic.remote.training import groups, steps
 from distmagic.remote.values import call, parcel
@@ -65,7 +65,8 @@ class PeerFailed(KeyboardInterrupt):
 class Surroundings:
     """What a rank that stays has of its process.
 
-    `folder` is for its own files, `blobs` has those of the payload. Values go in this `form`. `labels` of cells are by
+    `folder` is for its own files, `blobs` has those of the payload. The user's modules lie in `paths`, () where that is the
+    notebook's own disk. Values go in this `form`. `labels` of cells are by
     file name. `send` sends a message for sure, `begin_reports` lets the reports of a cell begin at 0. `keep` writes a
     value to the file of the rank's result, and returns how that went.
     """
@@ -74,6 +75,7 @@ class Surroundings:
     main: ModuleType
     folder: Path
     blobs: Path
+    paths: tuple[str, ...]
     form: SourceForm | None
     labels: dict[str, str]
     send: Callable[[codec.Message], None]
@@ -226,6 +228,7 @@ class CellLoop:
                 signal.raise_signal(signal.SIGINT)
             if request.anew:
                 groups.make_anew()
+            reloading.bring(cell.modules, self._around.paths, names)
             return self._valued(call.perform(cell, self._main), keeps=cell.keeps)
         except SystemExit:
             # Lightning answers an interrupt so.

@@ -198,8 +198,9 @@ def _stay(
 
     form = sources.form_of_results(rank.code)
     around = stay.Surroundings(
-        rank=rank.rank, main=main, folder=rank.folder, blobs=rank.call.parent, form=form, labels=labels,
-        send=partial(_send_for_sure, conn), begin_reports=begin_reports, keep=partial(_keep, rank, form=form),
+        rank=rank.rank, main=main, folder=rank.folder, blobs=rank.call.parent,
+        paths=rank.paths if rank.work_dir else (), form=form, labels=labels, send=partial(_send_for_sure, conn),
+        begin_reports=begin_reports, keep=partial(_keep, rank, form=form),
     )  # fmt: skip
     stay.CellLoop(around).run(conn, partial(_ended_after, rank, labels))
 

@@ -55,7 +55,7 @@ class Cell:
 
     `names` are values of the notebook that it uses, `texts` those of its cells whose code comes along, and of this one,
     `labels` what to call them. `is_given`: the ranks have these names for good, as if they had made them. `keeps`: the
-    value of the last expression goes into a file, however large it is.
+    value of the last expression goes into a file, however large it is. `modules` are those that the ranks are to load again.
     """
 
     source: str
@@ -65,6 +65,16 @@ class Cell:
     labels: dict[str, str] = field(default_factory=dict)
     is_given: bool = False
     keeps: bool = False
+    modules: tuple[ModuleText, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModuleText:
+    """A module of the user's as it is on disk: its Python files by their paths below `root`, which it is imported from."""
+
+    name: str
+    root: str
+    files: dict[str, bytes]
 
 
 @dataclass(frozen=True)

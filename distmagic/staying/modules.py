@@ -1,0 +1,50 @@
+"""The user's modules that cells on ranks that stay need, as they are on disk, and which of them the ranks lack."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from distmagic.payload import local_modules
+from distmagic.payload.local_modules import LocalModule
+from distmagic.remote.values.call import ModuleText
+
+
+def texts_of(modules: Iterable[LocalModule]) -> list[ModuleText]:
+    """Return local modules as they are on disk now."""
+    found = []
+    for module in modules:
+        roots = [module.root, *(place.parent for place in module.places)]
+        files = {}
+        for path, data in local_modules.python_texts(module):
+            root = next(one for one in roots if Path(path).is_relative_to(one))
+            files[str(Path(path).relative_to(root))] = data
+        text = ModuleText(name=module.name, root=str(module.root), files=files)
+        found.append(text)
+    return found
+
+
+def digest(module: ModuleText) -> str:
+    """Return what is equal for equal files alone."""
+    return hashlib.sha256(repr(sorted(module.files.items())).encode()).hexdigest()
+
+
+def stale(
+    modules: Sequence[ModuleText], there: Mapping[str, str]
+) -> tuple[ModuleText, ...]:
+    """Return the modules that ranks do not have as they are now, and those that import them. `there` are digests."""
+    found = {module.name for module in modules if there.get(module.name) != digest(module)}  # fmt: skip
+    known = set[str]()
+    while found != known:
+        known = set(found)
+        found |= {module.name for module in modules if _imported(module) & known}
+    return tuple(module for module in modules if module.name in found)
+
+
+def _imported(module: ModuleText) -> set[str]:
+    names = set()
+    for data in module.files.values():
+        for name in local_modules.imports_of_text(data):
+            names.add(name.partition(".")[0])
+    return names

@@ -182,6 +182,72 @@ def test_what_is_no_value_is_named(notebook: LiveNotebook) -> None:
     still_there(notebook)
 
 
+WRITE = "from pathlib import Path\n_ = Path('ideas.py').write_text('step = {}\\n')"
+
+
+def see_that_changed_modules_are_loaded_again(notebook: LiveNotebook) -> None:
+    notebook.run(WRITE.format(1))
+    text = notebook.run("%%ranks\nimport ideas\nideas.step")
+    assert "Modules as they are on disk now: ideas." in text
+    assert text.endswith(": 1\n")
+    assert "on disk" not in notebook.run("%%ranks\nideas.step")
+    notebook.run(WRITE.format(2))
+    text = notebook.run("%%ranks\nideas.step")
+    assert "ideas. Objects that were made before keep their old class." in text
+    assert text.endswith(": 2\n")
+    notebook.run(WRITE.format("("))
+    assert "raised SyntaxError" in notebook.fail("%%ranks\nideas.step")
+    notebook.run(WRITE.format(3))
+    assert notebook.run("%%ranks\nideas.step").endswith(": 3\n")
+
+
+def test_modules_that_have_changed_on_disk_are_loaded_again(
+    notebook: LiveNotebook,
+) -> None:
+    see_that_changed_modules_are_loaded_again(notebook)
+
+
+def test_modules_of_the_notebooks_own_machine_are_loaded_again(tmp_path) -> None:
+    with live_notebook(tmp_path, {"DISTMAGIC_HOSTS": "localhost:2"}) as notebook:
+        notebook.run("%%ranks\nfirst = 1")
+        see_that_changed_modules_are_loaded_again(notebook)
+        notebook.run("%distributed end ranks")
+
+
+def test_spawned_children_find_what_earlier_cells_define(
+    notebook: LiveNotebook,
+) -> None:
+    notebook.run("""\
+%%ranks 0
+from torch.utils.data import DataLoader, Dataset
+
+class Squares(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return index ** 2
+""")
+    for method in ("spawn", "forkserver"):
+        text = notebook.run(f"""\
+%%ranks 0
+class {method.title()}(Squares):
+    pass
+
+loader = DataLoader({method.title()}(), num_workers=1, multiprocessing_context="{method}")
+[batch.item() for batch in loader]
+""")
+        assert text.endswith("rank 0: [0, 1, 4, 9]\n")
+    text = notebook.run("""\
+%%ranks 0
+class Later(Squares):
+    pass
+
+loader = DataLoader(Later(), num_workers=1, multiprocessing_context="forkserver")
+[batch.item() for batch in loader]
+""")
+    assert text.endswith("rank 0: [0, 1, 4, 9]\n")
+
+
 def test_an_interrupt_ends_the_look_at_a_value_alone(
     notebook: LiveNotebook, session_lab: Lab
 ) -> None:

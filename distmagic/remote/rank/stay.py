@@ -99,6 +99,7 @@ class CellLoop:
         )  # the interrupt has come through, or no cell runs
         self._own: set[str] = set()  # names that cells have given values to
         self._shown = self._value = ""  # of the last expression
+        self._defining: list[Path] = []  # cells that a child process needs
         self._pid = os.getpid()
 
     def run(self, conn: socket.socket, ending: Ending) -> None:
@@ -269,8 +270,7 @@ class CellLoop:
             path = self._around.blobs / request.blob
         else:
             # A new file each time: values of earlier cells may lie in the memory that their own file is mapped to.
-            path = self._around.folder / f"rank{self._rank}.cell"
-            path.unlink(missing_ok=True)
+            path = self._around.folder / f"rank{self._rank}.cell{request.cell}"
             path.write_bytes(base64.b64decode(request.data))
         names = vars(self._main)
         own = {name: names[name] for name in self._own if name in names}
@@ -281,6 +281,13 @@ class CellLoop:
             self._own.update(cell.names)
         names.update(cell.names)
         names.update(own)
+        if call.defines(cell) and not cell.is_given:
+            self._defining.append(path)
+            # A new file: a fork server has loaded the one before, and does not read that again.
+            main = self._around.folder / f"rank{self._rank}.main{request.cell}.py"
+            self._main.__file__ = str(call.write_main_of(self._defining, main))
+        elif not request.blob:
+            path.unlink()
         self._around.labels.update(cell.labels)
         sources.know(cell.texts)
         return cell

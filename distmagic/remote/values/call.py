@@ -8,7 +8,8 @@ import inspect
 import linecache
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -21,8 +22,10 @@ MAIN_FILE = "distmagic_main.py"
 _RESULT = "__distmagic_result__"
 _MAIN_TEXT = '''"""What the children of a rank (DataLoader workers, say) have as their __main__. By distmagic."""
 from distmagic.remote.values import call
-call.define({path!r}, globals())
 '''
+_DEFINING = (
+    ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+)
 
 
 @dataclass(frozen=True)
@@ -160,18 +163,39 @@ def write_main(path: str | os.PathLike[str], folder: Path) -> Path:
     A child process that is spawned (not forked) runs that file as its own `__main__`: it finds there what the
     payload at `path` defines. The bundle and the payload's modules must be on the parent's `sys.path`.
     """
-    file = folder / MAIN_FILE
+    return write_main_of([path], folder / MAIN_FILE)
+
+
+def write_main_of(paths: Iterable[str | os.PathLike[str]], file: Path) -> Path:
+    """Write the same to `file`, for what the payloads and cells at `paths` define."""
+    text = _MAIN_TEXT
+    for path in paths:
+        text += f"call.define({os.path.abspath(path)!r}, globals())\n"
     with atomic_write(file) as out:
-        out.write(_MAIN_TEXT.format(path=str(Path(path).absolute())).encode())
+        out.write(text.encode())
     return file
+
+
+def defines(cell: Cell) -> bool:
+    """Whether a child process may ask for something that a cell defines, or brings. Raises `SyntaxError`."""
+    body = ast.parse(cell.source, cell.filename).body
+    return bool(cell.names) or any(isinstance(one, _DEFINING) for one in body)
 
 
 def define(path: str, namespace: dict[str, Any]) -> None:
     """Fill `namespace` with what the payload at `path` defines, in a child process. The call is not made.
 
-    Of a whole cell all runs but a last expression, with `__name__` as it is in such a child: `__mp_main__`.
+    Of a whole cell all runs but a last expression, with `__name__` as it is in such a child: `__mp_main__`. Of a cell for
+    ranks that stay only imports, functions and classes are run.
     """
     what = parcel.load(path, namespace)
+    if isinstance(what, Cell):
+        namespace.update(what.names)
+        for statement in ast.parse(what.source, what.filename).body:
+            if isinstance(statement, _DEFINING):
+                # One that uses a value of its rank is missed where a child asks for it, and nowhere else.
+                with suppress(Exception):
+                    _run(ast.Module([statement], []), what.filename, namespace)
     if isinstance(what, Whole):
         namespace["__file__"] = os.path.abspath(what.filename)
         lines = what.source.splitlines(keepends=True)

@@ -22,7 +22,7 @@ ours, agents = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 folder = pathlib.Path(sys.argv[1], f"files of {rank}")
 folder.mkdir()
 around = stay.Surroundings(
-    rank=rank, main=main, folder=folder, blobs=folder, form=None, labels={},
+    rank=rank, main=main, folder=folder, blobs=folder, paths=(), form=None, labels={},
     send=lambda message: ours.send(codec.encode(message)), begin_reports=lambda: None,
     keep=lambda value: None,
 )

@@ -13,7 +13,7 @@ from tests.notebooks.kernel import live_notebook
 
 @pytest.mark.quick
 def test_the_cell_of_the_readme_runs_without_hosts(tmp_path):
-    first, cell, *_ = snippets(REPOSITORY / "README.md")
+    first, cell, _, load, idea = snippets(REPOSITORY / "README.md")
     with live_notebook(tmp_path) as notebook:
         notebook.run(first)
         shown = notebook.run(cell)
@@ -24,6 +24,10 @@ def test_the_cell_of_the_readme_runs_without_hosts(tmp_path):
             notebook.run("torch.allclose(run[0], torch.ones(100)), len(run)")
             == "(True, 2)"
         )
+        notebook.run(load)
+        for _ in range(2):
+            assert notebook.run(idea).splitlines()[-1].startswith("ranks 0-1: tensor(")
+        assert notebook.run('len(ranks["weights"])') == "2"
 
 
 def test_the_cell_of_the_manual_runs_without_hosts(tmp_path):

@@ -51,6 +51,7 @@ billions = 0.5
 done_together = {"print", "write"}
 on_eight_machines = "sky launch task.yaml"
 """
+EXPLORE = REPOSITORY / "notebooks" / "07_explore.ipynb"
 OSMO = REPOSITORY / "notebooks" / "06_osmo.ipynb"
 
 
@@ -245,6 +246,17 @@ def test_osmo(tmp_path):
     mended = text_of(cell_with(cells, 'play(tasks_of("larger-job"))'))
     assert mended.count("exit code 0; rank") == 4
     assert solved_all(cells)
+
+
+def test_explore(tmp_path):
+    cells = executed(EXPLORE, tmp_path)
+    assert text_of(cells[2]).endswith("ranks 0-3: 60\n")
+    spike = text_of(cell_with(cells, "first = next("))
+    assert "rank 2: 40\n" in spike
+    assert "keep their old class" not in spike
+    assert text_of(cells[-3]) == "5 cells\n"
+    script = (tmp_path / "explore.py").read_text()
+    assert "losses = fit(0.02)" in script
 
 
 def test_mnist_from_one_process_to_many(tmp_path):

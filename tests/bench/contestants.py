@@ -153,7 +153,43 @@ def distmagic_kernel(place: Place) -> Iterator[Callable[..., Took]]:
     place.lab.assert_clean(within_s=30)
 
 
+@contextlib.contextmanager
+def staying(place: Place) -> Iterator[Contestant]:
+    """Run a cell on ranks that stay, which a cell before has started."""
+    import sys
+
+    with Kernel(sys.executable, place.folder, place.env) as kernel:
+        kernel.run("%load_ext distmagic")
+        kernel.run(SOURCE)
+        line = magic_line(place).replace("%%distributed", "%%ranks")
+        kernel.run(f"{line}\nwork({str(place.stamps().folder)!r}, group='kept')")
+        yield lambda: _run_in(place, kernel, "%%ranks\nwork({folder!r}, group='kept')")
+        kernel.run("%distributed end ranks")
+        kernel.run("%distributed down")
+    place.lab.assert_clean(within_s=30)
+
+
 # ---- the others
+
+
+@contextlib.contextmanager
+def round_trip(place: Place) -> Iterator[Contestant]:
+    """Send a line to a host over a connection of ssh that is there already, and read it back."""
+    ssh = ["ssh", "-F", str(place.lab.ssh_config), place.lab.hosts[0].name, "cat"]
+    with subprocess.Popen(ssh, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as there:
+
+        def run() -> Took:
+            assert there.stdin is not None
+            assert there.stdout is not None
+            began = time.monotonic()
+            there.stdin.write(b"\n")
+            there.stdin.flush()
+            assert there.stdout.readline() == b"\n"
+            took_s = time.monotonic() - began
+            return Took(first_s=took_s, end_s=took_s)
+
+        run()
+        yield run
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ _OTHERS = {
         f"one host (it knows no other), 4 ranks; {_KEPT}; starting them is not counted",
     ),
 }
+_ROUND_TRIP = "a line to a host and back over ssh"
 _TARGETS = {"cold": 1.05, "first cell": 0.60, "warm": 0.08}
 
 
@@ -68,6 +69,7 @@ def _field(
     stack: contextlib.ExitStack, place: Place, reasons: dict[str, str]
 ) -> Iterator[tuple[str, Contestant]]:
     yield "by hand", stack.enter_context(contestants.by_hand(place))
+    yield _ROUND_TRIP, stack.enter_context(contestants.round_trip(place))
     for name, (make, _) in _OTHERS.items():
         if name in reasons:
             continue
@@ -113,13 +115,15 @@ def _distmagic(bench: Bench, took: dict[str, list[Took]], place: Place) -> None:
     with contestants.distmagic_kernel(place) as run:
         for name in ("first cell", "warm"):
             _one(bench, took, {}, name, run)
+    with contestants.staying(place) as next_cell:
+        _one(bench, took, {}, "next cell", next_cell)
 
 
 def _rows(
     took: dict[str, list[Took]], reasons: dict[str, str]
 ) -> tuple[MetricRow, ...]:
     rows: list[MetricRow] = []
-    for what, seconds in (("first user line", _first), ("end of the cell", _end)):
+    for what, seconds, next_s in (("first user line", _first, 0.02), ("end of the cell", _end, 0.05)):  # fmt: skip
         figures = {name: tuple(map(seconds, found)) for name, found in took.items()}
         for mode, limit in _TARGETS.items():
             note = (
@@ -135,6 +139,13 @@ def _rows(
             rows.append(
                 MetricRow(what=f"{what}, warm", unit="s", ours=figures["warm"], against=name, theirs=figures.get(name, ()),
                     target=target, note=note)
+            )  # fmt: skip
+        # The others whose processes are there already.
+        for name in (_ROUND_TRIP, "ipyparallel", "nbdistributed"):
+            limit = Target(limit=next_s, of="ours") if name == _ROUND_TRIP else None
+            rows.append(
+                MetricRow(what=f"{what}, next cell of ranks that stay", unit="s", ours=figures["next cell"],
+                    against=name, theirs=figures.get(name, ()), target=limit, note=reasons.get(name, ""))
             )  # fmt: skip
     return tuple(rows)
 

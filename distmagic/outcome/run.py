@@ -15,7 +15,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.requests import job_requests
 from distmagic.connection.requests.log_order import by_time_of
 from distmagic.connection.requests.remote_files import RemoteFolder
-from distmagic.errors import SpecError
+from distmagic.errors import RunError, SpecError
 from distmagic.outcome.results import Files, Results, unseen_rank
 from distmagic.outcome.shown import cell_number, display_page, leave_out
 from distmagic.remote.records import journal
@@ -210,6 +210,23 @@ class Run(Returned):
             return
         page = {"text/plain": repr(self), "text/html": self._repr_html_()}
         display_page(page)
+
+
+def left(
+    state: RunState,
+    small_results: Mapping[int, bytes],
+    open_link: Callable[[int], Link],
+    error: RunError | None,
+) -> Run:
+    """Return what is left of a run. Raises the error that its end means, which carries the `Run`."""
+    run = Run(state, small_results, open_link, shown=error is None)
+    if error is None:
+        return run
+    error.run = run
+    try:
+        raise error
+    finally:
+        del error  # its traceback holds this frame: the two would keep each other, and the run, alive
 
 
 def _is_to_begin(state: RunState, rank: int) -> bool:

@@ -18,7 +18,7 @@ from distmagic.errors import (
     SpecError,
     WorkerFailed,
 )
-from distmagic.outcome.run import Run
+from distmagic.outcome.run import Run, left
 from distmagic.payload import local_modules, on_ranks
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import Payload, dumped, write_code
@@ -355,19 +355,17 @@ class Ranks:
                 continue
             with contextlib.suppress(ValueError):  # no host of ours sends such a value
                 values[rank] = base64.b64decode(end.value, validate=True)
-        error = error_of(state, was_interrupted=False)
         for line in cell_state.shown(cell.ends):
             print(line)  # noqa: T201  # what the cell shows
-        run = Run(state, values, self._run.open_link, shown=error is None)
-        if error is None:
-            return run
+        # In no variable: this frame would hold it, and its traceback this frame.
+        return left(state, values, self._run.open_link, self._error(cell))
+
+    def _error(self, cell: CellState) -> RunError | None:
+        """Return the error that the end of a cell means, None for none."""
+        error = error_of(cell.run, was_interrupted=False)
         if isinstance(error, WorkerFailed):
             error.hint = f"{out_of_step.outdated(cell.ends)}\n{error.hint}".strip()
-        error.run = run
-        try:
-            raise error
-        finally:
-            del error
+        return error
 
 
 @dataclass(frozen=True)

@@ -179,9 +179,12 @@ def pack_whole(
 
 def dumped(
     what: object, seen: Seen, limit_bytes: int | None,
-    source: SourceForm | None = None, namespace: Mapping[str, object] | None = None,
+    source: SourceForm | None = None, namespace: Mapping[str, object] | None = None, *, in_one: bool = False,
 ) -> LocalBlob:  # fmt: skip
-    """Write the parcel of what a rank is to run. Raises `PayloadError`, and `parcel`'s own errors."""
+    """Write the parcel of what a rank is to run. Raises `PayloadError`, and `parcel`'s own errors.
+
+    Large values have files of their own, unless all is to be `in_one`.
+    """
     folder = blobs.folder()
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".payload-"))
     try:
@@ -193,7 +196,7 @@ def dumped(
                 refuse=refuse,
                 limit_bytes=limit_bytes,
                 name="the call",
-                beside=folder,
+                beside=None if in_one else folder,
                 source=source,
                 namespace=namespace,
             )

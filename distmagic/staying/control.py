@@ -22,6 +22,7 @@ class Control:
         self._others: list[protocol.HandedOn] = []
         self._heard: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
         self._wake: Callable[[], None] = lambda: None
+        self.pythons: frozenset[tuple[int, ...]] = frozenset()  # the hosts' versions
 
     def join(self, wake: Callable[[], None]) -> None:
         """Take part in a loop, which `wake` wakes."""
@@ -65,6 +66,7 @@ class Control:
 
     def sends(self, links: Mapping[int, Link]) -> list[Send]:
         """Return what is to be sent now: the cell over each new link, as ranks take it once; interrupts once."""
+        self.pythons |= {link.python for link in links.values()}
         with self._lock:
             found = []
             new = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import tempfile
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from distmagic.payload.sizes import size_text
 from distmagic.remote.values import parcel
 from distmagic.remote.values.call import Cell
 from distmagic.remote.values.pickling import Seen
+from distmagic.remote.values.source_form import SourceForm
 from distmagic.request.cell import CellPlan, names_wanted
 
 MOST_BYTES = 1 << 20  # of one value
@@ -43,10 +45,11 @@ def prepared(
     theirs: Iterable[str],
     there: Mapping[str, str],
     labels: Mapping[str, str],
+    pythons: Iterable[tuple[int, ...]] = (),
 ) -> CellParcel:
     """Pack a cell with those names of the `notebook` that it uses, and that are not `theirs`.
 
-    `there` are the digests of values that the ranks have from here. Raises `PayloadError` for a value that can't be
+    `there` are the digests of values that the ranks have from here, `pythons` the hosts' versions. Raises `PayloadError` for a value that can't be
     sent, and `PayloadTooLarge` for one above 1 MiB.
     """
     own = {name: value for name, value in notebook.items() if name not in set(theirs)}
@@ -56,7 +59,7 @@ def prepared(
     modules = set(local_modules.imports_of_text(plan.text))
     for name in used(plan, own):
         value = alone(own[name])
-        digest, seen = _digest(name, value)
+        digest, seen = _digest(name, value, form_for(pythons))
         digests[name] = digest
         modules |= seen.modules
         for code in seen.codes:
@@ -74,11 +77,17 @@ def prepared(
     )
     words = ", ".join(_words(name, value, labels) for name, value in sent.items())
     return CellParcel(
-        parcel=dumped(cell, Seen(), None),
+        parcel=dumped(cell, Seen(), None, form_for(pythons), in_one=True),
         digests=digests,
         notice=f"From the notebook: {words}." if words else "",
         modules=frozenset(modules),
     )
+
+
+def form_for(pythons: Iterable[tuple[int, ...]]) -> SourceForm | None:
+    """Return how to write code for hosts where one has another Python, None where this one's byte code runs on all."""
+    others = {version[:2] for version in pythons} - {sys.version_info[:2]}
+    return SourceForm(min(others)) if others else None
 
 
 def used(plan: CellPlan, notebook: Mapping[str, object]) -> list[str]:
@@ -130,7 +139,7 @@ def alone(value: object) -> object:
     return twin
 
 
-def _digest(name: str, value: object) -> tuple[str, Seen]:
+def _digest(name: str, value: object, source: SourceForm | None) -> tuple[str, Seen]:
     """Return the digest of a value as it would be sent, and what it refers to."""
     seen = Seen()
     with tempfile.NamedTemporaryFile(dir=blobs.folder(), prefix=".value-") as file:
@@ -142,6 +151,7 @@ def _digest(name: str, value: object) -> tuple[str, Seen]:
                 refuse=refuse,
                 limit_bytes=MOST_BYTES,
                 name=name,
+                source=source,
             )
         except parcel.TooLarge as error:
             raise PayloadTooLarge(

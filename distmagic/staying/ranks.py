@@ -41,7 +41,7 @@ from distmagic.state.model import RunState
 from distmagic.staying import cell_state, modules, out_of_step, stopping
 from distmagic.staying.cell_state import CellState
 from distmagic.staying.control import Control
-from distmagic.staying.following import prepared
+from distmagic.staying.following import form_for, prepared
 
 _INLINE_BYTES = 60_000  # of a cell that goes along with its request; a longer one goes before it, as a file
 _BEAT_S = 0.1
@@ -179,8 +179,9 @@ class Ranks:
 
     def _run_quietly(self, cell: Cell, ranks: tuple[int, ...]) -> Run:
         """Run what is no cell of the user's, and show nothing of it. An interrupt ends it on the ranks, too."""
+        source = form_for(self._control.pythons)
         try:
-            packed = dumped(cell, Seen(), None)
+            packed = dumped(cell, Seen(), None, source, in_one=True)
         except parcel.Unpicklable as error:
             raise PayloadError(error.message, error.hint) from error
         screen = _OfSession(can_type=False)
@@ -200,7 +201,8 @@ class Ranks:
             self._wait_for_ranks(screen, noted)
             ranks = self._targets(request.ranks)
             packed = prepared(
-                request.plan, request.notebook, self.theirs, self._there(ranks), request.labels
+                request.plan, request.notebook, self.theirs, self._there(ranks), request.labels,
+                self._control.pythons,
             )  # fmt: skip
             self.history.append(request.plan.text)
             notices = [packed.notice, self._bring(packed.modules, noted)]
@@ -218,7 +220,10 @@ class Ranks:
         if not stale:
             return ""
         cell = Cell("", "modules", modules=stale)
-        packed, screen = dumped(cell, Seen(), None), _OfSession(can_type=False)
+        packed, screen = (
+            dumped(cell, Seen(), None, in_one=True),
+            _OfSession(can_type=False),
+        )
         self._left(self._run_parcel(packed, self._targets(()), screen, noted), is_cell=False)  # fmt: skip
         names = [module.name for module in stale]
         notice = f"Modules as they are on disk now: {', '.join(names)}."

@@ -117,6 +117,11 @@ fail()
 assert "return 1 / 0" in failed.error_in_exec.remote_traceback, failed.error_in_exec
 refused = shell.run_cell(f"%%distributed {FLAGS}\\nhidden()")
 print("REFUSED", refused.error_in_exec)
+run("def doubled(x):\\n    return 2 * x")
+run(f"%%ranks {FLAGS}\\ndoubled(4)")
+run("ranks['twice'] = doubled")
+run("%%ranks\\ntwice(8)")
+run("%distributed end ranks")
 """
 
 
@@ -128,6 +133,8 @@ def test_cells_run_on_hosts_with_another_python(lab, tmp_path):
     for rank in (0, 1):
         assert f"rank {rank} {sys.version_info[:2]}" in done.stdout
     ours = ".".join(map(str, sys.version_info[:2]))
+    assert "ranks 0-1: 8\n" in done.stdout
+    assert "ranks 0-1: 16\n" in done.stdout
     assert f"REFUSED `hidden` can't travel to dm1 (Python {ours})" in done.stdout
     lab.assert_clean()
 

@@ -128,6 +128,15 @@ def test_a_long_cell_is_brought_before_it_runs(notebook: LiveNotebook) -> None:
     assert text.endswith("ranks 0-3: 400000\n")
 
 
+def test_several_values_of_a_cell_may_be_larger_together(
+    notebook: LiveNotebook,
+) -> None:
+    notebook.run("import torch\nparts = [torch.ones(90_000) for _ in range(5)]")
+    notebook.run("first, second, third, fourth, fifth = parts")
+    text = notebook.run("%%ranks\nsum(map(len, (first, second, third, fourth, fifth)))")
+    assert text.endswith("ranks 0-3: 450000\n")
+
+
 def test_values_are_read_and_set_by_name_and_by_rank(notebook: LiveNotebook) -> None:
     notebook.run("""\
 %%ranks

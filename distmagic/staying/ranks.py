@@ -122,10 +122,14 @@ class Ranks:
         try:
             self._run.wait()
         except RunError as error:
-            if self._lost not in error.hint:  # it is raised as often as it is asked for
-                error.hint = f"{error.hint}\n{self._lost}".strip()
-            raise
+            raise self._with_lost(error) from None
         raise RunError("The ranks have ended.", self._lost)
+
+    def _with_lost(self, error: RunError) -> RunError:
+        """Return an error that says what is lost, once however often it is raised."""
+        if self._lost not in error.hint:
+            error.hint = f"{error.hint}\n{self._lost}".strip()
+        return error
 
     @property
     def _lost(self) -> str:
@@ -370,7 +374,7 @@ class Ranks:
         error = error_of(cell.run, was_interrupted=False)
         if isinstance(error, WorkerFailed):
             error.hint = f"{out_of_step.outdated(cell.ends)}\n{error.hint}".strip()
-        return error
+        return self._with_lost(error) if error is not None and self.is_over else error
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ the user's code. Read in this order:
     script.py      a script or a module as the rank's program, in place of a function
     import_paths.py  where the user's own modules are
     stay.py        a rank that stays: one cell after the other
-    reloading.py   has its modules loaded again when they have changed on the notebook's disk
     report.py      `distmagic.report` and `distmagic.track`
     show.py        `distmagic.show`: a picture, on its way to the agent
     outbox.py      what was reported, on its way to the agent

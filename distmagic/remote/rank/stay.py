@@ -26,10 +26,10 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from distmagic.remote.rank import reloading, report, sources
+from distmagic.remote.rank import report, sources
 from distmagic.remote.system import threads
 from distmagic.remote.training import groups, steps
-from distmagic.remote.values import call, parcel
+from distmagic.remote.values import call, parcel, reloading
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.wire import codec
 from distmagic.remote.wire.cells import (

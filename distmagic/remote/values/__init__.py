@@ -16,5 +16,6 @@ Read in this order:
     left_out      what is kept of a result that can't be pickled whole
     captured      what a call has changed of the values that came with it
     settings      what the notebook has set in torch and logging, and ranks begin with
+    reloading     modules that have changed on the notebook's disk are loaded again
     call          what the payload of a job holds, and how a rank runs it
 """

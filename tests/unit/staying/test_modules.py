@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from distmagic.payload import local_modules
-from distmagic.remote.rank import reloading
+from distmagic.remote.values import reloading
 from distmagic.staying import modules
 
 FILES = {

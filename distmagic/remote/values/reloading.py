@@ -1,4 +1,4 @@
-"""The user's modules in a rank that stays, when they have changed on the notebook's disk: written here, and loaded again."""
+"""The user's modules, when they have changed on the notebook's disk: written to this host, and loaded again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _load_again(old: Mapping[str, ModuleType]) -> None:
     """Import modules as if none were loaded, so that each comes after those that it imports. They stay the same objects."""
     for name in old:
         del sys.modules[name]
-    finder = _Finder(old)
+    finder = _OldModules(old)
     sys.meta_path.insert(0, finder)
     try:
         for name in old:
@@ -70,7 +70,7 @@ def _load_again(old: Mapping[str, ModuleType]) -> None:
             sys.modules.setdefault(name, module)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _OldModules(importlib.abc.MetaPathFinder):
     """Has modules loaded into the objects that they were before."""
 
     def __init__(self, old: Mapping[str, ModuleType]) -> None:
@@ -86,11 +86,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         found = (one.find_spec(name, path, target) for one in others)
         spec = next(filter(None, found), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._old[name])
+            spec.loader = _IntoOldModule(spec.loader, self._old[name])
         return spec
 
 
-class _Loader(importlib.abc.Loader):
+class _IntoOldModule(importlib.abc.Loader):
     def __init__(self, loader: Any, module: ModuleType) -> None:
         self._loader = loader
         self._module = module

@@ -45,8 +45,8 @@ class Parting:
     waits_s: float = 0.0
 
 
-def parting(answers: Iterable[Stacks], ended: Collection[int] = ()) -> Parting | None:
-    """Return where ranks part, by what they answered; None where nothing shows it. `ended` are ranks that have ended well.
+def parting(answers: Iterable[Stacks]) -> Parting | None:
+    """Return where ranks part, by what they answered or have left; None where nothing shows it.
 
     Of several groups that one counts in which calls differ, then one whose missing ranks wait for nobody themselves.
     """
@@ -62,7 +62,7 @@ def parting(answers: Iterable[Stacks], ended: Collection[int] = ()) -> Parting |
     waiting: set[int] = set()
     for key, made in groups.items():
         members = _members(key[1])
-        there = [r for r in (*told, *ended) if members is None or r in members]
+        there = [rank for rank in told if members is None or rank in members]
         one = _parting_of(_name(key), made, sorted({*there, *made}))
         if one is not None:
             found.append(one)

@@ -173,6 +173,9 @@ class RunStateBuilder:
                 threads=tuple(kept),
                 calls=_bounded_calls(what.calls, self.world_size),
             )
+            if what.request_id == protocol.LEFT:
+                self.workers[what.rank] = replace(worker, left=what)
+                return
             index = self._index_of_dump(what.request_id)
             dump = self.stack_dumps[index]
             self.stack_dumps[index] = replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from distmagic.failures.calls import Parting, Side, parting
@@ -238,6 +238,27 @@ def explain_last(state: RunState) -> Explanation | None:
     return found if found.groups or found.unanswered else None
 
 
+def explain_failed_call(state: RunState) -> str:
+    """Return in which call ranks parted, and what to do, of a run in which a collective call failed; "" where nothing shows it."""
+    answers = []
+    for worker in state.workers.values():
+        if worker.left is not None and worker.phase != "done":
+            answers.append((worker.host, worker.left))
+    found = explain(answers, left=_left(state))
+    if found.parting is None or found.parting.kind == "together":
+        return ""
+    if found.parting.kind == "behind":
+        return found.advice
+    sentence = found.sentence
+    return f"{sentence[:1].upper()}{sentence[1:]}. {found.advice}"
+
+
+def _left(state: RunState) -> list[Stacks]:
+    """Return the calls that ranks have left which ended well."""
+    done = [one for one in state.workers.values() if one.phase == "done"]
+    return [one.left for one in done if one.left is not None]
+
+
 def explain_dump(state: RunState, dump: StackDump) -> Explanation:
     """Return where the ranks were by their answers."""
     answers = [
@@ -245,18 +266,16 @@ def explain_dump(state: RunState, dump: StackDump) -> Explanation:
         for rank, stacks in dump.stacks.items()
         if rank in state.workers
     ]
-    done = [one.rank for one in state.workers.values() if one.phase == "done"]
-    return explain(
-        answers, [state.nodes[node].host for node in unanswered(state, dump)], done
-    )
+    hosts = [state.nodes[node].host for node in unanswered(state, dump)]
+    return explain(answers, hosts, _left(state))
 
 
 def explain(
     answers: Iterable[tuple[str, Stacks]],
     unanswered: Sequence[str] = (),
-    ended: Collection[int] = (),
+    left: Sequence[Stacks] = (),
 ) -> Explanation:
-    """Group the answers of ranks, each with its host's name. `ended` are ranks that have ended well."""
+    """Group the answers of ranks, each with its host's name. `left` are the calls of ranks that have ended well."""
     answers = list(answers)
     table: dict[object, list[tuple[str, Stacks]]] = {}
     for host, stacks in sorted(answers, key=lambda answer: answer[1].rank):
@@ -276,7 +295,7 @@ def explain(
     return Explanation(
         groups=tuple(groups),
         unanswered=tuple(unanswered),
-        parting=parting((stacks for _, stacks in answers), ended),
+        parting=parting([*(stacks for _, stacks in answers), *left]),
     )
 
 

@@ -106,6 +106,7 @@ class WorkerState:
     rate          steps a second (of `report`, else of the outermost bar); None where unknown
     ended         how the rank ended, as itself or its agent saw it
     exit          how its process ended, as torchrun saw it
+    left          its calls and stacks, if one of its collective calls has failed
     """
 
     rank: int
@@ -128,6 +129,7 @@ class WorkerState:
     rate: float | None = None
     ended: protocol.Ended | None = None
     exit: protocol.Exit | None = None
+    left: protocol.Stacks | None = None
 
     @property
     def gpu(self) -> int | None:

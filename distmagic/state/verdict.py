@@ -20,7 +20,7 @@ from distmagic.errors import (
 from distmagic.failures import failure_kind, network_errors
 from distmagic.remote.system import exit_codes, memory
 from distmagic.state.events import NEVER_BEGAN
-from distmagic.state.hangs import explain_last, stacks_text
+from distmagic.state.hangs import explain_failed_call, explain_last, stacks_text
 from distmagic.state.model import NodeState, RunState, WorkerState
 from distmagic.state.phases import is_explained, meaning_of
 
@@ -235,7 +235,8 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     where = f"Its whole output: {state.variable}.logs({worker.rank}), on {worker.host} under ~/.distmagic/jobs/{state.job}."
     for node_rank, why in state.lost:
         where = f"{state.nodes[node_rank].host} was lost too, which may be the cause: {why}\n{where}"
-    where = _joined(_connection(state, worker), _device(state, worker), where)
+    parted = explain_failed_call(state)
+    where = _joined(parted, _connection(state, worker), _device(state, worker), where)
     if ended.failure is not None:
         what = f"{worker.label} raised {ended.failure.type}"
         lines = ended.failure.message.strip().splitlines() or [""]

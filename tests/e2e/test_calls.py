@@ -9,7 +9,7 @@ import pytest
 
 import distmagic
 from distmagic.api import session
-from distmagic.errors import Hung
+from distmagic.errors import Hung, WorkerFailed
 from distmagic.render.overview import overview
 from distmagic.state.model import RunState
 from tests.e2e import runner
@@ -39,6 +39,10 @@ def part(kind: str) -> None:
         dist.broadcast(x, 1)  # MARK call
     elif kind == "group":
         dist.all_reduce(x, group=group)  # MARK group
+    elif kind == "size":
+        dist.all_reduce(torch.ones(8))  # MARK size
+    elif kind == "early":
+        return
     elif kind == "receive":
         dist.recv(x, 0)  # MARK receive
     while True:
@@ -111,3 +115,26 @@ def test_ranks_that_part_are_named_by_their_calls(lab: Lab) -> None:
     finally:
         session().close()
     lab.assert_clean()
+
+
+def test_ranks_that_send_different_sizes_are_named_with_both(lab: Lab) -> None:
+    """By itself gloo aborts a rank, and reports two numbers of bytes."""
+    error = runner.failure(lab, "dm1:1,dm2:1", as_value(part), "size", is_warm=True)
+    assert isinstance(error, WorkerFailed)
+    first, other = (f"{HERE}, line {line_of(mark)}" for mark in ("first", "size"))
+    sentence = (
+        f"Rank 1 (dm2, local_rank 0) calls all_reduce [8] at {other} where {RANK_0} calls all_reduce [4] at {first} "
+        "(call 3 of the default group). "
+    )
+    assert sentence in error.hint
+
+
+def test_a_rank_that_left_early_is_named_with_the_call_that_it_has_not_made(
+    lab: Lab,
+) -> None:
+    error = runner.failure(lab, "dm1:1,dm2:1", as_value(part), "early", is_warm=True)
+    assert isinstance(error, WorkerFailed)
+    assert (
+        "Rank 1 ended without call 3 of the default group, all_reduce [4], in which the others wait."
+        in error.hint
+    )

@@ -92,6 +92,7 @@ PRIVATE = """
 _BackendRendezvousStateHolder | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.meeting | torchrun compares the clocks of hosts, as it does by itself
 _C | torch/__init__.py | remote.values.storages remote.training.steps | no tensor can be sent
 _LoggerConnector | lightning/pytorch/trainer/connectors/logger_connector/logger_connector.py | remote.rank.logged_numbers | numbers that Lightning logs are not shown
+_ZSt13set_terminatePFvvE | torch/lib/libtorch_python.so | remote.rank.calls | a rank that gloo aborts leaves no calls: the error has no sizes
 _abc | abc.py | remote.values.cell_objects | a function that wraps an abstract class of a cell can't be sent
 _abort_process_group | torch/distributed/distributed_c10d.py | remote.training.groups | a rank that aborts its groups may be noted as one without any
 _actions | argparse.py | request.flag_parser | no help of flags is made

@@ -63,6 +63,7 @@ class StackDumper:
         self._sources: Sources | None = None
         self._queue: dict[str, bool] = {}  # requests, and whether they are quiet
         self._waiting: list[_Asked] = []
+        self._over: set[int] = set()  # processes that were looked at after their end
         self._request_id = (
             ""  # of the present request, "" for none; it is in all its events
         )
@@ -76,7 +77,15 @@ class StackDumper:
             self._queue.setdefault(request_id, quietly)
 
     def step(self, now: float, ranks: Sequence[RankProcess]) -> None:
-        """Begin the next request, or journal the answers to the present one."""
+        """Begin the next request, or journal the answers to the present one; also what ranks have left that are over."""
+        for rank in ranks:
+            pid = rank.hello.pid
+            if rank.is_over and pid not in self._over:
+                self._over.add(pid)
+                reply = calls.reply_of(self._run_dir, pid)
+                if reply is not None and reply[0].request_id == protocol.LEFT:
+                    left = _Asked(rank=rank, by_signal=False, text=reply[1])
+                    self._answer(left, reply[0].calls, protocol.LEFT)
         if not self._request_id and self._queue:
             self._begin(
                 now, [rank for rank in ranks if not rank.is_over and rank.is_running]
@@ -158,16 +167,21 @@ class StackDumper:
     def _has_replied(self, one: _Asked) -> bool:
         reply = calls.reply_of(self._run_dir, one.rank.hello.pid)
         if reply is not None:
-            made, one.text = reply
-            self._answer(one, made)
+            found, one.text = reply
+            self._answer(one, found.calls)
         return reply is not None
 
-    def _answer(self, one: _Asked, made: tuple[protocol.GroupRecord, ...] = ()) -> None:
+    def _answer(
+        self,
+        one: _Asked,
+        made: tuple[protocol.GroupRecord, ...] = (),
+        request_id: str = "",
+    ) -> None:
         if self._sources is None:
             self._sources = _sources(self._code, self._bundle, self._modules)
         threads = stacks.threads_of(one.text, self._sources)
         silence = "" if threads else "its answer can't be read"
-        self._journal_rank(one.rank, threads, silence, made)
+        self._journal_rank(one.rank, threads, silence, made, request_id)
 
     def _journal_rank(
         self,
@@ -175,11 +189,12 @@ class StackDumper:
         threads: tuple[protocol.Thread, ...] = (),
         silence: str = "",
         made: tuple[protocol.GroupRecord, ...] = (),
+        request_id: str = "",
     ) -> None:
         hello = rank.hello
         self._journal.add(
             protocol.Stacks(
-                request_id=self._request_id,
+                request_id=request_id or self._request_id,
                 rank=hello.rank,
                 local_rank=hello.local_rank,
                 threads=threads,

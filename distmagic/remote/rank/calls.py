@@ -2,28 +2,38 @@
 
     the agent  --ask-->     an empty file beside the agent's sockets
     a rank     --answer-->  its calls and the stacks of its threads in that file, also while its main thread waits
-    the file   --reply_of-->  GroupRecord, and the text of the stacks
+               --leave-->   the same without a question: when a call has failed, when groups end, and at its own end
+    the file   --reply_of-->  Stacks, and the text of the stacks
 
-`answer` is called in the rank, whose own thread looks for the question from then on. The others are called by the agent.
+`answer` is called in the rank, whose own thread looks for the question from then on. `ask` and `reply_of` are called by the
+agent.
+
+gloo aborts the process where a rank sends more than another one expects: an exception of C++ on a thread of its own, which
+nobody catches. What C++ calls then leaves the calls first.
 """
 
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import faulthandler
 import json
 import os
+import re
 import sys
 import time
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from distmagic.remote.wire.clipping import ranges
 from distmagic.remote.wire.codec import BadLine, decode, encode
-from distmagic.remote.wire.events import Stacks
+from distmagic.remote.wire.events import LEFT, Stacks
 from distmagic.remote.wire.parts import CallRecord, GroupRecord
 
 _LOOK_S = 0.25
@@ -31,6 +41,10 @@ _KEPT = 50  # calls of each group, the last ones
 _MAX_GROUPS = 16  # those with the latest calls
 _MAX_CHARS = 200  # of the sizes of a call, of the ranks of a group
 _READ_BYTES = 1 << 20
+_KEPT_AT_THE_END = 10  # of a rank that has not failed: others can be so far behind
+_leaving: list[
+    Callable[..., None]
+] = []  # how this rank leaves its calls, once it has groups
 _OF_GLOO = "_dump_fr_trace_json"
 # NCCL has a recorder of its own, in a torch that is built with it.
 _RECORDERS = (_OF_GLOO, _OF_GLOO.replace("_fr_", "_nccl_"))
@@ -46,10 +60,12 @@ def _file_of(run_dir: Path, pid: int) -> Path:
 def answer(run_dir: Path, c10d: ModuleType) -> None:
     """Have a thread of this process answer from now on. Nothing is raised where that fails."""
     path = _file_of(run_dir, os.getpid())
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(OSError, RuntimeError, AttributeError):
         path.write_bytes(b"-")  # nobody asks yet
         # Not of `threading`: the user's code counts and joins the threads that it has there.
         _thread.start_new_thread(_answer_always, (path, c10d))
+        _leaving.append(partial(_leave, os.getpid(), path, c10d))
+        _before_abort()
 
 
 def _answer_always(path: Path, c10d: ModuleType) -> None:
@@ -58,23 +74,85 @@ def _answer_always(path: Path, c10d: ModuleType) -> None:
         time.sleep(_LOOK_S)
         try:
             if os.stat(place).st_size == 0:
-                calls = tuple(_groups(c10d, time.time_ns()))
-                rank, local_rank = (
-                    int(os.environ[name]) for name in ("RANK", "LOCAL_RANK")
-                )
-                line = Stacks(
-                    request_id="", rank=rank, local_rank=local_rank, calls=calls
-                )
-                new = path.with_name(f"{path.name}.new")
-                with new.open("wb") as file:
-                    file.write(encode(line))
-                    file.flush()
-                    faulthandler.dump_traceback(file, all_threads=True)
-                new.replace(path)
+                _write(path, c10d)
         except OSError:
             continue  # a cleaner has removed the file, or the disk is full
         except Exception:  # noqa: BLE001 - a torch whose recorder is another one has nothing to say
             return
+
+
+def leave(error: BaseException | None = None) -> None:
+    """Leave the calls of this rank for its agent: it ends, or its groups do, or an exception has come out of a call."""
+    frames = traceback.extract_tb(error.__traceback__) if error else []
+    # Autograd's are those of DistributedDataParallel.
+    if frames and not re.search("/torch/(distributed|autograd)/", frames[-1].filename):
+        return
+    stack = "-\n"  # where it is says nothing
+    if frames:
+        lines = [f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in reversed(frames)]  # fmt: skip
+        stack = "\n".join(["Thread 0x0 (most recent call first):", *lines, ""])
+    for act in _leaving:
+        act(stack, has_failed=bool(frames))
+
+
+def _leave(
+    pid: int, path: Path, c10d: ModuleType, stack: str = "", *, has_failed: bool = True
+) -> None:
+    # A child that the user's code has forked is not this rank.
+    if os.getpid() == pid:
+        with contextlib.suppress(Exception):
+            _write(path, c10d, LEFT, stack, has_failed=has_failed)
+
+
+def _before_abort() -> None:
+    """Have C++ leave the calls before it aborts the process because of an exception, as long as Python runs."""
+    import ctypes  # as torch does, which is there
+
+    handler = ctypes.CFUNCTYPE(None)
+    # As std::set_terminate is called in the library.
+    change = ctypes.CDLL("libstdc++.so.6")["_ZSt13set_terminatePFvvE"]
+    change.restype, change.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+    def leave_and_abort() -> None:
+        for act in _leaving:
+            act()
+        handler(plain)()
+
+    ours = handler(leave_and_abort)
+    plain = change(ctypes.cast(ours, ctypes.c_void_p))
+    # Whose reference keeps it alive.
+    atexit.register(lambda: (change(plain), ours))
+
+
+def _write(
+    path: Path,
+    c10d: ModuleType,
+    request_id: str = "",
+    stack: str = "",
+    *,
+    has_failed: bool = True,
+) -> None:
+    """Write the calls, and this stack in place of the real ones. A call that has failed is not over."""
+    calls = list(_groups(c10d, time.time_ns()))
+    if calls and stack and has_failed:
+        *before, last = calls[-1].calls
+        made = (*before, replace(last, is_over=False))
+        calls[-1] = replace(calls[-1], calls=made)
+    if not has_failed:
+        calls = [replace(one, calls=one.calls[-_KEPT_AT_THE_END:]) for one in calls]
+    if not calls and not has_failed:
+        return  # its groups have ended before, and what it had made stands there
+    rank, local_rank = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
+    line = Stacks(
+        request_id=request_id, rank=rank, local_rank=local_rank, calls=tuple(calls)
+    )
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        file.write(encode(line) + stack.encode())
+        file.flush()
+        if not stack:
+            faulthandler.dump_traceback(file, all_threads=True)
+    new.replace(path)
 
 
 def _groups(c10d: Any, now_ns: int) -> Iterable[GroupRecord]:
@@ -147,8 +225,8 @@ def ask(run_dir: Path, pid: int) -> bool:
     return True
 
 
-def reply_of(run_dir: Path, pid: int) -> tuple[tuple[GroupRecord, ...], str] | None:
-    """Return the calls of that process and the text of its stacks; None before it has answered."""
+def reply_of(run_dir: Path, pid: int) -> tuple[Stacks, str] | None:
+    """Return the calls of that process, which `LEFT` says it has left, and the text of its stacks; None before it has answered."""
     try:
         with _file_of(run_dir, pid).open("rb") as file:
             line = file.readline(_READ_BYTES)
@@ -156,6 +234,6 @@ def reply_of(run_dir: Path, pid: int) -> tuple[tuple[GroupRecord, ...], str] | N
         found = decode(line)[1]
     except (OSError, BadLine):
         return None
-    if not isinstance(found, Stacks):
-        return None
-    return found.calls, text.decode("ascii", "replace")
+    return (
+        (found, text.decode("ascii", "replace")) if isinstance(found, Stacks) else None
+    )

@@ -130,6 +130,7 @@ def _ended_after(
         )
     except BaseException as error:  # noqa: BLE001 - every end of a rank is reported
         _stop_handlers()
+        calls.leave(error)
         # The call can't be loaded: a traceback would show our frames only.
         is_ours = isinstance(error, parcel.ParcelError)
         text = str(error) if is_ours else shown_traceback(error, labels)
@@ -153,7 +154,7 @@ def _work(
     bars.install(report.post_bar, fallback=fallback)
     rich_bars.install(report.post_bar)
     logged_numbers.install()
-    groups.install(partial(calls.answer, Path(rank.socket).parent))
+    groups.install(partial(calls.answer, Path(rank.socket).parent), calls.leave)
     show.install()
     # A new `__main__`. Its file lets spawned children, such as DataLoader workers, load what the payload defines.
     user_main = types.ModuleType("__main__")
@@ -434,6 +435,8 @@ def _hide_frames(summary: traceback.TracebackException | None, own: str) -> None
 
 def _finish(rank: Rank, conn: socket.socket, ended: Ended) -> None:
     """Report the end, then exit as any Python program does: threads, atexit, flush."""
+    if ended.failure is None:
+        calls.leave()
     report.end()
     for stream in (sys.stdout, sys.stderr):
         try:

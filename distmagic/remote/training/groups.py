@@ -59,6 +59,7 @@ class _Notes:
     kept: tuple[Any, ...] = ()
     watches_forks = False
     begins: Callable[[ModuleType], None] | None = None
+    ends: Callable[[], None] = staticmethod(lambda: None)
     cell = 0  # the number of the cell, where this rank stays
     inits = 0  # calls of `init_process_group`: in this cell, or in all
     request: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # of the last one
@@ -72,13 +73,17 @@ class _Notes:
 _notes = _Notes()
 
 
-def install(begins: Callable[[ModuleType], None] | None = None) -> None:
+def install(
+    begins: Callable[[ModuleType], None] | None = None,
+    ends: Callable[[], None] = lambda: None,
+) -> None:
     """Begin to take notes in this process, whose variables are still those of torchrun.
 
-    `begins` is called when the first group is about to be made, with torch's module of groups.
+    `begins` is called when the first group is about to be made, with torch's module of groups, and `ends` when groups are
+    about to be ended.
     """
     _notes.given = dict(os.environ)
-    _notes.begins = begins
+    _notes.begins, _notes.ends = begins, ends
     import_hooks.when_imported(_C10D, _patch)
     if not _notes.watches_forks:
         _notes.watches_forks = True
@@ -218,6 +223,7 @@ def _looking_first(
     def ending(*args: Any, **kwargs: Any) -> Any:
         _look(c10d)
         _keep(c10d)
+        _notes.ends()
         return original(*args, **kwargs)
 
     return ending

@@ -210,12 +210,16 @@ class NodeAdded:
     hosts: Names
 
 
+LEFT = "left"  # in place of a request
+
+
 @message
 @dataclass(frozen=True, kw_only=True)
 class Stacks:
     """Where a rank was when the request `request_id` came: its main thread first. Without threads, `silence` says why.
 
-    `calls` are the collective calls that it has made, as far as torch has recorded them.
+    `calls` are the collective calls that it has made, as far as torch has recorded them. With `LEFT` in place of the
+    request it has left them because such a call has failed.
     """
 
     request_id: Word

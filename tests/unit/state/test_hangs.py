@@ -183,7 +183,8 @@ def test_a_rank_that_has_ended_is_named(golden):
     waiting = with_calls(
         stack(0, *REDUCES), made(*START_OF_ALL, "all_reduce [4]", over=False)
     )
-    found = explain([("gpu-a", waiting)], ended=[1])
+    left = with_calls(stack(1), made(*START_OF_ALL))
+    found = explain([("gpu-a", waiting)], left=[left])
     golden(found.advice)
     assert found.awaited == {1}
 

@@ -66,6 +66,47 @@ def test_a_rank_that_raised(golden):
     assert error.remote_traceback == "Traceback"
 
 
+def left(rank: int, *names: str, has_failed: bool = True) -> Event:
+    """Return what a rank leaves of its calls, each as `all_reduce [4]`; the last one has failed, or it has ended well."""
+    calls = []
+    for number, name in enumerate(names, 1):
+        word, _, sizes = name.partition(" ")
+        is_over = not has_failed or number < len(names)
+        call = p.CallRecord(number=number, name=word, sizes=sizes, is_over=is_over)
+        calls.append(call)
+    own = p.Frame(file="Cell In[3]", line=10 + rank, function="train", mine=True)
+    torchs = p.Frame(
+        file="torch/distributed/distributed_c10d.py", line=9, function="all_reduce"
+    )
+    one = p.Stacks(
+        request_id=p.LEFT,
+        rank=rank,
+        local_rank=rank % 2,
+        threads=(p.Thread(frames=(own, torchs)),) if has_failed else (),
+        calls=(p.GroupRecord(backend="gloo", calls=tuple(calls)),),
+    )
+    return at(one, rank // 2)
+
+
+def test_a_rank_that_gloo_aborts_is_named_with_both_sizes(golden):
+    failed = [left(rank, "barrier", "all_reduce [4]") for rank in (0, 1)]
+    odd = left(3, "barrier", "all_reduce [8]")
+    golden(verdict(over(killed(0, 0, 6), *failed, odd, code=1)))
+    # One that has sent all has gone on, and ended.
+    well = left(3, "barrier", "all_reduce [8]", has_failed=False)
+    golden(verdict(over(killed(0, 0, 6), *failed, ended(3, 1), well, code=1)))
+
+
+def test_a_rank_that_ended_without_a_call_of_the_others_is_named(golden):
+    lost = "Connection closed by peer [10.0.0.2]:40000"
+    early = left(3, "barrier", has_failed=False)
+    failed = left(0, "barrier", "all_reduce [4]")
+    golden(verdict(over(ended(3, 1), early, raised(0, 0, lost), failed, code=1)))
+    # Of one whose calls are not known nothing is said.
+    error = verdict(over(ended(3, 1), raised(0, 0, lost), failed, code=1))
+    assert "all_reduce" not in str(error)
+
+
 def test_an_error_of_several_lines_is_told_in_full_only_by_its_traceback(golden):
     failure = p.Failure(
         type="RuntimeError",

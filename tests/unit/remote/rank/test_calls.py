@@ -1,0 +1,133 @@
+"""What two ranks of gloo leave of their calls when they part: in a call that fails, that aborts a rank, or that waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from distmagic.failures.calls import Parting, parting
+from distmagic.remote.wire.codec import decode
+from tests.builders.forks import Forks
+
+# Two ranks make one call together, and part. If they wait they are asked.
+RANKS = """
+import os, signal, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from distmagic.remote.rank import calls
+
+folder = Path(sys.argv[1])
+torch.set_num_threads(1)
+
+def act(words):
+    name, size = words.split()
+    x = torch.ones(int(size))
+    group = dist.new_group([0, 1], group_desc="inner")
+    dist.barrier()
+    if name in ("broadcast", "reduce"):
+        getattr(dist, name)(x, 0)
+    elif name == "all_gather":
+        dist.all_gather([torch.ones_like(x), torch.ones_like(x)], x)
+    elif name == "all_reduce":
+        dist.all_reduce(x)
+    elif name == "in_group":
+        dist.all_reduce(x, group=group)
+    elif name == "barrier":
+        dist.barrier()
+
+def be(rank, port, words):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    calls.answer(folder, dist.distributed_c10d)
+    try:
+        dist.init_process_group("gloo")
+        act(words)
+    except Exception as error:
+        calls.leave(error)
+        os._exit(1)
+    calls.leave()
+    os._exit(0)
+
+def how_it_waits(pid):
+    while True:
+        calls.ask(folder, pid)
+        time.sleep(0.01)
+        reply = calls.reply_of(folder, pid)
+        if reply is not None and any(not call.is_over for group in reply[0].calls for call in group.calls):
+            return "waits"
+
+def how_it_ends(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+pids = []
+for rank, words in enumerate(sys.argv[3:]):
+    pid = os.fork()
+    if pid == 0:
+        be(rank, store.port, words)
+    pids.append(pid)
+how = how_it_waits if sys.argv[2] == "wait" else how_it_ends
+ends = [*map(how, pids)]
+print(*ends)
+for pid, end in zip(pids, ends):
+    if end == "waits":
+        os.kill(pid, signal.SIGKILL)
+for pid in pids:
+    print((folder / f"calls-{pid}").read_bytes().partition(b"\\n")[0].decode())
+"""
+
+
+def parted(
+    torch_forks: Forks, tmp_path, how: str, *acts: str
+) -> tuple[list[str], Parting | None]:
+    """Return how two ranks ended, or that they wait, and where they part."""
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    done = torch_forks.run(script, str(tmp_path), how, *acts)
+    assert done.returncode == 0, done.stderr.decode()
+    ends, *lines = done.stdout.decode().splitlines()
+    answers = [decode(line.encode())[1] for line in lines]
+    return ends.split(), parting(answers)
+
+
+SIZES = [
+    ("all_reduce 4", "all_reduce 8"),
+    ("all_reduce 8", "all_reduce 4"),
+    ("all_reduce 400000", "all_reduce 800000"),
+    ("broadcast 8", "broadcast 4"),
+    ("reduce 4", "reduce 8"),
+    ("all_gather 4", "all_gather 8"),
+]
+
+
+@pytest.mark.parametrize("acts", SIZES)
+def test_sizes_that_differ_are_left_with_the_calls(torch_forks, tmp_path, acts):
+    """A rank that expects less is aborted; the other one loses it, or has sent all and goes on."""
+    ends, one = parted(torch_forks, tmp_path, "end", *acts)
+    assert "-6" in ends
+    assert one is not None
+    assert (one.kind, one.number, one.group) == ("different", 2, "the default group")
+    made = {side.ranks: side.call for side in one.sides}
+    for rank, act in enumerate(acts):
+        name, size = act.split()
+        assert made[rank,] == f"{name} [{size}]"
+
+
+def test_a_rank_that_left_early_is_known_by_its_last_call(torch_forks, tmp_path):
+    ends, one = parted(torch_forks, tmp_path, "end", "all_reduce 4", "nothing 4")
+    assert ends == ["1", "0"]
+    assert one is not None
+    assert (one.kind, one.number, one.missing) == ("behind", 2, (1,))
+
+
+@pytest.mark.parametrize("other", ["broadcast 4", "barrier 4"])
+def test_calls_that_differ_are_answered(torch_forks, tmp_path, other):
+    ends, one = parted(torch_forks, tmp_path, "wait", "all_reduce 4", other)
+    assert ends == ["waits", "waits"]
+    assert one is not None
+    assert (one.kind, one.number) == ("different", 2)
+
+
+def test_a_call_in_another_group_is_none_in_this_one(torch_forks, tmp_path):
+    _, one = parted(torch_forks, tmp_path, "wait", "all_reduce 4", "in_group 4")
+    assert one is not None
+    assert (one.kind, one.number, one.missing) == ("behind", 2, (1,))

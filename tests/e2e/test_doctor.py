@@ -259,7 +259,7 @@ def send_at(host: LabHost, megabits: int, slowly_to: LabHost | None = None) -> N
         done = host.exec(["tc", *words.split()])
         assert done.returncode == 0, done.stderr
     if slowly_to is not None:
-        rule = f"out ip daddr {slowly_to.address} meta priority set 1:20"
+        rule = f'out ip daddr {slowly_to.address} meta priority set "1:20"'
         host.drop_by(rule)
     host.is_to_be_mended()
 

@@ -213,9 +213,9 @@ def _slow_words(state: RunState, slow: set[int]) -> str:
     if not slow:
         return ""
 
-    def steps(rank: int) -> float:
+    def steps(rank: int) -> tuple[float, float]:
         done, _ = state.workers[rank].progress
-        return done or 0.0
+        return done or 0.0, -state.workers[rank].at_s
 
     slowest = state.workers[min(slow, key=steps)]
     words = f"slow: {plain(slowest.label)}"
@@ -398,7 +398,7 @@ def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
             if node.broken and node.phase != "gone":
                 why = node.broken.removeprefix(f"{node.host}: ")
                 why = one_line(why).rstrip(".")
-                text = f"{plain(node.host)}: reconnecting ({why}); unless that host is down, its ranks go on"
+                text = f"{plain(node.host)}: reconnecting ({why}); unless that host is down, its ranks continue"
                 yield Alert(level="warning", text=text)
         lead = plain(state.nodes[0].host)
         for node in state.nodes[1:]:

@@ -39,7 +39,12 @@ _LATE_S = (
 
 
 def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:
-    """Return the running ranks that are clearly behind the median: in steps, and in time at their own rate."""
+    """Return the running ranks that are clearly behind the median: in steps, and in time at their own rate.
+
+    When all have ended well, return those that ended late.
+    """
+    if all(w.phase == "done" for w in workers):
+        return _late_ranks(workers)
     done = {}
     for w in workers:
         steps, _ = w.progress
@@ -59,20 +64,35 @@ def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:
     return slow
 
 
+def _late_ranks(workers: Sequence[WorkerState]) -> set[int]:
+    """Return the ranks that ended clearly later than the median, and took longer for each step."""
+    step_s = {w.rank: w.at_s / w.progress[0] for w in workers if w.progress[0]}
+    counted = [w for w in workers if w.rank in step_s]
+    if not counted:
+        return set()
+    usual_s = statistics.median_low(step_s.values())
+    end_s = statistics.median_low(w.at_s for w in counted) + _LATE_S
+    return {
+        w.rank for w in counted if w.at_s > end_s and usual_s < _SLOW * step_s[w.rank]
+    }
+
+
 def picked_ranks(
     workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
 ) -> list[WorkerState]:
     """Return the ranks of a large run that have rows of their own: failed ones, then those with the fewest steps.
 
     Two of the latter are shown in any case, more where more ranks are slow or stand still. One that says nothing of its
-    steps is among them when others have ended.
+    steps is among them when others have ended. Of a run that went well they are the slow ones.
     """
     failed = [w for w in workers if w.phase in ("failed", "lost")]
     some_are_done = any(w.phase == "done" for w in workers)
     running = [w for w in workers if w.phase == "running" and (some_are_done or w.progress[0] is not None)]  # fmt: skip
     running.sort(key=lambda w: w.progress[0] or 0.0)
     count = max(_PICKED // 4, min(_PICKED, len(slow | still.keys())))
-    return failed[:_PICKED] + running[:count]
+    late = [w for w in workers if w.phase == "done" and w.rank in slow]
+    late.sort(key=lambda w: -w.at_s)
+    return failed[:_PICKED] + running[:count] + late[:_PICKED]
 
 
 def most_urgent(

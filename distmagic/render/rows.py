@@ -241,7 +241,10 @@ def _rank_row(
         metrics=w.metrics,
         rate="" if has_no_rate else q.rate(w.rate or 0.0, _unit(w)),
         left="" if has_no_rate or w.eta_s is None else q.eta(w.eta_s),
-        slow=w.rank in slow and not is_still and not _is_out_of_sight(state, w),
+        slow=w.rank in slow
+        and w.phase in ALIVE
+        and not is_still
+        and not _is_out_of_sight(state, w),
         still=is_still,
         note=_rank_note(state, w, still),
         is_awaited=w.rank in awaited,

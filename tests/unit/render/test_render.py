@@ -19,6 +19,7 @@ from distmagic.render import quantities as q
 from distmagic.render import text_width
 from distmagic.render.output import output_lines
 from distmagic.render.overview import overview
+from distmagic.render.rows import state_word
 from distmagic.state.model import NodeState, OutputLine, RunState, StackDump
 from tests import REPOSITORY
 from tests.builders.terms import on_terms
@@ -180,6 +181,31 @@ def test_a_rank_that_began_a_little_later_is_not_slow(step, rate, is_slow):
     workers = [worker(rank, step=100.0, rate=10.0) for rank in range(3)]
     state = run([*workers, worker(3, step=step, rate=rate)])
     assert (overview(state).concern == "slow: rank 3 (gpu-b, local_rank 1)") == is_slow
+
+
+@pytest.mark.parametrize(("step", "at_s", "is_named"), [
+    (500.0, 100.0, True),
+    (500.0, 44.0, False),  # a tenth longer
+    (500.0, 2.0, False),
+    (1250.0, 100.0, False),  # it had more to do
+    (50.0, 40.0, False),  # it ended with the others
+])  # fmt: skip
+def test_a_rank_that_was_slow_is_named_when_the_run_is_over(step, at_s, is_named):
+    ended = [worker(rank, phase="done", step=500.0, at_s=40.0) for rank in range(32)]
+    ended[7] = replace(ended[7], step=step, at_s=at_s)
+    view = overview(over(run(ended)))
+    named = "slow: rank 7 (gpu-d, local_rank 1)" if is_named else ""
+    assert view.concern == named
+    assert view.groups[0].title.startswith("failed and slowest: 1 of") == is_named
+    if is_named:
+        assert [(row.rank, state_word(row)) for row in view.groups[0].rows] == [(7, "done")]  # fmt: skip
+
+
+def test_of_ranks_that_ended_without_steps_none_was_slow():
+    ended = [worker(rank, phase="done", step=None, at_s=40.0 + rank) for rank in range(3)]  # fmt: skip
+    assert overview(over(run(ended))).concern == ""
+    short = [worker(rank, phase="done", step=1.0, at_s=0.1 + rank) for rank in range(3)]
+    assert overview(over(run(short))).concern == "", "2 s are not much"
 
 
 def test_at_the_end_of_a_run_the_ranks_that_still_run_are_named():

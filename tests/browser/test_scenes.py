@@ -51,6 +51,25 @@ def test_nothing_is_wider_than_the_page(page, width):
             assert box["height"] < 30, f"{name}: on one line"
 
 
+def test_the_note_of_a_failed_rank_is_whole_on_a_narrow_page(page):
+    """It is below its row, not to the right of all columns, where it would be cut off."""
+    page.page.set_viewport_size({"width": WIDTHS[1], "height": 900})
+    page.open("light")
+    page.show(scenes.failed())
+    note = page.page.locator("td.dm-note", has_text="ValueError")
+    word = note.locator("xpath=..").locator("td.dm-state")
+    place = """cell => {
+      const text = document.createRange();
+      text.selectNodeContents(cell);
+      const { top, bottom, left, right } = text.getBoundingClientRect();
+      return [top, bottom, left, right];
+    }"""
+    top, _, left, right = note.evaluate(place)
+    assert left > 0
+    assert right < WIDTHS[1]
+    assert top >= word.evaluate(place)[1]
+
+
 @pytest.mark.quick
 def test_one_of_64_ranks_that_failed_is_on_top_and_all_are_folded(page):
     page.open("light")

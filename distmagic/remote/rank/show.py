@@ -33,14 +33,14 @@ def show(figure: object) -> None:
     """Show a picture in the run's view and in the saved notebook: a figure of matplotlib, an image of PIL, bytes of a PNG.
 
     The run keeps its last pictures. If many come at once, the first ones are shown. Outside a run it does nothing. It
-    never raises: an object that is no picture, or too large, is left out, with one line on stderr.
+    never raises: an object that is not an image, or too large, is left out, with one line on stderr.
     """
     if not report.is_in_run():
         return
     try:
         png = figure if isinstance(figure, bytes) else _png(figure)
     except Exception as error:  # noqa: BLE001  # whatever it is, the training goes on
-        report.complain("show", f"a {type(figure).__name__} is no picture ({error})")
+        report.complain("show", f"a {type(figure).__name__} is not an image ({error})")
         return
     if len(png) > _MOST_BYTES:
         report.complain("show", f"a picture of {len(png):,} bytes is too large")
@@ -125,8 +125,10 @@ def _show_from_ipython(module: Any) -> None:
 
 def _picture(value: Any) -> Any:
     """Return what `show` takes: a figure, an image of PIL, or the PNG of an image of IPython. None for anything else."""
-    data = getattr(value, "data", None)
+    # Of its class: a frame of pandas has its columns as attributes, and a mock has any.
+    data = getattr(value, "__dict__", {}).get("data")
     if isinstance(data, bytes) and data.startswith(_PNG):
         return data
-    is_image = hasattr(value, "resize") and hasattr(value, "save")
-    return value if is_image or hasattr(value, "savefig") else None
+    kind = type(value)
+    is_image = hasattr(kind, "resize") and hasattr(kind, "save")
+    return value if is_image or hasattr(kind, "savefig") else None

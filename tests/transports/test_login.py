@@ -353,6 +353,24 @@ def test_a_public_key_stands_for_its_private_one_in_the_agent(
 
 
 @pytest.mark.needs("sshd")
+@pytest.mark.parametrize(
+    ("named", "only"), [("half.pub", "no"), ("half", "yes"), ("half", "no")]
+)
+def test_the_key_in_the_agent_whose_public_half_is_named_comes_first(
+    named, only, home, server, tmp_path, user_key
+):
+    """The server hangs up after six keys. `half` has no file: there is only half.pub."""
+    (tmp_path / "half.pub").write_bytes(Path(f"{user_key}.pub").read_bytes())
+    others = [make_key(tmp_path / f"other{number}") for number in range(6)]
+    with agent(tmp_path / "agent", *others, user_key) as path:
+        home.config.write_text(
+            f"IdentityFile {tmp_path / named}\nIdentitiesOnly {only}\nIdentityAgent {path}\n"
+            f"UserKnownHostsFile {home.known_hosts}\n"
+        )
+        ssh.connect(home.host(server), home.access, asking.NoAsker()).close()
+
+
+@pytest.mark.needs("sshd")
 def test_an_encrypted_key_without_its_public_half_is_found_in_the_agent(
     home, locked, tmp_path
 ):

@@ -44,7 +44,7 @@ class Snapshot:
 def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
     """Write a snapshot of step `step` on this node, if this is its local rank 0; other ranks return at once.
 
-    The file appears whole or not at all, also when the host loses its power. Raises OSError where it can't be written.
+    `state` is what `torch.save` can write; `load` returns it, and prefers the snapshot with the highest step. The file appears whole or not at all, also when the host loses its power. Raises OSError where it can't be written.
     """
     if int(os.environ.get("LOCAL_RANK", "0")) != 0:
         return

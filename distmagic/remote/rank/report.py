@@ -42,7 +42,7 @@ def report(
 ) -> None:
     """Show in the notebook how far this rank is: `report(step=i, total=n, loss=loss)`.
 
-    Metrics are Python or NumPy numbers, or tensors of no dimension. A tensor on a GPU makes the call wait for the GPU, as
+    `step` is the number of steps that are done, `total` the number of all steps. Metrics are Python or NumPy numbers, or tensors of no dimension. A tensor on a GPU makes the call wait for the GPU, as
     `.item()` does.
 
     Without a `step` the metrics belong to the count of the innermost open bar of tqdm, rich or `track`, if there is one.
@@ -96,7 +96,8 @@ def track(
 ) -> Iterator[T]:
     """Yield the items of `iterable`, and show how far it is as a bar of this rank. Outside a run there is no bar.
 
-    `total` defaults to `len(iterable)`, where that is known. Calls may be nested.
+    `desc` is the bar's name. `total` is the number of items, by default `len(iterable)` if that is known. Calls may be
+    nested.
     """
     if _here.link is None:
         yield from iterable

@@ -17,7 +17,7 @@ _KEPT = 50  # runs of a kernel, the last ones
 class Comparison:
     """Several runs side by side, shown as a table and, in a notebook, with their curves over each other.
 
-    `is_apart`: only runs of the same training are compared, and only their curves lie over each other.
+    `runs` has a summary of each, in the order in which they were given. `is_apart`: only runs of the same training are compared, and only their curves lie over each other.
     """
 
     def __init__(self, runs: Sequence[RunSummary], *, is_apart: bool = False) -> None:
@@ -43,7 +43,7 @@ def compare(*runs: object) -> Comparison:
         state = getattr(run, "state", None)
         if not isinstance(state, RunState):
             raise SpecError(
-                f"{reprlib.repr(run)} is no run.",
+                f"{reprlib.repr(run)} is not a run.",
                 "Give what -o NAME or distmagic.run has left; of a detached job what its attach() returns.",
             )
         found.append(summary(state))

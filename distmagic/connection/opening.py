@@ -78,7 +78,7 @@ def _look_at_shell(link: Link, transport: Transport) -> None:
     time_limits().call_off(limit)
     process.close()
     if code is not None and _WORD not in said and not link.is_past_shell.is_set():
-        link.shell_trouble = "does not run the command, or reads what is meant for it"
+        link.shell_trouble = "does not run the command, or reads its input"
         link.close()
 
 

@@ -110,7 +110,7 @@ _NAMED = (
     (
         "packages",
         "{title} {found}",
-        "Have the same packages on all hosts: %distributed env sync. By hand: python -m pip install '{title}=={either}'",
+        "Install the same packages on all hosts: %distributed env sync. By hand: python -m pip install '{title}=={either}'",
     ),
 )
 

@@ -66,7 +66,7 @@ def of_cell(
     try:
         compile(program, "<program>", "exec", dont_inherit=True)
     except SyntaxError as error:  # `await` outside a function, or `from __future__` that no longer comes first
-        return NoProgram(f"it is no program by itself ({error.msg})")
+        return NoProgram(f"it is not a program by itself ({error.msg})")
     return program.rstrip("\n") + "\n"
 
 

@@ -64,7 +64,7 @@ def _record(folder: Path) -> dict[str, str]:
         found = None
     if not isinstance(found, dict):
         raise SpecError(
-            f"--export: {folder / RECORD} is no record of an export.",
+            f"--export: {folder / RECORD} is not a record of an export.",
             "Remove that file, or name another folder.",
         )
     return {str(path): str(digest) for path, digest in found.items() if _is_inner(path)}

@@ -79,7 +79,7 @@ class ExportedJob:
                 value.encode()
             except UnicodeEncodeError:
                 raise SpecError(
-                    f"--env {name}: the value is no text in UTF-8.",
+                    f"--env {name}: the value is not UTF-8 text.",
                     "A file of a job can't hold it.",
                 ) from None
         if self.spec.rdzv_endpoint and self.request.chooses_hosts:

@@ -52,7 +52,7 @@ def below(name: str, limit: str, of: str = "nodes") -> str:
 def numbers(*names: str) -> list[str]:
     """Return a line of bash for each variable that ends a script unless it is a whole number."""
     return [
-        f'case ${name} in *[!0-9]*) echo "{name} is ${name}, which is no number" >&2; exit 1 ;; esac'
+        f'case ${name} in *[!0-9]*) echo "{name} is ${name}, which is not a number" >&2; exit 1 ;; esac'
         for name in names
     ]
 

@@ -54,8 +54,8 @@ _CURES = (
     (
         re.compile(r"^(?:bdb\.)?BdbQuit\b|EOF when reading a line|^EOFError:?\s*$"),
         (
-            "breakpoint(), pdb and input() were left without an answer: by q, or because nobody can type in this run. Run it "
-            "in a notebook that is open, or in a terminal: distmagic run."
+            "breakpoint(), pdb or input() got no answer: somebody typed q, or nobody can type in this run. Run it in an open "
+            "notebook, or in a terminal: distmagic run."
         ),
     ),
     (
@@ -148,7 +148,7 @@ def gpu_in_words(text: str, said: Sequence[str], host: str) -> str:
         ]
         what = f" ({conditions[0]})" if conditions else ""
         return (
-            f"A kernel on a GPU of {host} found a value that is not allowed{what}: an index out of range, say. The traceback "
+            f"A kernel on a GPU of {host} found a value that is not allowed{what}: for example an index out of range. The traceback "
             "may show a later line than the cause: run it again with --env CUDA_LAUNCH_BLOCKING=1, which shows the cause."
         )
     return ""

@@ -14,7 +14,7 @@ _LATE = "no connection in time"  # torch's store goes on trying, whatever the an
 _ABORTED = (
     "the connection was aborted"  # NCCL says so after it was refused again and again
 )
-_NAMELESS, _LOST = "its name can't be resolved there", "lost"
+_NAMELESS, _LOST = "its name can't be resolved", "lost"
 _NO_INTERFACE = "no interface"
 _CAUSES = (  # the first that matches counts; a text may match several, so the particular ones come first
     (
@@ -59,7 +59,7 @@ _HINTS = {
     _ABORTED: _OPEN,
     _NO_WAY: "Is there a firewall, or another network? Name the interface of the common one: --env NCCL_SOCKET_IFNAME=eth0 "
              "--env GLOO_SOCKET_IFNAME=eth0",
-    _NAMELESS: "Let the hosts know each other's names, or give --master-addr's host by its address.",
+    _NAMELESS: "Add that name to /etc/hosts on all hosts, or write an address: --master-addr ADDRESS.",
     _NO_INTERFACE: "Name one that the hosts have: --env NCCL_SOCKET_IFNAME=eth0 --env GLOO_SOCKET_IFNAME=eth0",
 }  # fmt: skip
 _LOOPBACK = (
@@ -68,7 +68,7 @@ _LOOPBACK = (
 )
 
 
-_ENDED = "whoever was there ended, or the network failed"
+_ENDED = "the process at the other end ended, or the network failed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def in_words(
     if found is None:
         return ""
     if found.why == _NO_INTERFACE:
-        return f"{host} has no network interface as NCCL or gloo wants it. {_HINTS[_NO_INTERFACE]}"
+        return f"{host} has no network interface that NCCL or gloo can use. {_HINTS[_NO_INTERFACE]}"
     peer = _peer(found, host, names)
     if found.why == _LOST:
         return f"{host} lost the connection to {peer}: {_ENDED}."

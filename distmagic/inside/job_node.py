@@ -88,23 +88,25 @@ class Variables:
         """Return a whole number that is not below `least`."""
         text = self.get(name)
         if not (text.isdecimal() and text.isascii() and len(text) <= 9):
-            raise self.error(f"{name} is {text!r}, which is no number.")
+            raise self.error(f"{name} is {text!r}, which is not a number.")
         if int(text) < least:
-            raise self.error(f"{name} is {text}, and {least} is the least it can be.")
+            raise self.error(f"{name} is {text}; it must be at least {least}.")
         return int(text)
 
     def below(self, name: str, limit: str) -> int:
         """Return a number that counts from 0, and is below the number of another variable."""
         number, end = self.number(name), self.number(limit, least=1)
         if number >= end:
-            raise self.error(f"{name} is {number}, and {limit} is {end}.")
+            raise self.error(
+                f"{name} is {number}; with {limit}={end} it is at most {end - 1}."
+            )
         return number
 
     def error(self, what: str) -> SpecError:
         """Return the error of variables that say nothing, or several things."""
         return SpecError(
             f"Inside {self.system}: {what}",
-            f"Set the variables as {self.system} does on every node; or write --on none, which ignores it.",
+            f"Set the variables as {self.system} does on every node; or write --on none, which ignores {self.system}.",
         )
 
 

@@ -291,7 +291,7 @@ def parsed(said: str) -> tuple[int, str]:
     head, _, payload = said.partition("\n\n")
     found = re.fullmatch(r"UID:\s+\S+ \((\d+)\)", head.strip())
     if found is None:
-        raise ValueError(f"unmunge said {head[:80]!r}")
+        raise ValueError(f"unmunge reported {head[:80]!r}")
     return int(found[1]), payload
 
 

@@ -65,7 +65,7 @@ def _local_folder(text: str) -> Path:
     # Python leaves it as it is; a folder of that name invites `rm -rf ~`.
     if path.startswith("~"):
         raise SpecError(
-            f"%distributed get: no user here has the home of {text}.",
+            f"%distributed get: no user of this machine has the home of {text}.",
             "Name another folder.",
         )
     return Path(path)

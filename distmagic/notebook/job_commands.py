@@ -153,7 +153,7 @@ def add(line: CommandLine) -> None:
 
     def tell(host: str, node_rank: int) -> None:
         say(
-            f"{host} has come to {job.name} as node {node_rank}; its ranks start when the nodes have met again"
+            f"{host} has joined {job.name} as node {node_rank}; its ranks start after the next rendezvous"
         )
 
     # The first host counts the nodes, so it is reached as well.
@@ -166,7 +166,7 @@ def stop(line: CommandLine) -> None:
     run = line.notebook.session().background.find(line.words[0])
     if run is not None and run.state.phase == "waiting":
         run.stop()
-        say(f"{run.job} was waiting for devices and does so no more")
+        say(f"{run.job} no longer waits for devices")
         return
     job, hosts = find_known(line, line.words[0])
     if not job.is_running:
@@ -175,9 +175,7 @@ def stop(line: CommandLine) -> None:
     if stopped.ended:
         say(f"{job.name} was stopped on {', '.join(stopped.ended)}")
     for name, error in stopped.unknown.items():
-        say(
-            f"{name}: it is not known whether anything of the job still runs. {error.message}"
-        )
+        say(f"{name}: processes of the job may still run. {error.message}")
     missing = tuple(dict.fromkeys(job.missing))
     if missing:
         say(f"{', '.join(missing)} could not be asked")
@@ -293,7 +291,7 @@ def _show_kept(line: CommandLine, ended: Sequence[Job]) -> None:
     kept = _cached(line, owner=_owner())
     others = _of_others(ended, idle, _cached(line) - kept)
     print(
-        f"kept of sent files and this notebook's environments that nobody uses: {kept / 1e6:,.1f} MB"
+        f"sent files and environments of this notebook that nobody uses: {kept / 1e6:,.1f} MB"
     )
     _print_work_dirs("working directory that no job uses", idle)
     line.notebook.say(

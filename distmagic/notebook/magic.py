@@ -381,7 +381,7 @@ class Magics:
         try:
             return pack(limit_bytes=limit_bytes)
         except PayloadTooLarge as error:
-            if not asker.confirm(f"{error.message} Send it all the same?"):
+            if not asker.confirm(f"{error.message} Send it anyway?"):
                 raise
         return pack(limit_bytes=sys.maxsize)
 

@@ -50,7 +50,7 @@ def _run_program(line: CommandLine, names: list[str]) -> object:
     if is_terminal and request.background:
         raise SpecError(
             "--background is for a notebook, and this command ends with its run.",
-            "Leave it out; --detach lets a job go on without this command.",
+            "Leave it out; --detach lets a job continue without this command.",
         )
     # Only now: a wrong word is told at once, without the time that these take.
     from distmagic.runner import interrupts

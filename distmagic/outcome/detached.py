@@ -10,7 +10,11 @@ from distmagic.outcome.shown import cell_number, display_page, leave_out
 
 
 class Detached:
-    """A job that needs no notebook. `attach()` follows it to its end and returns its `Run`; `stop()` ends it."""
+    """A job that needs no notebook. `attach()` follows it to its end and returns its `Run`; `stop()` ends it.
+
+    `job` is its name, and `hosts` are the names of its hosts. `attach()` raises the error of the run if it fails. Both
+    raise a `HostError` for a host that can't be reached.
+    """
 
     def __init__(
         self,
@@ -34,7 +38,7 @@ class Detached:
     def __getattr__(self, name: str) -> Any:
         if name in ("results", "logs", "metrics", "state"):
             raise AttributeError(
-                f"job {self.job} was let go on alone, so there is no {name!r} here. Its run has that: "
+                f"job {self.job} is detached, so it has no {name!r}. Attach to get its run: "
                 f"run = job.attach(), or %distributed attach {self.job} run."
             )
         raise AttributeError(

@@ -195,5 +195,5 @@ def unseen_rank(state: RunState, rank: int) -> NoResult | None:
     hosts = " and ".join(dict.fromkeys(unseen))
     return NoResult(
         f"Nothing is known of rank {rank}: {hosts} could not be followed.",
-        f"If it ran there, %distributed attach {state.job} shows it, and has its result, as soon as they can be reached.",
+        f"If the rank ran, %distributed attach {state.job} brings its result as soon as its host can be reached.",
     )

@@ -263,7 +263,7 @@ _CURES = {
     "a Run of distmagic": "Use what is in it, such as run.results[0]",
     "IPython itself": "There is no IPython on a rank: take get_ipython() and magics out of the function",
     "a widget": "A widget lives in the notebook only: use distmagic.report or tqdm inside the function",
-    "a progress bar": "Create the bar inside the function; it is shown here all the same",
+    "a progress bar": "Create the bar inside the function; the notebook shows it anyway",
 }
 
 
@@ -275,10 +275,7 @@ def _cannot_travel(
     verb = "is" if part.path == "the call" else f"uses `{part.path}`,"
     why = f"which can't be pickled{culprit.detail}"
     if isinstance(culprit.error, MadeAlone):
-        why = (
-            "which was made in the notebook and has its rank and world size from there: with it each rank would work "
-            "alone, without the others"
-        )
+        why = "which was made in the notebook. It has the notebook's rank and world size, so each rank would work alone"
     cure = _CURES.get(culprit.what, _INSIDE)
     return PayloadError(
         f"{user} {verb} {culprit.what}, {why}.",

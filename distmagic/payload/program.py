@@ -131,7 +131,7 @@ def _file_of(target: str, current: Path) -> Path:
         )
     if path.suffix in (".ipynb", ".sh"):
         raise SpecError(
-            f"{target} is no program of Python.",
+            f"{target} is not a Python program.",
             "jupyter nbconvert --to script makes one of a notebook. Of a shell script, name the program that it starts.",
         )
     if path.parent.name == "bin" and (path.parent.parent / "pyvenv.cfg").is_file():

@@ -78,7 +78,7 @@ def with_tree(
     if contents.private:
         first = _first_of(contents.private)
         notices.append(
-            f"not sent: {first} (keys, and what is distmagic's own, stay here)"
+            f"not sent: {first} (keys and distmagic's own files never leave this machine)"
         )
     if contents.left_out:
         why = "links that lead" if len(contents.left_out) > 1 else "a link that leads"
@@ -89,7 +89,7 @@ def with_tree(
     snapshots = [path for path in contents.files if path.endswith(_SNAPSHOTS)]
     if is_fresh and snapshots:
         notices.append(
-            f"--fresh empties the working directory, and the folder brings {_first_of(snapshots)}: a program may go on from there"
+            f"--fresh empties the working directory, and the folder brings {_first_of(snapshots)}: a program may resume from it"
         )
     notice = "; ".join(text for text in notices if text)
     return replace(payload, tree=tree, notice=notice)
@@ -135,7 +135,7 @@ def named_folder(sync: str) -> Path:
     folder = Path(os.path.expanduser(sync))
     if not folder.is_dir():
         raise SpecError(
-            f"--sync {sync}: there is no such folder here.",
+            f"--sync {sync}: there is no such folder on this machine.",
             "Name a folder of this machine.",
         )
     return folder
@@ -168,13 +168,13 @@ def _check_not_home(folder: Path, script: Path | None) -> None:
     home = os.path.realpath(home)
     if not Path(home).is_relative_to(folder):
         return
-    what = "is" if str(folder) == home else "has in it"
+    what = "is" if str(folder) == home else "contains"
     raise SpecError(
-        f"The folder {folder} {what} your home directory, with all that is yours; it is not sent to hosts.",
-        f"Name a folder that has only what hosts need: --sync DIR. Or list in {_IGNORE_FILE} there what stays here."
+        f"The folder {folder} {what} your home directory; it is not sent to hosts.",
+        f"Name a folder that has only what hosts need: --sync DIR. Or list the files to leave out in its {_IGNORE_FILE}."
         if script is None
         else f"Put {script.name} into a folder of its own, with what it needs, or name another folder that has it: "
-        f"--sync DIR. Or list in {_IGNORE_FILE} there what stays here.",
+        f"--sync DIR. Or list the files to leave out in its {_IGNORE_FILE}.",
     )
 
 
@@ -187,8 +187,7 @@ def _check_script(script: Path | None, contents: Contents, folder: Path) -> None
             "Name a folder that has it: --sync DIR.",
         )
     raise PayloadError(
-        f"The script {script} is not among the files that hosts are sent: an ignore file names it, or it is a link "
-        "that leads out of its folder.",
+        f"The script {script} is not sent to hosts: an ignore file names it, or it is a link that leads out of its folder.",
         "Write !"
         + script.name
         + " in a .distmagicignore next to it, or run the file that the link leads to.",

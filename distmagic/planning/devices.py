@@ -36,7 +36,7 @@ def missing_at_join(host: str, claims: Sequence[DeviceClaim]) -> PreflightError:
 
 def refusal(host: str, claims: Sequence[DeviceClaim]) -> PreflightError:
     """Return the error of a run that was not to wait (--no-wait) for the jobs before it."""
-    hint = "Name other devices, or leave out --no-wait: then the run begins as soon as they are free."
+    hint = "Name other devices, or leave out --no-wait: then the run starts as soon as they are free."
     job = claims[0].job
     if job:
         hint += f" %distributed stop {job} ends that job, if it is yours."

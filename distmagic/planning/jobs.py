@@ -192,7 +192,7 @@ def check_orphans(
         is_own = job.terms.owner == owner and job.name not in followed
         if is_own and job.is_running and not job.is_detached:
             raise SpecError(
-                f"Job {job.name}, which this notebook began, still runs on {', '.join(job.hosts)}.",
+                f"Job {job.name}, which this notebook started, still runs on {', '.join(job.hosts)}.",
                 f"%distributed attach {job.name} follows it, %distributed stop {job.name} ends it. "
                 f"Without either it ends by itself within {job.terms.lease_s:g} s.",
             )
@@ -208,7 +208,7 @@ def choose(jobs: Sequence[Job], name: str) -> Job:
     if len({job.name for job in fits}) == 1:
         firsts = " and ".join(dict.fromkeys(", ".join(job.hosts) for job in fits))
         raise SpecError(
-            f"Hosts disagree about job {fits[0].name}: it is said to have the hosts {firsts}.",
+            f"Hosts disagree about job {fits[0].name}: they report different lists of its hosts: {firsts}.",
             "Name only the hosts that it has, with %distributed hosts.",
         )
     latest = (fits or jobs)[-5:]

@@ -274,7 +274,7 @@ def _check_devices(host: Host, facts: Facts, devices: Sequence[str]) -> None:
     raise PreflightError(
         host.name,
         f"--devices {','.join(devices)}, but {found} {'were' if facts.gpus > 1 else 'was'} found there.",
-        "They are counted from 0, as nvidia-smi does.",
+        "GPUs are numbered from 0, as in nvidia-smi.",
     )
 
 

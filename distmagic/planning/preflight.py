@@ -18,7 +18,7 @@ from distmagic.request.command_prefix import (
 )
 
 _START_UP_FILES = (
-    "There exec, exit and what reads input may only come behind a test for a terminal:\n"
+    "Move exec, exit and commands that read input below this test for a terminal:\n"
     "  case $- in *i*) ;; *) return;; esac\n"
 )
 OLDEST_PYTHON = (3, 10)  # of hosts
@@ -43,7 +43,7 @@ def no_python(
         name = python.removeprefix(ENVIRONMENT)
         return PreflightError(
             host,
-            f"there is no environment {name}. It was looked for at{looked_at[:1000]}.",
+            f"there is no environment {name}. These places were tried:{looked_at[:1000]}.",
             f"Name its folder there: --python {host}={ENVIRONMENT}/path/to/environment. %distributed env sync makes one.",
         )
     started = f"{exec_prefix} {python}".strip()
@@ -100,9 +100,9 @@ def check_python(
         raise PreflightError(
             host,
             f"Python {_dots(found)} ({executable}), but this notebook runs Python {_dots(ours)}; "
-            f"a job that runs takes in only hosts of that minor version.",
+            f"a running job takes in only hosts with that minor version.",
             f"Name a Python {wanted} on that host: --python {host}=/path/to/python{wanted}. "
-            "A job that begins on a host with another Python takes in any.",
+            "A job that starts on a host with another Python takes in any host.",
         )
 
 

@@ -61,7 +61,7 @@ def _results_not_kept(state: RunState) -> Iterator[str]:
         who = (
             f"{plain(workers[0].label)} has"
             if len(ranks) == 1
-            else f"ranks {listed(ranks)} have"
+            else f"each of the ranks {listed(ranks)} has"
         )
         yield one_line(f"{who} returned, but {meaning}")
 

@@ -108,7 +108,7 @@ class Access:
         check_values(self)
         if self.before_python and any(path.startswith("~") for _, path in self.pythons):
             raise SpecError(
-                "--python ~/...: behind --setup and --exec-prefix no shell knows what ~ is.",
+                "--python ~/...: with --setup or --exec-prefix no shell expands ~.",
                 "Name the whole path; after --setup with an activated environment it is not needed.",
             )
 

@@ -87,7 +87,7 @@ class SkyRequest(HostsRequest):
         refuse_zero_bytes(self)
         if self.name and not _CLUSTER.fullmatch(self.name):
             raise SpecError(
-                f"{self.name!r} is no name of a cluster.",
+                f"{self.name!r} is not the name of a cluster.",
                 "Write --on sky:NAME, with a name that sky status shows.",
             )
         check_nodes(self.nodes, least=0)
@@ -105,10 +105,10 @@ class SkyRequest(HostsRequest):
 
 
 def check_nodes(nodes: int, least: int = 1) -> None:
-    """Raise `SpecError` for what is no number of nodes."""
+    """Raise `SpecError` for what is not a number of nodes."""
     if not least <= nodes <= _MOST_NODES:
         raise SpecError(
-            f"--nodes {nodes} is no number of nodes.", f"Use 1 to {_MOST_NODES:,}."
+            f"--nodes {nodes} is not a number of nodes.", f"Use 1 to {_MOST_NODES:,}."
         )
 
 
@@ -121,12 +121,12 @@ def check_option(name: str, value: str) -> None:
     """Raise `SpecError` for an option of sbatch that a user can't give, or a value that it can't have."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise SpecError(
-            f"--slurm {name!r} is no option of sbatch.",
+            f"--slurm {name!r} is not an option of sbatch.",
             "Write its long name: --slurm cpus-per-task=8.",
         )
     if name in ("gpus", "gpus-per-socket"):
         raise SpecError(
-            f"--{name} counts GPUs of the whole job, and a step on one node can't have any then.",
+            f"--{name} counts GPUs of the whole job, so the processes of one node get none.",
             "Write --gpus-per-node N.",
         )
     if name in _OURS:

@@ -36,7 +36,7 @@ _BLOCKS = {
     "TryStar": "a try block",
     "Match": "a match block",
 }
-_LAST_HINT = "What every rank executes is the cell's last expression: end the cell with a call, such as {call}."
+_LAST_HINT = "Every rank executes the cell's last expression: end the cell with a call, such as {call}."
 _IPYTHON_HINT = "Take it out, or run it in a cell of its own."
 # What the user wrote for these calls.
 _WRITTEN = {"run_line_magic": "%{} {}", "system": "!{}", "getoutput": "!{}"}

@@ -100,7 +100,7 @@ def settings_of(parent: Configurable) -> Distmagic:
     try:
         return Distmagic(parent=parent)
     except TraitError as error:
-        hint = "Mend it where it is set: with %config Distmagic.NAME = VALUE, or in ipython_config.py."
+        hint = "Correct it where it is set: with %config Distmagic.NAME = VALUE, or in ipython_config.py."
         raise SpecError(f"A setting can't be used: {error}", hint) from None
 
 

@@ -96,7 +96,7 @@ def _hyphened(word: str) -> str:
 _ELSEWHERE = {
     "The number of ranks on each host is --nproc-per-node.": "--nprocs --nproc --np -np -n --num-processes --ngpus --num-gpus --workers "
     "--ntasks-per-node --ppn",
-    "Hosts are named with --hosts; of a scheduler --nodes says how many.": "-N -H --num-nodes --num-machines --ntasks --include",
+    "Hosts are named with --hosts; for a scheduler --nodes sets the number.": "-N -H --num-nodes --num-machines --ntasks --include",
     "The GPUs of each host are named with --devices: --devices 0,1.": "--cuda --cuda-visible-devices --gpu-ids --gpu-id --device --gpu -g",
     "GPUs of a scheduler's nodes are asked for with --gpus-per-node.": "--gres --gpus-per-task",
     "Hosts keep all that ranks write: %distributed logs JOB RANK shows it.": "--log-dir --tee --redirects -r -t",
@@ -107,7 +107,7 @@ _ELSEWHERE = {
     "A scheduler's partition is --partition.": "-p",
     "A host is written user@name:port; its key is named in ~/.ssh/config.": "--port --user --identity --key -i",
     "Write %distributed run -m MODULE for a module.": "-m --module --no-python",
-    "--background returns at once, and the run goes on; --detach needs no notebook.": "--bg --async -d",
+    "--background returns at once, and the run continues; --detach needs no notebook.": "--bg --async -d",
     "Leave it out: torchrun's default is what ranks get.": "--role --monitor-interval --start-method --numa-binding --local-ranks-filter",
     "This machine alone is --hosts localhost.": "--standalone",
 }

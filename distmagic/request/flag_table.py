@@ -154,7 +154,7 @@ _OF_THE_CELL = (
     Flag(
         "background",
         "times",
-        "return at once: the run goes on, and its view is live, while other cells run",
+        "return at once: the run continues, with a live view, while other cells run",
         not_with="export workflow",
     ),
 )

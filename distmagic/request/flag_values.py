@@ -135,7 +135,9 @@ def rank_numbers(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         if not re.fullmatch(r"\d{1,5}(-\d{1,5})?", part) or int(last or first) < int(first):  # fmt: skip
-            raise SpecError(f"--ranks: {text!r} is no list of ranks.", "Write 0,4-7.")
+            raise SpecError(
+                f"--ranks: {text!r} is not a list of ranks.", "Write 0,4-7."
+            )
         found.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(found))
 

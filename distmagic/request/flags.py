@@ -296,7 +296,7 @@ def _allocation(
         asked: HostsRequest = system.part("hosts").asked(args.on, wanted)
     except SpecError as error:
         if system.page:
-            error.hint += f" %distributed help {system.page} says more."
+            error.hint += f" More: %distributed help {system.page}."
         raise
     return asked
 
@@ -337,7 +337,7 @@ def _export(args: argparse.Namespace, system: System | None) -> ExportRequest | 
     request = _folder(args, name, folder)
     if request.chooses_hosts and (args.hosts is not None or args.hostfile is not None):
         raise SpecError(
-            f"--export {name} has hosts that {name} chooses, and --hosts or --hostfile names some.",
+            f"{name} chooses the hosts of --export {name}, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N sets the number.",
         )
     return request
@@ -361,7 +361,7 @@ def _workflow(args: argparse.Namespace, system: System | None) -> ExportRequest 
         return None
     if args.hosts is not None or args.hostfile is not None:
         raise SpecError(
-            f"--on {args.on} has hosts that {system.title} chooses, and --hosts or --hostfile names some.",
+            f"{system.title} chooses the hosts of --on {args.on}, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N sets the number.",
         )
     for name in flags_without("workflow"):
@@ -379,7 +379,7 @@ USAGE = "run [FLAGS] SCRIPT [ARGUMENTS], or run [FLAGS] -m MODULE [ARGUMENTS]"
 
 # Programs that start the one behind them.
 _STARTERS = re.compile(
-    r"(\S*/)?(python[\d.]*( -[BEIOsu]+)*|torchrun|deepspeed|mpirun|accelerate[ -]launch|fabric run|lightning run model) "
+    r"(\S*/)?(python[\d.]*( -[BEIOsu]+)*|torchrun|deepspeed|mpirun|accelerate[ -]launch|(fabric|lightning)( run( model)?)?) "
     r"|-m (torch\.distributed\.(run|launch)|accelerate\.commands\.launch) "
 )
 

@@ -20,7 +20,9 @@ from typing import Literal
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 
 CURE = "Move it into the function, or write %%distributed --whole, and every rank runs the whole cell."
-_CURE_OF_LIBRARIES = "Ranks import libraries fresh: do it inside the function, too."
+_CURE_OF_LIBRARIES = (
+    "Ranks import libraries themselves: do it inside the function, too."
+)
 _CURE_OF_VARIABLES = "Ranks get variables by --env NAME=VALUE."
 _NAMED_AT_MOST = 4
 _OF_RANKS = "#%%"  # how the text of a cell begins that ran on ranks

@@ -145,7 +145,7 @@ class JobSpec:
     )
     track: str | None = option(
         "ranks",
-        "write metrics to a tracker while the run goes on: tensorboard (folder runs/), wandb or mlflow",
+        "write metrics to a tracker during the run: tensorboard (folder runs/), wandb or mlflow",
         "NAME",
         choices=TRACKERS,
         not_with="export workflow",
@@ -218,7 +218,7 @@ class JobSpec:
         _check_rendezvous(self)
         if self.hang_timeout_s is not None and self.detach:
             raise SpecError(
-                "--hang-timeout needs a notebook that follows the job, and --detach lets go of it.",
+                "--hang-timeout needs a notebook that follows the job, and a job with --detach has none.",
                 "Leave one of them out; %distributed stacks prints at any time where the ranks are.",
             )
         _check_devices(self)
@@ -233,7 +233,7 @@ class JobSpec:
             check_pattern(pattern, "--fetch")
         if self.fetch and self.detach:
             raise SpecError(
-                "--fetch needs a notebook that follows the job, and --detach lets go of it.",
+                "--fetch needs a notebook that follows the job, and a job with --detach has none.",
                 "Leave one of them out; the run that attach returns has run.fetch.",
             )
         _check_tracker(self)
@@ -261,7 +261,7 @@ def _check_tracker(spec: JobSpec) -> None:
         return
     if spec.detach:
         raise SpecError(
-            "--track needs a notebook that follows the job, and --detach lets go of it.",
+            "--track needs a notebook that follows the job, and a job with --detach has none.",
             "Leave one of them out; the run that attach returns has run.to_tensorboard.",
         )
     check_tracker("--track", spec.track)
@@ -280,7 +280,7 @@ def check_pattern(pattern: str, where: str) -> None:
     """Raise `SpecError` naming `where` for a pattern that can't fit a file below a run's working directory."""
     if not is_inside(pattern.removeprefix("./").removesuffix("/")):
         raise SpecError(
-            f"{where} {pattern!r}: this is no pattern of files in a run's working directory.",
+            f"{where} {pattern!r}: this is not a pattern of files in a run's working directory.",
             "Write checkpoints/*.pt, or **/*.pt.",
         )
 
@@ -306,7 +306,7 @@ def _check_devices(spec: JobSpec) -> None:
     for device in spec.devices:
         if not re.fullmatch(r"[A-Za-z0-9/:_-]+", device):
             raise SpecError(
-                f"--devices {','.join(spec.devices)!r}: {device!r} is no device.",
+                f"--devices {','.join(spec.devices)!r}: {device!r} is not a device.",
                 "Write the numbers of GPUs as nvidia-smi has them: --devices 0,1.",
             )
     if len(set(spec.devices)) < len(spec.devices):

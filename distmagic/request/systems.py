@@ -161,7 +161,7 @@ def at(place: str) -> System:
         raise SpecError(
             f"--on {word}: {other.title} gives a notebook no hosts.",
             f"--export {word} DIR writes the files of such a job; inside one no --on is needed. "
-            f"%distributed help {other.page} says more.",
+            f"More: %distributed help {other.page}.",
         )
     raise SpecError(
         f"--on {place!r} is not known.", f"Write one of these: {places()}; none."

@@ -109,7 +109,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
             if spec.no_settings:
                 payload = replace(payload, settings=("", ""))
             elif words := payload.settings[1]:
-                text = f"The ranks begin with this process's settings: {words}. With --no-settings they don't."
+                text = f"The ranks start with this process's settings: {words}. With --no-settings they don't."
                 loop.note(Warned(text=text))
             if payload.notice:
                 loop.note(Warned(text=payload.notice))
@@ -320,7 +320,7 @@ def _plan(
     )
     loop.note(planned)
     for why in first_links.absent.values():
-        loop.note(Warned(text=f"{why} The run begins without this host."))
+        loop.note(Warned(text=f"{why} The run starts without this host."))
     loop.note(*(Warned(text=text) for text in warnings))
     return plan
 

@@ -61,7 +61,7 @@ class NodeJoiner:
         """
         if any(one.job == self.job for one in link.facts.running):
             raise SpecError(
-                f"{link.host.name} can't come to job {self.job}: it has a node of this job, which runs."
+                f"{link.host.name} can't join job {self.job}: it already runs a node of this job."
             )
         if not self._is_text:  # nor of a job that another notebook has begun
             preflight.check_python(
@@ -104,7 +104,7 @@ class NodeJoiner:
             raise SpecError(
                 f"The payload of job {self.job} is {unknown_bytes:,} bytes long; at most {_MOST_BYTES:,} are taken "
                 "from its first host.",
-                "The notebook that began the job has it, and can take a host in as long as it follows the job.",
+                "The notebook that started the job can add hosts, while it follows the job.",
             )
         link.send(protocol.CheckBlobs(blobs=tuple(payload)))
         lacking = link.answer(protocol.MissingBlobs).sha256

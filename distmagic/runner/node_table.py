@@ -274,7 +274,7 @@ class NodeTable:
             if self._growth is None:  # the job is over, and no host knows of this node
                 return self._lose(node_rank, NEVER_BEGAN, now_s)
             text = (
-                f"{host} has come to the job, and is not among the hosts of this notebook: its ranks are not shown. "
+                f"{host} has joined the job, and is not among the hosts of this notebook: its ranks are not shown. "
                 "Name it with %distributed hosts and attach to see them."
             )
             warning = Note(node_rank=node_rank, what=Warned(text=text))
@@ -382,7 +382,7 @@ class NodeTable:
             join.attempts = join.attempts.again(now_s)
             return actions
         why = _words(what.error).rstrip(".")
-        warning = Warned(text=f"{why}. The run goes on without this host.")
+        warning = Warned(text=f"{why}. The run continues without this host.")
         actions.append(Note(node_rank=0, what=warning))
         # It may pass: a machine that boots refuses every log-in at first.
         if isinstance(what.error, DistmagicError):

@@ -85,7 +85,7 @@ class Start:
             if isinstance(error, KeyboardInterrupt):
                 raise cancelled(began=bool(started), unsure=unsure) from None
             if isinstance(error, ConnectionLost) and not error.hint:
-                error.hint = "What had started elsewhere was stopped. Look at that host's memory and disk, and run it again."
+                error.hint = "Processes on the other hosts were stopped. Look at that host's memory and disk, and run it again."
             raise
         finally:
             lease_keeper.close()
@@ -193,7 +193,7 @@ def cancelled(*, began: bool, unsure: Sequence[str]) -> Cancelled:
     """Return the error of an interrupt while hosts start; `unsure` are those that did not confirm their end."""
     if not began:
         return Cancelled(
-            "Interrupted while the hosts were being sent what they need; nothing was started."
+            "Interrupted while files were sent to the hosts; nothing was started."
         )
     if not unsure:
         return Cancelled(
@@ -201,7 +201,7 @@ def cancelled(*, began: bool, unsure: Sequence[str]) -> Cancelled:
         )
     names = ", ".join(unsure)
     return Cancelled(
-        f"Interrupted while the hosts were starting; {names} did not confirm that nothing runs there any more.",
+        f"Interrupted while the hosts were starting; {names} did not confirm that all processes of the run have ended.",
         f"What may still run on {names} ends by itself when its lease runs out.",
     )
 

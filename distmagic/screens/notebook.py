@@ -30,9 +30,9 @@ _LINES_FROM_S = 60.0
 _LINE_EVERY_S = 30.0
 # Views of runs that are over which are kept: a page that is loaded later shows how they ended.
 _KEPT_VIEWS = 4
-WHILE_RUNNING = "This was saved while the run was going on; its outcome was not saved."
+WHILE_RUNNING = "This was saved during the run; its outcome was not saved."
 _PAGE_S = 5.0  # for a page to say that it shows the view, before a rank's question is asked by the kernel
-AT_FIRST = "This text is replaced while the run goes on."
+AT_FIRST = "This text is replaced during the run."
 
 _ended: deque[Board] = deque()
 

@@ -101,7 +101,7 @@ class Pages:
             if inspect.isawaitable(done):
                 await done
         except Exception:
-            kernel.log.exception("distmagic can't answer a page that was loaded anew")
+            kernel.log.exception("distmagic can't answer a page that was reloaded")
         finally:
             self._tell("idle", message)
             page_requests.tell_busy(kernel)

@@ -53,7 +53,7 @@ class SteadyScreen:
         except Exception as error:  # noqa: BLE001  # whatever it is, ranks are worth more than their picture
             self._is_broken = True
             _write_if_possible(
-                f"distmagic can't show the run: {type(error).__name__}: {error}. It goes on.\n"
+                f"distmagic can't show the run: {type(error).__name__}: {error}. The run continues.\n"
             )
 
 

@@ -171,13 +171,13 @@ class BackgroundRun(Returned):
         alone.
         """
         if not self._is_over.wait(timeout_s):
-            raise TimeoutError(f"job {self.job} still goes on after {timeout_s:g} s")
+            raise TimeoutError(f"job {self.job} still runs after {timeout_s:g} s")
         return self._ended()
 
     def _ended(self) -> Run | Detached:
         if not self.done:
             raise SpecError(
-                f"Job {self.job} still goes on.",
+                f"Job {self.job} still runs.",
                 f"{self._variable}.wait() waits for its end, %distributed stop {self.job} ends it.",
             )
         if self._error is not None:
@@ -217,7 +217,7 @@ class BackgroundRun(Returned):
             state = screen.state
         dump = dump_of(state, state.wanted_stacks)
         if dump is None or state.wanted_stacks == before:
-            raise SpecError(f"No rank of job {self.job} has said where it is.")
+            raise SpecError(f"No rank of job {self.job} has reported where it is.")
         return RunStacks(explanation=explain_dump(state, dump), job=self.job)
 
     def _has_answers(self, before: str) -> bool:

@@ -188,7 +188,7 @@ def write(
         where = Path(request.export.folder).expanduser()
     except RuntimeError:
         raise SpecError(
-            f"--export: no user here has the home of {request.export.folder}.",
+            f"--export: no user of this machine has the home of {request.export.folder}.",
             "Name another folder.",
         ) from None
     folder.write(where, systems.files(job))

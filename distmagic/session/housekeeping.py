@@ -338,7 +338,7 @@ class Housekeeping:
 def _why_unknown(stop: Future[None] | None, host: str) -> DistmagicError | None:
     """Return why it is not known that a stop has come about, None where it has. Raises what is no error of ours."""
     if stop is None or not stop.done() or stop.cancelled():
-        return Unreachable(host, "the end of the job there was not waited for.")
+        return Unreachable(host, "the wait for the job's end was interrupted.")
     error = stop.exception()
     if error is None or isinstance(error, DistmagicError):
         return error

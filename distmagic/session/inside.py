@@ -137,7 +137,7 @@ class Part:
         if self.place.task is not None:
             raise SpecError(
                 f"{self.place.words}: this process is task {self.place.task.rank} of {self.place.task.world_size}, "
-                f"one of several ({self.place.task.said_by}), and here only a script runs so: distmagic run SCRIPT.",
+                f"one of several ({self.place.task.said_by}). Only a script runs like this: distmagic run SCRIPT.",
                 "Start one task a node, such as srun --ntasks-per-node=1; or write --on none.",
             )
         if spec.detach:

@@ -70,8 +70,8 @@ def _of_file(failure: Failure, host: str, folder: Path) -> str:
     if kept := line_that_sends(here, folder.resolve()):
         line, file = kept
         return (
-            f"{where} It is not sent, because a .gitignore names it. To send it all the same write the line {line} into "
-            f"{file} (%distributed help files)."
+            f"{where} It is not sent, because a .gitignore names it. To send it anyway, write the line {line} into {file} "
+            f"(%distributed help files)."
         )
     return (
         f"{where} Send its folder: {_sync(here.parent, folder)}; or read it in the notebook and pass its content as an "
@@ -112,7 +112,7 @@ def _of_module(failure: Failure, host: str, folder: Path) -> str:
             "name its folder there: --env PYTHONPATH=/path/on/the/host."
         )
     return (
-        f"{top} is a module of yours, {lies_at}. It travels where code imports it by its name: write `import {top}` in the "
+        f"{top} is a module of yours, {lies_at}. It travels if code imports it by its name: write `import {top}` in the "
         f"cell, in the script, or in a module that travels; or bring its folder: {_sync(Path(lies_at).parent, folder)}."
     )
 
@@ -129,8 +129,8 @@ def _of_name(failure: Failure) -> str:
     if not is_asked_for.get(failure.type) or name not in vars(sys.modules["__main__"]):
         return ""
     return (
-        f"{name} is in the notebook, and the ranks do not have it. It travels where code of the call names it, not where a "
-        "text alone does. Name it in the function's code, or pass it as an argument."
+        f"{name} is in the notebook, and the ranks do not have it. It travels if the call's code names it, not if only a "
+        "text does. Name it in the function's code, or pass it as an argument."
     )
 
 

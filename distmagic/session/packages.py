@@ -144,7 +144,7 @@ def of_lock(path: Path, name: str | None = None) -> Packages:
         files = {"pylock.toml": path}
     elif path.suffix in (".toml", ".lock"):
         raise SpecError(
-            f"{path} is no lock file that is known.",
+            f"{path} is not a lock file that distmagic can read.",
             f"Known are {', '.join(LOCK_FILES)}, and files that pip reads.",
         )
     else:

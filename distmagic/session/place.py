@@ -211,7 +211,7 @@ def with_files(
     try:
         return with_tree(payload, spec.sync, Path.cwd(), is_fresh=spec.fresh)
     except PayloadTooLarge as error:
-        if not asker.confirm(f"{error.message} Send it all the same?"):
+        if not asker.confirm(f"{error.message} Send it anyway?"):
             raise
     payload = replace(payload, limit_bytes=sys.maxsize)
     return with_tree(payload, spec.sync, Path.cwd(), is_fresh=spec.fresh)

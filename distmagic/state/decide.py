@@ -159,7 +159,7 @@ def after_step(
         decisions.append(Detach())
     if not memory.has_left and _is_out_of_reach(state, limits):
         memory = replace(memory, has_left=True)
-        why = f"no host could be reached for {limits.away_s:g} s; if they are up, the job goes on without this notebook"
+        why = f"no host could be reached for {limits.away_s:g} s; if they are up, the job continues without this notebook"
         decisions.append(Leave(why=why))
     if memory.give_up_at_s is not None and state.at_s > memory.give_up_at_s:
         decisions += _lost(answering(state), "it did not confirm its end")

@@ -123,8 +123,8 @@ class Explanation:
         if others:
             return "They wait in different calls: every rank has to make the same collective calls, in the same order."
         return (
-            "All wait in the same call, so what it sends does not arrive: look at the network between the hosts, "
-            "and whether each rank calls it with the same shapes and as often as the others."
+            "All wait in the same call, so its data does not arrive. Look at the network between the hosts, and whether "
+            "all ranks make this call equally often, with the same shapes."
         )
 
     def _different_calls(self, parted: Parting) -> str:
@@ -159,7 +159,7 @@ class Explanation:
         side = parted.sides[0]
         call = f"call {parted.number} of {parted.group}, {side.call}"
         if parted.kind == "together":
-            return f"Each rank waits in {call}, so what it sends does not arrive: look at the network between the hosts."
+            return f"Each rank waits in {call}, so its data does not arrive. Look at the network between the hosts."
         if all(parted.missing[0] not in group.ranks for group in self.groups):
             return f"{self._who(parted.missing).capitalize()} ended without {call}, in which the others wait."
         them = "it" if len(parted.missing) == 1 else "them"

@@ -121,7 +121,7 @@ def _stopped(state: RunState) -> RunError | None:
         candidates = cut_off or [node.host for node in state.nodes]
         others = ", ".join(dict.fromkeys(name for name in candidates if name != lead))
         return NodeLost(
-            f"{others} and {lead} don't hear each other any more, though this notebook hears them; the run was stopped.",
+            f"{others} and {lead} no longer receive each other's heartbeats, though both reach this notebook; the run was stopped.",
             "Look at the network between them: UDP at the port of the rendezvous (--master-port names one) must pass all the time.",
         )
     return _unreached(state) if state.stopping == "rendezvous" else None
@@ -167,7 +167,7 @@ def _hung(state: RunState) -> Hung:
 
 
 def _all_written(state: RunState) -> str:
-    return f"All that a rank wrote: {state.variable}.logs(rank)."
+    return f"The whole output of a rank: {state.variable}.logs(rank)."
 
 
 def _where_they_were(state: RunState) -> str:
@@ -249,13 +249,13 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
                 f"{worker.label} raised {ended.failure.type}: {ended.failure.message}"
             )
         if ended.meaning:
-            where = f"A process of it was killed: {ended.meaning}.\n{where}"
+            where = f"One of its child processes was killed: {ended.meaning}.\n{where}"
         return WorkerFailed(what, where, ended.failure.traceback)
     how = _how(ended.code, ended.meaning)
     if memory.REACHED in ended.meaning or memory.HOST_WIDE in ended.meaning:
         where = _joined(_host_peak(state, worker), where)
     elif exit_codes.is_kill(ended.code):
-        often = f"Often the memory of a host, or of a container, has run out then: see dmesg on {worker.host}."
+        often = f"Often the host or its container has run out of memory: see dmesg on {worker.host}."
         where = _joined(often, where)
     return WorkerFailed(
         f"{worker.label} {how}.", _with_last_lines(state, worker.rank, where)
@@ -295,9 +295,7 @@ def _gpu_peak(state: RunState, worker: WorkerState) -> str:
     if not total_bytes or not node.gpu_peaks[gpu]:
         return ""
     most = _of(node.gpu_peaks[gpu], total_bytes)
-    return (
-        f"At its fullest, looked at every 2 s, {most} of that GPU's memory were in use."
-    )
+    return f"Peak memory of that GPU, measured every 2 s: {most}."
 
 
 def _host_peak(state: RunState, worker: WorkerState) -> str:
@@ -306,7 +304,7 @@ def _host_peak(state: RunState, worker: WorkerState) -> str:
     if node.hardware is None or not node.hardware.total_bytes:
         return ""
     most = _of(node.peak_bytes, node.hardware.total_bytes)
-    return f"At its fullest, looked at every 2 s, {most} of the memory of {node.host} were in use."
+    return f"Peak memory of {node.host}, measured every 2 s: {most}."
 
 
 def _of(used_bytes: int, total_bytes: int) -> str:
@@ -365,7 +363,7 @@ def _unreached(state: RunState) -> RendezvousFailed:
     return RendezvousFailed(
         f"The nodes can't meet: {'; '.join(parts)}.",
         f"Open that port on {lead} for the other hosts, or name an open one with --master-port; if they reach {lead} "
-        "under another address, name it with --rdzv-endpoint ADDRESS:PORT.",
+        "at another address, name it with --rdzv-endpoint ADDRESS:PORT.",
     )
 
 

@@ -15,7 +15,7 @@ def notice(ends: Mapping[int, protocol.CellEnded]) -> str:
     why = _why(ends)
     if not why:
         return ""
-    text = f"{why} The group is made anew before the next cell for all ranks."
+    text = f"{why} Before the next cell the group is created again for all ranks."
     held = sorted({name for end in ends.values() for name in end.holders})
     if held:
         hold, them = ("holds", "it") if len(held) == 1 else ("hold", "them")
@@ -30,7 +30,7 @@ def outdated(ends: Mapping[int, protocol.CellEnded]) -> str:
         return ""
     hold, them = ("holds", "it") if len(held) == 1 else ("hold", "them")
     return (
-        f"{', '.join(held)} {hold} a process group that is no more: make {them} again."
+        f"{', '.join(held)} {hold} a process group that has ended: make {them} again."
     )
 
 

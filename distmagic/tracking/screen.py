@@ -56,5 +56,5 @@ class TrackedScreen:
             self._has_failed = True
             why = f"{type(error).__name__}: {error}"
             sys.stderr.write(
-                f"--track {self._tracker} has failed: {why}. The run goes on, and run.metrics has all values.\n",
+                f"--track {self._tracker} has failed: {why}. The run continues, and run.metrics has all values.\n",
             )

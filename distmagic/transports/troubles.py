@@ -242,7 +242,7 @@ def not_accepted(
     if agent:
         hint = _see_agent(agent)
     if "gssapi-with-mic" in accepts and "publickey" not in accepts:
-        hint = "It wants a Kerberos ticket: use kinit and --ssh-command ssh."
+        hint = "It needs a Kerberos ticket: use kinit and --ssh-command ssh."
     accepted = f" It accepts: {', '.join(accepts)}." if accepts else ""
     return Trouble(
         AuthenticationError,

@@ -168,7 +168,7 @@ def test_a_page_that_is_loaded_anew_is_live_again_and_shows_how_it_ended(
         page.wait_text(RUN, r"at \d+ s: .*ranks are in work|at \d+ s: rank")
         (tmp_path / "end").touch()
         text = page.wait_text(RUN, r"^done")
-        assert "saved while the run was going on" not in text
+        assert "saved during the run" not in text
         page.save()
         page.reload()
         assert "2 ranks on localhost" in page.wait_text(RUN, r"^done")

@@ -38,8 +38,8 @@ CONNECTION_LOST = (
 )
 _FULL = "/home/node/.distmagic/jobs/JOB/1-dm2"
 DISK_FULL = (
-    f"done; dm2: can't write to {_FULL} (No space left on device): the run goes on, but what it prints from here on is "
-    f"not kept; dm2: {_FULL} can be written to again; each log says what it lacks"
+    f"done; dm2: can't write to {_FULL} (No space left on device): the run continues, but its later output is "
+    f"not kept; dm2: {_FULL} can be written to again; each log notes what it lacks"
 )
 UNHEARD = "no heartbeat of it reached the other hosts"
 CLOCK = (
@@ -255,7 +255,7 @@ TABLE = (
     Fault("link of the lead", "training", "cut for ever", f"{LOST} dm1: {UNHEARD}",
           then((training, on("dm1", lambda host: host.cut())), numbers=10_000, options=SOON_LOST)),
     Fault("firewall", "training", "drops what the lead sends",
-          "NodeLost: dm2 and dm1 don't hear each other any more, though this notebook hears them; the run was stopped.",
+          "NodeLost: dm2 and dm1 no longer receive each other's heartbeats, though both reach this notebook; the run was stopped.",
           then((training, lambda lab, _: lab.hosts[1].drop_from(lab.hosts[0])), numbers=10_000, options=SOON_LOST)),
     Fault("firewall", "from the beginning", "drops all UDP", "done",
           Way(before=lambda lab: lab.hosts[1].drop_udp())),

@@ -150,7 +150,7 @@ def test_a_rank_that_is_stopped_is_said_not_to_answer(lab: Lab) -> None:
         is_warm=True,
     )
     assert isinstance(error, Hung)
-    stopped = "rank 2 (dm2, local_rank 0) doesn't answer: its process is stopped (kill -CONT would let it go on)"
+    stopped = "rank 2 (dm2, local_rank 0) doesn't answer: its process is stopped (kill -CONT continues it)"
     assert error.message.endswith(filled(f" Where they were: {stopped}; {REST}."))
     assert error.hint.startswith("Look at rank 2 (dm2, local_rank 0) first")
 

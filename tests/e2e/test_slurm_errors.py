@@ -36,7 +36,11 @@ HOSTILE = "a  'b' \"c\" $HOME `touch /run/mine` $(touch /run/mine) é \\ ! * ; |
 @pytest.mark.parametrize(
     ("options", "nodes", "message"),
     [
-        ((("partition", "nope"),), 1, "Slurm has no such partition, or not for you"),
+        (
+            (("partition", "nope"),),
+            1,
+            "Slurm has no such partition, or you may not use it",
+        ),
         ((("frobnicate", "1"),), 1, "this sbatch has no such option"),
     ],
 )

@@ -237,7 +237,7 @@ def train():
     assert "INFO:root:seen" in notebook.run("print(run.logs(0))")
     text = notebook.run("%%distributed --hosts dm1:1 --no-settings\nlen(losses)")
     assert "calls logging.basicConfig in the notebook" in text
-    assert "begin with this process's settings" not in text
+    assert "start with this process's settings" not in text
     assert "stay there" not in text
     text = notebook.run("%%distributed --hosts dm1:1\nkept = sorted(kept)")
     assert "! kept is the run now" in text

@@ -154,7 +154,7 @@ def test_a_notebook_whose_kernel_is_gone_has_its_jobs_and_is_told_of_those_that_
         begin(again, lab)
         job = job_of(again.run("%distributed jobs"), "this notebook")
         said = again.fail(RUN)
-        assert f"Job {job}, which this notebook began" in said
+        assert f"Job {job}, which this notebook started" in said
         assert f"%distributed attach {job} " in said
         assert "within 300 s." in said
         assert f"{job} was stopped on dm1, dm2" in again.run(f"%distributed stop {job}")
@@ -187,10 +187,10 @@ def test_a_host_comes_to_a_job_that_was_left_alone(lab, tmp_path):
             r"job (\S+) runs on dm1 without this notebook", notebook.run(WAITING)
         )[1]
         refused = notebook.fail(f"%distributed add {job} dm1")
-        assert f"dm1 can't come to job {job}" in refused
+        assert f"dm1 can't join job {job}" in refused
         assert "%distributed add needs" in notebook.fail("%distributed add x")
         said = notebook.run(f"%distributed add {job} dm2:1")
-        assert said.startswith(f"dm2 has come to {job} as node 1")
+        assert said.startswith(f"dm2 has joined {job} as node 1")
         wait_until(
             lambda: bool(faults.pids(lab.hosts[1], "rank", "*")), "a rank on dm2"
         )

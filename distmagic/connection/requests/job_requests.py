@@ -222,7 +222,7 @@ def get_start(link: Link, job: str) -> protocol.StartNode:
     if start.join_template is None or start.membership is None or start.job != job:
         raise SpecError(
             f"Job {job} is not elastic.",
-            "Begin it with --nnodes MIN:MAX --max-restarts N.",
+            "Start it with --nnodes MIN:MAX --max-restarts N.",
         )
     names = (start.call, start.code, *start.side_files)
     sizes = start.join_template.sizes
@@ -241,7 +241,7 @@ def add_node(link: Link, job: str, host: str, request_id: str) -> tuple[str, ...
         request = protocol.AddNode(host=host, request_id=request_id)
         return _ask_lead(link, job, request, protocol.NodeAdded, request_id).hosts
     except _Refused as refused:
-        raise SpecError(f"{host} can't come to job {job}: {refused}.") from None
+        raise SpecError(f"{host} can't join job {job}: {refused}.") from None
 
 
 class _Refused(Exception):

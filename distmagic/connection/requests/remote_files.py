@@ -100,7 +100,7 @@ class RemoteFolder:
             ) from error
         raise NoResult(
             f"{sanitize.line(file.path)} changed each time while it was fetched.",
-            "Fetch it when the rank has written it; a rank that writes a new file and renames it is never in the way.",
+            "Fetch it again when the rank has finished writing. A rank that writes a new file, and then renames it, avoids this.",
         )
 
     def _fetch_once(
@@ -142,7 +142,7 @@ class RemoteFolder:
             left = begins.size_bytes - begins.offset
             if not has_room(out, left):
                 raise OSError(
-                    f"it is {begins.size_bytes:,} bytes long, and there is less room"
+                    f"it is {begins.size_bytes:,} bytes long, and the disk has less room"
                 )
             out.seek(begins.offset)
             out.truncate()
@@ -239,7 +239,7 @@ def _files_at(source: Path) -> list[tuple[Path, str]]:
     if source.is_file():
         return [(source, source.name)]
     if not source.is_dir():
-        raise SpecError(f"{source} is no file and no folder of this machine.")
+        raise SpecError(f"{source} is neither a file nor a folder of this machine.")
     root = source.resolve()
     found = []
     for inner, _, names in os.walk(root):

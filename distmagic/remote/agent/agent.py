@@ -129,7 +129,7 @@ class Agent:
         customizes = customizing_file(env)
         # Of an agent that was forked, `warm` is None.
         if self.start.warm is not None and customizes:
-            text = f"nothing is kept loaded: {customizes} is on PYTHONPATH, and runs at the start of every process"
+            text = f"no warm process: {customizes} is on PYTHONPATH, and runs at the start of every process"
             self.journal.add(protocol.Notice(text=text))
         self.engine_pid, out, err = engine_start.start_engine(
             self.start.torchrun, self.start.cwd, env, self.umask
@@ -184,9 +184,7 @@ class Agent:
             try:
                 key.data()  # what the descriptor is registered for
             except OSError as error:  # of the system: it must not end the job
-                self._notice_once(
-                    f"the agent goes on after an error of the system: {error}"
-                )
+                self._notice_once(f"the agent continues after a system error: {error}")
                 # The descriptor may be readable still: else the loop would take a whole core.
                 time.sleep(_TICK_S)
         self._tick(self.clock())
@@ -418,7 +416,7 @@ class Agent:
             and exit_codes.is_signal(self.engine_code)
             and not (self.start.lead or self.termination.has_begun)
         ):
-            text = f"its torchrun was ended ({exit_codes.meaning_of(self.engine_code)}); the others go on without this node"
+            text = f"its torchrun was ended ({exit_codes.meaning_of(self.engine_code)}); the others continue without this node"
             self.journal.add(protocol.Notice(text=text))
             self.stop(now, Cause("lost", self.start.node_rank))
         # `EngineEnded` follows the ends of all ranks that are known by now; a reader need not wait for more after it.

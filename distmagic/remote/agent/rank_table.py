@@ -262,11 +262,13 @@ class RankTable:
         error = errors[0] if errors else ""
         if error and not self.noticed_full:
             self.noticed_full = True
-            text = f"can't write to {self.folder} ({error}): the run goes on, but what it prints from here on is not kept"
+            text = f"can't write to {self.folder} ({error}): the run continues, but its later output is not kept"
             self.journal.add(protocol.Notice(text=text))
         if not error and self.noticed_full and not self.noticed_room:
             self.noticed_room = True
-            text = f"{self.folder} can be written to again; each log says what it lacks"
+            text = (
+                f"{self.folder} can be written to again; each log notes what it lacks"
+            )
             self.journal.add(protocol.Notice(text=text))
 
     # ---- ends
@@ -344,7 +346,7 @@ class RankTable:
             if now - rank.over_at > _LINGERING_S and rank.is_running:
                 self.noticed_lingering = True
                 number = rank.hello.rank
-                text = f"rank {number} has finished, but its process goes on: a thread or an atexit function still runs"
+                text = f"rank {number} has finished, but its process has not ended: a thread or an atexit function still runs"
                 self.journal.add(protocol.Notice(text=text))
                 return
 

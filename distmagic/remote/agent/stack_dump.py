@@ -24,7 +24,7 @@ _ASLEEP_S = 1.0  # to wait for a process that is stopped, or waits in the kernel
 _PATIENCE_S = 4.0  # to wait for any other: the machine may be very busy
 _READ_BYTES = 1 << 20
 _STATES = {
-    "T": "its process is stopped (kill -CONT would let it go on)",
+    "T": "its process is stopped (kill -CONT continues it)",
     "t": "its process is held by a debugger",
     "D": "its process waits inside the kernel",
     "Z": "its process has ended",

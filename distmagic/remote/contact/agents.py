@@ -138,7 +138,7 @@ class Agents:
                 if listing.is_running(request.job, request.node_rank):
                     sys.exit(0)
                 if not folder.exists():
-                    text = f"it has nothing of job {request.job}: its part never started, or its files were removed"
+                    text = f"it has no files of job {request.job}: its part never started, or they were removed"
                     raise FileNotFoundError(text)
                 # The agent has ended meanwhile; its journal says how.
                 relay.replay(self._notebook, request)

@@ -171,7 +171,7 @@ class Contact:
                 sys.exit(0)  # the channel is gone
             self._lines.feed(data)
         elif not ready:
-            raise TimeoutError(f"it said nothing for {timeout_s:.0f} s")
+            raise TimeoutError(f"it sent nothing for {timeout_s:.0f} s")
 
     # ---- this host
 

@@ -54,7 +54,7 @@ class EnvironmentSync:
     def sync(self, request: protocol.SyncEnvironment) -> None:
         """Have the environment ready, made now or found, and answer with its Python. Raises OSError and ValueError."""
         if "/" in request.name or request.name.startswith(".") or not request.name:
-            raise ValueError(f"{request.name[:80]!r} is no name of an environment")
+            raise ValueError(f"{request.name[:80]!r} is not the name of an environment")
         self._began_s = time.monotonic()
         places.make_private(environments.root())
         environments.check_name(request.name)
@@ -69,7 +69,7 @@ class EnvironmentSync:
                     self._make(environments.begin(digest), request)
                     was_there = False
             if not is_free:
-                self._say("waiting for another notebook that makes it")
+                self._say("waiting for another notebook, which creates the environment")
                 self._pause()
         places.touch([environment.path])
         # On a full disk it is noted for nobody, and `clean all` leaves it.

@@ -184,7 +184,7 @@ class Task:
         """Write what is left to tell, the last event last; return the exit code."""
         self._log.flush(is_end=True)
         if error:
-            self._log.add(protocol.Notice(text=f"its agent says: {error}"))
+            self._log.add(protocol.Notice(text=f"its agent reports: {error}"))
         if self._start.lead:
             self._keep_results()
         if self._final is not None:
@@ -268,7 +268,7 @@ def _start_message(folder: Path, flags: tuple[str, ...]) -> protocol.StartNode:
     start = protocol.decode((folder / START).read_bytes())[1]
     assert isinstance(start, protocol.StartNode)
     if not text.isdecimal() or int(text) >= len(start.hosts):
-        sys.exit(f"distmagic: NODE_RANK={text} is no node of {len(start.hosts)}")
+        sys.exit(f"distmagic: NODE_RANK={text} is not a node of {len(start.hosts)}")
     endpoint = ""
     if len(start.hosts) > 1:
         address = socket.gethostbyname(os.environ["MASTER_ADDR"])

@@ -178,7 +178,7 @@ def follow_rounds(*, is_elastic: bool) -> None:
                 if not is_elastic:
                     raise
                 logging.getLogger(__name__).warning(
-                    "Meeting the other nodes anew: %s", str(error).partition("\n")[0]
+                    "Meeting the other nodes again: %s", str(error).partition("\n")[0]
                 )
             else:
                 # torchrun starts the ranks after this, with this process's environment.

@@ -201,7 +201,7 @@ def check_name(name: str) -> None:
     path = root() / name
     if places.file_type(path) and not _is_link_of_ours(path):
         raise FileExistsError(
-            f"{path} is there, and not from env sync: move it away, or choose another --name"
+            f"{path} exists, and env sync did not create it: move it away, or choose another --name"
         )
 
 

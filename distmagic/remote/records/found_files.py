@@ -81,7 +81,7 @@ def fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
 def opened(folder: str, path: str) -> BinaryIO:
     """Open a file below a folder. Raises OSError, and ValueError for a path that leads out of it, also by a link."""
     if not is_inside(path):
-        raise ValueError(f"{path[:200]!r} is no path below a folder")
+        raise ValueError(f"{path[:200]!r} is not a path below a folder")
     real = os.path.realpath(folder)
     above = os.path.realpath(os.path.dirname(os.path.join(real, path)))
     if os.path.commonpath([real, above]) != real:
@@ -92,7 +92,7 @@ def opened(folder: str, path: str) -> BinaryIO:
     )
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError(f"{path[:200]!r} is no file")
+        raise ValueError(f"{path[:200]!r} is not a file")
     return open(descriptor, "rb")
 
 

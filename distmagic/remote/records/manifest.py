@@ -101,5 +101,5 @@ def is_inside(path: str) -> bool:
 
 def _checked(path: str) -> str:
     if not is_inside(path):
-        raise ValueError(f"{path[:200]!r} is no path below a folder")
+        raise ValueError(f"{path[:200]!r} is not a path below a folder")
     return path

@@ -69,7 +69,7 @@ def log_limit_bytes(env: Mapping[str, str] | None = None) -> int:
     )
     if not (text.isascii() and text.isdigit() and int(text) >= _LEAST_LOG_BYTES):
         raise ValueError(
-            f"{LOG_BYTES_NAME}={text[:80]} is no number of bytes of at least {_LEAST_LOG_BYTES:,}"
+            f"{LOG_BYTES_NAME}={text[:80]} is not a number of bytes of at least {_LEAST_LOG_BYTES:,}"
         )
     return int(text)
 
@@ -161,7 +161,7 @@ def is_private(found: os.stat_result) -> bool:
 
 def _checked(job: str) -> str:
     if not job.replace("-", "").isalnum():
-        raise ValueError(f"{job[:80]!r} is no job")
+        raise ValueError(f"{job[:80]!r} is not a job")
     return job
 
 
@@ -228,7 +228,7 @@ def warm_dirs(owner: str = "*", key: str = "*") -> tuple[Path, ...]:
 def make_warm_dir(owner: str, key: str) -> Path:
     """Make the directory of a new template, 0700. Raises OSError, and ValueError for an owner that can't be one."""
     if not (owner + key).isalnum():
-        raise ValueError(f"{owner[:80]!r} is no owner of a template")
+        raise ValueError(f"{owner[:80]!r} is not an owner of a template")
     path = Path(f"/tmp/{_prefix()}warm.{owner}.{key}.{secrets.token_hex(4)}")
     path.mkdir(mode=0o700)
     return path

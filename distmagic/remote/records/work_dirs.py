@@ -195,7 +195,7 @@ def expire(now: float, kept_s: float, look_s: float) -> None:
 def remove(name: str) -> int:
     """Remove a working directory that no job uses; return its bytes. Raises OSError if one does."""
     if "/" in name or "\0" in name or name.startswith(".") or not name:
-        raise ValueError(f"{name[:80]!r} is no working directory")
+        raise ValueError(f"{name[:80]!r} is not a working directory")
     directory = _Directory(path=root() / name)
     if not places.file_type(directory.path):
         return 0  # another host of the same home has removed it

@@ -60,7 +60,7 @@ def decide(session: LogInSession) -> tuple[str, ...]:
     """
     if found := re.search(r"/job_(\d+)/step_extern", session.cgroup):
         raise PermissionError(
-            f"what is started here ends with Slurm job {found[1]} (pam_slurm_adopt), so no job can be left alone. "
+            f"processes started on this host end with Slurm job {found[1]} (pam_slurm_adopt), so --detach is not possible. "
             "Run it without --detach, or submit it to Slurm"
         )
     if not session.is_killed:
@@ -69,7 +69,7 @@ def decide(session: LogInSession) -> tuple[str, ...]:
         return session.scope
     raise PermissionError(
         "systemd on this host ends what a user leaves running at log-out (KillUserProcesses and KillOnlyUsers in logind.conf), "
-        f"so no job can be left alone. Run it without --detach; what would allow it: {session.cure}"
+        f"so --detach is not possible. Run it without --detach, or allow it: {session.cure}"
     )
 
 
@@ -89,8 +89,8 @@ def warning() -> str:
     if not session.is_killed or (session.scope and session.lingers):
         return ""
     return (
-        "systemd ends a run here when the connection to it breaks (KillUserProcesses and KillOnlyUsers in logind.conf); "
-        f"what would let it go on: {session.cure}."
+        "systemd on this host ends a run when the connection to it breaks (KillUserProcesses and KillOnlyUsers in "
+        f"logind.conf). To let the run continue: {session.cure}."
     )
 
 

@@ -110,7 +110,9 @@ def load(
     if file is not None:
         main.__file__ = file
     if not isinstance(what, (Call, Whole, Stay, Cell, Script)):
-        raise parcel.ParcelError(f"{path} is no payload but a {type(what).__name__}.")
+        raise parcel.ParcelError(
+            f"{path} holds a {type(what).__name__}, not a payload."
+        )
     return what
 
 

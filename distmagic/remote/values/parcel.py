@@ -321,8 +321,8 @@ def _table(memory: Memory, name: str) -> dict[str, Any]:
     """Return the table of a parcel: where its values are. Raises `ParcelError` unless the parcel is whole."""
     size = len(memory)
     if memory[: len(MAGIC)] != MAGIC:
-        raise ParcelError(f"{name} is no parcel.")
-    cut = ParcelError(f"{name} is not whole: it was cut off, or its disk was full.")
+        raise ParcelError(f"{name} is not a stored value.")
+    cut = ParcelError(f"{name} is incomplete: it was cut off, or its disk was full.")
     if size < len(MAGIC) + _TRAILER.size:
         raise cut
     offset, length, end = _TRAILER.unpack_from(memory, size - _TRAILER.size)
@@ -363,7 +363,7 @@ class _Memories:
                 )
             except (OSError, ValueError) as error:
                 raise ParcelError(
-                    f"A part of the parcel is missing: {error}."
+                    f"A part of the stored value is missing: {error}."
                 ) from None
 
     def find(self, span: Sequence[int]) -> tuple[Memory, int, int]:

@@ -91,7 +91,7 @@ def mapped(path: Path, size_bytes: int) -> mmap.mmap:
     """Map a side file; what is written there stays private. Raises OSError, ValueError if it isn't whole."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size != size_bytes:
-            raise ValueError(f"{path} is not whole")
+            raise ValueError(f"{path} is incomplete")
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 

@@ -32,7 +32,7 @@ _ATOMS = (
     types.ModuleType,
 )
 _CALLED = (types.FunctionType, types.MethodType, functools.partial)
-TOO_DEEP = "an object with too many levels of others in it"
+TOO_DEEP = "an object that is nested too deeply"
 
 WhyNot = Callable[[object], "Exception | None"]  # None: this part can be pickled
 

@@ -30,6 +30,6 @@ PROTOCOL = 2
 def another_version(job: str, number: int) -> str:
     """Return why a job can't be followed or ended from here, and what to do: its agent speaks protocol `number`."""
     return (
-        f"job {job} was begun by another version of distmagic, which speaks protocol {number} where this one speaks "
-        f"protocol {PROTOCOL}. Follow it, or stop it, with the version that began it"
+        f"job {job} was started by another version of distmagic, which uses protocol {number} where this one uses "
+        f"protocol {PROTOCOL}. Follow it, or stop it, with the version that started it"
     )

@@ -11,7 +11,7 @@ import { Place, asSaved, isInDocument, makeOutput, showAsLastSeen, writeIntoDocu
 const PARTS = ['head', 'table', 'ranks', 'pictures'];
 const ENDED = ['restarting', 'autorestarting', 'dead', 'terminating'];
 const GONE = 'The kernel has ended: this is the last that was known of the run.';
-const SAVED = 'This was saved while the run was going on; its outcome was not saved.';
+const SAVED = 'This was saved during the run; its outcome was not saved.';
 
 function rankOf(row) {
   const rank = row?.querySelector('td b')?.textContent;

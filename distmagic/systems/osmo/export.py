@@ -69,7 +69,7 @@ def workflow(job: ExportedJob) -> str:
         if len(file.data) > _LARGEST:
             raise SpecError(
                 f"{file.path} has {len(file.data):,} bytes, and a workflow of OSMO carries files of {_LARGEST:,} at most.",
-                "Have it in the image (--image), or load it inside the function.",
+                "Put it into the image (--image), or load it inside the function.",
             )
     node = text_file(_NODE, _node(job))
     return _workflow(job, [node], [("bash", f"{AT}/{_NODE}")] * job.nodes)
@@ -89,7 +89,7 @@ def readme(job: ExportedJob) -> tuple[str, ...]:
     return (
         f"{first or 'S'}ubmit it: `osmo workflow submit workflow.yaml`; see it with `osmo workflow query ID` and `osmo workflow logs ID`.",
         "`workflow.yaml` has torchrun in each task; `workflow-ranks.yaml` starts --size ranks a task, from --offset, in a world of --world_size.",
-        "Both carry `program/` and the scripts next to them as base64: change the cell and export again. Ranks begin in the task's output folder.",
+        "Both carry `program/` and the scripts next to them as base64: change the cell and export again. Ranks start in the task's output folder.",
     )
 
 

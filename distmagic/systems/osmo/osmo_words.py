@@ -103,7 +103,7 @@ def read_state(out: str) -> WorkflowState:
     document = _document(out)
     status = document.get("status")
     if not isinstance(status, str):
-        raise DistmagicError(f"osmo workflow query tells no status: {_short(out)}")
+        raise DistmagicError(f"osmo workflow query reports no status: {_short(out)}")
     tasks: list[TaskState] = []
     groups = document.get("groups")
     for group in groups if isinstance(groups, list) else []:
@@ -152,7 +152,9 @@ def refused(what: str, code: int, out: str, err: str) -> DistmagicError:
         return SpecError(text, "Log in with: osmo login URL, then run it again.")
     if code in (10, 75):
         return Unreachable("OSMO", text, "Try it again when OSMO's service answers.")
-    return SpecError(text, "Try by hand what it says; distmagic only passes it on.")
+    return SpecError(
+        text, "Try the same command by hand; distmagic only passes on its answer."
+    )
 
 
 def _document(out: str) -> dict[str, object]:

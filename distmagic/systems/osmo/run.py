@@ -41,7 +41,7 @@ _ZIP = "distmagic.zip"
 _OTHER_FLAGS = {
     "detach": "a workflow needs no notebook: submit it by --export osmo DIR.",
     "hang_timeout_s": "nobody can ask its ranks where they are.",
-    "fetch": "its files are in no reach: --results URL keeps them.",
+    "fetch": "its files can't be reached: --results URL keeps them.",
     "devices": "OSMO gives each task its GPUs: --gpus-per-node.",
     "cwd": "its containers are new: --sync brings files.",
 }
@@ -58,7 +58,7 @@ def check(request: Request) -> None:
     results = request.workflow.results
     if results and "://" not in results:
         raise SpecError(
-            f"--results {results}: OSMO has had no datasets for this since June 2026.",
+            f"--results {results}: since June 2026 OSMO has no datasets for results.",
             "Write the URL of a storage: --results s3://bucket/folder.",
         )
     if any(host for host, _ in request.access.pythons):
@@ -129,7 +129,7 @@ def _job(request: Request, payload: Payload) -> ExportedJob:
         names = ", ".join(secret for secret, _ in job.secrets)
         raise SpecError(
             f"--env {names}: a secret would lie readable in the workflow.",
-            "Use --export osmo DIR: its README says how OSMO gets it. Or read it inside the function.",
+            "Use --export osmo DIR: its README describes how OSMO gets it. Or read it inside the function.",
         )
     start = protocol.encode(_start(job, payload, _terms(request, payload)))
     files = [

@@ -212,7 +212,9 @@ class WorkflowRun:
             return (Gone(),)
         if state.status != COMPLETED:
             return (Lost(why=f"OSMO ended the workflow as {state.status}"),)
-        text = f"{name}: its last lines are not in the log; OSMO says that it completed"
+        text = (
+            f"{name}: its last lines are not in the log; OSMO reports that it completed"
+        )
         done = protocol.EngineEnded(code=0), protocol.Final(reason="done")
         return (Warned(text=text), *done, Gone())
 

@@ -26,7 +26,7 @@ def files(job: ExportedJob) -> tuple[File, ...]:
     """Return SING Cloud's own files for a job."""
     if job.python.startswith("~"):
         raise SpecError(
-            f"--python {job.python}: an image has no home, and no shell that knows ~.",
+            f"--python {job.python}: in an image no shell expands ~.",
             "Give the path that the interpreter has in the image, or leave it out.",
         )
     lines = [

@@ -26,7 +26,9 @@ def main(folder: Path) -> None:
     node, nodes, master = place(os.environ)
     is_c10d = any("ADDRESS" in word[1::2] for word in settings["command"])
     if is_c10d and nodes > 1 and not os.environ.get("SING_HOST_ADDR"):
-        sys.exit("SING_HOST_ADDR is not set: with c10d each node tells it the others.")
+        sys.exit(
+            "SING_HOST_ADDR is not set: with c10d each node announces it to the others."
+        )
     os.environ.update(settings["environment"])
     if nodes > 1:
         wait_for(master)
@@ -60,12 +62,12 @@ def place(environ: Mapping[str, str]) -> tuple[int, int, str]:
     node, nodes = numbers
     if node >= nodes:
         sys.exit(
-            f"SING_RANK is {node}, and SING_WORLD_SIZE {nodes}: there is no such node."
+            f"SING_RANK is {node}; with SING_WORLD_SIZE={nodes} it is at most {nodes - 1}."
         )
     master, names = environ.get("SING_MASTER_ADDR", ""), node_names(environ, nodes)
     if not master and not names and nodes > 1:
         sys.exit(
-            "Neither SING_MASTER_ADDR nor SING_JOB_NAME and SING_HOSTNAME_SUFFIX say where the first node is."
+            "The address of the first node is unknown: set SING_MASTER_ADDR, or SING_JOB_NAME and SING_HOSTNAME_SUFFIX."
         )
     own = environ.get("SING_HOST_ADDR", "")
     if node and own and own == master:

@@ -207,7 +207,7 @@ class Cluster:
         if not names:
             raise SpecError(
                 f"{self._file} has no host of the cluster {self.cluster} in it.",
-                f"Have SkyPilot write it again: sky status {self.cluster}",
+                f"Let SkyPilot write it again: sky status {self.cluster}",
             )
         number = hashlib.sha256(state.launch.encode()).hexdigest()[:16]
         self.source = self._source(number)

@@ -42,7 +42,7 @@ def readme(job: ExportedJob) -> tuple[str, ...]:
     return (
         f"Launch it here: `sky launch -c {job.title} task.yaml`; see it with `sky logs {job.title}`, end it with `sky down {job.title}`.",
         "`task.yaml` has the static rendezvous, `task-c10d.yaml` c10d, with which ranks may be restarted on several nodes.",
-        "Its size is said on the command line, and no line changes: `sky launch --num-nodes 4 --gpus L4:4 task.yaml`.",
+        "Set its size on the command line; no line changes: `sky launch --num-nodes 4 --gpus L4:4 task.yaml`.",
     )
 
 

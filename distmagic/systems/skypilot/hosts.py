@@ -47,7 +47,7 @@ def asked(place: str, wanted: Wanted) -> SkyRequest:
         try:
             text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is no text file"
+            why = getattr(error, "strerror", None) or "it is not a text file"
             raise SpecError(f"--sky {path}: {why}.", "Check the path.") from None
         if re.search(r"^[\"']?run[\"']?\s*:", text, re.MULTILINE):
             raise SpecError(

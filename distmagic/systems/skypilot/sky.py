@@ -244,7 +244,7 @@ def hold_in_background(request: SkyRequest, cluster: str) -> None:
         if said:
             print(  # noqa: T201 - a line for people
                 sanitize.lines(
-                    f"SkyPilot may stop the cluster {cluster} while a job runs there; sky exec says: {said}"
+                    f"SkyPilot may stop the cluster {cluster} while a job runs there; sky exec reports: {said}"
                 ),
                 file=sys.stderr,
             )

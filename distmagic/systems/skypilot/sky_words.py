@@ -132,6 +132,6 @@ def not_up(name: str, known: Sequence[ClusterState]) -> SpecError:
             f"The cluster {name} {word}.", f"Start it again: sky start {name}"
         )
     return SpecError(
-        f"The cluster {name} is not up: SkyPilot says {state.status}.",
+        f"The cluster {name} is not up: SkyPilot reports {state.status}.",
         f"See why: sky status {name} --refresh; set it up again: sky start {name}",
     )

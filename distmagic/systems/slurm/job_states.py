@@ -116,13 +116,13 @@ _REASONS = {
     "Resources": "the nodes it needs are busy",
     "Priority": "jobs with a higher priority come first",
     "Dependency": "another job has to end first",
-    "BeginTime": "its time to begin has not come",
+    "BeginTime": "its start time has not come",
     "JobHeldUser": "it is held; scontrol release lets it go",
     "JobHeldAdmin": "an administrator holds it",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is not active",
     "ReqNodeNotAvail": "nodes that it needs are down, reserved or being drained",
-    "Reservation": "its reservation has not begun",
+    "Reservation": "its reservation has not started",
     "Licenses": "it waits for a licence",
     "NodeDown": "a node that it needs is down",
     "Prolog": "its nodes are being prepared",
@@ -209,7 +209,7 @@ def cure_of_endless(state: JobState) -> str:
 _ENDS = {
     "TIMEOUT": (
         "reached its time limit",
-        "Ask for more: --time 2:00:00. A checkpoint lets the next run go on from there.",
+        "Ask for more: --time 2:00:00. With a checkpoint the next run continues from it.",
     ),
     "DEADLINE": ("reached its deadline", "Ask for it earlier, or without a deadline."),
     "PREEMPTED": (

@@ -36,7 +36,7 @@ def _one(text: str, at: int) -> tuple[list[str], int]:
         part = _PART.match(text, at)
         if part is None:
             raise ValueError(
-                f"{text[:80]!r} is no list of nodes: a bracket at {at} has no other"
+                f"{text[:80]!r} is not a list of nodes: a bracket at {at} has no other"
             )
         endings = [part["text"]] if part["text"] else _numbers(part["ranges"])
         if len(names) * len(endings) > _MOST_NAMES:
@@ -45,7 +45,7 @@ def _one(text: str, at: int) -> tuple[list[str], int]:
         at = part.end()
     if at == begin:
         raise ValueError(
-            f"{text[:80]!r} is no list of nodes: nothing before the comma at {at}"
+            f"{text[:80]!r} is not a list of nodes: nothing before the comma at {at}"
         )
     return names, at
 
@@ -55,10 +55,10 @@ def _numbers(ranges: str) -> list[str]:
     for one in ranges.split(","):
         found = _RANGE.fullmatch(one)
         if found is None:
-            raise ValueError(f"[{ranges[:80]}] is no range of numbers")
+            raise ValueError(f"[{ranges[:80]}] is not a range of numbers")
         first, last = int(found["first"]), int(found["last"] or found["first"])
         if last - first > _MOST_NAMES or last < first:
-            raise ValueError(f"[{ranges[:80]}] is no range of numbers")
+            raise ValueError(f"[{ranges[:80]}] is not a range of numbers")
         width = len(found["first"])
         numbers += [str(number).zfill(width) for number in range(first, last + 1)]
     return numbers

@@ -18,7 +18,7 @@ class _Refusal:
 _REFUSALS = (
     _Refusal(
         r"invalid partition|partition specified|not valid in this partition",
-        "Slurm has no such partition, or not for you",
+        "Slurm has no such partition, or you may not use it",
         "sinfo lists the partitions: --partition NAME.",
     ),
     _Refusal(
@@ -38,7 +38,7 @@ _REFUSALS = (
     ),
     _Refusal(
         r"reservation",
-        "Slurm has no such reservation, or not for you",
+        "Slurm has no such reservation, or you may not use it",
         "scontrol show reservation lists them.",
     ),
     _Refusal(
@@ -101,7 +101,7 @@ def refusal(login: str, program: str, said: str) -> DistmagicError:
         return Unreachable(
             login,
             f"Slurm's controller does not answer ({words}).",
-            "Jobs that run go on. Try again; scontrol ping says if it is back.",
+            "Running jobs continue. Try again; scontrol ping shows if it is back.",
         )
     for one in _REFUSALS:
         if re.search(one.pattern, said, re.IGNORECASE):

@@ -151,8 +151,8 @@ _CAUSES = (
     _Cause(
         r"Invalid generic resource|Insufficient GRES",
         PreflightError,
-        "the job's GPUs are counted in all (--gpus), which leaves none for a single step.",
-        "Ask for --gpus-per-node.",
+        "the job asked for a total of GPUs (--gpus), and Slurm gives none of them to the run's processes.",
+        "Ask for GPUs of each node: --gpus-per-node N.",
     ),
     _Cause(
         r"Access/permission denied|User not authorized|Invalid user",
@@ -163,7 +163,7 @@ _CAUSES = (
     _Cause(
         r"Requested node configuration is not available|Invalid node name|not in (?:the )?(?:job|allocation)",
         Unreachable,
-        "it is no node of Slurm job {job}, or no longer: Slurm takes nodes that are dead from jobs that go on without.",
+        "it is not, or no longer, a node of Slurm job {job}: Slurm takes dead nodes from jobs that can do without them.",
         "squeue -j {job} -o %N shows the job's nodes.",
     ),
     _Cause(

@@ -186,7 +186,7 @@ def test_ten_runs_have_ten_lines():
 
 
 def test_what_is_no_run_is_refused():
-    with pytest.raises(SpecError, match=r"^\{0: 1\} is no run\."):
+    with pytest.raises(SpecError, match=r"^\{0: 1\} is not a run\."):
         distmagic.compare({0: 1})
 
 

@@ -163,7 +163,7 @@ def test_what_unmunge_says():
         "STATUS: Expired\n\n{}",
         "UID: a (1)\nUID: b (2)\n\n",
     ):
-        with pytest.raises(ValueError, match="unmunge said"):
+        with pytest.raises(ValueError, match="unmunge reported"):
             parsed(said)
 
 

@@ -177,7 +177,7 @@ def test_jobs_of_one_name_are_all_listed_and_none_is_taken(jobs, capsys):
     capsys.readouterr()
     jobs.value("%distributed jobs")
     assert capsys.readouterr().out.count("busy") == 2
-    message = "Hosts disagree about job busy: it is said to have the hosts gpu-a, gpu-b and evil, gpu-b."
+    message = "Hosts disagree about job busy: they report different lists of its hosts: gpu-a, gpu-b and evil, gpu-b."
     assert jobs.error("%distributed attach busy").message == message
 
 
@@ -272,7 +272,7 @@ def test_a_stop_says_of_each_host_whether_the_job_has_ended_and_what_ends_it_els
 def test_a_stop_that_is_interrupted_says_what_is_known_and_fails_the_cell(
     jobs, capsys, golden
 ):
-    late = Unreachable("gpu-b", "the end of the job there was not waited for.")
+    late = Unreachable("gpu-b", "the wait for the job's end was interrupted.")
     jobs.session.stopped = Stopped(
         ended=("gpu-a",), unknown={"gpu-b": late}, was_interrupted=True
     )

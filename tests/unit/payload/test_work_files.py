@@ -417,7 +417,7 @@ def test_much_that_nobody_has_named_is_told(project, monkeypatch):
 @pytest.mark.parametrize("name", ["study.ipynb", "run.sh"])
 def test_what_is_no_program_of_python_is_refused(project, name):
     write(project, name)
-    with pytest.raises(SpecError, match=f"{name} is no program of Python"):
+    with pytest.raises(SpecError, match=f"{name} is not a Python program"):
         script_of(project, name)
 
 

@@ -235,5 +235,5 @@ def test_what_no_host_could_be_told_is_refused_here():
         Access(exec_prefix="a 'b")
     with pytest.raises(SpecError, match="--setup has a zero byte"):
         Access(setup="a\0b")
-    with pytest.raises(SpecError, match="no shell knows what ~ is"):
+    with pytest.raises(SpecError, match="no shell expands ~"):
         Access(setup="x", pythons=(("", "~/venv/bin/python"),))

@@ -41,6 +41,9 @@ def test_what_follows_the_name_of_a_program_is_its_own(line, own, program):
         "-m accelerate.commands.launch train.py",
         "/opt/venv/bin/accelerate launch train.py --lr 0.1",
         "python",
+        "lightning",
+        "lightning run model train.py --lr 0.1",
+        "fabric run train.py",
     ],
 )
 def test_a_program_must_be_named(line, golden):

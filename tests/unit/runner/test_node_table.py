@@ -462,7 +462,7 @@ def test_a_node_whose_start_was_not_answered_and_whose_host_stays_away_may_run()
 
 
 @pytest.mark.parametrize(
-    "error", [AWAY, CUT, SpecError("gpu-c has a node of this job, which runs.")]
+    "error", [AWAY, CUT, SpecError("gpu-c already runs a node of this job.")]
 )
 def test_what_passes_by_itself_is_not_told(error):
     table = Table(elastic(2))
@@ -479,7 +479,7 @@ def test_a_host_that_refuses_is_told_of_and_tried_again_later():
     error = PreflightError("gpu-c", "has no torch.")
     told = Note(
         node_rank=0,
-        what=Warned(text="gpu-c: has no torch. The run goes on without this host."),
+        what=Warned(text="gpu-c: has no torch. The run continues without this host."),
     )
     assert table.after(
         JoinFailed(host_index=2, error=error, request_id="id1"), at_s=1.0

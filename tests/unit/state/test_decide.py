@@ -236,7 +236,7 @@ def test_a_job_that_needs_no_notebook_is_left_when_this_one_is_cut_off_for_long(
     """Its hosts are not lost: they only can't be reached from here."""
     assert run.at(61.0) == []
     assert decide.alive_elsewhere(run.state, Limits(away_s=60.0)) == {0, 1}
-    why = "no host could be reached for 60 s; if they are up, the job goes on without this notebook"
+    why = "no host could be reached for 60 s; if they are up, the job continues without this notebook"
     assert run.at(61.1) == [Leave(why=why)]
     assert decide.is_left(run.state, run.memory)
     assert run.at(61.2) == []

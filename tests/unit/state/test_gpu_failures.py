@@ -150,7 +150,7 @@ def test_a_gpu_of_which_nothing_is_told_has_no_peak():
         state = begun(at(LOOK), progress(0, device=device), end)
         error = verdict(fold(state, [at(Gone(), node) for node in (0, 1)]))
         assert "has no memory left" in error.hint
-        assert "At its fullest" not in error.hint
+        assert "Peak memory" not in error.hint
 
 
 def test_a_rank_that_was_killed_for_want_of_memory_names_the_hosts_peak(golden):
@@ -160,4 +160,4 @@ def test_a_rank_that_was_killed_for_want_of_memory_names_the_hosts_peak(golden):
     golden(verdict(state))
     other = replace(end, what=replace(end.what, meaning="SIGKILL: killed from outside"))
     state = fold(begun(at(LOOK), other), [at(Gone(), node) for node in (0, 1)])
-    assert "At its fullest" not in verdict(state).hint
+    assert "Peak memory" not in verdict(state).hint

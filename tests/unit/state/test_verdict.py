@@ -196,7 +196,7 @@ def test_the_last_words_are_twelve_lines():
     text = "".join(f"line {i}\n" for i in range(100))
     hint = said(over(output(text, stream="stderr"), killed(0), code=1))[2]
     assert hint.splitlines()[1:13] == [f"    line {i}" for i in range(88, 100)]
-    assert hint.splitlines()[13].startswith("Often the memory")
+    assert hint.splitlines()[13].startswith("Often the host")
 
 
 def test_an_interrupt(golden):

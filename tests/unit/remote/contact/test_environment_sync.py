@@ -136,7 +136,7 @@ def test_a_package_that_cant_be_had_is_named_and_the_environment_is_not_there(
     with golden.raises(PreflightError):
         sync(link, "alpha", "nowhere==7")
     assert not (environments.root() / "train").exists()
-    with pytest.raises(PreflightError, match="is no name"):
+    with pytest.raises(PreflightError, match="is not the name"):
         sync(link, name="..")  # the conversation goes on
 
 

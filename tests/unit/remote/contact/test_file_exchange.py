@@ -68,7 +68,7 @@ def test_files_of_a_job_are_found_and_read(link, home, golden):
     assert bytes(data) == b"456789"
 
     for path, error in (
-        ("../x", "is no path below a folder"),
+        ("../x", "is not a path below a folder"),
         ("ck/b.pt", "No such file"),
     ):
         with pytest.raises(PreflightError, match=error):

@@ -134,9 +134,9 @@ def test_what_is_of_another_rank_or_stream_is_a_line_of_its_own(before, after):
     [
         ({}, "NODE_RANK, MASTER_ADDR, MASTER_PORT not set"),
         ({"NODE_RANK": "0", "MASTER_ADDR": "a"}, "MASTER_PORT not set"),
-        ({"NODE_RANK": "2"}, "NODE_RANK=2 is no node of 2"),
-        ({"NODE_RANK": "-1"}, "NODE_RANK=-1 is no node of 2"),
-        ({"NODE_RANK": "x"}, "NODE_RANK=x is no node of 2"),
+        ({"NODE_RANK": "2"}, "NODE_RANK=2 is not a node of 2"),
+        ({"NODE_RANK": "-1"}, "NODE_RANK=-1 is not a node of 2"),
+        ({"NODE_RANK": "x"}, "NODE_RANK=x is not a node of 2"),
     ],
 )
 def test_half_set_or_contradictory_variables_are_named(

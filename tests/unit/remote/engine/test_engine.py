@@ -79,8 +79,8 @@ def test_nodes_meet_anew_when_one_is_lost_in_the_middle_of_it(torch_forks, tmp_p
         "gone",
     ]
     assert [line for line in log.splitlines() if "anew" in line] == [
-        "Meeting the other nodes anew: wait timeout after 15000ms, keys: /a",
-        "Meeting the other nodes anew: once more",
+        "Meeting the other nodes again: wait timeout after 15000ms, keys: /a",
+        "Meeting the other nodes again: once more",
     ]
 
 

@@ -216,7 +216,7 @@ def test_ranks_are_stopped_at_a_step_or_where_they_are_and_go_on_with_the_next_c
 ):
     program = RANKS.replace("{drive}", DRIVE)
     [seen, *_] = gloo_ranks.run(torch_forks, tmp_path, 3, program, has_model=True)
-    anew = "The group is made anew before the next cell for all ranks."
+    anew = "Before the next cell the group is created again for all ranks."
     held = "model (DistributedDataParallel) holds the old one: make it again."
     broken = (
         f"A process group was broken, so that its ranks need not wait. {anew} {held}"

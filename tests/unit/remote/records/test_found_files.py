@@ -76,7 +76,7 @@ def test_links_and_pipes_are_not_read(folder):
         opened(str(folder), "link/secret.pt")
     with pytest.raises(OSError, match="symbolic links"):
         opened(str(folder), "file_link.pt")
-    with pytest.raises(ValueError, match=r"'pipe\.pt' is no file"):
+    with pytest.raises(ValueError, match=r"'pipe\.pt' is not a file"):
         opened(str(folder), "pipe.pt")
     with opened(str(folder), "loop/ck/a.pt") as file:
         assert file.read() == b"ck/a.pt", "a link that stays inside leads nowhere else"

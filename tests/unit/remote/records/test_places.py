@@ -62,9 +62,9 @@ def test_a_jobs_directory_is_named_by_node_and_host(home, monkeypatch):
 def test_what_is_no_job(home, name):
     with pytest.raises(ValueError) as caught:
         places.job_dir(name, 0)
-    assert str(caught.value) == f"{name[:80]!r} is no job"
+    assert str(caught.value) == f"{name[:80]!r} is not a job"
     for ask in (lambda: places.run_dir(name, 0), lambda: places.run_dirs(name)):
-        with pytest.raises(ValueError, match="is no job"):
+        with pytest.raises(ValueError, match="is not a job"):
             ask()
 
 

@@ -684,7 +684,7 @@ def test_kept_directories_are_listed_and_removed_unless_a_job_uses_them(
 
 @pytest.mark.parametrize("name", ["", "../x", ".train", "a/b"])
 def test_only_working_directories_are_removed(name):
-    with pytest.raises(ValueError, match="is no working directory"):
+    with pytest.raises(ValueError, match="is not a working directory"):
         work_dirs.remove(name)
 
 

@@ -130,7 +130,7 @@ def test_a_workflow_that_is_not_over(status):
     "out", ["", "{", "[]", "{}", '{"status": 3}', "null", "[" * 9999]
 )
 def test_any_other_answer_is_no_state(out):
-    with pytest.raises(DistmagicError, match="tells no status"):
+    with pytest.raises(DistmagicError, match="reports no status"):
         osmo_words.read_state(out)
 
 

@@ -119,8 +119,8 @@ def test_skypilots_own_package_takes_every_task(tmp_path):
         ({"SKYPILOT_NODE_RANK": "2"}, "SKYPILOT_NODE_RANK is 2, of 2 nodes"),
         ({"SKYPILOT_NODE_RANK": "-1"}, "SKYPILOT_NODE_RANK is -1, of 2 nodes"),
         ({"SKYPILOT_NUM_GPUS_PER_NODE": ""}, "SKYPILOT_NUM_GPUS_PER_NODE: is not set"),
-        ({"SKYPILOT_NUM_GPUS_PER_NODE": "all"}, "SKYPILOT_NUM_GPUS_PER_NODE is all, which is no number"),
-        ({"SKYPILOT_NUM_NODES": "two"}, "SKYPILOT_NUM_NODES is two, which is no number"),
+        ({"SKYPILOT_NUM_GPUS_PER_NODE": "all"}, "SKYPILOT_NUM_GPUS_PER_NODE is all, which is not a number"),
+        ({"SKYPILOT_NUM_NODES": "two"}, "SKYPILOT_NUM_NODES is two, which is not a number"),
         ({"SKYPILOT_NODE_IPS": "10.0.0.1"}, "SKYPILOT_NODE_IPS has 1 addresses, and SKYPILOT_NUM_NODES is 2"),
     ],
 )  # fmt: skip

@@ -383,7 +383,7 @@ def test_a_job_that_takes_no_step_for_keepers(login):
     login.answers["srun"] = [Said(err=said, code=1)]
     queue = SlurmQueue(Shell("login1", lambda _: login))
     one = found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
-    with pytest.raises(PreflightError, match=r"counted in all \(--gpus\)"):
+    with pytest.raises(PreflightError, match=r"a total of GPUs \(--gpus\)"):
         one.wait(ASKER, print)
     assert not one.is_alive
 

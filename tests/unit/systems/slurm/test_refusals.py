@@ -46,7 +46,7 @@ def test_a_controller_that_is_away_says_nothing_of_jobs(said):
     error = refusal("login1", "squeue", said)
     assert isinstance(error, Unreachable)
     assert "controller does not answer" in error.message
-    assert "Jobs that run go on" in error.hint
+    assert "Running jobs continue" in error.hint
 
 
 def test_a_machine_without_slurm(golden):

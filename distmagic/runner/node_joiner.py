@@ -123,7 +123,7 @@ class NodeJoiner:
                     except OSError as error:
                         name = lead.host.name
                         raise ProtocolError(
-                            f"{name}: what the job needs could not be taken from there: {error}."
+                            f"{name}: the job's files could not be fetched from this host: {error}."
                         ) from None
             self._payload[blob.sha256] = known
         return known

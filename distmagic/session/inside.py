@@ -145,7 +145,7 @@ class Part:
         self._cell += 1
         if self._proof is None:
             raise SpecError(
-                f"{self.place.words}: {missing(self.place)}, so the nodes can't recognize each other: each would train a "
+                f"{self.place.words}: {missing(self.place)}, so the nodes can't recognize each other. Each would train a "
                 "model of its own.",
                 "Set DISTMAGIC_SECRET to one random text of 16 characters or more on all nodes; where each node is to run "
                 "by itself, write --on none.",

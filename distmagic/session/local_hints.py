@@ -139,10 +139,10 @@ def _of_package(failure: Failure, name: str, host: str, *, is_here: bool) -> str
     top = name.partition(".")[0]
     if failure.type != "ModuleNotFoundError" or top in sys.stdlib_module_names:
         return ""
-    sync = ", or write %distributed env sync: it brings this kernel's packages"
+    sync = " %distributed env sync installs this kernel's packages."
     return (
-        f"The Python on {host} has no module {name}: install its package there, or name a Python that has it "
-        f"(--python){sync if is_here else ''}."
+        f"The Python on {host} has no module {name}. Install its package on that host, or name a Python that has it: "
+        f"--python PATH.{sync if is_here else ''}"
     )
 
 

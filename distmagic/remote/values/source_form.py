@@ -82,7 +82,7 @@ class SourceForm:
             same = _named(text, *place)
             if obj not in same:
                 raise NoSource(
-                    f"{obj.co_filename} no longer has its text: the cell has changed since, or other code has made it",
+                    f"{obj.co_filename} no longer has its text. The cell has changed since, or other code has made it",
                     "Run its cell again, or restart the kernel",
                 )
             return code_of_text, (text, *place, same.index(obj), len(same), obj.co_freevars)  # fmt: skip
@@ -99,7 +99,7 @@ class SourceForm:
             text = "".join(linecache.getlines(name))
             if not text:
                 raise NoSource(
-                    "its source is not available: it was made by exec or eval, or in a cell with another magic",
+                    "its source is not available. It was made by exec or eval, or in a cell with another magic",
                     "Define it with def in a cell, or in a module next to the notebook",
                 )
             try:

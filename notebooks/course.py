@@ -5,7 +5,7 @@ An answer of None is not answered yet. Solutions, with reasons, are in solutions
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -26,8 +26,8 @@ def check(number: str, answer: object) -> None:
 
 
 def verdict(exercise: Exercise, answer: object) -> str:
-    """Return "right", or a hint. What an exercise that runs on ranks returned is a dictionary by rank."""
-    ranks = answer.values() if isinstance(answer, dict) else [answer]
+    """Return "right", or a hint. What an exercise that runs on ranks returned is a mapping by rank."""
+    ranks = answer.values() if isinstance(answer, Mapping) else [answer]
     if all(one is None for one in ranks):
         return "not answered yet"
     try:

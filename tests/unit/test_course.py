@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import MappingProxyType
 
 import nbformat
 import pytest
@@ -130,6 +131,8 @@ def test_a_wrong_answer_gets_a_hint(number, golden):
     course = exercises()
     exercise = course.EXERCISES[number]
     assert course.verdict(exercise, None) == "not answered yet"
+    by_rank = MappingProxyType({0: None, 1: None})  # as `run.results`, no dictionary
+    assert course.verdict(exercise, by_rank) == "not answered yet"
     hints = [course.verdict(exercise, answer) for answer in WRONG[number]]
     written = {hint for _, hint in exercise.hints} | {exercise.other}
     assert written <= {hint.removeprefix("not yet. ") for hint in hints}

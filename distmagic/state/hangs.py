@@ -239,24 +239,25 @@ def explain_last(state: RunState) -> Explanation | None:
 
 
 def explain_failed_call(state: RunState) -> str:
-    """Return in which call ranks parted, and what to do, of a run in which a collective call failed; "" where nothing shows it."""
-    answers = []
+    """Return in which call ranks parted, and what to do, of a run in which a collective call failed; "" where nothing shows it.
+
+    A rank that is behind may have lost another one, as the others have: it is named only if it has ended well.
+    """
+    answers, left = [], []
     for worker in state.workers.values():
-        if worker.left is not None and worker.phase != "done":
+        if worker.left is not None and worker.phase == "done":
+            left.append(worker.left)
+        elif worker.left is not None:
             answers.append((worker.host, worker.left))
-    found = explain(answers, left=_left(state))
-    if found.parting is None or found.parting.kind == "together":
+    found = explain(answers, left=left)
+    parted = found.parting
+    if parted is None or not any(side.waits for side in parted.sides):
         return ""
-    if found.parting.kind == "behind":
-        return found.advice
-    sentence = found.sentence
-    return f"{sentence[:1].upper()}{sentence[1:]}. {found.advice}"
-
-
-def _left(state: RunState) -> list[Stacks]:
-    """Return the calls that ranks have left which ended well."""
-    done = [one for one in state.workers.values() if one.phase == "done"]
-    return [one.left for one in done if one.left is not None]
+    if parted.kind == "different":
+        sentence = found.sentence
+        return f"{sentence[:1].upper()}{sentence[1:]}. {found.advice}"
+    have_ended = {one.rank for one in left}.issuperset(parted.missing)
+    return found.advice if parted.missing and have_ended else ""
 
 
 def explain_dump(state: RunState, dump: StackDump) -> Explanation:
@@ -267,7 +268,9 @@ def explain_dump(state: RunState, dump: StackDump) -> Explanation:
         if rank in state.workers
     ]
     hosts = [state.nodes[node].host for node in unanswered(state, dump)]
-    return explain(answers, hosts, _left(state))
+    done = [one for one in state.workers.values() if one.phase == "done"]
+    left = [one.left for one in done if one.left is not None]
+    return explain(answers, hosts, left)
 
 
 def explain(

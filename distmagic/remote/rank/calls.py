@@ -24,9 +24,8 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,9 +41,9 @@ _MAX_GROUPS = 16  # those with the latest calls
 _MAX_CHARS = 200  # of the sizes of a call, of the ranks of a group
 _READ_BYTES = 1 << 20
 _KEPT_AT_THE_END = 10  # of a rank that has not failed: others can be so far behind
-_leaving: list[
-    Callable[..., None]
-] = []  # how this rank leaves its calls, once it has groups
+_known: list[
+    tuple[int, Path, ModuleType]
+] = []  # this rank, its file, and torch's groups: once it has any
 _OF_GLOO = "_dump_fr_trace_json"
 # NCCL has a recorder of its own, in a torch that is built with it.
 _RECORDERS = (_OF_GLOO, _OF_GLOO.replace("_fr_", "_nccl_"))
@@ -64,7 +63,7 @@ def answer(run_dir: Path, c10d: ModuleType) -> None:
         path.write_bytes(b"-")  # nobody asks yet
         # Not of `threading`: the user's code counts and joins the threads that it has there.
         _thread.start_new_thread(_answer_always, (path, c10d))
-        _leaving.append(partial(_leave, os.getpid(), path, c10d))
+        _known.append((os.getpid(), path, c10d))
         _before_abort()
 
 
@@ -91,17 +90,14 @@ def leave(error: BaseException | None = None) -> None:
     if frames:
         lines = [f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in reversed(frames)]  # fmt: skip
         stack = "\n".join(["Thread 0x0 (most recent call first):", *lines, ""])
-    for act in _leaving:
-        act(stack, has_failed=bool(frames))
+    _leave(stack, has_failed=bool(frames))
 
 
-def _leave(
-    pid: int, path: Path, c10d: ModuleType, stack: str = "", *, has_failed: bool = True
-) -> None:
-    # A child that the user's code has forked is not this rank.
-    if os.getpid() == pid:
-        with contextlib.suppress(Exception):
-            _write(path, c10d, LEFT, stack, has_failed=has_failed)
+def _leave(stack: str = "", *, has_failed: bool = True) -> None:
+    for pid, path, c10d in _known:
+        if os.getpid() == pid:  # not a child that the user's code has forked
+            with contextlib.suppress(Exception):
+                _write(path, c10d, LEFT, stack, has_failed=has_failed)
 
 
 def _before_abort() -> None:
@@ -114,8 +110,7 @@ def _before_abort() -> None:
     change.restype, change.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 
     def leave_and_abort() -> None:
-        for act in _leaving:
-            act()
+        _leave()
         handler(plain)()
 
     ours = handler(leave_and_abort)

@@ -102,9 +102,14 @@ def test_a_rank_that_ended_without_a_call_of_the_others_is_named(golden):
     early = left(3, "barrier", has_failed=False)
     failed = left(0, "barrier", "all_reduce [4]")
     golden(verdict(over(ended(3, 1), early, raised(0, 0, lost), failed, code=1)))
-    # Of one whose calls are not known nothing is said.
-    error = verdict(over(ended(3, 1), raised(0, 0, lost), failed, code=1))
-    assert "all_reduce" not in str(error)
+    # Of one whose calls are not known nothing is said, nor of one that has lost another rank, as the others have.
+    behind = left(1, "barrier", "all_reduce [4]", "all_reduce [4]")
+    for first in (ended(3, 1), killed(3, 1)):
+        error = verdict(over(first, raised(0, 0, lost), failed, behind, code=1))
+        assert "all_reduce" not in str(error)
+    # A call of before may have had other sizes rightly: what has failed is another one.
+    uneven = [left(rank, f"all_gather [{rank}]", "barrier") for rank in (0, 1)]
+    assert "all_gather" not in str(verdict(over(killed(3, 1), *uneven, code=1)))
 
 
 def test_an_error_of_several_lines_is_told_in_full_only_by_its_traceback(golden):

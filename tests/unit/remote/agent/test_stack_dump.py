@@ -102,6 +102,25 @@ def test_a_rank_answers_and_goes_on(node):
     ] == [1, 1]
 
 
+def test_what_a_rank_has_left_is_told_once_when_it_is_over(node):
+    children = node.start(SLEEPS), node.start(SLEEPS)
+    call = protocol.CallRecord(number=1, name="all_reduce", sizes="[4]", is_over=False)
+    made = (protocol.GroupRecord(backend="gloo", calls=(call,)),)
+    # The second one has only answered a question, before that.
+    for rank, request_id in enumerate((protocol.LEFT, "")):
+        one = protocol.Stacks(
+            request_id=request_id, rank=rank, local_rank=rank, calls=made
+        )
+        path = node.folder / f"calls-{children[rank].pid}"
+        path.write_bytes(protocol.encode(one) + b"-\n")
+    assert node.step() == []
+    for rank in node.ranks:
+        rank.is_over = True
+    for _ in range(2):
+        (told,) = node.step()
+        assert (told.request_id, told.rank, told.calls) == (protocol.LEFT, 0, made)
+
+
 def test_a_stopped_rank_holds_up_nobody_and_answers_later(node, golden):
     first, second = node.start(ANSWERS + AS_A_RANK), node.start(ANSWERS + AS_A_RANK)
     first.send_signal(signal.SIGSTOP)

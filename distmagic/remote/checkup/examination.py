@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import resource
@@ -12,6 +11,7 @@ import sys
 from pathlib import Path
 
 from distmagic.remote.checkup import gpu_health
+from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol
 
 _VARIABLES = re.compile(
@@ -43,7 +43,7 @@ def examine(packages: tuple[str, ...]) -> protocol.Examined:
         infiniband=_infiniband(),
         variables=dict(sorted(variables.items())),
         packages=_versions(packages),
-        torch_cuda=_torch_cuda(),
+        torch_cuda=facts.of_torch("cuda", "") or "",
         driver=driver,
         driver_cuda=driver_cuda,
         gpus=gpus,
@@ -107,16 +107,3 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _torch_cuda() -> str:
-    """Return the CUDA for which the torch here was built, from its files; "" for none."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.origin:
-        return ""
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text()
-    except OSError:
-        return ""
-    found = re.search(r"^cuda\s*(?::[^=]*)?=\s*['\"]([^'\"]+)", text, re.MULTILINE)
-    return found.group(1) if found else ""

@@ -51,15 +51,19 @@ def gather(home: Path, host_id: str) -> protocol.Facts:
 
 def torch_version() -> str | None:
     """Return the version of the torch that this interpreter would import, from its files; None if there is none."""
+    return of_torch("__version__", "unknown")
+
+
+def of_torch(name: str, unknown: str) -> str | None:
+    """Return a text that torch's `version.py` gives this name, `unknown` without one; None if there is no torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         return None
-    try:
+    text = ""
+    with contextlib.suppress(OSError):
         text = (Path(spec.origin).parent / "version.py").read_text()
-    except OSError:
-        return "unknown"
-    found = re.search(r"__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)", text)
-    return found.group(1) if found else "unknown"
+    found = re.search(rf"^{name}\s*(?::[^=]*)?=\s*['\"]([^'\"]+)", text, re.MULTILINE)
+    return found.group(1) if found else unknown
 
 
 def count_gpus() -> int:

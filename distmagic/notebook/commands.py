@@ -219,6 +219,10 @@ SUBCOMMANDS = (
                 "sync [FLAGS]",
                 (
                     "create an environment on each host with this kernel's packages, or with those of "
+            (
+                "PATH --all [TO]",
+                "copy it to every host: once from here, then from host to host",
+            ),
                     "--requirements FILE or --lock FILE; --hosts LIST, --name NAME"
                 ),
             ),

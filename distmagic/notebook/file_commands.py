@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 from collections.abc import Mapping
@@ -42,7 +43,10 @@ def get(line: CommandLine) -> None:
 
 
 def put(line: CommandLine) -> None:
-    """Send a file of this machine, or a folder with all its files, to a host; print where they are."""
+    """Send a file of this machine, or a folder with all its files, to a host or to all; print where they are."""
+    if "--all" in line.words:
+        _put_all(line)
+        return
     if not 2 <= len(line.words) <= 3:
         raise SpecError(
             "%distributed put needs a host and a path of this machine.",
@@ -52,6 +56,34 @@ def put(line: CommandLine) -> None:
     to = folder[0] if folder else "~"
     for name in _folder(line, to).send(_local_path(source)):
         print(sanitize.line(f"{host}:{PurePosixPath(to) / name}"))
+
+
+def _put_all(line: CommandLine) -> None:
+    """Send what is at a path, or what fits a pattern, to every host."""
+    from distmagic.wide.spreading import put as put_on_all
+
+    words = [word for word in line.words if word != "--all"]
+    if not 1 <= len(words) <= 2:
+        raise SpecError(
+            "%distributed put --all needs a path of this machine.",
+            "Write %distributed put data --all, and a folder of the hosts behind it for another place than their homes.",
+        )
+    source = _local_path(words[0])
+    to = words[1] if words[1:] else "~"
+    sources = [source]
+    if not source.exists():
+        found = glob.glob(str(source), recursive=True)  # noqa: PTH207 - of any folder
+        sources = [Path(path) for path in sorted(found)]
+    if not sources:
+        raise SpecError(f"{words[0]} is no file and no folder of this machine.")
+    hosts = known_hosts(line)
+    count, size_bytes = put_on_all(reach(line, hosts), sources, to)
+    places = dict.fromkeys(
+        str(PurePosixPath(to) / one.resolve().name) for one in sources
+    )
+    where = f"{', '.join(host.name for host in hosts)}: {', '.join(places)}"
+    files = f"{count:,} file{'s' if count > 1 else ''}"
+    print(sanitize.line(f"{where} ({files}, {size_bytes / 1e6:,.1f} MB)"))
 
 
 def _local_path(text: str) -> Path:

@@ -237,11 +237,7 @@ def stacks(line: CommandLine) -> None:
         1,
         "%distributed stacks takes the name of one job, or nothing where only one runs.",
     )
-    job, hosts = find(line, line.words[0]) if line.words else _the_running_job(line)
-    if not job.is_running:
-        raise SpecError(
-            f"Job {job.name} has already ended ({job.phase}): none of its ranks runs."
-        )
+    job, hosts = _running_job(line, line.words)
     found = line.housekeeping.stacks(reach(line, hosts, job.name), job)
     page = {
         "text/plain": render.stacks_text(found, job.name),
@@ -261,7 +257,7 @@ def _the_running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
         names = ", ".join(job.name for job in running)
         raise SpecError(
             f"{len(running)} jobs run on these hosts: {names}.",
-            "Write %distributed stacks ID.",
+            "Name one of them.",
         )
     return find(line, running[0].name)
 
@@ -293,7 +289,9 @@ def _show_kept(line: CommandLine, ended: Sequence[Job]) -> None:
     print(
         f"sent files and environments of this notebook that nobody uses: {kept / 1e6:,.1f} MB"
     )
-    _print_work_dirs("working directory that no job uses", idle)
+    _print_work_dirs(
+        "working directory that no job uses", "put there by %distributed put", idle
+    )
     line.notebook.say(
         "Remove all of it with %distributed clean all, or one job with %distributed clean ID."
     )
@@ -330,7 +328,9 @@ def _remove_all(line: CommandLine, ended: Sequence[Job], *, everybody: bool) -> 
     freed = line.housekeeping.remove(reach(line, hosts), chosen, owner)
     freed += _cached(line, removes=True, owner=owner)
     freed += line.housekeeping.remove_work_dirs(reach(line, hosts), names)
-    _print_work_dirs("removed with all files in it", goes)
+    _print_work_dirs(
+        "removed with all files in it", "removed as far as it was put there", goes
+    )
     print(f"removed: {freed / 1e6:,.1f} MB")
     if not everybody and (others := _of_others(ended, idle, _cached(line))):
         line.notebook.say(
@@ -377,14 +377,18 @@ def _is_own(one: KeptWorkDir) -> bool:
     return one.origin == own_origin() and one.owners == (_owner(),)
 
 
-def _print_work_dirs(what: str, idle: Mapping[str, Sequence[KeptWorkDir]]) -> None:
+def _print_work_dirs(
+    what: str, brought: str, idle: Mapping[str, Sequence[KeptWorkDir]]
+) -> None:
     for host, dirs in idle.items():
         for one in dirs:
             size = f"{one.size_bytes / 1e6:,.1f} MB"
             whose = "" if _is_own(one) else f", {_whose(one)}"
-            say(
-                f"{what}: ~/.distmagic/work/{one.name} on {host} ({size}, last used {ago(one.age_s)}{whose})"
-            )
+            where = f"{what}: ~/.distmagic/work/{one.name}"
+            used = "last used "
+            if one.name.startswith("/"):
+                where, used = f"{brought}: {one.name}", ""
+            say(f"{where} on {host} ({size}, {used}{ago(one.age_s)}{whose})")
 
 
 def _whose(one: KeptWorkDir) -> str:

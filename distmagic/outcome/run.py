@@ -15,7 +15,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.requests import job_requests
 from distmagic.connection.requests.log_order import by_time_of
 from distmagic.connection.requests.remote_files import RemoteFolder
-from distmagic.errors import RunError, SpecError
+from distmagic.errors import DistmagicError, NoResult, RunError, SpecError
 from distmagic.outcome.results import Files, Results, unseen_rank
 from distmagic.outcome.shown import cell_number, display_page, leave_out
 from distmagic.remote.records import journal
@@ -156,22 +156,59 @@ class Run(Returned):
         `*` in `pattern` stays in one folder, `**` goes through all. A path is as the host names it, line breaks and all:
         show it by `repr`. Raises `SpecError` for an unknown rank, and `PreflightError` for more than 10,000 files.
         """
-        return self._work_dir(rank).find(pattern)
+        return self._work_dir(self._node_of(rank)).find(pattern)
 
     def fetch(
-        self, pattern: str, to: str | os.PathLike[str] = ".", rank: int = 0
+        self,
+        pattern: str,
+        to: str | os.PathLike[str] = ".",
+        rank: int = 0,
+        *,
+        ranks: str | None = None,
     ) -> list[Path]:
         """Copy files of a rank's working directory to the folder `to`; return where they are.
+
+        With `ranks="all"` those of all hosts, each to a folder of `to` that is named as the host.
 
         `run.fetch("checkpoints/*.pt")`: each file keeps its path below the working directory; the path of a folder means
         all files in it. A copy that breaks
         off continues where it stopped, also in the next call. Raises `SpecError` if no file fits, and `NoResult` if one
-        can't be written on this machine, or changes all the time.
+        can't be written on this machine, or changes all the time. With `ranks="all"` the other hosts' files come before.
         """
-        return self._work_dir(rank).fetch(pattern, Path(to))
+        if ranks is None:
+            return self._work_dir(self._node_of(rank)).fetch(pattern, Path(to))
+        if ranks != "all":
+            raise SpecError(
+                f"ranks={ranks!r} is not known.", 'Write ranks="all", or rank=3.'
+            )
+        return self._fetch_all(pattern, Path(to))
 
-    def _work_dir(self, rank: int) -> RemoteFolder:
-        node_rank = self._node_of(rank)
+    def _fetch_all(self, pattern: str, to: Path) -> list[Path]:
+        folders: dict[str, int] = {}
+        for _, worker in sorted(self.state.workers.items()):
+            name = worker.host
+            if folders.get(name, worker.node_rank) != worker.node_rank:
+                name = f"{worker.host}-node{worker.node_rank}"
+            folders[name] = worker.node_rank
+        paths: list[Path] = []
+        errors: list[DistmagicError] = []
+        for name, node_rank in folders.items():
+            try:
+                paths += self._work_dir(node_rank).fetch(pattern, to / name)
+            except DistmagicError as error:
+                errors.append(error)
+        # A host whose ranks write no such file is no failure.
+        failed = [error for error in errors if not isinstance(error, SpecError)]
+        if not failed and not paths:
+            failed = errors
+        if len(failed) > 1:
+            words = [str(error) for error in failed]
+            raise NoResult("\n".join(["Not all hosts gave their files.", *words]))
+        if failed:
+            raise failed[0]
+        return paths
+
+    def _work_dir(self, node_rank: int) -> RemoteFolder:
         folder = Folder(job=self.job, node_rank=node_rank)
         open_link = partial(self._open_link, node_rank)
         began = self.state.began_unix_s, self.state.began_up_s

@@ -253,7 +253,9 @@ class BackgroundRun(Returned):
         """Return the files in the working directory of a rank's host, as `Run.files`."""
         return self._so_far().files(rank, pattern)
 
-    def fetch(self, pattern: str, to: str = ".", rank: int = 0) -> list[Path]:
+    def fetch(
+        self, pattern: str, to: str = ".", rank: int = 0, *, ranks: str | None = None
+    ) -> list[Path]:
         """Copy files of a rank's working directory to the folder `to`, as `Run.fetch`."""
         return self._so_far().fetch(pattern, to, rank)
 
@@ -328,6 +330,7 @@ class BackgroundRuns:
         atexit.unregister(self.close)
         atexit.register(self.close)
 
+        self.is_closed = False
     def close(self) -> None:
         """End all runs in the background, as an interrupt ends the run of a cell. It takes at most a few seconds."""
         if os.getpid() != self._owner:
@@ -341,3 +344,4 @@ class BackgroundRuns:
         end_s = time.monotonic() + _LAST_WAIT_S
         for run in running:
             run.wait_until_over(max(0.0, end_s - time.monotonic()))
+        self.is_closed = True

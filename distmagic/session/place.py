@@ -18,7 +18,13 @@ from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.link import Link
 from distmagic.connection.link_opener import Fleet
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import Cancelled, DistmagicError, PayloadTooLarge, SpecError
+from distmagic.errors import (
+    Cancelled,
+    DistmagicError,
+    PayloadTooLarge,
+    RunError,
+    SpecError,
+)
 from distmagic.names import new_job, owner
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
@@ -107,9 +113,14 @@ class Place:
                     self._session.background.end_before_connections
                 )
             payload = with_files(payload, self._spec, first_links.fleet, self._asker)
-        left = self._session.launch(
-            first_links, self._spec, payload, screen, job, variable, companion
-        )
+        try:
+            left = self._session.launch(
+                first_links, self._spec, payload, screen, job, variable, companion
+            )
+        except RunError as error:
+            if isinstance(error.run, Run) and not isinstance(error, Cancelled):
+                fetch(error.run, self._spec.fetch)
+            raise
         if isinstance(left, Run):
             fetch(left, self._spec.fetch)
         return left
@@ -218,7 +229,7 @@ def with_files(
 
 
 def fetch(run: Run, patterns: Sequence[str]) -> None:
-    """Bring files of rank 0 to the current directory. A run that went well is not lost to a file that can't be had."""
+    """Bring files of rank 0 to the current directory. No run is lost to a file that can't be had."""
     for pattern in patterns:
         try:
             paths = run.fetch(pattern)

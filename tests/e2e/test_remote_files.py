@@ -9,8 +9,10 @@ import pytest
 
 from distmagic.api import session
 from distmagic.connection.requests.remote_files import RemoteFolder
+from distmagic.errors import NoResult, SpecError, WorkerFailed
 from distmagic.remote.wire.protocol import Folder
 from distmagic.request.hosts import parse_hosts
+from distmagic.wide.spreading import put
 from tests.e2e import runner
 from tests.e2e.scripts import detached, run
 from tests.lab import Lab, wait_until
@@ -46,6 +48,65 @@ def test_files_that_ranks_left_come_back(ended, project, capsys):
     (path,) = found.fetch("ck/*", to=project / "back", rank=1)
     assert path == project / "back" / "ck" / "rank1.pt"
     assert path.read_bytes() == b"1" * 3_000_000
+
+
+@pytest.mark.quick
+def test_shards_of_a_failed_run_come_from_all_hosts_and_go_back_as_one(
+    ended, project, capsys
+):
+    (project / "save.py").write_text(
+        "import os\n"
+        "rank = os.environ['RANK']\n"
+        "os.makedirs('ck', exist_ok=True)\n"
+        "open(f'ck/shard{rank}', 'wb').write(rank.encode() * 9_000_000)\n"
+        "if rank == '0': open('ck/.metadata', 'w').write('of rank 0')\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "if rank == '1': raise SystemExit(3)\n"
+        "import time; time.sleep(600)\n"
+    )
+    with pytest.raises(WorkerFailed) as failed:
+        run(ended, "--fetch ck/* save.py", hosts="dm1:1,dm2:1")
+    assert "fetched ck/.metadata, ck/shard0\n" in capsys.readouterr().err
+    found = failed.value.run
+    assert found.fetch("ck/shard*", to="back", ranks="all") == [
+        Path("back/dm1/ck/shard0"),
+        Path("back/dm2/ck/shard1"),
+    ]
+    assert found.fetch("ck/.metadata", to="back", ranks="all") == [
+        Path("back/dm1/ck/.metadata")
+    ]
+    with pytest.raises(NoResult, match="Not all hosts gave their files"):
+        found.fetch("nothing", to="back", ranks="all")
+    with pytest.raises(SpecError, match="ranks='1' is not known"):
+        found.fetch("ck", ranks="1")
+
+    sources = sorted(Path("back").glob("*/ck"))
+    hosts = parse_hosts("dm1,dm2,dm3")
+    size = 2 * 9_000_000 + len("of rank 0")
+    for _ in range(2):
+        assert put(runner.reach(ended, hosts), sources, "~") == (3, size)
+    for host in ended.hosts:
+        texts = {path.name: path.read_bytes() for path in (host.home / "ck").iterdir()}
+        assert texts == {
+            ".metadata": b"of rank 0",
+            "shard0": b"0" * 9_000_000,
+            "shard1": b"1" * 9_000_000,
+        }
+    housekeeping = session().housekeeping
+    kept = housekeeping.work_dirs(runner.reach(ended, hosts))
+    names = {
+        name: [one.name for one in dirs if one.name.startswith("/")]
+        for name, dirs in kept.items()
+    }
+    assert {name: len(paths) for name, paths in names.items()} == dict.fromkeys(
+        ("dm1", "dm2", "dm3"), 1
+    )
+    reaching = runner.reach(ended, hosts)
+    assert housekeeping.remove_work_dirs(reaching, names) == 3 * size
+    for host in ended.hosts:
+        assert not (host.home / "ck").exists()
 
 
 def test_a_file_that_a_rank_replaces_all_the_time_comes_whole(ended, project):

@@ -34,6 +34,8 @@ OF_COMMANDS = {
     "--lock",
     "--cluster",
     "--by-time",
+    "--all",
+    "--steps",
 }
 # Of programs that the manual starts: accelerate, bash, containers, training scripts.
 OF_OTHERS = {"--deepspeed", "--device", "--epochs", "--execute", "--init", "--ipc", "--logdir", "--network", "--nv", "--to",

@@ -166,29 +166,21 @@ class RemoteFolder:
         Links are left out. What an earlier call has sent of a file is not sent again. Raises `SpecError` for what is no
         file and no folder, and `PreflightError` where the host can't write it.
         """
-        files = _files_at(source)
+        files = files_at(source)
         with reopening(self._open_link) as kept:
             return [self._send(kept, path, name) for path, name in files]
 
     def _send(self, kept: Reopening, path: Path, name: str) -> str:
-        try:
-            status = path.stat()
-            with path.open("rb") as file:
-                sha256 = found_files.digest(file, 0, status.st_size)
-        except OSError as error:
-            raise PayloadError(
-                f"{path} can't be read: {error.strerror or error}."
-            ) from error
+        local = local_file(path)
+        size_bytes = local.blob.size_bytes
         request = protocol.WriteFile(
             folder=self._folder,
             path=file_names.quoted(name),
-            size_bytes=status.st_size,
-            sha256=sha256,
-            is_executable=bool(status.st_mode & 0o100),
+            size_bytes=size_bytes,
+            sha256=local.blob.sha256,
+            is_executable=bool(path.stat().st_mode & 0o100),
         )
-        blob = Blob(sha256=sha256, size_bytes=status.st_size)
-        local = LocalBlob(blob=blob, path=path, is_users=True)
-        line = ProgressLine(name, status.st_size)
+        line = ProgressLine(name, size_bytes)
         sent = 0
 
         def add(size: int) -> None:
@@ -234,7 +226,21 @@ def _is_same(target: Path, file: FoundFile) -> bool:
     return found.st_size == file.size_bytes and found.st_mtime == file.changed_s
 
 
-def _files_at(source: Path) -> list[tuple[Path, str]]:
+def local_file(path: Path) -> LocalBlob:
+    """Return a file of this machine, looked at. Raises `PayloadError`."""
+    try:
+        size_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            sha256 = found_files.digest(file, 0, size_bytes)
+    except OSError as error:
+        raise PayloadError(
+            f"{path} can't be read: {error.strerror or error}."
+        ) from error
+    blob = Blob(sha256=sha256, size_bytes=size_bytes)
+    return LocalBlob(blob=blob, path=path, is_users=True)
+
+
+def files_at(source: Path) -> list[tuple[Path, str]]:
     """Return the file at a path, or all files of a folder, each with its name below the folder that `source` is in."""
     if source.is_file():
         return [(source, source.name)]

@@ -24,7 +24,14 @@ from distmagic.remote.contact import (
 )
 from distmagic.remote.contact.agents import Agents
 from distmagic.remote.contact.file_sender import FileSender
-from distmagic.remote.records import environments, expiry, listing, places, work_dirs
+from distmagic.remote.records import (
+    brought_files,
+    environments,
+    expiry,
+    listing,
+    places,
+    work_dirs,
+)
 from distmagic.remote.system import facts, logout
 from distmagic.remote.system.device_claims import DeviceClaims
 from distmagic.remote.wire import protocol
@@ -78,6 +85,7 @@ class Contact:
             protocol.ReadFile: files.send,
             protocol.WriteFile: files.receive,
             protocol.ListWorkDirs: self._send_work_dirs,
+            protocol.PlaceFiles: files.place,
             protocol.RemoveWorkDir: self._remove_work_dir,
             protocol.SyncEnvironment: self._sync_environment,
             protocol.TemplateRequest: self._ensure_template,
@@ -282,12 +290,15 @@ class Contact:
     # ---- working directories
 
     def _send_work_dirs(self, _: protocol.ListWorkDirs) -> None:
-        """Send what working directories are here."""
-        self.say(protocol.WorkDirs(dirs=work_dirs.kept()[:_MOST_WORK_DIRS]))
+        """Send what working directories are here, and what was brought."""
+        dirs = (*work_dirs.kept(), *brought_files.kept())
+        self.say(protocol.WorkDirs(dirs=dirs[:_MOST_WORK_DIRS]))
 
     def _remove_work_dir(self, request: protocol.RemoveWorkDir) -> None:
-        """Remove a working directory that no job uses."""
-        self.say(protocol.Removed(size_bytes=work_dirs.remove(request.name)))
+        """Remove a working directory that no job uses, or what was brought."""
+        is_path = request.name.startswith("/")
+        remove = brought_files.remove if is_path else work_dirs.remove
+        self.say(protocol.Removed(size_bytes=remove(request.name)))
 
     # ---- environments
 

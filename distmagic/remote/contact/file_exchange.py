@@ -6,10 +6,12 @@ import errno
 import hashlib
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distmagic.remote.records import found_files, listing
+from distmagic.remote.contact.blob_receiver import is_whole
+from distmagic.remote.records import brought_files, found_files, listing
 from distmagic.remote.records.atomic_file import on_disk, resumed_write
 from distmagic.remote.wire import file_names, protocol
 from distmagic.remote.wire.protocol import FileBegins, FileEnds, Folder, FoundFile
@@ -79,7 +81,7 @@ class FileExchange:
         target = os.path.join(_place(request.folder), path)
         if os.path.isdir(target):
             raise IsADirectoryError(f"{target} is a folder")
-        if _is_same(target, request):
+        if _is_same(target, request.size_bytes, request.sha256):
             have = request.size_bytes
             self._notebook.say(FileBegins(size_bytes=have, offset=have))
             self._notebook.say(FileEnds())
@@ -114,6 +116,32 @@ class FileExchange:
             part.replace(target)
         self._notebook.say(FileEnds())
 
+    def place(self, request: protocol.PlaceFiles) -> None:
+        """Have blobs become files, and send which of them are lacking. Raises OSError."""
+        folder = _place(request.folder)
+        lacking: list[str] = []
+        placed: list[str] = []
+        left = Counter(file.blob.sha256 for file in request.files)
+        for file in request.files:
+            sha256, path = file.blob.sha256, file_names.unquoted(file.path)
+            target = os.path.join(folder, path)
+            left[sha256] -= 1
+            if not _is_same(target, file.blob.size_bytes, sha256):
+                if os.path.isdir(target):
+                    raise IsADirectoryError(f"{target} is a folder")
+                if not is_whole(file.blob):
+                    lacking.append(sha256)
+                    continue
+                mode = (0o777 if file.is_executable else 0o666) & ~self._umask
+                try:
+                    brought_files.place(sha256, target, mode, keeps=left[sha256] > 0)
+                except FileNotFoundError:
+                    lacking.append(sha256)  # a host of the same home has just taken it
+                    continue
+            placed.append(path)
+        brought_files.note(folder, placed, request.origin, request.owner)
+        self._notebook.say(protocol.MissingBlobs(sha256=tuple(lacking)))
+
 
 def _place(folder: Folder) -> str:
     """Return where a folder is. Raises OSError for a job of which nothing is kept here."""
@@ -122,12 +150,12 @@ def _place(folder: Folder) -> str:
     return os.path.join(os.path.expanduser("~"), os.path.expanduser(folder.path))
 
 
-def _is_same(target: str, request: protocol.WriteFile) -> bool:
+def _is_same(target: str, size_bytes: int, sha256: str) -> bool:
     """Whether a file has been received before."""
     try:
-        if os.lstat(target).st_size != request.size_bytes:
+        if os.lstat(target).st_size != size_bytes:
             return False
         with open(target, "rb") as file:
-            return found_files.digest(file, 0, request.size_bytes) == request.sha256
+            return found_files.digest(file, 0, size_bytes) == sha256
     except OSError:
         return False

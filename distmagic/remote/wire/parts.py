@@ -241,6 +241,15 @@ class Blob:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlacedFile:
+    """A file that a blob becomes: its `path` below a folder, percent-encoded."""
+
+    path: str
+    blob: Blob
+    is_executable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Secret:
     """A certificate and its private key, both PEM: who holds them may take part in one delivery."""
 
@@ -275,7 +284,7 @@ class JobListing:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptWorkDir:
-    """A working directory that a host keeps. `age_s`: how long it has not been used. `is_used`: by a job that runs.
+    """A working directory that a host keeps, or by its whole path what `PlaceFiles` has brought. `age_s`: how long it has not been used. `is_used`: by a job that runs.
 
     `owners` are those who began the jobs that have used it.
     """

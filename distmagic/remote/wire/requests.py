@@ -20,6 +20,7 @@ from distmagic.remote.wire.parts import (
     JobTerms,
     JoinTemplate,
     Membership,
+    PlacedFile,
     Secret,
     WorkDir,
 )
@@ -367,13 +368,27 @@ class WriteFile:
 @request
 @dataclass(frozen=True, kw_only=True)
 class ListWorkDirs:
-    """Ask for the working directories that this host keeps; `WorkDirs` follows."""
+    """Ask for the working directories that this host keeps, and for what it was brought; `WorkDirs` follows."""
 
 
 @request
 @dataclass(frozen=True, kw_only=True)
 class RemoveWorkDir:
-    """Remove a working directory that no job uses; `Removed` or `Refused` follows."""
+    """Remove a working directory that no job uses, or what was brought; `Removed` or `Refused` follows."""
+
+@request
+@dataclass(frozen=True, kw_only=True)
+class PlaceFiles:
+    """Have these files in a folder; `MissingBlobs` follows, of files that are neither there nor here as blobs.
+
+    The host keeps a list of them for `ListWorkDirs`; `origin` and `owner` are as for a working directory.
+    """
+
+    folder: Folder
+    files: tuple[PlacedFile, ...]
+    origin: str = ""
+    owner: str = ""
+
 
     name: str
 

@@ -176,6 +176,9 @@ class FakeSession:
     def add(self, first_links, job, tell):
         tell("gpu-c\x1b]52;c;AAAA\x07", 2)
 
+    def profile(self, first_links, job, steps):
+        return f"{steps} steps of {job.name}"
+
     def stop(self, first_links, job):
         self.log.append(f"stop {job.name}")
         return self.stopped or Stopped(ended=job.hosts, unknown={})

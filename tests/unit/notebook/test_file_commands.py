@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.notebook.file_commands import split_pattern
+from distmagic.wide import spreading
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,31 @@ def test_put_sends_to_the_home_or_to_the_folder_that_is_named(lab, capsys):
     assert capsys.readouterr().out == "gpu-c:~/model.pt\ngpu-c:/scratch/model.pt\n"
 
 
+def test_put_all_sends_what_fits_a_pattern_to_every_host(
+    lab, monkeypatch, tmp_path, capsys, golden
+):
+    for host in ("gpu-a", "gpu-b"):
+        (tmp_path / "back" / host / "ck").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def put(first_links, sources, to):
+        asked.append((first_links.fleet.names, sources, to))
+        return 3, 12_345_678
+
+    monkeypatch.setattr(spreading, "put", put)
+    lab.value("%distributed hosts gpu-a gpu-b")
+    capsys.readouterr()
+    lab.value("%distributed put --all back/*/ck /scratch")
+    lab.value("%distributed put back --all")
+    both = ("gpu-a", "gpu-b")
+    assert asked == [
+        (both, [Path("back/gpu-a/ck"), Path("back/gpu-b/ck")], "/scratch"),
+        (both, [Path("back")], "~"),
+    ]
+    golden(capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -80,6 +106,9 @@ def test_put_sends_to_the_home_or_to_the_folder_that_is_named(lab, capsys):
         "get gpu-a runs/..",
         "get a,b x",
         "put gpu-a",
+        "put --all",
+        "put data /scratch more --all",
+        "put --all no-such-file",
     ],
 )
 def test_a_wrong_line_says_what_to_write(lab, line, golden):

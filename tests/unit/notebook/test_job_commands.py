@@ -400,12 +400,14 @@ def test_clean_tells_of_working_directories_and_all_takes_this_notebooks_own(
         kept("folder", own, MINE, "me@here:notebook (kernel 2)"),
         kept("named", "", MINE),
         kept("old", own),
+        kept("/home/me/data", own, MINE),
+        kept("/scratch/x", own, "you@there:/x"),
     )
     jobs.value("%distributed clean")
     lines = [
         line
         for line in capsys.readouterr().out.splitlines()
-        if line.startswith("working directory")
+        if line.startswith(("working directory", "put there"))
     ]
     golden(*lines)
     jobs.value("%distributed clean all")
@@ -466,3 +468,16 @@ def test_jobs_that_were_listed_are_completed_with_their_ranks(jobs):
 
 def magic_of(lab: Lab) -> Magics:
     return lab.shell.magics_manager.magics["cell"]["distributed"].__self__
+
+
+@pytest.mark.parametrize(
+    "words", ["a b", "--steps", "busy --steps x", "busy --steps 3 more"]
+)
+def test_a_wrong_line_of_profile_says_what_to_write(jobs, words, golden):
+    golden(jobs.error(f"%distributed profile {words}"))
+
+
+def test_profile_asks_the_running_job_for_three_steps_or_as_many_as_are_named(jobs):
+    assert jobs.value("%distributed profile busy") == "3 steps of busy"
+    assert jobs.value("%distributed profile busy --steps 5") == "5 steps of busy"
+    assert jobs.error("%distributed profile mine").message.startswith("Job mine has")

@@ -20,6 +20,10 @@ QUESTIONS = (
     ("my own fork of a package", "My own fork of a package, or an editable install"),
     ("20 GB of data", "20 GB of data: send a large (big) dataset"),
     (
+        "sharded checkpoints",
+        "Sharded checkpoints: gather them from all hosts, and resume",
+    ),
+    (
         "a different user for each host",
         "A different user (username) or port for each host",
     ),

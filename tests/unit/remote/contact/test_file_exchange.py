@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import sys
@@ -14,12 +15,15 @@ import pytest
 
 from distmagic.connection.link import Link
 from distmagic.connection.opening import open_link
+from distmagic.connection.requests import host_requests
+from distmagic.connection.requests.blob_requests import deliver
 from distmagic.connection.requests.file_requests import find_files, read_file
 from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import ConnectionLost, PreflightError, SpecError
-from distmagic.payload import bundle
+from distmagic.payload import blobs, bundle
 from distmagic.remote.contact.file_exchange import FileExchange
-from distmagic.remote.records import listing, places
+from distmagic.remote.records import brought_files, listing, places
+from distmagic.remote.wire import file_names
 from distmagic.remote.wire import protocol as p
 from distmagic.remote.wire.protocol import Folder
 from distmagic.request.hosts import LOCALHOST
@@ -264,3 +268,150 @@ def test_a_fetch_that_goes_on_is_of_one_version(home, changed, is_told):
     assert bytes(notebook.got) in one_version or is_told
     assert notebook.said[-1] == p.FileEnds(has_changed=is_told)
     assert notebook.said[0] == p.FileBegins(size_bytes=len(old), offset=6 * size)
+
+
+# ---- files that go to all hosts
+
+BROUGHT = {
+    "data/a.bin": b"a" * 5000,
+    "data/deep/b": b"b",
+    "data/same": b"b",
+    "data/empty": b"",
+}
+
+
+def placed(
+    files: dict[str, bytes], folder: str = "~", owner: str = "me"
+) -> p.PlaceFiles:
+    files_there = []
+    for name, data in files.items():
+        blob = p.Blob(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+        files_there.append(p.PlacedFile(path=file_names.quoted(name), blob=blob))
+    return p.PlaceFiles(
+        folder=p.Folder(path=folder), files=tuple(files_there), origin="nb", owner=owner
+    )
+
+
+@pytest.fixture
+def sent(link: Link, tmp_path: Path) -> Link:
+    """A host that has the blobs of `BROUGHT`."""
+    deliver(link, tuple(blobs.keep(data, tmp_path) for data in BROUGHT.values()))
+    return link
+
+
+def place(link: Link, asked: p.PlaceFiles) -> set[str]:
+    return set(link.query(asked, p.MissingBlobs).sha256)
+
+
+def found_below(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder.parent)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_what_is_neither_there_nor_a_blob_is_lacking(link, home):
+    (home / "data").mkdir()
+    (home / "data" / "a.bin").write_bytes(BROUGHT["data/a.bin"])
+    lacking = place(link, placed(BROUGHT))
+    assert lacking == {hashlib.sha256(data).hexdigest() for data in (b"b", b"")}
+
+
+def test_blobs_become_files_and_no_copy_stays(sent, home):
+    assert place(sent, placed(BROUGHT)) == set()
+    assert found_below(home / "data") == BROUGHT
+    assert (home / "data" / "a.bin").stat().st_mode & 0o777 == 0o644
+    names = [path.name for path in (places.home() / "blobs").iterdir()]
+    for data in BROUGHT.values():
+        assert hashlib.sha256(data).hexdigest() not in names
+    # Again nothing is lacking, and nothing is written.
+    before = (home / "data" / "a.bin").stat()
+    assert place(sent, placed(BROUGHT)) == set()
+    assert (home / "data" / "a.bin").stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_a_folder_of_another_disk_gets_a_copy(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "kept"))
+    places.make_private(places.home() / "blobs")
+    kept = blobs.keep(b"x", places.home() / "blobs")
+
+    def refuse(source: object, target: object) -> None:
+        if Path(str(source)).parent.name == "blobs":
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        Path(str(source)).rename(str(target))
+
+    monkeypatch.setattr(brought_files.os, "replace", refuse)
+    target = tmp_path / "disk" / "file"
+    brought_files.place(kept.blob.sha256, str(target), 0o640, keeps=False)
+    assert target.read_bytes() == b"x"
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert kept.path.exists()
+
+
+def test_a_blob_that_a_host_of_the_same_home_has_taken_is_asked_for_again(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "kept"))
+    places.make_private(places.home() / "blobs")
+    blobs.keep(b"b", places.home() / "blobs")
+    said: list[p.Message] = []
+
+    class Notebook:
+        say = staticmethod(said.append)
+
+    def taken(sha256: str, *_: object, **__: object) -> None:
+        places.blob(sha256).unlink()
+        raise FileNotFoundError(sha256)
+
+    monkeypatch.setattr(brought_files, "place", taken)
+    asked = placed({"b": b"b"}, str(tmp_path / "to"))
+    FileExchange(Notebook(), 0o022).place(asked)
+    assert said == [p.MissingBlobs(sha256=(hashlib.sha256(b"b").hexdigest(),))]
+
+
+def test_a_folder_in_the_way_is_refused(sent, home):
+    (home / "data" / "a.bin").mkdir(parents=True)
+    with pytest.raises(PreflightError, match=r"a\.bin is a folder"):
+        place(sent, placed(BROUGHT))
+
+
+def test_what_was_brought_is_listed_and_removed_as_far_as_it_is_unchanged(sent, home):
+    place(sent, placed(BROUGHT))
+    place(sent, placed({"data/a.bin": BROUGHT["data/a.bin"]}, owner="you"))
+    (found,) = host_requests.list_work_dirs(sent)
+    size = sum(map(len, BROUGHT.values()))
+    assert (found.name, found.size_bytes) == (str(home / "data"), size)
+    assert (found.origin, found.owners, found.is_used) == ("nb", ("me", "you"), False)
+    (home / "data" / "deep" / "b").write_bytes(b"of mine")
+    (home / "data" / "new").write_bytes(b"of mine, too")
+    assert host_requests.remove_work_dir(sent, found.name) == size - 1
+    assert found_below(home / "data") == {
+        "data/deep/b": b"of mine",
+        "data/new": b"of mine, too",
+    }
+    assert host_requests.list_work_dirs(sent) == ()
+    with pytest.raises(PreflightError):
+        host_requests.remove_work_dir(sent, str(home))
+    assert home.is_dir()
+
+
+def test_a_folder_without_other_files_is_gone_with_them(sent, home):
+    place(sent, placed(BROUGHT))
+    host_requests.remove_work_dir(sent, str(home / "data"))
+    assert not (home / "data").exists()
+    assert list((places.home() / "brought").iterdir()) == []
+
+
+def test_a_list_of_files_that_are_gone_is_dropped(sent, home):
+    place(sent, placed({"data/deep/b": b"b"}))
+    (home / "data" / "deep" / "b").unlink()
+    assert host_requests.list_work_dirs(sent) == ()
+    assert list((places.home() / "brought").iterdir()) == []
+
+
+def test_while_a_job_runs_what_was_brought_counts_as_used(home, monkeypatch, tmp_path):
+    (home / "x").write_bytes(b"x")
+    brought_files.note(str(home), ["x"], "nb", "me")
+    monkeypatch.setattr(listing, "running", lambda: ["a job"])
+    assert [one.is_used for one in brought_files.kept()] == [True]

@@ -226,6 +226,7 @@ MESSAGES = (
     (0, p.FileEnds(has_changed=True)),
     (0, p.ListWorkDirs()),
     (0, p.WorkDirs(dirs=(KEPT,))),
+    (0, p.PlaceFiles(folder=FOLDER, files=(p.PlacedFile(path="a.pt", blob=p.Blob(sha256=SHA, size_bytes=5), is_executable=True),), origin="nb", owner="nb")),
     (0, p.RemoveWorkDir(name="train")),
     (0, p.FollowJob(job="j-1", node_rank=1, after=7, live=True)),
     (0, p.RenewLease()),

@@ -1,0 +1,125 @@
+"""The files that a user had brought to this host, wherever they lie: a list of them, so that `clean` can remove them.
+
+Of one file or folder that was named:
+
+    ~/.distmagic/brought/KEY-HOST/
+        root      the origin of who named it, and where it is, a line each
+        owners    who has brought something of it
+        files     size, time and path of each file as it was brought, a line each
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from distmagic.remote.records import listing, owners, places
+from distmagic.remote.records.atomic_file import atomic_write
+from distmagic.remote.wire import file_names
+from distmagic.remote.wire.protocol import KeptWorkDir
+
+
+def place(sha256: str, target: str, mode: int, *, keeps: bool) -> None:
+    """Have a blob become a file of the user; with `keeps` it stays a blob as well. Raises OSError."""
+    blob = places.blob(sha256)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if not keeps:
+        blob.chmod(mode)
+        try:
+            os.replace(blob, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        else:
+            return
+    # Other hosts may share the blob. It goes when it is old, or when there are too many.
+    with blob.open("rb") as source, atomic_write(Path(target)) as file:
+        shutil.copyfileobj(source, file, 1 << 20)
+        os.fchmod(file.fileno(), mode)
+
+
+def note(folder: str, paths: Sequence[str], origin: str, owner: str) -> None:
+    """Note that these files below a folder were brought. Raises OSError."""
+    lines: dict[str, list[str]] = {}  # by what was named: the first part of a path
+    for path in paths:
+        status = os.lstat(os.path.join(folder, path))
+        root = os.path.normpath(os.path.join(folder, path.partition("/")[0]))
+        inner = file_names.quoted(path.partition("/")[2])
+        line = f"{status.st_size} {status.st_mtime_ns} {inner}\n"
+        lines.setdefault(root, []).append(line)
+    for root, found in lines.items():
+        about = _about(root)
+        places.make_private(about.parent)
+        about.mkdir(mode=0o700, exist_ok=True)
+        with atomic_write(about / "root") as file:
+            file.write(os.fsencode(f"{origin}\n{root}"))
+        owners.note(about, owner)
+        with open(about / "files", "a", encoding="ascii") as text:
+            text.writelines(found)
+
+
+def kept() -> tuple[KeptWorkDir, ...]:
+    """Return what was brought to this host and is still there as it was. It counts as used while any job runs here."""
+    found = []
+    for about in places.matching(_folder(), f"*-{socket.gethostname()}"):
+        with contextlib.suppress(OSError):
+            origin, _, root = os.fsdecode((about / "root").read_bytes()).partition("\n")
+            sizes = [os.lstat(path).st_size for path in _unchanged(about, root)]
+            age_s = places.now_at(about.parent) - (about / "files").stat().st_mtime
+            if not sizes:
+                shutil.rmtree(about)
+                continue
+            one = KeptWorkDir(
+                name=root,
+                origin=origin,
+                owners=owners.of(about),
+                size_bytes=sum(sizes),
+                age_s=max(0.0, age_s),
+                is_used=bool(listing.running()),
+            )
+            found.append(one)
+    return tuple(found)
+
+
+def remove(root: str) -> int:
+    """Remove what was brought and is as it was, and then folders that are empty; return the bytes. Raises OSError."""
+    about = _about(root)
+    size = 0
+    for path in _unchanged(about, root):
+        size += os.lstat(path).st_size
+        os.unlink(path)
+    for inner, _, _ in os.walk(root, topdown=False):
+        with contextlib.suppress(OSError):  # it has files of somebody else
+            os.rmdir(inner)
+    shutil.rmtree(about, ignore_errors=True)
+    return size
+
+
+def _folder() -> Path:
+    return places.home() / "brought"
+
+
+def _about(root: str) -> Path:
+    """Return where the list of one file or folder is. Homes may be shared, and what is at this path differ by host."""
+    key = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
+    return _folder() / f"{key}-{socket.gethostname()}"
+
+
+def _unchanged(about: Path, root: str) -> Iterator[str]:
+    """Yield the files of a list that nobody has changed since. Raises OSError where there is no list."""
+    latest: dict[str, tuple[int, int]] = {}
+    for line in (about / "files").read_text("ascii").splitlines():
+        size, time_ns, inner = line.split(" ")
+        latest[inner] = int(size), int(time_ns)
+    for inner, looks in latest.items():
+        path = os.path.join(root, file_names.unquoted(inner)) if inner else root
+        with contextlib.suppress(OSError):
+            status = os.lstat(path)
+            if (status.st_size, status.st_mtime_ns) == looks:
+                yield path

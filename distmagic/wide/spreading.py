@@ -1,0 +1,130 @@
+"""Files of this machine come to all hosts: once from here, and on from host to host (runner/delivery.py)."""
+
+# ruff: noqa: T201  # lines for people
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from distmagic import names, sanitize
+from distmagic.connection.first_links import FirstLinks
+from distmagic.connection.link import Link
+from distmagic.connection.parallel import in_parallel
+from distmagic.connection.requests.progress_line import ProgressLine
+from distmagic.connection.requests.remote_files import files_at, local_file
+from distmagic.errors import ProtocolError, SpecError
+from distmagic.remote.wire import file_names, protocol
+from distmagic.remote.wire.protocol import Folder, PlacedFile
+from distmagic.runner.delivery import Delivery
+from distmagic.runner.prepare import routes_of
+
+# A host has a batch beside its blobs before the files get their names, perhaps on another disk. A message names them all.
+_BATCH_BYTES = 256 << 20
+_BATCH_FILES = 50
+_TRIES = 3  # hosts that share a home take files of one batch from each other
+
+
+def named_files(sources: Sequence[Path]) -> dict[str, Path]:
+    """Return the files at these paths by the names that they get on hosts: below a folder of the source's own name.
+
+    Folders of one name become one. Raises `SpecError` where two different files would get one name.
+    """
+    found: dict[str, Path] = {}
+    for source in sources:
+        for path, name in files_at(source):
+            other = found.setdefault(name, path)
+            if other != path and other.read_bytes() != path.read_bytes():
+                raise SpecError(
+                    f"{other} and {path} differ, and both would be {name} on the hosts.",
+                    "Put them one after the other, each to a folder of its own.",
+                )
+    return found
+
+
+def batches(
+    files: Mapping[str, Path], size_of: Callable[[Path], int]
+) -> Iterator[dict[str, Path]]:
+    """Yield the files in the order of their names, as many at once as a batch holds, at least one."""
+    batch: dict[str, Path] = {}
+    size_bytes = 0
+    for name, path in sorted(files.items()):
+        size_bytes += size_of(path)
+        if batch and (size_bytes > _BATCH_BYTES or len(batch) == _BATCH_FILES):
+            yield batch
+            batch, size_bytes = {}, size_of(path)
+        batch[name] = path
+    if batch:
+        yield batch
+
+
+def put(first_links: FirstLinks, sources: Sequence[Path], to: str) -> tuple[int, int]:
+    """Copy files, and folders with all their files, into a folder of every host; return how many, and their bytes.
+
+    What a host has already is not sent. Hosts list them for `clean`. Raises `SpecError` for what is no file and no folder,
+    `PreflightError` where a host can't write, and what reaching hosts raises.
+    """
+    files = named_files(sources)
+    total_bytes = sum(path.stat().st_size for path in files.values())
+    with first_links.opened() as opened:
+        links = list(opened.values())
+        addresses = [route.address for route in routes_of(links)[0]]
+        line = ProgressLine(f"to {len(links)} hosts", total_bytes)
+        for batch in batches(files, lambda path: path.stat().st_size):
+            _put_batch(links, addresses, batch, to, line)
+        line.end()
+    return len(files), total_bytes
+
+
+def _put_batch(
+    links: Sequence[Link],
+    addresses: Sequence[str],
+    batch: Mapping[str, Path],
+    to: str,
+    line: ProgressLine,
+) -> None:
+    local = {name: local_file(path) for name, path in batch.items()}
+    placed = tuple(
+        PlacedFile(
+            path=file_names.quoted(name),
+            blob=one.blob,
+            is_executable=bool(one.path.stat().st_mode & 0o100),
+        )
+        for name, one in local.items()
+    )
+    request = protocol.PlaceFiles(
+        folder=Folder(path=to),
+        files=placed,
+        origin=names.own_origin(),
+        owner=names.owner(),
+    )
+
+    def place(link: Link) -> frozenset[str]:
+        return frozenset(link.query(request, protocol.MissingBlobs).sha256)
+
+    lacking = in_parallel(place, links)
+    for _ in range(_TRIES):
+        wanted = frozenset().union(*lacking)
+        if not wanted:
+            line.add(sum(one.blob.size_bytes for one in local.values()))
+            return
+        there = [index for index, names in enumerate(lacking) if names]
+        taking = [links[index] for index in there]
+        Delivery(
+            taking,
+            [addresses[index] for index in there],
+            [one for one in local.values() if one.blob.sha256 in wanted],
+            lambda *_: None,
+            partial(_note, taking),
+        ).run()
+        lacking = in_parallel(place, links)
+    silent = ", ".join(
+        link.host.name for link, names in zip(links, lacking, strict=True) if names
+    )
+    raise ProtocolError(f"{silent}: files that had arrived were gone again.")
+
+
+def _note(links: Sequence[Link], node: int, text: str) -> None:
+    print(sanitize.line(f"{links[node].host.name}: {text}"), file=sys.stderr)

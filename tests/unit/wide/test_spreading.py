@@ -1,0 +1,50 @@
+"""Files of this machine that go to all hosts: their names there, and how many go at once; the hosts are real contacts here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distmagic.errors import SpecError
+from distmagic.wide import spreading
+from distmagic.wide.spreading import batches, named_files
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def test_folders_of_one_name_become_one(tmp_path):
+    a = write(tmp_path / "gpu-a" / "ck", rank0="0", meta="m")
+    b = write(tmp_path / "gpu-b" / "ck", rank1="1", meta="m")
+    assert named_files([a, b]) == {
+        "ck/meta": a / "meta",
+        "ck/rank0": a / "rank0",
+        "ck/rank1": b / "rank1",
+    }
+
+
+def test_two_files_that_differ_get_no_common_name(tmp_path, golden):
+    a = write(tmp_path / "gpu-a" / "ck", log="of a")
+    b = write(tmp_path / "gpu-b" / "ck", log="of b")
+    with pytest.raises(SpecError) as raised:
+        named_files([a, b])
+    golden(str(raised.value).replace(str(tmp_path), "/here"))
+
+
+def test_a_batch_is_full_by_its_bytes_or_by_its_files_and_never_empty(monkeypatch):
+    sizes = {
+        Path(name): size
+        for name, size in zip("abcdef", (3, 9, 1, 1, 1, 1), strict=True)
+    }
+    monkeypatch.setattr(spreading, "_BATCH_BYTES", 8)
+    monkeypatch.setattr(spreading, "_BATCH_FILES", 3)
+    files = {str(path): path for path in sizes}
+    found = ["".join(batch) for batch in batches(files, sizes.__getitem__)]
+    assert found == ["a", "b", "cde", "f"]
+    assert list(batches({}, sizes.__getitem__)) == []

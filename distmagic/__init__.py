@@ -29,6 +29,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     api.py         the same from plain Python: `distmagic.run`
     playground/    throw-away SSH hosts on this machine
     staying/       ranks that stay, and one cell after the other on them
+    wide/          data to all hosts, and sweeps: one function with all combinations of some arguments
     session/       one kernel's hosts and jobs
     systems/       systems that give hosts, run a job, or start an exported one: a folder each, and none imports another
     screens/       puts a run where a user looks: notebook, terminal, log
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from distmagic.api import run as run
+    from distmagic.api import sweep as sweep
     from distmagic.comparison.compare import compare as compare
     from distmagic.outcome.run import Run as Run
     from distmagic.remote.rank import checkpoint as checkpoint
@@ -120,6 +122,7 @@ _HOMES = {
     "track": "distmagic.remote.rank.report",
     "show": "distmagic.remote.rank.show",
     "run": "distmagic.api",
+    "sweep": "distmagic.api",
     "compare": "distmagic.comparison.compare",
     "Run": "distmagic.outcome.run",
     "checkpoint": "distmagic.remote.rank.checkpoint",

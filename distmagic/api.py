@@ -9,7 +9,7 @@ import numbers
 import os
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from functools import cache, partial
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_type_hints
 from distmagic import notebook_place
 from distmagic.connection.prompts import asker_of
 from distmagic.errors import RunError, SpecError
+from distmagic.names import work_dir
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
 from distmagic.payload.pack import Payload, pack_call
@@ -32,6 +33,7 @@ from distmagic.session.background import BackgroundRun
 from distmagic.session.inside import digest_of
 from distmagic.session.place import place_of
 from distmagic.session.session import Session
+from distmagic.wide.sweep import Sweep, begin_sweep, combinations
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -209,6 +211,52 @@ def run(  # noqa: PLR0913  # a call, and where it runs
     found = part.run(digest_of("function", name), access, spec, launch)
     assert found is not None
     return found
+
+
+def sweep(
+    fn: Callable[..., Any],
+    grid: Mapping[str, Iterable[Any]],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    hosts: str | Sequence[Host | str] | None = None,
+    allocation: HostsRequest | None = None,
+    access: Access | None = None,
+    payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES,
+    **options: Unpack[Options],
+) -> Sweep:
+    """Call `fn` once for each combination of the values in `grid`, as runs side by side on the devices of the hosts.
+
+    `distmagic.sweep(train, {"lr": [0.1, 0.01], "seed": range(3)}, hosts="gpu-a:4,gpu-b:4")` has six runs. Each has
+    `nproc_per_node` ranks (1) on one host, as many devices for itself, and a working directory of its own. What finds no
+    room waits in a queue. The other arguments and options are those of `distmagic.run`; `kwargs` are given to every run.
+
+    It returns a `Sweep` at once, a table that grows. Raises `SpecError`, `PayloadError` and a `HostError`; the errors of
+    runs are in `failed`.
+    """
+    check_system()
+    known = [*inspect.signature(sweep).parameters, *Options.__annotations__]
+    for option in options:
+        if option not in known:
+            raise unknown_option(option, known[2:])
+    chosen, usual_access = _place(hosts, allocation)
+    spec, access = from_options(options, access or usual_access)
+    if not chosen and allocation is None:
+        part = session().inside.part(os.environ)
+        if part is not None:
+            raise part.refusal("a sweep")
+    payloads = {}
+    name = spec.name or work_dir(spec).name
+    for number, given in enumerate(combinations(grid)):
+        named = {**(kwargs or {}), **given}
+        payloads[f"{name}-{number}"] = pack_call(
+            partial(fn, **named),
+            limit_bytes=payload_limit_bytes,
+            labels={},
+            title=_title(fn, (), named),
+        )
+    with closing(asker_of()) as asker:
+        where = allocation or chosen
+        return begin_sweep(session(), where, access, asker, spec, payloads)
 
 
 def _tell_options() -> None:

@@ -71,12 +71,15 @@ by itself.
 
 ```{eval-rst}
 .. autofunction:: distmagic.run
+.. autofunction:: distmagic.sweep
 .. autofunction:: distmagic.compare
 .. autoclass:: distmagic.Run
    :members:
 .. autoclass:: distmagic.session.background.BackgroundRun
    :members:
 .. autoclass:: distmagic.outcome.detached.Detached
+   :members:
+.. autoclass:: distmagic.wide.sweep.Sweep
    :members:
 ```
 

@@ -87,3 +87,43 @@ from tests.e2e.programs import stubborn
 from tests.e2e.runner import as_value
 distmagic.run(as_value(stubborn), hosts="dm1:2,dm2:1", access=Access(ssh_config={config!r}, lease_s=3.0, warm_idle_s=0.0), screen=runner.Watch())
 """
+
+
+def fail_at_first(lr: float, seed: int) -> tuple[float, int, int, str]:
+    """Raise where the seed is 1 and nobody has tried in this directory; return what the rank was given, and where it is."""
+    import os
+    from pathlib import Path
+
+    import distmagic
+
+    distmagic.report(step=1, loss=lr + seed)
+    if seed == 1 and not Path("tried").exists():
+        Path("tried").touch()
+        raise ValueError("the first try")
+    return lr, seed, int(os.environ["WORLD_SIZE"]), str(Path.cwd())
+
+
+def train_until_told() -> None:
+    """Train, rank 1 slowly, until there is a file /tmp/enough on a host."""
+    import time
+    from pathlib import Path
+
+    import torch
+    import torch.distributed as dist
+
+    import distmagic
+
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    enough = torch.zeros(1)
+    while not enough:
+        if dist.get_rank() == 1:
+            time.sleep(0.2)
+        model(torch.ones(8, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        distmagic.report(loss=1.0)
+        enough = torch.tensor([float(Path("/tmp/enough").exists())])
+        dist.all_reduce(enough)

@@ -22,6 +22,7 @@ Who ends each of them, and when:
     osmo-log               the end of the workflow, after which it is joined
     proxy, sky, stderr, wait   the end of the process that it reads or reaps
     run                    the act: one message, or one connection that is closed
+    sweep                  the end of all runs of the sweep, or of the one that it follows
     spread                 `close` of the blob server, which joins it
     touch                  the end of the block around it
 """

@@ -1,0 +1,303 @@
+"""One function with all combinations of some arguments: runs side by side, each on devices of its own, the others in a queue.
+
+the arguments           --combinations-->  one call for each run     (pure)
+hosts, and their GPUs   --slots-->         Slot: where one run goes at a time     (pure)
+both                    --Sweep-->         runs in the background, and one table of them
+"""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from distmagic.comparison.compare import Comparison
+from distmagic.comparison.summary import RunSummary, summary
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import SpecError
+from distmagic.outcome.shown import cell_number
+from distmagic.payload.blobs import in_use
+from distmagic.payload.pack import Payload
+from distmagic.remote.system import threads
+from distmagic.request.access import Access
+from distmagic.request.allocation import HostsRequest
+from distmagic.request.hosts import Host
+from distmagic.request.spec import JobSpec
+from distmagic.screens.log import NoScreen
+from distmagic.session.background import BackgroundRun
+from distmagic.session.place import place_of
+from distmagic.session.session import Session
+
+_SHOW_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """Where one run goes at a time: a host with the ranks of the run, and its devices, () where it has no GPU."""
+
+    host: Host
+    devices: tuple[str, ...] = ()
+
+
+def combinations(grid: Mapping[str, Iterable[Any]]) -> tuple[dict[str, Any], ...]:
+    """Return the arguments of each run: all combinations of the values, the last name's fastest. Raises `SpecError`."""
+    values = []
+    for name, given in grid.items():
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise SpecError(
+                f"{name}={given!r} is no list of values.",
+                f"Write {name!r}: [{given!r}], or give it to every run by kwargs.",
+            )
+        values.append(list(given))
+    found = itertools.product(*values)
+    calls = tuple(dict(zip(grid, one, strict=True)) for one in found)
+    if not grid or not calls:
+        raise SpecError("The sweep has no run.", 'Write {"lr": [0.1, 0.01]}.')
+    return calls
+
+
+def slots(
+    hosts: Sequence[Host], gpus: Sequence[int], ranks: int, devices: Sequence[str] = ()
+) -> tuple[Slot, ...]:
+    """Return where runs of so many `ranks` have room at the same time. `gpus` are how many each host has.
+
+    A host gives what is written behind its name (`gpu-a:4`), else a device for each GPU, else one rank; of `devices` alone
+    where some are named. Raises `SpecError`.
+    """
+    found = []
+    for host, count in zip(hosts, gpus, strict=True):
+        named = tuple(devices) or tuple(map(str, range(count)))
+        room = host.slots if isinstance(host.slots, int) else len(named) or ranks
+        if named and room > len(named):
+            raise SpecError(
+                f"{host.name} has {len(named)} devices for this sweep, and {room} were named.",
+                f"Write {host.name}:{len(named)}, or less.",
+            )
+        for first in range(0, room - ranks + 1, ranks):
+            own = named[first : first + ranks]
+            found.append(Slot(host=replace(host, slots=ranks), devices=own))
+    if not found:
+        raise SpecError(
+            f"No host has room for the {ranks} ranks of a run.",
+            "Give a run fewer by nproc_per_node, or a host more: gpu-a:8.",
+        )
+    return tuple(found)
+
+
+class Sweep:
+    """The runs of a sweep, which go on in the background. As a cell's value it is a table, a row a run.
+
+    `runs` are those that have begun, by name, `failed` the errors of those that failed. `wait()` waits for all, `stop()`
+    ends them. `rerun()` puts what failed into the queue again, `rerun("NAME")` any run that is over.
+    """
+
+    def __init__(
+        self,
+        titles: Mapping[str, str],
+        free: Sequence[Slot],
+        start: Callable[[str, Slot], BackgroundRun],
+    ) -> None:
+        """Begin it. `titles` are the calls by the runs' names; `start` begins one."""
+        self.runs: dict[str, BackgroundRun] = {}
+        self.failed: dict[str, BaseException] = {}
+        self._titles = titles
+        self._start = start
+        self._free = list(free)
+        self._slots = len(self._free)
+        self._queue = list(titles)
+        self._hosts: dict[str, str] = {}
+        self._has_changed = threading.Condition()
+        self._display_ids: list[str] = []
+        self._shown_in: int | None = None
+        with self._has_changed:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begin as many runs as there is room for. Its caller holds the lock."""
+        for name in tuple(self._queue):
+            # What is rerun goes on where its files are.
+            before = self._hosts.get(name)
+            fits = [one for one in self._free if before in (None, one.host.name)]
+            if not fits:
+                continue
+            self._queue.remove(name)
+            try:
+                self.runs[name] = self._start(name, fits[0])
+            except Exception as error:  # noqa: BLE001 - the others go on
+                self.failed[name] = error
+                continue
+            self._hosts[name] = fits[0].host.name
+            self._free.remove(fits[0])
+            threads.begin("sweep", self._follow, name, fits[0])
+
+    def _follow(self, name: str, slot: Slot) -> None:
+        error = None
+        try:
+            self.runs[name].wait()
+        except BaseException as its_end:  # noqa: BLE001 - of the run, of whatever kind
+            error = its_end
+        with self._has_changed:
+            if error is not None:
+                self.failed[name] = error
+            self._free.append(slot)
+            self._begin()
+            self._has_changed.notify_all()
+
+    @property
+    def done(self) -> bool:
+        """Whether all runs are over."""
+        return not self._queue and len(self._free) == self._slots
+
+    def wait(self, timeout_s: float | None = None) -> Sweep:
+        """Wait for the end of all runs, and return this. Raises `TimeoutError`; an interrupt ends the waiting alone."""
+        with self._has_changed:
+            if not self._has_changed.wait_for(lambda: self.done, timeout_s):
+                raise TimeoutError(f"the sweep still goes on after {timeout_s:g} s")
+        for display_id in self._display_ids:
+            self._display(display_id, update=True)  # the cell ends with it
+        return self
+
+    def stop(self) -> None:
+        """End all runs, and begin no other."""
+        with self._has_changed:
+            self._queue.clear()
+            running = [run for run in self.runs.values() if not run.done]
+        for run in running:
+            run.ask_to_stop()
+            run.stop_waiting()
+        self.wait()
+
+    def rerun(self, *names: str) -> None:
+        """Put runs that are over into the queue again; without a name all that failed. Raises `SpecError`."""
+        with self._has_changed:
+            for name in names or tuple(self.failed):
+                run = self.runs.get(name)
+                if name not in self._titles:
+                    raise SpecError(
+                        f"{name} is no run of this sweep.",
+                        f"Its runs: {', '.join(self._titles)}.",
+                    )
+                if name in self._queue or not (run is None or run.done):
+                    raise SpecError(f"{name} is not over.", "Wait for its end.")
+                self.failed.pop(name, None)
+                self._queue.append(name)
+            self._begin()
+        self.show()
+
+    # ---- the table
+
+    @property
+    def table(self) -> Comparison:
+        """The runs so far, with the arguments in which they differ as columns."""
+        return Comparison([self._row(name) for name in self._titles])
+
+    def _row(self, name: str) -> RunSummary:
+        run = self.runs.get(name)
+        if run is not None and name not in self._queue:
+            return summary(run.state)
+        phase = "queued" if name in self._queue else "stopped"
+        if name in self.failed:
+            phase = "failed"
+        return RunSummary(
+            job="",
+            call=self._titles[name],
+            label=name,
+            phase=phase,
+            took_s=0.0,
+            ranks=0,
+            metrics=(),
+        )
+
+    def __repr__(self) -> str:
+        return repr(self.table)
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
+
+    def show(self) -> None:
+        """In a notebook, show the table in the output of this cell, and renew it while runs go on."""
+        if _is_notebook():
+            self._shown_in = cell_number()
+            self._display_ids.append(f"distmagic-{secrets.token_hex(8)}")
+            self._display(self._display_ids[-1], update=False)
+            renew = contextvars.copy_context().run
+            threads.begin("sweep", renew, self._renew, self._display_ids[-1])
+
+    def _renew(self, display_id: str) -> None:
+        is_over = False
+        while not is_over:
+            with self._has_changed:
+                is_over = self._has_changed.wait_for(lambda: self.done, _SHOW_S)
+            self._display(display_id, update=True)
+
+    def _display(self, display_id: str, *, update: bool) -> None:
+        from IPython.display import display
+
+        table = self.table
+        page = {"text/plain": repr(table), "text/html": table._repr_html_()}
+        display(page, raw=True, display_id=display_id, update=update)
+
+    def _ipython_display_(self) -> None:
+        """Show the table, but not a second time in the cell that shows it."""
+        if not _is_notebook():
+            raise NotImplementedError  # IPython takes the text then
+        if self._shown_in is None or self._shown_in != cell_number():
+            self.show()
+
+
+def _is_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    return getattr(ipython and ipython.get_ipython(), "kernel", None) is not None
+
+
+def begin_sweep(
+    session: Session,
+    where: tuple[Host, ...] | HostsRequest,
+    access: Access,
+    asker: NotebookAsker,
+    spec: JobSpec,
+    payloads: Mapping[str, Payload],
+) -> Sweep:
+    """Begin a run for each of the payloads, by name, where there is room for it. Raises what reaching hosts raises.
+
+    Each run has its name, and with it a working directory of its own on the hosts.
+    """
+    ranks = spec.nproc_per_node or 1
+    if not isinstance(ranks, int) or spec.detach or spec.nnodes not in (None, (1, 1)):
+        raise SpecError(
+            "Each run of a sweep has a number of ranks on one host, and is followed.",
+            "Leave out detach and nnodes, and write nproc_per_node=2.",
+        )
+    place = place_of(session, where, access, asker, spec)
+    with place.given_up_after_error():
+        first_links = place.reach()
+        with first_links.opened() as links:
+            gpus = [link.facts.gpus for link in links.values()]
+        free = slots(first_links.fleet.hosts, gpus, ranks, spec.devices)
+
+    def start(name: str, slot: Slot) -> BackgroundRun:
+        if session.background.is_closed:
+            raise SpecError("This process ends: no further run of the sweep begins.")
+        of_run = replace(spec, name=name, devices=slot.devices, nproc_per_node=None)
+        with closing(NotebookAsker(can_ask=False)) as nobody:
+            place = place_of(session, (slot.host,), access, nobody, of_run)
+            return place.begin(payloads[name], NoScreen())
+
+    titles = {name: payload.title for name, payload in payloads.items()}
+    sweep = Sweep(titles, free, start)
+    # Those in the queue are not in use by any run yet.
+    files = [blob for payload in payloads.values() for blob in payload.blobs]
+
+    def keep() -> None:
+        with in_use(files):
+            sweep.wait()
+
+    threads.begin("sweep", keep)
+    sweep.show()
+    return sweep

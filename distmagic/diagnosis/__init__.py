@@ -12,4 +12,5 @@ nothing is changed here (session/doctor.py asks, and a cure is a command that th
     as_text.py    a report as text
     as_html.py    a report as HTML
     report.py     all findings, the rows that are worth a look, and both as data
+    profile.py    where the time of running ranks goes, and for whom they wait
 """

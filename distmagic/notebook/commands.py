@@ -183,6 +183,17 @@ SUBCOMMANDS = (
         words="job",
     ),
     Subcommand(
+        name="profile",
+        usages=(
+            (
+                "[ID] [--steps N]",
+                "profile 3 steps of running ranks, or N: one trace of all, and for whom they wait",
+            ),
+        ),
+        handler=job_commands.profile,
+        words="job --steps",
+    ),
+    Subcommand(
         name="doctor",
         usages=(
             (
@@ -208,6 +219,10 @@ SUBCOMMANDS = (
         name="put",
         usages=(
             ("HOST PATH [TO]", "copy a file or a folder of this machine to a host"),
+            (
+                "PATH --all [TO]",
+                "copy it to every host: once from here, then from host to host",
+            ),
         ),
         handler=file_commands.put,
         words="host path",
@@ -219,10 +234,6 @@ SUBCOMMANDS = (
                 "sync [FLAGS]",
                 (
                     "create an environment on each host with this kernel's packages, or with those of "
-            (
-                "PATH --all [TO]",
-                "copy it to every host: once from here, then from host to host",
-            ),
                     "--requirements FILE or --lock FILE; --hosts LIST, --name NAME"
                 ),
             ),

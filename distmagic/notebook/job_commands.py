@@ -31,6 +31,7 @@ from distmagic.request.flag_values import variable_name
 from distmagic.request.hosts import Host, parse_hosts
 
 if TYPE_CHECKING:
+    from distmagic.diagnosis.profile import Profile
     from distmagic.remote.wire.protocol import KeptWorkDir
 
 _WORTH_A_WORD = 50_000  # bytes: less is shown as 0.0 MB
@@ -244,6 +245,35 @@ def stacks(line: CommandLine) -> None:
         "text/html": render.stacks_html(found, job.name),
     }
     line.notebook.show(page)
+
+
+def profile(line: CommandLine) -> Profile:
+    """Return where the time of a running job's ranks goes, in a terminal after it is printed."""
+    words, steps = line.words, "3"
+    if words[-2:-1] == ("--steps",):
+        words, steps = words[:-2], words[-1]
+    if len(words) > 1 or "--steps" in words or not re.fullmatch(r"\d{1,9}", steps):
+        raise SpecError(
+            "%distributed profile takes the name of one job, and --steps N.",
+            "Write %distributed profile ID --steps 3.",
+        )
+    job, hosts = _running_job(line, words)
+    found = line.housekeeping.profile(reach(line, hosts, job.name), job, int(steps))
+    if line.notebook.shell is None:
+        print(found)
+    return found
+
+
+def _running_job(
+    line: CommandLine, words: tuple[str, ...]
+) -> tuple[Job, tuple[Host, ...]]:
+    """Return the job that is named and its hosts, without a name the only one that runs. Raises `SpecError`."""
+    job, hosts = find(line, words[0]) if words else _the_running_job(line)
+    if not job.is_running:
+        raise SpecError(
+            f"Job {job.name} has already ended ({job.phase}): none of its ranks runs."
+        )
+    return job, hosts
 
 
 def _the_running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:

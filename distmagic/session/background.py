@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from distmagic.comparison.metrics import Metrics, Plot, metrics_of, plot_of
 from distmagic.connection.link import Link
+from distmagic.diagnosis.profile import Profile
 from distmagic.errors import DistmagicError, SpecError
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.results import Results
@@ -257,7 +258,29 @@ class BackgroundRun(Returned):
         self, pattern: str, to: str = ".", rank: int = 0, *, ranks: str | None = None
     ) -> list[Path]:
         """Copy files of a rank's working directory to the folder `to`, as `Run.fetch`."""
-        return self._so_far().fetch(pattern, to, rank)
+        return self._so_far().fetch(pattern, to, rank, ranks=ranks)
+
+    def profile(self, steps: int = 3) -> Profile:
+        """Profile the next steps of all ranks, which go on training; return where their time goes, and for whom they wait.
+
+        One trace of all ranks is written to the current directory. A step is a call of an optimizer's `step`. Raises
+        `SpecError`, and `NoResult` where no rank makes that many steps in two minutes.
+        """
+        from distmagic.connection.requests import profile_requests
+
+        state = self.state
+        if self.done or state.phase != "running":
+            raise SpecError(f"No rank of job {self.job} runs: it is {state.phase}.")
+        hosts = [node.host for node in state.nodes]
+        links: dict[int, Link] = {}
+        try:
+            for node_rank in range(len(hosts)):
+                if node_rank not in state.lost_nodes:
+                    links[node_rank] = self.open_link(node_rank)
+            return profile_requests.profile(links, hosts, self.job, steps)
+        finally:
+            for link in links.values():
+                link.close()
 
     def _so_far(self) -> Run:
         """Return the run as if it were over now."""
@@ -307,6 +330,7 @@ class BackgroundRuns:
         # The thread of a run keeps it as long as it goes on; afterwards nothing here does.
         self._runs: WeakValueDictionary[str, BackgroundRun] = WeakValueDictionary()
         self._owner = os.getpid()
+        self.is_closed = False
 
     @property
     def running(self) -> tuple[BackgroundRun, ...]:
@@ -330,11 +354,11 @@ class BackgroundRuns:
         atexit.unregister(self.close)
         atexit.register(self.close)
 
-        self.is_closed = False
     def close(self) -> None:
         """End all runs in the background, as an interrupt ends the run of a cell. It takes at most a few seconds."""
         if os.getpid() != self._owner:
             return  # a forked child that runs its parent's atexit functions
+        self.is_closed = True
         running = self.running
         for run in running:
             run.ask_to_stop()
@@ -344,4 +368,3 @@ class BackgroundRuns:
         end_s = time.monotonic() + _LAST_WAIT_S
         for run in running:
             run.wait_until_over(max(0.0, end_s - time.monotonic()))
-        self.is_closed = True

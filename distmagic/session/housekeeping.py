@@ -18,8 +18,9 @@ from distmagic.connection.parallel import (
     raise_first,
     threads_for,
 )
-from distmagic.connection.requests import host_requests, job_requests
+from distmagic.connection.requests import host_requests, job_requests, profile_requests
 from distmagic.connection.requests.remote_files import RemoteFolder
+from distmagic.diagnosis.profile import Profile
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
 from distmagic.names import owner as own_name
 from distmagic.planning.jobs import Job, found_jobs
@@ -220,6 +221,11 @@ class Housekeeping:
         finally:
             # They follow the job: nothing else can be asked over them.
             in_parallel(Link.close, there)
+
+    def profile(self, first_links: FirstLinks, job: Job, steps: int) -> Profile:
+        """Profile steps of all ranks of a running job, as `profile_requests.profile`. `first_links` as for `attach`."""
+        with first_links.opened(enough=1) as links:
+            return profile_requests.profile(links, job.hosts, job.name, steps)
 
     def remove(
         self, first_links: FirstLinks, jobs: Sequence[Job], owner: str = ""

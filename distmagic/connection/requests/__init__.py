@@ -7,6 +7,7 @@ this order:
     host_requests.py  addresses and ports of the host, and what it keeps: jobs, blobs, working directories
     blob_requests.py  files of a payload
     job_requests.py   one job: its end, logs, files, stacks, small results, a new node
+    profile_requests.py  a profile of all ranks of a job, made one trace
     log_order.py      the two streams of a rank as one text
     file_requests.py  files of the user
     remote_files.py   a folder of the user on a host: listed, fetched to this machine, sent there

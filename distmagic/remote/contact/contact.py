@@ -78,14 +78,15 @@ class Contact:
             protocol.FollowJob: self._agents.follow,
             protocol.GetFile: sender.send_job_file,
             protocol.ResultTaken: sender.note_taken,
+            protocol.ProfileRanks: self._profile,
             protocol.ListJobs: self._send_jobs,
             protocol.RemoveJob: self._remove_job,
             protocol.SweepJob: self._sweep_job,
             protocol.ListFiles: files.list,
             protocol.ReadFile: files.send,
             protocol.WriteFile: files.receive,
-            protocol.ListWorkDirs: self._send_work_dirs,
             protocol.PlaceFiles: files.place,
+            protocol.ListWorkDirs: self._send_work_dirs,
             protocol.RemoveWorkDir: self._remove_work_dir,
             protocol.SyncEnvironment: self._sync_environment,
             protocol.TemplateRequest: self._ensure_template,
@@ -267,6 +268,16 @@ class Contact:
         """End what is left of a node of a job, and what dead agents left of its other nodes."""
         survivors = sweep.sweep_node(request.job, request.node_rank)
         self.say(protocol.Final(reason="swept", survivors=survivors))
+
+    def _profile(self, request: protocol.ProfileRanks) -> None:
+        """Have the ranks of a node profile themselves, and send what has come of it."""
+        from distmagic.remote.training import profiling  # rare
+
+        run_dir = places.run_dir(request.job, request.node_rank)
+        profiling.ask(run_dir, request.profile, request.steps)
+        folder = places.job_dir(request.job, request.node_rank)
+        files, waiting = profiling.found(run_dir, folder, request.profile)
+        self.say(protocol.Profiled(files=files, waiting=waiting))
 
     def _send_jobs(self, request: protocol.ListJobs) -> None:
         """Send what this host has of jobs."""

@@ -39,7 +39,7 @@ from distmagic.remote.rank import (
 )
 from distmagic.remote.system import asking, awake, processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
-from distmagic.remote.training import groups, import_hooks
+from distmagic.remote.training import groups, import_hooks, profiling, steps
 from distmagic.remote.values import call, captured, left_out, parcel, settings
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.wire.clipping import clipped, text_of
@@ -154,7 +154,9 @@ def _work(
     bars.install(report.post_bar, fallback=fallback)
     rich_bars.install(report.post_bar)
     logged_numbers.install()
-    groups.install(partial(calls.answer, Path(rank.socket).parent), calls.leave)
+    run_dir = Path(rank.socket).parent
+    groups.install(partial(calls.answer, run_dir), calls.leave)
+    steps.install(profiling.Profiling(run_dir, rank.folder, rank.rank).look)
     show.install()
     # A new `__main__`. Its file lets spawned children, such as DataLoader workers, load what the payload defines.
     user_main = types.ModuleType("__main__")

@@ -20,6 +20,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
@@ -51,6 +52,7 @@ class _Counting:
     def __init__(self) -> None:
         self.thread = 0
         self.is_installed = False
+        self.after_each: Callable[[], object] | None = None
         self.begin()
         self.news = threading.Condition()
 
@@ -67,9 +69,10 @@ class _Counting:
 _counting = _Counting()
 
 
-def install() -> None:
-    """Count from now on what the thread that calls this does."""
+def install(after_each: Callable[[], object] | None = None) -> None:
+    """Count from now on what the thread that calls this does. `after_each` is called after each step of an optimizer."""
     _counting.thread = threading.get_ident()
+    _counting.after_each = after_each or _counting.after_each
     if not _counting.is_installed:
         _counting.is_installed = True
         import_hooks.when_imported(_OPTIMIZER, _count_steps)
@@ -142,6 +145,8 @@ def _count_steps(optimizer: Any) -> None:
         _counting.counts["step"] += 1
         now_s = time.monotonic()
         _counting.step_s, _counting.stepped_s = now_s - _counting.stepped_s, now_s
+        if _counting.after_each is not None:
+            _counting.after_each()
         if _counting.is_asked and not _is_inner(inspect.currentframe()):
             _wait("step")
 

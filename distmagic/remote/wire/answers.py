@@ -192,6 +192,15 @@ class Removed:
 
 @message
 @dataclass(frozen=True, kw_only=True)
+class Profiled:
+    """The files of a job that have the traces of a profile so far, and how many ranks of the node have none yet."""
+
+    files: Annotated[tuple[Word, ...], "items", 1000] = ()
+    waiting: Count = 0
+
+
+@message
+@dataclass(frozen=True, kw_only=True)
 class WorkDirReady:
     """The working directory of the node that is being started; `notice` is what a user should know of it."""
 

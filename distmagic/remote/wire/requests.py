@@ -271,6 +271,17 @@ class GetFile:
 
 @request
 @dataclass(frozen=True, kw_only=True)
+class ProfileRanks:
+    """Ask the ranks of a node to profile their next steps, once for a `profile`; `Profiled` follows at once."""
+
+    job: str
+    node_rank: int
+    profile: str
+    steps: int
+
+
+@request
+@dataclass(frozen=True, kw_only=True)
 class ResultTaken:
     """The notebook has all of a result of a job; no answer follows."""
 
@@ -367,17 +378,6 @@ class WriteFile:
 
 @request
 @dataclass(frozen=True, kw_only=True)
-class ListWorkDirs:
-    """Ask for the working directories that this host keeps, and for what it was brought; `WorkDirs` follows."""
-
-
-@request
-@dataclass(frozen=True, kw_only=True)
-class RemoveWorkDir:
-    """Remove a working directory that no job uses, or what was brought; `Removed` or `Refused` follows."""
-
-@request
-@dataclass(frozen=True, kw_only=True)
 class PlaceFiles:
     """Have these files in a folder; `MissingBlobs` follows, of files that are neither there nor here as blobs.
 
@@ -389,6 +389,17 @@ class PlaceFiles:
     origin: str = ""
     owner: str = ""
 
+
+@request
+@dataclass(frozen=True, kw_only=True)
+class ListWorkDirs:
+    """Ask for the working directories that this host keeps, and for what it was brought; `WorkDirs` follows."""
+
+
+@request
+@dataclass(frozen=True, kw_only=True)
+class RemoveWorkDir:
+    """Remove a working directory that no job uses, or what was brought; `Removed` or `Refused` follows."""
 
     name: str
 

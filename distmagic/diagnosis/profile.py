@@ -1,0 +1,240 @@
+"""What a profile of all ranks shows: one trace of them, where their time goes, and how long they wait for each other.
+
+Times in a trace are microseconds since a date that it names itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distmagic.render.text_width import columns_of, cut_middle, pad, plain
+
+TraceEvent = Mapping[str, Any]
+Trace = Mapping[str, Any]
+
+_MOST_OPS = 10
+_MOST_RANKS = 16
+_NAME = 60  # columns
+_ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+_FLOWS = 10**10  # of one rank at most, by their numbers
+_STREAMS = 10**9  # above the numbers of threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """One kind of operation: its own time and its calls, of one rank in one step; and the rank that it takes longest."""
+
+    name: str
+    ms: float
+    calls: float
+    slowest: int
+    slowest_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankWait:
+    """How long a rank is in collective calls in one step, and how much of that it waits for ranks that come later.
+
+    `last` is of how many calls it is the one that comes last.
+    """
+
+    rank: int
+    calls_ms: float
+    waits_ms: float
+    last: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A profile of running ranks. `path` is the trace, which https://ui.perfetto.dev opens; `notes` say what it lacks."""
+
+    path: Path
+    steps: int
+    ops: tuple[Op, ...]
+    waits: tuple[RankWait, ...]
+    hosts: Mapping[int, str]
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        rows = [["operation", "ms", "calls", "slowest"]]
+        for op in self.ops:
+            slowest = f"rank {op.slowest} ({op.slowest_ms:.2f} ms)"
+            name = cut_middle(plain(op.name), _NAME)
+            rows.append([name, f"{op.ms:.2f}", f"{op.calls:g}", slowest])
+        lines = [
+            f"The longest operations in one step, the mean of all ranks and of {self.steps} steps:",
+            *_aligned(rows),
+        ]
+        if self.waits:
+            rows = [
+                [
+                    "rank",
+                    "host",
+                    "ms in calls",
+                    "ms of waiting",
+                    "calls to which it came last",
+                ]
+            ]
+            for one in self.waits[:_MOST_RANKS]:
+                rows.append(
+                    [
+                        str(one.rank),
+                        plain(self.hosts.get(one.rank, "")),
+                        f"{one.calls_ms:.2f}",
+                        f"{one.waits_ms:.2f}",
+                        str(one.last),
+                    ]
+                )
+            lines += [
+                "",
+                "Ranks in the collective calls of one step, those first that the others wait for:",
+                *_aligned(rows),
+            ]
+        return "\n".join(
+            [*lines, "", *self.notes, f"https://ui.perfetto.dev opens {self.path}."]
+        )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(columns_of, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(pad, row, widths)).rstrip() for row in rows]
+
+
+def merged(traces: Mapping[int, Trace], hosts: Mapping[int, str]) -> dict[str, Any]:
+    """Return one trace of all ranks: a process for each, whose number is its rank, with its threads and streams."""
+    bases = {rank: _base_us(trace) for rank, trace in traces.items()}
+    first = min(bases.values(), default=0.0)
+    events: list[dict[str, Any]] = []
+    for rank, trace in sorted(traces.items()):
+        name = f"rank {rank} ({hosts.get(rank, '')})"
+        for kind, value in (("name", name), ("sort_index", rank)):
+            about = {"name": f"process_{kind}", "args": {kind: value}}
+            events.append({"ph": "M", "pid": rank, **about})
+        events += _of_rank(rank, trace, bases[rank] - first)
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _base_us(trace: Trace) -> float:
+    return float(trace.get("baseTimeNanoseconds", 0)) / 1000
+
+
+def _of_rank(rank: int, trace: Trace, later_us: float) -> list[dict[str, Any]]:
+    found = trace["traceEvents"]
+    own = next((one["pid"] for one in found if one.get("cat") == "cpu_op"), None)
+    events = []
+    for one in found:
+        about = str(one.get("name", "")).startswith("process_")
+        # What has a word for a process is of no thread: the window that was recorded.
+        if about or not isinstance(one.get("pid"), int):
+            continue
+        event = {**one, "pid": rank}
+        if one["pid"] != own and isinstance(one.get("tid"), int):
+            event["tid"] = one["tid"] + _STREAMS + 1000 * one["pid"]
+        if "ts" in one:
+            event["ts"] = one["ts"] + later_us
+        if isinstance(one.get("id"), int):
+            event["id"] = one["id"] + rank * _FLOWS
+        events.append(event)
+    return events
+
+
+def longest(traces: Mapping[int, Trace], steps: int) -> tuple[Op, ...]:
+    """Return the ten kinds of operations that take longest, without what they call: on GPUs where there are any."""
+    us: dict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+    calls: Counter[str] = Counter()
+    on_gpu = any(_kinds(trace).intersection(_ON_GPU) for trace in traces.values())
+    for rank, trace in traces.items():
+        lanes: dict[tuple[Any, Any], list[TraceEvent]] = defaultdict(list)
+        for one in trace["traceEvents"]:
+            if one.get("cat") in (_ON_GPU if on_gpu else ("cpu_op",)) and "dur" in one:
+                lanes[one["pid"], one["tid"]].append(one)
+        for lane in lanes.values():
+            for one, own_us in _own_times(lane):
+                us[one["name"]][rank] += own_us
+                calls[one["name"]] += 1
+    ops = []
+    for name, by_rank in us.items():
+        slowest = max(by_rank, key=lambda rank: (by_rank[rank], -rank))
+        ops.append(
+            Op(
+                name=name,
+                ms=sum(by_rank.values()) / len(traces) / steps / 1000,
+                calls=round(calls[name] / len(traces) / steps, 1),
+                slowest=slowest,
+                slowest_ms=by_rank[slowest] / steps / 1000,
+            )
+        )
+    return tuple(sorted(ops, key=lambda op: (-op.ms, op.name))[:_MOST_OPS])
+
+
+def _kinds(trace: Trace) -> set[str]:
+    return {one.get("cat", "") for one in trace["traceEvents"]}
+
+
+def _own_times(lane: list[TraceEvent]) -> list[tuple[TraceEvent, float]]:
+    """Return what happens in one thread with the time that each takes by itself, without what happens inside of it."""
+    own: list[list[Any]] = []
+    open_ones: list[list[Any]] = []
+    for one in sorted(lane, key=lambda event: (event["ts"], -event["dur"])):
+        while (
+            open_ones and open_ones[-1][0]["ts"] + open_ones[-1][0]["dur"] <= one["ts"]
+        ):
+            open_ones.pop()
+        if open_ones:
+            open_ones[-1][1] -= one["dur"]
+        own.append([one, one["dur"]])
+        open_ones.append(own[-1])
+    return [(one, max(0.0, own_us)) for one, own_us in own]
+
+
+def waits(traces: Mapping[int, Trace], steps: int) -> tuple[RankWait, ...]:
+    """Return how long ranks wait for each other in collective calls, first the one for which the others wait most.
+
+    What the rank that comes last takes for a call is what the call itself takes; the others wait meanwhile.
+    """
+    if len(traces) < 2:
+        return ()
+    calls_us: defaultdict[int, float] = defaultdict(float)
+    waits_us: defaultdict[int, float] = defaultdict(float)
+    last: Counter[int] = Counter()
+    made = {rank: _collectives(trace) for rank, trace in traces.items()}
+    for name in set.intersection(*map(set, made.values())):
+        # No call is over anywhere before all ranks have begun it: what ends earlier belongs to a step that some left out.
+        begun_us = max(found[name][0][0] for found in made.values())
+        rows = []
+        for rank, found in made.items():
+            rows.append(
+                [(rank, end - begin) for begin, end in found[name] if end >= begun_us]
+            )
+        for call in zip(*rows, strict=False):
+            least = min(took for _, took in call)
+            last[min(call, key=lambda one: one[1])[0]] += 1
+            for rank, took in call:
+                calls_us[rank] += took
+                waits_us[rank] += took - least
+    found_waits = [
+        RankWait(
+            rank=rank,
+            calls_ms=calls_us[rank] / steps / 1000,
+            waits_ms=waits_us[rank] / steps / 1000,
+            last=last[rank],
+        )
+        for rank in calls_us
+    ]
+    return tuple(sorted(found_waits, key=lambda one: (one.waits_ms, one.rank)))
+
+
+def _collectives(trace: Trace) -> dict[str, list[tuple[float, float]]]:
+    """Return when the calls of each kind began and ended: kernels of NCCL, and what gloo's threads do."""
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    base = _base_us(trace)
+    for one in trace["traceEvents"]:
+        name = one.get("name", "")
+        is_nccl = one.get("cat") == "kernel" and name.startswith("nccl")
+        if "dur" in one and (is_nccl or name.startswith("gloo:")):
+            found[name].append((base + one["ts"], base + one["ts"] + one["dur"]))
+    return {name: sorted(times) for name, times in found.items()}

@@ -1,0 +1,105 @@
+"""A profile of a rank that runs: torch.profiler over its next steps.
+
+    a contact  --ask-->        the file `profile` beside the agent's sockets: a name, and how many steps
+    a rank     --Profiling.look--> after each step of an optimizer; its trace goes to the folder of its logs
+    a contact  --found-->      the traces that are there, and how many ranks have none yet
+
+A rank that can't be profiled leaves a file that says why in place of its trace.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from distmagic.remote.records.atomic_file import atomic_write
+
+
+class Profiling:
+    """What a rank does about profiles. `look` is called after each of its steps."""
+
+    def __init__(self, run_dir: Path, folder: Path, rank: int) -> None:
+        self._place = str(_question(run_dir))
+        self._folder, self._rank = folder, rank
+        self._seen_ns = 0
+        self._profile = ""
+        self._steps_left = 0
+        self._profiler: Any = None
+
+    def look(self) -> None:
+        """Begin a profile that somebody wants, or go on with it; a step without one costs a look at a file's date."""
+        if self._profiler is not None:
+            self._steps_left -= 1
+            if self._steps_left == 0:
+                self._end()
+            return
+        try:
+            changed_ns = os.stat(self._place).st_mtime_ns
+        except OSError:
+            return
+        if changed_ns != self._seen_ns:
+            self._seen_ns = changed_ns
+            self._begin()
+
+    def _begin(self) -> None:
+        torch = sys.modules["torch"]
+        try:
+            self._profile, steps = Path(self._place).read_text("ascii").split()
+            self._steps_left = int(steps)
+            # CUDA and other devices are profiled where they are.
+            self._profiler = torch.profiler.profile()
+            self._profiler.start()
+        except Exception as error:  # noqa: BLE001 - of torch, or of a profiler that the user has begun
+            self._profiler = None
+            self._leave(error)
+
+    def _end(self) -> None:
+        profiler, self._profiler = self._profiler, None
+        place = self._folder / self._name
+        aside = place.with_name(f".{self._name}")  # it is compressed by its ending
+        try:
+            profiler.stop()
+            profiler.export_chrome_trace(str(aside))
+            aside.replace(place)
+        except Exception as error:  # noqa: BLE001 - training goes on
+            self._leave(error)
+
+    def _leave(self, error: Exception) -> None:
+        text = json.dumps({"error": f"{type(error).__name__}: {error}"[:1000]})
+        try:
+            with atomic_write(self._folder / self._name) as file:
+                file.write(gzip.compress(text.encode()))
+        except OSError:
+            return  # the disk is full: nobody is told
+
+    @property
+    def _name(self) -> str:
+        return f"rank{self._rank}.{os.getpid()}.{self._profile}.json.gz"
+
+
+def _question(run_dir: Path) -> Path:
+    return run_dir / "profile"
+
+
+def ask(run_dir: Path, profile: str, steps: int) -> None:
+    """Ask the ranks of a node for a profile, once. Raises OSError where none runs, and ValueError."""
+    if not (profile.isalnum() and steps > 0):
+        raise ValueError(f"{profile[:80]!r} is no profile")
+    place = _question(run_dir)
+    text = f"{profile} {steps}".encode()
+    if not place.exists() or place.read_bytes() != text:
+        with atomic_write(place) as file:
+            file.write(text)
+
+
+def found(run_dir: Path, folder: Path, profile: str) -> tuple[tuple[str, ...], int]:
+    """Return the names of the traces of a profile in a node's folder, and how many ranks live that have none."""
+    names = sorted(path.name for path in folder.glob(f"rank*.{profile}.json.gz"))
+    have = {name.split(".")[1] for name in names}
+    pids = [path.name.partition("-")[2] for path in run_dir.glob("stacks-*")]
+    waiting = [pid for pid in pids if Path("/proc", pid).exists() and pid not in have]
+    return tuple(names), len(waiting)

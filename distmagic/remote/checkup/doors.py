@@ -73,7 +73,7 @@ class Doors:
         with contextlib.suppress(OSError), listener:  # its time is over, or it is shut
             for _ in range(_MOST_GUESTS):
                 guest, _ = listener.accept()
-                guest.settimeout(_ANSWER_S)
+                guest.settimeout(2 * _ANSWER_S)  # who knocks gives up first
                 threads.begin("guest", self._answer, guest)
 
     def _answer(self, guest: socket.socket) -> None:

@@ -62,6 +62,18 @@ def share_of(ranks: int) -> float:
     return (90 + 10 * others) / (100 + 50 * others)
 
 
+def are_seats(seats: list[tuple[int, int, int]]) -> bool:
+    """Return whether these are (rank, node, place on the node) of all ranks: each node's places are 0, 1, 2, ..."""
+    if [seat[0] for seat in seats] != list(range(len(seats))):
+        return False
+    nodes = [node for _, node, _ in seats]
+    places = [nodes[:rank].count(node) for rank, node in enumerate(nodes)]
+    numbers = list(dict.fromkeys(nodes))
+    return [seat[2] for seat in seats] == places and numbers == list(
+        range(len(numbers))
+    )
+
+
 def lengths(shares: dict) -> list[int]:
     """Return how many items each rank has."""
     return [len(share) for share in shares.values()]
@@ -219,6 +231,71 @@ EXERCISES = {
         ),
         "counts = torch.tensor([right, count], device=device) is a good beginning.",
         "Return a number on each rank.",
+    ),
+    "05.1": Exercise(
+        equals(32),
+        (
+            (
+                equals(4),
+                "That is the number of Slurm's tasks: one torchrun each. Each starts 8 ranks.",
+            ),
+            (equals(8), "Those are the ranks of one node."),
+        ),
+        "Four torchruns with eight ranks each.",
+        "Write a number.",
+    ),
+    "05.2": Exercise(
+        equals((1, 5)),
+        (
+            (
+                equals((1, 4)),
+                "Almost: both numbers count from 0, and node 1 begins with task 8.",
+            ),
+            (lambda pair: pair[0] == 2, "SLURM_NODEID counts from 0 as well."),
+        ),
+        "Tasks 0 to 7 are on node 0.",
+        "Write two numbers: (SLURM_NODEID, SLURM_LOCALID).",
+    ),
+    "05.3": Exercise(
+        lambda command: (
+            command.replace("=", " ").replace("-N ", "--nodes ").split()
+            == ["sbatch", "--nodes", "8", "job.sbatch"]
+        ),
+        (
+            (
+                lambda command: "job.sbatch -" in command,
+                "What follows job.sbatch are arguments of the script. Options come before it.",
+            ),
+            (
+                lambda command: "8" not in command,
+                "The file asks for 2 nodes. An option of sbatch wins over it.",
+            ),
+        ),
+        "sbatch takes the options and then the file.",
+        "Write a text in quotation marks.",
+    ),
+    "05.4": Exercise(
+        equals(16),
+        ((equals(64), "Those are the cores of the node. Four tasks share them."),),
+        "Divide the cores of a node by its tasks.",
+        "Write a number.",
+    ),
+    "05.5": Exercise(
+        lambda seats: are_seats([seats[rank] for rank in sorted(seats)]),
+        (
+            (
+                lambda seats: any(
+                    isinstance(one, str) for seat in seats.values() for one in seat
+                ),
+                "Variables are texts: int(os.environ[...]) makes a number.",
+            ),
+            (
+                lambda seats: len({seat[1:] for seat in seats.values()}) < len(seats),
+                "Two ranks have the same seat. GROUP_RANK is the number of the node.",
+            ),
+        ),
+        "The first rank sits at (0, 0, 0), and LOCAL_RANK begins with 0 on every node.",
+        "Return three numbers on each rank.",
     ),
     "06.1": Exercise(
         equals(24),

@@ -12,7 +12,13 @@ from tests import prose
 from tests.builders.course import COURSE, NOTEBOOKS, exercises, solutions, tagged
 
 # Those that follow the rules below.
-NAMES = {"00_quickstart", "01_ranks_and_rendezvous", "02_mnist_ddp", "06_osmo"}
+NAMES = {
+    "00_quickstart",
+    "01_ranks_and_rendezvous",
+    "02_mnist_ddp",
+    "05_slurm",
+    "06_osmo",
+}
 REWRITTEN = [path for path in NOTEBOOKS if path.stem in NAMES]
 each_notebook = pytest.mark.parametrize("path", REWRITTEN, ids=lambda path: path.stem)
 WRONG = {
@@ -32,6 +38,21 @@ WRONG = {
     "02.3": [0.55, 0.9, 1, "good"],
     "02.4": [12, 1, 2, "all"],
     "02.5": [{0: 0.9, 1: 0.2}, {0: 0.55, 1: 0.55}, {0: 1, 1: 1}, {0: "a", 1: 1}],
+    "05.1": [4, 8, 5, "all"],
+    "05.2": [(1, 4), (2, 5), (0, 13), 13],
+    "05.3": [
+        "sbatch job.sbatch --nodes 8",
+        "sbatch job.sbatch",
+        "srun --nodes 8 job.sbatch",
+        8,
+    ],
+    "05.4": [64, 4, 1],
+    "05.5": [
+        {0: ("0", "0", "0"), 1: ("1", "1", "0")},
+        {0: (0, 0, 0), 1: (1, 0, 0)},
+        {0: (0, 0, 1), 1: (1, 1, 1)},
+        {0: 0, 1: 1},
+    ],
     "06.1": [3, 32, 8],
     "06.2": [4, 24, 8],
     "06.3": [lambda rank, size: rank % size, lambda rank, size: size, 3],

@@ -11,6 +11,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 root_doc = "index"
 exclude_patterns = ["_build"]
 language = "en"
+smartquotes = False  # it makes a dash of two hyphens, also in flags
 
 # Executed notebooks are put in place by prepare.py; nothing is executed and nothing is loaded from elsewhere.
 nb_execution_mode = "off"

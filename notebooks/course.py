@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,18 @@ def share_of(ranks: int) -> float:
     """Return the accuracy over so many ranks: 90 of 100 right on the first, 10 of 50 on each other one."""
     others = ranks - 1
     return (90 + 10 * others) / (100 + 50 * others)
+
+
+def norm_of(count: int) -> float:
+    """Return the norm of 0, 1, 2, ..., `count` numbers."""
+    return sum(number**2 for number in range(count)) ** 0.5
+
+
+def parts_of(command: str) -> set[str]:
+    """Return the first two words of a command line, each flag with its value, and the last word."""
+    words = command.replace("=", " ").split()
+    pairs = {f"{one} {other}" for one, other in pairwise(words) if one.startswith("-")}
+    return {" ".join(words[:2]), *pairs, *words[-1:]}
 
 
 def are_seats(seats: list[tuple[int, int, int]]) -> bool:
@@ -230,6 +243,139 @@ EXERCISES = {
             ),
         ),
         "counts = torch.tensor([right, count], device=device) is a good beginning.",
+        "Return a number on each rank.",
+    ),
+    "03.1": Exercise(
+        equals(2),
+        (
+            (equals(16), "The batch is divided, not multiplied."),
+            (equals(128), "That would be 16 for each rank. The step has 16 in all."),
+        ),
+        "Divide the samples of the step by the ranks.",
+        "Write a number.",
+    ),
+    "03.2": Exercise(
+        equals(300),
+        (
+            (equals(0), "The snapshot was loaded: nothing is trained twice."),
+            (equals(301), "Steps count from 0: the first 300 are 0 to 299."),
+        ),
+        "The number of nodes does not matter to the step.",
+        "Write a number.",
+    ),
+    "03.3": Exercise(
+        lambda billions: is_close(billions, 2),
+        (
+            (
+                equals(0.5),
+                "Those are the parameters. Add the gradients and Adam's two numbers.",
+            ),
+            (equals(1.5), "Do not forget the gradients."),
+        ),
+        "Four numbers for each parameter, over 16 ranks.",
+        "Write a number, in billions.",
+    ),
+    "03.4": Exercise(
+        lambda words: set(words) == {"write", "get_state_dict"},
+        (
+            (lambda words: "print" in words, "Printing uses nothing of the model."),
+            (
+                lambda words: "read" in words,
+                "Reading the text uses nothing of the model.",
+            ),
+            (
+                lambda words: len(words) == 1,
+                "One more of them uses the model's parameters.",
+            ),
+        ),
+        "With FSDP each rank has a part: look for what uses the whole model.",
+        "Write a set of words.",
+    ),
+    "03.5": Exercise(
+        lambda command: (
+            {"sky launch", "--num-nodes 8", "task.yaml"} <= parts_of(command)
+        ),
+        (
+            (
+                lambda command: "--nodes" in command,
+                "SkyPilot's flag has another name: --num-nodes.",
+            ),
+            (
+                lambda command: "task.yaml" in command,
+                "The file asks for 2 nodes. A flag of sky launch wins over it.",
+            ),
+        ),
+        "It begins with sky launch and ends with task.yaml.",
+        "Write a text in quotation marks.",
+    ),
+    "03.6": Exercise(
+        lambda norms: all(
+            is_close(norm, norm_of(3 * len(norms)), 0.001) for norm in norms.values()
+        ),
+        (
+            (
+                lambda norms: is_close(norms[0], norm_of(3)),
+                "That is the norm of rank 0's part alone. Add up the squares of all ranks first.",
+            ),
+            (
+                lambda norms: is_close(norms[0], norm_of(3 * len(norms)) ** 2),
+                "That is the sum of squares. Its square root is the norm.",
+            ),
+        ),
+        "Square, sum, all_reduce, square root, in this order.",
+        "Return a number on each rank.",
+    ),
+    "04.1": Exercise(
+        lambda seconds: is_close(seconds, 19.5),
+        (
+            (
+                equals(59.5),
+                "Only the steps after the last snapshot are lost. Which step was that?",
+            ),
+            (
+                equals(20),
+                "Almost: the snapshot has step 80, and step 119 was the last one done.",
+            ),
+        ),
+        "The snapshots have steps 40, 80, 120. Count the steps after the last one that was written.",
+        "Write a number of seconds.",
+    ),
+    "04.2": Exercise(
+        lambda flags: {"--nnodes 2:4", "--max-restarts 3"} <= parts_of(flags),
+        (
+            (
+                lambda flags: ":" not in flags,
+                "A number of hosts that may change has two parts: MIN:MAX.",
+            ),
+            (lambda flags: "4:2" in flags, "The smaller number comes first."),
+        ),
+        "Each loss uses up one restart: which flag allows three?",
+        "Write a text in quotation marks.",
+    ),
+    "04.3": Exercise(
+        equals(1),
+        (
+            (
+                equals(0),
+                "Rank 0 waits for somebody, as 2 and 3 do. Who is not with them?",
+            ),
+        ),
+        "The others wait for one rank. Where is it?",
+        "Write the number of a rank.",
+    ),
+    "04.4": Exercise(
+        lambda results: set(results.values()) == {sum(90 + rank for rank in results)},
+        (
+            (
+                lambda results: results[0] == 90,
+                "That is rank 0's own share. evaluate(device) adds them up.",
+            ),
+            (
+                lambda results: None in results.values(),
+                "One rank returns nothing. All of them must call evaluate(device).",
+            ),
+        ),
+        "Call evaluate(device) on every rank, without an if.",
         "Return a number on each rank.",
     ),
     "05.1": Exercise(

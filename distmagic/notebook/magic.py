@@ -178,9 +178,10 @@ class Magics:
         def run() -> object:
             try:
                 return ranks.run_cell(of_cell, screen)
-            finally:
-                if ranks.is_over:
+            except BaseException:
+                if ranks.done:  # and this error says so
                     self.notebook.ranks.pop(ranks.name, None)
+                raise
 
         return run_names.bound(self.shell, names, run)
 

@@ -126,7 +126,7 @@ class RunLoop:
             Event(node_rank=node_rank, at_s=self._clock(), what=one)
             for one, node_rank in pairs
         ]
-        self.state = fold(self.state, events)
+        self._fold(events)
 
     def step(self, timeout_s: float = BEAT_S, *, asks: bool = True) -> list[Event]:
         """Answer a question if this `asks`, wait for events at most `timeout_s`, and fold them; return the events."""
@@ -136,10 +136,13 @@ class RunLoop:
         events = self.queue.batch(timeout_s)
         if not self.state.is_over:  # time stands still when a run is over
             events.append(Event(node_rank=0, at_s=self._clock(), what=None))
+        self._fold(events)
+        return events
+
+    def _fold(self, events: Sequence[Event]) -> None:
         self.state = fold(self.state, events)
         if self._companion is not None:
             self._companion.hear(events)
-        return events
 
     def show(self) -> None:
         """Show the state, at most ten times a second."""

@@ -46,6 +46,13 @@ class CellState:
         workers = self.run.workers.items()
         return tuple(rank for rank, worker in workers if worker.phase in ALIVE)
 
+    @property
+    def ends_ranks(self) -> bool:
+        """Whether the ranks have ended, or are about to: by the last interrupt, or before they could end the cell."""
+        if self.stage == "end":
+            return True
+        return self.run.is_over and self.ends.keys() != self.run.workers.keys()
+
 
 def begin_cell(
     session: RunState, cell: int, ranks: Iterable[int], began_unix_s: float

@@ -108,11 +108,6 @@ class Ranks:
         return self._run.done
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing of the session is left, or is about to."""
-        return self.done or self.state.is_over or bool(self.state.stopping)
-
-    @property
     def theirs(self) -> frozenset[str]:
         """The names that cells have given values to, on any rank."""
         return frozenset().union(*self._theirs.values())
@@ -256,6 +251,8 @@ class Ranks:
             cell = self._follow(cell, screen, noted)
         finally:
             self._control.end()
+        if cell.ends_ranks:
+            self.end()
         for rank, end in cell.ends.items():
             self._theirs[rank] = frozenset(end.names)
         if is_cell:
@@ -336,8 +333,7 @@ class Ranks:
             events = self._control.heard(_BEAT_S)
             cell = cell_state.take(cell, events)
             if not events and self._run.done and not cell.run.is_over:
-                self._run.wait()  # a bug has ended the loop
-                raise RunError("The ranks have ended.")
+                self.raise_end()  # a bug has ended the loop
             for request in _requests(screen, noted):
                 if request == "stop":
                     cell = stopping.next_stage(cell)
@@ -374,7 +370,7 @@ class Ranks:
         error = error_of(cell.run, was_interrupted=False)
         if isinstance(error, WorkerFailed):
             error.hint = f"{out_of_step.outdated(cell.ends)}\n{error.hint}".strip()
-        return self._with_lost(error) if error is not None and self.is_over else error
+        return self._with_lost(error) if error is not None and self.done else error
 
 
 @dataclass(frozen=True)

@@ -336,7 +336,7 @@ def test_a_rank_that_dies_between_two_cells_ends_all_with_its_cause(
         assert notebook.run("%%ranks pair\n1 + 1").endswith("ranks 0-1: 2\n")
         text = notebook.fail("%%ranks pair\nimport os\nos.kill(os.getpid(), 9)")
         assert "was ended by signal 9" in text
-        assert "Lost with the ranks of pair: os." in text
+        assert "Lost with the ranks of pair: nothing." in text
     lab.assert_clean()
 
 

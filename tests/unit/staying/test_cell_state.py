@@ -5,7 +5,7 @@ from __future__ import annotations
 from distmagic import render
 from distmagic.errors import Cancelled, WorkerFailed
 from distmagic.remote.wire import protocol as p
-from distmagic.state.events import Event
+from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
 from distmagic.state.verdict import verdict
 from distmagic.staying import cell_state
@@ -127,3 +127,13 @@ def test_what_ranks_show_is_said_once_where_it_is_equal():
     texts = ("0.5", "", "0.5", "0.5", "two\nlines")
     ends = {rank: cell_ended(rank, shown=text).what for rank, text in enumerate(texts)}
     assert cell_state.shown(ends) == ["ranks 0,2-3: 0.5", "rank 4:\ntwo\nlines"]
+
+
+def test_ranks_end_with_a_cell_that_not_all_of_them_have_ended():
+    state = take(of_cell(), [cell_ended(rank) for rank in range(4)])
+    assert state.run.is_over
+    assert not state.ends_ranks
+    gone = [Event(node_rank=node, at_s=104.0, what=Gone()) for node in range(2)]
+    state = take(of_cell(), [cell_ended(0), *gone])
+    assert state.run.is_over
+    assert state.ends_ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -63,6 +64,26 @@ def test_what_is_no_door_at_all():
         other.settimeout(HANG_S)
         # It takes the connection, and never says a word.
         assert knock((door(other.getsockname()[1]),)) == ("silent",)
+
+
+def test_a_network_that_takes_no_large_packets(doors, monkeypatch):
+    """Who knocks gives up before the door hangs up, which would be an answer."""
+    monkeypatch.setattr("distmagic.remote.checkup.doors._ANSWER_S", 0.5)
+    with socket.socket() as network:
+        network.bind((HERE, 0))
+        network.listen()
+
+        def hand_on() -> None:
+            guest, _ = network.accept()
+            with guest, socket.create_connection((HERE, doors.ports[0])) as far:
+                far.sendall(guest.recv(32))
+                guest.sendall(far.recv(32))
+                far.recv(1)  # its end
+
+        thread = threading.Thread(target=hand_on)
+        thread.start()
+        assert knock((door(network.getsockname()[1]),)) == ("half",)
+        thread.join(HANG_S)
 
 
 def test_a_name_that_leads_nowhere():

@@ -15,7 +15,7 @@ from distmagic.connection.link_opener import UNKNOWN_HOST, Fleet, LinkOpener
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.diagnosis.as_text import in_words
 from distmagic.outcome.detached import Detached
-from distmagic.outcome.run import Run
+from distmagic.outcome.run import Run, left
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.render.screen import Screen
 from distmagic.request.hosts import Host
@@ -66,12 +66,8 @@ class RunEnding:
         def open_link(node_rank: int) -> Link:
             return opener.link_again(host_indices[node_rank])
 
-        run = Run(state, small_results, open_link, shown=error is None)
-        if error is None:
-            return run
-        error.run = run
         try:
-            raise error
+            return left(state, small_results, open_link, error)
         finally:
             del error  # its traceback holds this frame: the two would keep each other, and the run, alive
 
@@ -102,10 +98,10 @@ class RunEnding:
         fleet = Fleet(hosts=tuple(hosts), access=fleet.access, spare=tuple(spare))
         again = JobHandle(ending=self, job=state.job, fleet=fleet)
         names = tuple(host.name for host in hosts)
-        left = Detached(state.job, names, attach=again.attach, stop=again.stop)
-        notices = (*state.notices, str(left))
+        alone = Detached(state.job, names, attach=again.attach, stop=again.stop)
+        notices = (*state.notices, str(alone))
         screen.finish(replace(state, notices=notices, seen_unix_s=time.time()))
-        return left
+        return alone
 
 
 @dataclass(frozen=True, kw_only=True)

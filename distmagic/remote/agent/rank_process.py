@@ -149,13 +149,6 @@ class RankProcess:
                 self.conn.send(self._unsent[0])
                 del self._unsent[0]
 
-    def completed(self, message: protocol.Message) -> protocol.Message:
-        """Return what it reports with what only its agent can tell: how long its logs were when a cell began."""
-        if not isinstance(message, protocol.CellBegan):
-            return message
-        lengths = tuple(stream.text.log.end for stream in self.streams)
-        return replace(message, log_bytes=lengths)
-
     def end_input(self) -> None:
         """Bring its standard input to the end, and what it is asked: nobody types any more, and no cell follows."""
         while self._stdin:

@@ -225,7 +225,7 @@ class RankTable:
             self._write_streams(rank.streams, self.clock(), last=True)
             self._write_progress(rank, self.clock())
         for pause in rank.pauses:
-            self.journal.add(rank.completed(pause))
+            self.journal.add(pause)
         rank.pauses = []
 
     @property

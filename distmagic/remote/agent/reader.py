@@ -11,6 +11,9 @@ from distmagic.remote.wire.lines import Lines
 
 _CHUNK_BYTES = 64 << 10
 _TURN_S = 0.1  # for one reader in one turn: the agent has other duties
+# For a reader that takes nothing after `Final`, or while another one connects: its network is cut, and no end was
+# reported.
+STALLED_S = 5.0
 
 
 class Reader:
@@ -81,9 +84,9 @@ class Reader:
             self._progress_at = now
             self._unsent = self._unsent[sent:]
 
-    def is_stalled(self, now: float, after_s: float) -> bool:
-        """Whether there are bytes to send, and it has taken none for this long."""
-        return bool(self._unsent) and now - self._progress_at > after_s
+    def is_stalled(self, now: float) -> bool:
+        """Whether there are bytes to send, and it has taken none for long."""
+        return bool(self._unsent) and now - self._progress_at > STALLED_S
 
     def answer(self, message: protocol.Message) -> None:
         """Send a message to this reader alone. It is no event: it has no number, and the journal lacks it."""

@@ -6,14 +6,10 @@ import selectors
 import socket
 from collections.abc import Callable
 
-from distmagic.remote.agent.reader import Reader
+from distmagic.remote.agent.reader import STALLED_S, Reader
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.system import socket_peer
 from distmagic.remote.wire import protocol
-
-# For a reader that takes nothing after `Final`, or while another one connects: its network is cut, and no end was
-# reported.
-_STALLED_S = 5.0
 
 Handle = Callable[[Reader, protocol.Message, float], None]
 
@@ -72,8 +68,8 @@ class ReaderTable:
                     f"can't read the journal in {self._journal.folder}: {error}"
                 )
                 reader.is_open = False
-            is_final = final_at is not None and now - final_at > _STALLED_S
-            if is_final and reader.is_stalled(now, _STALLED_S):
+            is_final = final_at is not None and now - final_at > STALLED_S
+            if is_final and reader.is_stalled(now):
                 # It would hold up the end of the run until TCP gives up, for 15 minutes.
                 reader.is_open = False
             if not reader.is_open:
@@ -94,7 +90,7 @@ class ReaderTable:
             if isinstance(request, protocol.FollowJob):
                 # One that takes nothing may be this notebook's own connection of before.
                 for one in list(self.readers):
-                    if one.is_stalled(now, _STALLED_S):
+                    if one.is_stalled(now):
                         self._drop(one)
             self._handle(reader, request, now)
         if not reader.is_open:

@@ -105,7 +105,7 @@ def main(argv: list[str]) -> None:
     # With c10d each look asks the store, which is on another host.
     if args.rdzv_backend == "static":
         args.monitor_interval = min(args.monitor_interval, _MONITOR_S)
-    _await_endpoint(_from_agent("endpoint"), _ENDPOINT_S)
+    _await_endpoint(_from_agent("endpoint"))
     try:
         run(args)
     except ChildFailedError as error:
@@ -209,10 +209,10 @@ def _use_fork_server(fork_server: rank_fork_server.RankForkServer) -> None:
         fork_server.replace_popen(subprocess_handler.SubprocessHandler)
 
 
-def _await_endpoint(endpoint: str, patience_s: float) -> None:
+def _await_endpoint(endpoint: str) -> None:
     """Wait until the lead listens. torch's store would find out later: its pauses grow, the first is half a second."""
     address, _, port = endpoint.partition(" ")
-    end = time.monotonic() + patience_s
+    end = time.monotonic() + _ENDPOINT_S
     while port and time.monotonic() < end:
         try:
             socket.create_connection((address, int(port)), timeout=_ATTEMPT_S).close()

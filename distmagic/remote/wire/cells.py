@@ -12,7 +12,6 @@ from distmagic.remote.wire.bounds import (
     RankNumber,
     RankOrNone,
     Seconds,
-    Size,
     Word,
 )
 from distmagic.remote.wire.codec import message, request
@@ -74,11 +73,10 @@ class InterruptCell:
 @message
 @dataclass(frozen=True, kw_only=True)
 class CellBegan:
-    """A rank begins with a cell. `log_bytes` is how long its stdout and stderr were, as the agent adds."""
+    """A rank begins with a cell."""
 
     cell: Count
     rank: RankNumber
-    log_bytes: Annotated[tuple[Size, ...], "items", 2] = ()
 
 
 @message

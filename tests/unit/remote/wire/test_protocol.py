@@ -335,7 +335,7 @@ MESSAGES = (
     (0, p.ParkAtStep(cell=2, ranks=(0, 3))),
     (0, p.StopAtStep(cell=2, ranks=(0, 3), kind="step", step=1204)),
     (0, p.InterruptCell(cell=2, ranks=(0, 3), failed=1)),
-    (11, p.CellBegan(cell=2, rank=3, log_bytes=(7, 0))),
+    (11, p.CellBegan(cell=2, rank=3)),
     (12, p.StepCount(cell=2, rank=3, steps=1203, iterations=9, idle_s=0.5, step_s=0.25)),
     (
         12,

@@ -131,6 +131,12 @@ class Ranks:
         names = ", ".join(sorted(self.theirs)) or "nothing"
         return f"Lost with the ranks of {self.name}: {names}. The next %%ranks starts new ones."
 
+    def logs(
+        self, rank: int, stream: str | None = None, *, by_time: bool = False
+    ) -> str:
+        """Return a rank's output in all its cells so far, as `Run.logs` does."""
+        return self._run.logs(rank, stream, by_time=by_time)
+
     def end(self) -> None:
         """End every rank on every host; returns when that is so."""
         self._run.stop()
@@ -183,7 +189,7 @@ class Ranks:
             packed = dumped(cell, Seen(), None, source, in_one=True)
         except parcel.Unpicklable as error:
             raise PayloadError(error.message, error.hint) from error
-        screen = _OfSession(can_type=False)
+        screen = NoScreen()
         try:
             ended = self._run_parcel(packed, ranks, screen, None)
         except KeyboardInterrupt:
@@ -221,7 +227,7 @@ class Ranks:
         cell = Cell("", "modules", modules=stale)
         packed, screen = (
             dumped(cell, Seen(), None, in_one=True),
-            _OfSession(can_type=False),
+            NoScreen(),
         )
         self._left(self._run_parcel(packed, self._targets(()), screen, noted), is_cell=False)  # fmt: skip
         names = [module.name for module in stale]
@@ -234,7 +240,7 @@ class Ranks:
 
     def _run_parcel(  # all that a cell is made of
         self, local: LocalBlob, ranks: tuple[int, ...], screen: Screen, noted: interrupts.Interrupts | None,
-        variable: str = "run", notices: Sequence[str] = (), *, is_cell: bool = False,
+        variable: str = "", notices: Sequence[str] = (), *, is_cell: bool = False,
     ) -> CellState:  # fmt: skip
         """Run a cell to its end. What is no cell of the user's leaves process groups as they are."""
         if self.done:
@@ -245,7 +251,9 @@ class Ranks:
         began_unix_s = time.time()
         cell = cell_state.begin_cell(self.state, message.cell, ranks, began_unix_s)
         said = tuple(text for text in notices if text)
-        cell = replace(cell, run=replace(cell.run, variable=variable, notices=said))
+        cell = replace(
+            cell, run=replace(cell.run, variable=variable or self.name, notices=said)
+        )
         self._control.begin(message)
         try:
             cell = self._follow(cell, screen, noted)

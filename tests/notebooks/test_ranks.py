@@ -184,6 +184,15 @@ def test_what_is_no_value_is_named(notebook: LiveNotebook) -> None:
     assert "There is no rank 4" in notebook.fail("ranks[4]")
     text = notebook.fail('import threading\nranks["lock"] = threading.Lock()')
     assert "PayloadError" in text
+    notebook.run("""\
+%%ranks
+class Bad:
+    def __reduce__(self):
+        return eval, ("1/0",)
+
+bad = Bad()
+""")
+    assert "ZeroDivisionError" in notebook.fail('ranks["bad"]')
     notebook.run('%%ranks\nboth = {"good": 5, "lock": lock}')
     text = notebook.run('ranks[0]["both"]["good"]')
     assert "rank 0: this was left out of its result: result['lock']" in text
@@ -330,7 +339,11 @@ def test_a_rank_that_dies_between_two_cells_ends_all_with_its_cause(
         pid = int(text.splitlines()[-1].rpartition(" ")[2])
         send(host_of(lab, "dm2"), [pid], signal.SIGKILL)
         wait_until(lambda: notebook.run("pair.done") == "True", "the end")
+        assert "Lost with the ranks of pair: kept" in notebook.fail('pair["kept"]')
         text = notebook.fail("%%ranks pair\nkept")
+        assert text.count("Lost with") == 1
+        assert "pair.logs(1)" in text
+        assert notebook.run("pair.logs(1)") == "''"
         assert "rank 1 (dm2, local_rank 0) was ended by signal 9" in text
         assert "Lost with the ranks of pair: kept, os." in text
         assert notebook.run("%%ranks pair\n1 + 1").endswith("ranks 0-1: 2\n")

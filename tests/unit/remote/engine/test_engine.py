@@ -78,7 +78,7 @@ def test_nodes_meet_anew_when_one_is_lost_in_the_middle_of_it(torch_forks, tmp_p
         "other agent",
         "gone",
     ]
-    assert [line for line in log.splitlines() if "anew" in line] == [
+    assert [line for line in log.splitlines() if "again" in line] == [
         "Meeting the other nodes again: wait timeout after 15000ms, keys: /a",
         "Meeting the other nodes again: once more",
     ]

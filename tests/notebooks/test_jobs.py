@@ -64,7 +64,7 @@ def test_the_commands_about_jobs(lab, tmp_path):
         folders = re.findall(r": ~/\.distmagic/work/(\w+) on (\w+) ", said)
         name = "test_the_commands_about_jobs0"
         assert folders == [(name, "dm1"), (name, "dm2")]
-        assert re.search(r"kept .*: \d+\.\d MB\n", said)
+        assert re.search(r"that nobody uses: \d+\.\d MB\n", said)
         assert len([path for path in sent if path.exists()]) == len(sent)
         assert re.search(r"removed: \d+\.\d MB", notebook.run("%distributed clean all"))
         assert len([path for path in sent if path.exists()]) == 2, (

@@ -111,9 +111,9 @@ _ERRORS = (
     "ProtocolError",
     "RendezvousFailed",
     "RunError",
-    "SpecError",
     "TimedOut",
     "Unreachable",
+    "UsageError",
     "WireError",
     "WorkerFailed",
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_type_hints
 
 from distmagic import notebook_place
 from distmagic.connection.prompts import asker_of
-from distmagic.errors import RunError, SpecError
+from distmagic.errors import RunError, UsageError
 from distmagic.names import work_dir
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
@@ -88,7 +88,7 @@ class Options(TypedDict, total=False):
 def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, Access]:
     """Return the job and the way to the hosts that `Options` ask for, `access` being changed by them.
 
-    None leaves an option as `access` has it, or as it is for every job. Raises `SpecError` for a value of a wrong kind.
+    None leaves an option as `access` has it, or as it is for every job. Raises `UsageError` for a value of a wrong kind.
     """
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():
@@ -111,17 +111,17 @@ def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, A
     return JobSpec(**given), replace(access, **way)
 
 
-def unknown_option(name: str, known: Sequence[str]) -> SpecError:
+def unknown_option(name: str, known: Sequence[str]) -> UsageError:
     """Return the error of a keyword argument that is none of the known ones, with the one that may have been meant."""
     close = [one for one in known if one.startswith(name)] or difflib.get_close_matches(
         name, known, n=1
     )
     hint = f"Did you mean {close[0]}?" if close else ""
-    return SpecError(f"There is no option {name!r}.", hint)
+    return UsageError(f"There is no option {name!r}.", hint)
 
 
 def _check_kind(name: str, value: object) -> None:
-    """Raise `SpecError` unless the value of an option is of the kind that its field says, where that is a simple one."""
+    """Raise `UsageError` unless the value of an option is of the kind that its field says, where that is a simple one."""
     hints = {**get_type_hints(JobSpec), **get_type_hints(Access)}
     kinds_of_field = get_args(hints.get(name)) or (hints.get(name),)
     simple = {
@@ -137,7 +137,7 @@ def _check_kind(name: str, value: object) -> None:
     is_flag = isinstance(value, bool)  # Python takes it for a number, too
     if not isinstance(value, tuple(wanted)) or (is_flag and bool not in wanted):
         kinds = " or ".join(_KINDS[kind] for kind in wanted if kind in _KINDS)
-        raise SpecError(
+        raise UsageError(
             f"{name}={reprlib.repr(value)} is not {kinds}.", f"Give {kinds}."
         )
 
@@ -179,7 +179,7 @@ def run(  # noqa: PLR0913  # a call, and where it runs
         payload_limit_bytes  largest captured data
         screen               where the run is shown; None: in widgets, a terminal or plain lines, as it fits
 
-    Raises what the magic raises: `SpecError`, `PayloadError`, a `HostError` (or `HostErrors`), a `RunError`, which
+    Raises what the magic raises: `UsageError`, `PayloadError`, a `HostError` (or `HostErrors`), a `RunError`, which
     carries the `Run`: `error.run`.
     """
     check_system()
@@ -190,7 +190,7 @@ def run(  # noqa: PLR0913  # a call, and where it runs
     chosen, usual_access = _place(hosts, allocation)
     spec, access = from_options(options, access or usual_access)
     if background and spec.detach:
-        raise SpecError("background and detach are both given.", "Keep one of them.")
+        raise UsageError("background and detach are both given.", "Keep one of them.")
     named = kwargs or {}
     pack = partial(
         pack_call,
@@ -230,7 +230,7 @@ def sweep(
     `nproc_per_node` ranks (1) on one host, as many devices for itself, and a working directory of its own. What finds no
     room waits in a queue. The other arguments and options are those of `distmagic.run`; `kwargs` are given to every run.
 
-    It returns a `Sweep` at once, a table that grows. Raises `SpecError`, `PayloadError` and a `HostError`; the errors of
+    It returns a `Sweep` at once, a table that grows. Raises `UsageError`, `PayloadError` and a `HostError`; the errors of
     runs are in `failed`.
     """
     check_system()
@@ -320,7 +320,7 @@ def _place(
     A call that says nothing runs as the notebook's cells, else on DISTMAGIC_HOSTS.
     """
     if hosts is not None and allocation is not None:
-        raise SpecError("hosts and allocation are both given.", "Keep one of them.")
+        raise UsageError("hosts and allocation are both given.", "Keep one of them.")
     if hosts is not None:
         named = parse_hosts(hosts) if isinstance(hosts, str) else hosts_of(hosts)
         return named, Access()

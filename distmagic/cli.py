@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 
-from distmagic.errors import Cancelled, DistmagicError, SpecError
+from distmagic.errors import Cancelled, DistmagicError, UsageError
 from distmagic.notebook import commands
 from distmagic.notebook.settings import Notebook
 from distmagic.request import flag_parser
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DistmagicError as error:
         job = getattr(getattr(error, "run", None), "job", "")
         print(notebook.worded(_not_shown_yet(error), job), file=sys.stderr)
-        if isinstance(error, SpecError):
+        if isinstance(error, UsageError):
             return MISUSED
         return INTERRUPTED if isinstance(error, Cancelled) else FAILED
     except KeyboardInterrupt:  # before anything was begun
@@ -57,7 +57,7 @@ def for_terminal(words: Sequence[str]) -> Callable[[str, str], str]:
     if words[:1] == ("run",):
         try:
             typed, _ = split_program(typed)
-        except SpecError:
+        except UsageError:
             typed = ()
     flags, _ = flag_parser.split_way(typed)
     way = f"{shlex.join(flags)} " if flags else ""

@@ -1,6 +1,6 @@
 """Every error a user can meet, by whose turn it is to act.
 
-- the user's request: `SpecError` and under it `NoResult`; `PayloadError`
+- the user's request: `UsageError` and under it `NoResult`; `PayloadError`
 - the hosts: `HostError` and under it `Unreachable`, `HostKeyError`, `AuthenticationError`, `PreflightError`;
   `AllocationEnded`
 - the wire: `WireError` and under it `ConnectionLost`, `ProtocolError`
@@ -34,11 +34,11 @@ class DistmagicError(Exception):
         return lines
 
 
-class SpecError(DistmagicError):
+class UsageError(DistmagicError):
     """The request itself is wrong: a flag, a host list, a hostfile, a cell without a call."""
 
 
-class NoResult(SpecError, KeyError):
+class NoResult(UsageError, KeyError):
     """A rank has no return value, or the run has no such rank."""
 
 

@@ -28,5 +28,5 @@ def unregister(choose: ChooseHosts) -> None:
 
 
 def current() -> tuple[tuple[Host, ...], Access] | None:
-    """Return the notebook's hosts and the way to them, None outside of a notebook. Raises `SpecError`."""
+    """Return the notebook's hosts and the way to them, None outside of a notebook. Raises `UsageError`."""
     return _registered[-1]() if _registered else None

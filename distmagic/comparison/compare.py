@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from distmagic.comparison import as_html, as_text
 from distmagic.comparison.arguments import trainings
 from distmagic.comparison.summary import RunSummary, summary
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.state.model import RunState
 
 _KEPT = 50  # runs of a kernel, the last ones
@@ -35,14 +35,14 @@ def compare(*runs: object) -> Comparison:
     """Put runs side by side: a row a run, the last and the best value of each metric, their curves over each other.
 
     A run in the background is compared as far as it is. A run's name is its `--name`, or its call. The best value of a
-    metric is the max if the metric is named like an accuracy or a score, otherwise the min. Raises `SpecError` for an
+    metric is the max if the metric is named like an accuracy or a score, otherwise the min. Raises `UsageError` for an
     object that is not a run.
     """
     found = []
     for run in runs:
         state = getattr(run, "state", None)
         if not isinstance(state, RunState):
-            raise SpecError(
+            raise UsageError(
                 f"{reprlib.repr(run)} is not a run.",
                 "Give what -o NAME or distmagic.run has left; of a detached job what its attach() returns.",
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.render import style
 from distmagic.render.curves import (
     curve_of,
@@ -26,11 +26,11 @@ class Metrics(list[dict[str, float | int | None]]):
     """The rows of `Run.metrics`."""
 
     def frame(self) -> Any:
-        """Return them as a frame of pandas. Raises `SpecError` where that is not installed."""
+        """Return them as a frame of pandas. Raises `UsageError` where that is not installed."""
         try:
             pandas = importlib.import_module("pandas")
         except ModuleNotFoundError:
-            raise SpecError(
+            raise UsageError(
                 "pandas is not installed here.", "%pip install pandas"
             ) from None
         return pandas.DataFrame(list(self))
@@ -72,11 +72,11 @@ class Plot:
 
 
 def plot_of(state: RunState, names: Sequence[str]) -> Plot:
-    """Return the curves of these metrics, or of all. Raises `SpecError` for one that no rank has reported twice."""
+    """Return the curves of these metrics, or of all. Raises `UsageError` for one that no rank has reported twice."""
     known = names_of_curves(state)
     for name in names:
         if name not in known:
-            raise SpecError(
+            raise UsageError(
                 f"No rank has reported {name!r} twice.",
                 f"Reported more than once: {', '.join(known) or 'nothing'}.",
             )

@@ -9,7 +9,7 @@ import os
 import resource
 from contextlib import suppress
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 
 # Open files of a connection, measured while it is made, and rounded up.
 BY_PARAMIKO = 2
@@ -20,7 +20,7 @@ _SPARE = 64  # for whatever else the notebook opens meanwhile
 def check(hosts: int, *, by_ssh_program: bool) -> None:
     """Raise the soft limit of open files to what connections to so many hosts more take.
 
-    Raises `SpecError` where the hard limit is too low for them.
+    Raises `UsageError` where the hard limit is too low for them.
     """
     if hosts == 0:
         return
@@ -35,7 +35,7 @@ def check(hosts: int, *, by_ssh_program: bool) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (higher, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < needed:
-        raise SpecError(
+        raise UsageError(
             f"{hosts:,} hosts at once take {needed:,} open files of this process, and {soft:,} are allowed (ulimit -n).",
             f"Run `ulimit -n {needed}` in the shell that starts this notebook (an administrator may have to allow it), "
             "or name fewer hosts.",

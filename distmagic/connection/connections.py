@@ -49,7 +49,7 @@ class Connections:
         self._owner = os.getpid()
 
     def check_room(self, hosts: Sequence[Host], access: Access) -> None:
-        """Raise `SpecError` if this machine's limits are too low to be connected to all these hosts at once."""
+        """Raise `UsageError` if this machine's limits are too low to be connected to all these hosts at once."""
         versions: tuple[config.FileVersion, ...] = ()
         if not all(host.is_local for host in hosts):
             versions = config.file_versions(access.ssh_config)

@@ -10,7 +10,7 @@ from distmagic.connection.connections import Connections
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import begin_all, close_result
 from distmagic.connection.prompts import NotebookAsker, asker_of
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
 
@@ -61,11 +61,11 @@ class LinkOpener:
         share, is used again as long as a process can be started over it.
 
         Questions go to `asker`, by default to the one of the run. Without `can_ask` a question raises
-        `AuthenticationError` at once. Raises `SpecError` for a host that this notebook does not know, and what
+        `AuthenticationError` at once. Raises `UsageError` for a host that this notebook does not know, and what
         `Connections.link` raises.
         """
         if host_index == UNKNOWN_HOST:
-            raise SpecError(
+            raise UsageError(
                 "That host is not among the hosts of this notebook.",
                 "Name all hosts of the job with %distributed hosts.",
             )

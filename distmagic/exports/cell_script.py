@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.remote.values.by_name import is_secret
 from distmagic.request.cell import CellPlan, names_wanted
 
@@ -42,7 +42,7 @@ class NoProgram:
 def of_cell(
     plan: CellPlan, namespace: Mapping[str, object], texts: Mapping[str, str]
 ) -> str | NoProgram:
-    """Return the text of a program that does what the cell does on every rank. Raises `SpecError` for a secret in it.
+    """Return the text of a program that does what the cell does on every rank. Raises `UsageError` for a secret in it.
 
     `namespace` is the notebook's, `texts` are those of its cells by their file names, in the order of their execution.
     """
@@ -137,7 +137,7 @@ class _Head:
             self.imports[name] = statement
             return None
         if isinstance(value, str | bytes) and is_secret(name):
-            raise SpecError(
+            raise UsageError(
                 f"{name} looks like a secret, and would stand in the exported program.",
                 f"Give it with --env {name}=..., and read os.environ[{name!r}] in the function.",
             )

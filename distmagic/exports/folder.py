@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.exports.job import File
 from distmagic.remote.records.atomic_file import atomic_write
 
@@ -17,12 +17,12 @@ RECORD = ".distmagic-export.json"  # the files of the last export, by their SHA-
 def write(folder: Path, files: Sequence[File]) -> None:
     """Write `files` to `folder`, and remove what the last export wrote there and this one does not have.
 
-    Raises `SpecError`, before anything is written, where a file is in the way that no export wrote or that was changed
+    Raises `UsageError`, before anything is written, where a file is in the way that no export wrote or that was changed
     since; and for a folder that can't be written.
     """
     try:
         before = _record(folder)
-        # Raise `SpecError` if a file is in the way, or to be removed, that is not what an export wrote.
+        # Raise `UsageError` if a file is in the way, or to be removed, that is not what an export wrote.
         new = {file.path: _sha256(file.data) for file in files}
         for path in sorted({*new, *before}):
             there = folder / path
@@ -36,7 +36,7 @@ def write(folder: Path, files: Sequence[File]) -> None:
                 if path in before
                 else "was not written by an export"
             )
-            raise SpecError(
+            raise UsageError(
                 f"--export: {there} {what}, and would be replaced.",
                 "Move it away, or name another folder.",
             )
@@ -49,7 +49,7 @@ def write(folder: Path, files: Sequence[File]) -> None:
         with atomic_write(folder / RECORD) as out:
             out.write(json.dumps(written, indent=1).encode())
     except OSError as error:
-        raise SpecError(
+        raise UsageError(
             f"--export: {error.filename or folder} can't be written: {error.strerror or error}.",
             "Name another folder.",
         ) from None
@@ -63,7 +63,7 @@ def _record(folder: Path) -> dict[str, str]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise SpecError(
+        raise UsageError(
             f"--export: {folder / RECORD} is not a record of an export.",
             "Remove that file, or name another folder.",
         )

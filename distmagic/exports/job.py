@@ -6,7 +6,7 @@ import re
 import unicodedata
 from dataclasses import dataclass, field
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.remote.values.by_name import is_secret
 from distmagic.request.export import ExportRequest
 from distmagic.request.flag_values import refuse_zero_bytes
@@ -65,12 +65,12 @@ class ExportedJob:
         refuse_zero_bytes(self)
         refuse_zero_bytes(self.program, "the program's ")
         if self.spec.is_elastic:
-            raise SpecError(
+            raise UsageError(
                 "--nnodes MIN:MAX: an exported job has as many nodes as it is submitted with.",
                 "Write --nnodes N.",
             )
         if self.spec.cwd is not None:
-            raise SpecError(
+            raise UsageError(
                 "--cwd: an exported program runs in its own folder, next to its files.",
                 "Leave it out, or let the program change its directory.",
             )
@@ -78,12 +78,12 @@ class ExportedJob:
             try:
                 value.encode()
             except UnicodeEncodeError:
-                raise SpecError(
+                raise UsageError(
                     f"--env {name}: the value is not UTF-8 text.",
                     "A file of a job can't hold it.",
                 ) from None
         if self.spec.rdzv_endpoint and self.request.chooses_hosts:
-            raise SpecError(
+            raise UsageError(
                 f"--rdzv-endpoint: {self.request.system} decides where the nodes meet.",
                 "Leave it out.",
             )

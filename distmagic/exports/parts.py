@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Iterable
 from dataclasses import replace
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.exports import quoting
 from distmagic.exports.job import PROGRAM, ExportedJob, File, text_file
 from distmagic.planning import torchrun
@@ -117,12 +117,12 @@ def torchrun_lines(job: ExportedJob, words: NodeWords, address: str = "") -> lis
 
 
 def ranks_of_node(job: ExportedJob) -> int:
-    """Return the number of ranks of each node, where it has to be one. Raises `SpecError` for gpu, cpu and auto."""
+    """Return the number of ranks of each node, where it has to be one. Raises `UsageError` for gpu, cpu and auto."""
     nproc = job.nproc_per_node
     if nproc is None:
         return 1
     if isinstance(nproc, str):
-        raise SpecError(
+        raise UsageError(
             f"--nproc-per-node {nproc}: {job.request.system} needs the number of ranks beforehand.",
             "Write a number.",
         )

@@ -10,7 +10,7 @@ from distmagic.request.systems import named
 
 
 def files(job: ExportedJob) -> tuple[File, ...]:
-    """Return everything that the folder of a job has in it. Raises `SpecError` for what its system has no place for."""
+    """Return everything that the folder of a job has in it. Raises `UsageError` for what its system has no place for."""
     program = [
         replace(file, path=f"{PROGRAM}/{file.path}") for file in job.program.files
     ]

@@ -22,7 +22,7 @@ import threading
 import time
 from typing import Any
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.inside.job_node import JobNode
 from distmagic.inside.proof import Proof
 from distmagic.remote.system import threads
@@ -76,7 +76,7 @@ class Arrivals:
         self.port = int(self._listener.getsockname()[1])
         try:
             self._door = proof.door(self._listener)
-        except SpecError:
+        except UsageError:
             self._listener.close()
             raise
         self._thread = threads.begin("meeting", self._run)
@@ -208,7 +208,7 @@ class Arrivals:
                 del member.outcomes[before]
             outcome = member.outcomes.get(cell)
             if outcome is None and 0 < cell <= self.ended_cell:
-                passed = SpecError(
+                passed = UsageError(
                     f"Node 0 has run {self.ended_cell} cells or scripts already, and this node starts from the first.",
                     "Restart the notebooks of all nodes.",
                 )
@@ -266,7 +266,7 @@ def _text(said: dict[str, Any], name: str) -> str:
 
 
 def _listen(place: JobNode) -> socket.socket:
-    """Return a socket that listens at the first free one of the job's ports. Raises `SpecError`."""
+    """Return a socket that listens at the first free one of the job's ports. Raises `UsageError`."""
     is_dual = socket.has_dualstack_ipv6()
     error: OSError = OSError()
     for port in place.ports:
@@ -280,7 +280,7 @@ def _listen(place: JobNode) -> socket.socket:
         except OSError as problem:
             error = problem
     ports = ", ".join(map(str, place.ports))
-    raise SpecError(
+    raise UsageError(
         f"{place.words}: none of its ports is free ({ports}): {error.strerror}.",
         "Something else listens there: start the job again.",
     )

@@ -13,7 +13,7 @@ from distmagic.request.systems import that_can
 def detect(environ: Mapping[str, str]) -> JobNode | None:
     """Return the place of this process among the nodes of a job, None outside any; a job of one process is none.
 
-    Raises `SpecError` that names variables that are half-set or contradict each other.
+    Raises `UsageError` that names variables that are half-set or contradict each other.
     """
     if environ.get(processes.MARK):
         return None  # a rank of a run of ours

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 
 _FIRST_PORT, _PORTS = 20_000, 10_000
 _CANDIDATES = 8
@@ -60,7 +60,7 @@ class JobNode:
 
 
 class Variables:
-    """The variables of one system. What is missing or wrong raises `SpecError` that names the variable."""
+    """The variables of one system. What is missing or wrong raises `UsageError` that names the variable."""
 
     def __init__(self, system: str, environ: Mapping[str, str]) -> None:
         self.system = system
@@ -102,9 +102,9 @@ class Variables:
             )
         return number
 
-    def error(self, what: str) -> SpecError:
+    def error(self, what: str) -> UsageError:
         """Return the error of variables that say nothing, or several things."""
-        return SpecError(
+        return UsageError(
             f"Inside {self.system}: {what}",
             f"Set the variables as {self.system} does on every node; or write --on none, which ignores {self.system}.",
         )

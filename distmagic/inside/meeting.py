@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from distmagic.errors import SpecError, Unreachable
+from distmagic.errors import Unreachable, UsageError
 from distmagic.inside.arrivals import TICK_S, Arrivals, Member
 from distmagic.inside.job_node import JobNode
 from distmagic.inside.proof import Proof
@@ -49,7 +49,7 @@ class Meeting:
     ) -> None:
         """Return when all nodes have come to the same cell; `tell` is called with the node that is waited for.
 
-        Raises `Unreachable`, and `SpecError` where a node has another cell.
+        Raises `Unreachable`, and `UsageError` where a node has another cell.
         """
         began_s = time.monotonic()
         end_s = began_s + patience_s
@@ -86,7 +86,7 @@ class Meeting:
         self._arrivals.all_are_there()
         for member in self._arrivals.members:
             if member.digest != digest:
-                raise SpecError(
+                raise UsageError(
                     f"{member.name}: node {member.node_rank} of {self._place.system} runs another cell or script than node 0.",
                     "Start the same file on all nodes, and let no cell depend on the node it runs on.",
                 )

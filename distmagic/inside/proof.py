@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from distmagic.connection.certificate import one_time_secret, shared_secret
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.inside import shared_home
 from distmagic.inside.job_node import JobNode
 from distmagic.remote.contact import mutual_tls
@@ -73,10 +73,10 @@ class Proof(Protocol):
 
 
 def proof_of(environ: Mapping[str, str], place: JobNode) -> Proof | None:
-    """Return how this node proves itself, None if it can't. Raises `SpecError` for a secret that is easily guessed."""
+    """Return how this node proves itself, None if it can't. Raises `UsageError` for a secret that is easily guessed."""
     text = environ.get(SECRET, "")
     if text and len(text) < _LEAST_CHARS:
-        raise SpecError(
+        raise UsageError(
             f"{place.words}: {SECRET} has {len(text)} characters, and whoever guesses it can run programs on your nodes.",
             f"Use {_LEAST_CHARS} or more, such as those of: openssl rand -hex 16",
         )
@@ -126,11 +126,11 @@ class SharedHome:
         self._found: Secret | None = None
 
     def door(self, listener: socket.socket) -> Door:
-        """Write a secret, and return what lets in who has read it. Raises `SpecError`."""
+        """Write a secret, and return what lets in who has read it. Raises `UsageError`."""
         try:
             text = shared_home.offer(self._place.key)
         except OSError as error:
-            raise SpecError(
+            raise UsageError(
                 f"{self._place.words}: the secret for the other nodes can't be written to the home: {error}.",
                 f"Make room there, or set {SECRET} to one value on all nodes.",
             ) from None

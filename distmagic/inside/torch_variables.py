@@ -12,7 +12,7 @@ SAID_BY = "RANK, LOCAL_RANK, LOCAL_WORLD_SIZE"
 def by_variables(environ: Mapping[str, str]) -> JobNode | None:
     """Return the place that somebody else's RANK and WORLD_SIZE, or torchrun's own PET_*, give; None without them.
 
-    MASTER_ADDR alone says nothing: notebooks set it for a process group of their own. Raises `SpecError`.
+    MASTER_ADDR alone says nothing: notebooks set it for a process group of their own. Raises `UsageError`.
     """
     found = Variables("torchrun", environ)
     if found.has_any("RANK", "WORLD_SIZE"):

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from distmagic.connection.prompts import asker_of
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.notebook import (
     doctor_command,
     file_commands,
@@ -323,7 +323,7 @@ def _usage_of(command: Subcommand, *, is_terminal: bool) -> str:
 def execute(notebook: Notebook, words: Sequence[str]) -> object:
     """Execute the words of one line of `%distributed`, or of `distmagic`, and return its value.
 
-    Raises `SpecError` for an unknown word.
+    Raises `UsageError` for an unknown word.
     """
     is_terminal = notebook.shell is None
     if not words:
@@ -344,7 +344,7 @@ def execute(notebook: Notebook, words: Sequence[str]) -> object:
     if command.takes_way:
         way, rest = flag_parser.split_way(rest)
     if rest and not any(arguments for arguments, _ in command.usages):
-        raise SpecError(
+        raise UsageError(
             f"%distributed {command.name} takes nothing after it.",
             "%distributed alone lists all commands.",
         )
@@ -360,22 +360,22 @@ def execute(notebook: Notebook, words: Sequence[str]) -> object:
 
 
 def find(name: str, *, is_terminal: bool = False) -> Subcommand:
-    """Return the subcommand of this name. Raises `SpecError` that names the closest one."""
+    """Return the subcommand of this name. Raises `UsageError` that names the closest one."""
     known = {command.name: command for command in _known(is_terminal=is_terminal)}
     if name in known:
         return known[name]
     if name in NAMES:
-        raise SpecError(
+        raise UsageError(
             f"{name} is a command of notebooks.",
             "In a terminal hosts are named behind each command, by --hosts LIST, or by DISTMAGIC_HOSTS.",
         )
     if name.startswith("-"):
-        raise SpecError(
+        raise UsageError(
             f"%distributed takes no flag {name}: flags belong to a cell, under %%distributed.",
             "For all cells of this notebook: %distributed hosts LIST, or %config Distmagic.",
         )
     close = difflib.get_close_matches(name, known, n=1)
     guess = f"Did you mean {close[0]}? " if close else ""
-    raise SpecError(
+    raise UsageError(
         f"%distributed {name} is not known.", f"{guess}Known are: {', '.join(known)}."
     )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distmagic import sanitize
-from distmagic.errors import Cancelled, DistmagicError, SpecError
+from distmagic.errors import Cancelled, DistmagicError, UsageError
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.job_hosts import known_hosts, reach
 from distmagic.request.access import CONNECT_TIMEOUT_S
@@ -30,7 +30,7 @@ def doctor(line: CommandLine) -> Report:
     from distmagic.session.doctor import CONNECT_S, examine, imported
 
     if not {"--json", "--collective"}.issuperset(line.words):
-        raise SpecError(
+        raise UsageError(
             "%distributed doctor takes --json and --collective, or nothing.",
             "Hosts are named by %distributed hosts LIST, or by --hosts LIST behind the command.",
         )

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from distmagic import sanitize
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.job_hosts import known_hosts, reach
 from distmagic.request.hosts import parse_hosts
@@ -32,7 +32,7 @@ _PATTERN = "*?["  # a part of a path with one of these is a pattern
 def get(line: CommandLine) -> None:
     """Fetch a file of a host, a folder with all its files, or what fits a pattern; print where they are."""
     if not 2 <= len(line.words) <= 3:
-        raise SpecError(
+        raise UsageError(
             "%distributed get needs a host and a path on it.",
             "Write %distributed get gpu-a runs/model.pt, and a folder of this machine behind it for another place.",
         )
@@ -48,7 +48,7 @@ def put(line: CommandLine) -> None:
         _put_all(line)
         return
     if not 2 <= len(line.words) <= 3:
-        raise SpecError(
+        raise UsageError(
             "%distributed put needs a host and a path of this machine.",
             "Write %distributed put gpu-a model.pt, and a folder of the host behind it for another place than its home.",
         )
@@ -64,7 +64,7 @@ def _put_all(line: CommandLine) -> None:
 
     words = [word for word in line.words if word != "--all"]
     if not 1 <= len(words) <= 2:
-        raise SpecError(
+        raise UsageError(
             "%distributed put --all needs a path of this machine.",
             "Write %distributed put data --all, and a folder of the hosts behind it for another place than their homes.",
         )
@@ -75,7 +75,7 @@ def _put_all(line: CommandLine) -> None:
         found = glob.glob(str(source), recursive=True)  # noqa: PTH207 - of any folder
         sources = [Path(path) for path in sorted(found)]
     if not sources:
-        raise SpecError(f"{words[0]} is no file and no folder of this machine.")
+        raise UsageError(f"{words[0]} is no file and no folder of this machine.")
     hosts = known_hosts(line)
     count, size_bytes = put_on_all(reach(line, hosts), sources, to)
     places = dict.fromkeys(
@@ -92,11 +92,11 @@ def _local_path(text: str) -> Path:
 
 
 def _local_folder(text: str) -> Path:
-    """Return a folder of this machine that may have to be made. Raises `SpecError` for the home of nobody here."""
+    """Return a folder of this machine that may have to be made. Raises `UsageError` for the home of nobody here."""
     path = os.path.expanduser(text)
     # Python leaves it as it is; a folder of that name invites `rm -rf ~`.
     if path.startswith("~"):
-        raise SpecError(
+        raise UsageError(
             f"%distributed get: no user of this machine has the home of {text}.",
             "Name another folder.",
         )
@@ -109,14 +109,14 @@ def _folder(line: CommandLine, path: str) -> RemoteFolder:
     found = [host for host in known_hosts(line) if host.name == name]
     hosts = tuple(found[:1]) or parse_hosts(name)
     if len(hosts) != 1:
-        raise SpecError(f"{name!r} is more than one host.", "Name one of them.")
+        raise UsageError(f"{name!r} is more than one host.", "Name one of them.")
     return line.housekeeping.folder(reach(line, hosts), path)
 
 
 def split_pattern(path: str) -> tuple[str, str]:
     """Return the folder of a path, and what is wanted of it: all behind the first part that is a pattern, or the last.
 
-    Raises `SpecError` for a path that ends without a name.
+    Raises `UsageError` for a path that ends without a name.
     """
     parts = path.rstrip("/").split("/")
     count = len(parts) - 1
@@ -125,7 +125,7 @@ def split_pattern(path: str) -> tuple[str, str]:
             count = min(count, number)
     above, pattern = "/".join(parts[:count]), "/".join(parts[count:])
     if pattern in ("", ".", "..", "~"):
-        raise SpecError(f"{path!r} names no file.", f"Write {path.rstrip('/')}/*.")
+        raise UsageError(f"{path!r} names no file.", f"Write {path.rstrip('/')}/*.")
     return above or ("/" if path.startswith("/") else "~"), pattern
 
 
@@ -171,25 +171,25 @@ def env(line: CommandLine) -> None:
 
 
 def read_line(words: tuple[str, ...]) -> EnvLine:
-    """Return what the words after `%distributed env` ask for. Raises `SpecError`."""
+    """Return what the words after `%distributed env` ask for. Raises `UsageError`."""
     if not words or words[0] != "sync":
-        raise SpecError("%distributed env is followed by sync.", _ENV_HINT)
+        raise UsageError("%distributed env is followed by sync.", _ENV_HINT)
     given: dict[str, str] = {}
     rest = list(words[1:])
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
         if flag not in ENV_FLAGS:
-            raise SpecError(f"%distributed env sync takes no {flag}.", _ENV_HINT)
+            raise UsageError(f"%distributed env sync takes no {flag}.", _ENV_HINT)
         if not equals:
             if not rest:
-                raise SpecError(f"{flag} needs a value.", _ENV_HINT)
+                raise UsageError(f"{flag} needs a value.", _ENV_HINT)
             value = rest.pop(0)
         name = flag.removeprefix("--")
         if name in given:
-            raise SpecError(f"{flag} is given twice.", _ENV_HINT)
+            raise UsageError(f"{flag} is given twice.", _ENV_HINT)
         given[name] = value
     if "requirements" in given and "lock" in given:
-        raise SpecError("--requirements and --lock can't go together.", _ENV_HINT)
+        raise UsageError("--requirements and --lock can't go together.", _ENV_HINT)
     return EnvLine(**given)
 
 

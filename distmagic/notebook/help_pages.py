@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.request.systems import systems
 
@@ -61,13 +61,13 @@ def page(topic: str) -> str:
 def found(question: Sequence[str]) -> str:
     """Return the three passages of the manual that answer a question best, each with the command that shows its page.
 
-    Raises `SpecError` that names all topics where no word of the question is in the manual.
+    Raises `UsageError` that names all topics where no word of the question is in the manual.
     """
     asked = " ".join(question)
     pages = {topic: page(topic) for topic in topics() if topic not in _NOT_SEARCHED}
     passages = search(question, pages)
     if not passages:
-        raise SpecError(
+        raise UsageError(
             f"The manual has nothing about {asked!r}.",
             f"Topics are: {', '.join(topics())}.",
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.notebook.job_tables import aligned
 from distmagic.notebook.settings import Notebook, listed
 from distmagic.request import flags, systems
@@ -72,25 +72,25 @@ def _set(line: CommandLine) -> None:
     chosen = line.notebook.hosts
     for name in names:
         if name.startswith("-"):
-            raise SpecError(
+            raise UsageError(
                 f"{name!r} names no hosts.",
                 "Write gpu-a:4,gpu-b:2 or --hostfile FILE, and behind it --python PATH or --ssh-config FILE.",
             )
     if request.access.setup or request.access.exec_prefix:
-        raise SpecError(
+        raise UsageError(
             "--setup and --exec-prefix are for one cell, or for one command.",
             "Leave them out here.",
         )
     if request.hostfile is not None:
         if names:
-            raise SpecError(
+            raise UsageError(
                 "A list of hosts and --hostfile are both given.", "Keep one of them."
             )
         source = f"%distributed hosts --hostfile {request.hostfile}"
         chosen = Chosen(hosts=read_hostfile(request.hostfile), source=source)
     elif request.hosts is not None:
         if names:
-            raise SpecError(
+            raise UsageError(
                 "A list of hosts and --hosts are both given.", "Keep one of them."
             )
         chosen = Chosen(hosts=request.hosts, source="%distributed hosts")
@@ -138,13 +138,13 @@ def _play(notebook: Notebook, words: tuple[str, ...]) -> None:
     """Let something happen to one of the playground's hosts, if `words` say so; print how all of them are."""
     own = notebook.playground
     if own is None:
-        raise SpecError(
+        raise UsageError(
             "No playground runs: %distributed playground needs a number of hosts.",
             "Write %distributed playground 2.",
         )
     names = [host.name for host in own.hosts]
     if words and (len(words) != 2 or words[0] not in VERBS or words[1] not in names):
-        raise SpecError(
+        raise UsageError(
             f"{' '.join(words)!r} is not known to the playground.",
             f"Write one of {', '.join(VERBS)}, and one of {', '.join(names)}.",
         )
@@ -159,7 +159,7 @@ def allocations(line: CommandLine) -> None:
     from distmagic.names import owner
 
     if len(line.words) > 1:
-        raise SpecError(
+        raise UsageError(
             "%distributed allocations takes one place.",
             "Write %distributed allocations slurm:LOGIN.",
         )
@@ -174,7 +174,7 @@ def allocations(line: CommandLine) -> None:
     place = line.words[0] if line.words else "slurm"
     system = systems.at(place)
     if "hosts" not in system.can:
-        raise SpecError(f"{system.title} gives no hosts.", "Leave it out.")
+        raise UsageError(f"{system.title} gives no hosts.", "Leave it out.")
     request = system.part("hosts").asked(place, systems.Wanted())
     access = line.request.access
     if not request.is_there:
@@ -198,13 +198,13 @@ def down(line: CommandLine) -> None:
         return
     if words:
         flags_text = " or ".join(f"{flag} NAME" for flag in flags_of)
-        raise SpecError(
+        raise UsageError(
             f"%distributed down takes nothing after it but {flags_text}.",
             "Alone it ends the connections to all hosts, and this notebook's allocations.",
         )
     running = [run.job for run in line.notebook.in_background()]
     if running:
-        raise SpecError(
+        raise UsageError(
             f"{', '.join(running)} would lose the connections: what runs in the background is this notebook's.",
             "run.wait() waits for the end of a run, run.stop() ends it.",
         )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distmagic import sanitize
-from distmagic.errors import Cancelled, SpecError
+from distmagic.errors import Cancelled, UsageError
 from distmagic.notebook import run_names
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.job_hosts import (
@@ -76,14 +76,14 @@ def end(line: CommandLine) -> None:
     known = ", ".join(there) or "there are none"
     names = line.words or tuple(there)
     if len(names) != 1:
-        raise SpecError(
+        raise UsageError(
             "%distributed end needs the name of the ranks to end.",
             f"Those that stay: {known}.",
         )
     (name,) = names
     ranks = there.pop(name, None)
     if ranks is None:
-        raise SpecError(
+        raise UsageError(
             f"No ranks called {name} stay here.", f"Those that do: {known}."
         )
     ranks.end()
@@ -121,7 +121,7 @@ def view(line: CommandLine) -> object:
         return _shown(line)
     running = [job for job in all_jobs(line) if job.is_running]
     if not running:
-        raise SpecError(
+        raise UsageError(
             "No job runs on these hosts.",
             "%distributed jobs lists those that have ended.",
         )
@@ -146,9 +146,9 @@ def add(line: CommandLine) -> None:
     new = parse_hosts(",".join(line.words[1:]))
     job, known = find_known(line, line.words[0])
     if not job.is_running:
-        raise SpecError(f"Job {job.name} has already ended ({job.phase}).")
+        raise UsageError(f"Job {job.name} has already ended ({job.phase}).")
     if 0 not in job.known:
-        raise SpecError(
+        raise UsageError(
             f"Cannot add hosts to {job.name}: its first host, {job.hosts[0]}, did not answer, and new hosts join through it."
         )
 
@@ -171,7 +171,7 @@ def stop(line: CommandLine) -> None:
         return
     job, hosts = find_known(line, line.words[0])
     if not job.is_running:
-        raise SpecError(f"Job {job.name} has already ended ({job.phase}).")
+        raise UsageError(f"Job {job.name} has already ended ({job.phase}).")
     stopped = line.housekeeping.stop(reach(line, hosts, job.name), job)
     if stopped.ended:
         say(f"{job.name} was stopped on {', '.join(stopped.ended)}")
@@ -204,7 +204,7 @@ def logs(line: CommandLine) -> None:
     _expect(line, 2, most, "%distributed logs needs the name of a job and a rank.")
     name, rank = line.words[:2]
     if not re.fullmatch(r"-1|\d{1,9}", rank):
-        raise SpecError(f"{rank!r} is not a rank.", "Write %distributed logs ID 0.")
+        raise UsageError(f"{rank!r} is not a rank.", "Write %distributed logs ID 0.")
     job, hosts = find_known(line, name)
     first_links = reach(line, hosts, job.name)
     housekeeping = line.housekeeping
@@ -216,13 +216,13 @@ def logs(line: CommandLine) -> None:
     print(sanitize.closed(sanitize.log(text).removesuffix("\n")))
 
 
-def _no_rank(job: Job, rank: str) -> SpecError:
+def _no_rank(job: Job, rank: str) -> UsageError:
     if job.missing:
         silent = ", ".join(job.missing)
-        return SpecError(
+        return UsageError(
             f"Rank {rank} of {job.name} ran on none of the hosts that answered; {silent} did not."
         )
-    return SpecError(
+    return UsageError(
         f"Job {job.name} has no rank {rank}.",
         "Ranks are counted from 0; -1 is torchrun itself.",
     )
@@ -253,7 +253,7 @@ def profile(line: CommandLine) -> Profile:
     if words[-2:-1] == ("--steps",):
         words, steps = words[:-2], words[-1]
     if len(words) > 1 or "--steps" in words or not re.fullmatch(r"\d{1,9}", steps):
-        raise SpecError(
+        raise UsageError(
             "%distributed profile takes the name of one job, and --steps N.",
             "Write %distributed profile ID --steps 3.",
         )
@@ -267,10 +267,10 @@ def profile(line: CommandLine) -> Profile:
 def _running_job(
     line: CommandLine, words: tuple[str, ...]
 ) -> tuple[Job, tuple[Host, ...]]:
-    """Return the job that is named and its hosts, without a name the only one that runs. Raises `SpecError`."""
+    """Return the job that is named and its hosts, without a name the only one that runs. Raises `UsageError`."""
     job, hosts = find(line, words[0]) if words else _the_running_job(line)
     if not job.is_running:
-        raise SpecError(
+        raise UsageError(
             f"Job {job.name} has already ended ({job.phase}): none of its ranks runs."
         )
     return job, hosts
@@ -279,13 +279,13 @@ def _running_job(
 def _the_running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
     running = [job for job in all_jobs(line) if job.is_running]
     if not running:
-        raise SpecError(
+        raise UsageError(
             "No job runs on these hosts.",
             "%distributed jobs lists those that have ended.",
         )
     if len(running) > 1:
         names = ", ".join(job.name for job in running)
-        raise SpecError(
+        raise UsageError(
             f"{len(running)} jobs run on these hosts: {names}.",
             "Name one of them.",
         )
@@ -333,7 +333,7 @@ def _show_kept(line: CommandLine, ended: Sequence[Job]) -> None:
 
 def _remove_one(line: CommandLine, job: Job) -> None:
     if job.is_running:
-        raise SpecError(
+        raise UsageError(
             f"Job {job.name} still runs.", f"%distributed stop {job.name} ends it."
         )
     print(table([job], _owner()))
@@ -436,9 +436,9 @@ def status(line: CommandLine) -> None:
 
 
 def _expect(line: CommandLine, low: int, high: int, message: str) -> None:
-    """Raise `SpecError` unless `low` to `high` words follow the name of the command."""
+    """Raise `UsageError` unless `low` to `high` words follow the name of the command."""
     if not low <= len(line.words) <= high:
-        raise SpecError(message, "%distributed alone lists all commands.")
+        raise UsageError(message, "%distributed alone lists all commands.")
 
 
 def _owner() -> str:

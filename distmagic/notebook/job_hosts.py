@@ -107,12 +107,12 @@ def all_jobs(line: CommandLine) -> tuple[Job, ...]:
 
 
 def find(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
-    """Return a job and its hosts, in the order of its nodes. Raises `SpecError`."""
+    """Return a job and its hosts, in the order of its nodes. Raises `UsageError`."""
     job = choose(jobs_of(line, name), name)
     return job, whereabouts(job, known_hosts(line, name))
 
 
 def find_known(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
-    """Return a job, and those of its hosts that answered. Raises `SpecError`."""
+    """Return a job, and those of its hosts that answered. Raises `UsageError`."""
     job = choose(jobs_of(line, name), name)
     return job, known_whereabouts(job, known_hosts(line, name))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType, ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.payload.refused import made_alone
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request import notebook_effects
@@ -49,10 +49,10 @@ def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -
     """Run the cell's own statements, as a cell without the magic would, and print what they did in the notebook alone.
 
     `given` are variables that the ranks get from the request. Raises what the statements raise, with a note where that
-    is because the notebook is not a rank; `SpecError` where argparse ended the cell, and, before any of them has run, where
+    is because the notebook is not a rank; `UsageError` where argparse ended the cell, and, before any of them has run, where
     the call takes what has to be made on each rank.
     """
-    # Raise `SpecError` where the call takes an object to the ranks that each has to make itself, before it is made here.
+    # Raise `UsageError` where the call takes an object to the ranks that each has to make itself, before it is made here.
     taken = {node.id for node in names_evaluated(plan.call)} if plan.call else set()
     origins = _origins(shell.user_ns, plan)
     for statement in plan.local:
@@ -63,7 +63,7 @@ def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -
         what = made_alone(f"{origins.get(first, '')}.{rest}".strip("."))
         names = {one.id for one in statement.targets if isinstance(one, ast.Name)}
         for name in names & taken if what else ():
-            raise SpecError(
+            raise UsageError(
                 f"line {statement.lineno} would make `{name}`, {what}, in the notebook, which is not a rank, and the call "
                 "takes it to the ranks; nothing has run.",
                 notebook_effects.CURE,
@@ -196,7 +196,7 @@ def note_library_changes(
         print(f"! {notebook_effects.note(found)}")
 
 
-def _of_argparse(error: BaseException, filename: str) -> SpecError | None:
+def _of_argparse(error: BaseException, filename: str) -> UsageError | None:
     """Return the error in place of argparse's exit; None for any other error. argparse has printed the usage."""
     places = [
         (one.filename, one.lineno) for one in traceback.extract_tb(error.__traceback__)
@@ -204,7 +204,7 @@ def _of_argparse(error: BaseException, filename: str) -> SpecError | None:
     is_of_argparse = any(name.endswith("argparse.py") for name, _ in places)
     if not isinstance(error, SystemExit) or not is_of_argparse:
         return None
-    return SpecError(
+    return UsageError(
         f"line {dict(reversed(places)).get(filename, 1)}: argparse read the command line of the notebook's own kernel: this statement ran "
         "in the notebook.",
         _ARGPARSE_HINT,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from distmagic import notebook_place, sanitize
 from distmagic.connection.prompts import NotebookAsker, asker_of
-from distmagic.errors import PayloadTooLarge, SpecError
+from distmagic.errors import PayloadTooLarge, UsageError
 from distmagic.notebook import commands, run_names
 from distmagic.notebook.completion import MAGICS, RANKS, Completer, OfferedNames
 from distmagic.notebook.local_run import (
@@ -59,7 +59,7 @@ _OWN_LINES_FAILED = (
 )
 
 
-class CellSyntaxError(SpecError):
+class CellSyntaxError(UsageError):
     """The cell is not Python. `lines` are what IPython shows for a syntax error in any cell."""
 
     def __init__(self, error: SyntaxError, lines: list[str]) -> None:
@@ -205,13 +205,13 @@ class Magics:
         return start(place, session, request, plan, limit_bytes, can_type=can_type)
 
     def _check_same(self, request: flags.Request, ranks: Ranks) -> None:
-        """Raise `SpecError` where a later cell asks for other hosts, or other terms, than its ranks have."""
+        """Raise `UsageError` where a later cell asks for other hosts, or other terms, than its ranks have."""
         plain = flags.parse_line("", self.config.defaults(os.environ))
         asked = ranks.request
         for name in ("hosts", "hostfile", "allocation", "spec", "access"):
             value = getattr(request, name)
             if value not in (getattr(plain, name), getattr(asked, name)):
-                raise SpecError(
+                raise UsageError(
                     f"The ranks of {ranks.name} stay as they were started, and this line asks for another {name}.",
                     f"Leave its flags out; or end them first: %distributed end {ranks.name}",
                 )
@@ -285,7 +285,7 @@ class Magics:
         return exporting.write(program, "cell", request, hosts)
 
     def _read(self, cell: str, *, whole: bool, stays: bool = False) -> cells.CellPlan:
-        """Return the request of the cell's line. Raises `SpecError`."""
+        """Return the request of the cell's line. Raises `UsageError`."""
         raw = f"#%%{MAGICS[0]}\n{cell}"  # the magic's own line as a comment: line numbers are those of the cell
         text = raw if whole else self.shell.transform_cell(raw)
         filename = self._remember(raw, text)
@@ -316,11 +316,11 @@ class Magics:
         return filename
 
     def _reject_notebook_names(self, plan: cells.CellPlan) -> None:
-        """Raise `SpecError` if a cell that runs whole on every rank uses a name of the notebook."""
+        """Raise `UsageError` if a cell that runs whole on every rank uses a name of the notebook."""
         own = self.shell.user_ns.keys() - self.shell.user_ns_hidden.keys()
         for name, lineno in cells.names_wanted(plan).items():
             if name in own:
-                raise SpecError(
+                raise UsageError(
                     f"line {lineno}: {name} is the notebook's, and a cell that runs whole on every rank can't see it.",
                     f"Define {name} in this cell; or put the statements into a function, and end with its call.",
                 )

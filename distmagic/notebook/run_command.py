@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distmagic import sanitize
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.notebook import run_names
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.request import flag_parser, flags
@@ -48,7 +48,7 @@ def _run_program(line: CommandLine, names: list[str]) -> object:
     request = flags.parse_words(words, notebook.config.defaults(os.environ))
     is_terminal = notebook.shell is None
     if is_terminal and request.background:
-        raise SpecError(
+        raise UsageError(
             "--background is for a notebook, and this command ends with its run.",
             "Leave it out; --detach lets a job continue without this command.",
         )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distmagic import sanitize
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request import flags
 from distmagic.request.access import Access
 from distmagic.request.config import Chosen, Distmagic, choose_hosts
@@ -95,7 +95,7 @@ class Notebook:
         return self._session
 
     def choose(self, request: flags.Request) -> Chosen:
-        """Return the hosts of `request`. Raises `SpecError`."""
+        """Return the hosts of `request`. Raises `UsageError`."""
         return choose_hosts(request, self.hosts, self.config, os.environ)
 
     def access(
@@ -105,12 +105,12 @@ class Notebook:
 
         Where the line names no Python, that of an environment counts which was `synced`.
 
-        Raises `SpecError` where `--python HOST=PATH` names a host that is not among them.
+        Raises `UsageError` where `--python HOST=PATH` names a host that is not among them.
         """
         names = {host.name for host in hosts}
         for name in request.python_hosts:
             if name not in names:
-                raise SpecError(
+                raise UsageError(
                     f"--python {name}=...: {name} is not one of the hosts.",
                     f"They are {listed(hosts)}.",
                 )
@@ -132,14 +132,14 @@ class Notebook:
         return replace(access, pythons=tuple(pythons.items()))
 
     def way(self, request: flags.Request) -> tuple[tuple[Host, ...], Access]:
-        """Return the hosts of `request` and the way to them; of nodes of a scheduler only the way is known. Raises `SpecError`."""
+        """Return the hosts of `request` and the way to them; of nodes of a scheduler only the way is known. Raises `UsageError`."""
         if request.allocation is not None:
             return (), request.access
         hosts = self.choose(request).hosts
         return hosts, self.access(request, hosts)
 
     def place(self) -> tuple[tuple[Host, ...], Access]:
-        """Return where a cell without flags runs, and the way there; () where nobody has named hosts. Raises `SpecError`."""
+        """Return where a cell without flags runs, and the way there; () where nobody has named hosts. Raises `UsageError`."""
         request = flags.parse_line("", self.config.defaults(os.environ))
         hosts, access = self.way(request)
         is_default = self.choose(request).is_default
@@ -148,7 +148,7 @@ class Notebook:
     def part(self, request: flags.Request) -> Part | None:
         """Return this kernel's part in a job whose nodes all run this notebook; None outside one, and where hosts are named.
 
-        Raises `SpecError`.
+        Raises `UsageError`.
         """
         if request.allocation is not None or request.ignores_system:
             return None

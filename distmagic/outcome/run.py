@@ -15,7 +15,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.requests import job_requests
 from distmagic.connection.requests.log_order import by_time_of
 from distmagic.connection.requests.remote_files import RemoteFolder
-from distmagic.errors import DistmagicError, NoResult, RunError, SpecError
+from distmagic.errors import DistmagicError, NoResult, RunError, UsageError
 from distmagic.outcome.results import Files, Results, unseen_rank
 from distmagic.outcome.shown import cell_number, display_page, leave_out
 from distmagic.remote.records import journal
@@ -101,14 +101,14 @@ class Run(Returned):
     def plot(self, *names: str) -> Plot:
         """Return the curves of these metrics, or of all, as a cell's value shows them.
 
-        Raises `SpecError` for a metric that no rank has reported twice.
+        Raises `UsageError` for a metric that no rank has reported twice.
         """
         return plot_of(self.state, names)
 
     def to_tensorboard(self, folder: str | os.PathLike[str]) -> Path:
         """Write the metrics as event files of TensorBoard, a folder `rank0`, `rank1`... for each rank; return `folder`.
 
-        The call's arguments are in its HPARAMS. Raises `SpecError` where tensorboard is not installed on the notebook machine.
+        The call's arguments are in its HPARAMS. Raises `UsageError` where tensorboard is not installed on the notebook machine.
         """
         check_tracker("run.to_tensorboard", "tensorboard")
         path = Path(folder)
@@ -125,7 +125,7 @@ class Run(Returned):
         `stream` is "stdout" or "stderr"; None gives both, one after the other. With `by_time` their lines are in the order
         in which the host has read them, to about a tenth of a second. In an elastic job the output comes from the rank's
         last node; torchrun's comes from all nodes that were not lost. `%distributed logs` asks all hosts that are up.
-        Control characters are removed, except for line breaks, carriage returns, tabs and colours. Raises `SpecError` for
+        Control characters are removed, except for line breaks, carriage returns, tabs and colours. Raises `UsageError` for
         a rank that is unknown or has not started.
         """
         streams = [stream] if stream else ["stdout", "stderr"]
@@ -154,7 +154,7 @@ class Run(Returned):
         """Return the files in the working directory of a rank's host: each with path, size_bytes and changed_s.
 
         `*` in `pattern` stays in one folder, `**` goes through all. A path is as the host names it, line breaks and all:
-        show it by `repr`. Raises `SpecError` for an unknown rank, and `PreflightError` for more than 10,000 files.
+        show it by `repr`. Raises `UsageError` for an unknown rank, and `PreflightError` for more than 10,000 files.
         """
         return self._work_dir(self._node_of(rank)).find(pattern)
 
@@ -172,13 +172,13 @@ class Run(Returned):
 
         `run.fetch("checkpoints/*.pt")`: each file keeps its path below the working directory; the path of a folder means
         all files in it. A copy that breaks
-        off continues where it stopped, also in the next call. Raises `SpecError` if no file fits, and `NoResult` if one
+        off continues where it stopped, also in the next call. Raises `UsageError` if no file fits, and `NoResult` if one
         can't be written on this machine, or changes all the time. With `ranks="all"` the other hosts' files come before.
         """
         if ranks is None:
             return self._work_dir(self._node_of(rank)).fetch(pattern, Path(to))
         if ranks != "all":
-            raise SpecError(
+            raise UsageError(
                 f"ranks={ranks!r} is not known.", 'Write ranks="all", or rank=3.'
             )
         return self._fetch_all(pattern, Path(to))
@@ -198,7 +198,7 @@ class Run(Returned):
             except DistmagicError as error:
                 errors.append(error)
         # A host whose ranks write no such file is no failure.
-        failed = [error for error in errors if not isinstance(error, SpecError)]
+        failed = [error for error in errors if not isinstance(error, UsageError)]
         if not failed and not paths:
             failed = errors
         if len(failed) > 1:
@@ -219,11 +219,11 @@ class Run(Returned):
         if worker is not None:
             return worker.node_rank
         if _is_to_begin(self.state, rank):
-            raise SpecError(
+            raise UsageError(
                 f"Rank {rank} has not started yet: the run is {self.state.phase}.",
                 "Ask again when the view shows that rank.",
             )
-        raise unseen_rank(self.state, rank) or SpecError(
+        raise unseen_rank(self.state, rank) or UsageError(
             f"There is no rank {rank} in this run.",
             f"Its ranks: {sorted(self.state.workers)}.",
         )

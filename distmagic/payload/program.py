@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.payload import on_ranks
 from distmagic.payload.local_modules import LocalModule, found, imports_of_text
 from distmagic.payload.pack import Payload, dumped, write_code
@@ -31,7 +31,7 @@ def pack_program(
 ) -> Payload:
     """Pack a program. `sync` is the folder that travels where the user has named one, `current` the current directory.
 
-    Raises `SpecError` for a script that isn't there.
+    Raises `UsageError` for a script that isn't there.
     """
     current = current.resolve()
     script = None if program.is_module else _file_of(program.target, current)
@@ -115,22 +115,22 @@ def placed(program: Program, folder: Path | None, current: Path) -> str:
 
 
 def _file_of(target: str, current: Path) -> Path:
-    """Return where a script lies, its folder without links. Raises `SpecError`."""
+    """Return where a script lies, its folder without links. Raises `UsageError`."""
     path = current / os.path.expanduser(target)
     command = Path(sys.executable).parent / target
     is_command = command.is_file() and not path.exists()
     path = command if is_command else path
     if not path.exists():
-        raise SpecError(
+        raise UsageError(
             f"There is no script {target} in {current}.",
             "Name one that is there, or a module with -m.",
         )
     if not path.is_file():
-        raise SpecError(
+        raise UsageError(
             f"{target} is not a script.", "Name a Python file, or a module with -m."
         )
     if path.suffix in (".ipynb", ".sh"):
-        raise SpecError(
+        raise UsageError(
             f"{target} is not a Python program.",
             "jupyter nbconvert --to script makes one of a notebook. Of a shell script, name the program that it starts.",
         )
@@ -139,7 +139,7 @@ def _file_of(target: str, current: Path) -> Path:
     if is_command:
         module = re.search(rb"^from ([\w.]+) import", path.read_bytes(), re.MULTILINE)
         name = module[1].decode() if module else "MODULE"
-        raise SpecError(
+        raise UsageError(
             f"{target} is a command of an environment, and hosts have their own.",
             f"Name the module that it starts: -m {name}",
         )
@@ -160,7 +160,7 @@ def _script(program: Program, script: Path, folder: Path, current: Path) -> Scri
     """Return the script as a rank finds it: below its working directory, or at its own place on this machine."""
     folder = folder.resolve()
     if not script.is_relative_to(folder):
-        raise SpecError(
+        raise UsageError(
             f"The script {program.target} does not lie in {folder}.",
             "Name a folder that has it: --sync DIR.",
         )

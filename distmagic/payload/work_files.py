@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from distmagic.errors import PayloadError, SpecError
+from distmagic.errors import PayloadError, UsageError
 from distmagic.payload import blobs
 from distmagic.payload.folder import Contents, check_size, contents_of, file_of
 from distmagic.payload.local_modules import LocalModule, python_files
@@ -48,7 +48,7 @@ def _inner(path: Path, above: Path) -> str:
 
 
 def begins_in(payload: Payload | None, sync: str | None, current: Path) -> str:
-    """Return where ranks begin below the working directory, "" for itself. Raises `SpecError` as `with_tree`."""
+    """Return where ranks begin below the working directory, "" for itself. Raises `UsageError` as `with_tree`."""
     folder = payload.folder if payload is not None else None
     if sync is not None:
         folder = named_folder(sync)
@@ -60,7 +60,7 @@ def with_tree(
 ) -> Payload:  # fmt: skip
     """Return a payload with all files that hosts need.
 
-    `sync` is the folder that the user has named, instead of a script's own. Raises `SpecError` for one that is none or
+    `sync` is the folder that the user has named, instead of a script's own. Raises `UsageError` for one that is none or
     that is the user's home, and `PayloadError`, or `PayloadTooLarge` where there is more to send than the payload's limit.
     """
     folder = named_folder(sync) if sync is not None else payload.folder
@@ -131,10 +131,10 @@ def gather(
 
 
 def named_folder(sync: str) -> Path:
-    """Return the folder after `--sync`. Raises `SpecError` if it is none."""
+    """Return the folder after `--sync`. Raises `UsageError` if it is none."""
     folder = Path(os.path.expanduser(sync))
     if not folder.is_dir():
-        raise SpecError(
+        raise UsageError(
             f"--sync {sync}: there is no such folder on this machine.",
             "Name a folder of this machine.",
         )
@@ -146,19 +146,19 @@ def may_travel(folder: Path, limit_bytes: int) -> bool:
     try:
         _check_not_home(folder, None)
         return contents_of(folder).size_bytes <= limit_bytes
-    except (SpecError, PayloadError):
+    except (UsageError, PayloadError):
         return False
 
 
 def check_folder(payload: Payload, sync: str | None) -> None:
-    """Raise `SpecError` if `with_tree` would refuse the folder, whatever is in it: before anybody waits for hosts."""
+    """Raise `UsageError` if `with_tree` would refuse the folder, whatever is in it: before anybody waits for hosts."""
     folder = named_folder(sync) if sync is not None else payload.folder
     if folder is not None:
         _check_not_home(folder.resolve(), payload.script)
 
 
 def _check_not_home(folder: Path, script: Path | None) -> None:
-    """Raise `SpecError` for the user's home: no host is to have keys, passwords and all that lies there.
+    """Raise `UsageError` for the user's home: no host is to have keys, passwords and all that lies there.
 
     Not where an ignore file there says what stays here.
     """
@@ -169,7 +169,7 @@ def _check_not_home(folder: Path, script: Path | None) -> None:
     if not Path(home).is_relative_to(folder):
         return
     what = "is" if str(folder) == home else "contains"
-    raise SpecError(
+    raise UsageError(
         f"The folder {folder} {what} your home directory; it is not sent to hosts.",
         f"Name a folder that has only what hosts need: --sync DIR. Or list the files to leave out in its {_IGNORE_FILE}."
         if script is None
@@ -182,7 +182,7 @@ def _check_script(script: Path | None, contents: Contents, folder: Path) -> None
     if script is None or any(file.path == script for file in contents.files.values()):
         return
     if not script.is_relative_to(folder):
-        raise SpecError(
+        raise UsageError(
             f"The script {script} does not lie in {folder}.",
             "Name a folder that has it: --sync DIR.",
         )

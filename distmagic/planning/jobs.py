@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 
 # The wire's messages take a third of the time that %load_ext may take.
 if TYPE_CHECKING:
@@ -184,14 +184,14 @@ def _job(hosts: tuple[str, ...], found: Mapping[int, _Told]) -> Job:
 def check_orphans(
     jobs: Iterable[Job], owner: str, followed: Collection[str] = ()
 ) -> None:
-    """Raise `SpecError` if a job of this very notebook still runs there and waits for it: it holds the devices.
+    """Raise `UsageError` if a job of this very notebook still runs there and waits for it: it holds the devices.
 
     Not if the notebook's kernel follows that job just now: then two runs at once are what the user wants.
     """
     for job in jobs:
         is_own = job.terms.owner == owner and job.name not in followed
         if is_own and job.is_running and not job.is_detached:
-            raise SpecError(
+            raise UsageError(
                 f"Job {job.name}, which this notebook started, still runs on {', '.join(job.hosts)}.",
                 f"%distributed attach {job.name} follows it, %distributed stop {job.name} ends it. "
                 f"Without either it ends by itself within {job.terms.lease_s:g} s.",
@@ -199,7 +199,7 @@ def check_orphans(
 
 
 def choose(jobs: Sequence[Job], name: str) -> Job:
-    """Return the job of this name, or the only one whose name begins so. Raises `SpecError`."""
+    """Return the job of this name, or the only one whose name begins so. Raises `UsageError`."""
     fits = [job for job in jobs if job.name == name]
     if not fits and name:
         fits = [job for job in jobs if job.name.startswith(name)]
@@ -207,7 +207,7 @@ def choose(jobs: Sequence[Job], name: str) -> Job:
         return fits[0]
     if len({job.name for job in fits}) == 1:
         firsts = " and ".join(dict.fromkeys(", ".join(job.hosts) for job in fits))
-        raise SpecError(
+        raise UsageError(
             f"Hosts disagree about job {fits[0].name}: they report different lists of its hosts: {firsts}.",
             "Name only the hosts that it has, with %distributed hosts.",
         )
@@ -218,20 +218,20 @@ def choose(jobs: Sequence[Job], name: str) -> Job:
         if fits
         else f"There is no job {name!r} on these hosts"
     )
-    raise SpecError(
+    raise UsageError(
         f"{what}.", f"%distributed jobs lists them all; the latest: {known}."
     )
 
 
 def whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return the hosts of a job in the order of its nodes, out of `hosts`, which were asked. Raises `SpecError`.
+    """Return the hosts of a job in the order of its nodes, out of `hosts`, which were asked. Raises `UsageError`.
 
     A host that has not told of it, being down, is found by its name.
     """
     asked = {host.name: host for host in hosts}
     unknown = [name for name in dict.fromkeys(job.missing) if name not in asked]
     if unknown:
-        raise SpecError(
+        raise UsageError(
             f"Job {job.name} also ran on {', '.join(unknown)}, which is not among the hosts of this notebook.",
             "Name all of its hosts with %distributed hosts.",
         )

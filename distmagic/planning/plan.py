@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from distmagic.errors import PreflightError, SpecError
+from distmagic.errors import PreflightError, UsageError
 from distmagic.planning import torchrun
 from distmagic.remote.wire.protocol import (
     Facts,
@@ -108,7 +108,7 @@ def make_plan(
     local_cwd: str,
     work: WorkDir,
 ) -> Plan:
-    """Return the plan of a job on these hosts, in their order. Raises `SpecError` or `PreflightError`.
+    """Return the plan of a job on these hosts, in their order. Raises `UsageError` or `PreflightError`.
 
     `terms` are those of `terms_of`: what the hosts decide of them is put in here. `work` is the job's working directory
     on other hosts. `local_cwd` is the working directory of ranks on this machine, unless the job names one.
@@ -175,7 +175,7 @@ def _rendezvous(
         if low != high:
             wanted = f"{low} to {wanted}"
         hosts = "1 host is" if given == 1 else f"{given} hosts are"
-        raise SpecError(
+        raise UsageError(
             f"--nnodes asks for {wanted}, but {hosts} given.",
             "List as many hosts with --hosts, or leave --nnodes out.",
         )
@@ -196,10 +196,10 @@ def _rendezvous(
 
 
 def choose_backend(spec: JobSpec, nodes: int) -> str:
-    """Return static, or c10d where the number of nodes may change or several nodes restart. Raises `SpecError`."""
+    """Return static, or c10d where the number of nodes may change or several nodes restart. Raises `UsageError`."""
     restarts = spec.max_restarts > 0 and nodes > 1
     if spec.rdzv_backend == "static" and restarts:
-        raise SpecError(
+        raise UsageError(
             "--rdzv-backend static can't restart ranks on more than one node: the nodes never meet again.",
             "Use --rdzv-backend c10d with --max-restarts, or leave --rdzv-backend out.",
         )
@@ -213,13 +213,13 @@ def _named_port(spec: JobSpec) -> int | None:
 
 
 def _check_endpoint(address: str, reached: Sequence[Reached]) -> None:
-    """Raise `SpecError` where a host that isn't the first is to serve the rendezvous: nobody would listen there."""
+    """Raise `UsageError` where a host that isn't the first is to serve the rendezvous: nobody would listen there."""
     for one in reached:
         if address not in (one.host.name, one.facts.address, one.route.address):
             continue
         if one is reached[0]:
             return
-        raise SpecError(
+        raise UsageError(
             f"--rdzv-endpoint names {one.host.name}, but it is the first host, {reached[0].host.name}, where the nodes meet.",
             f"List {one.host.name} first.",
         )

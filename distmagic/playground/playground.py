@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
-from distmagic.errors import DistmagicError, SpecError
+from distmagic.errors import DistmagicError, UsageError
 from distmagic.request.hosts import Host
 
 _START_S = 300.0  # of last resort: a server that ends is noticed at once
@@ -95,10 +95,10 @@ class Playground:
 def start(n: int, *, directory: str | os.PathLike[str] | None = None) -> Playground:
     """Start `n` hosts and return when they answer. Their files lie in a new directory below `directory`.
 
-    Raises `SpecError` for less than one host, `DistmagicError` if asyncssh is missing or the server does not start.
+    Raises `UsageError` for less than one host, `DistmagicError` if asyncssh is missing or the server does not start.
     """
     if n < 1:
-        raise SpecError(
+        raise UsageError(
             f"A playground of {n} hosts was asked for; it has at least 1.",
             "Use 1 or more.",
         )

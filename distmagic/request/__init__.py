@@ -1,6 +1,6 @@
 """Reads what a user asks for: hosts, options, settings, and the cell.
 
-Text and values come in, frozen records go out; a mistake is a `SpecError` that names the flag or the line. Nothing here
+Text and values come in, frozen records go out; a mistake is a `UsageError` that names the flag or the line. Nothing here
 reaches a host or runs the cell. One file is read: a hostfile by config.py.
 Read the modules in this order:
 

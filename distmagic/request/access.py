@@ -7,7 +7,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.command_prefix import setup_line, words_before_python
 from distmagic.request.flag_values import (
     DAY_S,
@@ -30,7 +30,7 @@ class Access:
 
     Each field but `preload` is an option, and says what it means; times are in seconds. `connect_timeout_s` bounds one connection, from
     the name's look-up to the end of authentication (waiting for an answer typed by the user not counted). Raises
-    `SpecError`.
+    `UsageError`.
     """
 
     pythons: tuple[tuple[str, str], ...] = option(
@@ -107,7 +107,7 @@ class Access:
     def __post_init__(self) -> None:
         check_values(self)
         if self.before_python and any(path.startswith("~") for _, path in self.pythons):
-            raise SpecError(
+            raise UsageError(
                 "--python ~/...: with --setup or --exec-prefix no shell expands ~.",
                 "Name the whole path; after --setup with an activated environment it is not needed.",
             )

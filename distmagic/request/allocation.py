@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.flag_values import refuse_zero_bytes
 from distmagic.request.hosts import parse_host
 
@@ -42,7 +42,7 @@ class SlurmRequest(HostsRequest):
     `login` is the host on which Slurm's commands are run, as after `--hosts`; "" is this machine. `job` is the number of
     an allocation that exists, "" where one is to be submitted. `options` are sbatch's own, by their long names, ""
     being the value of a switch. `setup` is shell that every node runs first. After `idle_s` seconds without a job the
-    allocation ends. Raises `SpecError`.
+    allocation ends. Raises `UsageError`.
     """
 
     system: ClassVar[str] = "slurm"
@@ -73,7 +73,7 @@ class SkyRequest(HostsRequest):
     """A cluster of SkyPilot that a cell wants: `name` is one that exists, "" where one is to be launched.
 
     Of that, `nodes` is its size (0: as the task says, else 1), `gpus` the kind and number of each node's ("L4:4"), `file`
-    a task of SkyPilot whose resources and set-up it gets. Without a job for `idle_s` it ends. Raises `SpecError`.
+    a task of SkyPilot whose resources and set-up it gets. Without a job for `idle_s` it ends. Raises `UsageError`.
     """
 
     system: ClassVar[str] = "skypilot"
@@ -86,13 +86,13 @@ class SkyRequest(HostsRequest):
     def __post_init__(self) -> None:
         refuse_zero_bytes(self)
         if self.name and not _CLUSTER.fullmatch(self.name):
-            raise SpecError(
+            raise UsageError(
                 f"{self.name!r} is not the name of a cluster.",
                 "Write --on sky:NAME, with a name that sky status shows.",
             )
         check_nodes(self.nodes, least=0)
         if self.gpus and not _GPUS.fullmatch(self.gpus):
-            raise SpecError(
+            raise UsageError(
                 f"--gpus {self.gpus!r} is not a type of GPU.",
                 "Write the kind and number of each node: --gpus L4:4; sky gpus list shows them.",
             )
@@ -105,37 +105,37 @@ class SkyRequest(HostsRequest):
 
 
 def check_nodes(nodes: int, least: int = 1) -> None:
-    """Raise `SpecError` for what is not a number of nodes."""
+    """Raise `UsageError` for what is not a number of nodes."""
     if not least <= nodes <= _MOST_NODES:
-        raise SpecError(
+        raise UsageError(
             f"--nodes {nodes} is not a number of nodes.", f"Use 1 to {_MOST_NODES:,}."
         )
 
 
 def _check_idle(idle_s: float) -> None:
     if not idle_s > 0:
-        raise SpecError(f"--idle {idle_s:g} is not a time.", "Write --idle 15m.")
+        raise UsageError(f"--idle {idle_s:g} is not a time.", "Write --idle 15m.")
 
 
 def check_option(name: str, value: str) -> None:
-    """Raise `SpecError` for an option of sbatch that a user can't give, or a value that it can't have."""
+    """Raise `UsageError` for an option of sbatch that a user can't give, or a value that it can't have."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-        raise SpecError(
+        raise UsageError(
             f"--slurm {name!r} is not an option of sbatch.",
             "Write its long name: --slurm cpus-per-task=8.",
         )
     if name in ("gpus", "gpus-per-socket"):
-        raise SpecError(
+        raise UsageError(
             f"--{name} counts GPUs of the whole job, so the processes of one node get none.",
             "Write --gpus-per-node N.",
         )
     if name in _OURS:
-        raise SpecError(
+        raise UsageError(
             f"--slurm {name}: distmagic gives sbatch this option itself.",
             _OURS[name] or "Leave it out.",
         )
     if re.search(r"[\n\r\0]", value):
-        raise SpecError(
+        raise UsageError(
             f"--{name} has a line break or a zero byte in it.",
             "Options of sbatch are one line each.",
         )

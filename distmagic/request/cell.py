@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.remote.values.source_form import code_of_call
 
 _MAGIC = re.compile(r"\s*[%!]|[\w\s,]+=\s*[%!]|.*\?\s*$")
@@ -70,11 +70,11 @@ class CellPlan:
 def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
     """Return what the cell `text` asks for; with `whole`, all of it runs on every rank.
 
-    Raises `SyntaxError` with `filename` and the line, and `SpecError`, which says what to write.
+    Raises `SyntaxError` with `filename` and the line, and `UsageError`, which says what to write.
     """
     tree = _parse(text, filename, whole=whole)
     if not tree.body:
-        raise SpecError(
+        raise UsageError(
             "The cell is empty.",
             "Define a function under the magic's line, and call it at the end.",
         )
@@ -91,18 +91,18 @@ def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
     hint = _LAST_HINT.format(call=call)
     if isinstance(last, ast.Expr):
         _reject_ipython(last)
-        raise SpecError(
+        raise UsageError(
             f"line {last.lineno}: {_written(text, last.value)} calls nothing.", hint
         )
     block = _BLOCKS.get(type(last).__name__)
     if functions and block:
-        raise SpecError(
+        raise UsageError(
             f"line {last.lineno}: the cell ends with {block}, not with a call.",
             f"Put the block into a function and end the cell with its call, such as {call}; "
             "or write %%distributed --whole, and every rank runs the whole cell.",
         )
     if not functions and isinstance(last, ast.ClassDef | ast.Import | ast.ImportFrom):
-        raise SpecError(
+        raise UsageError(
             f"line {last.lineno}: the cell has no function and no call, so there is nothing to run.",
             hint,
         )
@@ -120,11 +120,11 @@ def _parse(text: str, filename: str, *, whole: bool) -> ast.Module:
             raise _ipython_only(error.lineno or 1, line[0].strip()) from None
         raise
     except ValueError as error:  # a null byte, before Python 3.12
-        raise SpecError(f"The cell can't be read: {error}.") from None
+        raise UsageError(f"The cell can't be read: {error}.") from None
 
 
-def _ipython_only(lineno: int, line: str) -> SpecError:
-    return SpecError(
+def _ipython_only(lineno: int, line: str) -> UsageError:
+    return UsageError(
         f"line {lineno}: {_short(line)} is IPython's, and ranks run plain Python.",
         _IPYTHON_HINT,
     )
@@ -194,7 +194,7 @@ def _final_call(text: str, last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] |
     if isinstance(last, ast.AugAssign) or not all(
         isinstance(target, ast.Name) for target in targets
     ):
-        raise SpecError(
+        raise UsageError(
             f"line {last.lineno}: {_written(text, last)} can't use the value: every rank has one of its own.",
             f"Write run = {ast.unparse(value)} and look at run.results[0].",
         )
@@ -219,7 +219,7 @@ def _call_plan(
 ) -> CellPlan:
     for statement in local:
         if _awaits(statement, filename):
-            raise SpecError(
+            raise UsageError(
                 f"line {statement.lineno}: await can only be in the cell's last expression.",
                 "Run this statement in a cell of its own, before this one.",
             )
@@ -248,14 +248,14 @@ def _call_of_only(functions: list[Function]) -> ast.expr:
     if len(functions) > 1:
         names = [f"{node.name} (line {node.lineno})" for node in functions]
         few = "neither" if len(names) == 2 else "none of them"
-        raise SpecError(
+        raise UsageError(
             f"The cell defines {_listed(names)}, and calls {few}.",
             _LAST_HINT.format(call=_call_text(functions[-1])),
         )
     (function,) = functions
     missing = _needed(function)
     if missing:
-        raise SpecError(
+        raise UsageError(
             f"line {function.lineno}: {function.name} needs {_listed(missing)}, and the cell does not call it.",
             f"End the cell with {_call_text(function)}.",
         )

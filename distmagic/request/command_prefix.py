@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 
 ENVIRONMENT = (
     "env:"  # before the name or the folder of a virtual environment, in place of a path
@@ -97,13 +97,13 @@ def words_before_python(setup: str, exec_prefix: str) -> tuple[str, ...]:
     """Return what stands before the Python on its command line.
 
     `setup` is bash; `setup_line` has to be written to the program's standard input first. What it writes goes to stderr,
-    so that nothing is mistaken for the program's own output. Raises `SpecError` for a prefix that can't be split into
+    so that nothing is mistaken for the program's own output. Raises `UsageError` for a prefix that can't be split into
     words.
     """
     try:
         prefix = tuple(shlex.split(exec_prefix))
     except ValueError as error:
-        raise SpecError(
+        raise UsageError(
             f"--exec-prefix can't be split into words: {str(error).lower()}.",
             f"It is: {exec_prefix}",
         ) from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from traitlets import Dict, Float, List, TraitError, Unicode, Union
 from traitlets.config import Configurable
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.access import (
     CONNECT_TIMEOUT_S,
     LEASE_S,
@@ -63,7 +63,7 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
     )
 
     def defaults(self, environ: Mapping[str, str]) -> Defaults:
-        """Return these settings as the magic's defaults. Raises `SpecError` naming the setting."""
+        """Return these settings as the magic's defaults. Raises `UsageError` naming the setting."""
         for one in fields(Access):
             if self.has_trait(one.name):
                 check_number(one, getattr(self, one.name), f"Distmagic.{one.name}:")
@@ -96,12 +96,12 @@ for _setting in Distmagic.class_own_traits().values():
 
 
 def settings_of(parent: Configurable) -> Distmagic:
-    """Return the settings that this shell's configuration has. Raises `SpecError` for one of a wrong kind."""
+    """Return the settings that this shell's configuration has. Raises `UsageError` for one of a wrong kind."""
     try:
         return Distmagic(parent=parent)
     except TraitError as error:
         hint = "Correct it where it is set: with %config Distmagic.NAME = VALUE, or in ipython_config.py."
-        raise SpecError(f"A setting can't be used: {error}", hint) from None
+        raise UsageError(f"A setting can't be used: {error}", hint) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def choose_hosts(
     """Return the hosts by precedence: the line, `%distributed hosts`, `%config`, `DISTMAGIC_HOSTS`, this machine.
 
     `--nproc-per-node` on the line wins over ranks that came with hosts from elsewhere. Reads a hostfile where one is
-    named. Raises `SpecError`.
+    named. Raises `UsageError`.
     """
     if request.hosts is not None:
         return Chosen(hosts=request.hosts, source="--hosts")
@@ -163,14 +163,14 @@ def _of_settings(config: Distmagic, environ: Mapping[str, str]) -> Chosen:
 def _named(text: str, where: str) -> tuple[Host, ...]:
     try:
         return parse_hosts(text)
-    except SpecError as error:
-        raise SpecError(f"{where}: {error.message}", error.hint) from None
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", error.hint) from None
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
-    """Return the hosts of the hostfile at `path` (`~` is the home). Raises `SpecError` naming file and line."""
+    """Return the hosts of the hostfile at `path` (`~` is the home). Raises `UsageError` naming file and line."""
     if not path:
-        raise SpecError("--hostfile names no file.", "Write --hostfile FILE.")
+        raise UsageError("--hostfile names no file.", "Write --hostfile FILE.")
     try:
         text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -179,7 +179,7 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
             if isinstance(error, OSError) and error.errno
             else "not a text file"
         )
-        raise SpecError(
+        raise UsageError(
             f"{path}: the hostfile can't be read: {why.lower()}.", "Check the path."
         ) from None
     return parse_hostfile(text, path)

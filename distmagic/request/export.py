@@ -7,7 +7,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.allocation import check_nodes, check_option
 from distmagic.request.flag_values import refuse_zero_bytes
 from distmagic.request.systems import named, that_can
@@ -32,7 +32,7 @@ class ExportRequest:
 
     `nodes` is None where the line does not say it. `options` are sbatch's own, by their long names, "" being the value of
     a switch; the other systems take a few of them. `setup` is shell that every node runs first, `image` a container's.
-    `results` is a dataset of OSMO or a URL, which gets what the first node's ranks write. Raises `SpecError`.
+    `results` is a dataset of OSMO or a URL, which gets what the first node's ranks write. Raises `UsageError`.
     """
 
     system: str
@@ -49,12 +49,12 @@ class ExportRequest:
             names = [system.name for system in that_can("export")]
             close = difflib.get_close_matches(self.system, names, n=1)
             guess = f"Did you mean {close[0]}? " if close else ""
-            raise SpecError(
+            raise UsageError(
                 f"--export {self.system!r} is not known.",
                 f"{guess}Use one of: {', '.join(names)}.",
             )
         if not self.folder:
-            raise SpecError(
+            raise UsageError(
                 "--export names no folder.", f"Write --export {self.system} DIR."
             )
         if self.nodes is not None:
@@ -62,13 +62,13 @@ class ExportRequest:
         for name, value in self.options:
             check_option(name, value)
             if not system.takes_options and name not in _FOR_ALL:
-                raise SpecError(
+                raise UsageError(
                     f"--{name} is Slurm's, and --export {self.system} has no place for it.",
                     "Leave it out.",
                 )
         refuse_zero_bytes(self)
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", self.image):
-            raise SpecError(
+            raise UsageError(
                 f"--image {self.image!r} is not the name of a container image.",
                 f"Write it as docker pull takes it: {IMAGE}.",
             )
@@ -76,7 +76,7 @@ class ExportRequest:
             r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?|[a-z0-9]+://[A-Za-z0-9._/@:+-]+",
             self.results,
         ):
-            raise SpecError(
+            raise UsageError(
                 f"--results {self.results!r} is neither a dataset's name nor a URL.",
                 "Write --results my-results, or --results s3://bucket/folder.",
             )
@@ -115,7 +115,7 @@ def _read_gpus(text: str) -> Gpus | None:
         return None
     found = re.fullmatch(r"(?:([A-Za-z][A-Za-z0-9_.-]*):)?(\d{1,4})", text)
     if found is None:
-        raise SpecError(
+        raise UsageError(
             f"--gpus-per-node {text!r} is not a number of GPUs.",
             "Write --gpus-per-node 4, or with their kind: L4:4.",
         )
@@ -124,7 +124,7 @@ def _read_gpus(text: str) -> Gpus | None:
 
 def _read_cpus(text: str) -> int:
     if text and not re.fullmatch(r"[1-9]\d{0,4}", text):
-        raise SpecError(
+        raise UsageError(
             f"--cpus-per-task {text!r} is not a number of CPUs.",
             "Write --cpus-per-task 8.",
         )
@@ -137,5 +137,5 @@ def _read_memory(text: str) -> int:
         return 0
     found = re.fullmatch(r"(\d{1,9})([KMGT]?)", text.upper())
     if found is None:
-        raise SpecError(f"--mem {text!r} is not a size.", "Write --mem 64G.")
+        raise UsageError(f"--mem {text!r} is not a size.", "Write --mem 64G.")
     return math.ceil(int(found[1]) * _GIB[found[2]])

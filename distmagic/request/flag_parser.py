@@ -10,14 +10,14 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.flag_table import FLAGS
 from distmagic.request.flag_values import HEADINGS
 from distmagic.request.systems import places, that_can
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    """Return the values of all flags. Raises `SpecError` that names the flag, with the closest known one."""
+    """Return the values of all flags. Raises `UsageError` that names the flag, with the closest known one."""
     hyphened = [_hyphened(word) for word in words]
     args, unknown = _parser().parse_known_args(hyphened)
     if unknown:
@@ -115,7 +115,7 @@ _FOREIGN = {name: hint for hint, names in _ELSEWHERE.items() for name in names.s
 _ALIKE = 0.8  # from which on the names of two flags are
 
 
-def _unknown(word: str, words: Sequence[str]) -> SpecError:
+def _unknown(word: str, words: Sequence[str]) -> UsageError:
     """Return the error for a word of the line that is no flag and no flag's value."""
     if not word.startswith("-"):
         # A word as one of the hosts: after those of --hosts, blanks between them or not.
@@ -127,13 +127,13 @@ def _unknown(word: str, words: Sequence[str]) -> SpecError:
                     break
                 names.append(one.strip(","))
         hosts = ",".join(names if word.strip(",") in names else [*names, word])
-        return SpecError(
+        return UsageError(
             f"{word!r} is not a flag.",
             f"Hosts are named with --hosts {hosts}; %distributed --help lists all flags.",
         )
     name = word.partition("=")[0]
     if name in _FOREIGN:
-        return SpecError(
+        return UsageError(
             f"{name} is not a flag of %%distributed.",
             _FOREIGN[name],
         )
@@ -147,7 +147,7 @@ def _unknown(word: str, words: Sequence[str]) -> SpecError:
     )
     if close:
         hint = f"Did you mean {close[0]}? %distributed --help lists all flags."
-    return SpecError(f"{name} is not a flag of %%distributed.", hint)
+    return UsageError(f"{name} is not a flag of %%distributed.", hint)
 
 
 class _Once(argparse.Action):
@@ -164,7 +164,7 @@ class _Once(argparse.Action):
             hint = "Keep one of them."
             if self.metavar == "LIST":
                 hint = f"Write one list: {option_string} A,B."
-            raise SpecError(f"{option_string} is given twice.", hint)
+            raise UsageError(f"{option_string} is given twice.", hint)
         setattr(namespace, self.dest, values)
 
 
@@ -172,7 +172,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse that neither prints nor exits."""
 
     def error(self, message: str) -> NoReturn:
-        raise SpecError(
+        raise UsageError(
             f"{message.removeprefix('argument ')}.",
             "%distributed --help lists all flags.",
         )

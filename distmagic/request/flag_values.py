@@ -1,6 +1,6 @@
 """What a flag is, and an option: a field of a request that declares its flag, its keyword and its help at once. Pure.
 
-Below, the readers of their values: text in, a value out. Each raises `SpecError`, naming the flag.
+Below, the readers of their values: text in, a value out. Each raises `UsageError`, naming the flag.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.command_prefix import ENVIRONMENT
 
 # The help's headings, which are those of help/flags.md, in their order there.
@@ -82,7 +82,7 @@ def option(  # noqa: PLR0913  # all that an option is
 
 
 def check_values(request: Any) -> None:
-    """Raise `SpecError` where an option of a request has a value that it can't have, by itself."""
+    """Raise `UsageError` where an option of a request has a value that it can't have, by itself."""
     refuse_zero_bytes(request)
     for one in fields(request):
         value = getattr(request, one.name)
@@ -90,17 +90,17 @@ def check_values(request: Any) -> None:
         check_number(one, value, flag)
         choices = one.metadata.get("choices", ())
         if choices and value not in (None, *choices):
-            raise SpecError(
+            raise UsageError(
                 f"{flag} {value!r} is not known.", f"Use {' or '.join(choices)}."
             )
 
 
 def check_number(one: Field[Any], value: object, where: str) -> None:
-    """Raise `SpecError` naming `where` for a number that an option does not take."""
+    """Raise `UsageError` naming `where` for a number that an option does not take."""
     if isinstance(value, int | float) and "within" in one.metadata:
         least, most, kind, cure = one.metadata["within"]
         if not least <= value <= most:
-            raise SpecError(f"{where} {value:.10g} is not {kind}.", cure)
+            raise UsageError(f"{where} {value:.10g} is not {kind}.", cure)
 
 
 def options_of(record: Any) -> dict[str, Flag]:
@@ -119,10 +119,10 @@ def options_of(record: Any) -> dict[str, Flag]:
 
 
 def parse_duration(text: str, where: str) -> float:
-    """Return seconds of `90`, `90s`, `10m` or `2h`. Raises `SpecError` naming `where`."""
+    """Return seconds of `90`, `90s`, `10m` or `2h`. Raises `UsageError` naming `where`."""
     found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([smh]?)", text.strip())
     if found is None or float(found[1]) == 0:
-        raise SpecError(
+        raise UsageError(
             f"{where}: {text!r} is not a time.",
             "Write seconds, or a number with a unit: 90s, 10m, 2h.",
         )
@@ -130,12 +130,12 @@ def parse_duration(text: str, where: str) -> float:
 
 
 def rank_numbers(text: str) -> tuple[int, ...]:
-    """Return the ranks of `0,4-7`, in ascending order. Raises `SpecError`."""
+    """Return the ranks of `0,4-7`, in ascending order. Raises `UsageError`."""
     found = set[int]()
     for part in text.split(","):
         first, _, last = part.partition("-")
         if not re.fullmatch(r"\d{1,5}(-\d{1,5})?", part) or int(last or first) < int(first):  # fmt: skip
-            raise SpecError(
+            raise UsageError(
                 f"--ranks: {text!r} is not a list of ranks.", "Write 0,4-7."
             )
         found.update(range(int(first), int(last or first) + 1))
@@ -143,11 +143,11 @@ def rank_numbers(text: str) -> tuple[int, ...]:
 
 
 def parse_size(text: str, where: str) -> int:
-    """Return bytes of `1000000`, `512K`, `256M` or `2G` (powers of 1024). Raises `SpecError` naming `where`."""
+    """Return bytes of `1000000`, `512K`, `256M` or `2G` (powers of 1024). Raises `UsageError` naming `where`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", text.strip().upper())
     size_bytes = int(float(found[1]) * _UNITS_BYTES[found[2]]) if found else 0
     if size_bytes < 1:
-        raise SpecError(
+        raise UsageError(
             f"{where}: {text!r} is not a size.",
             "Write bytes, or a number with a unit: 512K, 256M, 2G.",
         )
@@ -168,9 +168,9 @@ def number_of(flag: str) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if re.fullmatch(r"[+-]?\d+", text) is None:
-            raise SpecError(f"{flag}: {text!r} is not a whole number.")
+            raise UsageError(f"{flag}: {text!r} is not a whole number.")
         if len(text) > _DIGITS:
-            raise SpecError(f"{flag}: {text[:_DIGITS]}... is too large.")
+            raise UsageError(f"{flag}: {text[:_DIGITS]}... is too large.")
         return int(text)
 
     return read
@@ -189,7 +189,7 @@ def nnodes(text: str) -> tuple[int, int]:
     """Return the least and the greatest number of nodes of `2` or `1:4`."""
     found = re.fullmatch(r"(-?\d{1,9})(?::(-?\d{1,9}))?", text)
     if found is None:
-        raise SpecError(
+        raise UsageError(
             f"--nnodes: {text!r} is not a number of nodes.",
             "Write --nnodes 2 or --nnodes 1:4.",
         )
@@ -202,7 +202,7 @@ def python(text: str) -> tuple[str, str]:
     if not equals or "/" in host:  # a path with = in it
         host, path = "", text
     if not path.removeprefix(ENVIRONMENT):
-        raise SpecError(
+        raise UsageError(
             f"--python {text!r} names no interpreter.",
             "Write --python PATH or --python HOST=PATH.",
         )
@@ -221,19 +221,19 @@ def sbatch_option(text: str) -> tuple[str, str]:
 
 
 def variable_name(text: str, where: str = "-o") -> str:
-    """Return the name of a variable of the notebook. Raises `SpecError` naming `where`."""
+    """Return the name of a variable of the notebook. Raises `UsageError` naming `where`."""
     if not text.isidentifier() or keyword.iskeyword(text):
-        raise SpecError(
+        raise UsageError(
             f"{where} {text!r} is not a variable's name.", f"Write {where} run."
         )
     return text
 
 
 def refuse_zero_bytes(request: Any, what: str = "--") -> None:
-    """Raise `SpecError` where a field of a request has one in any of its texts; `what` stands before the field's name."""
+    """Raise `UsageError` where a field of a request has one in any of its texts; `what` stands before the field's name."""
     for one in fields(request):
         if any("\0" in text for text in _texts(getattr(request, one.name))):
-            raise SpecError(
+            raise UsageError(
                 f"{what}{one.name.replace('_', '-')} has a zero byte in it.",
                 "Neither a shell nor a process can be given one.",
             )

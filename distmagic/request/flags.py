@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request import flag_parser, systems
 from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest
@@ -70,12 +70,12 @@ class Request:
 
 
 def parse_line(line: str, defaults: Defaults) -> Request:
-    """Return the request of `line`. Raises `SpecError` that names the flag, with the closest known one."""
+    """Return the request of `line`. Raises `UsageError` that names the flag, with the closest known one."""
     return parse_words(split(line), defaults)
 
 
 def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
-    """Return the request of a line that is split into words. Raises `SpecError` as `parse_line`."""
+    """Return the request of a line that is split into words. Raises `UsageError` as `parse_line`."""
     own = list(words)
     script_args: list[str] = []
     if "--" in own:
@@ -83,19 +83,19 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
         own, script_args = own[:place], own[place + 1 :]
     args = flag_parser.parse(own)
     if script_args and not args.script:
-        raise SpecError(
+        raise UsageError(
             f"-- {' '.join(script_args)}: only a script has arguments.",
             "Write %%distributed --script -- ARGUMENTS.",
         )
     if args.hosts is not None and args.hostfile is not None:
-        raise SpecError("--hosts and --hostfile are both given.", "Keep one of them.")
+        raise UsageError("--hosts and --hostfile are both given.", "Keep one of them.")
     if args.background and args.detach:
-        raise SpecError(
+        raise UsageError(
             "--background and --detach are both given.",
             "Keep --background for a run that is this notebook's, --detach for one that needs no notebook.",
         )
     if args.stay is None and args.ranks:
-        raise SpecError(
+        raise UsageError(
             "--ranks is for ranks that stay.",
             "Add --stay NAME; the number of ranks on each host is --nproc-per-node.",
         )
@@ -148,17 +148,17 @@ def _check_stay(args: argparse.Namespace) -> None:
     for name in _NOT_OF_STAY:
         if _value(args, name):
             flag = f"--{name.replace('_', '-')}"
-            raise SpecError(
+            raise UsageError(
                 f"{flag} is for a run that ends, and the ranks of --stay {args.stay} stay.",
                 "Leave one of them out.",
             )
     if args.on_disconnect == "keep":
-        raise SpecError(
+        raise UsageError(
             f"--on-disconnect keep is for a job that ends by itself, and the ranks of --stay {args.stay} stay.",
             "Leave one of them out.",
         )
     if args.nnodes is not None and args.nnodes[0] != args.nnodes[1]:
-        raise SpecError(
+        raise UsageError(
             "--nnodes MIN:MAX is for a job whose ranks start again, and those of --stay keep their values.",
             "Write --nnodes N, or leave --stay out.",
         )
@@ -179,11 +179,11 @@ def words_of_ranks(line: str, last: str) -> list[str]:
 
 
 def split(line: str) -> list[str]:
-    """Split `line` into words as a shell does, without a comment. Raises `SpecError` for a lonely quotation mark."""
+    """Split `line` into words as a shell does, without a comment. Raises `UsageError` for a lonely quotation mark."""
     try:
         return shlex.split(_without_comment(line))
     except ValueError as error:
-        raise SpecError(
+        raise UsageError(
             f"The line can't be split into words: {str(error).lower()}.",
             f"It is: {line}",
         ) from None
@@ -221,11 +221,11 @@ def _fields_of(record: type, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_once(flag: str, names: Sequence[str]) -> None:
-    """Raise `SpecError` where a flag that may be repeated says two things of one name, "" being no name."""
+    """Raise `UsageError` where a flag that may be repeated says two things of one name, "" being no name."""
     for name in names:
         if names.count(name) > 1:
             of_name = f" for {name}" if name else ""
-            raise SpecError(f"{flag} is given twice{of_name}.", "Keep one of them.")
+            raise UsageError(f"{flag} is given twice{of_name}.", "Keep one of them.")
 
 
 def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -233,7 +233,7 @@ def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
     if equals:
         return name, value
     if name not in environ:
-        raise SpecError(
+        raise UsageError(
             f"--env {name}: the notebook has no such variable.",
             f"Write --env {name}=VALUE.",
         )
@@ -253,7 +253,7 @@ def _access(args: argparse.Namespace, base: Access, system: System | None) -> Ac
 def _allocation(
     args: argparse.Namespace, system: System | None, environ: Mapping[str, str]
 ) -> HostsRequest | None:
-    """Return what the line asks of a scheduler. Raises `SpecError` for flags that mean nothing without one."""
+    """Return what the line asks of a scheduler. Raises `UsageError` for flags that mean nothing without one."""
     options = _resources(args)
     for name, value in (
         *options,
@@ -262,24 +262,24 @@ def _allocation(
     ):
         is_for_hosts = system is None and args.export is None
         if is_for_hosts and value is not None:
-            raise SpecError(
+            raise UsageError(
                 f"--{name} is for hosts of a scheduler.",
                 "Add --on slurm, or leave it out.",
             )
     if system is None or system.on != "sky":
-        # Raise `SpecError` for what only a cluster of SkyPilot is launched with.
+        # Raise `UsageError` for what only a cluster of SkyPilot is launched with.
         if args.gpus is not None:
-            raise SpecError(
+            raise UsageError(
                 "--gpus is for --on sky.",
                 "GPUs of your own hosts are named with --devices 0,1, and the number of ranks is --nproc-per-node; "
                 "Slurm and exported files take --gpus-per-node.",
             )
         if args.sky is not None:
-            raise SpecError("--sky is for --on sky.", "Add --on sky, or leave it out.")
+            raise UsageError("--sky is for --on sky.", "Add --on sky, or leave it out.")
     if system is None or "hosts" not in system.can:
         return None
     if args.hosts is not None or args.hostfile is not None:
-        raise SpecError(
+        raise UsageError(
             "--on asks a scheduler for hosts, and --hosts or --hostfile names some.",
             "Keep one of them.",
         )
@@ -294,7 +294,7 @@ def _allocation(
     )
     try:
         asked: HostsRequest = system.part("hosts").asked(args.on, wanted)
-    except SpecError as error:
+    except UsageError as error:
         if system.page:
             error.hint += f" More: %distributed help {system.page}."
         raise
@@ -317,26 +317,26 @@ def _value(args: argparse.Namespace, name: str) -> Any:
 
 
 def _export(args: argparse.Namespace, system: System | None) -> ExportRequest | None:
-    """Return what is to be written in place of a run. Raises `SpecError` for flags that only a run has."""
+    """Return what is to be written in place of a run. Raises `UsageError` for flags that only a run has."""
     if args.export is None:
         for name in ("image", "results"):
             is_workflow = system is not None and "run" in system.can
             if getattr(args, name) is not None and not is_workflow:
-                raise SpecError(
+                raise UsageError(
                     f"--{name} is for OSMO, and for files that are exported.",
                     "Add --on osmo or --export osmo DIR, or leave it out.",
                 )
         return None
     for name in flags_without("export"):
         if _value(args, name):
-            raise SpecError(
+            raise UsageError(
                 f"--{name} is for a run, and --export only writes files.",
                 "Leave one of them out.",
             )
     name, folder = args.export
     request = _folder(args, name, folder)
     if request.chooses_hosts and (args.hosts is not None or args.hostfile is not None):
-        raise SpecError(
+        raise UsageError(
             f"{name} chooses the hosts of --export {name}, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N sets the number.",
         )
@@ -356,17 +356,17 @@ def _folder(args: argparse.Namespace, system: str, folder: str) -> ExportRequest
 
 
 def _workflow(args: argparse.Namespace, system: System | None) -> ExportRequest | None:
-    """Return the whole job that a system runs. Raises `SpecError` for hosts, and for a scheduler's other flags."""
+    """Return the whole job that a system runs. Raises `UsageError` for hosts, and for a scheduler's other flags."""
     if system is None or "run" not in system.can:
         return None
     if args.hosts is not None or args.hostfile is not None:
-        raise SpecError(
+        raise UsageError(
             f"{system.title} chooses the hosts of --on {args.on}, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N sets the number.",
         )
     for name in flags_without("workflow"):
         if _value(args, name):
-            raise SpecError(
+            raise UsageError(
                 f"--{name} means nothing with --on {args.on}.",
                 f"Leave it out. --export {system.name} DIR shows what would be submitted.",
             )
@@ -386,7 +386,7 @@ _STARTERS = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What every rank runs: a script's path on this machine, or a module's name, and its arguments. Raises `SpecError`."""
+    """What every rank runs: a script's path on this machine, or a module's name, and its arguments. Raises `UsageError`."""
 
     target: str
     args: tuple[str, ...] = ()
@@ -399,7 +399,7 @@ class Program:
 def split_program(words: Sequence[str]) -> tuple[tuple[str, ...], Program]:
     """Return the flags in front of a program, and the program. What follows its name is all its own.
 
-    Raises `SpecError` where no program is named, or one that starts others, as torchrun does.
+    Raises `UsageError` where no program is named, or one that starts others, as torchrun does.
     """
     place = 0
     while place < len(words) and words[place].startswith("-"):
@@ -411,7 +411,7 @@ def split_program(words: Sequence[str]) -> tuple[tuple[str, ...], Program]:
             break
         place += 1 + flag_parser.values_after(words[place])
     if place >= len(words):
-        raise SpecError("No script is named.", f"Write {USAGE}.")
+        raise UsageError("No script is named.", f"Write {USAGE}.")
     _refuse_starter(words, place)
     before = [word for word in words[:place] if word != "--"]
     return tuple(before), Program(target=words[place], args=tuple(words[place + 1 :]))
@@ -423,7 +423,7 @@ def _refuse_starter(words: Sequence[str], place: int) -> None:
         rest = rest[found.end() :]
     if rest != text:
         line = f"{shlex.join(words[:place])} {rest or 'SCRIPT'}".strip()
-        raise SpecError(
+        raise UsageError(
             f"{text.removesuffix(rest)}starts programs, as this command does.",
             f"Leave it out: %distributed run {line}",
         )
@@ -431,7 +431,7 @@ def _refuse_starter(words: Sequence[str], place: int) -> None:
 
 def _module(words: Sequence[str]) -> Program:
     if not words or not all(part.isidentifier() for part in words[0].split(".")):
-        raise SpecError(
+        raise UsageError(
             f"-m {' '.join(words[:1])}: this is not a module's name.",
             "Write -m package.module.",
         )

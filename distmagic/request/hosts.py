@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 
 Slots = int | str  # a number of ranks, or one of SLOT_WORDS, decided on the host
 SLOT_WORDS = ("gpu", "cpu", "auto")
@@ -94,16 +94,16 @@ LOCALHOST = Host(name="localhost")
 
 
 def parse_slots(text: str, where: str) -> Slots:
-    """Return a positive number of ranks, or one of `SLOT_WORDS`. Raises `SpecError` naming `where`."""
+    """Return a positive number of ranks, or one of `SLOT_WORDS`. Raises `UsageError` naming `where`."""
     if text in SLOT_WORDS:
         return text
     if re.fullmatch(r"[+-]?[0-9]{1,6}", text) is None:
-        raise SpecError(
+        raise UsageError(
             f"{where}: {text!r} is not a number of ranks.",
             "Use a number, or gpu, cpu or auto.",
         )
     if int(text) < 1:
-        raise SpecError(
+        raise UsageError(
             f"{where}: {text} ranks were asked for; a host runs at least 1.",
             "Use 1 or more.",
         )
@@ -114,13 +114,13 @@ def parse_host(text: str) -> Host:
     """Parse `[user@]name[:port][:ranks]`; `[...]` around an IPv6 address that is followed by a number.
 
     A single number is a port when it is 22 or at least 1024, else a number of ranks: `gpu-a:4`, `me@gpu-a:2222`.
-    Raises `SpecError`.
+    Raises `UsageError`.
     """
     text = text.strip().removeprefix("ssh://")
     user, at, rest = text.rpartition("@")
     name, numbers = _split_name(rest, text)
     if (at and not _USER.match(user)) or not name or len(numbers) > 2:
-        raise SpecError(f"{text!r} is not a host.", _HOSTS_HINT)
+        raise UsageError(f"{text!r} is not a host.", _HOSTS_HINT)
     port, slots = _port_and_slots(numbers, text)
     return Host(name=name, user=user or None, port=port, slots=slots)
 
@@ -129,7 +129,7 @@ def _split_name(rest: str, whole: str) -> tuple[str, list[str]]:
     if rest.startswith("["):
         address, bracket, tail = rest[1:].partition("]")
         if not bracket or not _is_ipv6(address) or (tail and not tail.startswith(":")):
-            raise SpecError(
+            raise UsageError(
                 f"{whole!r}: the part in brackets is not an IPv6 address.",
                 "Write [fe80::1]:22.",
             )
@@ -157,7 +157,7 @@ def _port_and_slots(numbers: list[str], whole: str) -> tuple[int | None, Slots |
         return None, parse_slots(numbers[0], f"host {whole!r}")
     port, *ranks = numbers
     if not is_port(port):
-        raise SpecError(
+        raise UsageError(
             f"host {whole!r}: {port!r} is not a port (1 to 65535).", _HOSTS_HINT
         )
     slots = parse_slots(ranks[0], f"host {whole!r}") if ranks else None
@@ -176,32 +176,32 @@ def is_port(text: str) -> bool:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Parse a list of hosts separated by commas or blanks. Raises `SpecError`."""
+    """Parse a list of hosts separated by commas or blanks. Raises `UsageError`."""
     return hosts_of([part for part in re.split(r"[,\s]+", text) if part])
 
 
 def hosts_of(named: Sequence[Host | str]) -> tuple[Host, ...]:
-    """Return hosts that are named one by one, as texts that `parse_host` reads or as they are. Raises `SpecError`.
+    """Return hosts that are named one by one, as texts that `parse_host` reads or as they are. Raises `UsageError`.
 
     Neither a set, which has no first one, nor a dict, whose values would be lost.
     """
     if not isinstance(named, Sequence):
-        raise SpecError(f"{named!r} is not a list of hosts.", _HOSTS_HINT)
+        raise UsageError(f"{named!r} is not a list of hosts.", _HOSTS_HINT)
     hosts: list[Host] = []
     for one in named:
         if not isinstance(one, (Host, str)):
-            raise SpecError(f"{one!r} is not a host.", _HOSTS_HINT)
+            raise UsageError(f"{one!r} is not a host.", _HOSTS_HINT)
         host = parse_host(one) if isinstance(one, str) else one
         hosts.append(_no_twin(host, hosts))
     if not hosts:
-        raise SpecError("The list of hosts is empty.", _HOSTS_HINT)
+        raise UsageError("The list of hosts is empty.", _HOSTS_HINT)
     return tuple(hosts)
 
 
 def _no_twin(host: Host, others: Iterable[Host]) -> Host:
-    """Return `host`; raise `SpecError` if one of the others is the same place."""
+    """Return `host`; raise `UsageError` if one of the others is the same place."""
     if any(replace(host, slots=other.slots) == other for other in others):
-        raise SpecError(
+        raise UsageError(
             f"{host.name} is listed twice.", "Write it once, with all its ranks."
         )
     return host
@@ -210,7 +210,7 @@ def _no_twin(host: Host, others: Iterable[Host]) -> Host:
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
     """Parse a hostfile as OpenMPI, Horovod and DeepSpeed write it: `name slots=N` a line, `#` comments.
 
-    Raises `SpecError` naming `path` and the line.
+    Raises `UsageError` naming `path` and the line.
     """
     hosts: list[Host] = []
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
@@ -218,12 +218,12 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
         try:
             if words:
                 hosts.append(_no_twin(_hostfile_host(words), hosts))
-        except SpecError as error:
-            raise SpecError(
+        except UsageError as error:
+            raise UsageError(
                 f"{path}, line {number}: {error.message}", error.hint
             ) from None
     if not hosts:
-        raise SpecError(
+        raise UsageError(
             f"{path}: no host in this hostfile.", "Write one host a line: gpu-a slots=4"
         )
     return tuple(hosts)
@@ -234,7 +234,7 @@ def _hostfile_host(words: list[str]) -> Host:
     for word in words[1:]:
         key, _, value = word.partition("=")
         if key not in ("slots", "max_slots", "max-slots"):
-            raise SpecError(f"{word!r} is not understood.", "Write: gpu-a slots=4")
+            raise UsageError(f"{word!r} is not understood.", "Write: gpu-a slots=4")
         if key == "slots":
             host = replace(host, slots=parse_slots(value, f"slots of {host.name}"))
     return host

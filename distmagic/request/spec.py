@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import dataclass
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.remote.records.manifest import is_inside
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.flag_values import (
@@ -31,9 +31,9 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"  # the variable; AMD's GPUs follow it, too
 
 
 def check_system() -> None:
-    """Raise `SpecError` on Windows: its processes, sockets and terminals are others."""
+    """Raise `UsageError` on Windows: its processes, sockets and terminals are others."""
     if sys.platform == "win32":
-        raise SpecError(
+        raise UsageError(
             "distmagic needs Linux or macOS on the notebook's side.",
             "On Windows, run Jupyter in WSL.",
         )
@@ -44,7 +44,7 @@ class JobSpec:
     """One job, in torchrun's words. None: not given, so that the plan decides.
 
     Each field is an option, and says what it means; times are in seconds. `nnodes` is (min, max). `env` are the
-    variables of every rank, as (name, value). `devices` are numbers of GPUs as each host has them. Raises `SpecError`.
+    variables of every rank, as (name, value). `devices` are numbers of GPUs as each host has them. Raises `UsageError`.
     """
 
     nproc_per_node: Slots | None = option(  # noqa: RUF009  # a field, as those below
@@ -206,18 +206,18 @@ class JobSpec:
         check_values(self)
         nproc = self.nproc_per_node
         if isinstance(nproc, str) and nproc not in SLOT_WORDS:
-            raise SpecError(
+            raise UsageError(
                 f"--nproc-per-node {nproc!r} is not a number of ranks.",
                 "Use a number, or gpu, cpu or auto.",
             )
         if isinstance(nproc, int) and nproc < 1:
-            raise SpecError(
+            raise UsageError(
                 f"--nproc-per-node {nproc}: a host runs at least 1 rank.",
                 "Use 1 or more.",
             )
         _check_rendezvous(self)
         if self.hang_timeout_s is not None and self.detach:
-            raise SpecError(
+            raise UsageError(
                 "--hang-timeout needs a notebook that follows the job, and a job with --detach has none.",
                 "Leave one of them out; %distributed stacks prints at any time where the ranks are.",
             )
@@ -225,20 +225,20 @@ class JobSpec:
         if self.name is not None and not re.fullmatch(
             r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", self.name
         ):
-            raise SpecError(
+            raise UsageError(
                 f"--name {self.name!r} is not the name of a directory.",
                 "Use letters, digits, and . _ - between them.",
             )
         for pattern in self.fetch:
             check_pattern(pattern, "--fetch")
         if self.fetch and self.detach:
-            raise SpecError(
+            raise UsageError(
                 "--fetch needs a notebook that follows the job, and a job with --detach has none.",
                 "Leave one of them out; the run that attach returns has run.fetch.",
             )
         _check_tracker(self)
         if self.sync == "":
-            raise SpecError(
+            raise UsageError(
                 "--sync names no folder.",
                 "Write --sync DIR; --sync . is the current directory.",
             )
@@ -260,7 +260,7 @@ def _check_tracker(spec: JobSpec) -> None:
     if spec.track is None:
         return
     if spec.detach:
-        raise SpecError(
+        raise UsageError(
             "--track needs a notebook that follows the job, and a job with --detach has none.",
             "Leave one of them out; the run that attach returns has run.to_tensorboard.",
         )
@@ -268,18 +268,18 @@ def _check_tracker(spec: JobSpec) -> None:
 
 
 def check_tracker(where: str, package: str) -> None:
-    """Raise `SpecError` naming `where` if the package of an experiment tracker is not installed."""
+    """Raise `UsageError` naming `where` if the package of an experiment tracker is not installed."""
     if importlib.util.find_spec(package) is None:
-        raise SpecError(
+        raise UsageError(
             f"{where}: the package {package} is not installed on the notebook machine.",
             f"%pip install {package}",
         )
 
 
 def check_pattern(pattern: str, where: str) -> None:
-    """Raise `SpecError` naming `where` for a pattern that can't fit a file below a run's working directory."""
+    """Raise `UsageError` naming `where` for a pattern that can't fit a file below a run's working directory."""
     if not is_inside(pattern.removeprefix("./").removesuffix("/")):
-        raise SpecError(
+        raise UsageError(
             f"{where} {pattern!r}: this is not a pattern of files in a run's working directory.",
             "Write checkpoints/*.pt, or **/*.pt.",
         )
@@ -288,15 +288,15 @@ def check_pattern(pattern: str, where: str) -> None:
 def _check_env(env: tuple[tuple[str, str], ...]) -> None:
     for name, value in env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise SpecError(
+            raise UsageError(
                 f"--env {name!r} is not a variable's name.", "Write --env NAME=VALUE."
             )
         if name in TORCHRUN_VARIABLES:
-            raise SpecError(
+            raise UsageError(
                 f"--env {name}: torchrun sets this variable itself.", "Leave it out."
             )
         if "\0" in value:
-            raise SpecError(
+            raise UsageError(
                 f"--env {name}: the value has a zero byte in it.",
                 "Variables can't hold one.",
             )
@@ -305,21 +305,21 @@ def _check_env(env: tuple[tuple[str, str], ...]) -> None:
 def _check_devices(spec: JobSpec) -> None:
     for device in spec.devices:
         if not re.fullmatch(r"[A-Za-z0-9/:_-]+", device):
-            raise SpecError(
+            raise UsageError(
                 f"--devices {','.join(spec.devices)!r}: {device!r} is not a device.",
                 "Write the numbers of GPUs as nvidia-smi has them: --devices 0,1.",
             )
     if len(set(spec.devices)) < len(spec.devices):
-        raise SpecError(
+        raise UsageError(
             f"--devices {','.join(spec.devices)} names a device twice.", "Name it once."
         )
     if spec.no_wait and not spec.devices:
-        raise SpecError(
+        raise UsageError(
             "--no-wait is for --devices that another job has, and there are no --devices.",
             "Add --devices 0,1, or leave it out.",
         )
     if spec.devices and _DEVICES in dict(spec.env):
-        raise SpecError(
+        raise UsageError(
             f"--devices and --env {_DEVICES} both name devices.", "Keep one of them."
         )
 
@@ -328,11 +328,11 @@ def _check_rendezvous(spec: JobSpec) -> None:
     if spec.nnodes is not None:
         low, high = spec.nnodes
         if not 1 <= low <= high:
-            raise SpecError(
+            raise UsageError(
                 f"--nnodes {low}:{high} is not a range.", "Write --nnodes MIN:MAX."
             )
     if spec.is_elastic and spec.rdzv_backend == "static":
-        raise SpecError(
+        raise UsageError(
             "--rdzv-backend static can't change the number of nodes.",
             "Use --rdzv-backend c10d.",
         )
@@ -341,7 +341,7 @@ def _check_rendezvous(spec: JobSpec) -> None:
 
 
 def split_endpoint(text: str) -> tuple[str, int | None]:
-    """Return (address, port or None) of `address`, `address:port` or `[IPv6]:port`. Raises `SpecError`."""
+    """Return (address, port or None) of `address`, `address:port` or `[IPv6]:port`. Raises `UsageError`."""
     bracketed = re.fullmatch(r"\[([^\[\]]+)\](?::(.*))?", text)
     if bracketed:
         address, port = bracketed[1], bracketed[2]
@@ -353,7 +353,7 @@ def split_endpoint(text: str) -> tuple[str, int | None]:
     if not re.fullmatch(r"[A-Za-z0-9._:%-]+", address) or not (
         port is None or is_port(port)
     ):
-        raise SpecError(
+        raise UsageError(
             f"--rdzv-endpoint {text!r} is not address:port.", "Write 10.0.0.1:29500."
         )
     return address, None if port is None else int(port)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 
 GROUP = "distmagic.systems"
 
@@ -151,18 +151,18 @@ def places() -> str:
 
 
 def at(place: str) -> System:
-    """Return the system of what follows `--on`: by the word before a colon. Raises `SpecError`."""
+    """Return the system of what follows `--on`: by the word before a colon. Raises `UsageError`."""
     word = place.partition(":")[0]
     for system in systems():
         if system.on and system.on == word:
             return system
     other = named(word)
     if other is not None and not other.on:
-        raise SpecError(
+        raise UsageError(
             f"--on {word}: {other.title} gives a notebook no hosts.",
             f"--export {word} DIR writes the files of such a job; inside one no --on is needed. "
             f"More: %distributed help {other.page}.",
         )
-    raise SpecError(
+    raise UsageError(
         f"--on {place!r} is not known.", f"Write one of these: {places()}; none."
     )

@@ -20,7 +20,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.link_opener import LinkOpener
 from distmagic.connection.parallel import begin_all, in_parallel
 from distmagic.connection.requests import job_requests
-from distmagic.errors import ConnectionLost, DistmagicError, SpecError
+from distmagic.errors import ConnectionLost, DistmagicError, UsageError
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
 from distmagic.planning import torchrun
@@ -147,11 +147,11 @@ def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
 
     `first_links` lead to the job's own hosts in the order of its nodes; those that are down are tried again and again, as when
     a connection breaks. An interrupt ends the job; of a detached job it only ends the following.
-    Raises `SpecError` for a job of another version: its hosts would refuse to tell of it, and it must not end for that.
+    Raises `UsageError` for a job of another version: its hosts would refuse to tell of it, and it must not end for that.
     """
     for number in job.protocols:
         if number != protocol.PROTOCOL:
-            raise SpecError(f"{protocol.another_version(job.name, number)}.")
+            raise UsageError(f"{protocol.another_version(job.name, number)}.")
     opener, fleet = first_links.opener, first_links.fleet
     clock = clock_since(time.monotonic())
     state = begin(job.name, job.hosts, job.terms)

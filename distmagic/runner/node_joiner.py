@@ -16,7 +16,7 @@ from pathlib import Path
 
 from distmagic.connection.link import Link
 from distmagic.connection.requests import blob_requests, host_requests, job_requests
-from distmagic.errors import ProtocolError, SpecError
+from distmagic.errors import ProtocolError, UsageError
 from distmagic.payload import blobs
 from distmagic.payload.blobs import LocalBlob
 from distmagic.planning import preflight, start_messages
@@ -56,11 +56,11 @@ class NodeJoiner:
     def admit(self, link: Link, request_id: str) -> StartNode:
         """Send a host the payload, have the lead count it as a node, and return the message that starts that node.
 
-        The lead sends all notebooks that follow the job an event with this `request_id`. Raises `SpecError` if the job takes in no
+        The lead sends all notebooks that follow the job an event with this `request_id`. Raises `UsageError` if the job takes in no
         host, or not this one now, and `HostError` if the host doesn't fit.
         """
         if any(one.job == self.job for one in link.facts.running):
-            raise SpecError(
+            raise UsageError(
                 f"{link.host.name} can't join job {self.job}: it already runs a node of this job."
             )
         if not self._is_text:  # nor of a job that another notebook has begun
@@ -101,7 +101,7 @@ class NodeJoiner:
             if name not in self._payload:
                 unknown_bytes += size_bytes
         if unknown_bytes > _MOST_BYTES:
-            raise SpecError(
+            raise UsageError(
                 f"The payload of job {self.job} is {unknown_bytes:,} bytes long; at most {_MOST_BYTES:,} are taken "
                 "from its first host.",
                 "The notebook that started the job can add hosts, while it follows the job.",

@@ -34,8 +34,8 @@ from distmagic.errors import (
     HostError,
     HostKeyError,
     ProtocolError,
-    SpecError,
     Unreachable,
+    UsageError,
 )
 from distmagic.remote.gang.liveness import FORM_S
 from distmagic.remote.wire import protocol
@@ -377,8 +377,8 @@ class NodeTable:
         join.request_id = ""
         join.node_rank = None
         join.admitted = None
-        # A SpecError says that the node which the host was before is not over yet.
-        if isinstance(what.error, (ConnectionLost, Unreachable, SpecError)):
+        # A UsageError says that the node which the host was before is not over yet.
+        if isinstance(what.error, (ConnectionLost, Unreachable, UsageError)):
             join.attempts = join.attempts.again(now_s)
             return actions
         why = _words(what.error).rstrip(".")

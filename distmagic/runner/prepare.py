@@ -36,7 +36,7 @@ def prepare(
     terms: JobTerms,
     work: WorkDir,
 ) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan for hosts that were reached, and warnings. Raises `PreflightError`, `HostErrors` or `SpecError`."""
+    """Return the plan for hosts that were reached, and warnings. Raises `PreflightError`, `HostErrors` or `UsageError`."""
     names = tuple(link.host.name for link in links)
     local_torch = facts.torch_version()
     warnings: list[str] = []

@@ -50,7 +50,7 @@ class Allocations:
     ) -> Held:
         """Return what a cell asks for: one that is held, or a new one, which is pending.
 
-        Raises `SpecError` where the scheduler refuses it, and `Unreachable`.
+        Raises `UsageError` where the scheduler refuses it, and `Unreachable`.
         """
         is_in_doubt = False
         for one in self.alive:

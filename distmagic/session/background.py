@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from distmagic.comparison.metrics import Metrics, Plot, metrics_of, plot_of
 from distmagic.connection.link import Link
 from distmagic.diagnosis.profile import Profile
-from distmagic.errors import DistmagicError, SpecError
+from distmagic.errors import DistmagicError, UsageError
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.results import Results
 from distmagic.outcome.run import Returned, Run
@@ -177,7 +177,7 @@ class BackgroundRun(Returned):
 
     def _ended(self) -> Run | Detached:
         if not self.done:
-            raise SpecError(
+            raise UsageError(
                 f"Job {self.job} still runs.",
                 f"{self._variable}.wait() waits for its end, %distributed stop {self.job} ends it.",
             )
@@ -206,11 +206,11 @@ class BackgroundRun(Returned):
         return self._is_over.wait(timeout_s)
 
     def stacks(self) -> RunStacks:
-        """Ask every rank where it is, and return the answers; the run goes on. Raises `SpecError` where no rank runs."""
+        """Ask every rank where it is, and return the answers; the run goes on. Raises `UsageError` where no rank runs."""
         screen = self.screen
         if self.done or screen.state.phase != "running":
             phase = self.state.phase if self._error is None else "failed"
-            raise SpecError(f"No rank of job {self.job} runs: it is {phase}.")
+            raise UsageError(f"No rank of job {self.job} runs: it is {phase}.")
         with screen.has_changed:
             before = screen.state.wanted_stacks
             screen.ask("stacks")
@@ -218,7 +218,7 @@ class BackgroundRun(Returned):
             state = screen.state
         dump = dump_of(state, state.wanted_stacks)
         if dump is None or state.wanted_stacks == before:
-            raise SpecError(f"No rank of job {self.job} has reported where it is.")
+            raise UsageError(f"No rank of job {self.job} has reported where it is.")
         return RunStacks(explanation=explain_dump(state, dump), job=self.job)
 
     def _has_answers(self, before: str) -> bool:
@@ -236,7 +236,7 @@ class BackgroundRun(Returned):
 
     @property
     def results(self) -> Results:
-        """The return values of the ranks. Raises `SpecError` while the run goes on, and the error of one that has failed."""
+        """The return values of the ranks. Raises `UsageError` while the run goes on, and the error of one that has failed."""
         left = self._ended()
         return left.results  # a `Detached` says that it has none
 
@@ -264,13 +264,13 @@ class BackgroundRun(Returned):
         """Profile the next steps of all ranks, which go on training; return where their time goes, and for whom they wait.
 
         One trace of all ranks is written to the current directory. A step is a call of an optimizer's `step`. Raises
-        `SpecError`, and `NoResult` where no rank makes that many steps in two minutes.
+        `UsageError`, and `NoResult` where no rank makes that many steps in two minutes.
         """
         from distmagic.connection.requests import profile_requests
 
         state = self.state
         if self.done or state.phase != "running":
-            raise SpecError(f"No rank of job {self.job} runs: it is {state.phase}.")
+            raise UsageError(f"No rank of job {self.job} runs: it is {state.phase}.")
         hosts = [node.host for node in state.nodes]
         links: dict[int, Link] = {}
         try:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.exports import folder, systems
 from distmagic.exports.job import PROGRAM, ExportedJob, ExportedProgram, File, text_file
 from distmagic.exports.on_nodes import run_call, run_node, run_rank
@@ -164,7 +164,7 @@ def _files(contents: Contents) -> tuple[File, ...]:
 def write(
     program: ExportedProgram, name: str, request: Request, hosts: Sequence[Host]
 ) -> str:
-    """Write the folder that the request asks for, and return what to tell the user. Raises `SpecError`."""
+    """Write the folder that the request asks for, and return what to tell the user. Raises `UsageError`."""
     assert request.export is not None
     spec = request.spec
     has_secret = _SECRET in dict(spec.env)
@@ -172,7 +172,7 @@ def write(
         # With it the nodes of a job prove to each other that they are of the same.
         spec = replace(spec, env=(*spec.env, (_SECRET, secrets.token_hex(16))))
     if request.python_hosts:
-        raise SpecError(
+        raise UsageError(
             "--python HOST=PATH: an exported job has one interpreter for all nodes.",
             "Write --python PATH.",
         )
@@ -187,7 +187,7 @@ def write(
     try:
         where = Path(request.export.folder).expanduser()
     except RuntimeError:
-        raise SpecError(
+        raise UsageError(
             f"--export: no user of this machine has the home of {request.export.folder}.",
             "Name another folder.",
         ) from None

@@ -105,7 +105,7 @@ class Housekeeping:
         """Bring hosts into an elastic job that runs; `tell` is called with each that has come, and its node rank.
 
         `first_links` are the host of its first node, and then these.
-        Raises `SpecError` if the job takes in no host, or not one of these, and `Cancelled` for an interrupt.
+        Raises `UsageError` if the job takes in no host, or not one of these, and `Cancelled` for an interrupt.
         """
         lead, *others = first_links.wait()
         joiner = NodeJoiner(job.name, partial(first_links.opener.link, 0))

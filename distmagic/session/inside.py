@@ -18,7 +18,7 @@ from distmagic.errors import (
     Cancelled,
     DistmagicError,
     RunError,
-    SpecError,
+    UsageError,
     WorkerFailed,
 )
 from distmagic.inside.addresses import address_of_lead
@@ -65,7 +65,7 @@ class Inside:
         self._part: Part | None = None
 
     def part(self, environ: Mapping[str, str]) -> Part | None:
-        """Return this process's part among the nodes of a job, None where it is in no such job. Raises `SpecError`."""
+        """Return this process's part among the nodes of a job, None where it is in no such job. Raises `UsageError`."""
         place = detect(environ)
         if place is None:
             return None
@@ -131,11 +131,11 @@ class Part:
         """Run a cell or script as this node has to, and return its outcome.
 
         Node 0 calls `launch` with the hosts of the job. The others do what comes `before`, serve, and return what node 0
-        tells, with the results of their own ranks. Raises what `launch` raises, on all nodes; `Unreachable`; and `SpecError`,
+        tells, with the results of their own ranks. Raises what `launch` raises, on all nodes; `Unreachable`; and `UsageError`,
         also where the nodes can't prove who they are.
         """
         if self.place.task is not None:
-            raise SpecError(
+            raise UsageError(
                 f"{self.place.words}: this process is task {self.place.task.rank} of {self.place.task.world_size}, "
                 f"one of several ({self.place.task.said_by}). Only a script runs like this: distmagic run SCRIPT.",
                 "Start one task a node, such as srun --ntasks-per-node=1; or write --on none.",
@@ -144,7 +144,7 @@ class Part:
             raise self.refusal("--detach")
         self._cell += 1
         if self._proof is None:
-            raise SpecError(
+            raise UsageError(
                 f"{self.place.words}: {missing(self.place)}, so the nodes can't recognize each other. Each would train a "
                 "model of its own.",
                 "Set DISTMAGIC_SECRET to one random text of 16 characters or more on all nodes; where each node is to run "
@@ -156,9 +156,9 @@ class Part:
         self._say(f"leads {others} other node{'s' * (others > 1)}.")
         return self._lead(self._proof, digest, access, launch)
 
-    def refusal(self, flag: str) -> SpecError:
+    def refusal(self, flag: str) -> UsageError:
         """Return the error of a flag that lets the cell end before its run."""
-        return SpecError(
+        return UsageError(
             f"{self.place.words}: a job ends with the commands of its nodes, so {flag} means nothing here.",
             "Leave it out.",
         )
@@ -326,8 +326,8 @@ def _as_error(words: Mapping[str, Any], lead: str) -> DistmagicError:
         if isinstance(error, WorkerFailed):
             error.remote_traceback = str(words["remote_traceback"])
         return error
-    if kind is SpecError:
-        return SpecError(message, hint)
+    if kind is UsageError:
+        return UsageError(message, hint)
     if isinstance(kind, type) and issubclass(kind, DistmagicError):
         return DistmagicError(message, hint)
     what = sanitize.lines(f"{words['kind']}: {message}")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.remote.records.environments import UV_EXPORT
 
 LOCK_FILES = ("uv.lock", "pylock.toml")
@@ -41,13 +41,13 @@ class Packages:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}", self.name):
-            raise SpecError(
+            raise UsageError(
                 f"{self.name!r} can't be the name of an environment.",
                 "Use letters, digits, dots and dashes: --name NAME.",
             )
         texts = [*self.requirements, *(text for _, text in self.lock)]
         if sum(len(text.encode()) for text in texts) > _LINE_BYTES:
-            raise SpecError(
+            raise UsageError(
                 "The list of packages is longer than a host takes.",
                 "Install uv here, which makes a shorter one, or name a requirements file.",
             )
@@ -91,7 +91,7 @@ def _line_of(found: importlib.metadata.Distribution, name: str) -> str:
 
 
 def of_requirements(path: Path, name: str | None = None) -> Packages:
-    """Return what a requirements file of pip's names, also in other files. Raises `SpecError`."""
+    """Return what a requirements file of pip's names, also in other files. Raises `UsageError`."""
     lines, left_out = [], []
     for line in _read(path, _FILES_BELOW):
         # Whether a line of a requirements file means something that lies on this machine.
@@ -109,7 +109,7 @@ def of_requirements(path: Path, name: str | None = None) -> Packages:
 
 
 def of_lock(path: Path, name: str | None = None) -> Packages:
-    """Return what a uv.lock, a pylock.toml or a locked requirements file names. Raises `SpecError`.
+    """Return what a uv.lock, a pylock.toml or a locked requirements file names. Raises `UsageError`.
 
     A uv.lock is exported by uv, here where there is one, else on the hosts.
     """
@@ -131,19 +131,19 @@ def of_lock(path: Path, name: str | None = None) -> Packages:
                         timeout=_EXPORT_S,
                     )
                 except subprocess.CalledProcessError as error:
-                    raise SpecError(
+                    raise UsageError(
                         f"uv can't read {project}/uv.lock: {error.stderr.strip()[-500:]}",
                         "Try it by hand: uv export --frozen",
                     ) from None
                 except subprocess.TimeoutExpired:
-                    raise SpecError(
+                    raise UsageError(
                         f"uv did not read {project}/uv.lock within {_EXPORT_S:.0f} s."
                     ) from None
                 return of_requirements(exported, named)
     elif re.fullmatch(r"pylock(\.[\w-]+)?\.toml", path.name):
         files = {"pylock.toml": path}
     elif path.suffix in (".toml", ".lock"):
-        raise SpecError(
+        raise UsageError(
             f"{path} is not a lock file that distmagic can read.",
             f"Known are {', '.join(LOCK_FILES)}, and files that pip reads.",
         )
@@ -157,13 +157,13 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path} can't be read: {error}.") from None
+        raise UsageError(f"{path} can't be read: {error}.") from None
 
 
 def _read(path: Path, files_left: int) -> Iterator[str]:
     """Yield the lines of a requirements file, whole and without comments, and those of the files that it names."""
     if not files_left:
-        raise SpecError(f"{path}: requirements files name each other without end.")
+        raise UsageError(f"{path}: requirements files name each other without end.")
     text = re.sub(r"\\\n\s*", " ", _text_of(path))
     for whole in text.splitlines():
         line = re.sub(r"(^|\s)#.*", "", whole).strip()
@@ -172,7 +172,7 @@ def _read(path: Path, files_left: int) -> Iterator[str]:
             if line:
                 yield line
         elif line.startswith(("-c", "--constraint")):
-            raise SpecError(
+            raise UsageError(
                 f"{path}: hosts take no constraints: {line}",
                 "Name the versions in the requirements file itself.",
             )

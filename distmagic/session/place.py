@@ -23,7 +23,7 @@ from distmagic.errors import (
     DistmagicError,
     PayloadTooLarge,
     RunError,
-    SpecError,
+    UsageError,
 )
 from distmagic.names import new_job, owner
 from distmagic.outcome.detached import Detached
@@ -150,7 +150,7 @@ class Place:
             name = shown.state.nodes[node_rank].host
             names = first_links.fleet.names
             if name not in names:
-                raise SpecError(f"{name} is not among the hosts of this run.")
+                raise UsageError(f"{name} is not among the hosts of this run.")
             return first_links.opener.link_again(names.index(name))
 
         run = BackgroundRun(job, shown, launch, self.interrupt, open_link)
@@ -162,7 +162,7 @@ class Place:
     ) -> FirstLinks:
         """Return the links that are being opened; `screen` shows meanwhile what a pending allocation waits for.
 
-        That may take hours, in which nobody on this machine removes the files of `payload`. Raises `SpecError` before that
+        That may take hours, in which nobody on this machine removes the files of `payload`. Raises `UsageError` before that
         if its folder can't be sent.
         """
         if self.first_links is not None:

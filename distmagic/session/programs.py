@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.inside.addresses import address_of_lead
 from distmagic.inside.job_node import JobNode
 from distmagic.outcome.detached import Detached
@@ -32,10 +32,10 @@ from distmagic.session.session import Session
 
 
 def check_request(request: Request) -> None:
-    """Raise `SpecError` for flags that mean a cell."""
+    """Raise `UsageError` for flags that mean a cell."""
     if request.whole or request.script:
         name = "--whole" if request.whole else "--script"
-        raise SpecError(
+        raise UsageError(
             f"{name} is for a cell; a script always runs as a whole.", "Leave it out."
         )
 
@@ -134,7 +134,7 @@ def run_program(  # noqa: PLR0913, PLR0917  # all that a run is made of
 ) -> Run | Detached | BackgroundRun:  # fmt: skip
     """Run a program on every rank of `hosts`, or of the nodes that the request asks a scheduler for.
 
-    `variable` as for `Session.launch`. Raises what `Allocations.get` and `Session.launch` raise, and `SpecError`.
+    `variable` as for `Session.launch`. Raises what `Allocations.get` and `Session.launch` raise, and `UsageError`.
     """
     if request.background:
         asker.can_ask = False  # nobody is there for the whole run

@@ -85,7 +85,7 @@ class Session:
     ) -> FirstLinks:  # fmt: skip
         """Begin to reach hosts, in the background; no host means this machine. `spec` is the run that is to come.
 
-        Of `spare` hosts only the names are needed for now: they may come to a job that is followed. Raises `SpecError`
+        Of `spare` hosts only the names are needed for now: they may come to a job that is followed. Raises `UsageError`
         where this machine's limits are too low for so many hosts, and `PayloadError` where it can't keep what is sent.
         """
         hosts = hosts or (LOCALHOST,)

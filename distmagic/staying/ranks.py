@@ -15,7 +15,7 @@ from distmagic.errors import (
     Cancelled,
     PayloadError,
     RunError,
-    SpecError,
+    UsageError,
     WorkerFailed,
 )
 from distmagic.outcome.run import Run, left
@@ -295,7 +295,7 @@ class Ranks:
         there = sorted(self.state.workers)
         missing = [rank for rank in wanted if rank not in there]
         if missing:
-            raise SpecError(
+            raise UsageError(
                 f"There is no rank {missing[0]} among the ranks of {self.name}.",
                 f"They are {','.join(ranges(there))}.",
             )
@@ -409,7 +409,7 @@ def _requests(screen: Screen, noted: interrupts.Interrupts | None) -> list[UserR
 
 def _name(name: str) -> str:
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise SpecError(f"{name!r} is not a variable's name.", 'Write ranks["loss"].')
+        raise UsageError(f"{name!r} is not a variable's name.", 'Write ranks["loss"].')
     return name
 
 

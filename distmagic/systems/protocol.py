@@ -87,7 +87,7 @@ class TakesDown(Pool, Protocol):
         """The names of what this kernel uses."""
 
     def take_down(self, name: str, asker: NotebookAsker) -> str:
-        """End one of them, or one that is not held, and return what the system says. Raises `SpecError`, `Unreachable`."""
+        """End one of them, or one that is not held, and return what the system says. Raises `UsageError`, `Unreachable`."""
 
 
 class GivesHosts(Protocol):
@@ -96,7 +96,7 @@ class GivesHosts(Protocol):
     pool: Callable[[Connect], Pool]
 
     def asked(self, place: str, wanted: Wanted) -> Asked:
-        """Return what a line asks for: `place` is what follows `--on`. Raises `SpecError`."""
+        """Return what a line asks for: `place` is what follows `--on`. Raises `UsageError`."""
 
     def preview(
         self, request: Asked, access: Access, owner: str, *, is_elastic: bool

@@ -18,7 +18,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from distmagic.errors import ConnectionLost, HostKeyError, SpecError
+from distmagic.errors import ConnectionLost, HostKeyError, UsageError
 from distmagic.planning import preflight
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
@@ -174,7 +174,7 @@ def connect(
     asker: Asker,  # noqa: ARG001 - one signature for all
     pins: str | None = None,
 ) -> CommandTransport:
-    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `SpecError`, each naming it.
+    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `UsageError`, each naming it.
 
     With `pins` the first key that the host shows is trusted, and kept in that file under its name.
     """
@@ -189,7 +189,7 @@ def connect(
             said = transport.open(access.connect_timeout_s)
     except OSError as error:
         transport.close()
-        raise SpecError(
+        raise UsageError(
             f"--ssh-command: {client[0]} can't be run: {error.strerror}.",
             "Check the path.",
         ) from error
@@ -262,13 +262,13 @@ def _client(access: Access, first: tuple[str, ...] = ()) -> tuple[str, ...]:
     try:
         words = shlex.split(access.ssh_command or "ssh")
     except ValueError as error:
-        raise SpecError(
+        raise UsageError(
             f"--ssh-command {access.ssh_command!r}: {error}.", "Close the quotation."
         ) from None
     if not words:
-        raise SpecError("--ssh-command is empty.", "Write --ssh-command ssh.")
+        raise UsageError("--ssh-command is empty.", "Write --ssh-command ssh.")
     if shutil.which(os.path.expanduser(words[0])) is None:
-        raise SpecError(
+        raise UsageError(
             f"--ssh-command: there is no program {words[0]!r}.",
             "Install it, or leave --ssh-command out.",
         )

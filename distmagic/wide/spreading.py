@@ -15,7 +15,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel
 from distmagic.connection.requests.progress_line import ProgressLine
 from distmagic.connection.requests.remote_files import files_at, local_file
-from distmagic.errors import ProtocolError, SpecError
+from distmagic.errors import ProtocolError, UsageError
 from distmagic.remote.wire import file_names, protocol
 from distmagic.remote.wire.protocol import Folder, PlacedFile
 from distmagic.runner.delivery import Delivery
@@ -30,14 +30,14 @@ _TRIES = 3  # hosts that share a home take files of one batch from each other
 def named_files(sources: Sequence[Path]) -> dict[str, Path]:
     """Return the files at these paths by the names that they get on hosts: below a folder of the source's own name.
 
-    Folders of one name become one. Raises `SpecError` where two different files would get one name.
+    Folders of one name become one. Raises `UsageError` where two different files would get one name.
     """
     found: dict[str, Path] = {}
     for source in sources:
         for path, name in files_at(source):
             other = found.setdefault(name, path)
             if other != path and other.read_bytes() != path.read_bytes():
-                raise SpecError(
+                raise UsageError(
                     f"{other} and {path} differ, and both would be {name} on the hosts.",
                     "Put them one after the other, each to a folder of its own.",
                 )
@@ -63,7 +63,7 @@ def batches(
 def put(first_links: FirstLinks, sources: Sequence[Path], to: str) -> tuple[int, int]:
     """Copy files, and folders with all their files, into a folder of every host; return how many, and their bytes.
 
-    What a host has already is not sent. Hosts list them for `clean`. Raises `SpecError` for what is no file and no folder,
+    What a host has already is not sent. Hosts list them for `clean`. Raises `UsageError` for what is no file and no folder,
     `PreflightError` where a host can't write, and what reaching hosts raises.
     """
     files = named_files(sources)

@@ -20,7 +20,7 @@ from typing import Any
 from distmagic.comparison.compare import Comparison
 from distmagic.comparison.summary import RunSummary, summary
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.outcome.shown import cell_number
 from distmagic.payload.blobs import in_use
 from distmagic.payload.pack import Payload
@@ -46,11 +46,11 @@ class Slot:
 
 
 def combinations(grid: Mapping[str, Iterable[Any]]) -> tuple[dict[str, Any], ...]:
-    """Return the arguments of each run: all combinations of the values, the last name's fastest. Raises `SpecError`."""
+    """Return the arguments of each run: all combinations of the values, the last name's fastest. Raises `UsageError`."""
     values = []
     for name, given in grid.items():
         if isinstance(given, str) or not isinstance(given, Iterable):
-            raise SpecError(
+            raise UsageError(
                 f"{name}={given!r} is no list of values.",
                 f"Write {name!r}: [{given!r}], or give it to every run by kwargs.",
             )
@@ -58,7 +58,7 @@ def combinations(grid: Mapping[str, Iterable[Any]]) -> tuple[dict[str, Any], ...
     found = itertools.product(*values)
     calls = tuple(dict(zip(grid, one, strict=True)) for one in found)
     if not grid or not calls:
-        raise SpecError("The sweep has no run.", 'Write {"lr": [0.1, 0.01]}.')
+        raise UsageError("The sweep has no run.", 'Write {"lr": [0.1, 0.01]}.')
     return calls
 
 
@@ -68,14 +68,14 @@ def slots(
     """Return where runs of so many `ranks` have room at the same time. `gpus` are how many each host has.
 
     A host gives what is written behind its name (`gpu-a:4`), else a device for each GPU, else one rank; of `devices` alone
-    where some are named. Raises `SpecError`.
+    where some are named. Raises `UsageError`.
     """
     found = []
     for host, count in zip(hosts, gpus, strict=True):
         named = tuple(devices) or tuple(map(str, range(count)))
         room = host.slots if isinstance(host.slots, int) else len(named) or ranks
         if named and room > len(named):
-            raise SpecError(
+            raise UsageError(
                 f"{host.name} has {len(named)} devices for this sweep, and {room} were named.",
                 f"Write {host.name}:{len(named)}, or less.",
             )
@@ -83,7 +83,7 @@ def slots(
             own = named[first : first + ranks]
             found.append(Slot(host=replace(host, slots=ranks), devices=own))
     if not found:
-        raise SpecError(
+        raise UsageError(
             f"No host has room for the {ranks} ranks of a run.",
             "Give a run fewer by nproc_per_node, or a host more: gpu-a:8.",
         )
@@ -174,17 +174,17 @@ class Sweep:
         self.wait()
 
     def rerun(self, *names: str) -> None:
-        """Put runs that are over into the queue again; without a name all that failed. Raises `SpecError`."""
+        """Put runs that are over into the queue again; without a name all that failed. Raises `UsageError`."""
         with self._has_changed:
             for name in names or tuple(self.failed):
                 run = self.runs.get(name)
                 if name not in self._titles:
-                    raise SpecError(
+                    raise UsageError(
                         f"{name} is no run of this sweep.",
                         f"Its runs: {', '.join(self._titles)}.",
                     )
                 if name in self._queue or not (run is None or run.done):
-                    raise SpecError(f"{name} is not over.", "Wait for its end.")
+                    raise UsageError(f"{name} is not over.", "Wait for its end.")
                 self.failed.pop(name, None)
                 self._queue.append(name)
             self._begin()
@@ -270,7 +270,7 @@ def begin_sweep(
     """
     ranks = spec.nproc_per_node or 1
     if not isinstance(ranks, int) or spec.detach or spec.nnodes not in (None, (1, 1)):
-        raise SpecError(
+        raise UsageError(
             "Each run of a sweep has a number of ranks on one host, and is followed.",
             "Leave out detach and nnodes, and write nproc_per_node=2.",
         )
@@ -283,7 +283,7 @@ def begin_sweep(
 
     def start(name: str, slot: Slot) -> BackgroundRun:
         if session.background.is_closed:
-            raise SpecError("This process ends: no further run of the sweep begins.")
+            raise UsageError("This process ends: no further run of the sweep begins.")
         of_run = replace(spec, name=name, devices=slot.devices, nproc_per_node=None)
         with closing(NotebookAsker(can_ask=False)) as nobody:
             place = place_of(session, (slot.host,), access, nobody, of_run)

@@ -28,8 +28,8 @@ from distmagic.errors import (
     DistmagicError,
     Hung,
     NoResult,
-    SpecError,
     TimedOut,
+    UsageError,
 )
 from distmagic.outcome.run import Run
 from distmagic.planning.jobs import whereabouts
@@ -367,7 +367,7 @@ def check_next_run(pair: Pair, lab: Lab) -> None:
                 as_value(train), 2, token, 0.01, 10, kwargs={"together": False, "misdeeds": (), "payload": b""},
                 hosts=pair.job.hosts_line, devices=pair.job.devices, access=access, screen=runner.Watch(),
             )  # fmt: skip
-        except SpecError as error:
+        except UsageError as error:
             # Of a start that was interrupted an agent may begin after the list was asked for.
             if "still runs on" not in error.message:
                 raise

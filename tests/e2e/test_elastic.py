@@ -15,7 +15,7 @@ import distmagic
 from distmagic.api import session
 from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import Cancelled, NodeLost, SpecError, Unreachable
+from distmagic.errors import Cancelled, NodeLost, Unreachable, UsageError
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
 from distmagic.planning.jobs import known_whereabouts, whereabouts
@@ -315,7 +315,7 @@ def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
     )
     assert told == [("dm1", 2)]
     wait_until(lambda: bool(faults.pids(lab.hosts[0], "rank", "*")), "a rank on dm1")
-    with pytest.raises(SpecError, match=f"^dm1 .* {job.name}"):
+    with pytest.raises(UsageError, match=f"^dm1 .* {job.name}"):
         session().housekeeping.add(reach(lab, (asked[1], asked[0])), job, print)
     (job,) = session().housekeeping.jobs(reach(lab, asked))
     assert (job.hosts, job.running) == (("dm2", "dm3", "dm1"), (0, 1, 2))

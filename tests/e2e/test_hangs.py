@@ -16,7 +16,7 @@ from traitlets.config import Config
 
 import distmagic
 from distmagic.api import session
-from distmagic.errors import Hung, SpecError, TimedOut
+from distmagic.errors import Hung, TimedOut, UsageError
 from distmagic.state import hangs
 from distmagic.state.model import RunState
 from tests.e2e import runner, scripts
@@ -288,7 +288,7 @@ def the_magic(lab: Lab, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     capsys.readouterr()
     try:
         shell.run_line_magic("distributed", " ".join(words))
-    except SpecError as error:
+    except UsageError as error:
         return str(error)
     finally:
         shell.run_line_magic("unload_ext", "distmagic")

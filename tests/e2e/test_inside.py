@@ -95,7 +95,7 @@ for step in distmagic.track(tqdm(range(3), desc="steps")):
 print(f"PLAIN rank {rank}, local {os.environ['SLURM_LOCALID']}, sum {total.item():g}", flush=True)
 try:
     distmagic.run(print)
-except distmagic.SpecError as error:
+except distmagic.UsageError as error:
     print("REFUSED", error, flush=True)
 dist.destroy_process_group()
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import distmagic
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.session.background import BackgroundRun
 from tests.e2e import runner
 from tests.e2e.programs import train_until_told
@@ -51,5 +51,5 @@ def test_running_ranks_are_profiled_and_train_on(ended, tmp_path, monkeypatch):
     assert names == {"rank 0 (dm1)", "rank 1 (dm2)"}
     forward = [event["pid"] for event in events if event["name"] == "aten::addmm"]
     assert sorted(forward) == [0, 0, 0, 1, 1, 1]
-    with pytest.raises(SpecError, match="No rank of job"):
+    with pytest.raises(UsageError, match="No rank of job"):
         run.profile()

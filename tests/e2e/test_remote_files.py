@@ -9,7 +9,7 @@ import pytest
 
 from distmagic.api import session
 from distmagic.connection.requests.remote_files import RemoteFolder
-from distmagic.errors import NoResult, SpecError, WorkerFailed
+from distmagic.errors import NoResult, UsageError, WorkerFailed
 from distmagic.remote.wire.protocol import Folder
 from distmagic.request.hosts import parse_hosts
 from distmagic.wide.spreading import put
@@ -79,7 +79,7 @@ def test_shards_of_a_failed_run_come_from_all_hosts_and_go_back_as_one(
     ]
     with pytest.raises(NoResult, match="Not all hosts gave their files"):
         found.fetch("nothing", to="back", ranks="all")
-    with pytest.raises(SpecError, match="ranks='1' is not known"):
+    with pytest.raises(UsageError, match="ranks='1' is not known"):
         found.fetch("ck", ranks="1")
 
     sources = sorted(Path("back").glob("*/ck"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distmagic.errors import AllocationEnded, PreflightError, SpecError
+from distmagic.errors import AllocationEnded, PreflightError, UsageError
 from distmagic.request.allocation import SlurmRequest
 from distmagic.systems.slurm.allocation import ONE_CORE
 from distmagic.systems.slurm.shell import Shell
@@ -47,7 +47,7 @@ HOSTILE = "a  'b' \"c\" $HOME `touch /run/mine` $(touch /run/mine) é \\ ! * ; |
 def test_what_slurm_refuses_is_told_in_words(held, options, nodes, message):
     request = SlurmRequest(login="dm1", nodes=nodes, options=options)
     error = failure(held.slurm, as_value(count), 0.1, allocation=request)
-    assert isinstance(error, SpecError)
+    assert isinstance(error, UsageError)
     assert message in str(error)
     assert "sbatch" in str(error)
 
@@ -67,7 +67,7 @@ def test_a_job_that_slurm_takes_and_would_never_start_is_cancelled_and_told(
 ):
     request = SlurmRequest(login="dm1", nodes=nodes, options=tuple(options.items()))
     error = failure(held.slurm, as_value(count), 0.1, allocation=request)
-    assert isinstance(error, SpecError)
+    assert isinstance(error, UsageError)
     assert message in error.message
     assert "so it will never start (" in error.message
     assert error.message.endswith("It was cancelled.")
@@ -88,13 +88,13 @@ def test_hostile_values_that_slurm_refuses_are_refused_and_not_run(held):
         allocation=request,
         screen=Noticing("", interrupt),
     )
-    assert isinstance(error, SpecError)
+    assert isinstance(error, UsageError)
     assert "sbatch: " in error.message
     _assert_nothing_was_run(held.slurm)
 
 
 def test_gpus_of_a_whole_job_are_told_also_of_a_job_that_is_there(slurm, kernel):
-    with pytest.raises(SpecError, match="--gpus counts"):
+    with pytest.raises(UsageError, match="--gpus counts"):
         SlurmRequest(login="dm1", options=(("gpus", "4"),))
     job = submit(slurm, "--gpus=4", "-c4")
     wait_until_it_runs(slurm, job)

@@ -87,7 +87,7 @@ def test_where_hosts_come_from(session_lab, notebook, tmp_path):
     assert notebook.run("%distributed hosts") == f"dm1:1  (DISTMAGIC_HOSTS)  {way}\n"
     (tmp_path / "hosts").write_text("# the lab\ndm1 slots=1\ndm2 slots=two\n")
     assert notebook.fail(f"%distributed hosts --hostfile {tmp_path}/hosts").startswith(
-        f"SpecError: {tmp_path}/hosts, line 3: "
+        f"UsageError: {tmp_path}/hosts, line 3: "
     )
     (tmp_path / "hosts").write_text("# the lab\ndm1 slots=1\ndm2 slots=2\n")
     shown = notebook.run(
@@ -198,9 +198,9 @@ def train():
 train()
 """
     text = notebook.fail(f"%%distributed --hosts dm1:1\n{cell}")
-    assert "SpecError: line 5: argparse" in text
+    assert "UsageError: line 5: argparse" in text
     assert "%%distributed --whole" in text
-    assert "(SpecError: line 5" in notebook.run("_run")
+    assert "(UsageError: line 5" in notebook.run("_run")
     assert notebook.run(
         f"%%distributed --whole --hosts dm1:1 -o lr\n{cell}"
     ).startswith("done")

@@ -106,7 +106,7 @@ def notebook(
     [
         ("def f():\n    with lock:\n        pass\nf()", "PayloadError: f uses `lock`"),
         ("def f(x):\n    return len(x)\nf(data)", "PayloadTooLarge: "),
-        ("class Model:\n    pass", "SpecError: line 2: "),
+        ("class Model:\n    pass", "UsageError: line 2: "),
         ("def train(:\n    pass", "SyntaxError: "),
     ],
 )
@@ -137,7 +137,7 @@ def test_a_package_that_only_the_hosts_have(notebook):
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ("--host dm1", "SpecError: --host "),
+        ("--host dm1", "UsageError: --host "),
         ("--hosts nowhere", "Unreachable: nowhere: "),
         ("--hosts 127.0.0.1:2299", "Unreachable: 127.0.0.1: "),
     ],

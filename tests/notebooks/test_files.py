@@ -72,7 +72,7 @@ def test_a_folder_is_brought_and_kept_for_the_cells_after_it(notebook, folder):
     notebook.run(f"%%distributed -o run --sync data{look}")
     assert notebook.run("run.results[0]") == "'new data'"
     refused = notebook.fail(f"%%distributed --sync nowhere{look}")
-    assert "SpecError: --sync nowhere: " in refused
+    assert "UsageError: --sync nowhere: " in refused
     missing = notebook.fail(f"%%distributed --fresh{look}")
     assert "FileNotFoundError: " in missing
 
@@ -90,7 +90,7 @@ def test_a_script_is_run_by_a_line(notebook, folder):
         "%distributed run --dry-run train.py 5"
     )
     refused = notebook.fail("%distributed run nothing.py")
-    assert "SpecError: There is no script nothing.py" in refused
+    assert "UsageError: There is no script nothing.py" in refused
 
 
 def test_a_cell_is_run_as_a_script_with_arguments(notebook):

@@ -43,7 +43,7 @@ def test_cells_on_nodes_of_slurm(slurm, tmp_path):
             >= 2
         )
         refused = notebook.fail(CELL.replace("--nodes 2", "--nodes 2 --partition nope"))
-        assert "SpecError: Slurm has no such partition" in refused
+        assert "UsageError: Slurm has no such partition" in refused
         notebook.run("%distributed down")
         wait_until(lambda: not slurm.jobs(), "the allocation to end")
     slurm.assert_clean()

@@ -19,8 +19,8 @@ from distmagic.errors import (
     HostError,
     HostKeyError,
     PreflightError,
-    SpecError,
     Unreachable,
+    UsageError,
 )
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
@@ -274,7 +274,7 @@ def test_strict_checking_can_not_be_turned_off(
 
 def test_a_missing_ssh_config_that_was_named(tmp_path: Path, golden: Golden) -> None:
     missing = str(tmp_path / "missing")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         ssh.connect(Host(name="a"), Access(ssh_config=missing), NoAsker())
 
 
@@ -287,7 +287,7 @@ def test_a_missing_ssh_config_that_was_named(tmp_path: Path, golden: Golden) -> 
     ],
 )
 def test_a_client_that_is_not_there(command: str, message: str) -> None:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         ssh_command.connect(Host(name="a"), Access(ssh_command=command), NoAsker())
     assert caught.value.message == message
 

@@ -21,8 +21,8 @@ from distmagic.errors import (
     ConnectionLost,
     HostError,
     HostKeyError,
-    SpecError,
     Unreachable,
+    UsageError,
 )
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
@@ -191,7 +191,7 @@ def test_a_jump_host_that_asks_names_itself_and_the_host(
 
 def test_jump_hosts_in_a_circle(home: Home, golden: Golden) -> None:
     access = home.configure("Host *\n  ProxyJump bastion\n")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         ssh.connect(Host(name="gpu"), access, NoAsker())
 
 

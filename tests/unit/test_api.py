@@ -14,7 +14,7 @@ import distmagic
 from distmagic import api, notebook_place
 from distmagic.api import Options
 from distmagic.connection.link_opener import Fleet
-from distmagic.errors import SpecError, WorkerFailed
+from distmagic.errors import UsageError, WorkerFailed
 from distmagic.request import flag_table
 from distmagic.request.access import Access
 from distmagic.request.allocation import SlurmRequest
@@ -81,18 +81,18 @@ def test_hosts_may_be_named_one_by_one(session):
     ids=str,
 )
 def test_what_is_no_list_of_hosts_is_said(session, hosts, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         api.run(len, [], hosts=hosts)
 
 
 def test_hosts_and_an_allocation_are_not_both_taken(session):
-    with pytest.raises(SpecError, match=r"^hosts and allocation are both given\."):
+    with pytest.raises(UsageError, match=r"^hosts and allocation are both given\."):
         api.run(len, [], hosts="gpu-a", allocation=SlurmRequest(nodes=2))
 
 
 @pytest.mark.parametrize("hosts", ["", " ", ",", [], ()])
 def test_an_empty_list_of_hosts_is_refused_as_on_the_line(session, hosts):
-    with pytest.raises(SpecError, match=r"^The list of hosts is empty\."):
+    with pytest.raises(UsageError, match=r"^The list of hosts is empty\."):
         api.run(len, [], hosts=hosts)
 
 
@@ -216,7 +216,7 @@ def test_options_that_are_not_given_leave_access_as_it_is(session):
     ],
 )
 def test_a_wrong_option_is_answered_with_the_nearest(session, name, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         distmagic.run(len, [], **{name: 1})
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from tests import REPOSITORY
 from tests.builders import golden as builder
 from tests.builders.golden import COLLECTED, MESSAGES, Golden, page_of, read, renew
@@ -40,7 +40,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(builder, "MESSAGES", tmp_path)
     made = "unit/request/test_x.py::test_y[a\\nb]"
     new = Golden(made, "", tmp_path.parent, is_renewed=True)
-    new(SpecError(f"{tmp_path}/x is red.", "Look.\n\nAgain."))
+    new(UsageError(f"{tmp_path}/x is red.", "Look.\n\nAgain."))
     new("\x1b one", 2)
     new.finish()
     new.close()
@@ -55,17 +55,19 @@ def test_an_entry_is_read_as_it_was_written(entry, tmp_path):
     renew(page_of(entry), "unit/request/test_a.py::test_b", "b")
     assert page_of(entry).read_text() == (
         "unit/request/test_a.py::test_b\n    b\n"
-        f"{entry}\n    SpecError: TMP/x is red.\n    Look.\n\n    Again.\n    ---\n    \\x1b one\n    2\n"
+        f"{entry}\n    UsageError: TMP/x is red.\n    Look.\n\n    Again.\n    ---\n    \\x1b one\n    2\n"
     )
     same = Golden(entry, texts_of(entry), tmp_path.parent, is_renewed=False)
-    same(SpecError("TMP/x is red.", "Look.\n\nAgain."))
+    same(UsageError("TMP/x is red.", "Look.\n\nAgain."))
     same("\x1b one\n2")
     same.finish()
     renew(page_of(entry), entry, "")
     assert list(read(page_of(entry))) == ["unit/request/test_a.py::test_b"]
 
 
-@pytest.mark.parametrize("texts", [["other"], ["SpecError: TMP/x is"], ["\x1b one\n2"]])
+@pytest.mark.parametrize(
+    "texts", [["other"], ["UsageError: TMP/x is"], ["\x1b one\n2"]]
+)
 def test_another_text_fails(entry, tmp_path, texts):
     found = Golden(entry, texts_of(entry), tmp_path, is_renewed=False)
     with pytest.raises(AssertionError, match="make golden"):

@@ -11,7 +11,7 @@ from distmagic.connection.lease_keeper import send_quietly
 from distmagic.connection.link import BOOT_TIMEOUT_S, Link
 from distmagic.connection.parallel import in_parallel
 from distmagic.connection.requests.log_order import by_time_of
-from distmagic.errors import DistmagicError, PreflightError, ProtocolError, SpecError
+from distmagic.errors import DistmagicError, PreflightError, ProtocolError, UsageError
 from distmagic.planning.jobs import Job
 from distmagic.remote.records import journal, places
 from distmagic.remote.wire import protocol
@@ -216,11 +216,11 @@ def get_start(link: Link, job: str) -> protocol.StartNode:
     try:
         start = _ask_lead(link, job, protocol.GetStart(), protocol.LeadStart).start
     except _Refused as refused:
-        raise SpecError(
+        raise UsageError(
             f"{link.host.name} has no record of how job {job} was started: {refused}."
         ) from None
     if start.join_template is None or start.membership is None or start.job != job:
-        raise SpecError(
+        raise UsageError(
             f"Job {job} is not elastic.",
             "Start it with --nnodes MIN:MAX --max-restarts N.",
         )
@@ -235,13 +235,13 @@ def get_start(link: Link, job: str) -> protocol.StartNode:
 def add_node(link: Link, job: str, host: str, request_id: str) -> tuple[str, ...]:
     """Have the first host of an elastic job count a host as one more node; return the hosts of all its nodes.
 
-    Raises `SpecError` where the job does not take it in, `ConnectionLost` and `Unreachable` when there is no answer.
+    Raises `UsageError` where the job does not take it in, `ConnectionLost` and `Unreachable` when there is no answer.
     """
     try:
         request = protocol.AddNode(host=host, request_id=request_id)
         return _ask_lead(link, job, request, protocol.NodeAdded, request_id).hosts
     except _Refused as refused:
-        raise SpecError(f"{host} can't join job {job}: {refused}.") from None
+        raise UsageError(f"{host} can't join job {job}: {refused}.") from None
 
 
 class _Refused(Exception):
@@ -258,7 +258,7 @@ def _ask_lead(
             if isinstance(message, protocol.Refused):
                 raise _Refused(message.error)
             if isinstance(message, protocol.AgentGone):
-                raise SpecError(f"Job {job} has ended.")
+                raise UsageError(f"Job {job} has ended.")
             if (
                 isinstance(message, kind)
                 and getattr(message, "request_id", request_id) == request_id

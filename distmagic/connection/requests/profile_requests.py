@@ -17,7 +17,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel
 from distmagic.connection.requests.job_requests import fetch
 from distmagic.diagnosis.profile import Profile, longest, merged, waits
-from distmagic.errors import NoResult, ProtocolError, SpecError
+from distmagic.errors import NoResult, ProtocolError, UsageError
 from distmagic.remote.wire import protocol
 
 WAIT_S = 120.0
@@ -36,11 +36,11 @@ def profile(
 ) -> Profile:
     """Profile so many steps of all ranks, and write one trace of them to the current directory.
 
-    `links` are conversations with the job's `hosts`, by node rank. Ranks go on training. Raises `SpecError`, and
+    `links` are conversations with the job's `hosts`, by node rank. Ranks go on training. Raises `UsageError`, and
     `NoResult` where no rank makes that many steps of an optimizer in time.
     """
     if not 1 <= steps <= _MOST_STEPS:
-        raise SpecError(
+        raise UsageError(
             f"{steps} steps can't be profiled.", f"Use 1 to {_MOST_STEPS} steps."
         )
     name = secrets.token_hex(4)

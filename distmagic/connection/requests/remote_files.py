@@ -26,7 +26,7 @@ from distmagic.connection.requests.file_requests import (
     write_file,
 )
 from distmagic.connection.requests.progress_line import ProgressLine
-from distmagic.errors import NoResult, PayloadError, ProtocolError, SpecError
+from distmagic.errors import NoResult, PayloadError, ProtocolError, UsageError
 from distmagic.payload import seen_files
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.records import found_files
@@ -64,7 +64,7 @@ class RemoteFolder:
     def fetch(self, pattern: str, to: Path) -> list[Path]:
         """Copy the files that fit a pattern to the folder `to`, each at its path below it; return where they are.
 
-        What an earlier call had of a file is not fetched again. What stays here as it is has the host's beside it. Raises `SpecError` if none fits, and `NoResult` for one
+        What an earlier call had of a file is not fetched again. What stays here as it is has the host's beside it. Raises `UsageError` if none fits, and `NoResult` for one
         that can't be written here, or that ranks never leave alone.
         """
         check_pattern(pattern, "pattern")
@@ -72,7 +72,7 @@ class RemoteFolder:
             found = find_files(kept.link(), self._folder, pattern)
             if not found:
                 name = kept.link().host.name
-                raise SpecError(
+                raise UsageError(
                     f"No file on {name} fits {pattern!r}.",
                     "Links are not followed, and * stays in one folder: **/*.pt looks in all of them.",
                 )
@@ -163,7 +163,7 @@ class RemoteFolder:
     def send(self, source: Path) -> list[str]:
         """Copy a file of this machine into the folder, or a folder with all its files; return their paths there.
 
-        Links are left out. What an earlier call has sent of a file is not sent again. Raises `SpecError` for what is no
+        Links are left out. What an earlier call has sent of a file is not sent again. Raises `UsageError` for what is no
         file and no folder, and `PreflightError` where the host can't write it.
         """
         files = files_at(source)
@@ -245,7 +245,7 @@ def files_at(source: Path) -> list[tuple[Path, str]]:
     if source.is_file():
         return [(source, source.name)]
     if not source.is_dir():
-        raise SpecError(f"{source} is neither a file nor a folder of this machine.")
+        raise UsageError(f"{source} is neither a file nor a folder of this machine.")
     root = source.resolve()
     found = []
     for inner, _, names in os.walk(root):
@@ -254,5 +254,5 @@ def files_at(source: Path) -> list[tuple[Path, str]]:
             if path.is_file() and not path.is_symlink():
                 found.append((path, f"{root.name}/{path.relative_to(root)}"))
     if not found:
-        raise SpecError(f"The folder {source} has no file.")
+        raise UsageError(f"The folder {source} has no file.")
     return sorted(found)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.exports import parts, quoting
 from distmagic.exports.job import PROGRAM, ExportedJob, File, text_file
 from distmagic.exports.quoting import variable
@@ -67,7 +67,7 @@ def workflow(job: ExportedJob) -> str:
     """Return the workflow whose tasks start torchrun, or what the program starts in its place."""
     for file in job.program.files:
         if len(file.data) > _LARGEST:
-            raise SpecError(
+            raise UsageError(
                 f"{file.path} has {len(file.data):,} bytes, and a workflow of OSMO carries files of {_LARGEST:,} at most.",
                 "Put it into the image (--image), or load it inside the function.",
             )
@@ -173,7 +173,7 @@ def _inline(job: ExportedJob, scripts: Sequence[File]) -> str:
     text = ""
     for path, data in [*own, *program]:
         if _TEMPLATE.search(path):
-            raise SpecError(
+            raise UsageError(
                 f"{path}: OSMO would read its name as a template.",
                 "Rename the file, or leave it out by .distmagicignore.",
             )

@@ -23,7 +23,7 @@ VARIABLES = (
 
 
 def place(environ: Mapping[str, str]) -> JobNode | None:
-    """Return the place of this process in a workflow, None outside one. Raises `SpecError`."""
+    """Return the place of this process in a workflow, None outside one. Raises `UsageError`."""
     found = Variables("OSMO", environ)
     if not found.has_any(*VARIABLES):
         return None

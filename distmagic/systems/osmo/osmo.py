@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from distmagic.errors import SpecError, Unreachable
+from distmagic.errors import Unreachable, UsageError
 from distmagic.systems.osmo import osmo_words
 from distmagic.systems.osmo.osmo_words import WorkflowState
 
@@ -28,13 +28,13 @@ GET_IT = (
 
 
 def check() -> None:
-    """Raise `SpecError` where there is no program `osmo`."""
+    """Raise `UsageError` where there is no program `osmo`."""
     if shutil.which("osmo") is None:
-        raise SpecError("--on osmo: the program osmo was not found.", GET_IT)
+        raise UsageError("--on osmo: the program osmo was not found.", GET_IT)
 
 
 def submit(path: Path) -> str:
-    """Submit a workflow; return its ID. Raises `SpecError` where OSMO refuses it, and `Unreachable`."""
+    """Submit a workflow; return its ID. Raises `UsageError` where OSMO refuses it, and `Unreachable`."""
     words = ("workflow", "submit", str(path), "-t", "json")
     return osmo_words.read_id(_said(words, SUBMIT_S, _MAY_RUN))
 
@@ -90,7 +90,7 @@ class LogStream:
 
 
 def _said(words: Sequence[str], limit_s: float, late: str = _LATE) -> str:
-    """Return what `osmo` prints. Raises `SpecError`, or `Unreachable` where it takes too long, with the hint `late`."""
+    """Return what `osmo` prints. Raises `UsageError`, or `Unreachable` where it takes too long, with the hint `late`."""
     what = " ".join(("osmo", *words[:2]))
     process = _started(words, subprocess.PIPE)
     try:
@@ -122,7 +122,7 @@ def _started(words: Sequence[str], err: int) -> subprocess.Popen[bytes]:
             start_new_session=True,
         )
     except OSError as error:
-        raise SpecError(f"osmo can't be started here: {error}.", GET_IT) from None
+        raise UsageError(f"osmo can't be started here: {error}.", GET_IT) from None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

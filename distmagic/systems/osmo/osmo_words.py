@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from distmagic import sanitize
 from distmagic.connection.limits import DECODER
-from distmagic.errors import DistmagicError, SpecError, Unreachable
+from distmagic.errors import DistmagicError, Unreachable, UsageError
 from distmagic.remote.contact.task import MOST_RESULT_BYTES
 from distmagic.remote.wire import log_lines, protocol
 from distmagic.remote.wire.codec import BadLine
@@ -149,10 +149,10 @@ def refused(what: str, code: int, out: str, err: str) -> DistmagicError:
     said = _short(message if isinstance(message, str) else out or err)
     text = f"{what} failed: {said or f'exit code {code}'}"
     if "login" in said.lower():
-        return SpecError(text, "Log in with: osmo login URL, then run it again.")
+        return UsageError(text, "Log in with: osmo login URL, then run it again.")
     if code in (10, 75):
         return Unreachable("OSMO", text, "Try it again when OSMO's service answers.")
-    return SpecError(
+    return UsageError(
         text, "Try the same command by hand; distmagic only passes on its answer."
     )
 

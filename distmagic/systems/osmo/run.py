@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from distmagic.errors import (
-    SpecError,
+    UsageError,
 )
 from distmagic.exports import parts
 from distmagic.exports.job import PROGRAM, ExportedJob, ExportedProgram, File
@@ -48,26 +48,26 @@ _OTHER_FLAGS = {
 
 
 def check(request: Request) -> None:
-    """Raise `SpecError` for what a run on OSMO can't have, and where there is no program `osmo`."""
+    """Raise `UsageError` for what a run on OSMO can't have, and where there is no program `osmo`."""
     osmo.check()
     for name, why in _OTHER_FLAGS.items():
         if getattr(request.spec, name):
             flag = name.removesuffix("_s").replace("_", "-")
-            raise SpecError(f"--{flag} means nothing with --on osmo: {why}")
+            raise UsageError(f"--{flag} means nothing with --on osmo: {why}")
     assert request.workflow is not None
     results = request.workflow.results
     if results and "://" not in results:
-        raise SpecError(
+        raise UsageError(
             f"--results {results}: since June 2026 OSMO has no datasets for results.",
             "Write the URL of a storage: --results s3://bucket/folder.",
         )
     if any(host for host, _ in request.access.pythons):
-        raise SpecError(
+        raise UsageError(
             "--python HOST=PATH names a host, and OSMO chooses the hosts.",
             "Write --python PATH.",
         )
     if request.spec.is_elastic:
-        raise SpecError(
+        raise UsageError(
             "--nnodes MIN:MAX: a workflow of OSMO has as many tasks as it is submitted with.",
             "Write --nodes N.",
         )
@@ -78,7 +78,7 @@ def run(
 ) -> Run:
     """Run a payload as a workflow, and return what is left of it. `variable` as for `Session.launch`.
 
-    Raises `SpecError` and `Unreachable` where it can't be submitted; else what any run raises, with its `Run`.
+    Raises `UsageError` and `Unreachable` where it can't be submitted; else what any run raises, with its `Run`.
     """
     payload = with_tree(payload, request.spec.sync, Path.cwd())
     job = _job(request, payload)
@@ -127,7 +127,7 @@ def _job(request: Request, payload: Payload) -> ExportedJob:
     )
     if job.secrets:
         names = ", ".join(secret for secret, _ in job.secrets)
-        raise SpecError(
+        raise UsageError(
             f"--env {names}: a secret would lie readable in the workflow.",
             "Use --export osmo DIR: its README describes how OSMO gets it. Or read it inside the function.",
         )

@@ -10,7 +10,7 @@ import json
 import posixpath
 from pathlib import Path
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.exports import parts, quoting
 from distmagic.exports.job import PROGRAM, ExportedJob, File, text_file
 from distmagic.exports.quoting import variable
@@ -25,7 +25,7 @@ _PORT = 29500
 def files(job: ExportedJob) -> tuple[File, ...]:
     """Return SING Cloud's own files for a job."""
     if job.python.startswith("~"):
-        raise SpecError(
+        raise UsageError(
             f"--python {job.python}: in an image no shell expands ~.",
             "Give the path that the interpreter has in the image, or leave it out.",
         )
@@ -100,11 +100,11 @@ def _settings(job: ExportedJob) -> str:
 
 
 def _secrets(job: ExportedJob) -> tuple[File, ...]:
-    """Return the file with a line for each secret, as `--env-file` of docker takes it. Raises `SpecError`."""
+    """Return the file with a line for each secret, as `--env-file` of docker takes it. Raises `UsageError`."""
     lines = []
     for name, value in job.secrets:
         if "\n" in value or "\r" in value:
-            raise SpecError(
+            raise UsageError(
                 f"--env {name}: it is a secret with a line break, and a file of variables has one line for each.",
                 "Give it another form, such as base64.",
             )

@@ -11,7 +11,7 @@ _ADDRESSES = ("SING_MASTER_ADDR", "SING_HOST_ADDR")
 
 
 def place(environ: Mapping[str, str]) -> JobNode | None:
-    """Return the place of this process in a job, None outside one. Raises `SpecError`."""
+    """Return the place of this process in a job, None outside one. Raises `UsageError`."""
     found = Variables("SING Cloud", environ)
     if not found.has_any(*_NEEDED, *_ADDRESSES):
         return None

@@ -26,8 +26,8 @@ from distmagic.errors import (
     DistmagicError,
     NodeLost,
     RunError,
-    SpecError,
     Unreachable,
+    UsageError,
 )
 from distmagic.remote.system.processes import up_s
 from distmagic.request.access import Access
@@ -57,7 +57,7 @@ class Cluster:
     def __init__(
         self, request: SkyRequest, owner: str, *, is_in_doubt: bool = False
     ) -> None:
-        """Raises `SpecError` where neither SkyPilot's program nor a file of the cluster is there.
+        """Raises `UsageError` where neither SkyPilot's program nor a file of the cluster is there.
 
         `is_in_doubt`: a host of it did not answer a moment ago, so SkyPilot has to ask the cloud.
         """
@@ -106,7 +106,7 @@ class Cluster:
         """Begin to ask SkyPilot; None where its program is not there, but the cluster's file is."""
         try:
             return self._begin(sky_words.status(asks_cloud=is_in_doubt))
-        except SpecError:
+        except UsageError:
             if self.is_ours or not self._file.exists():
                 raise
             return None
@@ -140,7 +140,7 @@ class Cluster:
     def wait(self, asker: NotebookAsker, tell: Tell) -> tuple[Host, ...]:
         """Return the hosts as soon as they are known, having launched them if need be; `tell` gets what it waits for.
 
-        Call it on the thread of the run. Raises `SpecError` for a cluster that is not up, or was given up by
+        Call it on the thread of the run. Raises `UsageError` for a cluster that is not up, or was given up by
         another thread, `Unreachable` where SkyPilot does not answer or can't launch it, and KeyboardInterrupt.
         """
         if self.hosts:
@@ -173,7 +173,7 @@ class Cluster:
         return error
 
     def _state(self, asker: NotebookAsker, tell: Tell) -> ClusterState:
-        """Return the state of a cluster that is up. Raises `SpecError` if it is not, and `Unreachable`."""
+        """Return the state of a cluster that is up. Raises `UsageError` if it is not, and `Unreachable`."""
         if self._asked is None:
             text = _read(self._file)
             launch = hashlib.sha256(text.encode()).hexdigest()
@@ -205,7 +205,7 @@ class Cluster:
         self._stops = self.is_ours or state.stops
         names = sky_words.hosts_in(_read(self._file), self.cluster)
         if not names:
-            raise SpecError(
+            raise UsageError(
                 f"{self._file} has no host of the cluster {self.cluster} in it.",
                 f"Let SkyPilot write it again: sky status {self.cluster}",
             )
@@ -273,7 +273,7 @@ class Cluster:
         """Leave the cluster to SkyPilot, which stops it when idle; end our processes for it on this machine."""
         # Before any command ends: whoever waits for it raises this.
         if self.error is None:
-            self.error = SpecError(f"The cluster {self.cluster} was given up.")
+            self.error = UsageError(f"The cluster {self.cluster} was given up.")
         for command in tuple(self._begun):
             command.end()
 
@@ -301,7 +301,7 @@ def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise SpecError(
+        raise UsageError(
             f"{file}: {error.strerror}.",
             "SkyPilot writes it when it is asked: sky status",
         ) from None

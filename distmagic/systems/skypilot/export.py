@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.exports import parts, quoting
 from distmagic.exports.job import ExportedJob, File, text_file
 from distmagic.exports.quoting import variable
@@ -72,7 +72,7 @@ def _resources(job: ExportedJob) -> str:
     lines = []
     if request.gpus is not None and request.gpus.count:
         if not request.gpus.kind:
-            raise SpecError(
+            raise UsageError(
                 f"--gpus-per-node {request.gpus.count}: SkyPilot needs their type.",
                 f"Write --gpus-per-node L4:{request.gpus.count}; sky gpus list shows all kinds.",
             )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.access import Access
 from distmagic.request.allocation import SkyRequest
 from distmagic.request.hosts import Host
@@ -21,36 +21,36 @@ from distmagic.transports.asking import Asker
 
 
 def asked(place: str, wanted: Wanted) -> SkyRequest:
-    """Return what a line asks for: the cluster after sky:, or a new one, and its flags. Raises `SpecError`."""
+    """Return what a line asks for: the cluster after sky:, or a new one, and its flags. Raises `UsageError`."""
     for option, _ in wanted.options:
         cure = "Write what a node has to have into a task of SkyPilot: --sky FILE.yaml."
         if option == "gpus-per-node":
             cure = "Write --gpus KIND:N, such as --gpus L4:4."
-        raise SpecError(
+        raise UsageError(
             f"--{option} is for Slurm, and --on {place} asks SkyPilot.", cure
         )
     _, colon, name = place.partition(":")
     known = wanted.given("nodes", "gpus", "file", "idle_s")
     if colon and known:
-        raise SpecError(
+        raise UsageError(
             f"{place} has its hosts already.",
             "Leave out --nodes, --gpus, --sky and --idle; --on sky launches another cluster.",
         )
     if colon and not name:
-        raise SpecError(
+        raise UsageError(
             f"--on {place} names no cluster.",
             "Write --on sky:NAME, or --on sky for a new one.",
         )
     if wanted.file:
-        # The path of a task of SkyPilot that only sets hosts up. Raises `SpecError`.
+        # The path of a task of SkyPilot that only sets hosts up. Raises `UsageError`.
         path = wanted.file
         try:
             text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not a text file"
-            raise SpecError(f"--sky {path}: {why}.", "Check the path.") from None
+            raise UsageError(f"--sky {path}: {why}.", "Check the path.") from None
         if re.search(r"^[\"']?run[\"']?\s*:", text, re.MULTILINE):
-            raise SpecError(
+            raise UsageError(
                 f"--sky {path} has a run: block, which SkyPilot would run next to the cell.",
                 "Take it out; resources, setup and file_mounts are what is used.",
             )
@@ -99,10 +99,10 @@ class SkyPool:
     def take_down(self, cluster: str, asker: NotebookAsker) -> str:
         """Take a cluster down, also one that is not held, and return what SkyPilot says.
 
-        Raises `SpecError` for what is no name, such as an option or a pattern that means others too, and `Unreachable`.
+        Raises `UsageError` for what is no name, such as an option or a pattern that means others too, and `Unreachable`.
         """
         if not cluster:
-            raise SpecError("--cluster names no cluster.", "Write --cluster NAME.")
+            raise UsageError("--cluster names no cluster.", "Write --cluster NAME.")
         SkyRequest(name=cluster)  # which checks it
         for one in self._made:
             if one.cluster == cluster:

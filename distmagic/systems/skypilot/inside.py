@@ -10,7 +10,7 @@ _NEEDED = ("SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK")
 
 
 def place(environ: Mapping[str, str]) -> JobNode | None:
-    """Return the place of this process in a task, None outside one. Raises `SpecError`."""
+    """Return the place of this process in a task, None outside one. Raises `UsageError`."""
     found = Variables("SkyPilot", environ)
     if not found.has_any(*_NEEDED):
         return None

@@ -25,7 +25,7 @@ from typing import IO
 
 from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import DistmagicError, SpecError, Unreachable
+from distmagic.errors import DistmagicError, Unreachable, UsageError
 from distmagic.remote.system import threads
 from distmagic.request.allocation import SkyRequest
 from distmagic.systems.skypilot import sky_words
@@ -61,10 +61,10 @@ class SkyCommand:
     """One `sky` command, begun at once."""
 
     def __init__(self, words: tuple[str, ...]) -> None:
-        """Raises `SpecError` where there is no such program."""
+        """Raises `UsageError` where there is no such program."""
         program = shutil.which("sky")
         if program is None:
-            raise SpecError("SkyPilot's program sky was not found.", sky_words.GET_IT)
+            raise UsageError("SkyPilot's program sky was not found.", sky_words.GET_IT)
         self._words = words
         self._out: list[str] = []  # of `status`: a launch may print for two hours
         self._all: list[str] = []

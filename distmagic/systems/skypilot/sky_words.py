@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from distmagic import sanitize
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.allocation import SkyRequest
 
 SSH_FOLDER = "~/.sky/generated/ssh"
@@ -112,7 +112,7 @@ def last_words(lines: Iterable[str], count: int = 6) -> str:
     return "\n".join(said[-count:])
 
 
-def not_up(name: str, known: Sequence[ClusterState]) -> SpecError:
+def not_up(name: str, known: Sequence[ClusterState]) -> UsageError:
     """Return the error of a cluster that can't be used; `known` are all that there are."""
     state = next((one for one in known if one.name == name), None)
     if state is None:
@@ -122,16 +122,16 @@ def not_up(name: str, known: Sequence[ClusterState]) -> SpecError:
                 one.name if one.status == "UP" else f"{one.name} ({one.status})"
             )
         names = ", ".join(sorted(there)) or "none"
-        return SpecError(
+        return UsageError(
             f"SkyPilot has no cluster {name}.",
             f"Clusters that are there: {names}. sky launch -c {name} makes this one.",
         )
     if state.status in ("STOPPED", "AUTOSTOPPING"):
         word = "is stopped" if state.status == "STOPPED" else "is being stopped"
-        return SpecError(
+        return UsageError(
             f"The cluster {name} {word}.", f"Start it again: sky start {name}"
         )
-    return SpecError(
+    return UsageError(
         f"The cluster {name} is not up: SkyPilot reports {state.status}.",
         f"See why: sky status {name} --refresh; set it up again: sky start {name}",
     )

@@ -27,8 +27,8 @@ from distmagic.errors import (
     NodeLost,
     PreflightError,
     RunError,
-    SpecError,
     Unreachable,
+    UsageError,
 )
 from distmagic.remote.system import memory, threads
 from distmagic.request.access import Access
@@ -178,7 +178,7 @@ class Allocation:
     ) -> job_states.JobState | None:
         """Look once; return the row of a job that runs, None for one that waits.
 
-        Raises `AllocationEnded`, and `SpecError` for a job that would never start.
+        Raises `AllocationEnded`, and `UsageError` for a job that would never start.
         """
         try:
             state = self._queue.look(self.job, self._cluster, asker, max_age_s)
@@ -195,7 +195,7 @@ class Allocation:
                         self._shell, self.job, self._cluster, asker, _SOON_S
                     )
                     words += " It was cancelled."
-                self.error = SpecError(words, cure)
+                self.error = UsageError(words, cure)
                 raise self.error
             tell(job_states.waiting(state))
             return None
@@ -362,7 +362,7 @@ def submitted(
     lease_s: float,
     is_elastic: bool,
 ) -> Allocation:
-    """Return a new allocation, which is pending. Raises `SpecError`, `Unreachable` and what connecting raises."""
+    """Return a new allocation, which is pending. Raises `UsageError`, `Unreachable` and what connecting raises."""
     job, cluster = commands.submit(
         queue.shell,
         request,
@@ -385,11 +385,11 @@ def found(
 ) -> Allocation:
     """Return an allocation that is there: another kernel's, or one that was not made for us at all.
 
-    Raises `SpecError` where there is none of this number.
+    Raises `UsageError` where there is none of this number.
     """
     state = commands.look(queue.shell, (request.job,), "", asker).get(request.job)
     if state is None or not (state.is_running or state.is_pending):
-        raise SpecError(
+        raise UsageError(
             f"Slurm has no job {request.job} that runs.",
             "%distributed allocations lists yours.",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from distmagic.errors import DistmagicError, SpecError
+from distmagic.errors import DistmagicError, UsageError
 from distmagic.request.allocation import SlurmRequest
 from distmagic.systems.slurm import job_states, refusals, srun_words, submission
 from distmagic.systems.slurm.job_states import JobState
@@ -25,7 +25,7 @@ def submit(
     lease_s: float,
     is_elastic: bool,
 ) -> tuple[str, str]:
-    """Submit an allocation; return its number, and its cluster in a federation. Raises `SpecError` or `Unreachable`."""
+    """Submit an allocation; return its number, and its cluster in a federation. Raises `UsageError` or `Unreachable`."""
     script = submission.script(request, python, lease_s, is_elastic=is_elastic)
     answer = shell.run(
         submission.arguments(request, comment, is_elastic=is_elastic), asker, script
@@ -35,7 +35,7 @@ def submit(
     try:
         return submission.job_id(answer.out)
     except ValueError as error:
-        raise SpecError(
+        raise UsageError(
             f"{shell.name}: {error}.", "Try sbatch --parsable by hand there."
         ) from None
 

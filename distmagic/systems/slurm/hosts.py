@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.access import Access
 from distmagic.request.allocation import SlurmRequest
 from distmagic.request.command_prefix import ENVIRONMENT
@@ -22,7 +22,7 @@ _ShellKey = tuple[str, str | None, str | None]
 
 
 def asked(place: str, wanted: Wanted) -> SlurmRequest:
-    """Return what a line asks for: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB, and flags. Raises `SpecError`.
+    """Return what a line asks for: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB, and flags. Raises `UsageError`.
 
     A part of digits alone is a job. Where nothing is said, it is the one around this process, of a JupyterLab on a node.
     """
@@ -35,7 +35,7 @@ def asked(place: str, wanted: Wanted) -> SlurmRequest:
     if not (login or job or wanted.options or wanted.nodes):
         job = wanted.environ.get("SLURM_JOB_ID", "")
     if job and (wanted.options or wanted.nodes or wanted.setup):
-        raise SpecError(
+        raise UsageError(
             f"Slurm job {job} has its nodes already.",
             "Leave out --nodes, --setup and what would be passed to sbatch.",
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.inside.job_node import JobNode, RankTask, Variables
 from distmagic.systems.slurm import nodelist
 
@@ -23,7 +23,7 @@ _COUNT = re.compile(r"(?P<tasks>[0-9]{1,6})(?:\(x(?P<nodes>[0-9]{1,6})\))?")
 def place(environ: Mapping[str, str]) -> JobNode | None:
     """Return the place of this process in a step of a job; None outside a job, and in one of a single node.
 
-    Raises `SpecError`, also for a batch script and for a shell of salloc, which are on one of several nodes alone.
+    Raises `UsageError`, also for a batch script and for a shell of salloc, which are on one of several nodes alone.
     """
     found = Variables("Slurm", environ)
     if not found.has_any("SLURM_JOB_ID", *_OF_STEP):
@@ -69,7 +69,7 @@ def _check_alone(found: Variables, job: str) -> None:
     else:
         return
     where = "the batch step" if found.get("SLURM_PROCID") else "no step"
-    raise SpecError(
+    raise UsageError(
         f"Inside Slurm job {job}: this runs in {where} of it (SLURM_STEP_ID is not set), on one of {found.get(name)} nodes ({name}).",
         "Write srun before the command, with --ntasks-per-node=1; or --on slurm, which uses all nodes of the job from "
         "here; or --on none, which uses this node alone.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from distmagic.errors import DistmagicError, SpecError, Unreachable
+from distmagic.errors import DistmagicError, Unreachable, UsageError
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ def refusal(login: str, program: str, said: str) -> DistmagicError:
         )
     for one in _REFUSALS:
         if re.search(one.pattern, said, re.IGNORECASE):
-            return SpecError(f"{one.message} ({program}: {words}).", one.hint)
-    return SpecError(
+            return UsageError(f"{one.message} ({program}: {words}).", one.hint)
+    return UsageError(
         f"Slurm refused it ({program}: {words or 'without a word'}).",
         "Correct what it names, and run the cell again.",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.exports import parts, quoting
 from distmagic.exports.job import ExportedJob, File, text_file
 from distmagic.exports.quoting import variable
@@ -13,7 +13,7 @@ _PORT = 29500
 
 
 def files(job: ExportedJob) -> tuple[File, ...]:
-    """Return a script for each host, and one for all. Raises `SpecError` where it is not said where they meet."""
+    """Return a script for each host, and one for all. Raises `UsageError` where it is not said where they meet."""
     scripts = []
     for rank in range(job.nodes):
         host = f", {job.hosts[rank][0]}" if rank < len(job.hosts) else ""
@@ -47,7 +47,7 @@ def _meeting(job: ExportedJob) -> tuple[str, int]:
     if job.nodes == 1:
         return "127.0.0.1", port
     if not job.hosts:
-        raise SpecError(
+        raise UsageError(
             f"--export torchrun: {job.nodes} nodes need a place to meet.",
             "Name the hosts with --hosts gpu-a,gpu-b, or the first one with --rdzv-endpoint HOST:29500.",
         )

@@ -14,7 +14,7 @@ _STARTED = (
 
 
 def place(environ: Mapping[str, str]) -> JobNode | None:
-    """Return the place of a process that torchrun has started, None for any other. Raises `SpecError`."""
+    """Return the place of a process that torchrun has started, None for any other. Raises `UsageError`."""
     if not environ.get("TORCHELASTIC_RUN_ID"):
         return None
     found = Variables("torchrun", environ)

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.hosts import Host, is_port
 from distmagic.transports.ssh.config_lines import (
     SSH_PORT,
@@ -76,7 +76,7 @@ class Resolved:
 def resolve(host: Host, path: str | None) -> Resolved:
     """Return what the configuration says about `host`; what the user typed (user, port) goes first.
 
-    `path` None means the user's and the system's files, which may be missing. Raises `SpecError` for a named file
+    `path` None means the user's and the system's files, which may be missing. Raises `UsageError` for a named file
     that can't be read, and for a value that is no port, time or jump host.
     """
     scope = Scope(name=host.name, local_user=_local_user())
@@ -89,7 +89,7 @@ def resolve(host: Host, path: str | None) -> Resolved:
             with open(os.path.expanduser(path), "rb"):
                 pass  # it is there and may be read
         except OSError as error:
-            raise SpecError(
+            raise UsageError(
                 f"--ssh-config {path}: {error.strerror}.", "Check the path."
             ) from None
     evaluate(_files(path), scope)
@@ -159,8 +159,8 @@ def _connect_timeout(scope: Scope) -> float | None:
     return float(sum(int(number) * _UNITS[unit] for number, unit in parts)) or None
 
 
-def _not_understood(scope: Scope, keyword: str, text: str, what: str) -> SpecError:
-    return SpecError(
+def _not_understood(scope: Scope, keyword: str, text: str, what: str) -> UsageError:
+    return UsageError(
         f"{keyword} {text!r} of {scope.name} in the ssh configuration is not a {what}.",
         "Correct it.",
     )
@@ -193,7 +193,7 @@ def _jumps(scope: Scope) -> tuple[Host, ...]:
 def _jump(text: str, name: str) -> Host:
     found = _JUMP.match(text.strip())
     if found is None:
-        raise SpecError(
+        raise UsageError(
             f"ProxyJump {text!r} of {name} is not a host.",
             "Write [user@]host[:port],...",
         )

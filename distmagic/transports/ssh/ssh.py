@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from distmagic.errors import AuthenticationError, ConnectionLost, HostError, SpecError
+from distmagic.errors import AuthenticationError, ConnectionLost, HostError, UsageError
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
 from distmagic.transports import quoting, troubles
@@ -65,7 +65,7 @@ class SshTransport:
 def connect(
     host: Host, access: Access, asker: Asker, pins: str | None = None
 ) -> SshTransport:
-    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `SpecError`, each naming it.
+    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `UsageError`, each naming it.
 
     With `pins` the first key that the host shows is trusted, and kept in that file under its name: see pins.py.
     """
@@ -93,7 +93,7 @@ def connect(
 
 
 def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]:
-    """Return all hops on the way to `target`, which is the last. Raises `SpecError` for a circle.
+    """Return all hops on the way to `target`, which is the last. Raises `UsageError` for a circle.
 
     The first jump host in a ProxyJump line is reached by its own ProxyJump or ProxyCommand, each later one through
     those before it in the line.
@@ -110,7 +110,7 @@ def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]
             for later in route
         ):
             hint = "Its own Host block needs ProxyJump none."
-            raise SpecError(
+            raise UsageError(
                 f"{target.name}: ProxyJump leads in a circle at {last.name}.", hint
             )
         route.insert(0, hop)

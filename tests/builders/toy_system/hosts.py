@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.allocation import HostsRequest
 from distmagic.request.hosts import Host, Source
 from distmagic.transports.local import LocalTransport
@@ -24,7 +24,7 @@ class ToyRequest(HostsRequest):
 
 def asked(place, wanted):
     if wanted.options:
-        raise SpecError(
+        raise UsageError(
             f"--{wanted.options[0][0]} means nothing to a toy.", "Leave it out."
         )
     return ToyRequest(shelf=place.partition(":")[2], **wanted.given("nodes"))

@@ -14,7 +14,7 @@ import distmagic
 from distmagic.comparison.arguments import arguments
 from distmagic.comparison.compare import Comparison, RunHistory
 from distmagic.comparison.summary import more_is_better, summary
-from distmagic.errors import SpecError, WorkerFailed
+from distmagic.errors import UsageError, WorkerFailed
 from distmagic.outcome.run import Run
 from distmagic.state.model import RunState
 from tests.builders.terms import on_terms
@@ -186,7 +186,7 @@ def test_ten_runs_have_ten_lines():
 
 
 def test_what_is_no_run_is_refused():
-    with pytest.raises(SpecError, match=r"^\{0: 1\} is not a run\."):
+    with pytest.raises(UsageError, match=r"^\{0: 1\} is not a run\."):
         distmagic.compare({0: 1})
 
 

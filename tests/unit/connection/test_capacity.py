@@ -10,7 +10,7 @@ import pytest
 from distmagic.connection import capacity
 from distmagic.connection.capacity import BY_PARAMIKO, BY_SSH_PROGRAM
 from distmagic.connection.connections import Connections
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.access import Access
 from distmagic.request.hosts import parse_hosts
 from distmagic.session.session import Session
@@ -55,10 +55,10 @@ def test_the_hard_limit_of_open_files_is_told():
         "ulimit -n 300",
         """
         from distmagic.connection import capacity
-        from distmagic.errors import SpecError
+        from distmagic.errors import UsageError
         try:
             capacity.check(128, by_ssh_program=True)
-        except SpecError as error:
+        except UsageError as error:
             print(error)
         """,
     )
@@ -76,7 +76,7 @@ def test_a_session_looks_before_it_reaches_hosts(monkeypatch):
 
     def refuse(hosts: int, *, by_ssh_program: bool) -> None:
         asked.append((hosts, by_ssh_program))
-        raise SpecError("too many")
+        raise UsageError("too many")
 
     def connect(*_: object) -> None:
         raise AssertionError("nothing is to be reached")
@@ -84,7 +84,7 @@ def test_a_session_looks_before_it_reaches_hosts(monkeypatch):
     monkeypatch.setattr(capacity, "check", refuse)
     session = Session(Connections(connect))
     for command in (None, "ssh"):
-        with pytest.raises(SpecError, match="too many"):
+        with pytest.raises(UsageError, match="too many"):
             session.reach(
                 parse_hosts("gpu-a,gpu-b,gpu-c"), Access(ssh_command=command), None
             )

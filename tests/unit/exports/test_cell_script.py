@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.exports import cell_script
 from distmagic.exports.cell_script import NoProgram
 from distmagic.remote.values.by_name import is_secret
@@ -38,7 +38,7 @@ def test_names_of_other_cells_are_imported_or_written_out():
 
 
 def test_a_secret_of_the_notebook_is_not_written(golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         written("def train():\n    return HF_TOKEN\ntrain()", HF_TOKEN="hf_x")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.exports import folder
 from distmagic.exports.job import File
 
@@ -47,7 +47,7 @@ def test_a_private_file_and_one_that_can_be_run(tmp_path):
 
 def test_a_file_that_no_export_wrote_is_in_the_way(tmp_path, golden):
     (tmp_path / "a").write_text("mine")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         folder.write(tmp_path, files(b="1", a="2"))
     assert [path.name for path in tmp_path.iterdir()] == ["a"], (
         "nothing is written then"
@@ -58,7 +58,7 @@ def test_a_file_that_was_changed_since_is_kept(tmp_path, golden):
     folder.write(tmp_path, files(a="1", b="1"))
     (tmp_path / "a").write_text("edited")
     for again in (files(a="2", b="2"), files(b="2")):
-        with golden.raises(SpecError):
+        with golden.raises(UsageError):
             folder.write(tmp_path, again)
     assert ((tmp_path / "a").read_text(), (tmp_path / "b").read_text()) == (
         "edited",
@@ -72,7 +72,7 @@ def test_a_link_in_the_way_is_not_followed(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "a").symlink_to(outside)
-    with pytest.raises(SpecError, match="would be replaced"):
+    with pytest.raises(UsageError, match="would be replaced"):
         folder.write(out, files(a="1"))
 
 
@@ -93,11 +93,11 @@ def test_a_record_that_names_files_elsewhere_removes_none(tmp_path):
 @pytest.mark.parametrize("text", ["no json", "[1]"])
 def test_a_record_that_is_none(tmp_path, text, golden):
     (tmp_path / folder.RECORD).write_text(text)
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         folder.write(tmp_path, files(a="1"))
 
 
 def test_a_folder_that_can_not_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SpecError, match="can't be written"):
+    with pytest.raises(UsageError, match="can't be written"):
         folder.write(tmp_path / "file" / "out", files(a="1"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.inside.addresses import address_in
 from distmagic.inside.detect import detect
 from distmagic.inside.job_node import RankTask
@@ -222,7 +222,7 @@ def test_a_variable_that_is_missing_is_named(system, missing, how):
     given = {name: value for name, value in environ.items() if name != missing}
     if how == "empty":
         given[missing] = ""
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         detect(given)
     assert f"{missing} is not set, but " in caught.value.message
     there = [name for name in names if name != missing]
@@ -254,13 +254,13 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_variables_that_contradict_each_other_are_named(name, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         detect(WRONG[name])
 
 
 @pytest.mark.parametrize("environ", [BATCH, SALLOC], ids=["batch", "salloc"])  # fmt: skip
 def test_what_is_on_one_of_several_nodes_alone_is_told_what_to_write(environ, golden):
-    with golden.raises(SpecError) as caught:
+    with golden.raises(UsageError) as caught:
         detect(environ)
     for cure in ("srun", "--ntasks-per-node=1", "--on slurm", "--on none"):
         assert cure in caught.value.hint
@@ -320,7 +320,7 @@ def test_any_single_change_is_a_place_or_an_error_that_names_a_variable(
     found, message = None, ""
     try:
         found = detect(environ | {name: value})
-    except SpecError as error:
+    except UsageError as error:
         message = error.message
     assert not message or any(one in message for one in environ)
     assert found is None or 0 <= found.node_rank < found.nnodes

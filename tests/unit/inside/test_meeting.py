@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from distmagic.connection.certificate import one_time_secret
-from distmagic.errors import SpecError, Unreachable
+from distmagic.errors import Unreachable, UsageError
 from distmagic.inside import following as following_module
 from distmagic.inside import meeting as meeting_module
 from distmagic.inside.following import Following, for_ranks
@@ -101,7 +101,7 @@ def test_who_waits_says_for_whom(monkeypatch):
 def test_a_node_that_runs_something_else_is_named(golden):
     with (
         met(*places(), digest="other") as (meeting, _),
-        golden.raises(SpecError),
+        golden.raises(UsageError),
     ):
         meeting.gather(1, "same", HANG_S)
 
@@ -206,7 +206,7 @@ def test_no_free_port_is_told():
     with contextlib.ExitStack() as stack:
         for port in first.ports:
             stack.enter_context(socket.create_server(("", port)))
-        with pytest.raises(SpecError, match="ports is free") as caught:
+        with pytest.raises(UsageError, match="ports is free") as caught:
             Meeting(replace(first), SECRET)
     assert "start the job again" in caught.value.hint
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.connection.certificate import one_time_secret, shared_secret
-from distmagic.errors import SpecError, Unreachable
+from distmagic.errors import Unreachable, UsageError
 from distmagic.inside import following as following_module
 from distmagic.inside import proof as proofs
 from distmagic.inside.following import Following
@@ -61,7 +61,7 @@ def meeting_of(place: JobNode) -> Iterator[Meeting]:
 def test_the_proof_of_the_environment(golden):
     place, _ = places()
     assert proof_of({}, place) is None
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         proof_of({"DISTMAGIC_SECRET": "short"}, place)
     assert proof_of({"DISTMAGIC_SECRET": "0123456789abcdef"}, place) is not None
 

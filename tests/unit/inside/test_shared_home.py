@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.errors import SpecError, Unreachable
+from distmagic.errors import Unreachable, UsageError
 from distmagic.inside import following as following_module
 from distmagic.inside import shared_home
 from distmagic.inside.following import Following
@@ -162,7 +162,7 @@ def test_what_a_killed_node_0_has_left_goes_a_month_later(home):
 
 def test_a_home_that_takes_no_file_is_told(nodes, home, golden):
     (home / ".distmagic").write_text("no folder")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         Meeting(nodes[0], SharedHome(nodes[0]))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import distmagic
 from distmagic import api, cli
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.payload import pack
 from distmagic.request.allocation import SlurmRequest
 from distmagic.screens import choose
@@ -134,7 +134,7 @@ def test_down_leaves_it_its_connections(held):
     held.value(CELL)
     run = held.shell.user_ns["run"]
     error = held.error("%distributed down")
-    assert isinstance(error, SpecError)
+    assert isinstance(error, UsageError)
     assert error.message.startswith(f"{run.job} would lose the connections")
     held.session.goes_on.set()
     run.wait(HANG_S)
@@ -166,7 +166,7 @@ def test_from_python_it_returns_a_run_that_goes_on(held, monkeypatch, golden):
     assert not run.done
     held.session.goes_on.set()
     assert run.wait(HANG_S) == 1
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         distmagic.run(len, [], background=True, detach=True)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.notebook import magic
 from tests.builders.shell import completed
 
@@ -190,6 +190,6 @@ def test_a_script_comes_with_its_folder_and_without_earlier_exports(
     ],
 )  # fmt: skip
 def test_lines_that_can_not_be(cells, tmp_path, line, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         cells(f"%%distributed {line}\ndef f(): pass\nf()")
     assert not (tmp_path / "d").exists()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from distmagic.connection.link_opener import Fleet
-from distmagic.errors import Cancelled, SpecError, Unreachable
+from distmagic.errors import Cancelled, Unreachable, UsageError
 from distmagic.names import own_origin, owner
 from distmagic.notebook.job_tables import kept_table, table
 from distmagic.notebook.magic import Magics
@@ -158,7 +158,7 @@ def test_a_log_is_asked_for_in_the_order_of_time(jobs, monkeypatch, capsys):
     jobs.value("%distributed logs busy 3")
     out = capsys.readouterr().out
     assert out == "rank 3 by time: True\nrank 3 by time: False\n"
-    assert isinstance(jobs.error("%distributed logs busy 3 4"), SpecError)
+    assert isinstance(jobs.error("%distributed logs busy 3 4"), UsageError)
 
 
 def test_no_other_first_host_is_believed_of_a_job_of_this_kernel(jobs, golden):
@@ -236,7 +236,7 @@ def test_clean_alone_removes_nothing_and_tells_what_all_would_leave(
 )
 def test_a_wrong_command_about_jobs(jobs, line, golden):
     error = jobs.error(f"%distributed {line}")
-    assert isinstance(error, SpecError)
+    assert isinstance(error, UsageError)
     golden(error)
 
 

@@ -27,7 +27,7 @@ from distmagic.errors import (
     AuthenticationError,
     PayloadError,
     PayloadTooLarge,
-    SpecError,
+    UsageError,
     WorkerFailed,
 )
 from distmagic.notebook import commands, help_pages, local_run, magic
@@ -320,14 +320,14 @@ def test_argparse_that_ends_the_cell_is_an_error_that_says_where_it_ran(
     error = lab.error(
         "%%distributed\nimport argparse\nparser = argparse.ArgumentParser()\nargs = parser.parse_args()\nlen([])"
     )
-    assert isinstance(error, SpecError)
+    assert isinstance(error, UsageError)
     golden(error)
     assert lab.session.reached[0].cancelled
 
 
 def test_a_syntax_error_looks_as_in_any_cell(lab, capsys, golden):
     error = lab.error("%%distributed\nx = 1\ny = = 2\nlen([])")
-    assert isinstance(error, SpecError)
+    assert isinstance(error, UsageError)
     assert error.message == "line 3: invalid syntax"
     golden(capsys.readouterr().out.rstrip())
     assert lab.session.log == []
@@ -350,7 +350,7 @@ def test_a_syntax_error_looks_as_in_any_cell(lab, capsys, golden):
 def test_a_wrong_request_starts_nothing(lab, cell, golden):
     lab.shell.user_ns.update(data=[], f=len)
     error = lab.error(cell)
-    assert isinstance(error, SpecError)
+    assert isinstance(error, UsageError)
     golden(error)
     assert lab.session.log == []
 
@@ -373,7 +373,7 @@ def test_what_each_rank_has_to_make_is_refused_before_a_line_has_run(
 ):
     before = "began = 1"
     error = lab.error(f"%%distributed\n{before}\nraise ValueError\n{lines}\nprint(tr)")
-    assert isinstance(error, SpecError if is_refused else ValueError)
+    assert isinstance(error, UsageError if is_refused else ValueError)
     assert ("began" in lab.shell.user_ns) != is_refused
     if is_refused:
         assert "`tr`" in error.message
@@ -501,7 +501,7 @@ def _older_run() -> Detached:
     [
         ("%%distributed -o run\n1 / 0\nlen([])", "ZeroDivisionError: division by zero"),
         ("%%distributed -o run\nx = = 2", "CellSyntaxError: line 2: invalid syntax"),
-        ("%%distributed --python b=/x -o run\nlen([])", "SpecError: --python b=...: b is not one of the hosts."),
+        ("%%distributed --python b=/x -o run\nlen([])", "UsageError: --python b=...: b is not one of the hosts."),
         ("%%distributed\n1 / 0\nrun = len([])", "ZeroDivisionError: division by zero"),
     ],
 )  # fmt: skip
@@ -616,7 +616,7 @@ def test_a_setting_of_a_wrong_kind(lab, golden):
         error = lab.error("%load_ext distmagic")
     finally:
         del lab.shell.config["Distmagic"]
-    assert isinstance(error, SpecError)
+    assert isinstance(error, UsageError)
     assert "The 'hosts' trait" in error.message
     golden(error.hint)
 
@@ -740,7 +740,7 @@ def test_help_lists_its_topics_and_shows_one(lab, capsys):
 
 def test_words_that_the_manual_does_not_have_name_all_topics(lab, golden):
     error = lab.error("%distributed help zzxyq")
-    assert isinstance(error, SpecError)
+    assert isinstance(error, UsageError)
     golden(error)
 
 
@@ -851,9 +851,9 @@ def test_unloading_takes_everything_back(lab):
 
 def test_windows_is_refused_with_a_sentence(shell, monkeypatch, golden):
     monkeypatch.setattr(sys, "platform", "win32")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         magic.load_ipython_extension(shell)
-    with pytest.raises(SpecError, match="needs Linux or macOS"):
+    with pytest.raises(UsageError, match="needs Linux or macOS"):
         distmagic.run(len, [])
 
 
@@ -888,7 +888,7 @@ def test_the_package_alone_imports_only_the_standard_library(tmp_path):
 
 
 def test_the_packages_names_are_found_when_asked_for(golden):
-    assert distmagic.SpecError is SpecError
+    assert distmagic.UsageError is UsageError
     assert {"run", "Run", "report", "track", "WorkerFailed"} <= set(dir(distmagic))
     with golden.raises(AttributeError):
         _ = distmagic.runn
@@ -1064,7 +1064,7 @@ def test_a_kernel_with_half_set_variables_of_a_scheduler(lab, monkeypatch):
     monkeypatch.setenv("SKYPILOT_NODE_RANK", "0")
     cell = "def train():\n    return 7\ntrain()"
     error = lab.error(f"%%distributed\n{cell}")
-    assert isinstance(error, SpecError)
+    assert isinstance(error, UsageError)
     assert "SKYPILOT_NODE_IPS, SKYPILOT_NUM_NODES are not set" in error.message
     assert lab.value(f"%%distributed --on none\n{cell}") == 7
     assert lab.value(f"%%distributed --hosts gpu-a\n{cell}") == 7

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.errors import Cancelled, SpecError, WorkerFailed
+from distmagic.errors import Cancelled, UsageError, WorkerFailed
 from distmagic.outcome.detached import Detached
 from distmagic.request.allocation import SlurmRequest
 from tests.unit.notebook.fakes import FakeAllocation
@@ -53,7 +53,7 @@ def test_the_run_gets_a_name_also_when_it_fails(lab, project):
 
 def test_a_script_that_is_not_there_gives_the_hosts_up_again(lab, project):
     error = lab.error("%distributed run nothing.py")
-    assert isinstance(error, SpecError)
+    assert isinstance(error, UsageError)
     assert lab.session.reached[-1].cancelled
     assert lab.session.log == ["reach"]
 
@@ -62,9 +62,9 @@ def test_a_script_that_is_not_there_gives_the_hosts_up_again(lab, project):
 def test_no_older_run_stands_under_the_name_of_one_that_never_began(lab, project, line):
     older = Detached("1122-7", ("gpu-a",), attach=lambda: None, stop=lambda: None)
     lab.shell.user_ns.update(run=older)
-    assert isinstance(lab.error(f"%distributed run {line}"), SpecError)
+    assert isinstance(lab.error(f"%distributed run {line}"), UsageError)
     assert lab.shell.user_ns["run"].before is older
-    assert "SpecError: " in repr(lab.shell.user_ns["_run"])
+    assert "UsageError: " in repr(lab.shell.user_ns["_run"])
 
 
 def test_a_script_runs_on_nodes_of_slurm(lab, project):

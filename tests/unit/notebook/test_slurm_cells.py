@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distmagic.errors import Cancelled, SpecError
+from distmagic.errors import Cancelled, UsageError
 from distmagic.notebook.job_tables import aligned
 from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.request.hosts import Host
@@ -53,7 +53,7 @@ def test_an_interrupt_while_it_waits_gives_a_pending_job_back(lab):
 
 
 def test_a_cell_that_is_no_python_asks_for_nothing(lab):
-    assert isinstance(lab.run("%%distributed --on slurm\nf(").error_in_exec, SpecError)
+    assert isinstance(lab.run("%%distributed --on slurm\nf(").error_in_exec, UsageError)
     assert lab.session.log == []
 
 
@@ -97,7 +97,7 @@ def test_clusters_are_listed_and_taken_down_by_name(
         lab.value(f"%distributed down {line}")
         assert capsys.readouterr().out == "Terminating cluster other...done.\n"
     error = lab.run("%distributed down --cluster").error_in_exec
-    assert isinstance(error, SpecError)
+    assert isinstance(error, UsageError)
 
 
 def test_allocations_are_listed_and_one_is_taken(lab, capsys):

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from distmagic.connection.link import Link
-from distmagic.errors import ConnectionLost, NoResult, SpecError
+from distmagic.errors import ConnectionLost, NoResult, UsageError
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
 from distmagic.remote.values import parcel
@@ -256,7 +256,7 @@ def test_the_curves_of_some_metrics_are_shown():
     assert html.count("<figure") == 1
     assert "rank 0: " in html
     assert len(repr(run.plot()).splitlines()) == 2
-    with pytest.raises(SpecError, match="'los'") as caught:
+    with pytest.raises(UsageError, match="'los'") as caught:
         run.plot("loss", "los")
     assert "loss, acc" in caught.value.hint
 
@@ -268,7 +268,7 @@ def test_metrics_are_a_frame_where_pandas_is_there(monkeypatch):
     assert metrics.frame() == ("frame", list(metrics))
     assert metrics[0].keys() == {"rank", "at_s", "step", "loss", "acc"}
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(SpecError, match="pandas is not installed") as caught:
+    with pytest.raises(UsageError, match="pandas is not installed") as caught:
         metrics.frame()
     assert caught.value.hint == "%pip install pandas"
 
@@ -288,7 +288,7 @@ def test_a_result_that_is_not_there(rank, message):
     with pytest.raises(NoResult) as caught:
         run.results[rank]
     assert isinstance(caught.value, KeyError)
-    assert isinstance(caught.value, SpecError)
+    assert isinstance(caught.value, UsageError)
     assert str(caught.value) == f"{message}\nRanks with a result: [0]."
     assert caught.value._render_traceback_() == [
         f"NoResult: {message}",
@@ -314,7 +314,7 @@ def test_a_rank_of_a_host_that_was_lost_before_it_was_seen_is_not_said_never_to_
     left = p.Ended(rank=1, restart=0, outcome="returned", result_bytes=0)
     run = without_its_second_host((0, lead), (0, left))
     for look in (run.results.__getitem__, run.logs):
-        with golden.raises(SpecError):
+        with golden.raises(UsageError):
             look(0)
     assert run.results.get(0, "none") == "none"
     with golden.raises(NoResult):
@@ -403,7 +403,7 @@ def test_a_log_is_fetched_once_a_stream(golden):
     run = run_of(FakeHost(b"hello\n"), {"result_bytes": 0})
     assert run.logs(0) == "hello\nhello\n"
     assert run.logs(0, "stderr") == "hello\n"
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         run.logs(3)
 
 
@@ -419,10 +419,10 @@ def test_a_log_is_fetched_once_a_stream(golden):
 def test_a_log_of_a_rank_that_has_yet_to_begin(world_size, rank, golden):
     state = replace(begin("j", ["gpu-a"]), planned_world_size=world_size)
     run = Run(state, {}, FakeHost(b"").open, shown=False)
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         run.logs(rank)
     over = Run(replace(state, abandoned="x"), {}, FakeHost(b"").open, shown=False)
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         over.logs(rank)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.errors import PayloadError, PayloadTooLarge, SpecError
+from distmagic.errors import PayloadError, PayloadTooLarge, UsageError
 from distmagic.payload import blobs, folder, local_modules, tree, work_files
 from distmagic.payload.blobs import in_use
 from distmagic.payload.folder import contents_of
@@ -110,7 +110,7 @@ def test_a_local_package_comes_with_its_data_and_with_python_files_that_git_igno
 
 @pytest.mark.parametrize("name", ["nowhere", "~no-such-user/nowhere"])
 def test_a_folder_that_is_not_there_is_named(project, name, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         with_tree(payload(), name, project)
 
 
@@ -149,15 +149,15 @@ def test_keys_that_stay_here_are_told(project, golden):
 def test_a_home_directory_is_not_sent(project, monkeypatch, home, what, golden):
     write(project, "train.py", "users/ada/.ssh/id_ed25519")
     monkeypatch.setenv("HOME", str(project / home))
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         with_tree(payload(), str(project), project)
     made, _ = script_of(project, "train.py")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         with_tree(made, None, project)
     # Before anybody waits for hosts, too.
-    with pytest.raises(SpecError):
+    with pytest.raises(UsageError):
         check_folder(payload(), str(project))
-    with pytest.raises(SpecError):
+    with pytest.raises(UsageError):
         check_folder(made, None)
     write(project, ".distmagicignore", text="*\n!train.py\n")
     assert paths(with_tree(made, None, project)) == ["train.py"]
@@ -417,7 +417,7 @@ def test_much_that_nobody_has_named_is_told(project, monkeypatch):
 @pytest.mark.parametrize("name", ["study.ipynb", "run.sh"])
 def test_what_is_no_program_of_python_is_refused(project, name):
     write(project, name)
-    with pytest.raises(SpecError, match=f"{name} is not a Python program"):
+    with pytest.raises(UsageError, match=f"{name} is not a Python program"):
         script_of(project, name)
 
 
@@ -426,7 +426,7 @@ def test_a_command_of_an_environment_stays_here(project, text, golden):
     write(project, ".venv/pyvenv.cfg")
     (project / ".venv/bin").mkdir()
     (project / ".venv/bin/tool").write_text(text)
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         script_of(project, ".venv/bin/tool")
 
 
@@ -437,7 +437,7 @@ def test_a_command_of_this_environment_is_named_by_its_module(
     text = "from accelerate.commands.accelerate_cli import main\nmain()\n"
     (project / "bin/accelerate").write_text(text)
     monkeypatch.setattr(sys, "executable", str(project / "bin/python"))
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         script_of(project, "accelerate")
 
 
@@ -446,11 +446,11 @@ def test_a_script_must_be_there_and_in_the_folder_that_travels(
 ):
     write(project, "train.py", "data/x")
     for target in ("nothing.py", "~no-such-user/train.py"):
-        with golden.raises(SpecError):
+        with golden.raises(UsageError):
             script_of(project, target)
-    with pytest.raises(SpecError, match="data is not a script"):
+    with pytest.raises(UsageError, match="data is not a script"):
         script_of(project, "data")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         script_of(project, "train.py", sync=str(project / "data"))
     (project / ".gitignore").write_text("train.py\n")
     made, _ = script_of(project, "train.py")

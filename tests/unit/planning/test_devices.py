@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from distmagic.errors import PreflightError, SpecError
+from distmagic.errors import PreflightError, UsageError
 from distmagic.planning.devices import missing_at_join, refusal, waits_for
 from distmagic.planning.plan import ranks_of, warming
 from distmagic.remote.wire.protocol import DeviceClaim
@@ -63,7 +63,7 @@ def test_a_device_that_a_host_does_not_have_is_named(gpus, golden):
     ],
 )
 def test_a_wrong_list_says_so(line, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         flags.parse_line(line, flags.Defaults())
 
 

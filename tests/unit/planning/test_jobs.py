@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.notebook.job_tables import table
 from distmagic.planning.jobs import (
     Job,
@@ -126,7 +126,7 @@ def test_hosts_that_disagree_about_the_first_host_tell_of_two_jobs_and_none_is_t
 ):
     jobs = found_jobs(["gpu-a", "evil"], [[listed("x1", hosts="gpu-a")], [listed("x1", hosts="evil", running=True)]])  # fmt: skip
     assert [job.hosts for job in jobs] == [("gpu-a",), ("evil",)]
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         choose(jobs, "x1")
     # While the first host is down, in who the second one is.
     answers = [[], [listed("x1", 1, hosts="gpu-a gpu-b")], [listed("x1", 1, hosts="gpu-a evil")]]  # fmt: skip
@@ -143,7 +143,7 @@ def test_only_a_job_of_this_notebook_that_nobody_here_follows_is_an_orphan(golde
         terms = JobTerms(lease_s=60.0, owner=owner)
         return found_jobs(["a"], [[replace(listed("x1", running=True), terms=terms)]])
 
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         check_orphans(jobs("me@a:/x.ipynb"), "me@a:/x.ipynb")
     check_orphans(jobs("me@a:/x.ipynb"), "me@a:/x.ipynb", {"x1"})
     check_orphans(jobs("me@a:/y.ipynb"), "me@a:/x.ipynb")
@@ -160,7 +160,7 @@ def test_a_job_is_chosen_by_the_beginning_of_its_name():
     "",
 ])  # fmt: skip
 def test_a_name_that_fits_none_or_several(name, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         choose(JOBS, name)
 
 
@@ -172,7 +172,7 @@ def test_the_hosts_of_a_job_come_in_the_order_of_its_nodes():
 
 
 def test_a_job_of_which_a_host_is_missing(golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         whereabouts(JOBS[2], parse_hosts("one,two"))
     assert [
         host.name for host in known_whereabouts(JOBS[2], parse_hosts("one,two"))
@@ -186,7 +186,7 @@ def test_a_host_that_did_not_answer_is_found_by_its_name(golden):
         "b",
         "two",
     ]
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         whereabouts(JOBS[2], parse_hosts("a,two"))
 
 

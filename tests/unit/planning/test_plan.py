@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from distmagic.errors import PreflightError, SpecError
+from distmagic.errors import PreflightError, UsageError
 from distmagic.planning import plan as planning
 from distmagic.planning.plan import (
     Plan,
@@ -88,7 +88,7 @@ def test_two_nodes_meet_by_c10d():
 @pytest.mark.parametrize("backend", [None, "c10d"])
 @pytest.mark.parametrize("address", ["gpu-b", "10.0.0.2"])
 def test_an_endpoint_that_is_not_the_first_host_s(backend, address, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         plan_of(rdzv_endpoint=f"{address}:29400", rdzv_backend=backend)
     assert plan_of(rdzv_endpoint="gpu-a:29400").endpoint == "gpu-a 29400"
 
@@ -154,7 +154,7 @@ def test_the_backend(asked, nodes, backend):
 
 
 def test_static_does_not_restart_on_several_nodes(golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         plan_of(rdzv_backend="static", max_restarts=1)
 
 
@@ -169,7 +169,7 @@ def test_static_does_not_restart_on_several_nodes(golden):
     ids=["3 of 2", "2 of 1", "1 of 2", "3 to 4 of 2"],
 )
 def test_as_many_hosts_as_nodes(nnodes, hosts, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         plan_of(*hosts, nnodes=nnodes)
 
 

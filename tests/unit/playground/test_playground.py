@@ -12,7 +12,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from distmagic.errors import DistmagicError, SpecError
+from distmagic.errors import DistmagicError, UsageError
 from distmagic.playground import playground
 from distmagic.remote.system import processes
 from tests import REPOSITORY
@@ -426,7 +426,7 @@ def test_a_forked_child_does_not_stop_its_parents_playground(hosts):
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_no_hosts_are_no_playground(count):
-    with pytest.raises(SpecError, match=r"it has at least 1"):
+    with pytest.raises(UsageError, match=r"it has at least 1"):
         playground.start(count)
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.cell import CellPlan, make_thunk, names_wanted, parse_cell
 
 
@@ -25,7 +25,7 @@ def parse(body: str, *, whole: bool = False) -> CellPlan:
 
 
 def refusal(body: str, *, whole: bool = False) -> str:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         parse(body, whole=whole)
     return str(caught.value)
 
@@ -155,7 +155,7 @@ def test_a_syntax_error_has_the_cells_line(body, whole):
 
 
 def test_a_null_byte_is_refused_in_words():
-    with pytest.raises((SpecError, SyntaxError), match="null bytes"):
+    with pytest.raises((UsageError, SyntaxError), match="null bytes"):
         parse_cell("#%%distributed\nf('\0')", whole=False)
 
 
@@ -252,6 +252,6 @@ def test_any_text_is_a_plan_or_an_error_of_the_two_kinds(body):
     for whole in (False, True):
         try:
             plan = parse_cell(f"#%%distributed\n{body}", whole=whole)
-        except (SpecError, SyntaxError):
+        except (UsageError, SyntaxError):
             continue
         assert whole <= (plan.call is None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request import command_prefix
 from distmagic.request.access import Access
 from distmagic.request.command_prefix import (
@@ -231,9 +231,9 @@ def test_an_environment_that_is_not_there_says_where_it_was_looked_for(tmp_path)
 
 
 def test_what_no_host_could_be_told_is_refused_here():
-    with pytest.raises(SpecError, match="--exec-prefix can't be split into words"):
+    with pytest.raises(UsageError, match="--exec-prefix can't be split into words"):
         Access(exec_prefix="a 'b")
-    with pytest.raises(SpecError, match="--setup has a zero byte"):
+    with pytest.raises(UsageError, match="--setup has a zero byte"):
         Access(setup="a\0b")
-    with pytest.raises(SpecError, match="no shell expands ~"):
+    with pytest.raises(UsageError, match="no shell expands ~"):
         Access(setup="x", pythons=(("", "~/venv/bin/python"),))

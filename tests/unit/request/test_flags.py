@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.notebook.commands import NAMES
 from distmagic.notebook.completion import Completer, OfferedNames
 from distmagic.request import flag_parser, flag_table, flag_values, flags
@@ -29,7 +29,7 @@ def parse(line: str, **defaults: object) -> Request:
 
 
 def refusal(line: str, **defaults: object) -> str:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         parse(line, **defaults)
     return str(caught.value)
 
@@ -195,7 +195,7 @@ def test_sizes(text, size):
     if size:
         assert flag_values.parse_size(text, "x") == size
     else:
-        with pytest.raises(SpecError):
+        with pytest.raises(UsageError):
             flag_values.parse_size(text, "x")
 
 
@@ -246,7 +246,7 @@ def test_help_of_a_program_has_no_flags_that_are_refused_there():
 )  # fmt: skip
 def test_a_flag_of_another_launcher_leads_to_ours(word, meant):
     with pytest.raises(
-        SpecError, match=f"{word.replace('_', '-')} is not a flag"
+        UsageError, match=f"{word.replace('_', '-')} is not a flag"
     ) as caught:
         parse(f"{word}=2" if word.startswith("--") else f"{word} 2")
     assert meant in caught.value.hint
@@ -254,22 +254,22 @@ def test_a_flag_of_another_launcher_leads_to_ours(word, meant):
 
 
 def test_numbers_of_gpus_lead_to_devices():
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         parse("--gpus 0,1")
     assert "--devices 0,1" in caught.value.hint
 
 
 @pytest.mark.parametrize("word", ["--quiet", "--keep", "--epochs", "--lr", "--verbose"])
 def test_a_flag_that_is_like_none_of_ours_suggests_none(word, golden):
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         parse(word)
     assert "Did you mean" not in caught.value.hint
     golden(caught.value)
 
 
 @given(st.text(alphabet="-=:abhostenvnpc_ '\"0123", max_size=40))
-def test_any_line_is_a_request_or_a_spec_error(line):
-    with suppress(SpecError):
+def test_any_line_is_a_request_or_a_usage_error(line):
+    with suppress(UsageError):
         assert isinstance(parse(line), Request)
 
 
@@ -363,21 +363,21 @@ def test_precedence_of_hosts(tmp_path):
 @pytest.mark.parametrize("where", ["DISTMAGIC_HOSTS", "Distmagic.hosts"])
 def test_a_malformed_setting_is_named(where, golden):
     config = Distmagic(hosts="a:0" if where == "Distmagic.hosts" else "")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         choose_hosts(Request(), None, config, {"DISTMAGIC_HOSTS": "a:0"})
 
 
 def test_hostfile_troubles_name_the_file(tmp_path, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         read_hostfile(str(tmp_path / "nowhere"))
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         read_hostfile("~no-such-user/nodes")
     bad = tmp_path / "bad"
     bad.write_bytes(b"\xff\xfe")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         read_hostfile(str(bad))
     bad.write_text("a slots=2\nb slots=0\n")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         read_hostfile(str(bad))
 
 
@@ -415,7 +415,7 @@ def test_settings_become_defaults():
     ids=str,
 )
 def test_a_wrong_setting_is_named(setting, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         Distmagic(**setting).defaults({})
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.hosts import (
     LOCALHOST,
     Host,
@@ -98,7 +98,7 @@ def test_the_command_by_hand_has_all_that_was_typed(text, command):
     ],
 )
 def test_what_is_no_host(text, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         parse_host(text)
 
 
@@ -109,13 +109,13 @@ def test_a_list_is_separated_by_commas_or_blanks():
 
 @pytest.mark.parametrize("text", ["", " ", ",", " , \n"])
 def test_an_empty_list(text, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         parse_hosts(text)
 
 
 @pytest.mark.parametrize("text", ["a,b,a", "a:2,a:4", "me@a:2222,me@a:2222:4"])
 def test_a_host_that_is_listed_twice(text, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         parse_hosts(text)
 
 
@@ -147,7 +147,7 @@ def test_a_hostfile_of_openmpi_horovod_and_deepspeed():
     ],
 )
 def test_a_hostfile_names_the_line(text, golden):
-    with golden.raises(SpecError) as caught:
+    with golden.raises(UsageError) as caught:
         parse_hostfile(text, "hosts.txt")
     assert caught.value.hint
 
@@ -170,11 +170,11 @@ def test_only_plain_localhost_is_this_machine():
 
 
 @given(st.text(max_size=40) | st.text(alphabet="ab@:[]0123456789.-%,# =", max_size=30))
-def test_any_text_is_hosts_or_a_spec_error(text):
+def test_any_text_is_hosts_or_a_usage_error(text):
     for parse in (parse_host, parse_hosts, lambda t: parse_hostfile(t, "file")):
         try:
             found = parse(text)
-        except SpecError:
+        except UsageError:
             continue
         for host in found if isinstance(found, tuple) else (found,):
             assert host.name

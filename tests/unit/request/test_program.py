@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request import flags
 from distmagic.request.flags import Program, split_program
 
@@ -47,7 +47,7 @@ def test_what_follows_the_name_of_a_program_is_its_own(line, own, program):
     ],
 )
 def test_a_program_must_be_named(line, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         split_program(line.split())
 
 
@@ -58,5 +58,5 @@ def test_a_cell_that_is_a_script_has_arguments(golden):
         ("50", "--lr", "0.1"),
         True,
     )
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         flags.parse_line("--cold -- 50", flags.Defaults())

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from distmagic.api import from_options
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.access import Access
 from distmagic.request.spec import JobSpec, split_endpoint
 
@@ -40,7 +40,7 @@ from distmagic.request.spec import JobSpec, split_endpoint
     ids=str,
 )
 def test_what_can_not_be_asked_for(asked, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         JobSpec(**asked)
 
 
@@ -84,7 +84,7 @@ def test_an_endpoint(text, parts):
     ],
 )
 def test_what_is_no_endpoint(text):
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         split_endpoint(text)
     assert (
         str(caught.value)
@@ -113,7 +113,7 @@ def test_a_python_for_one_host_and_for_all_others():
     ids=str,
 )
 def test_times_that_are_none(asked, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         Access(**asked)
 
 
@@ -138,7 +138,7 @@ def test_options_become_a_job_and_a_way_to_the_hosts():
 
 
 def test_a_variable_that_torchrun_sets_itself(golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         JobSpec(env=(("RANK", "7"),))
 
 
@@ -151,7 +151,7 @@ def test_a_variable_that_torchrun_sets_itself(golden):
     {"nproc_per_node": 2.5},
 ], ids=str)  # fmt: skip
 def test_an_option_of_a_wrong_kind(options, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         from_options(options, Access())
 
 

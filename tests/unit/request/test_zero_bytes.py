@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.exports.job import ExportedJob, ExportedProgram
 from distmagic.request.access import Access
 from distmagic.request.allocation import SkyRequest, SlurmRequest
@@ -50,7 +50,7 @@ FIELDS = [
 def test_no_field_of_a_request_takes_a_zero_byte(
     request_: Any, name: str, value: Any
 ) -> None:
-    with pytest.raises(SpecError):
+    with pytest.raises(UsageError):
         _changed(request_, name, value)
 
 
@@ -62,5 +62,5 @@ def _changed(request: Any, name: str, value: Any) -> object:
 
 
 def test_no_host_has_one_in_its_name() -> None:
-    with pytest.raises(SpecError):
+    with pytest.raises(UsageError):
         parse_hosts(BAD)

@@ -22,8 +22,8 @@ from distmagic.errors import (
     AuthenticationError,
     ConnectionLost,
     PreflightError,
-    SpecError,
     Unreachable,
+    UsageError,
 )
 from distmagic.remote.gang.liveness import FORM_S
 from distmagic.remote.wire import protocol as p
@@ -230,7 +230,7 @@ class AnyRun:
     def _join(self, act: Join) -> tuple[int, Any]:
         error = self._refusal(act.host_index) or self._refusal(0)
         if error is None and not self._admit(act.host_index, act.request_id):
-            error = SpecError("it has a node of this job.")
+            error = UsageError("it has a node of this job.")
         elif error is None and self._dice.random() < 0.2:
             error = CUT  # the answer of the lead got lost
         if error is not None:

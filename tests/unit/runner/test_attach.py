@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from distmagic.errors import HostErrors, SpecError
+from distmagic.errors import HostErrors, UsageError
 from distmagic.remote.wire import protocol as p
 from distmagic.runner.launch import attach
 from distmagic.state.model import RunState
@@ -97,7 +97,7 @@ def test_an_interrupt_of_a_detached_job_only_ends_the_following():
 def test_a_job_of_another_version_is_neither_followed_nor_ended():
     a, b = two(runs_on)
     job = replace(begun(a, b), protocols=(1,))
-    with pytest.raises(SpecError) as refused:
+    with pytest.raises(UsageError) as refused:
         attach(reach(a, b), job, FakeScreen())
     assert refused.value.message == f"{p.another_version('j', 1)}."
     assert a.requests_of(p.StopNode) == a.requests_of(p.SweepJob) == []

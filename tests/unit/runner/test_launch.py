@@ -18,8 +18,8 @@ from distmagic.errors import (
     HostErrors,
     PayloadError,
     PreflightError,
-    SpecError,
     Unreachable,
+    UsageError,
 )
 from distmagic.payload import blobs
 from distmagic.payload.blobs import keep
@@ -292,7 +292,7 @@ def test_a_job_of_this_notebook_that_still_runs_there_is_in_the_way(tmp_path, go
     a, b = two()
     terms = p.JobTerms(lease_s=60.0, owner="nb")
     b.facts = replace(b.facts, running=(listing("j-0", 0, [b], terms=terms),))
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         launched(tmp_path, a, b)
     assert a.is_left
     assert b.is_left

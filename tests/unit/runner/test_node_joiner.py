@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from distmagic.errors import PreflightError, ProtocolError, SpecError
+from distmagic.errors import PreflightError, ProtocolError, UsageError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import Payload
 from distmagic.planning.plan import Reached
@@ -266,14 +266,14 @@ def test_what_arrives_damaged_is_not_kept(payload, tmp_path, monkeypatch, golden
 )
 def test_the_lead_lets_nobody_in(payload, answer, golden):
     lead, link = Lead(begun(payload, A, B)[0], added=answer), FakeLink(C)
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         NodeJoiner("j-1", lead.open, lead.start, payload.blobs).admit(link, "a1")
     assert p.SweepJob(job="j-1") not in link.said, "it may run there"
 
 
 def test_a_job_that_is_not_elastic_takes_in_nobody(payload, golden):
     lead = Lead(begun(payload, A, B, nnodes=None)[0])
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         NodeJoiner("j-1", lead.open).admit(FakeLink(C), "a1")
 
 
@@ -295,7 +295,7 @@ def test_a_host_on_which_the_job_still_runs_is_left_alone_whatever_its_name(
     payload, golden
 ):
     lead, link = Lead(begun(payload, A, B)[0]), FakeLink(C, running=listed(1))
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         NodeJoiner("j-1", lead.open, lead.start, payload.blobs).admit(link, "a1")
     assert (link.said, lead.links) == ([], [])
 
@@ -306,8 +306,8 @@ def test_a_host_on_which_the_job_still_runs_is_left_alone_whatever_its_name(
         ({"call": "../../etc/passwd"}, ProtocolError),
         ({"side_files": ()}, ProtocolError),
         ({"join_template": p.JoinTemplate(sizes=(1, -1, 1))}, ProtocolError),
-        ({"job": "j-2"}, SpecError),
-        ({"join_template": p.JoinTemplate(sizes=(1, 1, 3 << 30))}, SpecError),
+        ({"job": "j-2"}, UsageError),
+        ({"join_template": p.JoinTemplate(sizes=(1, 1, 3 << 30))}, UsageError),
     ],
     ids=["a path", "no side files", "a negative size", "another job", "too large"],
 )  # fmt: skip

@@ -18,8 +18,8 @@ from distmagic.errors import (
     HostKeyError,
     PreflightError,
     ProtocolError,
-    SpecError,
     Unreachable,
+    UsageError,
 )
 from distmagic.remote.wire import protocol as p
 from distmagic.runner.actions import (
@@ -462,7 +462,7 @@ def test_a_node_whose_start_was_not_answered_and_whose_host_stays_away_may_run()
 
 
 @pytest.mark.parametrize(
-    "error", [AWAY, CUT, SpecError("gpu-c already runs a node of this job.")]
+    "error", [AWAY, CUT, UsageError("gpu-c already runs a node of this job.")]
 )
 def test_what_passes_by_itself_is_not_told(error):
     table = Table(elastic(2))

@@ -11,8 +11,8 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import (
     AllocationEnded,
     NodeLost,
-    SpecError,
     Unreachable,
+    UsageError,
     WorkerFailed,
 )
 from distmagic.remote.system import memory
@@ -168,6 +168,6 @@ def test_what_is_no_name_of_a_cluster_takes_none_down(
     allocations, tmp_path, monkeypatch, name
 ):
     skypilot = Sky(tmp_path, monkeypatch)
-    with pytest.raises(SpecError, match="cluster"):
+    with pytest.raises(UsageError, match="cluster"):
         allocations.pool("skypilot").take_down(name, ASKER)
     assert skypilot.asked == []

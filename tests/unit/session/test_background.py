@@ -14,7 +14,7 @@ import pytest
 from distmagic.connection import link_opener
 from distmagic.connection.connections import Connections
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import Cancelled, SpecError, Unreachable, WorkerFailed
+from distmagic.errors import Cancelled, Unreachable, UsageError, WorkerFailed
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
 from distmagic.payload.pack import Payload
@@ -111,7 +111,7 @@ def test_a_run_that_is_over_has_what_a_run_of_a_cell_has(kernel, golden):
     a.results["rank0.stdout.log"] = b"hello\n"
     assert run.logs(0, "stdout") == "hello\n"
     run.stop()  # nothing is left to stop
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         run.stacks()
 
 
@@ -133,9 +133,9 @@ def test_while_it_goes_on_it_is_asked_for_logs_and_stacks(kernel, golden):
     assert repr(run.stacks()).startswith(f"{run.job}: 2 ranks at 1 place")
     assert "2 ranks at 1 place" in run.stacks()._repr_html_()
     assert run.metrics == []
-    with pytest.raises(SpecError, match=r"^Job \S+ still runs\."):
+    with pytest.raises(UsageError, match=r"^Job \S+ still runs\."):
         run.results  # noqa: B018
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         run.logs(7)
     with pytest.raises(TimeoutError, match=r"still runs after 0\.01 s"):
         run.wait(0.01)
@@ -368,7 +368,7 @@ class PendingPlace(Place):
 
     def reach(self, screen: Screen, payload: Payload) -> None:
         self.given_up.wait(2 * HANG_S)
-        raise SpecError("Slurm job 17 was cancelled.")
+        raise UsageError("Slurm job 17 was cancelled.")
 
     def interrupt(self) -> None:
         self.given_up.set()
@@ -379,10 +379,10 @@ class PendingPlace(Place):
 
 def test_a_run_that_waits_for_nodes_is_given_up_by_stop(kernel):
     run = PendingPlace(kernel.session).begin(kernel.payload, FakeScreen())
-    with pytest.raises(SpecError, match=r"^Rank 0 has not started yet"):
+    with pytest.raises(UsageError, match=r"^Rank 0 has not started yet"):
         run.logs(0)
     run.stop()
-    with pytest.raises(SpecError, match="Slurm job 17 was cancelled"):
+    with pytest.raises(UsageError, match="Slurm job 17 was cancelled"):
         run.wait()
 
 

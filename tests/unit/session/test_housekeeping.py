@@ -13,8 +13,8 @@ from distmagic.errors import (
     Cancelled,
     ConnectionLost,
     PreflightError,
-    SpecError,
     Unreachable,
+    UsageError,
 )
 from distmagic.names import owner
 from distmagic.planning.jobs import Job
@@ -117,7 +117,7 @@ def test_a_job_that_takes_in_no_host_now_says_why_and_the_links_are_closed(
         p.Refused(what="add_node", error="it is about to end")
     ]
     told: list[object] = []
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         session.housekeeping.add(
             reach(job.lead, c), job.found, lambda *what: told.append(what)
         )
@@ -134,7 +134,7 @@ def test_a_job_that_its_host_does_not_have_any_more_takes_in_nobody(
     job.lead.answers[p.FollowJob] = lambda _: [
         p.Refused(what="follow_job", error="there is no job j here")
     ]
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         session.housekeeping.add(reach(job.lead, c), job.found, lambda *_: None)
     assert c.requests_of(p.StartNode) == []
     assert_left(job.lead, c)

@@ -14,8 +14,8 @@ from distmagic.connection.certificate import one_time_secret
 from distmagic.errors import (
     Cancelled,
     DistmagicError,
-    SpecError,
     Unreachable,
+    UsageError,
     WorkerFailed,
 )
 from distmagic.inside.job_node import RankTask
@@ -146,7 +146,7 @@ def test_a_run_that_fails_leaves_each_node_its_own_ranks(nodes):
 
 def test_nodes_with_different_cells_are_told_both(nodes, golden):
     lead, other = both(nodes, not_here, "one", "another")
-    assert isinstance(lead.exception(), SpecError)
+    assert isinstance(lead.exception(), UsageError)
     assert str(lead.exception()) == str(other.exception())
     golden(lead.exception())
 
@@ -168,7 +168,7 @@ def test_a_node_whose_own_statements_fail_leaves(nodes):
 @pytest.mark.parametrize("node_rank", [0, 1])
 def test_nodes_that_can_not_prove_themselves_do_not_train_alone(node_rank, golden):
     place = replace(places()[0], node_rank=node_rank)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         Part(place, None, "", no_link).run("", ACCESS, JobSpec(), not_here)
     assert "--on none" in caught.value.hint
     golden(caught.value)
@@ -176,7 +176,7 @@ def test_nodes_that_can_not_prove_themselves_do_not_train_alone(node_rank, golde
 
 def test_under_slurm_all_that_was_looked_for_is_named(golden):
     place = replace(places()[0], key="slurm 7.0")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         Part(place, None, "", no_link).run("", ACCESS, JobSpec(), not_here)
 
 
@@ -186,9 +186,9 @@ def test_what_can_not_run_inside(golden):
         rank=1, world_size=4, local_rank=1, local_world_size=2, said_by="RANK, LOCAL_RANK"
     )  # fmt: skip
     of_a_rank = Part(replace(place, task=task), SECRET, "", no_link)
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         of_a_rank.run("", ACCESS, JobSpec(), not_here)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         Part(place, SECRET, "", no_link).run("", ACCESS, JobSpec(detach=True), not_here)
     assert "--detach means nothing here" in str(caught.value)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.session import packages
 
 LOCAL = "left out, because it lies on this machine alone: {}"
@@ -82,10 +82,10 @@ def test_a_requirements_file_is_read_with_those_that_it_names(tmp_path):
         ),
     )
     (below / "more.txt").write_text("-r more.txt\n")
-    with pytest.raises(SpecError, match="name each other without end"):
+    with pytest.raises(UsageError, match="name each other without end"):
         packages.of_requirements(below / "more.txt")
     (below / "more.txt").write_text("-c limits.txt\n")
-    with pytest.raises(SpecError, match=r"hosts take no constraints: -c limits\.txt"):
+    with pytest.raises(UsageError, match=r"hosts take no constraints: -c limits\.txt"):
         packages.of_requirements(below / "more.txt")
 
 
@@ -108,7 +108,7 @@ def test_a_lock_file_is_exported_here_or_goes_to_the_hosts(
         name="named", lock=(("pylock.toml", "lock-version = '1.0'\n"),)
     )
     assert packages.of_lock(project / "frozen.txt").requirements == ("torch==2",)
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         packages.of_lock(project / "poetry.lock")
     uv = tmp_path / "uv"
     uv.write_text(
@@ -121,10 +121,10 @@ def test_a_lock_file_is_exported_here_or_goes_to_the_hosts(
         name="my-project", requirements=("torch==3",)
     )
     uv.write_text("#!/bin/sh\necho no such project >&2; exit 2\n")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         packages.of_lock(project / "uv.lock")
 
 
 def test_a_list_that_is_too_long_to_send_is_refused():
-    with pytest.raises(SpecError, match="longer than a host takes"):
+    with pytest.raises(UsageError, match="longer than a host takes"):
         packages.Packages(name="a", lock=(("uv.lock", "x" * 900_001),))

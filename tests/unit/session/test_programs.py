@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request import flags
 from distmagic.request.access import Access
 from distmagic.request.flags import split_program
@@ -92,5 +92,5 @@ def test_a_dry_run_below_the_folder_that_travels_begins_there_too(
 
 
 def test_a_dry_run_of_a_script_that_is_not_there_says_so(session, project):
-    with pytest.raises(SpecError, match=r"There is no script nothing\.py"):
+    with pytest.raises(UsageError, match=r"There is no script nothing\.py"):
         shown(session, "nothing.py")

@@ -16,8 +16,8 @@ from distmagic.errors import (
     NodeLost,
     PayloadError,
     PreflightError,
-    SpecError,
     Unreachable,
+    UsageError,
     WorkerFailed,
 )
 from distmagic.outcome.detached import Detached
@@ -131,7 +131,7 @@ def test_a_dry_run_of_an_elastic_job_does_without_a_host_that_is_down(kernel):
 def test_a_dry_run_of_what_can_not_be_planned_closes_the_links(kernel, golden):
     a, b = two()
     kernel.over(a, b)
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         start_commands(kernel.reach(), JobSpec(nnodes=(3, 3)))
     assert_left(a, b)
 
@@ -353,7 +353,7 @@ def test_a_job_that_was_let_go_and_has_been_removed_is_not_found(kernel, golden)
     a, b = two(runs_on)
     left = detached(kernel, a, b)
     a.listings = b.listings = ()
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         left.stop()
 
 
@@ -457,7 +457,7 @@ def test_files_are_fetched_after_a_run_and_one_that_can_not_be_had_loses_nothing
 
         def fetch(self, pattern):
             if pattern == "no":
-                raise SpecError("No file of the run fits 'no'.", "Look.")
+                raise UsageError("No file of the run fits 'no'.", "Look.")
             return [Path("ck/a\x1b[31m\n.pt"), Path("ck/b.pt")]
 
     run = FetchedRun()

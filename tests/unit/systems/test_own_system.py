@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import AllocationEnded, SpecError, WorkerFailed
+from distmagic.errors import AllocationEnded, UsageError, WorkerFailed
 from distmagic.exports import systems as exports
 from distmagic.inside.detect import detect
 from distmagic.notebook import help_pages
@@ -73,7 +73,7 @@ def test_what_it_has_is_listed(session):
 
 
 def test_its_errors_are_its_own(toy):
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         parse("--on toy --partition large")
     assert caught.value.message == "--partition means nothing to a toy."
 
@@ -104,7 +104,7 @@ def test_help_and_the_tab_key_offer_it(toy):
 def test_its_page_is_one_of_the_manual(toy):
     assert "toys" in help_pages.topics()
     assert "How nodes are put on a shelf." in help_pages.contents()
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         parse("--on toy --partition large")
     assert "%distributed help toys " in caught.value.hint
 
@@ -116,7 +116,7 @@ def test_every_system_of_ours_has_a_page():
 
 def test_without_the_package_there_is_no_such_system():
     for line in ("--on toy", "--export toy somewhere"):
-        with pytest.raises(SpecError, match="toy' is not known"):
+        with pytest.raises(UsageError, match="toy' is not known"):
             parse(line)
 
 

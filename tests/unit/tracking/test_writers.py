@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.outcome.run import Run
 from distmagic.request import spec
 from distmagic.request.spec import JobSpec
@@ -91,17 +91,17 @@ def test_a_tracker_whose_package_is_missing_is_refused_before_the_run(
     monkeypatch, golden
 ):
     monkeypatch.setattr(spec.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         JobSpec(track="wandb")
     golden(caught.value)
     run = Run(begun(), {}, lambda _: None, shown=False)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         run.to_tensorboard("tb")
     golden(caught.value)
 
 
 def test_what_can_not_be_tracked_is_refused(golden):
     for options in ({"track": "aim"}, {"track": "tensorboard", "detach": True}):
-        with pytest.raises(SpecError) as caught:
+        with pytest.raises(UsageError) as caught:
             JobSpec(**options)
         golden(caught.value)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.wide import spreading
 from distmagic.wide.spreading import batches, named_files
 
@@ -32,7 +32,7 @@ def test_folders_of_one_name_become_one(tmp_path):
 def test_two_files_that_differ_get_no_common_name(tmp_path, golden):
     a = write(tmp_path / "gpu-a" / "ck", log="of a")
     b = write(tmp_path / "gpu-b" / "ck", log="of b")
-    with pytest.raises(SpecError) as raised:
+    with pytest.raises(UsageError) as raised:
         named_files([a, b])
     golden(str(raised.value).replace(str(tmp_path), "/here"))
 

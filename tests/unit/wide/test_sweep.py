@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from distmagic.errors import Cancelled, SpecError, WorkerFailed
+from distmagic.errors import Cancelled, UsageError, WorkerFailed
 from distmagic.request.hosts import parse_hosts
 from distmagic.session.background import BackgroundRun
 from distmagic.state.model import RunState
@@ -34,7 +34,7 @@ def test_a_run_for_each_combination_the_last_name_fastest():
 
 @pytest.mark.parametrize("grid", [{}, {"lr": []}, {"lr": 0.1}, {"name": "adam"}])
 def test_a_grid_without_lists_of_values_is_refused(grid, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         combinations(grid)
 
 
@@ -61,7 +61,7 @@ def test_runs_go_to_devices_that_no_other_run_has(hosts, gpus, ranks, devices, f
 
 @pytest.mark.parametrize(("hosts", "ranks"), [("a:3", 1), ("a", 4)])
 def test_a_host_without_room_is_refused(hosts, ranks, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         slots(parse_hosts(hosts), [2], ranks)
 
 
@@ -109,7 +109,7 @@ class Kernel:
 
     def start(self, name: str, slot: Slot) -> BackgroundRun:
         if name in self.refuses:
-            raise SpecError("no")
+            raise UsageError("no")
         self.begun.append(FakeRun(name, TITLES[name]))
         self.slots.append((name, slot.host.name))
         return cast("BackgroundRun", self.begun[-1])
@@ -151,9 +151,9 @@ def test_the_table_has_all_runs_from_the_beginning(kernel, golden):
 
 
 def test_what_failed_runs_again_by_name_or_all_at_once(kernel, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         kernel.sweep.rerun("nb-0")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         kernel.sweep.rerun("nb-7")
     for number in range(4):
         kernel.begun[number].end(WorkerFailed("no") if number % 2 else None)

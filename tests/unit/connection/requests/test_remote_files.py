@@ -22,7 +22,7 @@ from distmagic.errors import (
     NoResult,
     PreflightError,
     ProtocolError,
-    SpecError,
+    UsageError,
 )
 from distmagic.remote.contact.file_exchange import FileExchange
 from distmagic.remote.records import found_files
@@ -304,7 +304,7 @@ def test_a_file_comes_whole_or_not_at_all_whatever_both_file_servers_say(
             with closed_at_the_end():
                 server.fail(at, stays=stays)
                 came: list[Path] = []
-                with contextlib.suppress(NoResult, PreflightError, SpecError):
+                with contextlib.suppress(NoResult, PreflightError, UsageError):
                     came = files.fetch("log.txt", to)
                 calls, failed = max(calls, len(server.calls)), server.failed
                 server.fail(-1, stays=False)
@@ -442,10 +442,10 @@ def test_a_pattern_that_fits_nothing_and_one_that_leads_out_are_told(
     there, tmp_path, golden
 ):
     with files_of(there.host, there.folder) as files:
-        with pytest.raises(SpecError, match=r"No file on gpu-a fits '\*\.bin'"):
+        with pytest.raises(UsageError, match=r"No file on gpu-a fits '\*\.bin'"):
             files.fetch("*.bin", tmp_path)
         for pattern in ("/etc/*", "../*", ""):
-            with golden.raises(SpecError):
+            with golden.raises(UsageError):
                 files.fetch(pattern, tmp_path)
 
 

@@ -19,7 +19,7 @@ from distmagic.connection.requests import host_requests
 from distmagic.connection.requests.blob_requests import deliver
 from distmagic.connection.requests.file_requests import find_files, read_file
 from distmagic.connection.requests.remote_files import RemoteFolder
-from distmagic.errors import ConnectionLost, PreflightError, SpecError
+from distmagic.errors import ConnectionLost, PreflightError, UsageError
 from distmagic.payload import blobs, bundle
 from distmagic.remote.contact.file_exchange import FileExchange
 from distmagic.remote.records import brought_files, listing, places
@@ -212,14 +212,14 @@ def test_where_nothing_can_be_written_the_host_says_why(home, tmp_path):
 def test_links_are_not_sent(home, tmp_path, golden):
     source = tmp_path / "source"
     source.mkdir()
-    with pytest.raises(SpecError, match="has no file"):
+    with pytest.raises(UsageError, match="has no file"):
         RemoteFolder(Folder(path="in"), opened).send(source)
     (source / "real").write_bytes(b"1")
     (source / "link").symlink_to("/etc/passwd")
     (source / "loop").symlink_to(source)
     sent = RemoteFolder(Folder(path="in"), opened).send(source)
     assert sent == ["source/real"]
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         RemoteFolder(Folder(path="in"), opened).send(tmp_path / "nothing")
 
 

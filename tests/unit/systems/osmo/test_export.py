@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 import yaml
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.exports import systems
 from distmagic.exports.job import ExportedProgram, File
 from distmagic.inside.detect import detect
@@ -59,7 +59,7 @@ def test_the_files_of_a_job_with_three_tasks():
 def test_a_file_whose_name_is_a_template_is_refused(golden):
     files = (File(path="cell.py", data=b""), File(path="{{ x }}/a.py", data=b""))
     one = job("osmo", program=ExportedProgram(files=files, words=("cell.py",)))
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         systems.files(one)
 
 
@@ -120,12 +120,12 @@ def test_a_file_that_is_too_large_to_be_carried(golden):
     program = ExportedProgram(
         files=(*PLAIN.files, File(path="big", data=bytes(1 << 21))), words=("cell.py",)
     )
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         systems.files(job("osmo", program=program))
 
 
 def test_results_that_are_neither_a_dataset_nor_a_url():
-    with pytest.raises(SpecError, match="--results 'a b' is neither"):
+    with pytest.raises(UsageError, match="--results 'a b' is neither"):
         job("osmo", results="a b")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.errors import DistmagicError, SpecError, Unreachable
+from distmagic.errors import DistmagicError, Unreachable, UsageError
 from distmagic.systems.osmo import osmo, osmo_words
 from tests.lab.waiting import wait_until
 
@@ -44,8 +44,8 @@ def test_a_workflow_is_submitted_and_its_id_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("code", "message", "kind"),
     [
-        (1, "Workflow submit failed:\nno pool", SpecError),
-        (2, 'Must login first with "login" command', SpecError),
+        (1, "Workflow submit failed:\nno pool", UsageError),
+        (2, 'Must login first with "login" command', UsageError),
         (10, "Cannot connect to OSMO service", Unreachable),
         (75, "Too many requests", Unreachable),
     ],
@@ -62,15 +62,15 @@ def test_a_refusal_is_told_in_its_words(
 
 def test_a_program_that_fails_with_a_traceback(tmp_path, monkeypatch, golden):
     program(tmp_path, monkeypatch, "echo Traceback: boom >&2; exit 3")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         osmo.submit(tmp_path / "w.yaml")
 
 
 def test_without_the_program_it_is_said_how_to_get_it(tmp_path, monkeypatch, golden):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         osmo.check()
-    with pytest.raises(SpecError, match="osmo can't be started here"):
+    with pytest.raises(UsageError, match="osmo can't be started here"):
         osmo.look("cell-1")
 
 

@@ -8,7 +8,7 @@ import os
 import pytest
 import yaml
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.payload.pack import pack_call
 from distmagic.remote.wire import protocol
 from distmagic.request import flags
@@ -47,7 +47,7 @@ def packed():
     ],
 )  # fmt: skip
 def test_what_a_run_on_osmo_can_not_have(line, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         osmo.check(request_of(line))
 
 
@@ -71,18 +71,18 @@ def test_what_a_run_on_osmo_can_not_have(line, golden):
     ],
 )
 def test_a_wrong_line_is_told_at_once(line, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         request_of(line)
 
 
 def test_a_secret_never_comes_into_a_workflow():
-    with pytest.raises(SpecError, match="--env HF_TOKEN: a secret would lie readable"):
+    with pytest.raises(UsageError, match="--env HF_TOKEN: a secret would lie readable"):
         osmo._job(request_of("--env HF_TOKEN=x --env PLAIN=y"), packed())
 
 
 def test_ranks_have_to_be_a_number(golden):
     job = osmo._job(request_of("--nproc-per-node gpu"), packed())
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         workflows.workflow(job)
 
 
@@ -117,5 +117,5 @@ def test_a_workflow_carries_the_call_the_bundle_and_one_message_for_all_tasks():
 def test_data_that_is_too_large_for_a_file_of_a_workflow_is_refused(golden):
     data = os.urandom(2 << 20)
     payload = pack_call(lambda: data, limit_bytes=1 << 30, labels={}, title="")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         workflows.workflow(osmo._job(request_of("--nodes 2"), payload))

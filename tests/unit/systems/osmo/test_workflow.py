@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from distmagic.errors import Cancelled, RunError, SpecError, Unreachable
+from distmagic.errors import Cancelled, RunError, Unreachable, UsageError
 from distmagic.payload import bundle
 from distmagic.payload.pack import pack_call
 from distmagic.request import flags
@@ -117,8 +117,8 @@ def test_a_workflow_that_osmo_ends_says_why(service, golden):
 @pytest.mark.parametrize(
     ("how", "kind", "message"),
     [
-        ("refuse", SpecError, "Pool default has no platform L4"),
-        ("log in", SpecError, "Must login first"),
+        ("refuse", UsageError, "Pool default has no platform L4"),
+        ("log in", UsageError, "Must login first"),
         ("away", Unreachable, "Cannot connect to OSMO service"),
         ("hang", Unreachable, "was not done after 1 s"),
     ],

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.exports import systems
 from distmagic.systems.sing import sing_entry
 from tests import REPOSITORY
@@ -61,12 +61,12 @@ def test_a_setup_is_one_line_of_the_dockerfile_whatever_is_in_it():
 
 
 def test_a_home_that_an_image_does_not_have(golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         systems.files(job("sing", python="~/venv/bin/python"))
 
 
 def test_a_secret_with_a_line_break(golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         systems.files(job("sing", spec={"env": (("A_TOKEN", "a\nb"),)}))
 
 

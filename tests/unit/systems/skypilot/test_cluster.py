@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import DistmagicError, SpecError, Unreachable
+from distmagic.errors import DistmagicError, Unreachable, UsageError
 from distmagic.request.access import Access
 from distmagic.request.allocation import SkyRequest, SlurmRequest
 from distmagic.systems.skypilot import sky
@@ -92,7 +92,7 @@ def test_skypilot_without_its_program(
     skypilot: Sky, monkeypatch: pytest.MonkeyPatch, golden
 ):
     monkeypatch.setenv("PATH", "/nowhere")
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         Cluster(MINE, OWNER)
     skypilot.has("mine", TWO)
     first = found()

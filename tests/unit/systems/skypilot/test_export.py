@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.exports import systems
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, job, shown, texts
@@ -72,7 +72,7 @@ def test_variables_and_secrets_are_in_the_places_for_them(form):
 
 
 def test_a_kind_of_gpu_is_needed(golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         systems.files(job("skypilot", options=(("gpus-per-node", "4"),)))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import DistmagicError, SpecError
+from distmagic.errors import DistmagicError, UsageError
 from distmagic.request.access import Access
 from distmagic.request.allocation import SkyRequest
 from distmagic.systems.skypilot import cluster, hosts, sky, sky_words
@@ -253,7 +253,7 @@ def test_given_up_between_two_commands_it_is_taken_down_and_not_used(
     skypilot: Sky, moment: str
 ):
     made = Cluster(WANTED, OWNER)
-    with pytest.raises(SpecError, match="was given up"):
+    with pytest.raises(UsageError, match="was given up"):
         made.wait(ASKER, lambda text: made.end() if text == moment else None)
     assert skypilot.asked[-1] == DOWN
     assert skypilot.asked.count(DOWN) == 1
@@ -271,7 +271,7 @@ def test_given_up_when_its_hosts_are_known_it_is_not_used(
         return read(text, cluster)
 
     monkeypatch.setattr(sky_words, "hosts_in", hosts_in)
-    with pytest.raises(SpecError, match="was given up"):
+    with pytest.raises(UsageError, match="was given up"):
         made.wait(ASKER, lambda _: None)
     assert skypilot.asked[-1] == DOWN
     assert made.hosts == ()
@@ -280,7 +280,7 @@ def test_given_up_when_its_hosts_are_known_it_is_not_used(
 def test_given_up_before_it_is_launched_nothing_is_launched(skypilot: Sky):
     made = Cluster(WANTED, OWNER)
     made.end()
-    with pytest.raises(SpecError, match="was given up"):
+    with pytest.raises(UsageError, match="was given up"):
         made.wait(ASKER, lambda _: None)
     assert set(skypilot.asked) <= {STATUS}
 

@@ -15,8 +15,8 @@ from distmagic.errors import (
     AllocationEnded,
     ConnectionLost,
     PreflightError,
-    SpecError,
     Unreachable,
+    UsageError,
 )
 from distmagic.request.access import Access
 from distmagic.request.allocation import SlurmRequest
@@ -130,7 +130,7 @@ def test_a_job_that_ends_before_it_is_ours(login, made):
 
 def test_a_job_that_can_not_ever_start_is_cancelled_and_told(login, made, golden):
     squeue(login, ENDLESS)
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         made.wait(ASKER, print)
     assert login.asked[-1] == ("scancel", "17")
     assert not made.is_alive
@@ -140,7 +140,7 @@ def test_somebody_elses_job_that_can_not_ever_start_is_left_as_it_is(login):
     squeue(login, ENDLESS)
     queue = SlurmQueue(Shell("login1", lambda _: login))
     one = found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
-    with pytest.raises(SpecError, match="will never start"):
+    with pytest.raises(UsageError, match="will never start"):
         one.wait(ASKER, print)
     one.end()
     assert "scancel" not in login.programs()
@@ -325,7 +325,7 @@ def test_a_refusal_is_an_error_of_the_request(login):
         Said(err="sbatch: error: invalid partition specified: x\n", code=1)
     ]
     queue = SlurmQueue(Shell("login1", lambda _: login))
-    with pytest.raises(SpecError, match="no such partition"):
+    with pytest.raises(UsageError, match="no such partition"):
         submitted(
             SlurmRequest(),
             queue,
@@ -344,7 +344,7 @@ def test_an_allocation_of_another_kernel(login, golden):
     assert [host.name for host in one.wait(ASKER, print)] == ["a1", "a2"]
     one.leave()
     squeue(login, CANCELLED)
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
 
 

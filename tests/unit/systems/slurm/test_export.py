@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.exports import systems
 from tests import REPOSITORY
 from tests.builders.exports import HOSTILE, job, shown, texts
@@ -119,5 +119,5 @@ def test_what_a_task_lacks_is_named_at_once(script, change, message):
     ], ids=str,
 )  # fmt: skip
 def test_what_can_not_be_exported(changes, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         systems.files(job("slurm", **changes))

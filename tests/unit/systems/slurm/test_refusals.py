@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distmagic.errors import AllocationEnded, PreflightError, SpecError, Unreachable
+from distmagic.errors import AllocationEnded, PreflightError, Unreachable, UsageError
 from distmagic.systems.slurm import srun_words
 from distmagic.systems.slurm.refusals import is_unknown_job, refusal
 
@@ -30,7 +30,7 @@ BATCH = "sbatch: error: Batch job submission failed: "
 )  # fmt: skip
 def test_refusals(said, golden):
     error = refusal("login1", "sbatch", said)
-    assert isinstance(error, SpecError)
+    assert isinstance(error, UsageError)
     golden(error)
 
 
@@ -57,7 +57,7 @@ def test_a_machine_without_slurm(golden):
 
 def test_a_value_that_is_taken_for_a_file_is_no_missing_program():
     said = "sbatch: error: slurm_open: /a/b: No such file or directory\nsbatch: error: Invalid node list\n"
-    assert isinstance(refusal("login1", "sbatch", said), SpecError)
+    assert isinstance(refusal("login1", "sbatch", said), UsageError)
 
 
 def test_a_job_that_is_no_longer_known():

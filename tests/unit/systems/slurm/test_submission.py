@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.allocation import SlurmRequest
 from distmagic.request.systems import Wanted
 from distmagic.systems.slurm import srun_words, submission
@@ -91,7 +91,7 @@ def test_a_hostile_python_stays_one_word_of_the_script():
     ids=["of the whole job", "ours", "no option", "two options", "two lines"],
 )  # fmt: skip
 def test_options_that_can_not_be(option, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         SlurmRequest(options=(option,))
 
 
@@ -101,7 +101,7 @@ def test_options_that_can_not_be(option, golden):
     ids=lambda changes: next(iter(changes)),
 )
 def test_requests_that_can_not_be(changes, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         SlurmRequest(**changes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distmagic.errors import DistmagicError, SpecError
+from distmagic.errors import DistmagicError, UsageError
 from distmagic.request.allocation import SlurmRequest
 from distmagic.systems.slurm import srun_words
 from distmagic.systems.slurm.allocation import ONE_CORE
@@ -42,7 +42,7 @@ def of_end(state: str, said: str = "", *, was_held: bool = True) -> DistmagicErr
 
 
 def gpus_of_a_job() -> DistmagicError:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         SlurmRequest(options=(("gpus", "8"),))
     return caught.value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.exports import systems
 from tests import REPOSITORY
 from tests.builders.exports import job, shown, texts
@@ -42,5 +42,5 @@ def test_hosts_that_have_as_many_ranks_have_them_in_the_common_command():
 
 
 def test_nodes_without_a_place_to_meet(golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         systems.files(job("torchrun", nodes=2))

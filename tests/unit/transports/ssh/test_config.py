@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from distmagic.errors import SpecError
+from distmagic.errors import UsageError
 from distmagic.request.hosts import Host
 from distmagic.transports.ssh.config import Resolved, file_versions, host_names, resolve
 from distmagic.transports.ssh.config_lines import read_lines
@@ -250,7 +250,7 @@ def test_what_is_not_followed_is_named(text, harmless, dot_ssh):
     ],
 )
 def test_values_that_can_not_be_used(text, dot_ssh, golden):
-    with golden.raises(SpecError):
+    with golden.raises(UsageError):
         look_up(dot_ssh, text)
 
 

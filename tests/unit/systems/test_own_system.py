@@ -106,7 +106,7 @@ def test_its_page_is_one_of_the_manual(toy):
     assert "How nodes are put on a shelf." in help_pages.contents()
     with pytest.raises(UsageError) as caught:
         parse("--on toy --partition large")
-    assert "%distributed help toys " in caught.value.hint
+    assert "%distributed help toys" in caught.value.hint
 
 
 def test_every_system_of_ours_has_a_page():

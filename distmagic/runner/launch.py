@@ -50,6 +50,8 @@ from distmagic.state.events import (
 from distmagic.state.fold import begin
 from distmagic.state.model import RunState
 
+# That the user waits for hosts whose agent is lost: one that accepts SSH and answers nothing would take a minute.
+SWEEP_S = 15.0
 _ENDED_S = (
     1.0  # for a host that is down to come back, when a job is looked at that has ended
 )
@@ -326,7 +328,7 @@ def _plan(
 
 
 def _sweep(loop: RunLoop, opener: LinkOpener, table: NodeTable) -> None:
-    """End what is left on nodes whose agent is lost, as far as they can be reached; an interrupt gives that up.
+    """End what is left on nodes whose agent is lost, as far as they can be reached; nobody waits longer than `SWEEP_S`.
 
     What is lost to this notebook alone may go on: of a job that needs none, an agent that lives is ended only by a stop.
     """
@@ -354,6 +356,6 @@ def _sweep(loop: RunLoop, opener: LinkOpener, table: NodeTable) -> None:
         loop.queue.tell(Swept(survivors=survivors), node_rank=node_rank)
 
     try:
-        loop.wait_for(begin_all("sweep", sweep, lost))
+        loop.wait_for(begin_all("sweep", sweep, lost), SWEEP_S)
     except KeyboardInterrupt:
         return  # what is left ends with its lease

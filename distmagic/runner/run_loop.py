@@ -22,6 +22,7 @@ a question to the user is answered within it.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -158,8 +159,10 @@ class RunLoop:
 
     # ---- opening and closing
 
-    def wait_for(self, futures: Sequence[Future[Any]]) -> None:
-        """Return when all futures are done. Raises KeyboardInterrupt, if there is one.
+    def wait_for(
+        self, futures: Sequence[Future[Any]], limit_s: float = math.inf
+    ) -> None:
+        """Return when all futures are done, or after `limit_s`. Raises KeyboardInterrupt, if there is one.
 
         What the futures raise is for the caller to look at.
         """
@@ -176,6 +179,7 @@ class RunLoop:
             # After callbacks that queue an event, so that none is left for later.
             future.add_done_callback(wake)
         timeout_s = 0.0  # the first look is at once
+        end_s = self._clock() + limit_s
         while True:
             is_done = len(done) == len(futures)
             self.step(0.0 if is_done else timeout_s)
@@ -184,7 +188,7 @@ class RunLoop:
             timeout_s = BEAT_S
             if self._interrupts.take() or "stop" in self._screen.requests():
                 raise KeyboardInterrupt
-            if is_done:
+            if is_done or self._clock() >= end_s:
                 return
 
     def result(self, future: Future[T]) -> T:

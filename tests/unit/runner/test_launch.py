@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import threading
 from dataclasses import replace
@@ -109,6 +110,39 @@ def test_a_bug_in_the_sweep_of_a_lost_host_takes_no_run_away():
     reaching: Any = Broken()
     launch._sweep(loop, reaching, table)
     assert loop.state.lost == state.lost
+
+
+def test_nobody_waits_long_for_the_sweep_of_a_host_that_accepts_and_answers_nothing():
+    goes_on = threading.Event()
+    times = itertools.count()
+
+    class Silent:
+        def link(self, *_: object, **__: object) -> Any:
+            goes_on.wait(HANG_S)
+            raise ConnectionLost("gpu-a: the connection ended.")
+
+    def clock() -> float:
+        return float(next(times))
+
+    state = begun(at(Lost(why="no heartbeat"), 0), at(Lost(why="no heartbeat"), 1))
+    queue = EventQueue(clock)
+    loop = RunLoop(
+        state,
+        queue,
+        FakeScreen(),
+        lambda longest_s: None,
+        Interrupts(),
+        clock,
+        lambda: "id",
+    )
+    table: Any = SimpleNamespace(
+        rows=[SimpleNamespace(host_index=index, link=None) for index in range(2)]
+    )
+    reaching: Any = Silent()
+    launch._sweep(loop, reaching, table)
+    assert not goes_on.is_set()
+    assert next(times) < launch.SWEEP_S + 10
+    goes_on.set()
 
 
 # ---- launch

@@ -29,7 +29,7 @@ checks it. Each package's own `__init__` says what happens there, what never hap
     api.py         the same from plain Python: `distmagic.run`
     playground/    throw-away SSH hosts on this machine
     staying/       ranks that stay, and one cell after the other on them
-    wide/          data to all hosts, and sweeps: one function with all combinations of some arguments
+    sweeps/        one function with all combinations of some arguments: runs side by side, and a queue
     session/       one kernel's hosts and jobs
     systems/       systems that give hosts, run a job, or start an exported one: a folder each, and none imports another
     screens/       puts a run where a user looks: notebook, terminal, log

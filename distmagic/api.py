@@ -33,7 +33,7 @@ from distmagic.session.background import BackgroundRun
 from distmagic.session.inside import digest_of
 from distmagic.session.place import place_of
 from distmagic.session.session import Session
-from distmagic.wide.sweep import Sweep, begin_sweep, combinations
+from distmagic.sweeps.sweep import Sweep, begin_sweep, combinations
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -79,7 +79,7 @@ by itself.
    :members:
 .. autoclass:: distmagic.outcome.detached.Detached
    :members:
-.. autoclass:: distmagic.wide.sweep.Sweep
+.. autoclass:: distmagic.sweeps.sweep.Sweep
    :members:
 ```
 

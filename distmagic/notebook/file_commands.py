@@ -60,7 +60,7 @@ def put(line: CommandLine) -> None:
 
 def _put_all(line: CommandLine) -> None:
     """Send what is at a path, or what fits a pattern, to every host."""
-    from distmagic.wide.spreading import put as put_on_all
+    from distmagic.session.spreading import put as put_on_all
 
     words = [word for word in line.words if word != "--all"]
     if not 1 <= len(words) <= 2:

@@ -15,5 +15,6 @@ about a run or waits for its events. In this order:
     exporting.py      a cell, or a script, as a folder that starts the same job on a cluster
     local_hints.py    what this machine knows of a file or a module that a rank lacked
     housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status
+    spreading.py      files of this machine to all hosts, from host to host
     packages.py       the packages that an environment on hosts is to have
 """

@@ -12,7 +12,7 @@ from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import NoResult, UsageError, WorkerFailed
 from distmagic.remote.wire.protocol import Folder
 from distmagic.request.hosts import parse_hosts
-from distmagic.wide.spreading import put
+from distmagic.session.spreading import put
 from tests.e2e import runner
 from tests.e2e.scripts import detached, run
 from tests.lab import Lab, wait_until

@@ -64,7 +64,7 @@ PACKAGES = (
     "systems",
     "screens",
     "session",
-    "wide",
+    "sweeps",
     "staying",
     "playground",
     "api",
@@ -76,7 +76,7 @@ PACKAGES = (
 # Who may import a library that isn't Python's own. "lazily": only inside functions.
 FOREIGN = {
     "IPython": "distmagic notebook.magic notebook.local_run notebook.run_names notebook.settings connection.prompts "
-    "outcome.shown wide.sweep screens.notebook screens.page_requests screens.reloaded_pages",
+    "outcome.shown sweeps.sweep screens.notebook screens.page_requests screens.reloaded_pages",
     "anywidget": "screens.widget",
     "asyncssh": "playground.server",
     "cloudpickle": "remote.values.pickling",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.notebook.file_commands import split_pattern
-from distmagic.wide import spreading
+from distmagic.session import spreading
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from distmagic.errors import Cancelled, UsageError, WorkerFailed
 from distmagic.request.hosts import parse_hosts
 from distmagic.session.background import BackgroundRun
 from distmagic.state.model import RunState
-from distmagic.wide import sweep as module
-from distmagic.wide.sweep import Slot, Sweep, combinations, slots
+from distmagic.sweeps import sweep as module
+from distmagic.sweeps.sweep import Slot, Sweep, combinations, slots
 from tests.builders.terms import on_terms
 from tests.lab.waiting import HANG_S, wait_until
 from tests.scenes import done, failed, running

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import UsageError
-from distmagic.wide import spreading
-from distmagic.wide.spreading import batches, named_files
+from distmagic.session import spreading
+from distmagic.session.spreading import batches, named_files
 
 
 def write(folder: Path, **files: str) -> Path:

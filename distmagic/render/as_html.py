@@ -186,9 +186,9 @@ def _table_of(
             )
         for row in group.rows:
             cells = "".join(column.cells[index] for column in columns)
-            awaited = " dm-awaited" if row.is_awaited else ""
+            mark = " dm-awaited" if row.stands_out else ""
             lines.append(
-                f'<tr class="{_phase_class(state_word(row))}{awaited}">{cells}</tr>'
+                f'<tr class="{_phase_class(state_word(row))}{mark}">{cells}</tr>'
             )
             index += 1
     more = len(metrics) - _MAX_METRICS

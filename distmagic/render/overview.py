@@ -108,7 +108,7 @@ def overview(state: RunState) -> Overview:
         alerts=tuple(_alerts(state)),
         call=one_line(state.terms.call),
         since=since,
-        groups=tuple(groups(state, workers, slow, still, _awaited(state))),
+        groups=tuple(groups(state, workers, slow, still, _standing_out(state))),
         hardware=tuple(_hardware(state)),
         metrics=tuple(dict.fromkeys(name for w in workers for name in w.metrics)),
     )
@@ -183,16 +183,16 @@ def _part_of_run(worker: WorkerState) -> str:
     return f"{found[1].strip().lower()} {found[2]} of {found[3]}".strip()
 
 
-def _awaited(state: RunState) -> frozenset[int]:
-    """Return the ranks that the others wait for, as far as the last answers of all of them show it."""
+def _standing_out(state: RunState) -> Mapping[int, str]:
+    """Return the ranks to look at first, with the reason, as far as the last answers of all of them show it."""
     if not state.stack_dumps or state.phase == "done":
-        return frozenset()
+        return {}
     last = explain_last(state)
     if last is None:
-        return frozenset()
+        return {}
     was_wanted = state.stack_dumps[-1].request_id == state.wanted_stacks
     is_known = state.is_over or was_wanted or is_worth_saying(state, last)
-    return last.awaited if is_known else frozenset()
+    return last.standing_out if is_known else {}
 
 
 def _still_words(

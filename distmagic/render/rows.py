@@ -50,13 +50,12 @@ class Row:
     slow: bool = False
     still: bool = False
     note: str = ""
-    is_awaited: bool = False
+    stands_out: str = ""
 
     @property
     def remarks(self) -> str:
         """What stands in the last column: what makes the row worth a look, inner bars and note."""
-        awaited = "the others wait for it" if self.is_awaited else ""
-        return ", ".join(text for text in (awaited, self.inner, self.note) if text)
+        return ", ".join(filter(None, (self.stands_out, self.inner, self.note)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +88,12 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 def groups(
     state: RunState, workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float],
-    awaited: frozenset[int],
+    standing_out: Mapping[int, str],
 ) -> Iterable[Group]:  # fmt: skip
     """Return the table's rows: of every rank, or in a large run of the ranks that want to be seen, then of every host.
 
-    `slow` are ranks that are behind, `still` those that stand still, with their seconds, and `awaited` those that all
-    others wait for.
+    `slow` are ranks that are behind, `still` those that stand still, with their seconds, and `standing_out`
+    those to look at first, with the reason.
     """
     by_node: dict[int, list[WorkerState]] = {}
     for worker in workers:
@@ -108,9 +107,9 @@ def groups(
         without = []
     waiting = [_waiting_row(state, node) for node in without]
     if len(workers) <= ALL_RANKS:
-        rows = [_rank_row(state, w, slow, still, awaited) for w in workers] + _bounded(
-            waiting
-        )
+        rows = [
+            _rank_row(state, w, slow, still, standing_out) for w in workers
+        ] + _bounded(waiting)
         yield Group(title="", rows=tuple(rows))
         return
     picked = picked_ranks(workers, slow, still)
@@ -118,7 +117,7 @@ def groups(
         yield Group(
             title=f"failed and slowest: {len(picked)} of {len(workers)} ranks",
             rows=tuple(
-                _rank_row(state, worker, slow, still, awaited) for worker in picked
+                _rank_row(state, worker, slow, still, standing_out) for worker in picked
             ),
         )
     rows = [
@@ -135,7 +134,9 @@ def groups(
         title = f"{len(shown)} of {len(workers):,} ranks, those with trouble first"
     yield Group(
         title=title,
-        rows=tuple(_rank_row(state, worker, slow, still, awaited) for worker in shown),
+        rows=tuple(
+            _rank_row(state, worker, slow, still, standing_out) for worker in shown
+        ),
         is_folded=True,
     )
 
@@ -219,7 +220,7 @@ def _waits_for(state: RunState, node: NodeState) -> str:
 
 
 def _rank_row(
-    state: RunState, w: WorkerState, slow: set[int], still: Mapping[int, float], awaited: frozenset[int]
+    state: RunState, w: WorkerState, slow: set[int], still: Mapping[int, float], standing_out: Mapping[int, str]
 ) -> Row:  # fmt: skip
     done, total = w.progress
     is_still = w.rank in still
@@ -247,7 +248,7 @@ def _rank_row(
         and not _is_out_of_sight(state, w),
         still=is_still,
         note=_rank_note(state, w, still),
-        is_awaited=w.rank in awaited,
+        stands_out=standing_out.get(w.rank, ""),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from distmagic.failures.calls import Parting, Side, parting
@@ -92,6 +92,18 @@ class Explanation:
         if first is None or self.unanswered or first.in_collective or not others_wait:
             return frozenset()
         return frozenset(first.ranks)
+
+    @property
+    def standing_out(self) -> Mapping[int, str]:
+        """The ranks to look at first, each with the reason in words."""
+        if self.parting is None or self.parting.kind != "different":
+            return dict.fromkeys(self.awaited, "the others wait for it")
+        most, *others = self.parting.sides
+        found = {}
+        for side in others:
+            if len(side.ranks) < len(most.ranks):
+                found.update(dict.fromkeys(side.ranks, "makes another call"))
+        return found
 
     @property
     def advice(self) -> str:

@@ -421,7 +421,7 @@ def test_the_rank_that_the_others_wait_for_is_marked():
     state = replace(running(), at_s=91.0, advanced_at_s=27.0, stack_dumps=(dump,))
     assert "Look at rank 1" in render.text(state)
     rows = overview(state).groups[0].rows
-    assert [row.is_awaited for row in rows] == [False, True, False, False]
+    assert [bool(row.stands_out) for row in rows] == [False, True, False, False]
     assert rows[1].remarks.startswith("the others wait for it")
     assert render.html(state).count('dm-awaited"') == 1
 

@@ -169,6 +169,10 @@ def test_calls_that_differ_are_told_with_their_lines(golden):
     golden(
         of_two.sentence, of_two.advice, of_four.sentence, sizes.sentence, three.sentence
     )
+    # Of two with a call each, nobody knows which one is wrong.
+    assert of_two.standing_out == {}
+    assert of_four.standing_out == {1: "makes another call"}
+    assert three.standing_out == dict.fromkeys((2, 3), "makes another call")
     assert explain([], ["gpu-b"]).sentence == "gpu-b did not report where its ranks are"
 
 
@@ -176,7 +180,7 @@ def test_a_call_that_others_have_not_entered_names_them(golden):
     reduce = (*START_OF_ALL, "all_reduce [4]")
     behind = parted(reduce, START_OF_ALL, reduce, START_OF_ALL)
     golden(behind.sentence, behind.advice, parted(reduce, START_OF_ALL).advice)
-    assert behind.awaited == {1, 3}
+    assert behind.standing_out == dict.fromkeys((1, 3), "the others wait for it")
 
 
 def test_a_rank_that_has_ended_is_named(golden):

@@ -25,6 +25,8 @@ def bring(
     They are written to `folders`, from which this rank imports; () on the notebook's own machine, which has them.
     Functions and classes that `names` has from them become the new ones.
     """
+    if not modules:
+        return  # most cells: what follows has every zip among sys.path's places read again
     for module in modules:
         if not folders and module.root not in sys.path:
             sys.path.insert(1, module.root)

@@ -106,3 +106,15 @@ def test_a_module_whose_file_is_gone_stays(folder):
     reloading.bring(on_disk(), (), {})
     assert model.twice() == 1
     assert sys.modules["model.deep"] is deep
+
+
+def test_a_cell_without_changed_modules_looks_at_no_place_of_modules_again(monkeypatch):
+    class Finder:
+        def find_spec(self, *_: object) -> None:
+            return None
+
+        def invalidate_caches(self) -> None:
+            raise AssertionError("a zip among sys.path's places is read again then")
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+    reloading.bring((), (), {})

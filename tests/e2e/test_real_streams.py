@@ -59,6 +59,8 @@ def test_journals_of_hosts_in_any_mixture(lab):
         "hardware": None,
         "peak_bytes": 0,
         "gpu_peaks": (),
+        "gpus_idle_s": 0.0,
+        "looked_at_s": 0.0,
     }
     unsent = tuple(replace(node, **of_no_journal) for node in run.state.nodes)
     seen = what_matters(replace(run.state, nodes=unsent))

@@ -88,15 +88,20 @@ def kept() -> tuple[KeptWorkDir, ...]:
 
 
 def remove(root: str) -> int:
-    """Remove what was brought and is as it was, and then folders that are empty; return the bytes. Raises OSError."""
+    """Remove what was brought and is as it was, and folders that are empty then; return the bytes. Raises OSError."""
     about = _about(root)
     size = 0
+    folders = set()
     for path in _unchanged(about, root):
         size += os.lstat(path).st_size
         os.unlink(path)
-    for inner, _, _ in os.walk(root, topdown=False):
+        folder = os.path.dirname(path)
+        while folder.startswith(root):
+            folders.add(folder)
+            folder = os.path.dirname(folder)
+    for folder in sorted(folders, key=len, reverse=True):
         with contextlib.suppress(OSError):  # it has files of somebody else
-            os.rmdir(inner)
+            os.rmdir(folder)
     shutil.rmtree(about, ignore_errors=True)
     return size
 

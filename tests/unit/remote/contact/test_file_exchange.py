@@ -403,6 +403,13 @@ def test_a_folder_without_other_files_is_gone_with_them(sent, home):
     assert list((places.home() / "brought").iterdir()) == []
 
 
+def test_an_empty_folder_of_somebody_else_stays(sent, home):
+    (home / "data" / "mine").mkdir(parents=True)
+    place(sent, placed(BROUGHT))
+    host_requests.remove_work_dir(sent, str(home / "data"))
+    assert [path.name for path in (home / "data").iterdir()] == ["mine"]
+
+
 def test_a_list_of_files_that_are_gone_is_dropped(sent, home):
     place(sent, placed({"data/deep/b": b"b"}))
     (home / "data" / "deep" / "b").unlink()

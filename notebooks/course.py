@@ -499,4 +499,30 @@ EXERCISES = {
         "Each rank has a number of its own: the offset plus its place.",
         "Return a number on each rank.",
     ),
+    "07.1": Exercise(
+        lambda lr: lr == 0.1,
+        ((equals(0.5), "The ranks have that name themselves: it is theirs."),),
+        "One of the two cells has set what the ranks see.",
+        "Write a number.",
+    ),
+    "07.2": Exercise(
+        lambda ranks: set(ranks) == {0, 4, 5, 6, 7},
+        (
+            (lambda ranks: set(ranks) == {0, 4, 7}, "4-7 has ranks between its ends."),
+            (lambda ranks: len(ranks) > 5, "Ranks that are not named stay out of it."),
+        ),
+        "0 and all from 4 to 7.",
+        "Write a set of numbers, such as {0, 1}.",
+    ),
+    "07.3": Exercise(
+        lambda counts: all(counts[rank] == 60 * len(counts) for rank in counts),
+        (
+            (
+                lambda counts: counts[0] == 60,
+                "That is the number of one rank. Add them up by dist.all_reduce(count).",
+            ),
+        ),
+        "Every rank has the same number: 60 for each rank there is.",
+        "Return a number on each rank.",
+    ),
 }

@@ -223,7 +223,9 @@ def test_explore(tmp_path):
     spike = text_of(cell_with(cells, "first = next("))
     assert "rank 2: 40\n" in spike
     assert "keep their old class" not in spike
-    assert text_of(cells[-3]) == "5 cells\n"
+    assert text_of(cell_with(cells, "explore.py")) == "5 cells\n"
+    assert "ranks 0-3: (4, 60, 5)" in text_of(cell_with(cells, "total = torch.ones"))
+    assert solved_all(cells)
     script = (tmp_path / "explore.py").read_text()
     assert "losses = fit(0.02)" in script
 

@@ -20,6 +20,7 @@ NAMES = {
     "04_survive_failures",
     "05_slurm",
     "06_osmo",
+    "07_explore",
 }
 REWRITTEN = [path for path in NOTEBOOKS if path.stem in NAMES]
 each_notebook = pytest.mark.parametrize("path", REWRITTEN, ids=lambda path: path.stem)
@@ -81,6 +82,9 @@ WRONG = {
     "06.3": [lambda rank, size: rank % size, lambda rank, size: size, 3],
     "06.4": [3, 7, 4],
     "06.5": [{0: 0, 1: 1}, {0: 16, 1: 17}, {0: 8, 1: 8}, {0: "a"}],
+    "07.1": [0.5, 1, "small"],
+    "07.2": [{0, 4, 7}, {0, 1, 2, 3, 4, 5, 6, 7}, {0, 4}, 5],
+    "07.3": [{0: 60, 1: 60}, {0: 240, 1: 60}, {0: "a", 1: 1}],
 }
 
 

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -86,14 +87,8 @@ def test_an_elastic_job_begins_without_hosts_that_are_lost_in_the_moment_of_its_
     assert lost_at_start(plan, errors) == lost
 
 
-def test_a_bug_in_the_sweep_of_a_lost_host_takes_no_run_away():
-    class Broken:
-        def link(self, *_: object, **__: object) -> Any:
-            raise RuntimeError("a bug")
-
-    def clock() -> float:
-        return 1.0
-
+def swept(link: Callable[..., Any], clock: Callable[[], float]) -> RunLoop:
+    """Sweep two hosts that are lost, to which `link` opens links; return the loop after it."""
     state = begun(at(Lost(why="cut off"), 0), at(Lost(why="cut off"), 1))
     loop = RunLoop(
         state,
@@ -104,42 +99,30 @@ def test_a_bug_in_the_sweep_of_a_lost_host_takes_no_run_away():
         clock,
         lambda: "id",
     )
-    table: Any = SimpleNamespace(
-        rows=[SimpleNamespace(host_index=index, link=None) for index in range(2)]
-    )
-    reaching: Any = Broken()
-    launch._sweep(loop, reaching, table)
-    assert loop.state.lost == state.lost
+    rows = [SimpleNamespace(host_index=index, link=None) for index in range(2)]
+    opener: Any = SimpleNamespace(link=link)
+    table: Any = SimpleNamespace(rows=rows)
+    launch._sweep(loop, opener, table)
+    assert [node for node, _ in loop.state.lost] == [0, 1]
+    return loop
+
+
+def test_a_bug_in_the_sweep_of_a_lost_host_takes_no_run_away():
+    def broken(*_: object, **__: object) -> Any:
+        raise RuntimeError("a bug")
+
+    assert swept(broken, lambda: 1.0).state.is_over
 
 
 def test_nobody_waits_long_for_the_sweep_of_a_host_that_accepts_and_answers_nothing():
     goes_on = threading.Event()
     times = itertools.count()
 
-    class Silent:
-        def link(self, *_: object, **__: object) -> Any:
-            goes_on.wait(HANG_S)
-            raise ConnectionLost("gpu-a: the connection ended.")
+    def silent(*_: object, **__: object) -> Any:
+        goes_on.wait(HANG_S)
+        raise ConnectionLost("gpu-a: the connection ended.")
 
-    def clock() -> float:
-        return float(next(times))
-
-    state = begun(at(Lost(why="no heartbeat"), 0), at(Lost(why="no heartbeat"), 1))
-    queue = EventQueue(clock)
-    loop = RunLoop(
-        state,
-        queue,
-        FakeScreen(),
-        lambda longest_s: None,
-        Interrupts(),
-        clock,
-        lambda: "id",
-    )
-    table: Any = SimpleNamespace(
-        rows=[SimpleNamespace(host_index=index, link=None) for index in range(2)]
-    )
-    reaching: Any = Silent()
-    launch._sweep(loop, reaching, table)
+    swept(silent, lambda: float(next(times)))
     assert not goes_on.is_set()
     assert next(times) < launch.SWEEP_S + 10
     goes_on.set()

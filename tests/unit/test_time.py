@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -165,8 +166,13 @@ IN_THE_PAGE = {
 }
 
 
-def names() -> Iterator[tuple[str, str]]:
-    """Yield (file, name, with what it is of) of each name that the package has."""
+@cache
+def names() -> frozenset[tuple[str, str]]:
+    """Return (file, name, with what it is of) of each name that the package has."""
+    return frozenset(_found())
+
+
+def _found() -> Iterator[tuple[str, str]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         file = path.relative_to(PACKAGE).as_posix()
         for node in ast.walk(ast.parse(path.read_text())):
@@ -191,17 +197,14 @@ def is_time(node: ast.ImportFrom | ast.alias) -> bool:
     return node.name == "time" and node.asname is not None
 
 
-NAMES = set(names())
-
-
 def files_with(*ends: str) -> set[str]:
-    return {file for file, name in NAMES if name.rpartition(".")[2].startswith(ends)}
+    return {file for file, name in names() if name.rpartition(".")[2].startswith(ends)}
 
 
 def test_each_use_of_the_time_of_day_has_a_reason() -> None:
     found = {
         (file, name)
-        for file, name in NAMES
+        for file, name in names()
         if name in _OF_DAY or name == "from time import"
     }
     assert found - set(REASONS) == set(), (

@@ -114,22 +114,6 @@ def joining(
     return tuple(joined)
 
 
-def ranks_of_nodes(rdzv: Rendezvous, nproc: Sequence[int]) -> tuple[range, ...]:
-    """Return the ranks that each node runs, `nproc` being how many; () where the nodes decide that among themselves.
-
-    With the static backend torchrun numbers ranks in the order of node ranks (`_assign_worker_ranks` of torch's
-    elastic/agent/server/api.py); c10d orders nodes by how they arrive.
-    """
-    if rdzv.backend != "static":
-        return ()
-    ranks = []
-    first = 0
-    for count in nproc:
-        ranks.append(range(first, first + count))
-        first += count
-    return tuple(ranks)
-
-
 def world_size(rdzv: Rendezvous, nproc: Sequence[int]) -> int:
     """Return how many ranks the nodes have together, `nproc` being how many each has; 0 where nodes may come and go."""
     return sum(nproc) if rdzv.min_nodes == rdzv.max_nodes else 0

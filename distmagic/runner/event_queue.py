@@ -69,12 +69,7 @@ class EventQueue:
             room = self._rooms[node_rank]
         counted = max(_LEAST_BYTES, size_bytes)
         if room.take(counted, self._is_over):
-            event = Event(
-                node_rank=node_rank,
-                at_s=self._clock(),
-                what=what,
-                size_bytes=size_bytes,
-            )
+            event = Event(node_rank=node_rank, at_s=self._clock(), what=what)
             self._events.put((event, counted))
 
     def tell(self, what: Any, node_rank: int = 0) -> None:

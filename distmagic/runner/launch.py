@@ -316,7 +316,6 @@ def _plan(
         addresses=tuple(node.address for node in plan.nodes),
         terms=plan.terms,
         present=first_links.present,
-        ranks=torchrun.ranks_of_nodes(plan.rdzv, nproc),
         world_size=torchrun.world_size(plan.rdzv, nproc),
         chose_port=plan.chose_port,
     )

@@ -24,7 +24,8 @@ A run has one `RunState`. `fold(state, events)` is the only function that makes 
 - The **launcher** (this notebook) tells what it does and sees itself: events.py.
 - The **agents** (one a node) tell what happens on their hosts: remote/wire/events.py. An agent's events are numbered.
   The launcher folds each exactly once and in order, also after a broken connection. Events of different nodes come in
-  any order. A host may lie: no event of a host makes `fold` raise, or makes the state grow beyond fixed bounds.
+  any order. A listed host may break, but it does not lie: its lines are bounded and its texts are sanitized, no event
+  makes `fold` raise, and who has which rank is what the nodes report.
 
 A node
 ------
@@ -89,7 +90,7 @@ within two seconds; and a rank that SIGTERM ended was stopped after all, if torc
 rank beside it had failed after its return. torchrun may start a rank again (Worker with a higher `restart`), or on
 another node in a later round of the rendezvous: then the old failure counts no more.
 
-Which node has which ranks is decided in fold_ranks.py: by the plan where the plan knows it, else by the lead's rounds.
+A rank belongs to the node that reports it in the latest round of the rendezvous: fold_ranks.py.
 
 The run
 -------
@@ -116,11 +117,10 @@ Fields that only occur together
   back.
 - `lost`: each node at most once. `unreached`: only nodes that tell Endpoint "unreached"; kept if that is why it stops.
 - `paused`: only ranks that run. Since `resumed_at_s` there is none, unless it is not empty.
-- `held`: events of nodes that are in a later round than the lead; empty where there is one round.
 - `is_elastic`: its terms are, from the plan on. Nodes are only ever added (NodeAdded, lead), never removed.
 
-Promised: the phase of a node never goes back; a run whose nodes are all gone or lost is over; where hosts tell the
-truth, the state does not depend on how the events of different nodes were mixed, but for the order of lines and notices
-and for which of two failures came first. Not promised: that clocks of hosts agree (times are the notebook's); that
+Promised: the phase of a node never goes back; a run whose nodes are all gone or lost is over; the state does not depend
+on how the events of different nodes were mixed, but for the order of lines and notices, for which of two failures came
+first, and for what a rank reported on one node before a later round gave it to another. Not promised: that clocks of hosts agree (times are the notebook's); that
 every line of output is here (the logs on the hosts have more); that a node which is lost runs nothing any more.
 """

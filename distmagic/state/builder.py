@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, cast
 
 from distmagic import sanitize
 from distmagic.remote.wire import protocol
-from distmagic.remote.wire.protocol import Frame, GroupRecord, JobTerms, Thread
+from distmagic.remote.wire.protocol import JobTerms
 from distmagic.remote.wire.vocabulary import StopReason
-from distmagic.state.events import Event
 from distmagic.state.model import (
     NodeState,
     OutputLine,
@@ -28,17 +26,7 @@ KEPT_NOTICES = 100
 KEPT_LINES = 1000  # lines of output kept in memory, of all ranks together: as many as a page shows
 KEPT_LINE_CHARS = 2000
 KEPT_PICTURES = 4
-_PICTURE_CHARS = 400_000  # of all of them, in base64
 KEPT_DUMPS = 4  # requests for stacks, and the answers
-_OPEN_CHARS_OF_ALL = 4_000_000  # of unfinished lines of all ranks together: of very many each keeps less, but at least
-_FEWEST_OPEN_CHARS = 200
-_FRAMES_OF_ALL = 100_000  # frames of one request for stacks, of all ranks together; of each rank at least and at most:
-_FEWEST_FRAMES = 10
-_MOST_FRAMES = 220  # more than an agent of ours sends
-_STACK_CHARS_OF_ALL = 4_000_000  # of the texts in them; of each rank at least:
-_FEWEST_STACK_CHARS = 1000
-_CALLS_OF_ALL = 10_000  # collective calls, likewise; of each rank at least:
-_FEWEST_CALLS = 20
 STREAMS = ("stdout", "stderr")
 # Lines of torch that are in the logs alone: of a host without a reverse name, and of torchrun's usual number of threads.
 _NOISE = re.compile(
@@ -80,10 +68,7 @@ class RunStateBuilder:
     advanced_at_s: float
     reaching_since_s: float
     stack_dumps: list[StackDump]
-    held: dict[int, tuple[Event, ...]]
     planned_world_size: int
-    order: list[str]
-    firsts: list[int]
     chose_port: bool
     paused: dict[int, protocol.Paused]
     paused_s: float
@@ -152,35 +137,14 @@ class RunStateBuilder:
     def take_stacks(self, node_rank: int, what: protocol.Stacks) -> None:
         """Keep the stacks of a rank, as answer to one request."""
         worker = self.workers.get(what.rank)
-        if worker is not None and worker.node_rank == node_rank:
-            # Stacks as large as an agent of ours sends them; with very many ranks, fewer frames of each.
-            ranks = max(1, self.world_size)
-            room = max(_FEWEST_FRAMES, min(_MOST_FRAMES, _FRAMES_OF_ALL // ranks))
-            chars = max(_FEWEST_STACK_CHARS, _STACK_CHARS_OF_ALL // ranks)
-            kept = []
-            for thread in what.threads:
-                frames: list[Frame] = []
-                for frame in reversed(thread.frames):  # the innermost first
-                    chars -= len(frame.file) + len(frame.function) + len(frame.text)
-                    if room <= 0 or chars < 0:
-                        break
-                    room -= 1
-                    frames.append(frame)
-                if frames:
-                    kept.append(Thread(frames=tuple(reversed(frames))))
-            what = replace(
-                what,
-                threads=tuple(kept),
-                calls=_bounded_calls(what.calls, self.world_size),
-            )
-            if what.request_id == protocol.LEFT:
-                self.workers[what.rank] = replace(worker, left=what)
-                return
-            index = self._index_of_dump(what.request_id)
-            dump = self.stack_dumps[index]
-            self.stack_dumps[index] = replace(
-                dump, stacks={**dump.stacks, what.rank: what}
-            )
+        if worker is None or worker.node_rank != node_rank:
+            return
+        if what.request_id == protocol.LEFT:
+            self.workers[what.rank] = replace(worker, left=what)
+            return
+        index = self._index_of_dump(what.request_id)
+        dump = self.stack_dumps[index]
+        self.stack_dumps[index] = replace(dump, stacks={**dump.stacks, what.rank: what})
 
     def take_picture(self, node_rank: int, what: protocol.Picture) -> None:
         """Keep a picture of a rank, if a page can draw it; the oldest ones go."""
@@ -192,11 +156,7 @@ class RunStateBuilder:
             rank=what.rank, host=worker.host, step=what.step, png=png
         )
         self.pictures.append(picture)
-        while (
-            len(self.pictures) > KEPT_PICTURES
-            or sum(len(one.png) for one in self.pictures) > _PICTURE_CHARS
-        ):
-            del self.pictures[0]
+        del self.pictures[:-KEPT_PICTURES]
 
     def take_dumped(self, node_rank: int, what: protocol.StacksDone) -> None:
         """Note that a node has answered a request for stacks for all its ranks."""
@@ -217,14 +177,10 @@ class RunStateBuilder:
     # ---- what several events have in common
 
     def notice(self, text: str) -> None:
-        """Keep a notice once. Of too many, the oldest of the host that gave most of them is dropped."""
-        if text in self.notices:
-            return
-        self.notices.append(text)
-        if len(self.notices) > KEPT_NOTICES:
-            givers = [one.partition(": ")[0] for one in self.notices]
-            [(most, _)] = Counter(givers).most_common(1)
-            del self.notices[givers.index(most)]
+        """Keep a notice once; the oldest ones go."""
+        if text not in self.notices:
+            self.notices.append(text)
+            del self.notices[:-KEPT_NOTICES]
 
     def lose(self, node: int, why: str) -> None:
         """Count a node as lost, with its ranks."""
@@ -269,10 +225,7 @@ class RunStateBuilder:
         if rest:
             # After a \r the next text overwrites the line, unless it begins with a newline.
             end = "\r" if rest.endswith("\r") else ""
-            most = max(
-                _FEWEST_OPEN_CHARS, _OPEN_CHARS_OF_ALL // (1 + len(self.open_lines))
-            )
-            self.open_lines[key] = _last_drawn(rest)[:most] + end
+            self.open_lines[key] = _last_drawn(rest) + end
         if len(self.lines) > 4 * KEPT_LINES:
             del self.lines[:-KEPT_LINES]
 
@@ -307,15 +260,6 @@ class RunStateBuilder:
 
 
 _FIELDS = tuple(RunStateBuilder.__annotations__)
-
-
-def _bounded_calls(
-    groups: tuple[GroupRecord, ...], world_size: int
-) -> tuple[GroupRecord, ...]:
-    """Return the last calls of each group: with very many ranks, fewer."""
-    room = max(_FEWEST_CALLS, _CALLS_OF_ALL // max(1, world_size))
-    kept = room // max(1, len(groups)) + 1
-    return tuple(replace(group, calls=group.calls[-kept:]) for group in groups)
 
 
 def _last_drawn(text: str) -> str:

@@ -37,15 +37,14 @@ class Warned:
 class Planned:
     """What the plan says of all nodes: their addresses, and the terms of their job; None: those that the run began with.
 
-    `present` are the places in the list of hosts of those that are nodes; None: they all are. `ranks` are those that
-    each node runs, empty where the nodes decide that among themselves. `world_size` is 0 where nodes may come and go.
+    `present` are the places in the list of hosts of those that are nodes; None: they all are. `world_size` is 0 where
+    nodes may come and go.
     `chose_port`: that of the rendezvous was a free one, which the user has not named.
     """
 
     addresses: tuple[str, ...]
     terms: JobTerms | None = None
     present: tuple[int, ...] | None = None
-    ranks: tuple[range, ...] = ()
     world_size: int = 0
     chose_port: bool = False
 
@@ -158,10 +157,8 @@ class Event:
     """One event: `what` happened on node `node_rank`.
 
     `at_s` is the time at which the notebook got it, in seconds since the run began. `what` None: only time has passed.
-    `size_bytes` is the length of the line in which a host sent it.
     """
 
     node_rank: int
     at_s: float
     what: protocol.Message | Launched | None
-    size_bytes: int = 0

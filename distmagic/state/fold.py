@@ -55,32 +55,10 @@ def fold(state: RunState, events: Iterable[Event]) -> RunState:
     for event in events:
         builder.let_pass(event.at_s)
         if 0 <= event.node_rank < len(builder.nodes):
-            if fold_ranks.must_wait(builder, event):
-                fold_ranks.hold(builder, event)
-            else:
-                _take(builder, event)
-                if builder.held:
-                    _take_held(builder)
+            handler = _HANDLERS.get(type(event.what))
+            if handler is not None:
+                handler(builder, event.node_rank, event.what)
     return builder.freeze()
-
-
-def _take(builder: RunStateBuilder, event: Event) -> None:
-    handler = _HANDLERS.get(type(event.what))
-    if handler is not None:
-        handler(builder, event.node_rank, event.what)
-
-
-def _take_held(builder: RunStateBuilder) -> None:
-    """Take the events of nodes that need not wait for the lead any more."""
-    for node, events in list(builder.held.items()):
-        if fold_ranks.is_ahead(builder, events[0]):
-            continue
-        del builder.held[node]
-        for event in events:  # the node may be ahead again after some of them
-            if fold_ranks.must_wait(builder, event):
-                fold_ranks.hold(builder, event)
-            else:
-                _take(builder, event)
 
 
 # ---- a node's own events
@@ -149,13 +127,11 @@ def _engine_ended(
             return
 
 
-def _peer_state(builder: RunStateBuilder, node: int, what: protocol.PeerState) -> None:
+def _peer_state(builder: RunStateBuilder, _: int, what: protocol.PeerState) -> None:
     """Fold what the lead knows of a member, or a member of the lead."""
     peer = what.node_rank
     if not 0 <= peer < len(builder.nodes) or what.state not in _GANG:
         return
-    if 0 not in (node, peer):
-        return  # members don't hear each other
     if builder.base.is_elastic and peer == 0 and what.state in ("silent", "lost"):
         return  # a member that lost its own network would say so of a healthy lead
     builder.nodes[peer] = replace(builder.nodes[peer], gang=_GANG[what.state])
@@ -169,10 +145,8 @@ def _peer_state(builder: RunStateBuilder, node: int, what: protocol.PeerState) -
         builder.find_again(peer)
 
 
-def _node_added(builder: RunStateBuilder, node: int, what: protocol.NodeAdded) -> None:
-    """Add the nodes that have come to an elastic job; the lead alone may say so."""
-    if node != 0:
-        return
+def _node_added(builder: RunStateBuilder, _: int, what: protocol.NodeAdded) -> None:
+    """Add the nodes that have come to an elastic job."""
     for host in what.hosts[len(builder.nodes) : MOST_NODES]:
         builder.nodes.append(
             NodeState(node_rank=len(builder.nodes), host=host, phase="starting")

@@ -50,8 +50,6 @@ def _planned(builder: RunStateBuilder, _: int, what: Planned) -> None:
         builder.terms = what.terms
     for node, address in enumerate(what.addresses[: len(builder.nodes)]):
         builder.nodes[node] = replace(builder.nodes[node], address=address)
-    for node, ranks in enumerate(what.ranks[: len(builder.nodes)]):
-        builder.nodes[node] = replace(builder.nodes[node], ranks=ranks)
     builder.planned_world_size = what.world_size
     builder.chose_port = what.chose_port
 

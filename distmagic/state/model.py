@@ -9,7 +9,6 @@ from typing import Literal
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import JobTerms
 from distmagic.remote.wire.vocabulary import StopReason
-from distmagic.state.events import Event
 from distmagic.state.phases import (
     NODE_PHASES,
     GangState,
@@ -41,7 +40,6 @@ class NodeState:
     is_agent_gone whether its host has said that its agent has ended without a last event
     stopping      why its agent ends its ranks, "" while it doesn't; `culprit` is the node to blame, None for nobody
     accused_at_s  since when the other nodes don't hear this one, while it says nothing itself; else None
-    ranks         the ranks that the plan gives to this node, None without such a plan
     hardware      how busy the host was at the last look, None before the first one
     peak_bytes    the most memory of the host that was in use at any look
     gpu_peaks     the same of each GPU, in the order in which ranks count them; 0 where nothing tells
@@ -68,7 +66,6 @@ class NodeState:
     stopping: StopReason | Literal[""] = ""
     culprit: int | None = None
     accused_at_s: float | None = None
-    ranks: range | None = None
     hardware: protocol.Hardware | None = None
     peak_bytes: int = 0
     gpu_peaks: tuple[int, ...] = ()
@@ -216,10 +213,7 @@ class RunState:
     unreached           endpoint and reason, by node that can't dial the endpoint
     endpoint_open_at_s  when the lead opened the endpoint of the rendezvous, None before
     terms               the terms on which the job runs: until it is planned, those that are asked for
-    rdzv_round          the last round of the rendezvous, as the lead counts them
-    order               addresses of the nodes of that round, in the order of their ranks; empty where that is not known
-    firsts              the first rank of each of them; empty where that is not known
-    held                events of nodes that are in a later round than the lead, in order
+    rdzv_round          the last round of the rendezvous
     planned_world_size  as the plan has it, 0 where no plan gives one
     chose_port          whether the plan has chosen the port of the rendezvous; not known of a run that is only followed
     detached_by         why the job needs no notebook any more: "asked", "disconnected", or "" where it does
@@ -269,10 +263,7 @@ class RunState:
     reaching_since_s: float = 0.0
     stack_dumps: tuple[StackDump, ...] = ()
     before_s: float = 0.0
-    held: Mapping[int, tuple[Event, ...]] = field(default_factory=dict)
     planned_world_size: int = 0
-    order: tuple[str, ...] = ()
-    firsts: tuple[int, ...] = ()
     chose_port: bool = False
     paused: Mapping[int, protocol.Paused] = field(default_factory=dict)
     paused_s: float = 0.0

@@ -58,7 +58,6 @@ def test_a_range_of_nodes_with_all_of_them_there(lab):
         lab, "dm1:1,dm2:1", as_value(runner.all_reduce), nnodes=(1, 2), is_warm=True
     )
     assert [run.results[rank]["world_size"] for rank in run.results] == [2, 2]
-    assert run.state.firsts == (0, 1), "the lead has told which node has which ranks"
 
 
 def test_hosts_by_their_ipv6_addresses(lab, tmp_path):

@@ -184,10 +184,6 @@ def follow_rounds(*, is_elastic: bool) -> None:
                 # torchrun starts the ranks after this, with this process's environment.
                 for_ranks = json.loads(os.environ["DISTMAGIC_WORKER"])
                 for_ranks["round"] = _round_of(group.spec.rdzv_handler)
-                if for_ranks.get("endpoint") == "":  # the lead, which has the store
-                    order = _order_of(group.spec.rdzv_handler)
-                    for_ranks["order"] = order
-                    for_ranks["firsts"] = _firsts_of(group, len(order))
                 os.environ["DISTMAGIC_WORKER"] = json.dumps(for_ranks)
                 return
 
@@ -226,27 +222,6 @@ def _round_of(handler: object) -> int:
     """Return the number of the rendezvous round, counted from 0; 0 where this torch keeps it elsewhere."""
     state = getattr(getattr(handler, "_state_holder", None), "state", None)
     return int(getattr(state, "round", 0))
-
-
-def _order_of(handler: object) -> list[str]:
-    """Return the addresses of the nodes that have met, in the order of their ranks; none where this torch keeps it elsewhere."""
-    state = getattr(getattr(handler, "_state_holder", None), "state", None)
-    participants = getattr(state, "participants", {})
-    return [
-        str(getattr(node, "addr", ""))
-        for node in sorted(participants, key=participants.__getitem__)
-    ]
-
-
-def _firsts_of(group: Any, nodes: int) -> list[int]:
-    """Return the first rank of each node of this round, as torchrun has counted them; none where this torch keeps it elsewhere."""
-    keys = [f"torchelastic/assigned_ranks/{node}" for node in range(nodes)]
-    try:
-        store = group.store
-        known = store.multi_get(keys) if keys and store.check(keys) else []
-    except (AttributeError, RuntimeError):  # the latter: the nodes part just now
-        known = []
-    return [json.loads(ranks)[0] for ranks in known]
 
 
 def _from_agent(key: str) -> str:

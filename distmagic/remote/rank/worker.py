@@ -61,7 +61,7 @@ class Rank:
     """What this process knows from torchrun's variables and from the agent's.
 
     `folder` is the node's directory of logs and results, `call` and `code` are files of the payload, `socket` is the
-    agent's. `round` is the rendezvous round in which the rank was started, `order` and `firsts` what `Worker` says of it. `pid` is compared in forked children, which
+    agent's. `round` is the rendezvous round in which the rank was started. `pid` is compared in forked children, which
     are not this rank. The user's own modules are imported from `paths`; `work_dir` is the working directory of the run,
     "" on the notebook's own machine. `can_type`: somebody may type a line for this rank.
     """
@@ -77,8 +77,6 @@ class Rank:
     pid: int
     round: int = 0
     local_world_size: int = 0
-    order: tuple[str, ...] = ()
-    firsts: tuple[int, ...] = ()
     paths: tuple[str, ...] = ()
     work_dir: str = ""
     can_type: bool = False
@@ -217,7 +215,6 @@ def _read_rank() -> Rank:
         round=int(from_agent.get("round", 0)), local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]), folder=Path(from_agent["folder"]), call=Path(from_agent["call"]),
         code=Path(from_agent["code"]), socket=from_agent["socket"], pid=os.getpid(),
         paths=tuple(import_paths.of_rank(from_agent)), work_dir=(from_agent["paths"] or [""])[-1],
-        order=tuple(from_agent.get("order", ())), firsts=tuple(from_agent.get("firsts", ())),
         can_type=bool(from_agent.get("can_type")),
     )  # fmt: skip
 
@@ -238,7 +235,7 @@ def _say_hello(rank: Rank) -> socket.socket:
             continue  # over the user's limit for pipes: the default size will do
     hello = Worker(
         rank=rank.rank, local_rank=rank.local_rank, world_size=rank.world_size, restart=rank.restart, pid=os.getpid(),
-        round=rank.round, local_world_size=rank.local_world_size, order=rank.order, firsts=rank.firsts,
+        round=rank.round, local_world_size=rank.local_world_size,
     )  # fmt: skip
     typed = os.pipe() if rank.can_type else (os.open(os.devnull, os.O_RDONLY),)
     socket.send_fds(conn, [encode(hello)], [out[0], err[0], *typed[1:]])

@@ -62,8 +62,7 @@ class Worker:
 
     `round` counts how often the nodes have met before, where they may meet more than once: the ranks of a later round
     take the place of all earlier ones, on whatever node. `local_world_size`: the ranks of its node; 0 where it is not
-    known, as from an agent of an earlier version. `order`, which the lead's ranks say: the addresses of the nodes of this
-    round, in the order of their ranks, and `firsts` the first rank of each.
+    known, as from an agent of an earlier version.
     """
 
     rank: RankNumber
@@ -73,8 +72,6 @@ class Worker:
     pid: Count
     round: Count = 0
     local_world_size: Count = 0
-    order: Annotated[tuple[Word, ...], "items", MOST_NODES] = ()
-    firsts: Annotated[tuple[RankNumber, ...], "items", MOST_NODES] = ()
 
 
 @message

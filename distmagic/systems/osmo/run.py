@@ -83,15 +83,11 @@ def run(
     payload = with_tree(payload, request.spec.sync, Path.cwd())
     job = _job(request, payload)
     text, tasks = workflows.workflow(job), workflows.names(job.nodes)
-    # Which ranks each task has, and the terms of them all.
     terms = _terms(request, payload)
-    count = parts.ranks_of_node(job)
-    ranks = [range(node * count, (node + 1) * count) for node in range(job.nodes)]
     planned = Planned(
         addresses=(),
         terms=terms,
-        ranks=tuple(ranks) if job.backend == "static" else (),
-        world_size=count * job.nodes,
+        world_size=parts.ranks_of_node(job) * job.nodes,
     )
     workflow = WorkflowRun(text, tasks, planned, screen, variable)
     left = workflow.run()

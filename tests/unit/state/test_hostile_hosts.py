@@ -1,4 +1,4 @@
-"""Hosts that lie, flood and inject: an error or a small state, never memory, never a script in the page.
+"""Hosts that break, flood and inject: an error or a small state, never memory, never a script in the page.
 
 Each host is a real process behind the real conversation; what it says ends in what a user is shown.
 """
@@ -28,8 +28,8 @@ from distmagic.payload.blobs import LocalBlob
 from distmagic.planning.jobs import found_jobs
 from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol as p
+from distmagic.remote.wire.bounds import MOST_RANKS
 from distmagic.request.hosts import Host
-from distmagic.state import fold_ranks as ranks_fold
 from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
@@ -224,99 +224,8 @@ def test_events_out_of_their_order(hosts, numbers):
     assert "came after event" in refused(lambda: events_of(link, 99))
 
 
-# A flood is an eighth of one that goes beyond the limits of ranks, open lines and points, and so are these limits and
-# the memory that it may take, which grows with them. Where one message takes more than that, they are left as they are.
-PART = 8
-# Each a message and how often it comes: more often than what it makes is kept.
-FLOODS = {
-    "ranks": (b'{"t":"worker","rank":@@,"local_rank":0,"world_size":1000000000,"restart":0,"pid":1', 17_000 // PART),
-    "ends": (b'{"t":"ended","rank":@@,"restart":0,"outcome":"raised"', 17_000 // PART),
-    "open lines": (
-        b'{"t":"output","rank":@@,"stream":"stdout","offset":0,"text":"'
-        + b"x" * 500
-        + b'"',
-        33_000 // PART,
-    ),
-    "notices": (b'{"t":"notice","level":"info","text":"@@' + b"x" * 100_000 + b'"', 1000 // PART),
-    "metrics": (
-        b'{"t":"progress","rank":0,"restart":0,"at_s":@@,"rows":[{"at_s":1,"metrics":{"m@@":1,"x":@@,"'
-        + b"y" * 3000
-        + b'@@":1}}]',
-        5000 // PART,
-    ),
-    "bars": (
-        b'{"t":"progress","rank":0,"restart":0,"at_s":1,"bars":[{"id":@@,"desc":"'
-        + b"d" * 50_000
-        + b'"}]',
-        2000 // PART,
-    ),
-    "restarts": (b'{"t":"worker","rank":0,"local_rank":0,"world_size":4,"restart":@@,"pid":1', 5000 // PART),
-    "lines": (b'{"t":"output","rank":0,"stream":"stderr","offset":0,"text":"' + b"x\\n" * 100_000 + b'"', 30),
-    "survivors": (b'{"t":"final","reason":"' + b"r" * 9000 + b'","survivors":[' + b'"",' * 250_000 + b'""]', 4),
-    "endpoints": (b'{"t":"endpoint","state":"unreached","detail":"' + b"e" * 90_000 + b'"', 500 // PART),
-    "exits": (
-        b'{"t":"engine_ended","code":1,"exits":['
-        + b",".join([b'{"rank":0,"local_rank":0,"pid":1,"code":1}'] * 20_000)
-        + b"]",
-        2,
-    ),
-    "strangers": (b'{"t":"teleport","to":"' + b"m" * 10_000 + b'"', 5000 // PART),
-}  # fmt: skip
-IN_FULL = ("lines", "survivors", "exits")
-
-
-@pytest.mark.parametrize("kind", FLOODS)
-def test_a_flood_ends_in_a_small_state(hosts, monkeypatch, kind):
-    again, times = FLOODS[kind]
-    part = 1 if kind in IN_FULL else PART
-    for name in ("MOST_RANKS", "KEPT_OPEN_LINES", "KEPT_POINTS"):
-        monkeypatch.setattr(ranks_fold, name, getattr(ranks_fold, name) // part)
-    start = p.encode(HELLO, 1) + b"".join(
-        p.encode(p.Worker(rank=r, local_rank=r, world_size=4, restart=0, pid=1), r + 2)
-        for r in range(4)
-    )
-    text = again[:1] + again[1:].replace(b'",', b'","n":##,', 1)
-    link = hosts(start)
-    link.start(START)
-    state = fold(begin("j", HOSTS), [at(what) for _, what in islice(link.events(), 5)])
-    text = text.replace(b"##", b"1") + b"}\n"
-    said = _Said(text.replace(b"@@", b"%d" % i) for i in range(times))
-    link = Link(Host(name="gpu-a"), said)
-    with memory_below(64 * MB // part):
-        for first in range(0, times, 200):
-            read = (link._next()[1] for _ in range(first, min(first + 200, times)))
-            state = fold(state, [at(what) for what in read if what is not None])
-        small(state)
-
-
-class _Said:
-    """A process that prints these lines."""
-
-    def __init__(self, lines: Iterator[bytes]) -> None:
-        self._lines = lines
-        self._data = b""
-
-    def read(self, max_bytes: int = 65536) -> bytes:
-        self._data = self._data or next(self._lines, b"")
-        data, self._data = self._data[:max_bytes], self._data[max_bytes:]
-        return data
-
-    def stderr(self) -> str:
-        return ""
-
-
-def small(state: RunState) -> None:
-    """Assert that a state is bounded, and all that is shown of it."""
-    assert len(state.workers) <= ranks_fold.MOST_RANKS
-    assert len(state.open_lines) <= ranks_fold.KEPT_OPEN_LINES
-    assert len(render.html(state)) < 300_000
-    assert len(render.text(state)) < 100_000
-    error = verdict(fold(state, [at(Gone(), node) for node in (0, 1)]))
-    assert error is None or len(str(error)) < 500_000
-
-
 def test_a_world_beyond_all_bounds_is_not_believed():
-    assert begun(worker(5, world=ranks_fold.MOST_RANKS + 1)) == begun()
+    assert begun(worker(5, world=MOST_RANKS + 1)) == begun()
 
 
 def test_later_failures_keep_the_end_of_their_tracebacks():
@@ -333,90 +242,7 @@ def test_later_failures_keep_the_end_of_their_tracebacks():
     assert lengths == {2: 100_000, 0: 4000, 1: 4000}
 
 
-def of_a_thousand_ranks(make: Callable[[int], p.Message]) -> RunState:
-    workers = (
-        p.Worker(rank=r, local_rank=r, world_size=1000, restart=0, pid=1)
-        for r in range(1000)
-    )
-    state = fold(begin("j", HOSTS), [at(what) for what in workers])
-    return fold(state, [at(make(rank)) for rank in range(1000)])
-
-
-def test_what_a_thousand_ends_say_is_bounded():
-    failure = p.Failure(type="T" * 2000, message="m" * 40_000, traceback="t" * 150_000)
-    for outcome in ("raised", "returned", "x" * 2000):
-        texts = {
-            "outcome": outcome,
-            "meaning": "m" * 40_000,
-            "failure": failure if outcome != "returned" else None,
-        }
-        state = of_a_thousand_ranks(
-            lambda rank: p.Ended(rank=rank, restart=0, code=0, **texts)  # noqa: B023
-        )
-        ends = [worker.ended for worker in state.workers.values()]
-        assert sum(len(end.meaning) + len(end.outcome) for end in ends) < 12_000_000
-        assert (
-            sum(
-                len(end.failure.message) + len(end.failure.traceback)
-                for end in ends
-                if end.failure
-            )
-            < 12_000_000
-        )
-
-
-def test_what_a_thousand_bars_say_is_bounded():
-    bars = tuple(
-        p.Bar(id=i, desc="d" * 2000, unit="u" * 2000, postfix="p" * 2000)
-        for i in range(100)
-    )
-    state = of_a_thousand_ranks(
-        lambda rank: p.Progress(rank=rank, restart=0, at_s=1.0, bars=bars)
-    )
-    assert (
-        sum(
-            len(bar.desc + bar.unit + bar.postfix)
-            for w in state.workers.values()
-            for bar in w.bars
-        )
-        < 15_000_000
-    )
-
-
-def test_stacks_that_nobody_asked_for_are_bounded():
-    frame = p.Frame(file="f" * 200, line=1, function="g" * 200, text="t" * 200)
-    threads = (p.Thread(frames=(frame,) * 100),) * 100
-    state = of_a_thousand_ranks(
-        lambda rank: p.Stacks(request_id="", rank=rank, local_rank=0, threads=threads)
-    )
-    frames = [
-        f
-        for one in state.stack_dumps[0].stacks.values()
-        for thread in one.threads
-        for f in thread.frames
-    ]
-    assert 1000 <= len(frames) <= 100_000
-    assert sum(len(f.file + f.function + f.text) for f in frames) <= 4_000_000
-    empty = (
-        p.Thread(frames=(p.Frame(file="", line=1, function="", text=""),) * 100),
-    ) * 100
-    state = of_a_thousand_ranks(
-        lambda rank: p.Stacks(request_id="", rank=rank, local_rank=0, threads=empty)
-    )
-    frames = [
-        f
-        for one in state.stack_dumps[0].stacks.values()
-        for thread in one.threads
-        for f in thread.frames
-    ]
-    assert 1000 <= len(frames) <= 100_000, "frames without text take room, too"
-    usual = (
-        p.Thread(
-            frames=(p.Frame(file="cell", line=1, function="train", text="step()"),) * 60
-        ),
-    )
-    few = begun(at(p.Stacks(request_id="", rank=0, local_rank=0, threads=usual)))
-    assert few.stack_dumps[0].stacks[0].threads == usual
+def test_the_answers_to_few_requests_for_stacks_are_kept():
     asked = begun(
         *(at(p.Stacks(request_id=str(i), rank=0, local_rank=0)) for i in range(50))
     )

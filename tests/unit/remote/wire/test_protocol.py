@@ -56,8 +56,6 @@ MESSAGES = (
             pid=73,
             round=2,
             local_world_size=2,
-            order=("10.0.0.2", "10.0.0.1"),
-            firsts=(0, 2),
         ),
     ),
     (

@@ -10,6 +10,7 @@ from distmagic.comparison.summary import RunSummary
 from distmagic.render import quantities as q
 from distmagic.render import style
 from distmagic.render.curves import Curve, figure, palette, sparkline
+from distmagic.render.table import Column, html_lines, html_table
 from distmagic.render.text_width import cut_middle, plain
 
 _MAX_CURVES = 8
@@ -22,28 +23,22 @@ def html(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]] = ()) ->
     compared = trainings or [range(len(runs))]
     if runs:
         shown = columns(runs, compared)
-        titles = "".join(_cell("th", "dm-n" if one.kind == "dm-n" else "", escape(one.title)) for one in shown)  # fmt: skip
-        lines = [f"<tr>{titles}</tr>"]
-        for row, run in enumerate(runs):
-            cells = [f'<td><b class="{palette(row)}">{escape(run.label)}</b></td>']
-            for column in shown[1:]:
-                text = escape(column.cells[row])
-                if row in column.best:
-                    text = f'<b>{text}</b><span class="dm-star"> *</span>'
-                cells.append(_cell("td", column.kind, text))
-            lines.append(f'<tr class="dm-{run.phase}">{"".join(cells)}</tr>')
+
+        def cell(column: Column, row: int) -> str:
+            text = escape(column.cells[row])
+            if column is shown[0]:
+                return f'<b class="{palette(row)}">{text}</b>'
+            if row in column.best:
+                return f'<b>{text}</b><span class="dm-star"> *</span>'
+            return text
+
+        lines = html_lines(shown, [f"dm-{run.phase}" for run in runs], cell)
         below = "".join(f'<div class="dm-faint">{line}</div>' for line in note(runs))
-        table = (
-            f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>{below}'
-        )
+        table = html_table(lines) + below
         parts.append(f'<div class="dm-scroll" tabindex="0">{table}</div>')
     for rows in compared:
         parts.append(_curves({row: runs[row] for row in rows}))
     return f'<div class="distmagic">{"".join(parts)}</div>'
-
-
-def _cell(tag: str, kind: str, text: str) -> str:
-    return f'<{tag} class="{kind}">{text}</{tag}>' if kind else f"<{tag}>{text}</{tag}>"
 
 
 def _curves(runs: Mapping[int, RunSummary]) -> str:

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from distmagic.comparison.arguments import arguments
 from distmagic.comparison.summary import RunSummary, has_best, more_is_better
 from distmagic.render import quantities as q
-from distmagic.render.text_width import columns_of, cut_middle, pad, plain
+from distmagic.render.table import NUMBER, Column, text_lines
+from distmagic.render.text_width import cut_middle, plain
 
 MAX_METRICS = 6  # with two columns each
 _TITLE = 20  # columns of a metric's name
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """One column of the table, a cell a run, "" for none. `best` are the runs with the best of all values.
-
-    `kind` is the class of its cells in a page: "dm-n" for numbers.
-    """
-
-    title: str
-    cells: Sequence[str]
-    kind: str = "dm-n"
-    best: frozenset[int] = frozenset()
 
 
 def columns(
@@ -33,11 +20,14 @@ def columns(
     """Return the columns of the table; the best values are those among the runs of each training."""
     metrics = names_of_metrics(runs)[:MAX_METRICS]
     return [
-        Column(title="run", cells=[run.label for run in runs], kind=""),
-        *(Column(title=name, cells=cells) for name, cells in arguments(runs).items()),
+        Column(title="run", cells=[run.label for run in runs]),
+        *(
+            Column(title=name, cells=cells, kind=NUMBER)
+            for name, cells in arguments(runs).items()
+        ),
         Column(title="state", cells=[run.phase for run in runs], kind="dm-state"),
-        Column(title="took", cells=[q.duration(run.took_s) for run in runs], kind=""),
-        Column(title="ranks", cells=[str(run.ranks) for run in runs]),
+        Column(title="took", cells=[q.duration(run.took_s) for run in runs]),
+        Column(title="ranks", cells=[str(run.ranks) for run in runs], kind=NUMBER),
         *(one for name in metrics for one in _of_metric(runs, name, trainings)),
         Column(title="job", cells=[plain(run.job) for run in runs], kind="dm-faint"),
     ]
@@ -58,7 +48,7 @@ def _of_metric(
     found = {row: one for row, run in enumerate(runs) for one in run.metrics if one.name == name}  # fmt: skip
     lasts = [q.number(found[row].last) if row in found else "" for row in range(len(runs))]  # fmt: skip
     title = cut_middle(plain(name), _TITLE)
-    yield Column(title=title, cells=lasts)
+    yield Column(title=title, cells=lasts, kind=NUMBER)
     if not has_best(name):
         return
     values = {row: one.best for row, one in found.items() if one.best is not None}
@@ -70,24 +60,15 @@ def _of_metric(
             best_here = pick(compared.values())
             best.update(row for row in compared if compared[row] == best_here)
     bests = [q.number(values[row]) if row in values else "" for row in range(len(runs))]
-    yield Column(title=f"{pick.__name__} {title}", cells=bests, best=frozenset(best))
+    title = f"{pick.__name__} {title}"
+    yield Column(title=title, cells=bests, kind=NUMBER, best=frozenset(best))
 
 
 def text(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]] = ()) -> str:
     """Return the table, a row a run; the best value of each metric has a star, of all runs or of each training."""
     if not runs:
         return "no runs"
-    table = []
-    for column in columns(runs, trainings or [range(len(runs))]):
-        cells = [f"{cell} *" if row in column.best else cell for row, cell in enumerate(column.cells)]  # fmt: skip
-        table.append([column.title, *cells])
-    widths = [max(columns_of(cell) for cell in column) for column in table]
-    lines = []
-    for row in range(len(runs) + 1):
-        cells = [
-            pad(column[row], width) for column, width in zip(table, widths, strict=True)
-        ]
-        lines.append("  ".join(cells).rstrip())
+    lines = text_lines(columns(runs, trainings or [range(len(runs))]))
     return "\n".join([*lines, *note(runs)])
 
 

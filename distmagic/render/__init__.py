@@ -12,13 +12,13 @@ Read the modules in this order:
     notes.py        what to know that is no failure
     row_choice.py   which ranks want to be seen
     rows.py         the table: a row a rank, or a row a host
+    table.py        columns that text and HTML share
     as_text.py      text: the final table, a terminal's status lines, milestones for a log
     as_html.py      HTML: head and table; style.css is all of the looks
     curves.py       metrics as SVG curves
     chart_data.py   the same in numbers, for a page that draws them itself
-    output.py       the last lines of output, and the pictures that ranks show
+    output.py       the last lines of output, which of torchrun's are left out, and the pictures that ranks show
     stacks.py       where the ranks of a run are that hangs
-    shown.py        which lines of torchrun's own are left out
     quantities.py   numbers, sizes and times in words
     text_width.py   makes text of hosts harmless, and cuts it to a width
     screen.py       the interface of the package `screens`, which puts all this where a user looks
@@ -37,9 +37,15 @@ from distmagic.render.as_html import (
 from distmagic.render.as_text import headline, label, milestones, status, text
 from distmagic.render.chart_data import chart_data
 from distmagic.render.curves import curves
-from distmagic.render.output import log_line, open_lines, pictures
+from distmagic.render.output import (
+    count_of_lines,
+    is_shown,
+    log_line,
+    open_lines,
+    pictures,
+    torchrun_matters,
+)
 from distmagic.render.overview import prompts, question, size
-from distmagic.render.shown import count_of_lines, is_shown, torchrun_matters
 from distmagic.render.stacks import stacks_html, stacks_text
 from distmagic.render.text_width import coloured, columns_of, plain
 

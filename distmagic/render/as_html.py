@@ -6,9 +6,8 @@ The looks are in style.css, which travels with every page. What a notebook does 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -17,19 +16,25 @@ from distmagic.render import quantities as q
 from distmagic.render.curves import curves, palette
 from distmagic.render.output import OUTPUT_LINES, about_output, output_lines, pictures
 from distmagic.render.overview import Alert, Overview, overview
-from distmagic.render.rows import MAX_HOSTS, Group, Row, state_word
-from distmagic.render.text_width import cut, cut_middle, plain, spans
+from distmagic.render.rows import (
+    MAX_HOSTS,
+    MAX_METRICS,
+    NOT_TOLD,
+    Group,
+    Row,
+    columns,
+    state_word,
+    under_titles,
+)
+from distmagic.render.table import NUMBER, Column, html_lines, html_table
+from distmagic.render.text_width import cut, spans
 from distmagic.state.model import RunState
 
-_MAX_METRICS = 6  # columns; all of them have a curve
 _STATE_COLOURS = {
     "running": "#2f7fd6", "done": "#2f9e57", "failed": "#d9453d", "lost": "#d9453d",
     "slow": "#d98a1e", "stalled": "#d98a1e", "reconnecting": "#d98a1e",
 }  # fmt: skip
-_NAME = 28  # columns of a host's name
 _FEW_HOSTS = 4  # whose hardware is shown at once; that of more hosts is to be unfolded
-_NOT_TOLD = "-"
-_TITLE = 18  # of a metric's
 _NOTE = 60
 _TRACEBACK_LINES = 80
 _TRACEBACK_CHARS = 400  # of one line
@@ -154,14 +159,15 @@ def _hardware(view: Overview) -> str:
     """Return a table of how busy each host is, "" where nothing has been told."""
     if not view.hardware:
         return ""
-    lines = ["<tr><th>host</th><th>CPU</th><th>memory</th><th>network</th><th>GPUs</th></tr>"]  # fmt: skip
-    for one in view.hardware[:MAX_HOSTS]:
-        texts = (one.host, one.cpu, one.memory, one.network, one.gpus)
-        cells = [f"<td>{escape(text) or _NOT_TOLD}</td>" for text in texts]
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return (
-        f'<table class="dm-table dm-hardware"><tbody>{"".join(lines)}</tbody></table>'
+    shown = view.hardware[:MAX_HOSTS]
+    titles = ("host", "CPU", "memory", "network", "GPUs")
+    columns = []
+    for title, cells in zip(titles, zip(*shown, strict=True), strict=True):
+        columns.append(Column(title=title, cells=[cell or NOT_TOLD for cell in cells]))
+    lines = html_lines(
+        columns, [""] * len(shown), lambda one, row: escape(one.cells[row])
     )
+    return html_table(lines, " dm-hardware")
 
 
 def _table_of(
@@ -173,112 +179,34 @@ def _table_of(
     metrics = [
         name for name in metric_names if any(name in row.metrics for row in rows)
     ]
-    columns = _columns(rows, metrics[:_MAX_METRICS], is_large=len(groups) > 1)
-    titles = [
-        f'<th class="{column.cls}">{escape(column.title)}</th>' for column in columns
-    ]
-    lines = [f"<tr>{''.join(titles)}</tr>"]
-    index = 0
-    for group in groups:
-        if group.title:
-            lines.append(
-                f'<tr><th class="dm-title" colspan="{len(columns)}">{escape(group.title)}</th></tr>'
-            )
-        for row in group.rows:
-            cells = "".join(column.cells[index] for column in columns)
-            mark = " dm-awaited" if row.stands_out else ""
-            lines.append(
-                f'<tr class="{_phase_class(state_word(row))}{mark}">{cells}</tr>'
-            )
-            index += 1
-    more = len(metrics) - _MAX_METRICS
-    note = ""
-    if more > 0:
-        note = f'<div class="dm-faint">{_MAX_METRICS} of {len(metrics)} metrics shown; all of them: {variable}.metrics</div>'
-    return f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>{note}'
+    shown = columns(groups, metrics)
+    classes = []
+    for row in rows:
+        mark = " dm-awaited" if row.stands_out else ""
+        classes.append(f"{_phase_class(state_word(row))}{mark}")
+
+    def title(text: str) -> str:
+        return (
+            f'<tr><th class="dm-title" colspan="{len(shown)}">{escape(text)}</th></tr>'
+        )
+
+    lines = html_lines(shown, classes, lambda one, row: _cell(one, row, rows[row]))
+    table = html_table(under_titles(groups, lines, title))
+    if len(metrics) <= MAX_METRICS:
+        return table
+    return f'{table}<div class="dm-faint">{MAX_METRICS} of {len(metrics)} metrics shown; all of them: {variable}.metrics</div>'
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Column:
-    """One column: the title as text, and the cells of all rows as HTML. `cls` is the title's class."""
-
-    title: str
-    cls: str
-    cells: list[str]
-    is_empty: bool = False
-
-
-def _columns(
-    rows: Sequence[Row], metrics: Sequence[str], *, is_large: bool
-) -> list[_Column]:
-    """Return the columns, without those that are empty in every row. A large run has no column of devices."""
-    columns = [
-        _column("rank", [_name(row) for row in rows], "dm-n", "dm-n"),
-        _column("host", [escape(cut_middle(row.host, _NAME)) for row in rows]),
-    ]
-    if not is_large:
-        columns.append(_column("device", [escape(row.device[:_NAME]) for row in rows]))
-    gpus = [escape(row.gpu) for row in rows]
-    if any(gpus):
-        gpus = [text or _NOT_TOLD for text in gpus]
-    columns += [
-        _column("state", [_state(row) for row in rows], "", "dm-state"),
-        _column("progress", [_progress(row) for row in rows]),
-        _column("step", [escape(row.count) for row in rows], "dm-n", "dm-n"),
-    ]
-    for name in metrics:
-        title = cut_middle(plain(name), _TITLE)
-        cells = [_metric_cell(row.metrics.get(name)) for row in rows]
-        columns.append(_Column(title=title, cls="dm-n", cells=cells))
-    columns += [
-        _column("rate", [escape(row.rate) for row in rows], "dm-n", "dm-n"),
-        _column("left", [escape(row.left) for row in rows], "dm-n", "dm-n"),
-        _column("GPU", gpus),
-        _column(
-            "note",
-            [escape(cut(row.remarks, _NOTE)) for row in rows],
-            "dm-note",
-            "dm-note",
-        ),
-    ]
-    return [column for column in columns if not column.is_empty]
-
-
-def _column(
-    title: str, texts: list[str], title_cls: str = "", cell_cls: str = ""
-) -> _Column:
-    cells = [_cell(text, cell_cls) for text in texts]
-    return _Column(title=title, cls=title_cls, cells=cells, is_empty=not any(texts))
-
-
-def _cell(html: str, cls: str = "") -> str:
-    return f'<td class="{cls}">{html}</td>' if cls else f"<td>{html}</td>"
-
-
-def _name(row: Row) -> str:
-    if row.rank is None:
-        return escape(row.name)
-    return f'<b class="{palette(row.rank)}">{row.rank}</b>'
-
-
-def _state(row: Row) -> str:
-    """Return the word of the state. Its colour is in the cell, too: it stays where the style sheet is taken away."""
-    word = state_word(row)
-    colour = _STATE_COLOURS.get(word)
-    return (
-        f'<span style="color:{colour}">{escape(word)}</span>'
-        if colour
-        else escape(word)
-    )
-
-
-def _progress(row: Row) -> str:
-    if row.fraction is None:
-        return ""
-    return f"{_bar(row.fraction)} {q.percent(row.fraction)}"
-
-
-def _metric_cell(value: float | None) -> str:
-    if value is None:
-        return _cell("", "dm-n")
-    return _cell(q.number(value), "dm-n" if math.isfinite(value) else "dm-n dm-bad")
+def _cell(column: Column, index: int, row: Row) -> str:
+    """Return the HTML of one cell. The colour of a state is in the cell: it stays where the style sheet is taken away."""
+    text = column.cells[index]
+    html = escape(cut(text, _NOTE))
+    if column.title == "rank" and row.rank is not None:
+        return f'<b class="{palette(row.rank)}">{html}</b>'
+    if column.title == "state" and text in _STATE_COLOURS:
+        return f'<span style="color:{_STATE_COLOURS[text]}">{html}</span>'
+    if column.title == "progress" and row.fraction is not None:
+        return f"{_bar(row.fraction)} {q.percent(row.fraction)}"
+    if column.kind == NUMBER and text in ("NaN", "inf", "-inf"):
+        return f'<span class="dm-bad">{html}</span>'
+    return html

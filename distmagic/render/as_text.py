@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 from distmagic.render import quantities as q
+from distmagic.render.output import count_of_lines, shown_lines
 from distmagic.render.overview import Alert, Overview, overview
 from distmagic.render.row_choice import PHASES
-from distmagic.render.rows import Group, Row, state_word
-from distmagic.render.shown import count_of_lines, shown_lines
-from distmagic.render.text_width import columns_of, cut, cut_middle, pad, plain, wrapped
+from distmagic.render.rows import Group, Row, columns, under_titles
+from distmagic.render.table import GAP, Column, text_lines
+from distmagic.render.text_width import cut, plain, wrapped
 from distmagic.state.model import OutputLine, RunState
 
-_GAP = "  "
-_BAR = 10
 _MIN_NOTE = (
     12  # columns; a note with less room is left out: the alerts tell the same in full
 )
-_MAX_METRICS = 8
 _MAX_LINE = 300  # characters of one line of output
 _MARKS = {"error": "✗", "warning": "!", "info": "·"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Column:
-    """A column with a cell for each row. The higher `spare`, the sooner it gives way when room is scarce."""
-
-    title: str
-    cells: tuple[str, ...]
-    spare: int = 0
-    right: bool = False
-
-    @property
-    def width(self) -> int:
-        return max(columns_of(cell) for cell in (self.title, *self.cells))
 
 
 def text(state: RunState, *, width: int = 100, lines: int = 10) -> str:
@@ -136,84 +120,24 @@ def _most_urgent(rows: Sequence[Row], room: int) -> list[Row]:
 
 def _table(groups: Sequence[Group], metrics: Sequence[str], width: int) -> list[str]:
     """Return the lines of the table: titles, and the rows of each group under its own title."""
-    rows = [row for group in groups for row in group.rows]
-    if not rows:
+    if not any(group.rows for group in groups):
         return []
-    columns = _fitting(_columns(rows, metrics[:_MAX_METRICS]), width)
-
-    def line(texts: Iterable[str]) -> str:
-        cells = [
-            pad(text, c.width, right=c.right)
-            for text, c in zip(texts, columns, strict=True)
-        ]
-        return cut(_GAP.join(cells).rstrip(), width)
-
-    lines = [line(c.title for c in columns)]
-    index = 0  # columns have the cells of all groups' rows, one after the other
-    for group in groups:
-        if group.title:
-            lines.append(f"{group.title}:")
-        for _ in group.rows:
-            lines.append(line(c.cells[index] for c in columns))
-            index += 1
-    return lines
+    lines = text_lines(_fitting(columns(groups, metrics), width))
+    return under_titles(groups, [cut(line, width) for line in lines], "{}:".format)
 
 
-def _columns(rows: Sequence[Row], metrics: Sequence[str]) -> list[_Column]:
-    """Return the columns that say anything. The last one, the notes, has no fixed width."""
-    values = []
-    for spare, name in enumerate(metrics, start=3):
-        cells = tuple(
-            q.number(row.metrics[name]) if name in row.metrics else "" for row in rows
-        )
-        values.append(
-            _Column(title=plain(name)[:16], right=True, spare=spare, cells=cells)
-        )
-    steps = tuple(cut(row.count, 24) for row in rows)
-    notes = tuple(row.remarks for row in rows)
-    columns = [
-        _Column(title="rank", cells=tuple(row.name for row in rows), right=True),
-        _Column(title="host", cells=tuple(cut_middle(row.host, 24) for row in rows)),
-        _Column(title="device", cells=tuple(row.device[:12] for row in rows), spare=10),
-        _Column(title="GPU", cells=tuple(row.gpu for row in rows), spare=9),
-        _Column(title="state", cells=tuple(state_word(row) for row in rows)),
-        _Column(title="progress", cells=tuple(_progress(row) for row in rows), spare=1),
-        _Column(title="step", cells=steps, right=True, spare=2),
-        *values,
-        _Column(
-            title="rate", cells=tuple(row.rate for row in rows), right=True, spare=4
-        ),
-        _Column(
-            title="left", cells=tuple(row.left for row in rows), right=True, spare=3
-        ),
-        _Column(title="", cells=notes),
-    ]
-    return [
-        column for column in columns if column.title == "state" or any(column.cells)
-    ]
-
-
-def _progress(row: Row) -> str:
-    if row.fraction is None:
-        return ""
-    full = int(row.fraction * _BAR)
-    bar = "█" * full + "░" * (_BAR - full)
-    return f"{bar} {q.percent(row.fraction):>4}"
-
-
-def _fitting(columns: list[_Column], width: int) -> list[_Column]:
+def _fitting(columns: list[Column], width: int) -> list[Column]:
     """Leave out columns, the most dispensable first, until a line is within `width`; the note takes what is left."""
-    note = next((c for c in columns if not c.title), None)
-    columns = [c for c in columns if c.title]
-    while _width(columns) > width and any(c.spare for c in columns):
-        columns.remove(max(columns, key=lambda c: c.spare))
-    room = width - _width(columns) - len(_GAP)
-    if note is None or room < min(_MIN_NOTE, note.width):
-        return columns
-    cells = tuple(cut(cell, room) for cell in note.cells)
-    return [*columns, _Column(title="", cells=cells)]
+    fixed = [column for column in columns if column.title != "note"]
+    while _width(fixed) > width and any(column.spare for column in fixed):
+        fixed.remove(max(fixed, key=lambda column: column.spare))
+    room = width - _width(fixed) - len(GAP)
+    for note in columns[-1:] if columns[-1].title == "note" else ():
+        if room >= min(_MIN_NOTE, note.width):
+            cells = [cut(cell, room) for cell in note.cells]
+            fixed.append(replace(note, title="", cells=cells))
+    return fixed
 
 
-def _width(columns: Sequence[_Column]) -> int:
-    gaps = len(columns) - 1
-    return sum(c.width for c in columns) + len(_GAP) * gaps
+def _width(columns: Sequence[Column]) -> int:
+    return sum(column.width for column in columns) + len(GAP) * (len(columns) - 1)

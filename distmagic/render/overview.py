@@ -50,21 +50,11 @@ class Alert:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostHardware:
-    """How busy one host is, in words; "" is what nothing tells of."""
-
-    host: str
-    cpu: str
-    memory: str
-    network: str
-    gpus: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Overview:
     """All but curves and output. `facts` are the head's short phrases after the phase.
 
     `call` is what is run, and `since` when it began, "" where that is not known.
+    `hardware` are host, CPU, memory, network and GPUs of each host, "" for what nothing tells of.
     `concern` is what the head says of ranks that stand still or are behind, "" for nothing.
     """
 
@@ -75,7 +65,7 @@ class Overview:
     concern: str
     alerts: tuple[Alert, ...]
     groups: tuple[Group, ...]
-    hardware: tuple[HostHardware, ...]
+    hardware: tuple[tuple[str, ...], ...]
     call: str
     since: str
     metrics: tuple[str, ...]
@@ -257,7 +247,7 @@ def size(state: RunState) -> str:
     return f"{q.plural(ranks, 'rank')} on {hosts}" if ranks else hosts
 
 
-def _hardware(state: RunState) -> Iterable[HostHardware]:
+def _hardware(state: RunState) -> Iterable[tuple[str, ...]]:
     """Yield how busy the hosts of a run are that goes on."""
     if state.is_over:
         return
@@ -269,12 +259,12 @@ def _hardware(state: RunState) -> Iterable[HostHardware]:
         if told.received_bytes_s is not None and told.sent_bytes_s is not None:
             network = f"{q.per_second(told.received_bytes_s)} in, {q.per_second(told.sent_bytes_s)} out"
         cpu = told.cpu_utilization
-        yield HostHardware(
-            host=plain(node.host),
-            cpu="" if cpu is None else q.percent(cpu),
-            memory=q.used(told.used_bytes, told.total_bytes),
-            network=network,
-            gpus=q.gpus(told.gpus),
+        yield (
+            plain(node.host),
+            "" if cpu is None else q.percent(cpu),
+            q.used(told.used_bytes, told.total_bytes),
+            network,
+            q.gpus(told.gpus),
         )
 
 

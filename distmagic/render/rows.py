@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 from distmagic.remote.wire.protocol import Bar
@@ -17,13 +18,17 @@ from distmagic.render.row_choice import (
     picked_ranks,
     urgency,
 )
-from distmagic.render.text_width import one_line, plain
+from distmagic.render.table import NUMBER, Column
+from distmagic.render.text_width import cut, cut_middle, one_line, plain
 from distmagic.state.model import NodeState, RunState, WorkerState
 from distmagic.state.phases import ALIVE, OPENING, meaning_of
 
+MAX_METRICS = 6  # columns; all of them have a curve
 ALL_RANKS = 16  # up to here the table is a row a rank and nothing else
 MAX_HOSTS = 64  # rows by host; the others are counted
-_NAME = 24  # columns of a bar's name
+_NAME = 24  # columns of a bar's name, and of a host's
+_BAR = 10  # signs of a bar in text
+NOT_TOLD = "-"
 _PATIENCE_S = 3.0  # after this long without an answer it is worth a word
 
 
@@ -409,3 +414,62 @@ def _range_of_counts(workers: Sequence[WorkerState]) -> str:
     counts = low if low == high else f"{low}-{high}"
     totals = [w.progress[1] for w in workers if w.progress[1] is not None]
     return f"{counts}/{q.count(totals[0])}" if totals else counts
+
+
+# ---- the columns
+
+
+def columns(groups: Sequence[Group], metrics: Sequence[str]) -> list[Column]:
+    """Return the columns that say anything, with the rows of all groups; the last one, the notes, has no fixed width.
+
+    A large run, which has several groups, has no column of devices.
+    """
+    rows = [row for group in groups for row in group.rows]
+    values = []
+    for spare, name in enumerate(metrics[:MAX_METRICS], start=3):
+        cells = [q.number(row.metrics[name]) if name in row.metrics else "" for row in rows]  # fmt: skip
+        title = cut_middle(plain(name), 16)
+        values.append(Column(title=title, kind=NUMBER, spare=spare, cells=cells))
+    devices = [row.device[:12] if len(groups) == 1 else "" for row in rows]
+    gpus = [row.gpu for row in rows]
+    if any(gpus):
+        gpus = [text or NOT_TOLD for text in gpus]
+    found = [
+        Column(title="rank", kind=NUMBER, cells=[row.name for row in rows]),
+        Column(title="host", cells=[cut_middle(row.host, _NAME) for row in rows]),
+        Column(title="device", cells=devices, spare=10),
+        Column(title="state", kind="dm-state", cells=list(map(state_word, rows))),
+        Column(title="progress", cells=list(map(_progress, rows)), spare=1),
+        Column(
+            title="step",
+            kind=NUMBER,
+            cells=[cut(row.count, 24) for row in rows],
+            spare=2,
+        ),
+        *values,
+        Column(title="rate", kind=NUMBER, cells=[row.rate for row in rows], spare=4),
+        Column(title="left", kind=NUMBER, cells=[row.left for row in rows], spare=3),
+        Column(title="GPU", cells=gpus, spare=9),
+        Column(title="note", kind="dm-note", cells=[row.remarks for row in rows]),
+    ]
+    return [one for one in found if one.title == "state" or any(one.cells)]
+
+
+def _progress(row: Row) -> str:
+    if row.fraction is None:
+        return ""
+    full = int(row.fraction * _BAR)
+    bar = "█" * full + "░" * (_BAR - full)
+    return f"{bar} {q.percent(row.fraction):>4}"
+
+
+def under_titles(
+    groups: Sequence[Group], lines: Sequence[str], title: Callable[[str], str]
+) -> list[str]:
+    """Return the lines of a table, its titles first, with each group's own title above its rows."""
+    found, rows = [*lines[:1]], iter(lines[1:])
+    for group in groups:
+        if group.title:
+            found.append(title(group.title))
+        found += islice(rows, len(group.rows))
+    return found

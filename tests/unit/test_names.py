@@ -14,7 +14,6 @@ from tests import REPOSITORY
 # The names that may stand for two things, and why.
 TWICE = {
     "Detached": "a message is called on the wire as its class is, and the object that a user holds has this name, too",
-    "_Column": "a pair: the same column of the table of ranks, for a terminal and for a page",
 }
 
 

@@ -1,0 +1,79 @@
+"""A table as text and as HTML hold it: columns of words, a cell a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from distmagic.render.text_width import columns_of, pad
+
+NUMBER = "dm-n"
+GAP = "  "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column with a cell for each row, "" for none. `best` are the rows with the best of all values.
+
+    `kind` is the class of its cells in a page; numbers stand to the right. The higher `spare`, the sooner the column
+    gives way when room is scarce.
+    """
+
+    title: str
+    cells: Sequence[str]
+    kind: str = ""
+    spare: int = 0
+    best: frozenset[int] = frozenset()
+
+    @property
+    def texts(self) -> list[str]:
+        """The title, and the cells as text: the best ones have a star."""
+        cells = [
+            f"{cell} *" if row in self.best else cell
+            for row, cell in enumerate(self.cells)
+        ]
+        return [self.title, *cells]
+
+    @property
+    def width(self) -> int:
+        """How many columns of a terminal it takes."""
+        return max(map(columns_of, self.texts))
+
+
+def text_lines(columns: Sequence[Column]) -> list[str]:
+    """Return the line of the titles, and a line a row."""
+    padded = []
+    for column in columns:
+        width, right = column.width, column.kind == NUMBER
+        padded.append([pad(text, width, right=right) for text in column.texts])
+    return [GAP.join(cells).rstrip() for cells in zip(*padded, strict=True)]
+
+
+def html_lines(
+    columns: Sequence[Column],
+    classes: Sequence[str],
+    cell: Callable[[Column, int], str],
+) -> list[str]:
+    """Return the line of the titles, and a line a row, whose class is among `classes`. `cell` returns a cell's HTML."""
+    titles = [_tag("th", column.kind, escape(column.title)) for column in columns]
+    lines = [_tag("tr", "", "".join(titles))]
+    for row, row_class in enumerate(classes):
+        cells = [_tag("td", column.kind, cell(column, row)) for column in columns]
+        lines.append(_tag("tr", row_class, "".join(cells)))
+    return lines
+
+
+def html_table(lines: Sequence[str], more_class: str = "") -> str:
+    """Return a table of these lines."""
+    return (
+        f'<table class="dm-table{more_class}"><tbody>{"".join(lines)}</tbody></table>'
+    )
+
+
+def _tag(name: str, kind: str, html: str) -> str:
+    return (
+        f'<{name} class="{kind}">{html}</{name}>'
+        if kind
+        else f"<{name}>{html}</{name}>"
+    )

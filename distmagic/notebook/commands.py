@@ -9,6 +9,7 @@ file_commands.py, run_command.py or help_pages.py.
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import os
 from collections.abc import Callable, Sequence
@@ -38,13 +39,17 @@ class Subcommand:
 
     `is_of_notebook`: it means nothing in a terminal. `takes_way`: the flags of the help's heading Hosts may stand behind it,
     and count for it alone.
-    `usages` are its lines of the usage text: arguments, and what it does with them. `words` are what may stand behind the
-    name, one for each place, as completion.py offers it; the last one with dots for all places that follow.
+    `usages` are its lines of the usage text: arguments, and what it does with them. `counts` are how many words it takes
+    at least and at most besides its `flags`, which are written as in the usage text; None: the handler reads the whole line.
+    `words` are what may stand behind the name, one for each place, as completion.py offers it; the last one with dots for
+    all places that follow.
     """
 
     name: str
     usages: tuple[tuple[str, str], ...]
     handler: Callable[[CommandLine], object]
+    counts: tuple[int, int] | None = (0, 0)
+    flags: tuple[str, ...] = ()
     words: str = ""
     is_of_notebook: bool = False
     takes_way: bool = True
@@ -66,6 +71,7 @@ SUBCOMMANDS = (
             ("", "show the hosts"),
         ),
         handler=host_commands.hosts,
+        counts=None,
         is_of_notebook=True,
         words="hosts...",
     ),
@@ -80,6 +86,7 @@ SUBCOMMANDS = (
             ("stop", "end them"),
         ),
         handler=host_commands.playground,
+        counts=None,
         is_of_notebook=True,
         takes_way=False,
         words="playground host",
@@ -94,6 +101,7 @@ SUBCOMMANDS = (
             ("[FLAGS] -m MODULE [ARGS]", "the same as python -m runs a module"),
         ),
         handler=run_command.run,
+        counts=None,
         takes_way=False,
         words="program...",
     ),
@@ -121,6 +129,7 @@ SUBCOMMANDS = (
             ("ID NAME", "the same in a notebook, whose variable NAME gets the run"),
         ),
         handler=job_commands.attach,
+        counts=(1, 2),
         words="job",
     ),
     Subcommand(
@@ -132,12 +141,14 @@ SUBCOMMANDS = (
             ),
         ),
         handler=job_commands.view,
+        counts=(0, 1),
         words="job",
     ),
     Subcommand(
         name="add",
         usages=(("ID LIST", "add hosts to a running elastic job"),),
         handler=job_commands.add,
+        counts=(2, 10_000),
         words="job hosts...",
     ),
     Subcommand(
@@ -153,6 +164,7 @@ SUBCOMMANDS = (
         name="end",
         usages=(("[NAME]", "end ranks that stay; NAME where there are several"),),
         handler=job_commands.end,
+        counts=(0, 1),
         is_of_notebook=True,
         takes_way=False,
     ),
@@ -160,6 +172,7 @@ SUBCOMMANDS = (
         name="stop",
         usages=(("ID", "stop a job"),),
         handler=job_commands.stop,
+        counts=(1, 1),
         words="job",
     ),
     Subcommand(
@@ -169,7 +182,9 @@ SUBCOMMANDS = (
             ("ID RANK --by-time", "the same, with stdout and stderr as they came"),
         ),
         handler=job_commands.logs,
-        words="job rank",
+        counts=(2, 2),
+        flags=("--by-time",),
+        words="job",
     ),
     Subcommand(
         name="stacks",
@@ -180,6 +195,7 @@ SUBCOMMANDS = (
             ),
         ),
         handler=job_commands.stacks,
+        counts=(0, 1),
         words="job",
     ),
     Subcommand(
@@ -191,7 +207,9 @@ SUBCOMMANDS = (
             ),
         ),
         handler=job_commands.profile,
-        words="job --steps",
+        counts=(0, 1),
+        flags=("--steps N",),
+        words="job",
     ),
     Subcommand(
         name="doctor",
@@ -202,7 +220,7 @@ SUBCOMMANDS = (
             ),
         ),
         handler=doctor_command.doctor,
-        words="--collective --json",
+        flags=("--collective", "--json"),
     ),
     Subcommand(
         name="get",
@@ -213,6 +231,7 @@ SUBCOMMANDS = (
             ),
         ),
         handler=file_commands.get,
+        counts=(2, 3),
         words="host",
     ),
     Subcommand(
@@ -225,6 +244,8 @@ SUBCOMMANDS = (
             ),
         ),
         handler=file_commands.put,
+        counts=(1, 3),
+        flags=("--all",),
         words="host path",
     ),
     Subcommand(
@@ -239,6 +260,8 @@ SUBCOMMANDS = (
             ),
         ),
         handler=file_commands.env,
+        counts=(1, 1),
+        flags=("--requirements FILE", "--lock FILE", "--name NAME"),
         words="sync env...",
     ),
     Subcommand(
@@ -248,7 +271,9 @@ SUBCOMMANDS = (
             ("all --everybody", "also remove what jobs of other notebooks keep"),
         ),
         handler=job_commands.clean,
-        words="ended everybody",
+        counts=(0, 1),
+        flags=("--everybody",),
+        words="ended",
     ),
     Subcommand(
         name="status",
@@ -264,6 +289,7 @@ SUBCOMMANDS = (
             ),
         ),
         handler=host_commands.allocations,
+        counts=(0, 1),
         is_of_notebook=True,
         takes_way=False,
     ),
@@ -274,6 +300,7 @@ SUBCOMMANDS = (
             ("--cluster NAME", "take a cluster of SkyPilot down"),
         ),
         handler=host_commands.down,
+        counts=None,
         is_of_notebook=True,
         takes_way=False,
         words="down",
@@ -287,6 +314,7 @@ SUBCOMMANDS = (
             ),
         ),
         handler=help_pages.show,
+        counts=None,
         takes_way=False,
         words="topic...",
     ),
@@ -343,20 +371,43 @@ def execute(notebook: Notebook, words: Sequence[str]) -> object:
     way: list[str] = []
     if command.takes_way:
         way, rest = flag_parser.split_way(rest)
-    if rest and not any(arguments for arguments, _ in command.usages):
-        raise UsageError(
-            f"%distributed {command.name} takes nothing after it.",
-            "%distributed alone lists all commands.",
-        )
+    given = argparse.Namespace()
+    if command.counts is not None:
+        rest, given = _arguments(command, command.counts, rest)
     with closing(asker_of(notebook.shell)) as asker:
         return command.handler(
             CommandLine(
                 notebook=notebook,
                 asker=asker,
                 words=tuple(rest),
+                flags=given,
                 request=flags.parse_words(way, notebook.config.defaults(os.environ)),
             )
         )
+
+
+def _arguments(
+    command: Subcommand, counts: tuple[int, int], words: Sequence[str]
+) -> tuple[list[str], argparse.Namespace]:
+    """Return the words behind a command that are no flags, and its flags. Raises `UsageError`."""
+    parser = flag_parser.Parser(add_help=False, allow_abbrev=False)
+    for form in command.flags:
+        flag, _, metavar = form.partition(" ")
+        if metavar:
+            parser.add_argument(flag, action=flag_parser.Once)
+        else:
+            parser.add_argument(flag, action="store_true")
+    given, own = parser.parse_known_args(words)
+    least, most = counts
+    wrong = [word for word in own if word.startswith("--")] or own[most:]
+    if wrong or len(own) < least:
+        usages = [f"%distributed {command.name} {usage}" for usage, _ in command.usages]
+        why = f"can't take {wrong[0]!r}" if wrong else "needs another word after it"
+        raise UsageError(
+            f"%distributed {command.name} {why}.",
+            f"Write {' or '.join(usage.strip() for usage in usages)}.",
+        )
+    return own, given
 
 
 def find(name: str, *, is_terminal: bool = False) -> Subcommand:

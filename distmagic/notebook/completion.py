@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmagic.notebook import file_commands, help_pages, host_commands
+from distmagic.notebook import help_pages, host_commands
 from distmagic.notebook.commands import NAMES, SUBCOMMANDS
 from distmagic.request.flag_parser import flag_names
 from distmagic.request.flag_table import NO_SYSTEM
@@ -29,12 +29,11 @@ _VALUES = {
 class OfferedNames:
     """What the Tab key offers of this notebook, asked for only where it is being typed: hosts are read from ~/.ssh/config.
 
-    `jobs` are those that this kernel has begun or listed, the newest first, `ranks` those of such a job.
+    `jobs` are those that this kernel has begun or listed, the newest first.
     """
 
     hosts: Callable[[], Iterable[str]]
     jobs: Callable[[], Iterable[str]]
-    ranks: Callable[[str], Iterable[int]]
 
 
 def _files(*patterns: str) -> list[str]:
@@ -57,7 +56,7 @@ def _of_env(words: Sequence[str], names: OfferedNames) -> Iterable[str]:
         return _files("*.txt")
     if before == "--lock":
         return _files("*.lock", "*.toml", "*.txt")
-    return ("--hosts", *file_commands.ENV_FLAGS)
+    return ()
 
 
 # What may stand in a place behind a subcommand, of the words behind it, the last one being typed. Any other word is itself.
@@ -65,9 +64,7 @@ _OFFERED: Mapping[str, Callable[[Sequence[str], OfferedNames], Iterable[str]]] =
     "hosts": _of_hosts,
     "host": lambda _, names: names.hosts(),
     "job": lambda _, names: names.jobs(),
-    "rank": lambda words, names: map(str, names.ranks(words[0])),
     "ended": lambda _, names: ("all", *names.jobs()),
-    "everybody": lambda words, _: ("--everybody",) if words[0] == "all" else (),
     "path": lambda _words, _names: _files("*"),
     "playground": lambda _words, _names: (*host_commands.VERBS, "stop"),
     "program": _of_program,
@@ -113,11 +110,14 @@ class Completer:
             return list(NAMES)
         for command in SUBCOMMANDS:
             if command.name == words[0]:
+                flags = [form.partition(" ")[0] for form in command.flags]
                 places = command.words.split()
                 if len(words) <= len(places) + 1:
                     place = places[len(words) - 2]
                 else:  # behind the last one
                     place = places[-1] if command.words.endswith("...") else ""
+                if flags and (not place or words[-1].startswith("-")):
+                    return ["--hosts", *flags] if command.takes_way else flags
                 offer = _OFFERED.get(place.removesuffix("..."))
                 if offer is not None:
                     return list(offer(words[1:], self.names))

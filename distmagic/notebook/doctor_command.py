@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distmagic import sanitize
-from distmagic.errors import Cancelled, DistmagicError, UsageError
+from distmagic.errors import Cancelled, DistmagicError
 from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.job_hosts import known_hosts, reach
 from distmagic.request.access import CONNECT_TIMEOUT_S
@@ -29,11 +29,6 @@ def doctor(line: CommandLine) -> Report:
     """
     from distmagic.session.doctor import CONNECT_S, examine, imported
 
-    if not {"--json", "--collective"}.issuperset(line.words):
-        raise UsageError(
-            "%distributed doctor takes --json and --collective, or nothing.",
-            "Hosts are named by %distributed hosts LIST, or by --hosts LIST behind the command.",
-        )
     notebook, hosts = line.notebook, known_hosts(line)
     access = line.request.access
     if access.connect_timeout_s == CONNECT_TIMEOUT_S:  # nobody has chosen it
@@ -43,10 +38,10 @@ def doctor(line: CommandLine) -> Report:
         line = replace(line, request=replace(line.request, access=access))
     packages = imported(notebook.shell.user_ns) if notebook.shell is not None else ()
     found = examine(reach(line, hosts), packages)
-    if "--collective" in line.words and len(hosts) > 1 and not found.has_errors:
+    if line.flags.collective and len(hosts) > 1 and not found.has_errors:
         found = _with_collectives(line, found, hosts)
     cures = [replace(one, cure=notebook.worded(one.cure)) for one in found.findings]
-    found = replace(found, findings=tuple(cures), is_data="--json" in line.words)
+    found = replace(found, findings=tuple(cures), is_data=line.flags.json)
     if notebook.shell is None:
         print(sanitize.lines(repr(found)))
     return found

@@ -8,7 +8,6 @@ import glob
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -23,35 +22,35 @@ if TYPE_CHECKING:
     from distmagic.remote.wire.protocol import EnvironmentProgress
     from distmagic.session.packages import Packages
 
-ENV_FLAGS = ("--requirements", "--lock", "--name")
 _USUAL_NAME = "kernel"
-_ENV_HINT = "Write %distributed env sync [--hosts LIST] [--requirements FILE | --lock FILE] [--name NAME]."
 _PATTERN = "*?["  # a part of a path with one of these is a pattern
 
 
 def get(line: CommandLine) -> None:
     """Fetch a file of a host, a folder with all its files, or what fits a pattern; print where they are."""
-    if not 2 <= len(line.words) <= 3:
-        raise UsageError(
-            "%distributed get needs a host and a path on it.",
-            "Write %distributed get gpu-a runs/model.pt, and a folder of this machine behind it for another place.",
-        )
     above, pattern = split_pattern(line.words[1])
-    to = _local_folder(line.words[2] if line.words[2:] else ".")
-    for path in _folder(line, above).fetch(pattern, to):
+    to = os.path.expanduser(line.words[2] if line.words[2:] else ".")
+    # Python leaves the home of an unknown user as it is; a folder of that name invites `rm -rf ~`.
+    if to.startswith("~"):
+        raise UsageError(
+            f"%distributed get: no user of this machine has the home of {to}.",
+            "Name another folder.",
+        )
+    for path in _folder(line, above).fetch(pattern, Path(to)):
         print(sanitize.line(str(path)))  # the host has chosen its name
 
 
 def put(line: CommandLine) -> None:
     """Send a file of this machine, or a folder with all its files, to a host or to all; print where they are."""
-    if "--all" in line.words:
+    is_for_all = line.flags.all
+    if len(line.words) not in ((1, 2) if is_for_all else (2, 3)):
+        raise UsageError(
+            f"%distributed put {' '.join(line.words)}: this is neither for one host nor for all.",
+            "Write %distributed put HOST PATH [TO], or %distributed put PATH --all [TO].",
+        )
+    if is_for_all:
         _put_all(line)
         return
-    if not 2 <= len(line.words) <= 3:
-        raise UsageError(
-            "%distributed put needs a host and a path of this machine.",
-            "Write %distributed put gpu-a model.pt, and a folder of the host behind it for another place than its home.",
-        )
     host, source, *folder = line.words
     to = folder[0] if folder else "~"
     for name in _folder(line, to).send(_local_path(source)):
@@ -62,20 +61,15 @@ def _put_all(line: CommandLine) -> None:
     """Send what is at a path, or what fits a pattern, to every host."""
     from distmagic.session.spreading import put as put_on_all
 
-    words = [word for word in line.words if word != "--all"]
-    if not 1 <= len(words) <= 2:
-        raise UsageError(
-            "%distributed put --all needs a path of this machine.",
-            "Write %distributed put data --all, and a folder of the hosts behind it for another place than their homes.",
-        )
-    source = _local_path(words[0])
-    to = words[1] if words[1:] else "~"
+    path, *folder = line.words
+    source = _local_path(path)
+    to = folder[0] if folder else "~"
     sources = [source]
     if not source.exists():
         found = glob.glob(str(source), recursive=True)  # noqa: PTH207 - of any folder
         sources = [Path(path) for path in sorted(found)]
     if not sources:
-        raise UsageError(f"{words[0]} is no file and no folder of this machine.")
+        raise UsageError(f"{path} is no file and no folder of this machine.")
     hosts = known_hosts(line)
     count, size_bytes = put_on_all(reach(line, hosts), sources, to)
     places = dict.fromkeys(
@@ -89,18 +83,6 @@ def _put_all(line: CommandLine) -> None:
 def _local_path(text: str) -> Path:
     """Return a path of this machine; of a ~user who is not here it is that name itself."""
     return Path(os.path.expanduser(text))
-
-
-def _local_folder(text: str) -> Path:
-    """Return a folder of this machine that may have to be made. Raises `UsageError` for the home of nobody here."""
-    path = os.path.expanduser(text)
-    # Python leaves it as it is; a folder of that name invites `rm -rf ~`.
-    if path.startswith("~"):
-        raise UsageError(
-            f"%distributed get: no user of this machine has the home of {text}.",
-            "Name another folder.",
-        )
-    return Path(path)
 
 
 def _folder(line: CommandLine, path: str) -> RemoteFolder:
@@ -132,19 +114,9 @@ def split_pattern(path: str) -> tuple[str, str]:
 # ---- environments
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvLine:
-    """What `%distributed env sync` was given; None for a flag that is not there."""
-
-    requirements: str | None = None
-    lock: str | None = None
-    name: str | None = None
-
-
 def env(line: CommandLine) -> None:
     """Have an environment on every host; the cells that follow use it there. Raises what a host refuses."""
-    asked = read_line(line.words)
-    packages = _packages(asked)
+    packages = _packages(line)
     for note in packages.notes:
         print(sanitize.lines(f"note: {note}"))
     notebook = line.notebook
@@ -170,37 +142,28 @@ def env(line: CommandLine) -> None:
         raise synced.error
 
 
-def read_line(words: tuple[str, ...]) -> EnvLine:
-    """Return what the words after `%distributed env` ask for. Raises `UsageError`."""
-    if not words or words[0] != "sync":
-        raise UsageError("%distributed env is followed by sync.", _ENV_HINT)
-    given: dict[str, str] = {}
-    rest = list(words[1:])
-    while rest:
-        flag, equals, value = rest.pop(0).partition("=")
-        if flag not in ENV_FLAGS:
-            raise UsageError(f"%distributed env sync takes no {flag}.", _ENV_HINT)
-        if not equals:
-            if not rest:
-                raise UsageError(f"{flag} needs a value.", _ENV_HINT)
-            value = rest.pop(0)
-        name = flag.removeprefix("--")
-        if name in given:
-            raise UsageError(f"{flag} is given twice.", _ENV_HINT)
-        given[name] = value
-    if "requirements" in given and "lock" in given:
-        raise UsageError("--requirements and --lock can't go together.", _ENV_HINT)
-    return EnvLine(**given)
-
-
-def _packages(asked: EnvLine) -> Packages:
+def _packages(line: CommandLine) -> Packages:
+    """Return what the line asks for. Raises `UsageError`."""
     from distmagic.session import packages
 
-    if asked.requirements is not None:
-        return packages.of_requirements(_local_path(asked.requirements), asked.name)
-    if asked.lock is not None:
-        return packages.of_lock(_local_path(asked.lock), asked.name)
-    return packages.of_kernel(asked.name or _USUAL_NAME)
+    if line.words != ("sync",):
+        raise UsageError(
+            "%distributed env is followed by sync.", "Write %distributed env sync."
+        )
+    requirements, lock, name = (
+        line.flags.requirements,
+        line.flags.lock,
+        line.flags.name,
+    )
+    if requirements is not None and lock is not None:
+        raise UsageError(
+            "--requirements and --lock can't go together.", "Keep one of them."
+        )
+    if requirements is not None:
+        return packages.of_requirements(_local_path(requirements), name)
+    if lock is not None:
+        return packages.of_lock(_local_path(lock), name)
+    return packages.of_kernel(name or _USUAL_NAME)
 
 
 class _StatusLine:

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from distmagic import sanitize
@@ -13,8 +14,9 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import UsageError
 from distmagic.notebook.job_tables import aligned
 from distmagic.notebook.settings import Notebook, listed
-from distmagic.request import flags, systems
+from distmagic.request import systems
 from distmagic.request.config import Chosen, read_hostfile
+from distmagic.request.flags import Request
 from distmagic.request.hosts import parse_hosts
 
 if TYPE_CHECKING:
@@ -29,14 +31,16 @@ FLAGS = ("--hostfile", "--python", "--ssh-config")
 class CommandLine:
     """One line `%distributed NAME WORD ...` that is being executed.
 
-    `request` has its hosts and the way to them, as far as its flags say so, and `words` are the others. `asker` asks the
-    user for passwords while hosts are reached; it is closed when the command has ended.
+    `request` has its hosts and the way to them, as far as its flags say so. `flags` are the command's own, and `words` are
+    the others. `asker` asks the user for passwords while hosts are reached; it is
+    closed when the command has ended.
     """
 
     notebook: Notebook
     asker: NotebookAsker
     words: tuple[str, ...]
-    request: flags.Request
+    request: Request
+    flags: argparse.Namespace = field(default_factory=argparse.Namespace)
 
     @property
     def housekeeping(self) -> Housekeeping:
@@ -48,8 +52,8 @@ def hosts(line: CommandLine) -> None:
     """Set the hosts of the notebook if some are named, and the way to them if that is; print the hosts."""
     notebook = line.notebook
     _set(line)
-    chosen = notebook.choose(flags.Request())
-    part = notebook.part(flags.Request())
+    chosen = notebook.choose(Request())
+    part = notebook.part(Request())
     if part is not None:
         print(f"{', '.join(part.place.names)}  ({part.place.words})")
         return
@@ -158,11 +162,6 @@ def allocations(line: CommandLine) -> None:
     """List what a scheduler has of this user's allocations, or take hold of one of them."""
     from distmagic.names import owner
 
-    if len(line.words) > 1:
-        raise UsageError(
-            "%distributed allocations takes one place.",
-            "Write %distributed allocations slurm:LOGIN.",
-        )
     held = line.notebook.session().allocations
     for system in systems.systems():
         if system.takes_down and not line.words:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from distmagic.diagnosis.profile import Profile
     from distmagic.remote.wire.protocol import KeptWorkDir
 
-_WORTH_A_WORD = 50_000  # bytes: less is shown as 0.0 MB
-
 
 def jobs(line: CommandLine) -> None:
     """Print the table of jobs."""
@@ -71,7 +69,6 @@ def stay(line: CommandLine) -> None:
 
 def end(line: CommandLine) -> None:
     """End ranks that stay."""
-    _expect(line, 0, 1, "%distributed end takes the name of ranks that stay.")
     there = line.notebook.ranks
     known = ", ".join(there) or "there are none"
     names = line.words or tuple(there)
@@ -92,10 +89,12 @@ def end(line: CommandLine) -> None:
 
 def attach(line: CommandLine) -> object:
     """Follow a job to its end and return its run, if that gets no name. Raises what a run raises."""
-    # A terminal has no variables.
-    most = 1 if line.notebook.shell is None else 2
-    _expect(line, 1, most, "%distributed attach needs the name of a job.")
     job_name, *variables = line.words
+    if variables and line.notebook.shell is None:
+        raise UsageError(
+            f"A terminal has no variable {variables[0]}.",
+            f"Write %distributed attach {job_name}.",
+        )
     for name in variables:
         variable_name(name, f"%distributed attach {job_name}")
     job, hosts = find(line, job_name)
@@ -117,32 +116,32 @@ def view(line: CommandLine) -> object:
 
     A run of this notebook that goes on in the background gets one more live view, and nothing waits for it.
     """
-    if line.words:
-        return _shown(line)
+    notebook = line.notebook
+    if not line.words:
+        newest = max(
+            _running(line), key=lambda job: (job.is_detached, -job.began_ago_s)
+        )
+        line = replace(line, words=(newest.name,))
+    run = notebook.session().background.find(line.words[0])
+    if run is None:
+        return attach(line)
+    run.screen.add(notebook.screen(in_background=True))
+    return None
+
+
+def _running(line: CommandLine) -> list[Job]:
+    """Return the jobs that run. Raises `UsageError` for none."""
     running = [job for job in all_jobs(line) if job.is_running]
     if not running:
         raise UsageError(
             "No job runs on these hosts.",
             "%distributed jobs lists those that have ended.",
         )
-    newest = max(running, key=lambda job: (job.is_detached, -job.began_ago_s))
-    return _shown(replace(line, words=(newest.name,)))
-
-
-def _shown(line: CommandLine) -> object:
-    notebook = line.notebook
-    run = notebook.session().background.find(line.words[0])
-    if run is None or len(line.words) > 1:
-        return attach(line)
-    run.screen.add(notebook.screen(in_background=True))
-    return None
+    return running
 
 
 def add(line: CommandLine) -> None:
     """Have hosts come to a running elastic job."""
-    _expect(
-        line, 2, 10_000, "%distributed add needs the name of a job and a list of hosts."
-    )
     new = parse_hosts(",".join(line.words[1:]))
     job, known = find_known(line, line.words[0])
     if not job.is_running:
@@ -163,7 +162,6 @@ def add(line: CommandLine) -> None:
 
 def stop(line: CommandLine) -> None:
     """End a job on those of its hosts that answer."""
-    _expect(line, 1, 1, "%distributed stop needs the name of a job.")
     run = line.notebook.session().background.find(line.words[0])
     if run is not None and run.state.phase == "waiting":
         run.stop()
@@ -199,46 +197,33 @@ def _what_ends(job: Job) -> str:
 
 def logs(line: CommandLine) -> None:
     """Print what a rank has written; of very much the newest part, and where all of it is."""
-    by_time = line.words[2:] == ("--by-time",)
-    most = 3 if by_time else 2
-    _expect(line, 2, most, "%distributed logs needs the name of a job and a rank.")
-    name, rank = line.words[:2]
+    name, rank = line.words
     if not re.fullmatch(r"-1|\d{1,9}", rank):
         raise UsageError(f"{rank!r} is not a rank.", "Write %distributed logs ID 0.")
     job, hosts = find_known(line, name)
     first_links = reach(line, hosts, job.name)
-    housekeeping = line.housekeeping
-    text = housekeeping.logs(first_links, job, int(rank), by_time=by_time)
+    text = line.housekeeping.logs(
+        first_links, job, int(rank), by_time=line.flags.by_time
+    )
+    if text is None and job.missing:
+        raise UsageError(
+            f"Rank {rank} of {job.name} ran on none of the hosts that answered; {', '.join(job.missing)} did not."
+        )
     if text is None:
-        raise _no_rank(job, rank)
+        raise UsageError(
+            f"Job {job.name} has no rank {rank}.",
+            "Ranks are counted from 0; -1 is torchrun itself.",
+        )
     text = text or f"rank {rank} of {job.name} has written nothing"
     # What follows in a terminal has its own colours.
     print(sanitize.closed(sanitize.log(text).removesuffix("\n")))
-
-
-def _no_rank(job: Job, rank: str) -> UsageError:
-    if job.missing:
-        silent = ", ".join(job.missing)
-        return UsageError(
-            f"Rank {rank} of {job.name} ran on none of the hosts that answered; {silent} did not."
-        )
-    return UsageError(
-        f"Job {job.name} has no rank {rank}.",
-        "Ranks are counted from 0; -1 is torchrun itself.",
-    )
 
 
 def stacks(line: CommandLine) -> None:
     """Show where the ranks of a running job are."""
     from distmagic import render
 
-    _expect(
-        line,
-        0,
-        1,
-        "%distributed stacks takes the name of one job, or nothing where only one runs.",
-    )
-    job, hosts = _running_job(line, line.words)
+    job, hosts = _running_job(line)
     found = line.housekeeping.stacks(reach(line, hosts, job.name), job)
     page = {
         "text/plain": render.stacks_text(found, job.name),
@@ -249,40 +234,28 @@ def stacks(line: CommandLine) -> None:
 
 def profile(line: CommandLine) -> Profile:
     """Return where the time of a running job's ranks goes, in a terminal after it is printed."""
-    words, steps = line.words, "3"
-    if words[-2:-1] == ("--steps",):
-        words, steps = words[:-2], words[-1]
-    if len(words) > 1 or "--steps" in words or not re.fullmatch(r"\d{1,9}", steps):
+    steps = line.flags.steps or "3"
+    if not re.fullmatch(r"\d{1,9}", steps):
         raise UsageError(
-            "%distributed profile takes the name of one job, and --steps N.",
-            "Write %distributed profile ID --steps 3.",
+            f"--steps {steps} is not a number of steps.", "Write --steps 3."
         )
-    job, hosts = _running_job(line, words)
+    job, hosts = _running_job(line)
     found = line.housekeeping.profile(reach(line, hosts, job.name), job, int(steps))
     if line.notebook.shell is None:
         print(found)
     return found
 
 
-def _running_job(
-    line: CommandLine, words: tuple[str, ...]
-) -> tuple[Job, tuple[Host, ...]]:
+def _running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
     """Return the job that is named and its hosts, without a name the only one that runs. Raises `UsageError`."""
-    job, hosts = find(line, words[0]) if words else _the_running_job(line)
-    if not job.is_running:
-        raise UsageError(
-            f"Job {job.name} has already ended ({job.phase}): none of its ranks runs."
-        )
-    return job, hosts
-
-
-def _the_running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
-    running = [job for job in all_jobs(line) if job.is_running]
-    if not running:
-        raise UsageError(
-            "No job runs on these hosts.",
-            "%distributed jobs lists those that have ended.",
-        )
+    if line.words:
+        job, hosts = find(line, line.words[0])
+        if not job.is_running:
+            raise UsageError(
+                f"Job {job.name} has already ended ({job.phase}): none of its ranks runs."
+            )
+        return job, hosts
+    running = _running(line)
     if len(running) > 1:
         names = ", ".join(job.name for job in running)
         raise UsageError(
@@ -297,41 +270,21 @@ def clean(line: CommandLine) -> None:
 
     `all` takes the jobs that this notebook began, and what it alone uses: others on the same account may still want theirs.
     """
-    everybody = line.words == ("all", "--everybody")
-    most = 2 if everybody else 1
-    _expect(line, 0, most, "%distributed clean takes the name of one job, or all.")
-    found = jobs_of(line)
-    ended = [job for job in found if not job.is_running]
-    if not line.words:
-        _show_kept(line, ended)
-    elif line.words[0] == "all":
-        _remove_all(line, ended, everybody=everybody)
-    else:
-        _remove_one(line, choose(found, line.words[0]))
-
-
-def _show_kept(line: CommandLine, ended: Sequence[Job]) -> None:
-    """Print the files that ended jobs keep on the hosts, and which of them `clean all` would leave."""
-    print(table(ended, _owner()))
-    idle = _idle_work_dirs(line)
-    kept = _cached(line, owner=_owner())
-    others = _of_others(ended, idle, _cached(line) - kept)
-    print(
-        f"sent files and environments of this notebook that nobody uses: {kept / 1e6:,.1f} MB"
-    )
-    _print_work_dirs(
-        "working directory that no job uses", "put there by %distributed put", idle
-    )
-    line.notebook.say(
-        "Remove all of it with %distributed clean all, or one job with %distributed clean ID."
-    )
-    if others:
-        line.notebook.say(
-            f"That leaves {others}; %distributed clean all --everybody removes these too."
+    what = line.words[0] if line.words else ""
+    everybody = line.flags.everybody
+    if everybody and what != "all":
+        raise UsageError(
+            "--everybody is for all jobs.", "Write %distributed clean all --everybody."
         )
-
-
-def _remove_one(line: CommandLine, job: Job) -> None:
+    found = jobs_of(line)
+    if what in ("", "all"):
+        ended = [job for job in found if not job.is_running]
+        if what:
+            _remove_all(line, ended, everybody=everybody)
+        else:
+            _show_kept(line, ended)
+        return
+    job = choose(found, what)
     if job.is_running:
         raise UsageError(
             f"Job {job.name} still runs.", f"%distributed stop {job.name} ends it."
@@ -343,53 +296,41 @@ def _remove_one(line: CommandLine, job: Job) -> None:
     print(f"removed: {freed / 1e6:,.1f} MB")
 
 
+def _show_kept(line: CommandLine, ended: Sequence[Job]) -> None:
+    """Print the files that ended jobs keep on the hosts, and what `clean all` would remove."""
+    print(table(ended, _owner()))
+    idle = _idle_work_dirs(line)
+    kept = line.housekeeping.cached(reach(line, known_hosts(line)), owner=_owner())
+    print(
+        f"sent files and environments of this notebook that nobody uses: {kept / 1e6:,.1f} MB"
+    )
+    _print_work_dirs(
+        "working directory that no job uses", "put there by %distributed put", idle
+    )
+    line.notebook.say(
+        "%distributed clean all removes what this notebook alone uses, with --everybody also what others have; "
+        "%distributed clean ID removes one job."
+    )
+
+
 def _remove_all(line: CommandLine, ended: Sequence[Job], *, everybody: bool) -> None:
-    """Remove what this notebook alone uses, or all; say what is left of others."""
+    """Remove what this notebook alone uses, or all."""
     owner = "" if everybody else _owner()
     chosen = [job for job in ended if owner in ("", job.terms.owner)]
     print(table(chosen, _owner()))
-    idle = _idle_work_dirs(line)
     goes = {
         host: [one for one in dirs if everybody or _is_own(one)]
-        for host, dirs in idle.items()
+        for host, dirs in _idle_work_dirs(line).items()
     }
     names = {host: [one.name for one in dirs] for host, dirs in goes.items()}
-    hosts = known_hosts(line)
-    freed = line.housekeeping.remove(reach(line, hosts), chosen, owner)
-    freed += _cached(line, removes=True, owner=owner)
-    freed += line.housekeeping.remove_work_dirs(reach(line, hosts), names)
+    hosts, housekeeping = known_hosts(line), line.housekeeping
+    freed = housekeeping.remove(reach(line, hosts), chosen, owner)
+    freed += housekeeping.cached(reach(line, hosts), removes=True, owner=owner)
+    freed += housekeeping.remove_work_dirs(reach(line, hosts), names)
     _print_work_dirs(
         "removed with all files in it", "removed as far as it was put there", goes
     )
     print(f"removed: {freed / 1e6:,.1f} MB")
-    if not everybody and (others := _of_others(ended, idle, _cached(line))):
-        line.notebook.say(
-            f"{others} left; %distributed clean all --everybody removes these too."
-        )
-
-
-def _cached(line: CommandLine, *, removes: bool = False, owner: str = "") -> int:
-    """Return the bytes that all hosts keep of what was sent and made; see `Housekeeping.cached`."""
-    first_links = reach(line, known_hosts(line))
-    return sum(line.housekeeping.cached(first_links, removes=removes, owner=owner))
-
-
-def _of_others(
-    ended: Sequence[Job], idle: Mapping[str, Sequence[KeptWorkDir]], made_bytes: int
-) -> str:
-    """Name what `clean all` leaves; "" for nothing."""
-    texts = []
-    jobs = sum(job.terms.owner != _owner() for job in ended)
-    if jobs:
-        texts.append(f"{jobs} ended job{'s' if jobs > 1 else ''} of other notebooks")
-    work_dirs = sum(not _is_own(one) for dirs in idle.values() for one in dirs)
-    if work_dirs:
-        which = "directories" if work_dirs > 1 else "directory"
-        texts.append(f"{work_dirs} working {which} not of this notebook alone")
-    if made_bytes >= _WORTH_A_WORD:
-        made = f"{made_bytes / 1e6:,.1f} MB of environments and setups"
-        texts.append(f"{made} not of this notebook alone")
-    return " and ".join(texts)
 
 
 def _idle_work_dirs(line: CommandLine) -> dict[str, list[KeptWorkDir]]:
@@ -433,12 +374,6 @@ def status(line: CommandLine) -> None:
     """Print what the hosts keep loaded for the next run."""
     hosts = known_hosts(line)
     print(kept_table(hosts, line.housekeeping.templates(reach(line, hosts))))
-
-
-def _expect(line: CommandLine, low: int, high: int, message: str) -> None:
-    """Raise `UsageError` unless `low` to `high` words follow the name of the command."""
-    if not low <= len(line.words) <= high:
-        raise UsageError(message, "%distributed alone lists all commands.")
 
 
 def _owner() -> str:

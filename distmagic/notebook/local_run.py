@@ -8,23 +8,16 @@ import ast
 import builtins
 import difflib
 import linecache
-import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import FunctionType, ModuleType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from distmagic.errors import UsageError
-from distmagic.payload.refused import made_alone
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request import notebook_effects
-from distmagic.request.cell import (
-    CellPlan,
-    first_missing,
-    names_evaluated,
-    names_wanted,
-)
+from distmagic.request.cell import CellPlan, names_evaluated
 from distmagic.request.notebook_effects import LocalEffect
 
 if TYPE_CHECKING:
@@ -38,10 +31,6 @@ _ARGPARSE_HINT = (
     'Give parse_args a list, such as parse_args(["--lr", "0.1"]); or move it into the function; or write %%distributed '
     "--whole, and every rank runs the whole cell. %%distributed --script -- --lr 0.1 does that with these arguments."
 )
-_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_MAKES_NAMES = re.compile(
-    r"(?<!def )(?<![.\w])(?:globals|exec|eval|setattr|vars)\s*\(|\bbuiltins\b|import __main__|\bmodules\["
-)
 _OF_TORCH = ("environment variable", "Default process group has not been initialized")
 
 
@@ -49,25 +38,9 @@ def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -
     """Run the cell's own statements, as a cell without the magic would, and print what they did in the notebook alone.
 
     `given` are variables that the ranks get from the request. Raises what the statements raise, with a note where that
-    is because the notebook is not a rank; `UsageError` where argparse ended the cell, and, before any of them has run, where
-    the call takes what has to be made on each rank.
+    is because the notebook is not a rank; `UsageError` where argparse ended the cell, and where the call needs a name that is
+    nowhere.
     """
-    # Raise `UsageError` where the call takes an object to the ranks that each has to make itself, before it is made here.
-    taken = {node.id for node in names_evaluated(plan.call)} if plan.call else set()
-    origins = _origins(shell.user_ns, plan)
-    for statement in plan.local:
-        value = getattr(statement, "value", None)
-        if not isinstance(statement, ast.Assign) or not isinstance(value, ast.Call):
-            continue
-        first, _, rest = notebook_effects.dotted(value.func).partition(".")
-        what = made_alone(f"{origins.get(first, '')}.{rest}".strip("."))
-        names = {one.id for one in statement.targets if isinstance(one, ast.Name)}
-        for name in names & taken if what else ():
-            raise UsageError(
-                f"line {statement.lineno} would make `{name}`, {what}, in the notebook, which is not a rank, and the call "
-                "takes it to the ranks; nothing has run.",
-                notebook_effects.CURE,
-            )
     effects = notebook_effects.local_effects(plan.local, given)
     module = shell.transform_ast(ast.Module(list(plan.local), []))
     code = shell.compile(module, plan.filename, "exec")
@@ -83,93 +56,21 @@ def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -
                 print(cause, file=sys.stderr)
         _show_from(error.__traceback__, error, shell)
         raise
-    known = {*shell.user_ns, *dir(builtins), "__file__"}
-    _reject_names(shell, plan, lambda name: name not in known)
+    reject_missing_names(shell, plan)
     if effects:
         print(f"! {notebook_effects.note(effects)}")
 
 
-def _origins(namespace: Mapping[str, object], plan: CellPlan) -> dict[str, str]:
-    """Return the full names of modules and classes, by the names that the cell's statements have for them."""
-    found = {}
-    for name, value in namespace.items():
-        if isinstance(value, type):
-            found[name] = f"{value.__module__}.{value.__qualname__}"
-        elif isinstance(value, ModuleType):
-            found[name] = value.__name__
-    for statement in plan.local:
-        if isinstance(statement, _NAMED):
-            found[statement.name] = ""
-        elif isinstance(statement, ast.Import | ast.ImportFrom):
-            for alias in statement.names:
-                whole, name = alias.name, alias.asname or alias.name
-                if isinstance(statement, ast.ImportFrom):
-                    whole = f"{statement.module}.{whole}"
-                elif not alias.asname:
-                    whole = name = name.partition(".")[0]
-                found[name] = whole
-    return found
-
-
-def reject_names_early(shell: InteractiveShell, plan: CellPlan) -> None:
-    """Raise NameError for a name of the call that is nowhere, before the cell's own statements have run: if they call nothing."""
-    for statement in plan.local:
-        for node in notebook_effects.executed(statement):
-            if isinstance(node, ast.Call):
-                return  # it may make any name
-    wanted = names_wanted(plan).keys() - shell.user_ns.keys()
-    _reject_names(shell, plan, wanted.__contains__)
-
-
-def _reject_names(
-    shell: InteractiveShell,
-    plan: CellPlan,
-    is_nowhere: Callable[[str], bool],
-) -> None:
-    """Raise NameError, as Python would on each rank, if the call evaluates a name that is nowhere."""
-    for node in names_evaluated(plan.call) if plan.call is not None else ():
-        if is_nowhere(node.id):
-            made = [one.name for one in plan.local if isinstance(one, _NAMED)]
-            _raise_name_error(shell, node, plan.filename, {*made, *shell.user_ns})
-
-
-def reject_names_of_function(
-    shell: InteractiveShell, plan: CellPlan, labels: Mapping[str, str]
-) -> None:
-    """Raise NameError for a name that is nowhere, where the function that the call names certainly asks for it.
-
-    `labels` are of the notebook's cells. A name that any of their texts may make on a rank is left alone.
-    """
-    call = plan.call
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        return
-    function = shell.user_ns.get(call.func.id)
-    if (
-        type(function) is not FunctionType
-        or function.__code__.co_filename not in labels
-    ):
-        return
-    found = first_missing(function)
-    texts = "\n".join("".join(linecache.getlines(name)) for name in labels)
-    if found is None or _MAKES_NAMES.search(texts):
-        return
-    name, line = found
-    if not re.search(rf"\bglobal\b.*\b{name}\b", texts):
-        node = ast.Name(name, ast.Load(), lineno=line, col_offset=0)
-        node.end_lineno, node.end_col_offset = line, 0
-        _raise_name_error(shell, node, function.__code__.co_filename, shell.user_ns)
-
-
-def _raise_name_error(
-    shell: InteractiveShell, node: ast.Name, filename: str, close_to: Collection[str]
-) -> None:
-    try:
-        eval(compile(ast.Expression(node), filename, "eval"), {})  # noqa: S307  # it raises
-    except NameError as error:
-        if close := difflib.get_close_matches(node.id, close_to, 1):
-            error.args = (f"{error}. Did you mean: {close[0]!r}?",)
-        _show_from(error.__traceback__, error, shell)
-        raise
+def reject_missing_names(shell: InteractiveShell, plan: CellPlan) -> None:
+    """Raise `UsageError` for a name of the call that is nowhere: each rank would raise NameError."""
+    known = {*shell.user_ns, *dir(builtins), "__file__"}
+    for name, lineno in names_evaluated(plan).items():
+        if name not in known:
+            close = difflib.get_close_matches(name, shell.user_ns, 1)
+            raise UsageError(
+                f"line {lineno}: {name} is not defined, and the call needs it; nothing was started.",
+                f"Did you mean {close[0]}?" if close else "",
+            )
 
 
 def note_library_changes(

@@ -26,8 +26,6 @@ from distmagic.notebook import commands, run_names
 from distmagic.notebook.completion import MAGICS, RANKS, Completer, OfferedNames
 from distmagic.notebook.local_run import (
     note_library_changes,
-    reject_names_early,
-    reject_names_of_function,
     run_local,
 )
 from distmagic.notebook.settings import Notebook
@@ -84,7 +82,6 @@ class Magics:
         names = OfferedNames(
             hosts=self.notebook.host_names,
             jobs=self.notebook.job_names,
-            ranks=self.notebook.ranks_of,
         )
         self._noted: set[tuple[str, int, str]] = set()  # changes of libraries
         self.matcher = _matcher(Completer(names=names))
@@ -102,38 +99,35 @@ class Magics:
         if flags.asks_help(line):
             print(flag_parser.help_text())
             return None
-        names: list[str] = []
-        with run_names.not_started(self.shell, names):
-            request = flags.parse_line(line, self.config.defaults(os.environ))
-            names += [request.output] if request.output else []
-            if request.stay is not None:
-                return self._stay(request, cell, names)
-            plan = self._read(cell, whole=request.whole or request.script)
-            if request.export is not None:
-                print(sanitize.lines(self._export(plan, request)))
-                return None
-            names[:0] = plan.targets
-            reject_names_early(self.shell, plan)
-            if request.dry_run and request.allocation is not None:
-                from distmagic.session.dry_run import preview
+        request = flags.parse_line(line, self.config.defaults(os.environ))
+        names = [request.output] if request.output else []
+        if request.stay is not None:
+            return self._stay(request, cell, names)
+        plan = self._read(cell, whole=request.whole or request.script)
+        if request.export is not None:
+            print(sanitize.lines(self._export(plan, request)))
+            return None
+        names[:0] = plan.targets
+        if request.dry_run and request.allocation is not None:
+            from distmagic.session.dry_run import preview
 
-                print(sanitize.lines(preview(request)))
-                return None
-            variable = run_names.variable_of(names)
+            print(sanitize.lines(preview(request)))
+            return None
+        variable = run_names.variable_of(names)
 
-            def start() -> Any:
-                if request.workflow is not None:
-                    return self._run_workflow(plan, request, variable)
-                from distmagic.session.inside import digest_of
+        def start() -> Any:
+            if request.workflow is not None:
+                return self._run_workflow(plan, request, variable)
+            from distmagic.session.inside import digest_of
 
-                return self.notebook.launch(
-                    request,
-                    partial(digest_of, "cell", line, cell),
-                    partial(self._run_on, request, plan, variable),
-                    before=partial(self._run_own, plan, request),
-                )
+            return self.notebook.launch(
+                request,
+                partial(digest_of, "cell", line, cell),
+                partial(self._run_on, request, plan, variable),
+                before=partial(self._run_own, plan, request),
+            )
 
-            return run_names.bound(self.shell, names, start)
+        return run_names.bound(self.shell, names, start)
 
     def ranks(self, line: str, cell: str) -> object | None:
         """Run the whole cell on ranks that stay: `%%ranks [NAME] [0,4-7]`, and flags as `%%distributed` has them."""
@@ -391,7 +385,6 @@ class Magics:
         if plan.call is not None:
             given = [name for name, _ in request.spec.env]
             run_local(self.shell, plan, given)
-            reject_names_of_function(self.shell, plan, _labels(self.shell))
 
 
 def _matcher(completer: Completer) -> Callable[[Any], dict[str, Any]]:

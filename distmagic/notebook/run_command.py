@@ -36,13 +36,11 @@ def run(line: CommandLine) -> object:
             )
         )
         return None
-    names: list[str] = []
-    with run_names.not_started(line.notebook.shell, names):
-        return _run_program(line, names)
+    return _run_program(line)
 
 
-def _run_program(line: CommandLine, names: list[str]) -> object:
-    """Run the program as `run` describes; `names` gets the name of the run as soon as it is known."""
+def _run_program(line: CommandLine) -> object:
+    """Run the program as `run` describes."""
     words, program = split_program(line.words)
     notebook = line.notebook
     request = flags.parse_words(words, notebook.config.defaults(os.environ))
@@ -56,7 +54,7 @@ def _run_program(line: CommandLine, names: list[str]) -> object:
     from distmagic.runner import interrupts
     from distmagic.session import dry_run, exporting, programs
 
-    names += [request.output] if request.output else []
+    names = [request.output] if request.output else []
     variable = run_names.variable_of(names)
     programs.check_request(request)
     if request.export is not None:

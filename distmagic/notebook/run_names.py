@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from distmagic.errors import RunError
@@ -72,34 +71,10 @@ def bound(
     return None if names else run
 
 
-@contextmanager
-def not_started(shell: InteractiveShell | None, names: Sequence[str]) -> Iterator[None]:
-    """Where the block fails before a run has begun, let no older run stand under its names; other values stay.
-
-    `names` may be filled in the block.
-    """
-    try:
-        yield
-    except BaseException as error:
-        had_begun = isinstance(error, RunError) and error.run is not None
-        if shell is None or had_begun:
-            raise
-        from distmagic.outcome.detached import NotStarted
-
-        why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        for name in (LAST_RUN, *names):
-            older = shell.user_ns.get(name)
-            if older is None or isinstance(older, _kinds()):
-                shell.push(
-                    {name: NotStarted(name, why, older)}, interactive=name != LAST_RUN
-                )
-        raise
-
-
 def _kinds() -> tuple[type, ...]:
     """Return what a run's name may have had before: imported only now, as a magic must be there at once."""
-    from distmagic.outcome.detached import Detached, NotStarted
+    from distmagic.outcome.detached import Detached
     from distmagic.outcome.run import Run
     from distmagic.session.background import BackgroundRun
 
-    return (Run, Detached, BackgroundRun, NotStarted)
+    return (Run, Detached, BackgroundRun)

@@ -189,21 +189,6 @@ class Notebook:
         listed = [job.name for job in reversed(self.listed)]
         return tuple(dict.fromkeys([*begun, *listed]))
 
-    def ranks_of(self, job: str) -> list[int]:
-        """Return the ranks of a job that this kernel knows, torchrun's own -1 last; [] for any other job."""
-        if self._session is None:
-            return []
-        run = self._session.background.find(job)
-        if run is not None:
-            return [*sorted(run.state.workers), -1]
-        for kept in self._session.history.runs:
-            if kept.job == job:
-                return [*range(kept.ranks), -1]
-        for one in self.listed:
-            if one.name == job:
-                return [*range(one.terms.ranks), -1]
-        return []
-
     def in_background(self) -> tuple[BackgroundRun, ...]:
         """Return the runs of this kernel that go on in the background."""
         return () if self._session is None else self._session.background.running

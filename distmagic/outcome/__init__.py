@@ -2,6 +2,6 @@
 
 run.py        Run: what a cell's variable gets
 results.py    what its ranks returned, by rank
-detached.py   what stands in the variable where there is no run: Detached, NotStarted
+detached.py   what stands in the variable where there is no run: Detached
 shown.py      the same as a cell's value
 """

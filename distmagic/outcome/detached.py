@@ -1,4 +1,4 @@
-"""What a variable has in place of a run: a job that goes on alone, or one that never began."""
+"""What a variable has in place of a run: a job that goes on alone."""
 
 from __future__ import annotations
 
@@ -52,28 +52,3 @@ class Detached:
         )
         # A job that was found on hosts has the names that these told.
         return sanitize.lines(text)
-
-
-class NotStarted:
-    """Stands in the variable of a run that never began, so that nobody takes an older run for it.
-
-    `why` is the cell's error. `before` is the run that the variable had, None where there was none.
-    """
-
-    def __init__(self, name: str, why: str, before: object) -> None:
-        self.why = sanitize.lines(why)
-        self.before: object = (
-            before.before if isinstance(before, NotStarted) else before
-        )
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"there is no {name!r}: {self!r}")
-
-    def __repr__(self) -> str:
-        older = (
-            f" The run before it: {self._name}.before."
-            if self.before is not None
-            else ""
-        )
-        return f"no run, because its cell failed before anything was started ({self.why}).{older}"

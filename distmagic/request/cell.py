@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import ast
 import builtins
-import dis
 import inspect
 import re
 import symtable
-import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from distmagic.errors import UsageError
 from distmagic.remote.values.source_form import code_of_call
@@ -41,10 +38,6 @@ _IPYTHON_HINT = "Take it out, or run it in a cell of its own."
 # What the user wrote for these calls.
 _WRITTEN = {"run_line_magic": "%{} {}", "system": "!{}", "getoutput": "!{}"}
 _SHORT_CHARS = 60
-
-_JUMPS = {*dis.hasjrel, *dis.hasjabs}
-_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_WITH_OWN_NAMES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -334,47 +327,24 @@ def names_wanted(plan: CellPlan) -> dict[str, int]:
     return {name: first_line.get(name, 1) for name in missing}
 
 
-def names_evaluated(call: ast.expr) -> Iterator[ast.Name]:
-    """Yield the names that an expression certainly takes from outside itself."""
-    named = {
-        node.target.id for node in ast.walk(call) if isinstance(node, ast.NamedExpr)
+def names_evaluated(plan: CellPlan) -> dict[str, int]:
+    """Return the names that the call takes from outside itself, with their lines; none where it may do without some."""
+    call = plan.call
+    if call is None or any(
+        isinstance(node, ast.IfExp | ast.BoolOp) for node in ast.walk(call)
+    ):
+        return {}
+    table = symtable.symtable(ast.unparse(call), "<cell>", "eval")
+    found = {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_referenced() and not symbol.is_assigned()
     }
-    waiting: list[ast.AST] = [call]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Name) and node.id not in named:
-            yield node
-        elif isinstance(node, _WITH_OWN_NAMES):
-            waiting.append(node.generators[0].iter)  # all else of it may be its own
-        elif isinstance(node, ast.IfExp):
-            waiting.append(node.test)
-        elif isinstance(node, ast.BoolOp):
-            waiting.append(node.values[0])
-        elif not isinstance(node, ast.Lambda):
-            waiting += ast.iter_child_nodes(node)
-
-
-def first_missing(function: types.FunctionType) -> tuple[str, int] | None:
-    """Return the first global name that any call of a function asks for and that is nowhere, with its line; None for none.
-
-    Only what comes before the first branch is certain. A function with a `try` or a `with` may expect the error.
-    """
-    code: Any = function.__code__
-    if code.co_flags & _SUSPENDED or getattr(code, "co_exceptiontable", b""):
-        return None
-    lines = dict(dis.findlinestarts(code))
-    line = code.co_firstlineno
-    for step in dis.get_instructions(code):
-        line = lines.get(step.offset) or line
-        if step.opcode in _JUMPS or step.opname.startswith(("RETURN", "RAISE")):
-            return None
-        name = step.argval
-        if step.opname == "IMPORT_NAME" and name not in sys.modules:
-            return None  # it may make names
-        is_known = name in function.__globals__ or hasattr(builtins, str(name))
-        if step.opname == "LOAD_GLOBAL" and not is_known and not name.startswith("__"):
-            return name, line
-    return None
+    return {
+        node.id: node.lineno
+        for node in ast.walk(call)
+        if isinstance(node, ast.Name) and node.id in found
+    }
 
 
 def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:

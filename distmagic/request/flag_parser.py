@@ -150,7 +150,7 @@ def _unknown(word: str, words: Sequence[str]) -> UsageError:
     return UsageError(f"{name} is not a flag of %%distributed.", hint)
 
 
-class _Once(argparse.Action):
+class Once(argparse.Action):
     """Keeps a value; of two, one would be lost without a word."""
 
     def __call__(
@@ -160,6 +160,7 @@ class _Once(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
+        """Keep the value. Raises `UsageError` for a second one."""
         if getattr(namespace, self.dest) is not None:
             hint = "Keep one of them."
             if self.metavar == "LIST":
@@ -168,18 +169,19 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """argparse that neither prints nor exits."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise `UsageError` with argparse's own sentence."""
         raise UsageError(
             f"{message.removeprefix('argument ')}.",
             "%distributed --help lists all flags.",
         )
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="%%distributed",
         description="Run the cell's last expression on every rank of the hosts, under torchrun.",
         add_help=False,
@@ -197,7 +199,7 @@ def _parser() -> _Parser:
         if not flag.metavar:
             words["action"] = "store_true"
         else:
-            words |= {"action": _Once, "metavar": flag.metavar, "type": flag.read}
+            words |= {"action": Once, "metavar": flag.metavar, "type": flag.read}
         if flag.repeats:
             words |= {"action": "append", "default": []}
             words["help"] += "; may be repeated"

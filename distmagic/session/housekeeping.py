@@ -243,13 +243,13 @@ class Housekeeping:
 
     def cached(
         self, first_links: FirstLinks, *, removes: bool = False, owner: str = ""
-    ) -> tuple[int, ...]:
-        """Return the bytes that each host that is up keeps of what was sent and made; with `removes` they are gone.
+    ) -> int:
+        """Return the bytes that the hosts that are up keep of what was sent and made; with `removes` they are gone.
 
         With an `owner` without what others have made.
         """
         prune = partial(host_requests.prune_blobs, removes=removes, owner=owner)
-        return tuple(on_every(first_links, prune).values())
+        return sum(on_every(first_links, prune).values())
 
     def work_dirs(self, first_links: FirstLinks) -> dict[str, tuple[KeptWorkDir, ...]]:
         """Return the working directories that each host keeps, by the names of those that are up."""

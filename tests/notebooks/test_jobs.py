@@ -114,8 +114,6 @@ def test_notebooks_on_one_account_see_each_other_s_jobs_with_their_owners_and_re
         said = mine.run("%distributed clean all")
         assert own in said
         assert other not in said
-        assert "1 ended job of other notebooks" in said
-        assert "%distributed clean all --everybody" in said
         assert theirs.run("_run.results[0]") == "7"
         assert other in theirs.run("%distributed jobs")
         mine.run(f"%distributed clean {other}")  # by its name it goes

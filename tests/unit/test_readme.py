@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
-from distmagic.notebook import commands, file_commands, host_commands
+from distmagic.notebook import commands, host_commands
 from distmagic.request import flag_parser, flags, spec
 from distmagic.request.cell import parse_cell
 from distmagic.request.config import Distmagic
@@ -30,6 +30,7 @@ OF_COMMANDS = {
     "--collective",
     "--json",
     "--everybody",
+    "--name",
     "--requirements",
     "--lock",
     "--cluster",
@@ -237,7 +238,7 @@ def test_commands_of_a_page_are_read_as_they_stand(page):
         else:
             assert name in commands.NAMES
             way, rest = flag_parser.split_way(words)
-            known = {*OF_COMMANDS, *host_commands.FLAGS, *file_commands.ENV_FLAGS}
+            known = {*OF_COMMANDS, *host_commands.FLAGS}
             assert {word for word in rest if word.startswith("-")} <= known
         flags.parse_words(way, DEFAULTS)
 

@@ -118,7 +118,6 @@ class FakeSession:
     dirs: tuple[KeptWorkDir, ...] = ()
     cleaned_for: list[str] = field(default_factory=list)  # owners, "" for everybody
     unused_bytes: int = 5 * 10**5  # of sent files, and of what this notebook has made
-    made_by_others_bytes: int = 0
     stopped: Stopped | None = None
     synced: Synced = field(default_factory=lambda: Synced(ready={}))
     reached: list[FakeFirstLinks] = field(default_factory=list)
@@ -189,12 +188,12 @@ class FakeSession:
         return 10**6 * len(jobs)
 
     def cached(self, first_links, *, removes=False, owner=""):
-        found = self.unused_bytes + (0 if owner else self.made_by_others_bytes)
+        found = self.unused_bytes
         self.log.append("clear" if removes else "measure")
         if removes:
             self.cleaned_for.append(owner)
             self.unused_bytes = 0
-        return (found,)
+        return found
 
     def sync_environment(self, first_links, packages, show):
         self.log.append(f"sync {packages.name}: {', '.join(packages.requirements)}")

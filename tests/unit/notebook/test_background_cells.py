@@ -141,13 +141,6 @@ def test_down_leaves_it_its_connections(held):
     assert held.value("%distributed down") is None
 
 
-def test_a_cell_that_fails_later_does_not_take_the_name(held):
-    held.value(CELL)
-    run = held.shell.user_ns["run"]
-    held.error("%%distributed --hosts gpu-a:1 -o run\n1 / 0\nlen([])")
-    assert held.shell.user_ns["run"].before is run
-
-
 @pytest.mark.parametrize("line", ["%%distributed --background\nlen([])", "%distributed run --background train.py"])  # fmt: skip
 def test_in_a_job_whose_nodes_all_run_the_notebook_there_is_no_background(
     lab, monkeypatch, line, golden

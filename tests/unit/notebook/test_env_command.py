@@ -6,7 +6,6 @@ import pytest
 
 from distmagic.errors import PreflightError
 from distmagic.notebook.completion import Completer, OfferedNames
-from distmagic.notebook.file_commands import ENV_FLAGS
 from distmagic.remote.wire.protocol import EnvironmentReady
 from distmagic.session.housekeeping import Synced
 
@@ -87,12 +86,10 @@ def test_a_wrong_line_says_what_to_write(lab, requirements, line, golden):
 
 
 def test_the_tab_key_completes_it(requirements):
-    completer = Completer(
-        names=OfferedNames(hosts=lambda: ["gpu-a"], jobs=list, ranks=lambda _: [])
-    )
+    completer = Completer(names=OfferedNames(hosts=lambda: ["gpu-a"], jobs=list))
     for line, offered in (
         ("%distributed env ", ["sync"]),
-        ("%distributed env sync --", ["--hosts", *ENV_FLAGS]),
+        ("%distributed env sync --", ["--hosts", "--requirements", "--lock", "--name"]),
         ("%distributed env sync --hosts g", ["gpu-a"]),
         ("%distributed env sync --lock ", ["train.txt"]),
         ("%distributed env sync --requirements ", ["train.txt"]),

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import Cancelled, UsageError, WorkerFailed
-from distmagic.outcome.detached import Detached
 from distmagic.request.allocation import SlurmRequest
 from tests.unit.notebook.fakes import FakeAllocation
 
@@ -56,15 +55,6 @@ def test_a_script_that_is_not_there_gives_the_hosts_up_again(lab, project):
     assert isinstance(error, UsageError)
     assert lab.session.reached[-1].cancelled
     assert lab.session.log == ["reach"]
-
-
-@pytest.mark.parametrize("line", ["-o run nothing.py", "-o run --whole train.py"])
-def test_no_older_run_stands_under_the_name_of_one_that_never_began(lab, project, line):
-    older = Detached("1122-7", ("gpu-a",), attach=lambda: None, stop=lambda: None)
-    lab.shell.user_ns.update(run=older)
-    assert isinstance(lab.error(f"%distributed run {line}"), UsageError)
-    assert lab.shell.user_ns["run"].before is older
-    assert "UsageError: " in repr(lab.shell.user_ns["_run"])
 
 
 def test_a_script_runs_on_nodes_of_slurm(lab, project):

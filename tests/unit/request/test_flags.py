@@ -425,7 +425,6 @@ COMPLETER = Completer(
     names=OfferedNames(
         hosts=lambda: ["gpu-a", "gpu-b"],
         jobs=lambda: ["0102-030405-ab"],
-        ranks=lambda job: [0, 1, -1] if job == "0102-030405-ab" else [],
     )
 )
 
@@ -465,21 +464,19 @@ def test_flags_are_completed(text):
         ("%distributed hosts ", ["gpu-a", "gpu-b"]),
         ("%distributed hosts --h", ["--hostfile", "--python", "--ssh-config"]),
         ("%distributed logs ", ["0102-030405-ab"]),
-        ("%distributed logs 0102-030405-ab ", ["0", "1", "-1"]),
-        ("%distributed logs other ", []),
-        ("%distributed logs 0102-030405-ab 0 ", []),
+        ("%distributed logs 0102-030405-ab 0 ", ["--hosts", "--by-time"]),
         ("%distributed view ", ["0102-030405-ab"]),
         (
             "%distributed playground ",
             ["freeze", "thaw", "cut", "heal", "off", "on", "stop"],
         ),
-        ("%distributed clean 0102-030405-ab ", []),
+        ("%distributed stop 0102-030405-ab ", []),
         ("%distributed jobs ", []),
         ("%distributed down ", ["--cluster"]),
         ("%distributed add ", ["0102-030405-ab"]),
         ("%distributed add ID g", ["gpu-a", "gpu-b"]),
         ("%distributed clean ", ["all", "0102-030405-ab"]),
-        ("%distributed clean all ", ["--everybody"]),
+        ("%distributed clean all ", ["--hosts", "--everybody"]),
         ("%distributed nothing x", []),
     ],
 )

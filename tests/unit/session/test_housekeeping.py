@@ -405,7 +405,7 @@ def test_what_hosts_keep_of_what_was_sent_is_counted_and_removed_only_if_wanted(
     session, removes
 ):
     reaching, a = reaching_with_one_down()
-    assert session.housekeeping.cached(reaching, removes=removes, owner="nb") == (20,)
+    assert session.housekeeping.cached(reaching, removes=removes, owner="nb") == 20
     assert a.requests == [p.PruneBlobs(removes=removes, owner="nb")]
     assert_left(a)
 

@@ -19,7 +19,7 @@ from tests.builders.exports import job, texts
 from tests.builders.own_systems import TOY, installed
 
 ASKER = NotebookAsker(can_ask=False)
-NAMES = OfferedNames(hosts=lambda: (), jobs=lambda: (), ranks=lambda _: ())
+NAMES = OfferedNames(hosts=lambda: (), jobs=lambda: ())
 
 
 @pytest.fixture

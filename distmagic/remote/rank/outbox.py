@@ -32,6 +32,8 @@ TOGETHER = (
     64  # calls whose data waits in the inbox: made into text together they cost less
 )
 
+_json = json.JSONEncoder(separators=(",", ":")).encode
+
 
 class NumberSource(enum.IntEnum):
     """Where numbers of a rank come from; those of the highest one that has any count."""
@@ -41,12 +43,17 @@ class NumberSource(enum.IntEnum):
     REPORT = 3
 
 
-class LoggedRow(NamedTuple):
-    """Numbers that were logged. Their step is theirs alone: how far the rank is follows from its bars."""
+class ReportedRow(NamedTuple):
+    """Numbers that were reported or logged.
+
+    `tells_progress`: the step says how far the rank is, and without one they stand at the count of its innermost bar.
+    """
 
     at_s: float
     step: float | None
     values: dict[str, float]
+    total: float | None = None
+    tells_progress: bool = False
 
 
 class Outbox:
@@ -63,18 +70,14 @@ class Outbox:
         clock: Callable[[], float],
         complain: Callable[[str], None],
     ) -> None:
-        self.inbox: deque[
-            Bar | LoggedRow | tuple[float, float | None, float | None, dict[str, float]]
-        ] = deque()
+        self.inbox: deque[Bar | ReportedRow] = deque()
         self.source = NumberSource.BAR  # of the numbers that have come
         self._send = send
         self._clock = clock
         self._complain = complain
         self._began = clock()
         self._rank, self._restart = rank, restart
-        self._head = f'{{"t":"progress","n":0,"rank":{rank},"restart":{restart},"at_s":'
         self._busy = threading.Lock()
-        self._names: dict[str, str] = {}
         self._rows: list[str] = []
         self._bars: dict[int, Bar] = {}
         self._shown: set[int] = set()  # open bars that were sent at least once
@@ -153,48 +156,27 @@ class Outbox:
             new = self.inbox.popleft()
             if isinstance(new, Bar):
                 self._add_bar(new)
-            elif isinstance(new, LoggedRow):
-                self._keep(self._row(*new), len(new.values))
             else:
-                self._add_row(*new)
+                self._add_row(new)
 
-    def _add_row(
-        self,
-        at_s: float,
-        step: float | None,
-        total: float | None,
-        values: dict[str, float],
-    ) -> None:
-        if step is not None:
-            self._step = step
-        if total is not None:
-            self._total = total
-        self._has_news = True
-        if not values:
+    def _add_row(self, row: ReportedRow) -> None:
+        step = row.step
+        if row.tells_progress:
+            self._step = self._step if step is None else step
+            self._total = self._total if row.total is None else row.total
+            self._has_news = True
+            if step is None and self._counts:
+                step = self._counts[max(self._counts)]  # of the innermost bar
+        if not row.values:
             return
-        if step is None and self._counts:
-            step = self._counts[max(self._counts)]  # of the innermost bar
-        self._keep(self._row(at_s, step, values), len(values))
-
-    def _keep(self, row: str, count: int) -> None:
-        """Keep a row of `count` metrics until it is sent."""
-        if len(row) > _PACKET_BYTES:
-            self._complain(f"{count} metrics in one call are {len(row)} bytes")
+        text = _json({"at_s": round(row.at_s, 6), "step": step, "metrics": row.values})
+        if len(text) > _PACKET_BYTES:
+            count = len(row.values)
+            self._complain(f"{count} metrics in one call are {len(text)} bytes")
             return
-        self._rows.append(row)
+        self._rows.append(text)
         if len(self._rows) > KEPT_ROWS:
             del self._rows[-2::-2]  # every second one, but not the last
-
-    def _row(self, at_s: float, step: float | None, values: dict[str, float]) -> str:
-        names = self._names
-        for name in values:
-            if name not in names:
-                names[name] = json.dumps(name)
-        metrics = ",".join(
-            [f"{names[name]}:{_text(value)}" for name, value in values.items()]
-        )
-        middle = "" if step is None else f',"step":{_text(step)}'
-        return f'{{"at_s":{at_s:.6f}{middle},"metrics":{{{metrics}}}}}'
 
     def _add_bar(self, bar: Bar) -> None:
         self._bars[bar.id] = bar
@@ -240,39 +222,29 @@ class Outbox:
         return True
 
     def _packet(self, rows: list[str], bars: list[Bar], device: str) -> bytes:
-        parts = [f"{self._head}{self.seconds():.6f}"]
-        if self._step is not None:
-            parts.append(f'"step":{_text(self._step)}')
-        if self._total is not None:
-            parts.append(f'"total":{_text(self._total)}')
-        if rows:
-            parts.append(f'"rows":[{",".join(rows)}]')
-        if bars:
-            parts.append(f'"bars":[{",".join(map(_bar, bars))}]')
-        if device:
-            parts.append(f'"device":"{device}"')
-        return (",".join(parts) + "}\n").encode()
+        fields = {
+            "t": "progress",
+            "n": 0,
+            "rank": self._rank,
+            "restart": self._restart,
+            "at_s": round(self.seconds(), 6),
+            "step": self._step,
+            "total": self._total,
+            "bars": [_bounded(bar) for bar in bars],
+            "device": device,
+        }
+        # The rows are text already.
+        return f'{_json(fields)[:-1]},"rows":[{",".join(rows)}]}}\n'.encode()
 
 
-def _bar(bar: Bar) -> str:
-    fields = {
-        "id": bar.id,
+def _bounded(bar: Bar) -> dict[str, object]:
+    """Return the fields of a bar, whose texts are the user's."""
+    return {
+        **vars(bar),
         "desc": bar.desc[:200],
-        "n": bar.n,
-        "total": bar.total,
         "unit": bar.unit[:40],
-        "rate": bar.rate,
         "postfix": bar.postfix[:500],
-        "closed": bar.closed,
     }
-    return json.dumps(fields)
-
-
-def _text(value: float) -> str:
-    # Faster than math.isfinite, which a call a microsecond would feel.
-    is_finite = value - value == 0
-    # NaN and Infinity, as Python's JSON spells them.
-    return repr(value) if is_finite else json.dumps(value)
 
 
 def _device() -> str:

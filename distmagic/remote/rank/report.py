@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from distmagic.remote.rank.outbox import TOGETHER, LoggedRow, NumberSource, Outbox
+from distmagic.remote.rank.outbox import TOGETHER, NumberSource, Outbox, ReportedRow
 from distmagic.remote.training import steps
 from distmagic.remote.wire.parts import Bar
 
@@ -64,7 +64,8 @@ def report(
     if metrics:
         link.source = NumberSource.REPORT
     values: dict[str, float] = metrics  # type: ignore[assignment]  # they are all floats now
-    link.inbox.append((now, _number("step", step), _number("total", total), values))
+    step, total = _number("step", step), _number("total", total)
+    link.inbox.append(ReportedRow(now, step, values, total, True))
     if now >= link.due_s or len(link.inbox) >= TOGETHER:
         link.pump()
 
@@ -81,13 +82,13 @@ def report_logged(
         return
     numbers = {}
     for name, value in values.items():
-        number = _number_or_none(value)
-        if number is not None:
-            numbers[str(name)] = number
+        # A truth value says no more than a word.
+        if value is not None and not isinstance(value, bool):
+            with contextlib.suppress(*_NOT_A_NUMBER):
+                numbers[str(name)] = _as_float(value)
     if numbers:
         link.source = source
-        row = LoggedRow(link.seconds(), _number_or_none(step), numbers)
-        link.inbox.append(row)
+        link.inbox.append(ReportedRow(link.seconds(), step, numbers))
         link.pump()
 
 
@@ -154,12 +155,7 @@ def _number(name: str, value: Any) -> float | None:
     if value is None or type(value) is float:
         return value
     try:
-        if type(value) is int:
-            return float(value)
-        if getattr(value, "ndim", 0):
-            raise ValueError("its shape is not ()")
-        item = getattr(value, "item", None)
-        return float(value if item is None else item())
+        return float(value) if type(value) is int else _as_float(value)
     except _NOT_A_NUMBER as error:
         _complain(
             f"{name!r} is a {type(value).__name__} that is not one number ({error})"
@@ -167,16 +163,12 @@ def _number(name: str, value: Any) -> float | None:
         return None
 
 
-def _number_or_none(value: Any) -> float | None:
+def _as_float(value: Any) -> float:
     """Return a value as a number: also a text such as "0.31", and a tensor or array of no dimension."""
-    ndim: object = getattr(value, "ndim", 0)
-    if value is None or isinstance(value, bool) or ndim != 0:
-        return None
+    if getattr(value, "ndim", 0):
+        raise ValueError("its shape is not ()")
     item = getattr(value, "item", None)
-    try:
-        return float(value if item is None else item())
-    except _NOT_A_NUMBER:
-        return None
+    return float(value if item is None else item())
 
 
 def _complain(what: str) -> None:

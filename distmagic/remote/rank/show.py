@@ -6,7 +6,6 @@ imported for that: until the user's code does, nothing is replaced.
 
 from __future__ import annotations
 
-import functools
 import io
 import sys
 from typing import Any
@@ -24,8 +23,16 @@ _DISPLAYING = ("IPython.core.display_functions", "IPython.display", "IPython")
 
 def install() -> None:
     """Have shown in the notebook what the user's code shows in this process."""
-    import_hooks.when_imported("matplotlib.pyplot", _show_from_pyplot)
-    import_hooks.when_imported("matplotlib.figure", _show_from_figures)
+    import_hooks.when_imported(
+        "matplotlib.pyplot",
+        lambda pyplot: import_hooks.wrap(pyplot, "show", _show_all),
+    )
+    import_hooks.when_imported(
+        "matplotlib.figure",
+        lambda module: import_hooks.wrap(
+            module.Figure, "show", lambda _, figure, *__, **___: show(figure)
+        ),
+    )
     import_hooks.when_imported(_DISPLAYING[0], _show_from_ipython)
 
 
@@ -68,59 +75,39 @@ def keep_figures() -> None:
     _keeping.append(True)
 
 
-def _show_from_pyplot(pyplot: Any) -> None:
-    """Have `plt.show()` show all open figures, and close them as a notebook does; of a program those that it has changed."""
-    original = pyplot.show
-
-    @functools.wraps(original)
-    def show_all(*args: Any, **kwargs: Any) -> Any:
-        if not report.is_in_run():
-            return original(*args, **kwargs)
-        current = pyplot.gcf() if _keeping and pyplot.get_fignums() else None
-        for number in pyplot.get_fignums():
-            figure = pyplot.figure(number)
-            if figure.stale or not _keeping:
-                show(figure)
-                figure.stale = False
-        if current is None:
-            pyplot.close("all")
-        else:
-            pyplot.figure(current)
-        return None
-
-    pyplot.show = show_all
-
-
-def _show_from_figures(module: Any) -> None:
-    original = module.Figure.show
-
-    @functools.wraps(original)
-    def show_one(figure: Any, *args: Any, **kwargs: Any) -> Any:
-        if not report.is_in_run():
-            return original(figure, *args, **kwargs)
-        return show(figure)
-
-    module.Figure.show = show_one
+def _show_all(_: Any, *__: object, **___: object) -> None:
+    """Show all open figures, and close them as a notebook does; of a program those that it has changed."""
+    pyplot = sys.modules["matplotlib.pyplot"]
+    current = pyplot.gcf() if _keeping and pyplot.get_fignums() else None
+    for number in pyplot.get_fignums():
+        figure = pyplot.figure(number)
+        if figure.stale or not _keeping:
+            show(figure)
+            figure.stale = False
+    if current is None:
+        pyplot.close("all")
+    else:
+        pyplot.figure(current)
 
 
 def _show_from_ipython(module: Any) -> None:
     """Have `display` show pictures; it writes anything else as before."""
     original = module.display
-
-    @functools.wraps(original)
-    def display(*objects: Any, **kwargs: Any) -> Any:
-        rest = []
-        for one in objects:
-            picture = _picture(one) if report.is_in_run() else None
-            if picture is None:
-                rest.append(one)
-            else:
-                show(picture)
-        return original(*rest, **kwargs) if rest or not objects else None
-
+    import_hooks.wrap(module, "display", _display)
     for name in _DISPLAYING:
         if getattr(sys.modules.get(name), "display", None) is original:
-            vars(sys.modules[name])["display"] = display
+            vars(sys.modules[name])["display"] = module.display
+
+
+def _display(original: Any, *objects: Any, **kwargs: Any) -> Any:
+    rest = []
+    for one in objects:
+        picture = _picture(one)
+        if picture is None:
+            rest.append(one)
+        else:
+            show(picture)
+    return original(*rest, **kwargs) if rest or not objects else None
 
 
 def _picture(value: Any) -> Any:

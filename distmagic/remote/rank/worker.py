@@ -149,8 +149,8 @@ def _work(
     held: list[object],
 ) -> Ended:
     """Do all that the payload asks of this rank. What was returned is `held` until the rank ends."""
-    bars.install(report.post_bar, fallback=fallback)
-    rich_bars.install(report.post_bar)
+    bars.install(fallback)
+    rich_bars.install()
     logged_numbers.install()
     run_dir = Path(rank.socket).parent
     groups.install(partial(calls.answer, run_dir), calls.leave)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
@@ -58,3 +59,14 @@ def when_imported(name: str, patch: Patch) -> None:
         sys.meta_path.insert(0, _finder)
     if name in sys.modules:
         patch(sys.modules[name])
+
+
+def wrap(owner: Any, name: str, ours: Callable[..., Any]) -> None:
+    """Have `ours` called in place of a function of a class or a module: with that function, then with its arguments."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return ours(original, *args, **kwargs)
+
+    setattr(owner, name, replacement)

@@ -24,9 +24,10 @@ from tests.lab.waiting import HANG_S
 ROOT = REPOSITORY
 BEFORE = """
 import json, sys
-from distmagic.remote.rank import bars
+from distmagic.remote.rank import bars, report
 POSTED = []
-bars.install(POSTED.append, fallback={fallback!r})
+report.post_bar = POSTED.append
+bars.install({fallback!r})
 """
 AFTER = """
 import dataclasses, os
@@ -359,17 +360,6 @@ def test_process_pools_work(rank):
         assert process_map(abs, range(6), max_workers=2, chunksize=1) == list(range(6))
     """)
     assert (seen.last["n"], seen.last["closed"]) == (6, True)
-
-
-def test_installing_twice_changes_only_where_bars_go(rank):
-    seen = rank("""
-        from tqdm import tqdm
-        other = []
-        with tqdm(total=1) as bar:
-            bars.install(other.append)
-        assert [bar.closed for bar in other] == [True]
-    """)
-    assert [bar["closed"] for bar in seen.bars] == [False]
 
 
 def test_a_host_without_tqdm_uses_the_one_that_travels(rank, tmp_path):

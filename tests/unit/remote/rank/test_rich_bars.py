@@ -17,9 +17,10 @@ rich = pytest.importorskip("rich")
 
 BEFORE = """
 import dataclasses, io, json, sys
-from distmagic.remote.rank import rich_bars
+from distmagic.remote.rank import report, rich_bars
 POSTED = []
-rich_bars.install(POSTED.append)
+report.post_bar = POSTED.append
+rich_bars.install()
 assert "rich" not in sys.modules
 """
 AFTER = """

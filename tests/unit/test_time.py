@@ -82,8 +82,9 @@ FILE_DATES = {
     "remote/records/work_dirs.py": _OF_THE_HOME,
     "remote/records/expiry.py": _OF_THE_HOME,
     "remote/records/environments.py": _OF_THE_HOME,
-    "remote/records/places.py": f"what now_at is; in /tmp {REASONS[('remote/records/places.py', 'time.time')]}",
-    "remote/records/listing.py": "the dates of two files of one folder: how long a job ran that has ended",
+    "remote/records/places.py": f"what now_at is; in /tmp {REASONS[('remote/records/places.py', 'time.time')]}; "
+    "the dates of two files of one folder: how long a job ran that has ended",
+    "remote/rank/checkpoint.py": _OF_THE_HOME,
     "remote/records/found_files.py": "told as it is, and given to the file that is fetched",
     "connection/requests/remote_files.py": f"of the host's: {_AS_IT_WAS}",
     "payload/seen_files.py": f"{_AS_IT_WAS}; of files that this process neither sent nor fetched against "
@@ -116,7 +117,6 @@ STEADY = {
     "systems/osmo/workflow.py": "the clock of a run",
     "session/background.py": _WAIT,
     "connection/requests/profile_requests.py": _WAIT,
-    "remote/records/work_dirs.py": _WAIT,
     "remote/records/expiry.py": _WAIT,
     "remote/records/found_files.py": _WAIT,
     "remote/agent/reader.py": "how long one turn of the agent lasts: it is at work",

@@ -93,7 +93,7 @@ class EnvironmentSync:
             self._fill(environment, request)
         except BaseException:
             with contextlib.suppress(OSError):
-                environment.remove_half()
+                shutil.rmtree(environment.path)
             raise
 
     def _fill(
@@ -110,7 +110,7 @@ class EnvironmentSync:
         # From now on: uv makes an environment in an empty folder alone.
         with contextlib.suppress(OSError):
             owners.note(environment.path, request.owner)
-        environment.begin_filling()
+        environment.tmp.mkdir()
         sources: list[str] = []
         if not uv:
             python, uv = str(environment.python), str(environment.path / "bin" / "uv")

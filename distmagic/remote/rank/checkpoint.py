@@ -16,7 +16,7 @@ Sharded states are for `torch.distributed.checkpoint`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import glob
 import io
 import os
 import secrets
@@ -26,10 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from distmagic.remote.records import places
+
 _STEP = "distmagic_step"
 _JOB = "distmagic_job"
 _STATE = "state"
-_TRIES = 3
+_ABANDONED_S = 600.0  # nobody writes to a file that has been as it is for so long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,46 +58,34 @@ def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
     # in common.
     prefix = f".{target.name}.{os.uname().nodename}."
     _remove_abandoned(target.parent, prefix)
-    content = {_STEP: step, _JOB: _own_job(), _STATE: state}
-    for tries_left in reversed(range(_TRIES)):
-        aside = target.with_name(f"{prefix}{os.getpid()}-{secrets.token_hex(4)}")
-        try:
-            with aside.open("wb") as file:
-                _lock(file, fcntl.LOCK_EX)
-                noting = _NotingErrors(file)
-                try:
-                    torch.save(content, noting)
-                except RuntimeError as error:
-                    raise noting.error or error from None
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, target)
-        except FileNotFoundError:
-            # It was taken for abandoned before it was locked, or after that.
-            if not tries_left or not target.parent.exists():
-                raise
-        else:
-            return
-        finally:
-            aside.unlink(missing_ok=True)
+    aside = target.with_name(f"{prefix}{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with aside.open("wb") as file:
+            noting = _NotingErrors(file)
+            try:
+                torch.save({_STEP: step, _JOB: _own_job(), _STATE: state}, noting)
+            except RuntimeError as error:
+                raise noting.error or error from None
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, target)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _remove_abandoned(folder: Path, prefix: str) -> None:
     """Remove the unfinished files of ranks that were killed while they wrote: each is as large as the model.
 
-    The rank of another container has no such process here, but it holds the lock of what it writes.
+    The rank of another container has no such process here, but it writes to its file.
     """
-    for name in os.listdir(folder):
-        pid = name.removeprefix(prefix).partition("-")[0]
-        if (
-            name.startswith(prefix)
-            and pid.isdecimal()
-            and not os.path.exists(f"/proc/{pid}")
-        ):
-            # It is being written, or another node on this host has just removed it.
-            with contextlib.suppress(OSError), (folder / name).open("r+b") as file:
-                _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                (folder / name).unlink()
+    now = places.now_at(folder)
+    for path in folder.glob(f"{glob.escape(prefix)}*"):
+        pid = path.name.removeprefix(prefix).partition("-")[0]
+        with contextlib.suppress(FileNotFoundError):  # another node has removed it
+            age_s = now - path.stat().st_mtime
+            is_gone = pid.isdecimal() and not os.path.exists(f"/proc/{pid}")
+            if is_gone and age_s > _ABANDONED_S:
+                path.unlink()
 
 
 class _NotingErrors:
@@ -114,16 +104,6 @@ class _NotingErrors:
 
     def flush(self) -> None:
         self._file.flush()
-
-
-def _lock(file: IO[bytes], how: int) -> None:
-    """Lock a file, where its file system has locks. Raises BlockingIOError where another process has it locked."""
-    try:
-        fcntl.flock(file, how)
-    except BlockingIOError:
-        raise
-    except OSError:
-        return  # the process alone says then whether it is being written
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -170,15 +150,10 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 def newest(found: Sequence[Snapshot | None], job: str) -> int | None:
     """Return the rank that has the snapshot to take, given what each rank has found; None where no rank has any. Pure."""
-    candidates = {}
-    of_this_job = {}
-    for rank, snapshot in enumerate(found):
-        if snapshot is not None:
-            candidates[rank] = snapshot.step
-            if job and snapshot.job == job:
-                of_this_job[rank] = snapshot.step
-    candidates = of_this_job or candidates
-    return max(candidates, key=lambda rank: (candidates[rank], -rank), default=None)
+    there = {rank: one for rank, one in enumerate(found) if one is not None}
+    of_this_job = {rank: one for rank, one in there.items() if job and one.job == job}
+    candidates = of_this_job or there
+    return max(candidates, key=lambda rank: (there[rank].step, -rank), default=None)
 
 
 def _own_job() -> str:

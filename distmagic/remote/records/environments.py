@@ -5,7 +5,6 @@
         ready                         written when all packages are there; without it the environment is never used
         owners                        who has asked for it, a line each
         tmp/                          what the installers write meanwhile
-        tmp/uv-halves                 what uv's cache had by half before: see `Environment.remove_half`
     ~/.distmagic/envs/.DIGEST-TOKEN/  the same, by a host that did not see the lock of another one, which makes it as well
     ~/.distmagic/envs/.DIGEST.lock    held while it is made
 
@@ -42,26 +41,12 @@ _DIGEST = re.compile(r"\.[0-9a-f]{16}(-[0-9a-f]{8})?")
 _DIGEST_CHARS = 17  # with the dot
 # Of this process, as long as it lives: the link of a name may lead elsewhere later.
 _OWN = Path(os.path.realpath(sys.prefix))
-_UV_HALVES = "uv-halves"
 _IN_USE_S = 120.0  # contacts, agents and templates touch theirs four times in that time
 
 
 def root() -> Path:
     """Return the folder of all environments, whether or not it is there."""
     return places.home() / "envs"
-
-
-def _uv_cache() -> Path:
-    """Return the folder in which uv keeps what it has fetched, whether or not it is there."""
-    above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("UV_CACHE_DIR") or os.path.join(above, "uv"))
-
-
-def _uv_halves() -> list[str]:
-    """Return what a uv that works, or was killed, has fetched or built by half."""
-    cache = _uv_cache()
-    found = (*cache.glob(".tmp*"), *cache.glob("builds-v0/.tmp*"))
-    return [str(half) for half in found]
 
 
 def base_python() -> str:
@@ -101,29 +86,6 @@ class Environment:
     def tmp(self) -> Path:
         """What its installers write meanwhile; pip leaves there what it has fetched when it is ended."""
         return self.path / "tmp"
-
-    def begin_filling(self) -> None:
-        """Note what it takes to remove it by half. Raises OSError."""
-        self.tmp.mkdir()
-        # Else what a killed uv leaves stays.
-        with contextlib.suppress(OSError):
-            (self.tmp / _UV_HALVES).write_text(json.dumps(_uv_halves()))
-
-    def remove_half(self) -> None:
-        """Remove it unfinished, and what the uv that filled it has left in its cache, where that stays for ever.
-
-        Where another uv works, what is in the cache may be of that one: each holds a lock as long as it lives. Raises OSError.
-        """
-        before = None
-        with contextlib.suppress(OSError, ValueError):
-            before = json.loads((self.tmp / _UV_HALVES).read_text())
-        shutil.rmtree(self.path)
-        if before is None:  # no uv has begun
-            return
-        with contextlib.suppress(OSError), open(_uv_cache() / ".lock", "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for half in set(_uv_halves()).difference(before):
-                shutil.rmtree(half, ignore_errors=True)
 
     def finish(self, notes: Sequence[str]) -> None:
         """Note that all of it is there. Raises OSError."""
@@ -186,7 +148,7 @@ def begin(digest: str) -> Environment:
     now = places.now_at(root())
     for half in _made(digest):
         if half.notes() is None and now - half.path.stat().st_mtime > _IN_USE_S:
-            half.remove_half()
+            shutil.rmtree(half.path)
     path = root() / f".{digest}"
     try:
         path.mkdir()
@@ -237,7 +199,7 @@ def remove(path: Path) -> None:
         if not is_free or age_s < _IN_USE_S:
             return
         (path / "ready").unlink(missing_ok=True)  # first: half of it is not used
-        Environment(path=path).remove_half()
+        shutil.rmtree(path)
         Environment(path=path)._lock.unlink(missing_ok=True)  # noqa: SLF001
     for link in root().glob("[!.]*"):
         with contextlib.suppress(OSError):

@@ -26,7 +26,7 @@ _SETTLED_S = 86400.0  # after somebody has come back
 _HERE, _CAME_BACK = "tidied", "came-back"
 _TOUCHED_S = 120.0  # agents and templates touch what they need four times in that time
 _YOUNG_S = 300.0  # what changed this recently may be in use
-_LOOK_S = 5.0  # at jobs, and again at blobs and at working directories: a notebook waits for its answer meanwhile
+_LOOK_S = 5.0  # at jobs, and again at blobs: a notebook waits for its answer meanwhile
 _FETCHED = ".fetched"  # beside a result
 
 
@@ -41,8 +41,8 @@ def tidy() -> None:
         return
     now = places.now_at(home)
     # Where the first is gone, somebody was here when the latest job began.
-    was_here_s = _changed_s(home / _HERE) or _changed_s(home / "jobs")
-    came_back_s = _changed_s(home / _CAME_BACK)
+    was_here_s = places.changed_s(home / _HERE) or places.changed_s(home / "jobs")
+    came_back_s = places.changed_s(home / _CAME_BACK)
     if 0 <= now - was_here_s < _TIDY_S:
         return
     was_away = 0 < was_here_s < now - KEPT_DAYS * 86400
@@ -53,14 +53,6 @@ def tidy() -> None:
         expire(came_back_s)
     elif now - came_back_s > _SETTLED_S:
         expire(now)
-
-
-def _changed_s(stamp: Path) -> float:
-    """Return when a file was touched last, in seconds since 1970; 0 where there is none."""
-    try:
-        return stamp.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def expire(now: float | None = None) -> None:
@@ -86,7 +78,7 @@ def expire(now: float | None = None) -> None:
         is_beyond = kept_bytes > KEPT_BYTES and age_s > _YOUNG_S and not is_receiving
         if is_old or is_beyond:
             _remove(folder / blob.name)
-    work_dirs.expire(now, KEPT_DAYS * 86400, _LOOK_S)
+    work_dirs.expire(now, KEPT_DAYS * 86400)
     remove(path for path, _ in environments.unused(KEPT_DAYS * 86400, now))
     for path in (places.home() / "setup").glob("*"):
         with contextlib.suppress(OSError):

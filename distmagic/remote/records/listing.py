@@ -156,7 +156,9 @@ def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
         age_s = began_ago_s = processes.age_s(agent)
     else:
         began_ago_s = time.time() - begun.began_s
-        age_s = _changed_s(folder / journal.FILE) - _changed_s(folder / _WORK_DIR)
+        age_s = places.changed_s(folder / journal.FILE) - places.changed_s(
+            folder / _WORK_DIR
+        )
     chatter: list[bytes] = []
     with contextlib.suppress(FileNotFoundError):  # of a job that is about to begin
         chatter = _tail(folder / journal.CHATTER_FILE)
@@ -175,14 +177,6 @@ def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
 def _tail(path: Path) -> list[bytes]:
     """Return the last lines of one of a journal's files."""
     return list(logs.lines(path, max(0, logs.end(path) - _TAIL_BYTES)))
-
-
-def _changed_s(path: Path) -> float:
-    """Return when a file was written last, in seconds since 1970; 0 where that can't be seen."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def running() -> tuple[protocol.JobListing, ...]:
@@ -277,8 +271,10 @@ def remove(job: str, owner: str = "") -> int:
         if is_running(job, node_rank):
             raise OSError(f"job {job} still runs here; stop it first")
         freed += places.size_below(folder)
-        # Another host of the same home may remove it just now.
-        shutil.rmtree(folder, onerror=_ignore_gone)
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # another host of the same home removes it, too
+            shutil.rmtree(folder)
         with contextlib.suppress(OSError):
             folder.parent.rmdir()  # the last folder of the job was in it
     return freed
@@ -290,11 +286,3 @@ def _owner(folder: Path) -> str:
         return _read(folder).terms.owner
     except (OSError, ValueError):
         return ""
-
-
-def _ignore_gone(
-    _: object, __: str, error: tuple[type[BaseException], BaseException, object]
-) -> None:
-    """Go on where a file is gone already."""
-    if not isinstance(error[1], FileNotFoundError):
-        raise error[1]

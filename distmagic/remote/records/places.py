@@ -118,6 +118,14 @@ def now_at(folder: Path) -> float:
     return folder.stat().st_mtime
 
 
+def changed_s(path: Path) -> float:
+    """Return when a file was written last, in seconds since 1970; 0 where there is none. Raises OSError."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 def size_below(folder: Path) -> int:
     """Return the bytes of the files below a folder, as far as they can be seen."""
     size = 0

@@ -34,8 +34,7 @@ whether another job uses it. Of two hosts that share no locks one at least sees 
 coming -> used: every file has its name, `files.json` says what was brought, and the mark says "ready". A further node of
 the job finds that mark in whichever directory it is, and brings nothing.
 
-coming -> free: it failed, or was ended. `files.json` says which files were coming; the next run counts those as brought
-that have come.
+coming -> free: it failed, or was ended. The next run counts as brought what came before an error.
 
 coming -> the next NAME, where another job uses this one and has other files, or this job is to begin with an empty one.
 A job with the same files shares the directory.
@@ -58,7 +57,7 @@ With --fresh the directory is emptied before that, once for a job.
 
 Promised: a file appears whole or not at all. Nothing that was brought changes while a job runs. What ranks wrote is
 there until --fresh, `remove` or `expire`, whatever happens to the run that follows. A directory never becomes another
-notebook's. A run that is ended while it brings files costs the next one nothing but time.
+notebook's. An error while files are brought costs the next run nothing but time.
 
 Not promised: that two jobs which share a directory keep apart what they write. That a file which was touched, and is
 1 MiB or larger, is found to be the same: it counts as changed.
@@ -68,9 +67,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import random
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -174,14 +171,9 @@ def kept() -> tuple[KeptWorkDir, ...]:
     return tuple(found)
 
 
-def expire(now: float, kept_s: float, look_s: float) -> None:
-    """Remove working directories that no job has used for so long, as many as there is time for in `look_s`."""
-    until = time.monotonic() + look_s
-    paths = places.matching(root(), "*")
-    random.shuffle(paths)  # where there is no time for all, each has its turn
-    for path in paths:
-        if time.monotonic() > until:
-            break
+def expire(now: float, kept_s: float) -> None:
+    """Remove working directories that no job has used for so long."""
+    for path in places.matching(root(), "*"):
         with contextlib.suppress(OSError):
             if path.name.startswith("."):
                 # What is known of a working directory, which may be gone.
@@ -291,12 +283,9 @@ def _in_words(stay: Sequence[str]) -> str:
     """Say which files stay as an earlier run left them; "" where there are none."""
     if not stay:
         return ""
-    return f"kept as an earlier run left it: {_first_of(stay)} (--fresh empties the directory and sends what is here)"
-
-
-def _first_of(paths: Sequence[str]) -> str:
-    shown = [path[:_NAME_CHARS] for path in paths[:_NAMED_AT_MOST]]
-    return ", ".join(shown) + (", ..." if len(paths) > _NAMED_AT_MOST else "")
+    shown = [path[:_NAME_CHARS] for path in stay[:_NAMED_AT_MOST]]
+    names = ", ".join(shown) + (", ..." if len(stay) > _NAMED_AT_MOST else "")
+    return f"kept as an earlier run left it: {names} (--fresh empties the directory and sends what is here)"
 
 
 def _is_alive(mark: Path, job: str, node: str, host: str) -> bool:

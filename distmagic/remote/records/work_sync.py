@@ -3,8 +3,8 @@
 Every file gets its name when it is whole, and no link that ranks made is followed. A file or a link that a run has
 written or changed stays as the run left it, until the directory is emptied. Every other one becomes as it is listed.
 
-A large file that was touched counts as changed: it is not read to find out. A `bring` that is interrupted leaves a record
-of what it was about to write, so that the next one does not take that for the work of a run.
+A large file that was touched counts as changed: it is not read to find out. What comes before an error counts as brought.
+After a process was killed in the middle, what it wrote and what has changed here since counts as the work of a run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 import stat
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -43,15 +43,11 @@ class BroughtFile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Brought:
-    """What was brought last: the manifest's SHA-256, and the files and links by their paths.
-
-    While files are written, `manifest` is "" and `coming` says which: rows whose `look` is not known yet.
-    """
+    """What was brought last: the manifest's SHA-256, "" if not all of it came; files and links by their paths."""
 
     manifest: str = ""
     files: dict[str, BroughtFile] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
-    coming: dict[str, BroughtFile] = field(default_factory=dict)
 
 
 def last_brought(about: Path) -> Brought:
@@ -61,14 +57,8 @@ def last_brought(about: Path) -> Brought:
     """
     try:
         found = json.loads((about / _FILE).read_text())
-        return Brought(
-            manifest=found["manifest"],
-            files={path: BroughtFile(*row) for path, row in found["files"].items()},
-            links=found["links"],
-            coming={
-                path: BroughtFile(*row) for path, row in found.get("coming", {}).items()
-            },
-        )
+        files = {path: BroughtFile(*row) for path, row in found["files"].items()}
+        return Brought(manifest=found["manifest"], files=files, links=found["links"])
     except (
         FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError, AttributeError,
     ):  # fmt: skip
@@ -102,63 +92,41 @@ class FileSync:
         Raises OSError, and ValueError for a blob that is no manifest.
         """
         wanted = manifest.decode(places.blob(sha256).read_bytes())
-        before = self._with_what_came(last_brought(self._about))
+        before = last_brought(self._about)
         now = places.now_at(self._about)
         for other in places.matching(self._about, "incoming*"):
             with contextlib.suppress(OSError):
                 if now - other.stat().st_mtime > _ENDED_S:
                     shutil.rmtree(other)
         self._incoming.mkdir(mode=0o700)
+        files: dict[str, BroughtFile] = {}
+        links = dict(wanted.links)
         try:
             self._remove_unlisted(wanted, before)
             for inner in wanted.folders:
                 self._make_folder(inner)
             for path, target in wanted.links:
-                self._make_folder(path.rpartition("/")[0])
-                here = self._path / path
-                if self._target(path) == target:
-                    continue
-                there = places.file_type(here)
-                if there == stat.S_IFDIR:
-                    raise _in_the_way(here, "a link")
-                if there and not self._is_as_brought(path, before):
-                    self._stay.append(path)
-                    continue
-                aside = self._incoming / secrets.token_hex(6)
-                aside.symlink_to(target)
-                os.replace(aside, here)
-            links = dict(wanted.links)
-            files = self._write_files(wanted, before)
+                self._make_link(path, target, before)
+            self._write_files(wanted, before, files)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                came = Brought(files=before.files | files, links=before.links | links)
+                self._remember(came)
+            raise
         finally:
             shutil.rmtree(self._incoming, ignore_errors=True)
-        kept_files = {
-            path: row for path, row in before.files.items() if not wanted.owns(path)
-        }
-        kept_links = {
-            path: target
-            for path, target in before.links.items()
-            if not wanted.owns(path)
-        }
-        after = Brought(
-            manifest=sha256, files=kept_files | files, links=kept_links | links
-        )
-        self._remember(after)
+        for path, row in before.files.items():
+            if not wanted.owns(path):
+                files.setdefault(path, row)
+        for path, target in before.links.items():
+            if not wanted.owns(path):
+                links.setdefault(path, target)
+        self._remember(Brought(manifest=sha256, files=files, links=links))
         return self._stay
 
     def _remember(self, brought: Brought) -> None:
         with atomic_write(self._about / _FILE) as file:
             file.write(json.dumps(asdict(brought), separators=(",", ":")).encode())
-
-    def _with_what_came(self, before: Brought) -> Brought:
-        """Count as brought what an interrupted `bring` had written; what it had not is known as before."""
-        came: dict[str, BroughtFile] = {}
-        for path, row in before.coming.items():
-            look = self._look(path)
-            known = before.files.get(path)
-            is_as_before = known is not None and known.look == look
-            if not is_as_before and self._has(path, row, None):
-                came[path] = row._replace(look=look)
-        return replace(before, files=before.files | came, coming={})
 
     def _remove_unlisted(self, wanted: Manifest, before: Brought) -> None:
         """Remove what the last run of this name brought and this one does not; what ranks wrote stays."""
@@ -179,7 +147,9 @@ class FileSync:
                 with contextlib.suppress(FileNotFoundError):
                     self._forget_compiled(path)
                     (self._path / path).unlink()
-            self._remove_empty_parents(path)
+            with contextlib.suppress(OSError):  # there is something left in one of them
+                for parent in above:
+                    parent.rmdir()
 
     def _is_as_brought(self, path: str, before: Brought) -> bool:
         """Whether nobody has changed a file or a link since it was brought; one that was not brought counts as changed."""
@@ -194,13 +164,20 @@ class FileSync:
         except OSError:
             return None
 
-    def _remove_empty_parents(self, path: str) -> None:
-        for parent in Path(path).parents:
-            if parent.name:
-                try:
-                    (self._path / parent).rmdir()
-                except OSError:
-                    return  # there is something left in it
+    def _make_link(self, path: str, target: str, before: Brought) -> None:
+        self._make_folder(path.rpartition("/")[0])
+        here = self._path / path
+        if self._target(path) == target:
+            return
+        there = places.file_type(here)
+        if there == stat.S_IFDIR:
+            raise _in_the_way(here, "a link")
+        if there and not self._is_as_brought(path, before):
+            self._stay.append(path)
+            return
+        aside = self._incoming / secrets.token_hex(6)
+        aside.symlink_to(target)
+        os.replace(aside, here)
 
     def _make_folder(self, inner: str) -> None:
         """Make a folder below the directory. Raises OSError where a link or a file of the same name is in the way."""
@@ -213,9 +190,10 @@ class FileSync:
         path.mkdir(mode=0o700, exist_ok=True)
         self._safe_folders.add(inner)
 
-    def _write_files(self, wanted: Manifest, before: Brought) -> dict[str, BroughtFile]:
-        """Write the files that are not there yet as they are listed; return what is known of all of them now."""
-        rows: dict[str, BroughtFile] = {}
+    def _write_files(
+        self, wanted: Manifest, before: Brought, rows: dict[str, BroughtFile]
+    ) -> None:
+        """Write the files that are not there yet as they are listed; put into `rows` what is known of each then."""
         lacking: dict[int, list[ListedFile]] = {}
         for file in wanted.files:
             row = before.files.get(file.path)
@@ -227,19 +205,17 @@ class FileSync:
                 rows[file.path] = row
             else:
                 lacking.setdefault(file.pack, []).append(file)
-        if not lacking:
-            return rows
-        coming = _coming(wanted, lacking)
-        # If this is interrupted, the next one must tell what this one has written from what a run has changed.
-        links = before.links | dict(wanted.links)
-        self._remember(Brought(files=before.files, links=links, coming=coming))
         for pack, files in lacking.items():
             with places.blob(wanted.packs[pack]).open("rb") as source:
                 for file in files:
-                    source.seek(file.offset)
-                    row = coming[file.path]
-                    rows[file.path] = self._write(file, source, row, before)
-        return rows
+                    digest = wanted.packs[pack]  # a large file is all of it
+                    data = b""
+                    if file.size_bytes < manifest.LARGE_BYTES:
+                        source.seek(file.offset)
+                        data = source.read(file.size_bytes)
+                        digest = hashlib.sha256(data).hexdigest()
+                    coming = BroughtFile(_source(wanted, file), digest, [])
+                    rows[file.path] = self._write(file, data, source, coming, before)
 
     def _look(self, path: str) -> list[int]:
         """Return what changes when somebody writes to a file; [] where it is gone. Raises OSError."""
@@ -250,11 +226,11 @@ class FileSync:
         return [found.st_mtime_ns, found.st_size, found.st_mode, found.st_ino]
 
     def _write(
-        self, file: ListedFile, source: BinaryIO, coming: BroughtFile, before: Brought
-    ) -> BroughtFile:
+        self, file: ListedFile, data: bytes, source: BinaryIO, coming: BroughtFile, before: Brought,
+    ) -> BroughtFile:  # fmt: skip
         """Give a file its content, all at once; return its row, which is `coming` with a look.
 
-        A file that has the content already is left as it is, and so is one that a run has changed.
+        That is `data`, or all of `source` for a large one. A file that has the content already is left as it is, and so is one that a run has changed.
         """
         path = file.path
         self._make_folder(path.rpartition("/")[0])
@@ -282,9 +258,9 @@ class FileSync:
         )
         with open(descriptor, "wb") as out:
             if file.size_bytes >= manifest.LARGE_BYTES:
-                shutil.copyfileobj(source, out, _CHUNK)  # all of the pack
+                shutil.copyfileobj(source, out, _CHUNK)
             else:
-                out.write(source.read(file.size_bytes))
+                out.write(data)
         self._forget_compiled(path)
         os.replace(aside, here)
         return coming._replace(look=self._look(path))
@@ -325,23 +301,6 @@ def _digest_of_file(path: Path) -> str:
             return found_files.digest(file, 0, os.fstat(file.fileno()).st_size)
     except OSError:
         return ""
-
-
-def _coming(
-    wanted: Manifest, lacking: dict[int, list[ListedFile]]
-) -> dict[str, BroughtFile]:
-    """Return the rows of files, by pack, that are to be written; how they look is not known yet."""
-    rows: dict[str, BroughtFile] = {}
-    for pack, files in lacking.items():
-        name = wanted.packs[pack]
-        with places.blob(name).open("rb") as source:
-            for file in files:
-                digest = name  # a large file is all of it
-                if file.size_bytes < manifest.LARGE_BYTES:
-                    source.seek(file.offset)
-                    digest = hashlib.sha256(source.read(file.size_bytes)).hexdigest()
-                rows[file.path] = BroughtFile(_source(wanted, file), digest, [])
-    return rows
 
 
 def _source(wanted: Manifest, file: ListedFile) -> list[Any]:

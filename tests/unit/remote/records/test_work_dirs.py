@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import shutil
 import threading
@@ -213,7 +212,7 @@ def test_what_a_run_made_of_a_file_stays_when_that_is_gone_here(project, home):
     assert there(path) == {"snapshot": "newer", "latest": "newer"}
 
 
-def test_what_a_killed_process_had_written_is_not_taken_for_the_work_of_a_run(
+def test_what_an_interrupted_process_had_written_is_not_taken_for_the_work_of_a_run(
     project, home, monkeypatch
 ):
     write(project, a="1", b="1")
@@ -221,15 +220,15 @@ def test_what_a_killed_process_had_written_is_not_taken_for_the_work_of_a_run(
     write(project, a="2", b="2")
     forget, calls = work_sync.FileSync._forget_compiled, []
 
-    def is_killed(self: work_sync.FileSync, name: str) -> None:
+    def is_interrupted(self: work_sync.FileSync, name: str) -> None:
         calls.append(name)
         if name == "b":
-            raise SystemExit
+            raise KeyboardInterrupt
         forget(self, name)
 
     with monkeypatch.context() as patched:
-        patched.setattr(work_sync.FileSync, "_forget_compiled", is_killed)
-        with pytest.raises(SystemExit):
+        patched.setattr(work_sync.FileSync, "_forget_compiled", is_interrupted)
+        with pytest.raises(KeyboardInterrupt):
             prepared(work_of(project, home), "k")
     assert there(path) == {"a": "2", "b": "1"}
     write(project, a="1", b="1")
@@ -492,7 +491,7 @@ def test_a_job_that_died_holds_nothing(project, home, monkeypatch):
     assert mark.with_name("far.0.another-host").exists(), "it may be there again"
 
 
-@pytest.mark.parametrize("ahead_s", [-3600.0, -180.0, 180.0, 3600.0])
+@pytest.mark.parametrize("ahead_s", [-3600.0, 180.0])
 @pytest.mark.parametrize("fresh", [False, True])
 def test_the_own_clock_says_nothing_of_a_job_on_another_host_of_the_home(
     project, home, monkeypatch, ahead_s, fresh
@@ -702,27 +701,6 @@ def test_a_directory_that_nobody_has_used_for_a_week_goes(project, home):
     assert not path.exists()
     assert not path.with_name(".train").exists()
     assert used.exists(), "a job uses it"
-
-
-def test_on_a_slow_disk_the_expiry_of_directories_comes_to_an_end(
-    project, home, monkeypatch
-):
-    """A look takes a minute: one directory goes each time, and in the end all have gone."""
-    for name in "abc":
-        path = prepared(work_of(project, home, name=name))
-        os.utime(path.with_name(f".{name}"), (1, 1))
-    shutil.rmtree(home / "work" / "c")  # what is known of it is left
-    minutes = iter(range(1000))
-    now = time.time()
-    monkeypatch.setattr(work_dirs.time, "monotonic", lambda: next(minutes) * 60.0)
-    expiry.expire(now)
-    assert len(os.listdir(home / "work")) == 5
-    left = [5]
-    while left[-1] and len(left) < 500:
-        work_dirs.expire(now, expiry.KEPT_DAYS * 86400, 90.0)
-        left.append(len(os.listdir(home / "work")))
-    assert left[-1] == 0
-    assert {a - b for a, b in itertools.pairwise(left)} <= {0, 1, 2}
 
 
 def test_an_origin_is_read_as_it_was_written_whatever_the_host_s_locale(monkeypatch):

@@ -9,22 +9,20 @@
 
 A node whose connections break dials again: both lasting ones, with the next number; the first is drawn by chance, so that
 a node that was started again has others. It says its cell again, and is told
-again how that ended. One that says anything else than these is hung up on, and has left: with another distmagic it would
-say the same again.
+again how that ended. One that says anything else than these, as another distmagic may, has left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import threading
 import time
 from typing import Any
 
 from distmagic.errors import UsageError
 from distmagic.inside.job_node import JobNode
-from distmagic.inside.proof import Proof
+from distmagic.inside.proof import SharedSecret
 from distmagic.remote.system import threads
 from distmagic.remote.wire.clipping import clipped, text_of
 from distmagic.transports.channel import Channel
@@ -45,11 +43,9 @@ class Member:
         self.up: Channel | None = None
         self.down: Channel | None = None
         self.down_dial = 0  # the number of the dial that made it
-        self.over_dial = -1  # the last dial whose `up` has ended
         self.cell, self.digest = 0, ""  # the last cell that it has come to
         self.outcomes: dict[int, dict[str, Any]] = {}  # of cells, from that one on
         self.has_left = False
-        self.has_misspoken = False  # it said what no node says
         self.lost_at_s: float | None = None
         # Connections of processes: None while they are waited for.
         self.pieces: dict[tuple[int, str], Channel | None] = {}
@@ -63,7 +59,7 @@ class Member:
 class Arrivals:
     """The other nodes of a job, and the socket that they dial, until `close`. `changed` guards the members."""
 
-    def __init__(self, place: JobNode, proof: Proof) -> None:
+    def __init__(self, place: JobNode, proof: SharedSecret) -> None:
         self.members = tuple(
             Member(number, name) for number, name in enumerate(place.names)
         )[1:]
@@ -83,122 +79,82 @@ class Arrivals:
 
     @property
     def refused(self) -> int:
-        """How many nodes have dialled so far that are of another secret, user or job."""
+        """How many nodes have dialled so far that are of another secret or job."""
         return self._door.refused
 
     def _run(self) -> None:
         while not self._is_over.is_set():
             found = self._door.look(TICK_S)
             if found is not None:
-                threads.begin("member", self._greet, found)
+                threads.begin("member", self._greet, Channel(found))
 
-    def _greet(self, tls: ssl.SSLSocket) -> None:
+    def _greet(self, channel: Channel) -> None:
         """Read what a connection is for; of one that a node speaks on, all that it says."""
-        channel = Channel(tls)
         try:
             hello = channel.hear(_HELLO_S) or {}
-        except (OSError, ValueError):
-            hello = {}
-        member = self._member(hello)
-        if member is None:
-            channel.close()
+            member = self.members[int(hello["node"]) - 1]
+            kind = str(hello["for"])
+            number = int(hello["process" if "process" in hello else "dial"])
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            channel.close()  # of another distmagic, or gone
             return
-        try:
-            kind = _text(hello, "for")
-            if kind in ("stdin", "stdout"):
-                key = (_number(hello, "process"), kind)
-                with self.changed:
-                    is_wanted = member.pieces.get(key, channel) is None
-                    if is_wanted:
-                        member.pieces[key] = channel
-                        self.changed.notify_all()
-                if not is_wanted:
-                    channel.close()  # it comes too late
-            else:
-                self._meet(member, kind, channel, hello)
-        except _Misspoken:
-            channel.close()
-            self._turn_away(member)
-
-    def _member(self, hello: dict[str, Any]) -> Member | None:
-        for member in self.members:
-            if member.node_rank == hello.get("node"):
-                return member
-        return None
-
-    def _meet(
-        self, member: Member, kind: str, channel: Channel, hello: dict[str, Any]
-    ) -> None:
-        if kind not in ("up", "down"):
-            raise _Misspoken
-        dial = _number(hello, "dial")
-        python = _text(hello, "python") if kind == "up" else ""
-        if member.has_misspoken:
-            if kind == "down":
-                _say_bye(channel)
-            channel.close()
+        if kind in ("stdin", "stdout"):
+            key = (number, kind)
+            with self.changed:
+                is_wanted = member.pieces.get(key, channel) is None
+                if is_wanted:
+                    member.pieces[key] = channel
+                    self.changed.notify_all()
+            if not is_wanted:
+                channel.close()  # it comes too late
             return
         with self.changed:
             if self._is_over.is_set():
                 channel.close()
                 return
-            if kind == "down" and dial == member.over_dial:
-                channel.close()  # it was greeted after its node had left
-                return
             before = member.up if kind == "up" else member.down
-            if kind == "down":
-                member.down, member.down_dial = channel, dial
-            else:
-                member.up, member.python = channel, python
+            if kind == "up":
+                member.up, member.python = channel, str(hello.get("python"))
                 member.has_left, member.lost_at_s = False, None
+            else:
+                member.down, member.down_dial = channel, number
             self.changed.notify_all()
         self.tell_outcome(member)
         if before is not None:
             before.close()  # it has dialled again
         if kind == "up":
-            self._listen_to(member, channel, dial)
+            self._listen_to(member, channel, number)
 
     def _listen_to(self, member: Member, up: Channel, dial: int) -> None:
         try:
             while (said := up.hear()) is not None:
-                has_left = said.get("bye") is True
-                if not has_left:
-                    cell, digest = _number(said, "cell"), _text(said, "digest")
                 with self.changed:
-                    if not has_left:
-                        member.cell, member.digest = cell, digest
-                    member.has_left = has_left
+                    member.has_left = said.get("bye") is True
+                    if not member.has_left:
+                        member.cell, member.digest = (
+                            int(said["cell"]),
+                            str(said["digest"]),
+                        )
                     self.changed.notify_all()
                 self.tell_outcome(member)
         except OSError:
             pass
-        except (ValueError, _Misspoken):
-            self._turn_away(member)
+        except (ValueError, KeyError, TypeError):  # of another distmagic
+            with self.changed:
+                member.has_left = True
+            if member.down is not None:
+                _say_bye(member.down)  # else it would dial again
         up.close()
         down = None
         with self.changed:
             if member.up is up:
                 member.up = None
-                member.over_dial = dial
                 member.lost_at_s = time.monotonic()
             if member.down_dial == dial:
                 down, member.down = member.down, None
             self.changed.notify_all()
         if down is not None:
             down.close()
-
-    def _turn_away(self, member: Member) -> None:
-        """Take a node for one that has left, because it has said what no node says."""
-        with self.changed:
-            member.has_misspoken = member.has_left = True
-            up, down = member.up, member.down
-            member.up = member.down = None
-            self.changed.notify_all()
-        if down is not None:
-            _say_bye(down)  # else it would dial again
-            down.close()
-        if up is not None:
-            up.close()
 
     def tell_outcome(self, member: Member) -> None:
         """Tell a node how the cell has ended that it has come to, if that is so."""
@@ -245,24 +201,6 @@ class Arrivals:
 def _say_bye(down: Channel) -> None:
     with contextlib.suppress(OSError, ValueError):
         down.tell(bye=True)
-
-
-class _Misspoken(Exception):
-    """A message is none that a node sends."""
-
-
-def _number(said: dict[str, Any], name: str) -> int:
-    found = said.get(name)
-    if type(found) is not int or found < 0:  # True is no number
-        raise _Misspoken
-    return found
-
-
-def _text(said: dict[str, Any], name: str) -> str:
-    found = said.get(name)
-    if not isinstance(found, str):
-        raise _Misspoken
-    return found
 
 
 def _listen(place: JobNode) -> socket.socket:

@@ -15,7 +15,7 @@ from typing import Any
 
 from distmagic.errors import Unreachable
 from distmagic.inside.job_node import JobNode
-from distmagic.inside.proof import SECRET, Proof, WrongSecret
+from distmagic.inside.proof import SECRET, SharedSecret, WrongSecret
 from distmagic.remote.system import threads
 from distmagic.transports import dialled, local
 from distmagic.transports.channel import Channel
@@ -31,7 +31,7 @@ _NOT_FOR_RANKS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", SECRET)
 class Following:
     """One node that follows node 0, from the first cell to the end of this process."""
 
-    def __init__(self, place: JobNode, proof: Proof, address: str) -> None:
+    def __init__(self, place: JobNode, proof: SharedSecret, address: str) -> None:
         self._place, self._proof, self._address = place, proof, address
         self._changed = threading.Condition()
         self._up: Channel | None = None

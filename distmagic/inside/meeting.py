@@ -12,7 +12,7 @@ from typing import Any
 from distmagic.errors import Unreachable, UsageError
 from distmagic.inside.arrivals import TICK_S, Arrivals, Member
 from distmagic.inside.job_node import JobNode
-from distmagic.inside.proof import Proof
+from distmagic.inside.proof import SharedSecret
 from distmagic.transports.channel import Channel
 from distmagic.transports.dialled import DialledTransport
 
@@ -25,7 +25,7 @@ _AGAIN_S = 30.0  # for a node whose connections broke to dial again
 class Meeting:
     """Node 0 with the others, from its first cell until `close`."""
 
-    def __init__(self, place: JobNode, proof: Proof) -> None:
+    def __init__(self, place: JobNode, proof: SharedSecret) -> None:
         self._place = place
         self._numbers = itertools.count(1)
         self._arrivals = Arrivals(place, proof)
@@ -61,8 +61,6 @@ class Meeting:
                 if now > tell_s:
                     tell_s = math.inf
                     tell(f"waits for node {member.node_rank}, {member.name}.")
-                if member.has_misspoken:
-                    raise self._misspoken(member)
                 if member.has_left:
                     raise Unreachable(
                         member.name,
@@ -97,13 +95,6 @@ class Meeting:
                 self._arrivals.changed.wait(TICK_S)
             return member.is_there and member.cell >= cell
 
-    def _misspoken(self, member: Member) -> Unreachable:
-        return Unreachable(
-            member.name,
-            f"node {member.node_rank} of {self._place.system} sent a message that node 0's distmagic does not understand.",
-            "Install the same version on all nodes, and start the job again.",
-        )
-
     def transport(self, name: str) -> DialledTransport:
         """Return the way to a node that has come. Raises `Unreachable` where it has gone, and stays away."""
         (member,) = (one for one in self._arrivals.members if one.name == name)
@@ -111,8 +102,6 @@ class Meeting:
             self._arrivals.changed.wait_for(
                 lambda: member.is_there or member.has_left, _AGAIN_S
             )
-            if member.has_misspoken:
-                raise self._misspoken(member)
             if not member.is_there:
                 raise Unreachable(
                     name,

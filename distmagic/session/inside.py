@@ -27,7 +27,7 @@ from distmagic.inside.detect import detect
 from distmagic.inside.following import Following
 from distmagic.inside.job_node import JobNode
 from distmagic.inside.meeting import Meeting
-from distmagic.inside.proof import Proof, missing, proof_of
+from distmagic.inside.proof import SharedSecret, missing, proof_of
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
 from distmagic.remote.contact import template_client
@@ -101,7 +101,7 @@ class Part:
     def __init__(
         self,
         place: JobNode,
-        proof: Proof | None,
+        proof: SharedSecret | None,
         kernel: str,
         own_link: Callable[[Access], Link],
     ) -> None:
@@ -184,7 +184,7 @@ class Part:
     # ---- node 0
 
     def _lead(
-        self, proof: Proof, digest: str, access: Access, launch: Launch
+        self, proof: SharedSecret, digest: str, access: Access, launch: Launch
     ) -> Outcome:
         if self._meeting is None:
             self._meeting = Meeting(self.place, proof)
@@ -246,7 +246,7 @@ class Part:
 
     def _follow(
         self,
-        proof: Proof,
+        proof: SharedSecret,
         digest: str,
         access: Access,
         before: Callable[[], object],

@@ -56,9 +56,9 @@ def seen(text: str) -> list[str]:
 
 
 @pytest.mark.quick
-def test_a_script_on_two_nodes_that_prove_themselves_by_munge(slurm, folder):
+def test_a_script_on_two_nodes(slurm, folder):
     words = (*RUN, "--nproc-per-node", "2", "train.py", "50")
-    done = srun(slurm, folder, *words, secret="")
+    done = srun(slurm, folder, *words)
     assert (done.returncode, done.stderr) == (0, ""), done
     lead, other = lines_of(0, done.stdout), lines_of(1, done.stdout)
     assert re.match(r"inside Slurm job \d+, node 0 of 2: leads", lead)
@@ -127,14 +127,6 @@ def test_one_task_a_rank(slurm, folder):
     ]
 
 
-def without_munge(folder: Path) -> str:
-    """Return a PATH that has no programs of munge. Node 0 is dialled at the address that scontrol says."""
-    (folder / "bin").mkdir()
-    for name in ("env", "sh", "setpriv", "scontrol"):
-        (folder / "bin" / name).symlink_to(shutil.which(name) or name)
-    return f"PATH={folder}/bin"
-
-
 # Where the home is a folder of this machine, as in the lab: to these nodes it is that of a network.
 SHARED = """\
 import sys
@@ -151,7 +143,7 @@ def test_nodes_of_an_ordinary_user_prove_themselves_by_a_shared_home(slurm, fold
     home.mkdir()
     os.chown(home, UID, UID)
     (folder / "shared.py").write_text(SHARED)
-    user = ["/bin/env", without_munge(folder), f"HOME={home}", f"USER={USER}"]
+    user = ["/bin/env", f"HOME={home}", f"USER={USER}"]
     user += ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
     program = (sys.executable, f"{folder}/shared.py", "run", "train.py")
     done = srun(slurm, folder, *user, *program, secret="")
@@ -164,14 +156,13 @@ def test_nodes_of_an_ordinary_user_prove_themselves_by_a_shared_home(slurm, fold
 
 
 def test_without_any_proof_no_node_trains_alone_unless_that_is_meant(slurm, folder):
-    env = ("/bin/env", without_munge(folder))
-    refused = srun(slurm, folder, *env, *RUN, "train.py", secret="")
+    refused = srun(slurm, folder, *RUN, "train.py", secret="")
     assert refused.returncode == 2, refused
     for task in (0, 1):
         told = lines_of(task, refused.stderr)
         assert f"node {task} of 2: DISTMAGIC_SECRET is not set" in told
         assert seen(lines_of(task, refused.stdout)) == []
-    meant = srun(slurm, folder, *env, *RUN, "--on", "none", "train.py", secret="")
+    meant = srun(slurm, folder, *RUN, "--on", "none", "train.py", secret="")
     assert (meant.returncode, meant.stderr) == (0, ""), meant
     for task in (0, 1):
         assert seen(lines_of(task, meant.stdout)) == ["rank 0 of 1, sum 0, args []"]

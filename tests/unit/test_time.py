@@ -110,7 +110,6 @@ STEADY = {
     "systems/slurm/queue.py": "how old an answer of Slurm is: after a sleep one that is older is asked anew at its next turn",
     "systems/slurm/allocation.py": f"{_WAIT}; {_PACE}",
     "systems/skypilot/sky.py": _WAIT,
-    "inside/proof.py": _WAIT,
     "inside/arrivals.py": "since when a node is gone: the wait for it is that of meeting.py",
     "inside/meeting.py": _WAIT,
     "inside/following.py": _WAIT,

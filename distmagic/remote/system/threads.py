@@ -18,7 +18,6 @@ Who ends each of them, and when:
     lease                  `close` of its keeper, at the end of the run
     limits                 the act itself; the one that looks ends with the last limit
     meeting, member        `close` of the meeting, which joins the first; a member's connection ends the second
-    munge-door, munge      `close` of the door, which joins it; the time limit of a handshake ends the second
     osmo-log               the end of the workflow, after which it is joined
     proxy, sky, stderr, wait   the end of the process that it reads or reaps
     run                    the act: one message, or one connection that is closed

@@ -71,8 +71,7 @@ def test_a_home_that_the_table_does_not_have_is_not_shared(home):
     assert not shared_home.is_there(home / "nowhere")
 
 
-def test_it_is_for_slurm_without_munge(nodes, home, monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
+def test_it_is_for_slurm(nodes, home, monkeypatch):
     monkeypatch.setattr(shared_home, "is_there", lambda: True)
     assert isinstance(proof_of({}, nodes[0]), SharedHome)
     secret = {"DISTMAGIC_SECRET": "0123456789abcdef"}

@@ -19,7 +19,7 @@ unchanged, over one more transport (transports/dialled). At each cell a follower
 of it. Node 0 begins when all have come with the same digest, and tells each how it ended and which ranks were its own.
 
 Promised: no node waits for ever. One that doesn't come is named after 20 times `--connect-timeout`; one whose process
-ends tells so; connections that break are made again for 30 s. Not promised: that a cell runs where nodes disagree
+ends, or whose connections break, has left. Not promised: that a cell runs where nodes disagree
 which cell is next. Nothing here knows of torch, and nothing is started without a proof. In this order:
 
     job_node.py     what a node knows of its job; reading variables                pure

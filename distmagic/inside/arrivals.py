@@ -1,15 +1,14 @@
-"""Who dials node 0: each connection is proved, then its first line says what it is for.
+"""Who dials node 0: each connection is proved, then its first message says what it is for.
 
-    {"node": 1, "for": "up", "dial": 1, "python": PATH}
+    {"node": 1, "for": "up", "python": PATH}
                                                 the node speaks: {"cell": 3, "digest": SHA256}, {"bye": true}
-    {"node": 1, "for": "down", "dial": 1}       node 0 speaks:   {"start": 7, "argv": [...]}, {"bye": true},
+    {"node": 1, "for": "down"}                  node 0 speaks:   {"start": 7, "argv": [...]}, {"bye": true},
                                                                  {"outcome": {...}, "cell": 3}
     {"node": 1, "for": "stdin", "process": 7}   see transports/dialled
     {"node": 1, "for": "stdout", "process": 7}
 
-A node whose connections break dials again: both lasting ones, with the next number; the first is drawn by chance, so that
-a node that was started again has others. It says its cell again, and is told
-again how that ended. One that says anything else than these, as another distmagic may, has left.
+A node whose connections break has left, and so has one that says anything else than these, as another distmagic may. One
+that was started again dials again.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from typing import Any
 
 from distmagic.errors import UsageError
@@ -42,11 +40,9 @@ class Member:
         self.python = ""
         self.up: Channel | None = None
         self.down: Channel | None = None
-        self.down_dial = 0  # the number of the dial that made it
         self.cell, self.digest = 0, ""  # the last cell that it has come to
         self.outcomes: dict[int, dict[str, Any]] = {}  # of cells, from that one on
         self.has_left = False
-        self.lost_at_s: float | None = None
         # Connections of processes: None while they are waited for.
         self.pieces: dict[tuple[int, str], Channel | None] = {}
 
@@ -93,8 +89,7 @@ class Arrivals:
         try:
             hello = channel.hear(_HELLO_S) or {}
             member = self.members[int(hello["node"]) - 1]
-            kind = str(hello["for"])
-            number = int(hello["process" if "process" in hello else "dial"])
+            kind, number = str(hello["for"]), int(hello.get("process", 0))
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             channel.close()  # of another distmagic, or gone
             return
@@ -115,45 +110,38 @@ class Arrivals:
             before = member.up if kind == "up" else member.down
             if kind == "up":
                 member.up, member.python = channel, str(hello.get("python"))
-                member.has_left, member.lost_at_s = False, None
+                member.has_left = False
             else:
-                member.down, member.down_dial = channel, number
+                member.down = channel
             self.changed.notify_all()
         self.tell_outcome(member)
         if before is not None:
             before.close()  # it has dialled again
         if kind == "up":
-            self._listen_to(member, channel, number)
+            self._listen_to(member, channel)
 
-    def _listen_to(self, member: Member, up: Channel, dial: int) -> None:
+    def _listen_to(self, member: Member, up: Channel) -> None:
+        said: dict[str, Any] | None = None
         try:
-            while (said := up.hear()) is not None:
+            while (said := up.hear()) is not None and "bye" not in said:
                 with self.changed:
-                    member.has_left = said.get("bye") is True
-                    if not member.has_left:
-                        member.cell, member.digest = (
-                            int(said["cell"]),
-                            str(said["digest"]),
-                        )
+                    member.cell = int(said["cell"])
+                    member.digest = str(said["digest"])
                     self.changed.notify_all()
                 self.tell_outcome(member)
-        except OSError:
-            pass
-        except (ValueError, KeyError, TypeError):  # of another distmagic
-            with self.changed:
-                member.has_left = True
-            if member.down is not None:
-                _say_bye(member.down)  # else it would dial again
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # it is gone, or of another distmagic
         up.close()
         down = None
         with self.changed:
-            if member.up is up:
-                member.up = None
-                member.lost_at_s = time.monotonic()
-            if member.down_dial == dial:
-                down, member.down = member.down, None
-            self.changed.notify_all()
+            if member.up is up:  # else it was started again
+                down = member.down
+                member.up = member.down = None
+                # Without its other connection it has not come yet, and dials again.
+                member.has_left = down is not None or said is not None
+                self.changed.notify_all()
         if down is not None:
+            _say_bye(down)
             down.close()
 
     def tell_outcome(self, member: Member) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import secrets
 import socket
 import ssl
 import sys
@@ -23,7 +22,6 @@ from distmagic.transports.channel import Channel
 DIAL_S = 2.0  # for one attempt
 _PAUSE_S = 0.2
 _WRONG_S = 10.0  # of answers with another secret, and none with the right one
-_AGAIN_S = 30.0  # for node 0 to answer again when connections broke
 # The variables of whoever started this process by hand, and the secret, are nothing for ranks.
 _NOT_FOR_RANKS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", SECRET)
 
@@ -38,26 +36,22 @@ class Following:
         self._down: Channel | None = None
         self._outcome: dict[str, Any] | None = None
         self._why_over = ""  # node 0 is gone, and how
-        self._is_closed = False
-        self._said: dict[str, Any] = {}  # said again to a node 0 that was away
+        self._cell = 0
         self._peer = ""
-        self._dials = secrets.randbits(32)
 
     # ---- one cell
 
     def come(self, cell: int, digest: str, patience_s: float) -> None:
         """Tell node 0 that this node is at a cell; dials it first. Raises `Unreachable`."""
         with self._changed:
-            self._outcome = None
-            self._said = {"cell": cell, "digest": digest}
-            up = self._up
-        if up is None:
-            self._dial(time.monotonic() + patience_s, _WRONG_S)
+            self._outcome, self._cell = None, cell
+        if self._up is None:
+            self._dial(time.monotonic() + patience_s)
             threads.begin("following", self._serve)
-            return
-        # Where the connection is broken, the next one says it.
+        assert self._up is not None
+        # Where the connection is broken, `outcome` says so.
         with contextlib.suppress(OSError, ValueError):
-            up.tell(cell=cell, digest=digest)
+            self._up.tell(cell=cell, digest=digest)
 
     def outcome(self) -> dict[str, Any]:
         """Wait until node 0 tells how the cell has ended. Raises `Unreachable` when it is gone."""
@@ -73,27 +67,28 @@ class Following:
             return self._outcome
 
     def close(self) -> None:
-        """Tell node 0 that this node leaves, and dial it no more."""
-        with self._changed:  # what is opened from now on is closed where it is opened
-            self._is_closed = True
-            up, down = self._up, self._down
-        if up is not None:
+        """Tell node 0 that this node leaves."""
+        if self._up is not None and self._down is not None:
             with contextlib.suppress(OSError, ValueError):
-                up.tell(bye=True)
-            up.close()
-        if down is not None:
-            down.close()
+                self._up.tell(bye=True)
+            self._up.close()
+            self._down.close()
 
     # ---- dialling
 
-    def _dial(self, end_s: float, wrong_s: float) -> None:
-        """Open both lasting connections, as soon as node 0 is there; none after `close`. Raises `Unreachable`."""
+    def _dial(self, end_s: float) -> None:
+        """Open both lasting connections, as soon as node 0 is there. Raises `Unreachable`."""
         began_s = time.monotonic()
         why, wrong_since_s = "", math.inf
-        while time.monotonic() < end_s and not self._is_closed:
-            self._dials += 1
+        while time.monotonic() < end_s:
             try:
-                self._open_both()
+                up = self._open("up", python=sys.executable)
+                try:
+                    self._down = self._open("down")
+                except OSError:
+                    up.close()
+                    raise
+                self._up = up
             except WrongSecret as error:
                 why = str(error)
                 wrong_since_s = min(wrong_since_s, time.monotonic())
@@ -102,7 +97,7 @@ class Following:
                 wrong_since_s = math.inf
             else:
                 return
-            if time.monotonic() > wrong_since_s + wrong_s:
+            if time.monotonic() > wrong_since_s + _WRONG_S:
                 raise Unreachable(
                     self._place.lead,
                     f"node 0 of {self._place.system} has another DISTMAGIC_SECRET than this node, {self._place.node_rank}.",
@@ -116,20 +111,6 @@ class Following:
             f"within {time.monotonic() - began_s:.0f} s: {why}.",
             f"It must run the same command, and let the other nodes dial its ports {ports}.",
         )
-
-    def _open_both(self) -> None:
-        """Open both lasting connections, and say the cell. Raises OSError, and leaves none of them open then."""
-        with contextlib.ExitStack() as opened:
-            up = self._open("up", dial=self._dials, python=sys.executable)
-            opened.callback(up.close)
-            down = self._open("down", dial=self._dials)
-            opened.callback(down.close)
-            with self._changed:
-                if self._is_closed:
-                    raise OSError("this node has left")
-                up.tell(**self._said)
-                self._up, self._down = up, down
-                opened.pop_all()
 
     def _open(self, what: str, **more: Any) -> Channel:
         """Dial the ports of node 0 until one answers with the secret.
@@ -165,22 +146,10 @@ class Following:
     # ---- serving
 
     def _serve(self) -> None:
-        """Do what node 0 asks for; dial it again where the connection breaks without a word."""
-        while True:
-            self._obey()
-            for channel in (self._up, self._down):
-                if channel is not None:
-                    channel.close()
-            if self._is_closed or self._why_over:
-                return
-            try:
-                self._dial(time.monotonic() + _AGAIN_S, _AGAIN_S)
-            except Unreachable:
-                self._end("is gone: its connections broke, and it answers no longer.")
-
-    def _obey(self) -> None:
+        """Do what node 0 asks for, until it says good-bye or the connection breaks."""
         down = self._down
         assert down is not None
+        why = "is gone: its connections broke."
         with contextlib.suppress(OSError, ValueError, KeyError):
             while (said := down.hear()) is not None:
                 if "start" in said:
@@ -193,15 +162,13 @@ class Following:
                 elif "outcome" in said:
                     with self._changed:
                         # Else that of an earlier one.
-                        if said["cell"] == self._said["cell"]:
+                        if said["cell"] == self._cell:
                             self._outcome = said["outcome"]
                             self._changed.notify_all()
                 elif said.get("bye"):
-                    self._end(
-                        "has ended before it reported how this cell or script ended."
-                    )
-
-    def _end(self, why: str) -> None:
+                    why = "has ended before it reported how this cell or script ended."
+                    break
+        self.close()
         with self._changed:
             self._why_over = why
             self._changed.notify_all()

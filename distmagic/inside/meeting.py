@@ -19,7 +19,6 @@ from distmagic.transports.dialled import DialledTransport
 ANSWER_S = 20.0  # for a node to make the connections of a process
 _TELL_S = 3.0  # before somebody is told that a node is waited for
 _REFUSED_S = 30.0  # with the wrong secret in view, a node is waited for no longer
-_AGAIN_S = 30.0  # for a node whose connections broke to dial again
 
 
 class Meeting:
@@ -67,12 +66,9 @@ class Meeting:
                         f"node {member.node_rank} of {self._place.system} has ended before it came to this cell or script.",
                         "Its output has the reason.",
                     )
-                is_lost = (
-                    member.lost_at_s is not None and now > member.lost_at_s + _AGAIN_S
-                )
                 is_refused = self._arrivals.refused > refused_before
                 is_over = now > end_s or (is_refused and now > began_s + _REFUSED_S)
-                if is_over or is_lost:
+                if is_over:
                     what = f"node {member.node_rank} of {self._place.system} has not come within {(now - began_s):.0f} s."
                     hint = (
                         "Look at what it printed; it must run the same command, and reach "
@@ -96,18 +92,14 @@ class Meeting:
             return member.is_there and member.cell >= cell
 
     def transport(self, name: str) -> DialledTransport:
-        """Return the way to a node that has come. Raises `Unreachable` where it has gone, and stays away."""
+        """Return the way to a node that has come. Raises `Unreachable` where it has gone."""
         (member,) = (one for one in self._arrivals.members if one.name == name)
-        with self._arrivals.changed:
-            self._arrivals.changed.wait_for(
-                lambda: member.is_there or member.has_left, _AGAIN_S
+        if not member.is_there:
+            raise Unreachable(
+                name,
+                f"node {member.node_rank} of {self._place.system} has ended, or can't be reached.",
+                "Its output has more.",
             )
-            if not member.is_there:
-                raise Unreachable(
-                    name,
-                    f"node {member.node_rank} of {self._place.system} has ended, or can't be reached.",
-                    "Its output has more.",
-                )
 
         def begin(argv: tuple[str, ...]) -> tuple[Channel, Channel]:
             # The node starts the process, and makes these connections for it.

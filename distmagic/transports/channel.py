@@ -1,4 +1,4 @@
-"""A TLS connection that is used in one direction: after its first line only one end speaks.
+"""A TLS connection that is used in one direction: after its first message only one end speaks.
 
 One direction needs one thread at each end: Python's TLS sockets may not be read and written at the same time.
 """
@@ -14,9 +14,9 @@ import struct
 import threading
 from typing import Any
 
-LONGEST_LINE = 1 << 20  # bytes of a message, with its end
+LONGEST = 1 << 20  # bytes of a message, or of a piece of a stream
 _HEAD = struct.Struct(">cI")  # a letter for what it is, and how many bytes follow
-_LARGEST = 1 << 16
+_MESSAGE = b"m"
 # A cut cable is noticed by who sends, whom nobody acknowledges, and by who only reads: a question after 2 s of silence,
 # and 3 that nobody answers.
 _TCP_OPTIONS = (
@@ -45,66 +45,47 @@ class Channel:
 
     def tell(self, **words: Any) -> None:
         """Send a message. Raises OSError when the other end is gone, ValueError for one that it would not take."""
-        line = json.dumps(words).encode() + b"\n"
-        if len(line) > LONGEST_LINE:
-            raise ValueError(f"a message of {len(line)} bytes is too long")
-        with self._using:
-            self._tls.sendall(line)
+        data = json.dumps(words).encode()
+        if len(data) > LONGEST:
+            raise ValueError(f"a message of {len(data)} bytes is too long")
+        self.send(_MESSAGE, data)
 
     def hear(self, timeout_s: float | None = None) -> dict[str, Any] | None:
         """Return the next message; None at the end of the connection. Raises OSError, and ValueError for what is none."""
-        line = bytearray()
-        with self._using:
-            if self._is_closed:
-                return None
-            self._tls.settimeout(timeout_s)
-            try:
-                while not line.endswith(b"\n"):
-                    data = self._tls.recv(1)  # TLS has read ahead: what follows is its
-                    if not data or len(line) >= LONGEST_LINE:
-                        return None
-                    line += data
-                self._tls.settimeout(None)
-            except ssl.SSLEOFError:
-                return None
-        try:
-            found = json.loads(line)
-        except RecursionError:
-            raise ValueError("a message is nested too deeply") from None
+        kind, data = self.receive(timeout_s)
+        if kind != _MESSAGE:
+            return None
+        found = json.loads(data)
         return found if isinstance(found, dict) else {}
 
-    def send(self, kind: bytes, data: bytes | memoryview = b"") -> None:
+    def send(self, kind: bytes, data: bytes = b"") -> None:
         """Send bytes of one kind, a letter, in pieces. Raises OSError when the other end is gone."""
-        view = memoryview(data)
         with self._using:
-            while True:
-                piece = view[:_LARGEST]
-                self._tls.sendall(_HEAD.pack(kind, len(piece)) + bytes(piece))
-                view = view[_LARGEST:]
-                if not view:
-                    return
+            for start in range(0, len(data) or 1, LONGEST):
+                piece = data[start : start + LONGEST]
+                self._tls.sendall(_HEAD.pack(kind, len(piece)) + piece)
 
-    def receive(self) -> tuple[bytes, bytes]:
-        """Return (kind, bytes) of the next piece, (b"", b"") at the end of the connection. Raises OSError."""
+    def receive(self, timeout_s: float | None = None) -> tuple[bytes, bytes]:
+        """Return (kind, bytes) of what was sent next, (b"", b"") at the end of the connection. Raises OSError."""
         with self._using:
             if self._is_closed:
                 return b"", b""
+            self._tls.settimeout(timeout_s)
             head = self._exactly(_HEAD.size)
             if len(head) < _HEAD.size:
                 return b"", b""
             kind, size = _HEAD.unpack(head)
-            if size > _LARGEST:
+            if size > LONGEST:
                 raise OSError("a piece is larger than any is sent")
             data = self._exactly(size)
+            self._tls.settimeout(None)
         return (kind, data) if len(data) == size else (b"", b"")
 
     def _exactly(self, size: int) -> bytes:
         data = bytearray()
-        while len(data) < size:
-            more = self._tls.recv(size - len(data))
-            if not more:
-                break
-            data += more
+        with contextlib.suppress(ssl.SSLEOFError):
+            while len(data) < size and (more := self._tls.recv(size - len(data))):
+                data += more
         return bytes(data)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from distmagic.inside.arrivals import as_words
 from distmagic.inside.following import Following
 from distmagic.inside.meeting import Meeting
 from distmagic.inside.proof import SharedSecret
-from distmagic.transports.channel import LONGEST_LINE
+from distmagic.transports.channel import LONGEST
 from tests.builders.dialling import HERE, places
 from tests.lab.waiting import HANG_S
 
@@ -78,7 +78,7 @@ def test_an_error_of_any_length_is_told(letter):
     ):
         following.come(1, "same", HANG_S)
         meeting.gather(1, "same", HANG_S)
-        assert len(json.dumps(words)) < LONGEST_LINE * 3 / 4, "ranks have room, too"
+        assert len(json.dumps(words)) < LONGEST * 3 / 4, "ranks have room, too"
         meeting.end_cell(1, lambda _: {"error": words})
         with ThreadPoolExecutor(1) as thread:
             outcome = thread.submit(following.outcome)

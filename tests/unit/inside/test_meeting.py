@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -229,7 +228,6 @@ def test_a_node_0_that_leaves_is_named_at_once(golden):
 
 
 def test_a_node_0_that_is_killed_is_named(monkeypatch, golden):
-    monkeypatch.setattr(following_module, "_AGAIN_S", 0.3)
     with met(*places()) as (meeting, following):
         meeting.gather(1, "same", HANG_S)
         (member,) = meeting.members
@@ -238,25 +236,6 @@ def test_a_node_0_that_is_killed_is_named(monkeypatch, golden):
         with pytest.raises(Unreachable) as caught:
             following.outcome()
     golden(caught.value)
-
-
-def test_connections_that_break_are_made_again_and_the_cell_is_said_again():
-    with met(*places()) as (meeting, following):
-        meeting.gather(1, "same", HANG_S)
-        (member,) = meeting.members
-        before = member.up, member.down
-        for channel in before:
-            channel.close()
-        wait_until(
-            lambda: member.is_there and member.up not in before, "the node to dial"
-        )
-        meeting.gather(1, "same", HANG_S)
-        process = meeting.transport("n1").start(("cat",))
-        process.write(b"over the new one\n")
-        assert process.read() == b"over the new one\n"
-        process.close()
-        meeting.end_cell(1, lambda _: {"of": 1})
-        assert following.outcome() == {"of": 1}
 
 
 @pytest.mark.parametrize("line", [b'{"cell": 1}', b"no JSON"], ids=["words", "bytes"])
@@ -270,7 +249,7 @@ def test_a_node_that_says_what_none_says_has_left_and_the_others_stay(line, gold
         for following in (bad, good):
             following.come(1, "same", HANG_S)
         meeting.gather(1, "same", HANG_S)
-        bad._up._tls.sendall(line + b"\n")
+        bad._up.send(b"m", line)
         with golden.raises(Unreachable):
             meeting.gather(2, "next", HANG_S)
         with golden.raises(Unreachable):
@@ -293,6 +272,17 @@ def test_a_node_that_begins_as_none_begins_is_hung_up_on():
         channel.close()
 
 
+@pytest.mark.parametrize("name", ["up", "down"])
+def test_a_node_whose_connections_break_has_left_and_is_told_so(name, golden):
+    with met(*places()) as (meeting, following):
+        meeting.gather(1, "same", HANG_S)
+        getattr(following, f"_{name}").close()
+        with golden.raises(Unreachable):
+            meeting.gather(2, "next", HANG_S)
+        with pytest.raises(Unreachable):
+            following.outcome()
+
+
 def test_nothing_is_left_open():
     since = Since()
     with dialled() as transport:
@@ -300,42 +290,6 @@ def test_nothing_is_left_open():
     wait_until(
         lambda: not since.threads("distmagic-f", "distmagic-m"), "the threads to end"
     )
-    wait_until(lambda: not since.files(), "the descriptors to close")
-
-
-class SlowProof:
-    """A proof that, once `is_slow` is set, waits for `go_on` before it begins."""
-
-    def __init__(self) -> None:
-        self.is_slow, self.is_waiting = threading.Event(), threading.Event()
-        self.go_on = threading.Event()
-        self.door = SECRET.door
-
-    def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
-        if self.is_slow.is_set():
-            self.is_waiting.set()
-            assert self.go_on.wait(HANG_S)
-        return SECRET.wrap(plain)
-
-
-def test_a_node_that_leaves_while_it_dials_again_keeps_no_connection():
-    since = Since()
-    first, second = places()
-    proof = SlowProof()
-    following = Following(second, proof, HERE)
-    with contextlib.closing(Meeting(first, SECRET)) as meeting:
-        following.come(1, "same", HANG_S)
-        meeting.gather(1, "same", HANG_S)
-        (serving,) = since.threads("distmagic-following")
-        proof.is_slow.set()
-        (member,) = meeting.members
-        for channel in (member.up, member.down):
-            channel.close()
-        assert proof.is_waiting.wait(HANG_S)
-        following.close()
-        proof.go_on.set()
-        serving.join(HANG_S)
-        assert not serving.is_alive()
     wait_until(lambda: not since.files(), "the descriptors to close")
 
 

@@ -38,14 +38,7 @@ _STATES = {
     "off": "off",
     "on": "up",
 }
-_PASSED_ON = (
-    "LANG",
-    "TZ",
-    "TMPDIR",
-    "LD_LIBRARY_PATH",
-    "DYLD_LIBRARY_PATH",
-    "CUDA_VISIBLE_DEVICES",
-)
+_PASSED_ON = ("LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +204,6 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
             self._start, sftp_factory=None, sftp_version=3, allow_scp=False
         )
         self._host, self._shared, self._home = host, host.shared, host.home
-        self._command: subprocess.Popen[bytes] | None = None
 
     async def _start(self, _process: asyncssh.SSHServerProcess) -> None:
         try:
@@ -227,9 +219,6 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
         client = self.get_extra_info("peername")[:2]
         server = self.get_extra_info("sockname")[:2]
         env = self._shared.environment(self._home, client, server)
-        for name, value in self.channel.get_environment().items():
-            if name == "LANG" or name.startswith("LC_"):
-                env[name] = value
         argv = ["/bin/sh"] if self.command is None else ["/bin/sh", "-c", self.command]
         pipe = subprocess.PIPE
         try:
@@ -247,7 +236,6 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
             self.stderr.write(f"playground: {error}\n".encode())
             self.exit(255)
             return
-        self._command = command
         ended = asyncio.Event()
         self._shared.commands[command.pid] = command, ended
         # The end of one output is not the end of the other, so neither may send the channel's end of file.
@@ -260,12 +248,8 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
         if command.returncode >= 0:
             self.exit(command.returncode)
         else:
-            # RFC 4254, 6.10 wants `name@domain` for signals without a name of their own: the real-time ones.
-            names = {
-                each.value: each.name.removeprefix("SIG") for each in signal.Signals
-            }
-            number = -command.returncode
-            self.exit_with_signal(names.get(number, f"RT{number}@playground"))
+            name = signal.Signals(-command.returncode).name
+            self.exit_with_signal(name.removeprefix("SIG"))
 
     def eof_received(self) -> bool:
         """End the command's input in a turn of the event loop of its own.
@@ -275,13 +259,6 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
         """
         asyncio.get_running_loop().call_soon(super().eof_received)
         return True  # the output stays open
-
-    def signal_received(self, name: str) -> None:
-        """Send a signal, named without its SIG, to the command and its group."""
-        number = getattr(signal, f"SIG{name}", None)
-        # A process that is not reaped keeps its pid.
-        if number and self._command and self._command.returncode is None:
-            os.killpg(self._command.pid, number)
 
 
 # ---- the hosts
@@ -317,7 +294,7 @@ async def serve(order: Order) -> None:
         obeying.cancel()
         for host in hosts.values():
             host.thawed.set()
-        end_all(shared)
+        end_all()
 
 
 async def _obey(hosts: dict[str, PlayedHost], over: asyncio.Event) -> None:
@@ -376,15 +353,8 @@ def _reap(shared: SharedByHosts) -> None:
             ended.set()
 
 
-def end_all(shared: SharedByHosts) -> None:
-    """End everything that was started through us: SIGTERM, and SIGKILL after `GRACE_S`.
-
-    Where there is no /proc: only the process groups of commands that still run.
-    """
-    if sys.platform != "linux":
-        for pid in shared.commands:
-            os.killpg(pid, signal.SIGKILL)
-        return
+def end_all() -> None:
+    """End everything that was started through us: SIGTERM, and SIGKILL after `GRACE_S`."""
     begun = time.monotonic()
     # Each process is sent SIGTERM once; a pid alone may be used again.
     terminated: set[tuple[int, int]] = set()
@@ -408,8 +378,7 @@ def main() -> None:
     """Read the order from stdin, be the playground, clean up."""
     wanted = json.loads(sys.stdin.buffer.readline())
     order = Order(**wanted | {"directory": Path(wanted["directory"])})
-    if sys.platform == "linux":
-        processes.become_subreaper()
+    processes.become_subreaper()
     try:
         asyncio.run(serve(order))
     finally:

@@ -17,7 +17,7 @@ def text(report: Diagnosis) -> str:
     """Return all: what was looked at, the table, and the findings with their cures."""
     parts = [headline(report)]
     for title, table in tables(report):
-        lines = _aligned(rows(report, table))
+        lines = aligned(rows(report, table))
         parts.append("\n".join([f"{title}:", *lines] if title else lines))
     if report.findings:
         parts.append(in_words(report.findings))
@@ -75,7 +75,8 @@ def _in_words(finding: Finding, hosts: Sequence[str]) -> str:
     return "\n".join(map(plain, lines))
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, whose columns are as wide as their widest cells."""
     widths = [max(map(columns_of, column)) for column in zip(*table, strict=True)]
     lines = []
     for row in table:

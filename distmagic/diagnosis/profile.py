@@ -6,12 +6,13 @@ Times in a trace are microseconds since a date that it names itself.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distmagic.render.text_width import columns_of, cut_middle, pad, plain
+from distmagic.diagnosis.as_text import aligned
+from distmagic.render.text_width import cut_middle, plain
 
 TraceEvent = Mapping[str, Any]
 Trace = Mapping[str, Any]
@@ -67,7 +68,7 @@ class Profile:
             rows.append([name, f"{op.ms:.2f}", f"{op.calls:g}", slowest])
         lines = [
             f"The longest operations in one step, the mean of all ranks and of {self.steps} steps:",
-            *_aligned(rows),
+            *aligned(rows),
         ]
         if self.waits:
             rows = [
@@ -92,16 +93,11 @@ class Profile:
             lines += [
                 "",
                 "Ranks in the collective calls of one step, those first that the others wait for:",
-                *_aligned(rows),
+                *aligned(rows),
             ]
         return "\n".join(
             [*lines, "", *self.notes, f"https://ui.perfetto.dev opens {self.path}."]
         )
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(columns_of, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(pad, row, widths)).rstrip() for row in rows]
 
 
 def merged(traces: Mapping[int, Trace], hosts: Mapping[int, str]) -> dict[str, Any]:

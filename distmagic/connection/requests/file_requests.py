@@ -24,8 +24,8 @@ _SHOWN_CHARS = 200  # of a path that is refused
 def find_files(link: Link, folder: Folder, pattern: str) -> tuple[FoundFile, ...]:
     """Return the files below a folder that fit a pattern, in the order of their paths.
 
-    Raises `PreflightError` for too many, and `ProtocolError` for a path that leads out of the folder, that does not fit,
-    or that comes twice: the host must not choose what is written on this machine. A path is as the file is named there, else
+    Raises `PreflightError` for too many, and `ProtocolError` for a path that leads out of the folder, or does not fit: the
+    host must not choose what is written on this machine. A path is as the file is named there, else
     it could not be asked for: with any character but a NUL, so that `repr` or `sanitize` has to show it.
     """
     found: list[FoundFile] = []
@@ -34,17 +34,11 @@ def find_files(link: Link, folder: Folder, pattern: str) -> tuple[FoundFile, ...
         while some := link.answer(protocol.FoundFiles).files:
             for file in some[: MOST_FILES - len(found)]:
                 found.append(replace(file, path=file_names.unquoted(file.path)))
-    paths: set[str] = set()
     for file in found:
-        if not is_inside(file.path):
-            raise ProtocolError(
-                f"{link.host.name} named a file that is not in its folder: {file.path[:_SHOWN_CHARS]!r}."
-            )
-        if file.path in paths or not is_wanted(file.path, pattern):
+        if not is_inside(file.path) or not is_wanted(file.path, pattern):
             raise ProtocolError(
                 f"{link.host.name} named a file that was not asked for: {file.path[:_SHOWN_CHARS]!r}."
             )
-        paths.add(file.path)
     return tuple(found)
 
 

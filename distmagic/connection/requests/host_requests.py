@@ -63,16 +63,14 @@ def list_jobs(link: Link, job: str = "") -> tuple[protocol.JobListing, ...]:
     size_bytes = 0
     with link.bounded(_LISTING_S, "had no end of its list of jobs"):
         link.send(protocol.ListJobs(job=job))
-        while some := _more_jobs(link):
+        while True:
+            with link.bounded(BOOT_TIMEOUT_S):
+                some = link.answer(protocol.Jobs).jobs
+            if not some:
+                return tuple(found)
             size_bytes += link.line_bytes
             if size_bytes <= _LISTING_BYTES:
                 found += some[: MOST_JOBS - len(found)]
-    return tuple(found)
-
-
-def _more_jobs(link: Link) -> tuple[protocol.JobListing, ...]:
-    with link.bounded(BOOT_TIMEOUT_S):
-        return link.answer(protocol.Jobs).jobs
 
 
 def remove_job(link: Link, job: str, owner: str = "") -> int:

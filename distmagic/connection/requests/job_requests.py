@@ -83,17 +83,23 @@ def fetch(
     return data
 
 
+def read(
+    link: Link, job: str, node_rank: int, name: str, limit_bytes: int
+) -> tuple[bytes, protocol.Data]:
+    """Return the newest bytes of a file of a job, and what the host says of them. Raises as `fetch`."""
+    data = bytearray()
+    request = protocol.GetFile(
+        job=job, node_rank=node_rank, name=name, most_bytes=limit_bytes
+    )
+    sent = fetch(link, request, data.extend, limit_bytes=limit_bytes)
+    return bytes(data), sent
+
+
 def has_logs(link: Link, job: str, node_rank: int, rank: int) -> bool:
     """Whether a rank has run on this node. None of what it wrote is sent."""
     for stream in _STREAMS:
-        request = protocol.GetFile(
-            job=job,
-            node_rank=node_rank,
-            name=journal.log_name(rank, stream),
-            most_bytes=0,
-        )
         with contextlib.suppress(PreflightError):
-            fetch(link, request, lambda _: None, limit_bytes=0)
+            read(link, job, node_rank, journal.log_name(rank, stream), 0)
             return True
     return False
 
@@ -117,43 +123,28 @@ def newest_logs(
     skipped = {}
     streams = {}
     for stream in _STREAMS:
-        newest = bytearray()
-        request = protocol.GetFile(
-            job=job,
-            node_rank=node_rank,
-            name=journal.log_name(rank, stream),
-            most_bytes=most_bytes,
-        )
+        name = journal.log_name(rank, stream)
         try:
-            sent = fetch(link, request, newest.extend, limit_bytes=most_bytes)
+            newest, sent = read(link, job, node_rank, name, most_bytes)
         except PreflightError:
             continue
         if sent.skipped_bytes > 0:
             cut = newest.find(b"\n", 0, -1) + 1  # the line that was cut
-            del newest[:cut]
+            newest = newest[cut:]
             where = f"on {link.host.name} under ~/.distmagic/jobs/{job}"
             if sent.skipped_bytes + sent.size_bytes <= LOG_LIMIT_BYTES:
                 where = (
                     f"run.logs({rank}) after %distributed attach {job} run, or {where}"
                 )
-            notes[stream] = (
-                f"... {sent.skipped_bytes + cut:,} bytes of {stream} not shown; the whole log: {where}\n"
-            )
             skipped[stream] = sent.skipped_bytes + cut
-        streams[stream] = bytes(newest)
+            notes[stream] = (
+                f"... {skipped[stream]:,} bytes of {stream} not shown; the whole log: {where}\n"
+            )
+        streams[stream] = newest
     if by_time and streams:
-        events = bytearray()
-        request = protocol.GetFile(
-            job=job,
-            node_rank=node_rank,
-            name=journal.CHATTER_FILE,
-            most_bytes=_EVENTS_BYTES,
-        )
-        fetch(link, request, events.extend, limit_bytes=_EVENTS_BYTES)
-        text = by_time_of(streams, skipped, bytes(events), rank).decode(
-            errors="replace"
-        )
-        return "".join(notes.values()) + text
+        events, _ = read(link, job, node_rank, journal.CHATTER_FILE, _EVENTS_BYTES)
+        text = by_time_of(streams, skipped, events, rank)
+        return "".join(notes.values()) + text.decode(errors="replace")
     texts = []
     for stream, data in streams.items():
         texts += [notes.get(stream, ""), data.decode(errors="replace")]
@@ -175,12 +166,7 @@ def small_results(
         together += size
         if together > _SMALL_TOGETHER_BYTES:
             break  # the others are fetched when they are looked at
-        data = bytearray()
-        request = protocol.GetFile(
-            job=job, node_rank=node_rank, name=f"rank{rank}.result"
-        )
-        fetch(link, request, data.extend, limit_bytes=size)
-        found[rank] = bytes(data)
+        found[rank], _ = read(link, job, node_rank, f"rank{rank}.result", size)
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from distmagic import sanitize
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel
-from distmagic.connection.requests.job_requests import fetch
+from distmagic.connection.requests.job_requests import read
 from distmagic.diagnosis.profile import Profile, longest, merged, waits
 from distmagic.errors import NoResult, ProtocolError, UsageError
 from distmagic.remote.wire import protocol
@@ -98,12 +98,10 @@ def _of_node(
         time.sleep(_LOOK_S)
     traces = {}
     for file in found.files:
-        data = bytearray()
-        wanted = protocol.GetFile(job=job, node_rank=node_rank, name=file)
-        fetch(link, wanted, data.extend, limit_bytes=_TRACE_BYTES)
+        data, _ = read(link, job, node_rank, file, _TRACE_BYTES)
         try:
             rank = int(_FILE.sub(r"\1", file))
-            traces[rank] = _read(bytes(data))
+            traces[rank] = _read(data)
         except (OSError, EOFError, ValueError) as error:
             raise ProtocolError(
                 f"{link.host.name} sent a trace that can't be read: {error}."

@@ -337,39 +337,17 @@ def telling(*paths: str, size_bytes: int = 3) -> FakeHost:
 
 
 @pytest.mark.parametrize(
-    "path", ["/etc/passwd", "../x", "a/../../x", "", "a//b", "a/./b", "a/"]
-)
-def test_a_name_that_leads_out_is_refused(path, tmp_path, golden):
+    ("path", "pattern"),
+    [(path, "**") for path in ("/etc/passwd", "../x", "a/../../x", "", "a//b", "a/./b", "a/")]
+    + [(path, "ck/*.pt") for path in (".git/config", "torch.py", "ck/a.txt", "x.pt/a.pt")],
+)  # fmt: skip
+def test_a_file_that_was_not_asked_for_is_refused(path, pattern, tmp_path):
     with (
         files_of(telling(path)) as files,
-        golden.raises(ProtocolError),
+        pytest.raises(ProtocolError, match="a file that was not asked for"),
     ):
-        files.fetch("**", tmp_path / "here")
+        files.fetch(pattern, tmp_path / "here")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("path", [".git/config", "torch.py", "ck/a.txt", "x.pt/a.pt"])
-def test_a_file_that_was_not_asked_for_is_refused(path, tmp_path, golden):
-    with (
-        files_of(telling(path)) as files,
-        golden.raises(ProtocolError),
-    ):
-        files.fetch("ck/*.pt", tmp_path / "here")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_that_is_named_twice_is_refused(tmp_path, golden):
-    host = telling("a.pt")
-    found = (
-        p.FoundFile(path="a.pt", size_bytes=3, changed_s=1.0),
-        p.FoundFile(path="a.pt", size_bytes=3, changed_s=1.0),
-    )
-    host.answers[p.ListFiles] = lambda _: [p.FoundFiles(files=found), p.FoundFiles()]
-    with (
-        files_of(host) as files,
-        golden.raises(ProtocolError),
-    ):
-        files.fetch("*.pt", tmp_path / "here")
 
 
 def test_a_link_on_this_machine_is_not_followed(tmp_path):

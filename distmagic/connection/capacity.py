@@ -22,7 +22,7 @@ def check(hosts: int, *, by_ssh_program: bool) -> None:
 
     Raises `UsageError` where the hard limit is too low for them.
     """
-    if hosts == 0:
+    if hosts <= 0:
         return
     each = BY_SSH_PROGRAM if by_ssh_program else BY_PARAMIKO
     needed = len(os.listdir("/dev/fd")) + _SPARE + hosts * each

@@ -14,7 +14,13 @@ from distmagic.connection.link import Link
 from distmagic.connection.opening import open_link
 from distmagic.connection.parallel import in_parallel
 from distmagic.connection.prompts import asker_of
-from distmagic.errors import ConnectionLost, HostError, ProtocolError, Unreachable
+from distmagic.errors import (
+    ConnectionLost,
+    HostError,
+    ProtocolError,
+    Unreachable,
+    UsageError,
+)
 from distmagic.payload.bundle import build
 from distmagic.remote.wire import protocol
 from distmagic.request.access import Access
@@ -50,12 +56,8 @@ class Connections:
 
     def check_room(self, hosts: Sequence[Host], access: Access) -> None:
         """Raise `UsageError` if this machine's limits are too low to be connected to all these hosts at once."""
-        versions: tuple[config.FileVersion, ...] = ()
-        if not all(host.is_local for host in hosts):
-            versions = config.file_versions(access.ssh_config)
-        keys = [_key_of(host, access, versions) for host in hosts]
-        new = [key for key in keys if self._known(key) is None]
-        capacity.check(len(new), by_ssh_program=access.ssh_command is not None)
+        new = len(hosts) - len(self._open)  # as if all open ones were to these
+        capacity.check(new, by_ssh_program=access.ssh_command is not None)
 
     def link(self, host: Host, access: Access, asker: Asker) -> Link:
         """Open a new link to a host, over the open connection if there is one that still works.
@@ -72,7 +74,7 @@ class Connections:
 
     def _link(self, key: _Key, host: Host, access: Access, asker: Asker) -> Link:
         python, bundle = access.interpreter(host), build()
-        known = self._known(key)
+        known = self._open.get(key)
         if known is not None:
             try:
                 return open_link(host, known, python, bundle, access)
@@ -80,10 +82,6 @@ class Connections:
                 self._drop(known)
         transport = self._connected(key, host, access, asker)
         return open_link(host, transport, python, bundle, access)
-
-    def _known(self, key: _Key) -> Transport | None:
-        with self._lock:
-            return self._open.get(key)
 
     def _connected(
         self, key: _Key, host: Host, access: Access, asker: Asker
@@ -93,7 +91,7 @@ class Connections:
             connecting = self._connecting.setdefault(key, threading.Lock())
             closed = self._closed
         with connecting:
-            known = self._known(key)
+            known = self._open.get(key)
             if known is not None:
                 return known
             transport = self._connect(host, access, asker)
@@ -173,19 +171,13 @@ class Connections:
 
 def _key(host: Host, access: Access) -> _Key:
     """Return the key of a connection: two runs share it if their keys are equal."""
-    versions = () if host.is_local else config.file_versions(access.ssh_config)
-    return _key_of(host, access, versions)
-
-
-def _key_of(
-    host: Host, access: Access, versions: tuple[config.FileVersion, ...]
-) -> _Key:
-    """Return the same with the SSH configuration's `versions`, which many hosts share."""
     return _Key(
         host=replace(host, slots=None),
         ssh_config=access.ssh_config,
         ssh_command=access.ssh_command,
-        config_versions=() if host.is_local else versions,
+        config_versions=()
+        if host.is_local
+        else config.file_versions(access.ssh_config),
         before_python=access.before_python,
     )
 
@@ -195,7 +187,7 @@ def connect(
 ) -> Transport:
     """Return a transport to a host: this machine without SSH, the system's client if one is named, else paramiko.
 
-    With `pins` the first key that the host shows over SSH is trusted, and kept in that file.
+    With `pins` the first key that the host shows over SSH is trusted, and kept in that file, by paramiko alone.
     """
     if host.is_local:
         from distmagic.transports import local
@@ -204,7 +196,12 @@ def connect(
     if access.ssh_command:
         from distmagic.transports import ssh_command
 
-        return ssh_command.connect(host, access, asker, pins)
+        if pins is not None:
+            raise UsageError(
+                f"{host.name}: nobody can know its host key yet, and --ssh-command keeps none.",
+                "Leave --ssh-command out.",
+            )
+        return ssh_command.connect(host, access, asker)
     from distmagic.transports.ssh import ssh
 
     return ssh.connect(host, access, asker, pins)

@@ -24,7 +24,7 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
 from distmagic.request.hosts import Host
 from distmagic.transports import Process, Transport
-from distmagic.transports.time_limits import time_limits
+from distmagic.transports.time_limits import TimeLimit
 
 BOOT_TIMEOUT_S = 30.0
 _CHUNK = 1 << 18
@@ -52,9 +52,7 @@ class Link:
         self.transport = transport
         self.by_hand = host.by_hand()
         # The log-in shell, where there is one, has come to the command that it was given.
-        self.is_past_shell = threading.Event()
-        self.is_past_shell.set()
-        self.shell_trouble = ""  # what it does in place of that
+        self.is_past_shell = True
         self._process = process
         self._lines = Lines()
         self._writing = threading.Lock()
@@ -74,20 +72,14 @@ class Link:
     @contextmanager
     def bounded(self, timeout_s: float, what: str = "gave no answer") -> Iterator[None]:
         """Close the conversation when the block takes too long, and raise `Unreachable`; `what` are its words for why."""
-        late = threading.Event()
-
-        def hang_up() -> None:
-            late.set()
-            self.close()
-
-        limits_of_all = time_limits()
-        limit = limits_of_all.after(timeout_s, hang_up)
-        try:
-            yield
-        except ConnectionLost:
-            if late.is_set():
+        with TimeLimit(timeout_s, self.close) as limit:
+            try:
+                yield
+            except ConnectionLost:
+                if not limit.is_over:
+                    raise
                 hint = "Is the machine overloaded, or its home directory's file server down?"
-                if not self.is_past_shell.is_set():
+                if not self.is_past_shell:
                     what = "its log-in shell did not come to Python"
                     hint = f"Do its start-up files wait for something? {hint}"
                 raise Unreachable(
@@ -95,9 +87,6 @@ class Link:
                     f"connected, but {what} within {timeout_s:g} s.",
                     f"{hint} Try: {self.by_hand} true",
                 ) from None
-            raise
-        finally:
-            limits_of_all.call_off(limit)
 
     # ---- requests and answers
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from functools import partial
-
 from distmagic.connection import limits
 from distmagic.connection.link import BOOT_TIMEOUT_S, Link
-from distmagic.errors import ConnectionLost, HostError, PreflightError, ProtocolError
+from distmagic.errors import ConnectionLost, PreflightError, ProtocolError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.planning import preflight
 from distmagic.remote.contact import boot
@@ -16,10 +13,7 @@ from distmagic.request.access import Access
 from distmagic.request.command_prefix import SETUP_LIMIT_S, interpreter_words
 from distmagic.request.hosts import Host
 from distmagic.transports import Process, Transport
-from distmagic.transports.time_limits import time_limits
 
-SHELL_S = 5.0  # what it takes to come to Python, before the log-in shell is looked at
-_WORD = b"distmagic-word"
 _NOISE_BYTES = 1 << 20  # of log-in banners before our first line
 
 
@@ -41,55 +35,23 @@ def open_link(
     link.interpreter = python
     link.by_hand = access.by_hand(host)
     link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
-    look = None
-    if host.has_log_in_shell and not access.setup_line:
-        link.is_past_shell.clear()
-        look = time_limits().after(SHELL_S, partial(_look_at_shell, link, transport))
+    link.is_past_shell = not host.has_log_in_shell or bool(access.setup_line)
     try:
         with link.bounded(BOOT_TIMEOUT_S + (SETUP_LIMIT_S if access.setup_line else 0)):
-            _boot(link, process, python, bundle, access)
+            _boot(link, process, bundle, access)
             link.facts = link.answer(protocol.Facts)
     except BaseException:
         link.close()
         raise
-    finally:
-        if look is not None:
-            time_limits().call_off(look)
     return link
 
 
-def _look_at_shell(link: Link, transport: Transport) -> None:
-    """End the conversation if the log-in shell does not even run a `cat` that hands back its input.
-
-    A Python that is slow to start, and a shell that is slow itself, are waited for.
-    """
-    try:
-        process = transport.start(("cat",))
-    except (HostError, ConnectionLost):
-        return  # it may allow no second process
-    limit = time_limits().after(BOOT_TIMEOUT_S, process.close)
-    with suppress(ConnectionLost):
-        process.write(b"\n" * boot.FIRST.count(b"\n") + _WORD + b"\n")
-        process.close_stdin()
-    said = b""
-    while data := process.read():
-        said = said[-_NOISE_BYTES:] + data
-    code = process.wait(SHELL_S)
-    time_limits().call_off(limit)
-    process.close()
-    if code is not None and _WORD not in said and not link.is_past_shell.is_set():
-        link.shell_trouble = "does not run the command, or reads its input"
-        link.close()
-
-
-def _boot(
-    link: Link, process: Process, python: str, bundle: LocalBlob, access: Access
-) -> None:
+def _boot(link: Link, process: Process, bundle: LocalBlob, access: Access) -> None:
     try:
         link.write(boot.FIRST + access.setup_line + boot.program(bundle.blob.sha256))
         reply = _boot_reply(link)
     except ConnectionLost:  # it may end even before anything can be sent
-        raise _no_python(link, process, python, access.exec_prefix) from None
+        raise _no_python(link, process, access.exec_prefix) from None
     name = link.host.name
     preflight.check_system(name, reply.system)
     link.python = reply.python
@@ -114,10 +76,10 @@ def _boot_reply(link: Link) -> limits.FirstReply:
         line = link.line()
         noise += len(line) + 1
         if boot.SHELL in line:
-            link.shell_trouble = "runs another shell instead of the command"
-            raise ConnectionLost(link.shell_trouble)
+            what = "runs another shell instead of the command"
+            raise preflight.shell_in_the_way(link.host.name, what, link.by_hand)
         if boot.PYTHON in line:
-            link.is_past_shell.set()
+            link.is_past_shell = True
         start = line.find(boot.MARK)
         if start >= 0:
             return limits.first_reply(line[start + len(boot.MARK) :], link.host.name)
@@ -127,23 +89,20 @@ def _boot_reply(link: Link) -> limits.FirstReply:
     )
 
 
-def _no_python(
-    link: Link, process: Process, python: str, exec_prefix: str
-) -> Exception:
+def _no_python(link: Link, process: Process, exec_prefix: str) -> Exception:
     """Return why no Python has answered on the host."""
     host = link.host
-    trouble = link.shell_trouble
-    if link.is_closed and not trouble:
+    if link.is_closed:
         return ConnectionLost(f"{host.name}: the connection was closed.")
-    code = None if trouble else process.wait(2.0)
+    code = process.wait(2.0)
     stderr = " ".join(process.stderr().split())
     has_no_words = code == 0 or (not stderr and code not in (None, 126, 127))
-    if has_no_words and not link.is_past_shell.is_set():
-        trouble = f"ended (exit code {code}) before it came to Python"
-    elif code == 0 and host.has_log_in_shell:
-        trouble = "leaves no input for Python"
-    if trouble:
-        return preflight.shell_in_the_way(host.name, trouble, link.by_hand)
+    if has_no_words and not link.is_past_shell:
+        what = f"ended (exit code {code}) before it came to Python"
+        return preflight.shell_in_the_way(host.name, what, link.by_hand)
+    if code == 0 and host.has_log_in_shell:
+        what = "leaves no input for Python"
+        return preflight.shell_in_the_way(host.name, what, link.by_hand)
     return preflight.no_python(
-        host.name, python, code, stderr, link.by_hand, exec_prefix
+        host.name, link.interpreter, code, stderr, link.by_hand, exec_prefix
     )

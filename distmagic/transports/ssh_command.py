@@ -15,18 +15,17 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from functools import partial
 from pathlib import Path
 
-from distmagic.errors import ConnectionLost, HostKeyError, UsageError
+from distmagic.errors import ConnectionLost, UsageError
 from distmagic.planning import preflight
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.transports import quoting, ssh_words, troubles
+from distmagic.transports import quoting, ssh_words
 from distmagic.transports.asking import Asker
 from distmagic.transports.local import connecting_program, spawn
 from distmagic.transports.piped import OpenProcesses, PipedProcess
-from distmagic.transports.time_limits import time_limits
+from distmagic.transports.time_limits import TimeLimit
 
 _READY = "distmagic-ready"
 _CLIENT_FAILED = 255
@@ -79,14 +78,12 @@ class CommandTransport:
         self._socket = directory / "s"
         self._master: PipedProcess | None = None
         self._processes = OpenProcesses()
-        self._is_late = False
-        self._is_logged_in = False
-        self.shell_trouble = (
-            ""  # what the log-in shell does in place of what it was told
-        )
 
-    def open(self, seconds: float) -> str:
-        """Start the master; return "" once it is connected, else what the client said. Raises OSError."""
+    def open(self, seconds: float, by_hand: str) -> str:
+        """Start the master; return "" once it is connected, else what the client said. Raises OSError.
+
+        Raises `PreflightError` where the log-in shell does not come to its command; `by_hand` is ssh's command.
+        """
         options = _options(
             "ControlMaster=yes",
             f"ControlPath={self._socket}",
@@ -94,44 +91,40 @@ class CommandTransport:
         )
         line = f"echo {_READY}; exec cat"  # every shell knows these
         child = spawn((*self._client, *options, *self._destination, line))
-        self._master = PipedProcess(child, self.name)
-        give_up = partial(self._give_up, self._master)
-        limit = time_limits().after(seconds, give_up)
+        master = self._master = PipedProcess(child, self.name)
+        late: list[bool] = []  # whether it has logged in, once its time is up
+
+        def give_up() -> None:
+            late.append(self._socket.exists())
+            master.close()
+
+        limit = TimeLimit(seconds, give_up)
         output = b""
         try:
             # A shell that start-up files put in the place of `cat` ends by it.
             with contextlib.suppress(ConnectionLost):
-                self._master.write(b"exit\n" * 3)
+                master.write(b"exit\n" * 3)
             # A log-in shell may print a banner first.
-            while _READY.encode() not in output:
-                data = self._master.read()
-                if not data:
-                    return self._why_not()
+            while _READY.encode() not in output and (data := master.read()):
                 output = (output + data)[-65536:]
         finally:
-            time_limits().call_off(limit)
-        return ""
-
-    def _give_up(self, master: PipedProcess) -> None:
-        self._is_late = True
-        self._is_logged_in = self._socket.exists()
-        master.close()
-
-    def _why_not(self) -> str:
-        assert self._master is not None
-        code = self._master.wait(_END_TIMEOUT_S)
+            limit.call_off()
+        if _READY.encode() in output:
+            return ""
+        code = master.wait(_END_TIMEOUT_S)
         what = f"ended (exit code {code}) before it came to its command"
-        if self._is_late:
-            code = 0 if self._is_logged_in else None
+        if late == [True]:
             what = "did not come to its command in time"
-        said = "" if self._is_late else self._master.stderr()
-        # A program around ssh has exit codes of its own, and says what failed.
-        is_of_wrapper = bool(said) and Path(self._client[0]).name != "ssh"
-        if code in (None, _CLIENT_FAILED) or code < 0 or is_of_wrapper:
-            late = "Connection timed out" if self._is_late else ""
-            return late or said or "it ended without an error message"
-        self.shell_trouble = what
-        return what
+        elif late:
+            return "Connection timed out"
+        elif code in (None, _CLIENT_FAILED) or code < 0 or self._is_wrapped():
+            return master.stderr() or "it ended without an error message"
+        raise preflight.shell_in_the_way(self.name, what, by_hand)
+
+    def _is_wrapped(self) -> bool:
+        """Whether a program around ssh, which has exit codes of its own, has said what failed."""
+        assert self._master is not None
+        return Path(self._client[0]).name != "ssh" and bool(self._master.stderr())
 
     def start(self, argv: tuple[str, ...]) -> SessionProcess:
         """Start `argv` through the log-in shell there. Raises `ConnectionLost`."""
@@ -172,13 +165,9 @@ def connect(
     host: Host,
     access: Access,
     asker: Asker,  # noqa: ARG001 - one signature for all
-    pins: str | None = None,
 ) -> CommandTransport:
-    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `UsageError`, each naming it.
-
-    With `pins` the first key that the host shows is trusted, and kept in that file under its name.
-    """
-    client = _client(access, () if pins is None else _pinning(host, Path(pins)))
+    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `UsageError`, each naming it."""
+    client = _client(access)
     destination = _destination(host)
     # Short enough for the socket's path, of which macOS allows 104 bytes.
     is_long = len(tempfile.gettempdir()) > _LONG
@@ -186,7 +175,7 @@ def connect(
     transport = CommandTransport(host.name, client, destination, directory)
     try:
         with connecting_program:
-            said = transport.open(access.connect_timeout_s)
+            said = transport.open(access.connect_timeout_s, access.by_hand(host))
     except OSError as error:
         transport.close()
         raise UsageError(
@@ -198,46 +187,11 @@ def connect(
         raise
     if said:
         transport.close()
-        if transport.shell_trouble:
-            raise preflight.shell_in_the_way(host.name, said, access.by_hand(host))
-        file = pins or _file_for_new_keys((*client, *destination))
+        file = _file_for_new_keys((*client, *destination))
         trouble = ssh_words.trouble(said, host, access.connect_timeout_s, file)
-        if pins is not None and trouble.kind is HostKeyError:
-            trouble = troubles.other_host_key(host.name, "the key it shows", pins)
         trouble.log_in_by(access.ssh_options + host.login)
         raise trouble.for_host(host.name)
     return transport
-
-
-def _pinning(host: Host, file: Path) -> tuple[str, ...]:
-    """Return options of ssh that trust the first key of a host, and no other one when `file` has one for it.
-
-    Raises `HostKeyError` where the file can't be written: ssh would trust every key then.
-    """
-    try:
-        with open(file, "a+", opener=_private) as lines:
-            lines.seek(0)
-            is_known = any(line.split(" ")[0] == host.name for line in lines)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise troubles.unkept_host_key(host.name, str(file), why).for_host(
-            host.name
-        ) from error
-    # As ssh's configuration has it, in which % begins a token.
-    escaped = str(file).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    return (
-        f"StrictHostKeyChecking={'yes' if is_known else 'accept-new'}",
-        f"HostKeyAlias={host.name}",
-        f'UserKnownHostsFile="{escaped}"',
-        f"GlobalKnownHostsFile={os.devnull}",
-        "HashKnownHosts=no",
-        "UpdateHostKeys=no",
-        "CheckHostIP=no",
-    )
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _file_for_new_keys(words: tuple[str, ...]) -> str:
@@ -258,7 +212,7 @@ def _file_for_new_keys(words: tuple[str, ...]) -> str:
     return ssh_words.USUAL_FILE
 
 
-def _client(access: Access, first: tuple[str, ...] = ()) -> tuple[str, ...]:
+def _client(access: Access) -> tuple[str, ...]:
     try:
         words = shlex.split(access.ssh_command or "ssh")
     except ValueError as error:
@@ -275,12 +229,7 @@ def _client(access: Access, first: tuple[str, ...] = ()) -> tuple[str, ...]:
     client = [os.path.expanduser(words[0]), *words[1:]]
     if access.ssh_config is not None:
         client += ["-F", os.path.expanduser(access.ssh_config)]
-    # Of two values the first counts.
-    return (
-        *client,
-        "-T",
-        *_options(*first, *_OPTIONS),
-    )
+    return (*client, "-T", *_options(*_OPTIONS))
 
 
 def _options(*options: str) -> tuple[str, ...]:

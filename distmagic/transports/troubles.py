@@ -1,4 +1,4 @@
-"""What goes wrong on the way to a host, in words: one function a cause, used by both SSH transports. Pure.
+"""What goes wrong on the way to a host, in words: one constant a cause, used by both SSH transports. Pure.
 
 A `Trouble` doesn't know which host the user typed, because a jump host serves several; `for_host` adds that.
 `where` names the machine that was dialled: "10.0.0.5 port 22" or "jump host bastion (10.0.0.1 port 22)".
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import shlex
 import socket
+from dataclasses import dataclass
 
 from distmagic.errors import AuthenticationError, HostError, HostKeyError, Unreachable
 
@@ -50,23 +51,116 @@ class Trouble(Exception):
         return error
 
 
-def unknown_name(where: str) -> Trouble:
-    """The name service doesn't know the name."""
-    hint = "Check the spelling, and that a Host block in your ssh config gives its HostName."
-    return Trouble(
-        Unreachable, f"can't resolve {where.partition(' port ')[0]}.", hint, "name"
-    )
+@dataclass(frozen=True)
+class Cause:
+    """One way to fail: `CAUSE(where, ...)` is its `Trouble`, with words in place of the names in braces.
+
+    `why` is what somebody else says of it; `file` and `line` are in a known_hosts file, where `key` was looked for.
+    """
+
+    kind: type[HostError]
+    message: str
+    hint: str
+    step: str = ""
+
+    def __call__(
+        self, where: str, why: str = "", file: str = "", **more: object
+    ) -> Trouble:
+        """Return the trouble with the machine `where`."""
+        words = {
+            "where": where,
+            "machine": where.partition(" port ")[0],
+            "why": why.rstrip("."),
+            "in_brackets": f" ({why})" if why else "",
+            "file": file,
+            "file_word": tilde(file),
+            "login": LOGIN,
+            **more,
+        }
+        message, hint = self.message.format(**words), self.hint.format(**words)
+        return Trouble(self.kind, message, hint, self.step)
 
 
-def refused(where: str) -> Trouble:
-    """The port is closed: the machine itself answered so."""
-    hint = "Check the port, and that sshd runs there: systemctl status ssh"
-    return Trouble(
-        Unreachable,
-        f"{where} refused the connection: nothing listens on that port.",
-        hint,
-        "TCP",
-    )
+# The name service doesn't know the name.
+UNKNOWN_NAME = Cause(
+    Unreachable,
+    "can't resolve {machine}.",
+    "Check the spelling, and that a Host block in your ssh config gives its HostName.",
+    "name",
+)
+# The port is closed: the machine itself answered so.
+REFUSED = Cause(
+    Unreachable,
+    "{where} refused the connection: nothing listens on that port.",
+    "Check the port, and that sshd runs there: systemctl status ssh",
+    "TCP",
+)
+# The network doesn't lead there.
+NO_ROUTE = Cause(
+    Unreachable,
+    "the network does not lead to {where} ({why}).",
+    "Check that you are in the right network or VPN, or set a ProxyJump for it in your ssh config.",
+    "TCP",
+)
+# Whatever answered doesn't speak SSH, or hung up before it did.
+NOT_SSH = Cause(
+    Unreachable,
+    "{where} answered, but not as an SSH server{in_brackets}.",
+    "Check the port; an overloaded sshd (MaxStartups) or a firewall also hangs up like this.",
+    "banner",
+)
+# The connection ended or failed while it was being made.
+BROKEN = Cause(
+    Unreachable,
+    "the connection to {where} failed: {why}.",
+    "With a configuration that paramiko can't do, use --ssh-command ssh. Try: ssh -v {login}",
+)
+# The server ended the connection while we logged in.
+HUNG_UP = Cause(
+    AuthenticationError,
+    "{where} hung up during log-in.",
+    "It may limit the number of attempts: name the right key with IdentityFile and IdentitiesOnly yes.",
+)
+# The jump host `where` was reached, but the host behind it is not.
+NOT_FORWARDED = Cause(
+    Unreachable,
+    "{where} can't reach {behind}: {why}.",
+    "Check the name and port as seen from the jump host, and that it allows forwarding (AllowTcpForwarding).",
+)
+# A host whose first key was trusted, and is in `file`, shows another one.
+OTHER_HOST_KEY = Cause(
+    HostKeyError,
+    "the host key of {where} has CHANGED: {key} is not the one that was seen first, which is in {file}.",
+    "Somebody may be listening in, or the machine was replaced without a launch. If you know that it was:\n"
+    "  rm {file_word}\n"
+    "and the key that it shows next is trusted.",
+)
+# The file that keeps the first key of a host can't be used.
+UNKEPT_HOST_KEY = Cause(
+    HostKeyError,
+    "the host key of {where} can't be kept: {file}: {why}.",
+    "Only a key that is kept is trusted. Make the file writable, or remove it.",
+)
+# known_hosts has another key of the same type, for `name`.
+CHANGED_HOST_KEY = Cause(
+    HostKeyError,
+    "the host key of {where} has CHANGED: {key} is not that of {file}, line {line}.",
+    "Somebody may be listening in, or the machine was reinstalled. Ask its administrator; if the key is right:\n"
+    "  ssh-keygen -R {name} -f {file_word}\n"
+    "and log in there once, which asks and remembers: ssh {login}",
+)
+# known_hosts marks the key as revoked.
+REVOKED_HOST_KEY = Cause(
+    HostKeyError,
+    "the host key of {where} is REVOKED{in_brackets}.",
+    "Don't connect. Ask the machine's administrator for its new key.",
+)
+# known_hosts trusts an authority's certificates for this host, which paramiko can't check.
+CERTIFIED_HOST_KEY = Cause(
+    HostKeyError,
+    "the host key of {where}, {key}, is not known; {file}, line {line} trusts an authority for it instead.",
+    "Use --ssh-command ssh, which can check certificates, or log in once with ssh to add the plain key.",
+)
 
 
 def no_answer(where: str, seconds: float, step: str = "TCP") -> Trouble:
@@ -77,52 +171,12 @@ def no_answer(where: str, seconds: float, step: str = "TCP") -> Trouble:
     )
 
 
-def no_route(where: str, why: str) -> Trouble:
-    """The network doesn't lead there."""
-    hint = "Check that you are in the right network or VPN, or set a ProxyJump for it in your ssh config."
-    return Trouble(
-        Unreachable, f"the network does not lead to {where} ({why}).", hint, "TCP"
-    )
-
-
-def not_ssh(where: str, why: str = "") -> Trouble:
-    """Whatever answered doesn't speak SSH, or hung up before it did."""
-    detail = f" ({why})" if why else ""
-    hint = "Check the port; an overloaded sshd (MaxStartups) or a firewall also hangs up like this."
-    return Trouble(
-        Unreachable,
-        f"{where} answered, but not as an SSH server{detail}.",
-        hint,
-        "banner",
-    )
-
-
-def broken(where: str, why: str) -> Trouble:
-    """The connection ended or failed while it was being made."""
-    hint = f"With a configuration that paramiko can't do, use --ssh-command ssh. Try: ssh -v {LOGIN}"
-    return Trouble(
-        Unreachable, f"the connection to {where} failed: {why.rstrip('.')}.", hint
-    )
-
-
-def hung_up(where: str) -> Trouble:
-    """The server ended the connection while we logged in."""
-    hint = "It may limit the number of attempts: name the right key with IdentityFile and IdentitiesOnly yes."
-    return Trouble(AuthenticationError, f"{where} hung up during log-in.", hint)
-
-
-def not_forwarded(jump: str, where: str, why: str) -> Trouble:
-    """A jump host was reached, but the host behind it is not."""
-    hint = "Check the name and port as seen from the jump host, and that it allows forwarding (AllowTcpForwarding)."
-    return Trouble(Unreachable, f"{jump} can't reach {where}: {why.rstrip('.')}.", hint)
-
-
 def of_socket(where: str, error: OSError, seconds: float) -> Trouble:
     """Return the trouble behind a socket's error."""
     if isinstance(error, socket.gaierror):
-        return unknown_name(where)
+        return UNKNOWN_NAME(where)
     if isinstance(error, ConnectionRefusedError):
-        return refused(where)
+        return REFUSED(where)
     if isinstance(error, TimeoutError):
         return no_answer(where, seconds)
     if error.errno in (
@@ -132,8 +186,8 @@ def of_socket(where: str, error: OSError, seconds: float) -> Trouble:
         errno.ENETDOWN,
         errno.EACCES,
     ):
-        return no_route(where, error.strerror or str(error))
-    return broken(where, error.strerror or str(error))
+        return NO_ROUTE(where, error.strerror or str(error))
+    return BROKEN(where, error.strerror or str(error))
 
 
 def unknown_host_key(
@@ -159,62 +213,6 @@ def unknown_host_key(
     if known_as != alias or not is_direct:
         hint = f"Log in there once, which asks and remembers (in {file}); compare the fingerprint then: ssh {LOGIN}"
     return Trouble(HostKeyError, message, hint)
-
-
-def other_host_key(where: str, key: str, file: str) -> Trouble:
-    """A host whose first key was trusted, and is in `file`, shows another one."""
-    hint = (
-        "Somebody may be listening in, or the machine was replaced without a launch. If you know that it was:\n"
-        f"  rm {tilde(file)}\n"
-        "and the key that it shows next is trusted."
-    )
-    return Trouble(
-        HostKeyError,
-        f"the host key of {where} has CHANGED: {key} is not the one that was seen first, which is in {file}.",
-        hint,
-    )
-
-
-def unkept_host_key(where: str, file: str, why: str) -> Trouble:
-    """The file that keeps the first key of a host can't be used."""
-    return Trouble(
-        HostKeyError,
-        f"the host key of {where} can't be kept: {file}: {why}.",
-        "Only a key that is kept is trusted. Make the file writable, or remove it.",
-    )
-
-
-def changed_host_key(
-    where: str, known_as: str, key: str, file: str, line: int
-) -> Trouble:
-    """known_hosts has another key of the same type."""
-    hint = (
-        f"Somebody may be listening in, or the machine was reinstalled. Ask its administrator; if the key is right:\n"
-        f"  ssh-keygen -R {shlex.quote(known_as)} -f {tilde(file)}\n"
-        f"and log in there once, which asks and remembers: ssh {LOGIN}"
-    )
-    return Trouble(
-        HostKeyError,
-        f"the host key of {where} has CHANGED: {key} is not that of {file}, line {line}.",
-        hint,
-    )
-
-
-def revoked_host_key(where: str, key: str, file: str, line: int) -> Trouble:
-    """known_hosts marks the key as revoked."""
-    hint = "Don't connect. Ask the machine's administrator for its new key."
-    return Trouble(
-        HostKeyError,
-        f"the host key of {where} is REVOKED: {key}, by {file}, line {line}.",
-        hint,
-    )
-
-
-def certified_host_key(where: str, key: str, file: str, line: int) -> Trouble:
-    """known_hosts trusts an authority's certificates for this host, which paramiko can't check."""
-    hint = "Use --ssh-command ssh, which can check certificates, or log in once with ssh to add the plain key."
-    text = f"the host key of {where}, {key}, is not known; {file}, line {line} trusts an authority for it instead."
-    return Trouble(HostKeyError, text, hint)
 
 
 def silent_agent(agent: str, asked_for: str, seconds: float) -> Trouble:

@@ -57,13 +57,12 @@ def configured(home: Home, server: Sshd, file: str = "/dev/null") -> Access:
 
 
 def test_the_first_key_is_trusted_and_no_other_one(
-    way, home: Home, session_server: Sshd, user_key: Path, tmp_path: Path
+    home: Home, session_server: Sshd, user_key: Path, tmp_path: Path
 ) -> None:
-    module, own = way
     pins = tmp_path / 'it is 100% "mine"'
-    access = own(configured(home, session_server))
+    access = configured(home, session_server)
     for _ in range(2):
-        module.connect(NODE, access, NoAsker(), pins=str(pins)).close()
+        ssh.connect(NODE, access, NoAsker(), pins=str(pins)).close()
         line = f"{NODE.name} {session_server.host_keys[0]}"
         assert pins.read_text().splitlines() == [line]
     assert stat.S_IMODE(pins.stat().st_mode) == 0o600
@@ -73,7 +72,7 @@ def test_the_first_key_is_trusted_and_no_other_one(
         with sshd(folder, Path(f"{user_key}.pub"), kinds=(kind,)) as other:
             configured(home, other)
             with pytest.raises(HostKeyError, match="has CHANGED") as caught:
-                module.connect(NODE, access, NoAsker(), pins=str(pins))
+                ssh.connect(NODE, access, NoAsker(), pins=str(pins))
         assert str(pins) in caught.value.message
         assert caught.value.hint.splitlines()[1] == f"  rm '{pins}'"
         assert "Accepted" not in "".join(other.log)
@@ -95,14 +94,13 @@ def test_two_first_connections_at_once_keep_one_key(
 
 
 def test_a_file_that_cant_be_written_trusts_no_key(
-    way, home: Home, session_server: Sshd, tmp_path: Path
+    home: Home, session_server: Sshd, tmp_path: Path
 ) -> None:
-    module, own = way
     pins = tmp_path / "no folder" / "pins"
-    access = own(configured(home, session_server))
+    access = configured(home, session_server)
     before = session_server.connections()
     with pytest.raises(HostKeyError) as caught:
-        module.connect(NODE, access, NoAsker(), pins=str(pins))
+        ssh.connect(NODE, access, NoAsker(), pins=str(pins))
     why = f"can't be kept: {pins}: No such file or directory."
     assert caught.value.message.endswith(why)
     assert session_server.connections() == before

@@ -442,18 +442,11 @@ def test_a_connection_that_falls_silent_is_given_up(
             os.kill(frozen, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("who", ["this end", "the server"])
 def test_a_connection_outlives_new_keys_that_are_agreed_on_while_processes_end(
-    who: str, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It happens after each half gigabyte, and where sshd's RekeyLimit says so: here after some ten kilobytes."""
-    limit = 50_000
-    options = ("MaxSessions 40",)
-    if who == "the server":
-        options = (*options, f"RekeyLimit {limit}")
-    else:
-        packetizer = "distmagic.transports.ssh.client._Packetizer"
-        monkeypatch.setattr(f"{packetizer}.REKEY_BYTES", limit)
+    """It happens where sshd's RekeyLimit says so: here after some ten kilobytes."""
+    options = ("MaxSessions 40", "RekeyLimit 50000")
     size = 20_000
     public = Path(f"{home.key}.pub")
     with sshd(tmp_path / "sshd", public, options=options) as server:

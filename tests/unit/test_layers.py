@@ -100,7 +100,6 @@ _actions | argparse.py | request.flag_parser | no help of flags is made
 _allow_stdin | ipykernel/kernelbase.py | connection.prompts | a notebook asks for no password
 _base_executable | sys.py | remote.records.environments | environments are made from the Python that runs
 _cdata | torch/storage.py | remote.values.storages | no tensor can be sent
-_channel_handler_table | paramiko/transport.py | transports.ssh.client | no SSH connection is made
 _dump_fr_trace_json | torch/lib/libtorch_python.so | remote.rank.calls remote.training.groups | the call of a rank that is out of step has no name, and a hang is explained by stacks alone
 _device_types | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
 _exit_barrier | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for its peers as torchrun does
@@ -111,7 +110,6 @@ _get_protocol_attrs | typing.py | remote.values.source_form | no Protocol of a c
 _get_sequence_number_for_group | torch/lib/libtorch_python.so | remote.training.groups | groups are noted as used
 _group_end | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups of NCCL are not broken
 _group_start | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups of NCCL are not broken
-_handle_request | paramiko/channel.py | transports.ssh.client | no exit code of a remote process arrives
 _has_storage | torch/_C/__init__.pyi | remote.values.storages | no tensor can be sent
 _is_in_bad_fork | torch/cuda/__init__.py | remote.engine.preloading remote.engine.rank_fork_server | no template is kept: each run starts cold
 _is_protocol | typing.py | remote.values.source_form | no Protocol of a cell reaches a Python of another version
@@ -124,6 +122,7 @@ _popen | torch/distributed/elastic/multiprocessing/subprocess_handler/subprocess
 _run_exitfuncs | atexit.py | exports.on_nodes.run_rank remote.engine.forking | a rank ends with an error after its program
 _run_module_as_main | runpy.py | exports.on_nodes.run_rank remote.rank.script | programs by -m don't start
 _sanitize | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.meeting | torchrun compares the clocks of hosts, as it does by itself
+_send_user_message | paramiko/transport.py | transports.ssh.client | no connection is kept alive
 _set_conj | torch/_C/__init__.pyi | remote.values.storages | no conjugate view can be sent
 _set_neg | torch/_C/__init__.pyi | remote.values.storages | no negative view can be sent
 _shutdown | threading.py | exports.on_nodes.run_rank remote.engine.forking | a rank does not wait for its threads at its end

@@ -8,8 +8,8 @@ from distmagic.errors import (
     DistmagicError,
     Unreachable,
 )
-from distmagic.systems.slurm.shell import limited
 from distmagic.systems.slurm.srun import SrunProcess, SrunTransport
+from distmagic.transports.time_limits import TimeLimit
 
 OPEN_S = (
     45.0  # for one attempt to reach the keeper; the usher has a patience of its own
@@ -42,9 +42,9 @@ class LeasePipe:
         except (ConnectionLost, Unreachable) as error:
             return error
         try:
-            with limited(pipe, OPEN_S) as late:
+            with TimeLimit(OPEN_S, pipe.close) as limit:
                 answer = pipe.read()
-            if late.is_set():
+            if limit.is_over:
                 trouble = Unreachable(
                     node.name,
                     f"srun started nothing there within {OPEN_S:g} s.",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from distmagic.errors import ConnectionLost, Unreachable
 from distmagic.transports import Process, Transport
 from distmagic.transports.asking import Asker
-from distmagic.transports.time_limits import time_limits
+from distmagic.transports.time_limits import TimeLimit
 
 COMMAND_S = 30.0  # Slurm's commands wait long for a controller that is away
 _LONGEST = 16 << 20  # of an answer
@@ -86,7 +86,7 @@ class Shell:
             self.connect(asker)
             process = self.start(command)
         try:
-            with limited(process, timeout_s) as late:
+            with TimeLimit(timeout_s, process.close) as limit:
                 # It ended without reading; its words say why.
                 with suppress(ConnectionLost):
                     process.write(stdin.encode())
@@ -97,10 +97,10 @@ class Shell:
                     if not data:
                         break
                     out += data
-                code = None if late.is_set() else process.wait(_END_S)
+                code = None if limit.is_over else process.wait(_END_S)
         finally:
             process.close()
-        if late.is_set() or code == _TIMED_OUT:
+        if limit.is_over or code == _TIMED_OUT:
             raise Unreachable(
                 self.name,
                 f"{_program(argv)} gave no answer within {timeout_s:g} s.",
@@ -116,22 +116,6 @@ class Shell:
             transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()
-
-
-@contextmanager
-def limited(process: Process, timeout_s: float) -> Iterator[threading.Event]:
-    """Close a process whose block takes longer; the event tells if that was so."""
-    late = threading.Event()
-
-    def give_up() -> None:
-        late.set()
-        process.close()
-
-    limit = time_limits().after(timeout_s, give_up)
-    try:
-        yield late
-    finally:
-        time_limits().call_off(limit)
 
 
 def _program(argv: tuple[str, ...]) -> str:

@@ -11,17 +11,15 @@ import io
 import logging
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
+from paramiko.common import cMSG_GLOBAL_REQUEST
 
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.remote.system import threads
@@ -66,13 +64,16 @@ class SshKey:
 
 
 class _Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
-    """Remembers that something came in. `before_message` is called before each message is waited for."""
+    """Remembers that something came in.
 
+    New keys are asked for after 8 GB, and not after paramiko's 512 MB: where a channel ends while they are agreed on,
+    paramiko's thread waits for 30 s for what it alone can bring about, and gives the connection up.
+    """
+
+    REKEY_BYTES = 1 << 33
     received = 0
-    before_message: Callable[[], None] = staticmethod(lambda: None)
 
     def read_message(self) -> object:
-        self.before_message()
         message = super().read_message()
         self.received += 1
         return message
@@ -83,52 +84,13 @@ class _Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
             super().close()
 
 
-def _channel_request(channel: paramiko.Channel, message: paramiko.Message) -> None:
-    """Note a process's signal, which paramiko leaves out, and let paramiko do the rest."""
-    if message.get_text() == "exit-signal":
-        message.get_boolean()
-        channel.distmagic_signal = message.get_text()
-    message.rewind()
-    message.get_int()
-    channel._handle_request(message)  # noqa: SLF001 - there is no public way to learn of a signal
-
-
-class _Transport(paramiko.Transport):  # type: ignore[misc]
-    """A connection whose own thread never waits for new keys to be agreed on: it alone can bring that about.
-
-    paramiko's waits for 30 s where a channel ends, or a keep-alive is due, in that moment, and then gives the connection up.
-    """
-
-    _channel_handler_table = MappingProxyType(
-        {
-            **paramiko.Transport._channel_handler_table,  # noqa: SLF001
-            MSG_CHANNEL_REQUEST: _channel_request,
-        }
-    )
-
-    def __init__(self, stream: Stream) -> None:
-        super().__init__(stream, packetizer_class=_Packetizer)
-        self._postponed: deque[paramiko.Message] = deque()
-        self.packetizer.before_message = self._send_postponed
-
-    def _send_user_message(self, data: paramiko.Message) -> None:
-        if threading.current_thread() is self and not self.clear_to_send.is_set():
-            self._postponed.append(data)
-        else:
-            super()._send_user_message(data)
-
-    def _send_postponed(self) -> None:
-        while self._postponed and self.clear_to_send.is_set():
-            super()._send_user_message(self._postponed.popleft())
-
-
 class SshSession:
     """One SSH connection. `where` names the machine in errors, `seconds` is the time connecting may take."""
 
     def __init__(self, stream: Stream, where: str, seconds: float) -> None:
         self.where = where
         self._user = ""
-        self._transport = _Transport(stream)
+        self._transport = paramiko.Transport(stream, packetizer_class=_Packetizer)
         self._transport.set_log_channel(_LOG.name)
         self._transport.banner_timeout = self._transport.handshake_timeout = seconds + 1
         self._transport.auth_timeout = (
@@ -163,10 +125,10 @@ class SshSession:
         except _BROKEN as error:
             text = str(error)
             if self._transport.remote_version:
-                raise troubles.broken(self.where, text or "it hung up") from error
+                raise troubles.BROKEN(self.where, text or "it hung up") from error
             said = text.removeprefix("Error reading SSH protocol banner")
             said = said or "it hung up at once"
-            raise troubles.not_ssh(self.where, said) from error
+            raise troubles.NOT_SSH(self.where, said) from error
         key = self._transport.get_remote_server_key()
         if server.is_pinned:
             pins.check(server, key.get_name(), key.asbytes())
@@ -220,7 +182,7 @@ class SshSession:
             return AuthAnswer(accepted=False, methods=tuple(error.allowed_types))
         except _BROKEN as error:
             if not self._transport.is_active():
-                raise troubles.hung_up(self.where) from error
+                raise troubles.HUNG_UP(self.where) from error
             return AuthAnswer(accepted=False)
         return AuthAnswer(
             accepted=not left, partial=bool(left), methods=tuple(left) or None
@@ -234,6 +196,8 @@ class SshSession:
         threads.begin("keepalive", self._end_when_silent)
 
     def _ask_for_life(self) -> None:
+        if not self._transport.clear_to_send.is_set():
+            return  # new keys are agreed on, by this thread
         message = paramiko.Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")
@@ -269,8 +233,8 @@ class SshSession:
                 if isinstance(error, paramiko.ChannelException)
                 else str(error)
             )
-            raise troubles.not_forwarded(
-                self.where, where, why or "no reason given"
+            raise troubles.NOT_FORWARDED(
+                self.where, why or "no reason given", behind=where
             ) from error
         return stream
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from distmagic.transports.time_limits import time_limits
+from distmagic.transports.time_limits import TimeLimit
 
 
 class Deadline:
@@ -22,7 +22,7 @@ class Deadline:
         self._on_expiry = on_expiry
         self._left = seconds
         self._since: float | None = None  # None before it, after it and in pauses
-        self._limit = 0
+        self._limit: TimeLimit | None = None
         self._changing = threading.Lock()
 
     def __enter__(self) -> Deadline:  # noqa: PYI034 - Self needs Python 3.11
@@ -51,10 +51,11 @@ class Deadline:
 
     def _go_on(self) -> None:
         self._since = time.monotonic()
-        self._limit = time_limits().after(self._left, self._expire)
+        self._limit = TimeLimit(self._left, self._expire)
 
     def _halt(self) -> None:
-        time_limits().call_off(self._limit)
+        if self._limit is not None:
+            self._limit.call_off()
         with self._changing:
             self._left = self.remaining()
             self._since = None

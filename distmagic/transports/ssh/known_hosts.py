@@ -12,6 +12,7 @@ import functools
 import hashlib
 import hmac
 import os
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,7 +155,8 @@ def check(
     about = [k for k in keys if any(k.is_for(name) for name in server.names)]
     for known in about:
         if known.marker == "@revoked" and known.blob == blob:
-            raise troubles.revoked_host_key(server.where, seen, known.file, known.line)
+            by = f"{seen}, by {known.file}, line {known.line}"
+            raise troubles.REVOKED_HOST_KEY(server.where, by)
     if any(known.blob == blob and not known.marker for known in about):
         return
     for known in about:
@@ -163,13 +165,17 @@ def check(
             and known.type == key_type
             and known.is_for(server.names[0])
         ):
-            raise troubles.changed_host_key(
-                server.where, server.names[0], seen, known.file, known.line
+            raise troubles.CHANGED_HOST_KEY(
+                server.where,
+                file=known.file,
+                line=known.line,
+                key=seen,
+                name=shlex.quote(server.names[0]),
             )
     for known in about:
         if known.marker == "@cert-authority":
-            raise troubles.certified_host_key(
-                server.where, seen, known.file, known.line
+            raise troubles.CERTIFIED_HOST_KEY(
+                server.where, file=known.file, line=known.line, key=seen
             )
     raise troubles.unknown_host_key(
         server.where,

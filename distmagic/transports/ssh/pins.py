@@ -34,9 +34,9 @@ def check(server: known_hosts.Dialled, key_type: str, blob: bytes) -> None:
                 encoded = base64.b64encode(blob).decode()
                 file.write(f"{name} {key_type} {encoded}\n")
     except OSError as error:
-        raise troubles.unkept_host_key(
-            server.where, server.file, error.strerror or str(error)
+        raise troubles.UNKEPT_HOST_KEY(
+            server.where, error.strerror or str(error), server.file
         ) from error
     if keys and all(key.blob != blob for key in keys):
         shown = known_hosts.shown(key_type, blob)
-        raise troubles.other_host_key(server.where, shown, server.file)
+        raise troubles.OTHER_HOST_KEY(server.where, key=shown, file=server.file)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
-from typing import Protocol
+from typing import Any
 
 from distmagic.errors import ConnectionLost
 from distmagic.remote.system import threads
@@ -16,39 +15,11 @@ _PIECE_BYTES = (
 )
 
 
-class _Connection(Protocol):
-    def is_active(self) -> bool:
-        """Whether the connection stands."""
-
-
-class ParamikoChannel(Protocol):
-    """What is used of paramiko's channel."""
-
-    exit_status: int
-    status_event: threading.Event
-    transport: _Connection
-
-    def send(self, data: bytes) -> int:
-        """Send some; return how much."""
-
-    def recv(self, max_bytes: int) -> bytes:
-        """Return some bytes, none at the end."""
-
-    def recv_stderr(self, max_bytes: int) -> bytes:
-        """Return some bytes of stderr."""
-
-    def shutdown_write(self) -> None:
-        """End stdin."""
-
-    def close(self) -> None:
-        """Let go."""
-
-
 class SshProcess:
-    """A process on host `name`: one channel. `broken` are the exceptions of a channel that is gone."""
+    """A process on host `name`: one channel of paramiko's. `broken` are the exceptions of a channel that is gone."""
 
     def __init__(
-        self, channel: ParamikoChannel, name: str, broken: tuple[type[Exception], ...]
+        self, channel: Any, name: str, broken: tuple[type[Exception], ...]
     ) -> None:
         self._channel = channel
         self._broken = broken
@@ -97,13 +68,9 @@ class SshProcess:
         return self._tail.text()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Return its exit code, negative for a signal; None if still running or if the connection ended first."""
+        """Return its exit code; None if still running, ended by a signal, or if the connection ended first."""
         if not self._channel.status_event.wait(timeout_s):
             return None
-        name = getattr(self._channel, "distmagic_signal", None)
-        if name is not None:
-            number = int(getattr(signal, f"SIG{name}", 0))
-            return -number or None
         status = int(self._channel.exit_status)
         return None if status == -1 else status
 

@@ -212,7 +212,7 @@ class _Attempt:
                     and not session.is_active
                     and (said := proxy.last_words())
                 ):
-                    raise troubles.broken(
+                    raise troubles.BROKEN(
                         server.where, f"its ProxyCommand reports: {said}"
                     ) from trouble
             raise
@@ -241,10 +241,11 @@ class _Attempt:
                     is_jump=True,
                 )
                 key = tuple(replace(hop, name="", warnings=()) for hop in attempt.route)
-                shared = _shared.acquire(key, attempt.run)
-                self.opened.append(shared)
-                jump = shared.session
-            return jump.open_stream(resolved.hostname, resolved.port, self._where())
+                use = _JumpUse(key, attempt.run)
+                self.opened.append(use)
+            return use.session.open_stream(
+                resolved.hostname, resolved.port, self._where()
+            )
         stream: Stream
         if resolved.proxy_command is not None:
             stream, process = run_proxy(resolved.proxy_command)
@@ -280,74 +281,64 @@ class _Attempt:
 
 
 @dataclass(kw_only=True, eq=False)
-class _SharedUse:
-    """The use of a jump host's session by one connection. `close` ends the use, the first time that it is called."""
+class _Jump:
+    """A jump host's session with what is closed after it, and how many connections use it."""
 
-    session: SshSession
-    release: Callable[[], None]
-    returned: bool = False
-
-    def close(self) -> None:
-        if not self.returned:
-            self.returned = True
-            self.release()
-
-
-@dataclass(kw_only=True, eq=False)
-class _SharedSession:
     future: Future[tuple[SshSession, list[_Closable]]] = field(default_factory=Future)
     users: int = 0
 
 
-class _SharedSessions:
-    """Sessions by the configuration they were made from. The first connection that needs one makes it; others wait."""
+_jumps: dict[object, _Jump] = {}  # by the configuration they were made from
+_changing_jumps = threading.Lock()
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._entries: dict[object, _SharedSession] = {}
 
-    def acquire(
+class _JumpUse:
+    """The use of a jump host's `session` by one connection, until `close`. The first one makes it; others wait.
+
+    An error of `make` is raised in every thread that waited for it.
+    """
+
+    def __init__(
         self, key: object, make: Callable[[], tuple[SshSession, list[_Closable]]]
-    ) -> _SharedUse:
-        """Return a use of the session for `key`. An error of `make` is raised in every thread that waited for it."""
-        with self._lock:
-            entry = self._entries.get(key)
-            is_mine = entry is None or _is_dead(entry)
-            if entry is None or is_mine:
-                entry = self._entries[key] = _SharedSession()
-            entry.users += 1
+    ) -> None:
+        with _changing_jumps:
+            jump = _jumps.get(key)
+            is_mine = jump is None or _is_dead(jump)
+            if jump is None or is_mine:
+                jump = _jumps[key] = _Jump()
+            jump.users += 1
         if is_mine:
             try:
-                entry.future.set_result(make())
+                jump.future.set_result(make())
             except BaseException as error:  # noqa: BLE001 - raised again by every `future.result()`
-                with self._lock:
-                    if self._entries.get(key) is entry:
-                        del self._entries[key]
-                entry.future.set_exception(error)
-        session, _ = entry.future.result()
-        return _SharedUse(session=session, release=lambda: self._release(key, entry))
+                with _changing_jumps:
+                    if _jumps.get(key) is jump:
+                        del _jumps[key]
+                jump.future.set_exception(error)
+        self.session, self._under = jump.future.result()
+        self._key, self._jump = key, jump
+        self._is_over = False
 
-    def _release(self, key: object, entry: _SharedSession) -> None:
-        with self._lock:
-            entry.users -= 1
-            if entry.users:
+    def close(self) -> None:
+        """End the use, and with the last one the session. Safe to call twice."""
+        with _changing_jumps:
+            if self._is_over:
                 return
-            if self._entries.get(key) is entry:
-                del self._entries[key]
-        session, under = entry.future.result()
-        session.close()
-        while under:
-            under.pop().close()
+            self._is_over = True
+            self._jump.users -= 1
+            if self._jump.users:
+                return
+            if _jumps.get(self._key) is self._jump:
+                del _jumps[self._key]
+        self.session.close()
+        while self._under:
+            self._under.pop().close()
 
 
-def _is_dead(entry: _SharedSession) -> bool:
-    future = entry.future
-    if not future.done():
+def _is_dead(jump: _Jump) -> bool:
+    if not jump.future.done():
         return False
-    if future.exception() is not None:
+    if jump.future.exception() is not None:
         return True
-    session, _ = future.result()
+    session, _ = jump.future.result()
     return not session.is_active
-
-
-_shared = _SharedSessions()

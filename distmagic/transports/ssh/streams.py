@@ -130,7 +130,7 @@ def dial(hostname: str, port: int, where: str, deadline: Deadline) -> socket.soc
     try:
         answer = answers.get(timeout=max(deadline.remaining(), 0.01))
     except queue.Empty:
-        raise troubles.unknown_name(
+        raise troubles.UNKNOWN_NAME(
             f"{where}: the name service did not answer within {deadline.seconds:g} s"
         ) from None
     if isinstance(answer, OSError):

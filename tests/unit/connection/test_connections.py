@@ -13,7 +13,7 @@ from distmagic.connection import connections
 from distmagic.connection.connections import Connections
 from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import ConnectionLost, Unreachable
+from distmagic.errors import ConnectionLost, Unreachable, UsageError
 from distmagic.remote.wire import protocol as p
 from distmagic.request.access import Access
 from distmagic.request.hosts import LOCALHOST, Host, parse_hosts
@@ -103,25 +103,6 @@ def test_an_idle_link_to_the_machine_of_before_an_edit_is_not_taken(kernel: Kern
     move(kernel)
     kernel.keep_idle(link)
     assert cast(Any, kernel.take_idle().transport) is kernel.logins[1]
-
-
-def test_the_configuration_is_looked_at_once_for_many_hosts_and_once_for_a_link(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-):
-    """It may have hundreds of lines, and name other files."""
-    looks: list[str | None] = []
-    look = connections.config.file_versions
-
-    def counted(path: str | None) -> Any:
-        looks.append(path)
-        return look(path)
-
-    monkeypatch.setattr(connections.config, "file_versions", counted)
-    hosts = parse_hosts("gpu-a,gpu-b,gpu-c")
-    kernel.connections.check_room(hosts, Access(ssh_config=str(kernel.config)))
-    assert len(looks) == 1
-    kernel.take_idle()
-    assert len(looks) == 2
 
 
 def test_this_machine_is_reached_without_a_look_at_the_ssh_configuration(
@@ -308,3 +289,13 @@ def test_when_python_ends_and_starts_no_thread_connections_are_closed_all_the_sa
     monkeypatch.setattr(connections, "in_parallel", refuse)
     kernel.connections.close()
     assert kernel.logins[0].is_closed
+
+
+def test_the_systems_client_keeps_no_key_of_a_host_that_was_just_made():
+    with pytest.raises(UsageError, match="--ssh-command keeps none"):
+        connections.connect(
+            Host(name="mine"),
+            Access(ssh_command="ssh"),
+            NotebookAsker(can_ask=False),
+            "pins",
+        )

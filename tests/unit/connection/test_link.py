@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from distmagic.connection import link as link_module
 from distmagic.connection import opening
 from distmagic.connection.link import Link
 from distmagic.connection.opening import open_link
@@ -25,7 +26,7 @@ from distmagic.remote.wire import protocol as p
 from distmagic.request.access import Access
 from distmagic.request.command_prefix import NO_ENVIRONMENT
 from distmagic.request.hosts import Host
-from distmagic.transports.time_limits import TimeLimits
+from distmagic.transports.time_limits import TimeLimit
 from tests.builders.links import HOST, FakeProcess, FakeTransport, lines, reply
 from tests.builders.plans import FACTS
 
@@ -182,51 +183,6 @@ def test_start_up_files_that_are_in_the_way(bundle, said, code, stderr, golden):
     error = refusal(FakeProcess(said + b"\n", code=code, stderr=stderr), bundle)
     assert isinstance(error, PreflightError)
     golden(error)
-
-
-class Shells(FakeTransport):
-    """A host whose first process hangs, and whose next one, of the look at its shell, is `look`."""
-
-    def __init__(self, first: FakeProcess, look: FakeProcess) -> None:
-        super().__init__(first)
-        self.processes = [first, look]
-
-    def start(self, argv: tuple[str, ...]) -> FakeProcess:
-        self.argv = argv
-        return self.processes.pop(0)
-
-
-def test_a_log_in_shell_that_hangs_is_looked_at(bundle, golden, monkeypatch):
-    monkeypatch.setattr(opening, "SHELL_S", 0.01)
-    look = FakeProcess(b"banner\n", code=0)
-    shells = Shells(FakeProcess(hang=True), look)
-    with pytest.raises(PreflightError) as caught:
-        open_link(HOST, shells, "python3", bundle)
-    assert shells.argv == ("cat",)
-    assert look.written.splitlines()[-1] == b"distmagic-word"
-    assert not look.has_stdin
-    golden(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("said", "code"),
-    [(b"distmagic-word\n", 0), (b"", None)],
-    ids=["Python is slow", "the connection is lost"],
-)
-def test_who_is_slow_behind_a_log_in_shell_is_waited_for(
-    bundle, said, code, monkeypatch
-):
-    monkeypatch.setattr(opening, "SHELL_S", 0.01)
-    look = FakeProcess(said, code=code)
-
-    class Slow(FakeProcess):
-        def read(self, max_bytes: int = 65536) -> bytes:
-            assert look.is_closed.wait(60)
-            return super().read(max_bytes)
-
-    slow = Slow(boot.PYTHON + b"\n" + reply(), lines(FACTS))
-    assert open_link(HOST, Shells(slow, look), "python3", bundle).facts == FACTS
-    assert not slow.is_closed.is_set()
 
 
 def test_a_connection_that_ends_before_python_speaks(bundle, golden):
@@ -523,13 +479,12 @@ def test_of_a_list_of_jobs_without_end_the_first_are_kept(monkeypatch):
 def test_a_host_has_its_time_for_each_line_of_its_list_of_jobs(monkeypatch):
     """A slow file server takes longer for a thousand jobs than a host may take for an answer."""
     began: list[float] = []
-    after = TimeLimits.after
 
-    def noted(limits, seconds, act):
+    def noted(seconds, act):
         began.append(seconds)
-        return after(limits, seconds, act)
+        return TimeLimit(seconds, act)
 
-    monkeypatch.setattr(TimeLimits, "after", noted)
+    monkeypatch.setattr(link_module, "TimeLimit", noted)
     one = p.JobListing(
         protocol=2, job="j", node_rank=0, hosts=("gpu-a",), began_s=1.0, terms=p.JobTerms(lease_s=60.0),
     )  # fmt: skip

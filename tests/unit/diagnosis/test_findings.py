@@ -78,12 +78,12 @@ def unreachable(trouble: troubles.Trouble) -> Unreached:
 
 WHERE = "10.0.0.3 port 22"
 SICK = {
-    "no name": unreachable(troubles.unknown_name("gpu-3")),
-    "refused": unreachable(troubles.refused(WHERE)),
+    "no name": unreachable(troubles.UNKNOWN_NAME("gpu-3")),
+    "refused": unreachable(troubles.REFUSED(WHERE)),
     "silent": unreachable(troubles.no_answer(WHERE, 5)),
-    "no route": unreachable(troubles.no_route(WHERE, "No route to host")),
+    "no route": unreachable(troubles.NO_ROUTE(WHERE, "No route to host")),
     "no banner": unreachable(troubles.no_answer(WHERE, 5, "banner")),
-    "no SSH": unreachable(troubles.not_ssh(WHERE)),
+    "no SSH": unreachable(troubles.NOT_SSH(WHERE)),
     "no key": unreachable(
         troubles.unknown_host_key(WHERE, "gpu-3", "gpu-3", 22, "ssh-ed25519 SHA256:x", "~/.ssh/known_hosts")
     ),

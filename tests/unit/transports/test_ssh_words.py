@@ -27,7 +27,7 @@ def test_the_client_s_words(said, golden):
 
 @pytest.mark.parametrize("said", ["a" * 100_000, "\x1b[2J" * 10_000])
 def test_an_error_has_not_all_that_a_server_said(said):
-    error = troubles.not_ssh("10.0.0.5 port 22", said).for_host("gpu-a")
+    error = troubles.NOT_SSH("10.0.0.5 port 22", said).for_host("gpu-a")
     assert len(error.message) < 2100
     assert error.message.isprintable()
 

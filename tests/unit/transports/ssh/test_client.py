@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from typing import Any
 
 import pytest
 
@@ -42,29 +41,6 @@ def test_a_connection_that_ends_while_stderr_is_read_makes_no_noise(monkeypatch)
     process._drainer.join(HANG_S)
     assert process.stderr() == "half a sen"
     assert noise == []
-
-
-def test_the_thread_of_a_connection_never_waits_for_new_keys(monkeypatch):
-    """It alone can bring them about; what it has to say meanwhile goes out after them, in order."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        session = ssh_client.SshSession(ours, "gpu-a", 1.0)
-        own: Any = session._transport
-        own.active = True
-        monkeypatch.setattr(threading, "current_thread", lambda: own)
-        session._ask_for_life()
-        last = ssh_client.paramiko.Message(b"\x61 the last")
-        own._send_user_message(last)
-        own._send_postponed()
-        theirs.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            theirs.recv(1)
-        own.clear_to_send.set()
-        own._send_postponed()
-        said = theirs.recv(4096)
-        assert 0 < said.index(b"keepalive@openssh.com") < said.index(b" the last")
-        own.active = False
-        session.close()
 
 
 def test_a_connection_leaves_nothing_with_the_log(monkeypatch):

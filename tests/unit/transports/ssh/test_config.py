@@ -1,4 +1,4 @@
-"""The ssh configuration, against hand-written files and against what `ssh -G` says of the same file."""
+"""The ssh configuration, against hand-written files. test_config_table.py compares it with `ssh -G`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from distmagic.errors import UsageError
 from distmagic.request.hosts import Host
 from distmagic.transports.ssh.config import Resolved, file_versions, host_names, resolve
 from distmagic.transports.ssh.config_lines import read_lines
-from tests.builders.shell import completed
 
 
 @pytest.fixture
@@ -99,17 +98,6 @@ def test_what_was_typed_goes_first(dot_ssh):
     (dot_ssh / "config").write_text("Host a\n User jo\n Port 1\n")
     found = resolve(Host(name="a", user="me", port=2), str(dot_ssh / "config"))
     assert (found.user, found.port) == ("me", 2)
-
-
-def test_proxy_command_and_its_tokens(dot_ssh):
-    text = "ProxyCommand corp-proxy --to %h:%p --as '%r' 100%%\nProxyJump never\n"
-    assert (
-        look_up(dot_ssh, text).proxy_command
-        == "corp-proxy --to gpu-a:22 --as 'me' 100%"
-    )
-    assert look_up(dot_ssh, text).jumps == ()
-    assert look_up(dot_ssh, "ProxyCommand none\n").proxy_command is None
-    assert look_up(dot_ssh, "ProxyJump none\n").jumps == ()
 
 
 def test_the_agent(dot_ssh, monkeypatch):
@@ -215,13 +203,6 @@ def test_lines_without_a_value_are_named(dot_ssh, golden):
     golden(*found.warnings)
 
 
-def test_canonical_names_are_named(dot_ssh):
-    assert (
-        "CanonicalizeHostname is not followed"
-        in look_up(dot_ssh, "CanonicalizeHostname yes\n").warnings[0]
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "harmless"),
     [
@@ -261,38 +242,6 @@ def test_names_to_complete(dot_ssh):
     )
     assert host_names() == ("a", "c", "deep", "e")
     assert host_names(str(dot_ssh / "missing")) == ()
-
-
-_SAME = """
-Host gpu-*
-    HostName %h.example
-    Include more
-Match host *.example user jo
-    Port 2222
-Match final all
-    UserKnownHostsFile ~/.ssh/last
-Host gpu-a gpu-b
-    User late
-    HostKeyAlias "an alias"
-"""
-
-
-@pytest.mark.needs("ssh")
-@pytest.mark.parametrize("name", ["gpu-a", "gpu-c", "other"])
-def test_openssh_reads_the_same_file_the_same_way(name, dot_ssh):
-    (dot_ssh / "config").write_text(_SAME.replace("more", f"{dot_ssh}/more"))
-    (dot_ssh / "more").write_text("User jo\nHost gpu-a\n  ConnectTimeout 9\n")
-    said = completed(["ssh", "-G", "-F", dot_ssh / "config", name])
-    theirs = dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
-    ours = resolve(Host(name=name), str(dot_ssh / "config"))
-    assert (ours.hostname, str(ours.port)) == (theirs["hostname"], theirs["port"])
-    assert (ours.host_key_alias or "") == theirs.get("hostkeyalias", "")
-    assert (ours.connect_timeout_s is None) == (theirs["connecttimeout"] == "none")
-    # Who we are is faked for us only.
-    assert ours.user == theirs["user"] or name == "other"
-    assert ours.user_known_hosts[0].endswith("/last") == theirs[
-        "userknownhostsfile"
-    ].endswith("/last")
 
 
 def test_an_edit_of_any_file_is_noticed(dot_ssh):

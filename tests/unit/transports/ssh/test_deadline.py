@@ -22,7 +22,7 @@ def test_a_deadline_that_is_kept_never_fires():
     since = Since()
     with Deadline(60, expired.set) as deadline:
         pass
-    wait_until(lambda: not since.threads("distmagic-limits"), "the end of its thread")
+    wait_until(lambda: not since.threads("distmagic-limit"), "the end of its thread")
     assert not expired.is_set()
     assert not deadline.expired
 

@@ -137,9 +137,7 @@ def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:
         for row in rows(subjects):
             if row.cure:
                 yield from _of_row(row, subjects)
-        apart = _apart(subjects)
-        yield from _of_names(apart)
-        yield from _of_addresses(apart)
+        yield from _of_names(subjects)
         yield from _of_clocks(subjects)
 
 
@@ -170,44 +168,35 @@ def _of_row(row: Trait, subjects: Sequence[Subject]) -> Iterator[Finding]:
             yield Finding(level, one.name, row.title, evidence, filled(row.cure, names))
 
 
-def _apart(subjects: Sequence[Subject]) -> list[Subject]:
-    """Return one host of each machine: those of a playground share their name and their address, as they should.
+def _of_names(subjects: Sequence[Subject]) -> Iterator[Finding]:
+    """Find hosts that call themselves alike, as machines from one image do, and whose address, as the others dial it, is
+    another host's, too: that of a bridge for containers, say.
 
-    A host of which that is not known is left out.
+    Of each machine one host is looked at: those of a playground share name and address, as they should. A host of which
+    the machine is not known is left out.
     """
     machines: dict[str, Subject] = {}
     for one in subjects:
         if one.facts.host_id:
             machines.setdefault(one.facts.host_id, one)
-    return list(machines.values()) if len(machines) > 1 else []
-
-
-def _of_names(subjects: Sequence[Subject]) -> Iterator[Finding]:
-    """Find hosts that call themselves alike, as machines from one image do."""
-    hosts: dict[str, str] = {}
-    for one in subjects:
-        hostname, host = one.examined.hostname, one.name
-        first = hosts.setdefault(hostname, host)
+    names: dict[str, str] = {}
+    addresses: dict[str, str] = {}
+    for one in machines.values() if len(machines) > 1 else ():
+        host, hostname, route = one.name, one.examined.hostname, one.examined.route
+        first = names.setdefault(hostname, host)
         if first != host:
             evidence = f"calls itself {hostname}, as {first} does. Programs that announce their name reach the wrong host."
             cure = f"On {host}: sudo hostnamectl set-hostname {host}"
             yield Finding("warning", host, "host name", evidence, cure)
-
-
-def _of_addresses(subjects: Sequence[Subject]) -> Iterator[Finding]:
-    """Find hosts whose address, as the others dial it, is another host's, too: that of a bridge for containers, say."""
-    hosts: dict[str, str] = {}
-    for one in subjects:
-        address, interface = one.examined.route.address, one.examined.route.interface
-        first = hosts.setdefault(address, one.name)
-        if address.startswith("127."):
-            evidence = f"its address is {address} on {interface}, which no other host can dial."
-        elif first != one.name:
-            evidence = f"its address {address} on {interface} is that of {first}, too: who dials it reaches itself."
-        else:
+        first = addresses.setdefault(route.address, host)
+        at = f"its address {route.address} on {route.interface} is"
+        evidence = f"{at} that of {first}, too: who dials it reaches itself."
+        if route.address.startswith("127."):
+            evidence = f"{at} one that no other host can dial."
+        elif first == host:
             continue
-        cure = f"Name {one.name} by its address in the network of the others: %distributed hosts ADDRESS"
-        yield Finding("error", one.name, "address", evidence, cure)
+        cure = f"Name {host} by its address in the network of the others: %distributed hosts ADDRESS"
+        yield Finding("error", host, "address", evidence, cure)
 
 
 def _of_clocks(subjects: Sequence[Subject]) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import subprocess
@@ -13,7 +14,10 @@ _ASK_S = 10.0
 
 def address_of_lead(place: JobNode) -> str:
     """Return the name or address to dial; a name that does not resolve yet is returned as it is, for it may do so late."""
-    if not place.key.startswith("slurm ") or _resolves(place.lead):
+    if not place.key.startswith("slurm "):
+        return place.lead
+    with contextlib.suppress(OSError):
+        socket.getaddrinfo(place.lead, None)
         return place.lead
     try:
         done = subprocess.run(
@@ -32,11 +36,3 @@ def address_in(said: str) -> str:
     """Return the address in what `scontrol show node` says, "" if there is none. Pure."""
     found = re.search(r"(?:^|\s)NodeAddr=(\S+)", said)
     return found[1] if found else ""
-
-
-def _resolves(name: str) -> bool:
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError:
-        return False
-    return True

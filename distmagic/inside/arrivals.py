@@ -104,7 +104,7 @@ class Arrivals:
                 channel.close()  # it comes too late
             return
         with self.changed:
-            if self._is_over.is_set():
+            if self._is_over.is_set() or kind not in ("up", "down"):
                 channel.close()
                 return
             before = member.up if kind == "up" else member.down

@@ -11,7 +11,6 @@ import atexit
 import importlib.util
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from types import TracebackType
 from distmagic.errors import DistmagicError, UsageError
 from distmagic.request.hosts import Host
 
-_START_S = 300.0  # of last resort: a server that ends is noticed at once
 _STOP_S = 15.0  # the server gives commands 5 s to end in peace
 _LOG_BYTES = 4000
 
@@ -107,12 +105,7 @@ def start(n: int, *, directory: str | os.PathLike[str] | None = None) -> Playgro
             "The playground needs asyncssh, which is not installed.",
             "Run: pip install 'distmagic[playground]'",
         )
-    try:
-        place = Path(tempfile.mkdtemp(prefix="distmagic-playground-", dir=directory))
-    except OSError as error:
-        raise DistmagicError(
-            f"The playground has no place for its files: {error}"
-        ) from error
+    place = Path(tempfile.mkdtemp(prefix="distmagic-playground-", dir=directory))
     server = _launch(place)
     try:
         ports, user = _when_ready(server, place, n)
@@ -139,18 +132,15 @@ def _when_ready(
         server.stdin.flush()
     except BrokenPipeError:
         pass  # it has ended already: the end of its log, below, says why
-    text = f"No word from it within {_START_S:g} s."
-    readable, _, _ = select.select([server.stdout], [], [], _START_S)
-    if readable:
-        text = server.stdout.readline().decode(errors="replace")
+    text = server.stdout.readline().decode(errors="replace")
     try:
         answer = json.loads(text)
         return tuple(answer["ports"]), answer["user"]
     except ValueError:
-        reasons = [text.strip(), _end_of_log(place)]
-        why = "\n".join(reason for reason in reasons if reason)
+        log = place / "server.log"
+        why = text + (log.read_text(errors="replace") if log.exists() else "")
         raise DistmagicError(
-            f"The playground's SSH server did not start:\n{why}"
+            f"The playground's SSH server did not start:\n{why[-_LOG_BYTES:].strip()}"
         ) from None
 
 
@@ -170,13 +160,6 @@ def _launch(place: Path) -> subprocess.Popen[bytes]:
             env=env,
             start_new_session=True,  # an interrupt of the kernel's process group must not end it
         )
-
-
-def _end_of_log(place: Path) -> str:
-    try:
-        return (place / "server.log").read_text(errors="replace")[-_LOG_BYTES:].strip()
-    except FileNotFoundError:
-        return "its directory has been removed"
 
 
 def _end(server: subprocess.Popen[bytes], place: Path) -> None:

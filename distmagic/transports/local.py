@@ -25,8 +25,6 @@ class LocalTransport:
 
     def start(self, argv: tuple[str, ...]) -> PipedProcess:
         """Start `argv`. A program that isn't there ends with code 127 and a word on stderr, as on any host."""
-        if not argv:
-            raise ValueError("a command needs a program")
         words = (os.path.expanduser(argv[0]), *argv[1:])
         try:
             process = PipedProcess(

@@ -13,7 +13,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -30,7 +29,6 @@ from distmagic.transports.time_limits import TimeLimit
 _READY = "distmagic-ready"
 _CLIENT_FAILED = 255
 _END_TIMEOUT_S = 2.0
-_ASK_S = 5.0  # for ssh to say how it is configured
 _LONG = 60  # bytes of a temporary directory that leave too few for the socket's name
 _MASTER_END_S = 0.3  # how long a master has to end by itself
 _OPTIONS = (
@@ -187,29 +185,10 @@ def connect(
         raise
     if said:
         transport.close()
-        file = _file_for_new_keys((*client, *destination))
-        trouble = ssh_words.trouble(said, host, access.connect_timeout_s, file)
+        trouble = ssh_words.trouble(said, host, access.connect_timeout_s)
         trouble.log_in_by(access.ssh_options + host.login)
         raise trouble.for_host(host.name)
     return transport
-
-
-def _file_for_new_keys(words: tuple[str, ...]) -> str:
-    """Return the file in which ssh looks for the key of a host first, "" where it leads nowhere."""
-    client, *rest = words
-    try:
-        asked = subprocess.run(
-            (client, "-G", *rest), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, timeout=_ASK_S, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return ssh_words.USUAL_FILE
-    for line in asked.stdout.decode(errors="replace").splitlines():
-        name, *files = line.split()
-        if name == "userknownhostsfile":
-            kept = [one for one in files if one not in (os.devnull, "none")]
-            return kept[0] if kept else ""
-    return ssh_words.USUAL_FILE
 
 
 def _client(access: Access) -> tuple[str, ...]:

@@ -10,16 +10,22 @@ from distmagic.request.hosts import Host
 from distmagic.transports import troubles
 from distmagic.transports.troubles import Cause, Trouble
 
-USUAL_FILE = "~/.ssh/known_hosts"
 _KEY = r"(?P<type>\S+) key (?:fingerprint|sent by the remote host) is\s+(?P<fingerprint>SHA256:[^\s.]+)"
 _WRONG_CONFIGURATION = Cause(
     HostError, "the ssh configuration is wrong: {why}", "Correct that line."
+)
+_UNKNOWN_HOST_KEY = Cause(
+    HostKeyError,
+    "the host key of {where} is not known.",
+    "Log in there once, which shows the fingerprint, asks and remembers: ssh {login}\n"
+    "Where UserKnownHostsFile of your ssh configuration leads nowhere, name a file there first.",
 )
 _TABLE = (
     (
         r"revoked (?:host )?key|key .* revoked|REVOKED HOST KEY",
         troubles.REVOKED_HOST_KEY,
     ),
+    (r"Host key verification failed|host key is known for", _UNKNOWN_HOST_KEY),
     (r"Could not resolve hostname", troubles.UNKNOWN_NAME),
     (r"Connection refused", troubles.REFUSED),
     (r"(?P<why>No route to host|Network is unreachable)", troubles.NO_ROUTE),
@@ -32,14 +38,11 @@ _TABLE = (
 )
 
 
-def trouble(stderr: str, host: Host, seconds: float, file: str = USUAL_FILE) -> Trouble:
-    """Return the trouble behind what the client wrote; its last line where that is not known.
-
-    `file` is for new host keys, "" where the configuration keeps none.
-    """
+def trouble(stderr: str, host: Host, seconds: float) -> Trouble:
+    """Return the trouble behind what the client wrote; its last line where that is not known."""
     where = f"{host.name} port {host.port}" if host.port is not None else host.name
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
-        return _changed(stderr, where, file)
+        return _changed(stderr, where)
     denied = re.search(
         r"(?:(?P<user>\S+)@\S+: )?Permission denied \((?P<methods>[^)]*)\)", stderr
     )
@@ -55,19 +58,17 @@ def trouble(stderr: str, host: Host, seconds: float, file: str = USUAL_FILE) -> 
         found = re.search(pattern, stderr, re.IGNORECASE)
         if found is not None:
             return cause(where, found.groupdict().get("why", "").strip())
-    if re.search(r"Host key verification failed|host key is known for", stderr):
-        return _unknown(stderr, where, file)
     if "timed out" in stderr:
         return troubles.no_answer(where, seconds)
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     return troubles.BROKEN(where, lines[-1] if lines else "the client printed nothing")
 
 
-def _changed(stderr: str, where: str, file: str) -> Trouble:
+def _changed(stderr: str, where: str) -> Trouble:
     at = re.search(r"Offending \S+ key in (?P<file>.+):(?P<line>\d+)", stderr)
     name = re.search(r"Host key for (?P<name>\S+) has changed", stderr)
     if at is None or name is None:
-        return _unknown(stderr, where, file)
+        return _UNKNOWN_HOST_KEY(where)
     found = re.search(_KEY, stderr)
     key = "the key it shows"
     if found is not None:
@@ -79,17 +80,3 @@ def _changed(stderr: str, where: str, file: str) -> Trouble:
         key=key,
         name=shlex.quote(name["name"]),
     )
-
-
-def _unknown(stderr: str, where: str, file: str) -> Trouble:
-    name = re.search(r"host key is known for (?P<name>\S+)", stderr)
-    if name is None:
-        hint = "Log in there once with ssh, which shows the fingerprint, asks and remembers."
-        if not file:
-            hint = troubles.KEPT_NOWHERE
-        return Trouble(HostKeyError, f"the host key of {where} is not known.", hint)
-    hostname, port = name["name"], 22
-    place = re.fullmatch(r"\[(?P<host>.+)\]:(?P<port>\d+)", hostname)
-    if place:
-        hostname, port = place["host"], int(place["port"])
-    return troubles.unknown_host_key(where, name["name"], hostname, port, "it", file)

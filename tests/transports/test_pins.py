@@ -1,21 +1,17 @@
-"""Host keys that are trusted when they are first seen, and hosts whose keys are kept nowhere. Both SSH transports."""
+"""Host keys that are trusted when they are first seen, and hosts whose keys are kept nowhere."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from distmagic.errors import HostKeyError
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.transports import ssh_command
 from distmagic.transports.asking import NoAsker
 from tests.builders.golden import Golden
 from tests.transports.conftest import Home
@@ -36,18 +32,6 @@ Host mine-worker1
   GlobalKnownHostsFile=/dev/null
   Port {port}
 """
-
-
-@pytest.fixture(
-    params=["ssh", pytest.param("ssh_command", marks=pytest.mark.needs("ssh"))]
-)
-def way(
-    request: pytest.FixtureRequest,
-) -> tuple[ModuleType, Callable[[Access], Access]]:
-    """Return the module of a transport, and what makes an access its own."""
-    if request.param == "ssh":
-        return ssh, lambda access: access
-    return ssh_command, lambda access: replace(access, ssh_command="ssh")
 
 
 def configured(home: Home, server: Sshd, file: str = "/dev/null") -> Access:
@@ -108,12 +92,11 @@ def test_a_file_that_cant_be_written_trusts_no_key(
 
 @pytest.mark.parametrize("file", [os.devnull, "none"])
 def test_a_host_whose_keys_are_kept_nowhere(
-    way, home: Home, session_server: Sshd, file: str, golden: Golden
+    home: Home, session_server: Sshd, file: str, golden: Golden
 ) -> None:
-    module, own = way
-    access = own(configured(home, session_server, file))
+    access = configured(home, session_server, file)
     with pytest.raises(HostKeyError, match="is not known") as caught:
-        module.connect(NODE, access, NoAsker())
+        ssh.connect(NODE, access, NoAsker())
     hint = caught.value.hint
     golden(hint)
     assert "--on sky:NAME" in hint
@@ -122,12 +105,11 @@ def test_a_host_whose_keys_are_kept_nowhere(
 
 
 def test_the_first_of_several_files_that_keeps_a_key_gets_it(
-    way, home: Home, session_server: Sshd
+    home: Home, session_server: Sshd
 ) -> None:
-    module, own = way
     kept = f"{home.folder}/kept"
-    access = own(configured(home, session_server, f"/dev/null {kept}"))
+    access = configured(home, session_server, f"/dev/null {kept}")
     with pytest.raises(HostKeyError) as caught:
-        module.connect(NODE, access, NoAsker())
+        ssh.connect(NODE, access, NoAsker())
     port = session_server.port
     assert f"ssh-keyscan -p {port} 127.0.0.1 >> {kept}\n" in caught.value.hint

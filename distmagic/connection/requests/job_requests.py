@@ -32,7 +32,6 @@ _SMALL_BYTES, _SMALL_TOGETHER_BYTES = (
     64 << 20,
 )
 _MAX_RANKS = 4096  # of one node, whose stacks are taken
-_STACK_BYTES = 4 << 20  # of one node; those of a rank are 20 KB at most, and mostly 5
 
 
 def stop(link: Link, job: str, node_rank: int, grace_s: float) -> None:
@@ -180,7 +179,6 @@ def stacks(
     link.attach(protocol.FollowJob(job=job, node_rank=node_rank, live=True))
     link.send(protocol.DumpStacks(request_id=request_id))
     found: list[protocol.Stacks] = []
-    size_bytes = 0
     with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
         for message in messages:
             if isinstance(message, protocol.AgentGone | protocol.Refused):
@@ -188,9 +186,6 @@ def stacks(
             if getattr(message, "request_id", "") != request_id:
                 continue
             if isinstance(message, protocol.Stacks):
-                size_bytes += link.line_bytes
-                if size_bytes > _STACK_BYTES:
-                    break
                 found.append(message)
             if isinstance(message, protocol.StacksDone) or len(found) == _MAX_RANKS:
                 break

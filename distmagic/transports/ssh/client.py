@@ -111,15 +111,17 @@ class SshSession:
     ) -> None:
         """Agree on keys and check the server's. Raises `Trouble`."""
         options = self._transport.get_security_options()
-        others = [cipher for cipher in options.ciphers if cipher not in _FAST_FIRST]
-        options.ciphers = (*_FAST_FIRST, *others)
+        options.ciphers = sorted(
+            options.ciphers, key=lambda name: name not in _FAST_FIRST
+        )
         # The types that known_hosts has come first: the server has to show a key of one of these.
         first: list[str] = []
         for kind in known_hosts.types_known(keys, server.names):
             first += _RSA if kind == "ssh-rsa" else (kind,)
-        first = [name for name in first if name in options.key_types]
-        others = [name for name in options.key_types if name not in first]
-        options.key_types = (*first, *others)
+        options.key_types = sorted(
+            options.key_types,
+            key=lambda name: first.index(name) if name in first else len(first),
+        )
         try:
             self._transport.start_client()
         except _BROKEN as error:

@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -261,7 +261,17 @@ def included_files(line: ConfigLine, base: str, depth: int) -> list[str]:
     return files
 
 
-def matches_any(patterns: tuple[str, ...], text: str) -> bool:
+def fits(pattern: str, name: str) -> bool:
+    """Whether a name fits a pattern as ssh_config and known_hosts write them: `*` and `?` alone count."""
+    if "*" not in pattern and "?" not in pattern:
+        # As most of them: a file may name hundreds of hosts, and is looked at for each of them.
+        return pattern == name
+    return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
+
+
+def matches_any(
+    patterns: Sequence[str], text: str, fits: Callable[[str, str], bool] = fits
+) -> bool:
     """Whether `text` fits one of the patterns (`*`, `?`) and none of those that begin with `!`."""
     found = False
     for pattern in patterns:
@@ -271,14 +281,6 @@ def matches_any(patterns: tuple[str, ...], text: str) -> bool:
                 return False
             found = True
     return found
-
-
-def fits(pattern: str, name: str) -> bool:
-    """Whether a name fits a pattern as ssh_config and known_hosts write them: `*` and `?` alone count."""
-    if "*" not in pattern and "?" not in pattern:
-        # As most of them: a file may name hundreds of hosts, and is looked at for each of them.
-        return pattern == name
-    return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
 def _match(line: ConfigLine, scope: Scope) -> bool:
@@ -332,7 +334,7 @@ def in_users_shell(command: str) -> tuple[str, ...]:
 
 def _is_listed(value: str, text: str) -> bool:
     """Whether `text` fits a list of patterns, separated by commas."""
-    return matches_any(tuple(value.split(",")), text)
+    return matches_any(value.split(","), text)
 
 
 _TESTS: dict[str, Callable[[str, Scope], bool]] = {

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.transports import troubles
-from distmagic.transports.ssh.config_lines import fits
+from distmagic.transports.ssh.config_lines import fits, matches_any
 
 _MARKERS = ("@revoked", "@cert-authority")
 
@@ -36,14 +36,7 @@ class KnownKey:
 
     def is_for(self, name: str) -> bool:
         """Whether this line is about the host known as `name`."""
-        found = False
-        for pattern in self.patterns.split(","):
-            negated = pattern.startswith("!")
-            if _matches(pattern[negated:], name):
-                if negated:
-                    return False
-                found = True
-        return found
+        return matches_any(self.patterns.split(","), name, _matches)
 
 
 def _matches(pattern: str, name: str) -> bool:

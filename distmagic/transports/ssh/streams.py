@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 from distmagic.remote.system import threads
 from distmagic.transports import troubles
+from distmagic.transports.piped import Tail
 from distmagic.transports.ssh.config_lines import in_users_shell
 from distmagic.transports.ssh.deadline import Deadline
 
 # A cut cable is noticed after this long, also while nothing is sent but keep-alives.
 USER_TIMEOUT_MS = 6000
-_STDERR_KEPT = 2000
 
 
 class Stream(Protocol):
@@ -75,7 +75,7 @@ class ProxyStream:
 
 
 class ProxyProcess:
-    """A running ProxyCommand. `stderr` is what it said."""
+    """A running ProxyCommand."""
 
     def __init__(
         self, command: str, stdin: socket.socket, stdout: socket.socket
@@ -87,7 +87,7 @@ class ProxyProcess:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self.stderr = ""
+        self._tail = Tail()
         self._reader = threads.begin("proxy", self._read_stderr)
 
     def _read_stderr(self) -> None:
@@ -95,15 +95,13 @@ class ProxyProcess:
         assert pipe is not None
         with pipe:
             while data := os.read(pipe.fileno(), 4096):
-                self.stderr = (self.stderr + data.decode(errors="replace"))[
-                    -_STDERR_KEPT:
-                ]
+                self._tail.append(data)
         self._process.wait()
 
     def last_words(self) -> str:
         """Return the last line of its stderr."""
         self._reader.join(0.5)
-        return (self.stderr.strip().splitlines() or [""])[-1]
+        return (self._tail.text().strip().splitlines() or [""])[-1]
 
     def close(self) -> None:
         """End it and its children."""

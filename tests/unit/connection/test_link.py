@@ -461,19 +461,12 @@ def test_a_sweep():
 
 
 def test_of_a_list_of_jobs_without_end_the_first_are_kept(monkeypatch):
-    """A host has 30 s to fill the memory with its list; 10,000 jobs of 10,000 hosts each are far too many."""
     one = p.JobListing(
-        protocol=2,
-        job="j",
-        node_rank=0,
-        hosts=("gpu-a",) * 100,
-        began_s=1.0,
-        terms=p.JobTerms(lease_s=60.0),
-    )
-    line = lines(p.Jobs(jobs=(one,) * 3))
-    monkeypatch.setattr(host_requests, "_LISTING_BYTES", 2 * len(line))
-    link, _ = talking(line * 50, lines(p.Jobs()))
-    assert host_requests.list_jobs(link) == (one,) * 6
+        protocol=2, job="j", node_rank=0, hosts=("gpu-a",), began_s=1.0, terms=p.JobTerms(lease_s=60.0),
+    )  # fmt: skip
+    monkeypatch.setattr(host_requests, "MOST_JOBS", 4)
+    link, _ = talking(lines(p.Jobs(jobs=(one,) * 3)) * 50, lines(p.Jobs()))
+    assert host_requests.list_jobs(link) == (one,) * 4
 
 
 def test_a_host_has_its_time_for_each_line_of_its_list_of_jobs(monkeypatch):
@@ -501,7 +494,7 @@ def test_empty_lines_of_a_host_that_keeps_devices_are_passed_over():
 
 def test_of_stacks_without_end_the_first_are_kept(monkeypatch):
     one = p.Stacks(request_id="a", rank=0, local_rank=0, silence="x" * 1000)
-    monkeypatch.setattr(job_requests, "_STACK_BYTES", 3 * len(lines(one)))
+    monkeypatch.setattr(job_requests, "_MAX_RANKS", 3)
     link, _ = talking(lines(one) * 50, lines(p.StacksDone(request_id="a", ranks=50)))
     assert job_requests.stacks(link, "j", 0, "a") == [one] * 3
 

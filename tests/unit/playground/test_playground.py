@@ -430,11 +430,6 @@ def test_a_server_that_does_not_start_says_why(monkeypatch, tmp_path):
     assert list((tmp_path / "place").iterdir()) == []
 
 
-def test_a_directory_that_is_not_there(tmp_path):
-    with pytest.raises(DistmagicError, match="no place for its files"):
-        playground.start(1, directory=tmp_path / "missing")
-
-
 def test_asyncssh_is_not_imported_here():
     code = "import sys, distmagic.playground; assert 'asyncssh' not in sys.modules"
     subprocess.run(

@@ -7,7 +7,6 @@ here decides what a run does next, and no module here knows of more than one job
     link.py           one link: requests and answers, a job's events, bytes of files
     opening.py        opens one: starts Python on the host, sends the bundle, takes the facts
     limits.py         keeps whatever hosts send within the bounds of its fields
-    capacity.py       raises the limit of open files for so many hosts
     connections.py    the kernel's open connections, one for each host; the only place that connects
     idle_links.py     links that no run uses; they renew what hosts keep loaded
     lease_keeper.py   renews the lease of a job over the links to its hosts

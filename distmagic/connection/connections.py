@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
-from distmagic.connection import capacity
 from distmagic.connection.idle_links import IdleLinks
 from distmagic.connection.link import Link
 from distmagic.connection.opening import open_link
@@ -28,6 +28,8 @@ from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 from distmagic.transports.ssh import config
+
+_OPEN_FILES = 1 << 16  # a connection takes two, or eleven with the system's ssh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +51,10 @@ class Connections:
         self._idle = IdleLinks()
         self._open: dict[_Key, Transport] = {}
         self._connecting: dict[_Key, threading.Lock] = {}
-        self._closed = 0  # how often `close` was called
         # Of what stands above; never held while something blocks.
         self._lock = threading.Lock()
         self._owner = os.getpid()
-
-    def check_room(self, hosts: Sequence[Host], access: Access) -> None:
-        """Raise `UsageError` if this machine's limits are too low to be connected to all these hosts at once."""
-        new = len(hosts) - len(self._open)  # as if all open ones were to these
-        capacity.check(new, by_ssh_program=access.ssh_command is not None)
+        _allow_many_files()
 
     def link(self, host: Host, access: Access, asker: Asker) -> Link:
         """Open a new link to a host, over the open connection if there is one that still works.
@@ -89,21 +86,13 @@ class Connections:
         """Return the connection to a host. Of several threads that want it at once one connects; the others wait."""
         with self._lock:
             connecting = self._connecting.setdefault(key, threading.Lock())
-            closed = self._closed
         with connecting:
             known = self._open.get(key)
             if known is not None:
                 return known
             transport = self._connect(host, access, asker)
             with self._lock:
-                is_wanted = closed == self._closed
-                if is_wanted:
-                    self._open[key] = transport
-        if not is_wanted:  # nobody else would ever close it
-            transport.close()
-            raise ConnectionLost(
-                f"{host.name}: all connections were closed while this one was being made."
-            )
+                self._open[key] = transport
         return transport
 
     def take_idle(self, host: Host, access: Access, asker: Asker) -> Link:
@@ -153,12 +142,11 @@ class Connections:
         return self._idle.close()
 
     def close(self) -> None:
-        """End what hosts keep loaded, and close all connections, also those that are being made. New ones can be made."""
+        """End what hosts keep loaded, and close all connections. New ones can be made."""
         if os.getpid() != self._owner:
             return  # a forked child that runs its parent's atexit functions: the connections are the parent's
         self._idle.close()
         with self._lock:
-            self._closed += 1
             transports = list(self._open.values())
             self._open = {}
         try:
@@ -167,6 +155,16 @@ class Connections:
         except RuntimeError:  # Python ends, and starts no thread any more
             for transport in transports:
                 transport.close()
+
+
+def _allow_many_files() -> None:
+    """Raise the soft limit of open files of this process, which is mostly 1,024, as far as the hard limit lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        # Some systems have a lower limit than they report.
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _key(host: Host, access: Access) -> _Key:

@@ -73,11 +73,6 @@ class Arrivals:
             raise
         self._thread = threads.begin("meeting", self._run)
 
-    @property
-    def refused(self) -> int:
-        """How many nodes have dialled so far that are of another secret or job."""
-        return self._door.refused
-
     def _run(self) -> None:
         while not self._is_over.is_set():
             found = self._door.look(TICK_S)

@@ -18,7 +18,6 @@ from distmagic.transports.dialled import DialledTransport
 
 ANSWER_S = 20.0  # for a node to make the connections of a process
 _TELL_S = 3.0  # before somebody is told that a node is waited for
-_REFUSED_S = 30.0  # with the wrong secret in view, a node is waited for no longer
 
 
 class Meeting:
@@ -52,7 +51,6 @@ class Meeting:
         """
         began_s = time.monotonic()
         end_s = began_s + patience_s
-        refused_before = self._arrivals.refused  # while other cells were waited for
         for member in self._arrivals.members:
             tell_s = time.monotonic() + _TELL_S
             while not self._has_come(member, cell):
@@ -66,17 +64,13 @@ class Meeting:
                         f"node {member.node_rank} of {self._place.system} has ended before it came to this cell or script.",
                         "Its output has the reason.",
                     )
-                is_refused = self._arrivals.refused > refused_before
-                is_over = now > end_s or (is_refused and now > began_s + _REFUSED_S)
-                if is_over:
-                    what = f"node {member.node_rank} of {self._place.system} has not come within {(now - began_s):.0f} s."
-                    hint = (
-                        "Look at what it printed; it must run the same command, and reach "
-                        f"{self._place.lead} at port {self._arrivals.port}."
+                if now > end_s:
+                    raise Unreachable(
+                        member.name,
+                        f"node {member.node_rank} of {self._place.system} has not come within {(now - began_s):.0f} s.",
+                        "Look at what it printed; it must run the same command with the same DISTMAGIC_SECRET, and reach "
+                        f"{self._place.lead} at port {self._arrivals.port}.",
                     )
-                    if is_refused:
-                        hint = "Somebody dialled without the right secret: set DISTMAGIC_SECRET to one value on all nodes."
-                    raise Unreachable(member.name, what, hint)
         self._arrivals.all_are_there()
         for member in self._arrivals.members:
             if member.digest != digest:

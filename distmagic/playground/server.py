@@ -269,10 +269,12 @@ async def serve(order: Order) -> None:
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, over.set)
+    key = asyncssh.generate_private_key("ssh-ed25519", comment="distmagic playground")
+    key_file = order.directory / "id_ed25519"
+    key_file.touch(mode=0o600)
+    key_file.write_bytes(key.export_private_key())
     shared = SharedByHosts(
-        directory=order.directory,
-        user=_user(),
-        client_key=_make_client_key(order.directory),
+        directory=order.directory, user=_user(), client_key=key.convert_to_public()
     )
     loop.add_signal_handler(signal.SIGCHLD, _reap, shared)
     _make_python(order.directory / "bin", order.python)
@@ -317,14 +319,6 @@ def _watch(parent: int, over: asyncio.Event) -> None:
         over.set()
     else:
         asyncio.get_running_loop().call_later(_POLL_S, _watch, parent, over)
-
-
-def _make_client_key(directory: Path) -> asyncssh.SSHKey:
-    key = asyncssh.generate_private_key("ssh-ed25519", comment="distmagic playground")
-    path = directory / "id_ed25519"
-    path.touch(mode=0o600)
-    path.write_bytes(key.export_private_key())
-    return key.convert_to_public()
 
 
 def _make_python(folder: Path, python: str) -> None:

@@ -85,11 +85,10 @@ class Session:
     ) -> FirstLinks:  # fmt: skip
         """Begin to reach hosts, in the background; no host means this machine. `spec` is the run that is to come.
 
-        Of `spare` hosts only the names are needed for now: they may come to a job that is followed. Raises `UsageError`
-        where this machine's limits are too low for so many hosts, and `PayloadError` where it can't keep what is sent.
+        Of `spare` hosts only the names are needed for now: they may come to a job that is followed. Raises `PayloadError`
+        where this machine can't keep what is sent.
         """
         hosts = hosts or (LOCALHOST,)
-        self._connections.check_room(hosts, access)
         opener = LinkOpener(
             connections=self._connections,
             fleet=Fleet(hosts=hosts, access=access, spare=spare),

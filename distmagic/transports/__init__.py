@@ -25,6 +25,10 @@ from typing import Protocol
 class Process(Protocol):
     """A process on a host. Methods block; `close` from another thread ends a blocked one."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+
     def write(self, data: bytes) -> None:
         """Send all of `data` to its stdin. Raises `ConnectionLost` if the other end is gone."""
 

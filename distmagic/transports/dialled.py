@@ -57,7 +57,7 @@ class DialledProcess:
                     self._ended.set()
                 else:
                     break
-        except (OSError, ValueError):  # ValueError: an exit code that is no number
+        except OSError:
             pass  # `wait` tells: there is no exit code
         finally:
             self._end()

@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import threading
-from typing import IO, Protocol
+from typing import IO
 
 from distmagic.errors import ConnectionLost
 from distmagic.remote.system import threads
@@ -140,22 +140,14 @@ class PipedProcess:
             file.close()
 
 
-class ClosableProcess(Process, Protocol):
-    """A process that says whether it was closed."""
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-
-
 class OpenProcesses:
     """The processes of one connection, each until it is closed. Safe to use from threads."""
 
     def __init__(self) -> None:
-        self._open: list[ClosableProcess] = []
+        self._open: list[Process] = []
         self._lock = threading.Lock()
 
-    def add(self, process: ClosableProcess) -> None:
+    def add(self, process: Process) -> None:
         """Take one more, and forget those that were closed meanwhile."""
         with self._lock:
             self._open = [one for one in self._open if not one.is_closed]

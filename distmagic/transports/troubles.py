@@ -95,6 +95,13 @@ REFUSED = Cause(
     "Check the port, and that sshd runs there: systemctl status ssh",
     "TCP",
 )
+# This process may open no more files.
+TOO_MANY_FILES = Cause(
+    Unreachable,
+    "no connection to {where} can be made: this process may open no more files (ulimit -n).",
+    "Run `ulimit -n 65536` in the shell that starts this notebook (an administrator may have to allow it), "
+    "or name fewer hosts.",
+)
 # The network doesn't lead there.
 NO_ROUTE = Cause(
     Unreachable,
@@ -177,6 +184,8 @@ def of_socket(where: str, error: OSError, seconds: float) -> Trouble:
         return UNKNOWN_NAME(where)
     if isinstance(error, ConnectionRefusedError):
         return REFUSED(where)
+    if error.errno == errno.EMFILE:
+        return TOO_MANY_FILES(where)
     if isinstance(error, TimeoutError):
         return no_answer(where, seconds)
     if error.errno in (
@@ -215,11 +224,11 @@ def unknown_host_key(
     return Trouble(HostKeyError, message, hint)
 
 
-def silent_agent(agent: str, asked_for: str, seconds: float) -> Trouble:
+def silent_agent(agent: str, seconds: float) -> Trouble:
     """The ssh agent behind the socket `agent` has taken all the time."""
     return Trouble(
         AuthenticationError,
-        f"no answer from the ssh agent {agent} within {seconds:g} s: it was asked for {asked_for}.",
+        f"no answer from the ssh agent {agent} within {seconds:g} s: it was asked for a signature.",
         _see_agent(agent),
     )
 

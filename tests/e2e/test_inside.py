@@ -203,7 +203,7 @@ def test_nodes_that_do_not_meet_say_why(slurm, folder):
     assert wrong.returncode == 1
     told = lines_of(1, wrong.stderr)
     assert "has another DISTMAGIC_SECRET than this node, 1." in told
-    assert "Somebody dialled" in lines_of(0, wrong.stderr)
+    assert "with the same DISTMAGIC_SECRET" in lines_of(0, wrong.stderr)
     assert SECRET not in wrong.stdout + wrong.stderr
 
     assert different.returncode == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import os
 import socket
@@ -26,6 +27,7 @@ from distmagic.request.access import Access
 from distmagic.request.hosts import Host
 from distmagic.transports import ssh_command
 from distmagic.transports.asking import NoAsker
+from distmagic.transports.ssh import streams
 from tests.builders.golden import Golden
 from tests.builders.shell import completed
 from tests.builders.since import Since
@@ -75,6 +77,15 @@ def test_refused_port(home: Home, failure: Connect, golden: Golden) -> None:
     error = failure(Host(name="127.0.0.1", port=port), home)
     assert type(error) is Unreachable
     golden(str(error).replace(f" {port} ", " PORT "))
+
+
+def test_a_process_that_may_open_no_more_files(home, monkeypatch, golden):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(streams.socket, "socket", refuse)
+    with golden.raises(Unreachable):
+        ssh.connect(Host(name="127.0.0.1", port=22), home.access, NoAsker())
 
 
 def test_a_port_that_says_nothing(home: Home, failure: Connect) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -95,7 +94,7 @@ def write_file(
 
 
 class Reopening:
-    """A link that is opened when it is needed, and anew where the connection broke."""
+    """A link that is opened when it is needed, and anew where the connection broke. It ends with the block of a `with`."""
 
     def __init__(self, open_link: Callable[[], Link]) -> None:
         self._open_link = open_link
@@ -113,11 +112,13 @@ class Reopening:
             self._link.close()
             self._link = None
 
-    def finish(self) -> None:
-        """Let the conversation end by itself."""
-        if self._link is not None:
-            self._link.finish()
-            self._link = None
+    def __enter__(self) -> Reopening:  # noqa: PYI034 - Self needs Python 3.11
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._link is not None:
+            self._link.finish()  # it ends by itself
+        self.close()
 
     def call(self, transfer: Callable[[Link], T], done_bytes: Callable[[], int]) -> T:
         """Return what `transfer` returns; where the connection breaks, it goes on over a new one.
@@ -134,15 +135,3 @@ class Reopening:
                 if done_bytes() <= most:
                     raise
                 most = done_bytes()
-
-
-@contextmanager
-def reopening(open_link: Callable[[], Link]) -> Iterator[Reopening]:
-    """Give a link that is opened when it is needed; it ends with the block."""
-    kept = Reopening(open_link)
-    try:
-        yield kept
-    except BaseException:
-        kept.close()
-        raise
-    kept.finish()

@@ -9,6 +9,7 @@ import secrets
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,12 @@ def profile(
     name = secrets.token_hex(4)
     until_s = time.monotonic() + timeout_s
 
-    def of_node(node_rank: int) -> tuple[dict[int, Any], int]:
-        return _of_node(links[node_rank], job, node_rank, name, steps, until_s)
-
+    of_node = partial(_of_node, job=job, name=name, steps=steps, until_s=until_s)
     traces: dict[int, Any] = {}
     host_of: dict[int, str] = {}
     notes = []
     for node_rank, (found, waiting) in zip(
-        links, in_parallel(of_node, list(links)), strict=True
+        links, in_parallel(of_node, list(links.values()), list(links)), strict=True
     ):
         if waiting:
             notes.append(
@@ -85,7 +84,7 @@ def profile(
 
 
 def _of_node(
-    link: Link, job: str, node_rank: int, name: str, steps: int, until_s: float
+    link: Link, node_rank: int, *, job: str, name: str, steps: int, until_s: float
 ) -> tuple[dict[int, Any], int]:
     """Return the traces of a node by rank, and how many ranks have left none."""
     request = protocol.ProfileRanks(

@@ -22,7 +22,6 @@ from distmagic.connection.requests.file_requests import (
     Reopening,
     find_files,
     read_file,
-    reopening,
     write_file,
 )
 from distmagic.connection.requests.progress_line import ProgressLine
@@ -58,7 +57,7 @@ class RemoteFolder:
     def find(self, pattern: str) -> tuple[FoundFile, ...]:
         """Return the files that fit a pattern, in the order of their paths. Raises what `find_files` raises."""
         check_pattern(pattern, "pattern")
-        with reopening(self._open_link) as kept:
+        with Reopening(self._open_link) as kept:
             return find_files(kept.link(), self._folder, pattern)
 
     def fetch(self, pattern: str, to: Path) -> list[Path]:
@@ -68,7 +67,7 @@ class RemoteFolder:
         that can't be written here, or that ranks never leave alone.
         """
         check_pattern(pattern, "pattern")
-        with reopening(self._open_link) as kept:
+        with Reopening(self._open_link) as kept:
             found = find_files(kept.link(), self._folder, pattern)
             if not found:
                 name = kept.link().host.name
@@ -167,7 +166,7 @@ class RemoteFolder:
         file and no folder, and `PreflightError` where the host can't write it.
         """
         files = files_at(source)
-        with reopening(self._open_link) as kept:
+        with Reopening(self._open_link) as kept:
             return [self._send(kept, path, name) for path, name in files]
 
     def _send(self, kept: Reopening, path: Path, name: str) -> str:

@@ -59,10 +59,7 @@ def is_other_secret(tls: ssl.SSLSocket, error: OSError) -> bool:
 
 
 class Handshakes:
-    """TLS handshakes that are under way: few, each for a short time, and none holds up another.
-
-    `refused` counts ends of ours that had another certificate.
-    """
+    """TLS handshakes that are under way: few, each for a short time, and none holds up another."""
 
     def __init__(
         self, listener: socket.socket, tls: ssl.SSLContext, secret: Secret
@@ -70,7 +67,6 @@ class Handshakes:
         self._listener = listener
         self._context = tls
         self._secret = secret
-        self.refused = 0
         self._waiting: dict[ssl.SSLSocket, float] = {}  # until when, the oldest first
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -113,9 +109,7 @@ class Handshakes:
             self._selector.modify(tls, selectors.EVENT_READ)
         except ssl.SSLWantWriteError:
             self._selector.modify(tls, selectors.EVENT_WRITE)
-        except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and is_other_secret(tls, error):
-                self.refused += 1
+        except (OSError, ValueError):
             self._refuse(tls)
         else:
             return True

@@ -18,12 +18,12 @@ _MOST_BYTES = 1 << 18  # of an answer, as OpenSSH has it
 class KeyAgent:
     """The agent behind the socket `path`, None for none.
 
-    `waits_for` is what it was asked for and has not answered yet, "" for nothing; `trouble` is what is wrong with it.
+    `is_signing` while it was asked for a signature and has not answered; `trouble` is what is wrong with it.
     """
 
     def __init__(self, path: str | None) -> None:
         self.path = path
-        self.waits_for = ""
+        self.is_signing = False
         self.trouble = ""
         self._stream: socket.socket | None = None
 
@@ -37,14 +37,14 @@ class KeyAgent:
         self.trouble = ""
         try:
             self._stream.connect(self.path)
-            answer = self._ask("its keys", _LIST, _LISTED)
-            (count,) = struct.unpack(">I", answer[:4])
+            answer = self._ask(_LIST, _LISTED)
+            count = int.from_bytes(answer[:4], "big")
             strings = take_strings(answer[4:], 2 * count)
         except TimeoutError:
             self.trouble = f"no answer within {timeout_s:.3g} s"
         except OSError as error:
             self.trouble = error.strerror or str(error)
-        except (ValueError, struct.error):
+        except ValueError:
             self.trouble = "it gives no list of its keys"
         else:
             self._stream.settimeout(None)  # it may ask the user before it signs
@@ -59,23 +59,23 @@ class KeyAgent:
         """Return its signature, b"" where it refuses (it is locked, or the user declined) or is closed meanwhile."""
         request = _SIGN + join_strings(blob, data) + struct.pack(">I", flags)
         try:
-            answer = self._ask("a signature", request, _SIGNED)
+            self.is_signing = True
+            answer = self._ask(request, _SIGNED)
+            self.is_signing = False
             return take_strings(answer, 1)[0]
         except (OSError, ValueError):
             return b""
 
-    def _ask(self, what: str, request: bytes, expected: bytes) -> bytes:
+    def _ask(self, request: bytes, expected: bytes) -> bytes:
         """Return its answer without the first byte. Raises `ValueError` for another answer, and OSError."""
         stream = self._stream
         if stream is None:
             raise ConnectionResetError
-        self.waits_for = what
         stream.sendall(join_strings(request))
-        (size,) = struct.unpack(">I", _read(stream, 4))
+        size = int.from_bytes(_read(stream, 4), "big")
         if not 0 < size <= _MOST_BYTES:
             raise ValueError
         answer = _read(stream, size)
-        self.waits_for = ""
         if answer[:1] != expected:
             raise ValueError
         return answer[1:]

@@ -41,11 +41,10 @@ _MAX_STEPS = 4  # factors that one log-in may take
 
 @dataclass(kw_only=True)
 class LogIn:
-    """One log-in. `name` is the host that asks, in prompts. `run` raises `Trouble` or the asker's error."""
+    """One log-in; the host that asks is named in prompts. `run` raises `Trouble` or the asker's error."""
 
     session: SshSession
     resolved: Resolved
-    name: str
     asker: asking.Asker
     agent: KeyAgent
     deadline: Deadline
@@ -55,7 +54,6 @@ class LogIn:
 
     def run(self) -> None:
         """Return once the server has let us in."""
-        self.session.log_in_as(self.resolved.user)
         answer = self.session.methods()
         accepts: tuple[str, ...] = answer.methods or ()
         for _ in range(_MAX_STEPS):
@@ -193,7 +191,7 @@ class LogIn:
             self.tried.append(f"key {file} (encrypted, and BatchMode forbids to ask)")
             return
         with self._asking():
-            key = asking.unlock(self.asker, self.name, file, load)
+            key = asking.unlock(self.asker, self.resolved.name, file, load)
         if key is None:
             self.tried.append(f"key {file} (wrong passphrase)")
         else:
@@ -246,7 +244,7 @@ class LogIn:
     def _ask(self, question: str, *, secret: bool) -> str:
         self.asked += 1
         with self._asking():
-            return asking.ask(self.asker, self.name, question, secret=secret)
+            return asking.ask(self.asker, self.resolved.name, question, secret=secret)
 
     @contextmanager
     def _asking(self) -> Iterator[None]:

@@ -26,6 +26,7 @@ from distmagic.remote.system import threads
 from distmagic.transports import troubles
 from distmagic.transports.ssh import known_hosts, pins
 from distmagic.transports.ssh.agent import KeyAgent
+from distmagic.transports.ssh.config import Resolved
 from distmagic.transports.ssh.process import SshProcess
 from distmagic.transports.ssh.public_keys import Certificate, take_strings
 from distmagic.transports.ssh.streams import Stream
@@ -106,17 +107,17 @@ class SshSession:
         """Whether the server has said which SSH it speaks."""
         return bool(self._transport.remote_version)
 
-    def handshake(
-        self, server: known_hosts.Dialled, keys: tuple[known_hosts.KnownKey, ...]
-    ) -> None:
-        """Agree on keys and check the server's. Raises `Trouble`."""
+    def handshake(self, server: Resolved, *, is_pinned: bool = False) -> None:
+        """Agree on keys and check the server's. Raises `Trouble`. `is_pinned`: the first key is trusted, see pins.py."""
+        self._user = server.user
+        known = known_hosts.read((*server.user_known_hosts, *server.global_known_hosts))
         options = self._transport.get_security_options()
         options.ciphers = sorted(
             options.ciphers, key=lambda name: name not in _FAST_FIRST
         )
         # The types that known_hosts has come first: the server has to show a key of one of these.
         first: list[str] = []
-        for kind in known_hosts.types_known(keys, server.names):
+        for kind in known_hosts.types_known(known, known_hosts.names_of(server)):
             first += _RSA if kind == "ssh-rsa" else (kind,)
         options.key_types = sorted(
             options.key_types,
@@ -132,10 +133,11 @@ class SshSession:
             said = said or "it hung up at once"
             raise troubles.NOT_SSH(self.where, said) from error
         key = self._transport.get_remote_server_key()
-        if server.is_pinned:
-            pins.check(server, key.get_name(), key.asbytes())
+        shown = key.get_name(), key.asbytes()
+        if is_pinned:
+            pins.check(server, self.where, *shown)
         else:
-            known_hosts.check(keys, server, key.get_name(), key.asbytes())
+            known_hosts.check(known, server, self.where, *shown)
 
     def methods(self) -> AuthAnswer:
         """Ask which methods the server accepts; some let in without any."""
@@ -169,10 +171,6 @@ class SshSession:
         finally:
             if raised:
                 raise raised[0]
-
-    def log_in_as(self, user: str) -> None:
-        """Set the name that all attempts are for."""
-        self._user = user
 
     def _attempt(
         self, attempt: Callable[[paramiko.Transport, str], list[str]]

@@ -187,18 +187,19 @@ def _jumps(scope: Scope) -> tuple[Host, ...]:
     word = scope.first("proxyjump", "none")
     if word.lower() == "none":
         return ()
-    return tuple(_jump(part, scope.name) for part in scope.expand(word).split(","))
-
-
-def _jump(text: str, name: str) -> Host:
-    found = _JUMP.match(text.strip())
-    if found is None:
-        raise UsageError(
-            f"ProxyJump {text!r} of {name} is not a host.",
-            "Write [user@]host[:port],...",
+    jumps = []
+    for part in scope.expand(word).split(","):
+        found = _JUMP.match(part.strip())
+        if found is None:
+            raise UsageError(
+                f"ProxyJump {part!r} of {scope.name} is not a host.",
+                "Write [user@]host[:port],...",
+            )
+        port = None if found["port"] is None else int(found["port"])
+        jumps.append(
+            Host(name=found["name"].strip("[]"), user=found["user"], port=port)
         )
-    port = None if found["port"] is None else int(found["port"])
-    return Host(name=found["name"].strip("[]"), user=found["user"], port=port)
+    return tuple(jumps)
 
 
 def _local_user() -> str:

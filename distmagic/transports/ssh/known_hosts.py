@@ -7,7 +7,7 @@ Checking is pure; only `read` touches files.
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import functools
 import hashlib
 import hmac
@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.transports import troubles
+from distmagic.transports.ssh.config import Resolved
 from distmagic.transports.ssh.config_lines import fits, matches_any
-
-_MARKERS = ("@revoked", "@cert-authority")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ def _matches(pattern: str, name: str) -> bool:
         _, _, salt, digest = pattern.split("|")
         made = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
         return hmac.compare_digest(made, base64.b64decode(digest))
-    except (ValueError, binascii.Error):
+    except ValueError:
         return False
 
 
@@ -76,42 +75,38 @@ def parse(lines: Iterable[str], file: str) -> list[KnownKey]:
     """Return the keys in `lines`; lines that are no known_hosts line are left out, as OpenSSH does."""
     keys = []
     for number, line in enumerate(lines, 1):
-        key = _parse_line(line, file, number)
-        if key is not None:
-            keys.append(key)
+        words = line.split()
+        marker = words.pop(0) if line.lstrip().startswith("@") else ""
+        is_known = marker in ("", "@revoked", "@cert-authority")
+        if not is_known or len(words) < 3 or words[0].startswith("#"):
+            continue
+        patterns, kind, encoded, *_ = words
+        with contextlib.suppress(ValueError):
+            blob = base64.b64decode(encoded, validate=True)
+            keys.append(
+                KnownKey(
+                    file=file,
+                    line=number,
+                    marker=marker,
+                    patterns=patterns,
+                    type=kind,
+                    blob=blob,
+                )
+            )
     return keys
 
 
-def _parse_line(line: str, file: str, number: int) -> KnownKey | None:
-    words = line.split()
-    marker = ""
-    if line.lstrip().startswith("@"):
-        marker = words.pop(0)
-    if len(words) < 3 or words[0].startswith("#"):
-        return None
-    if marker and marker not in _MARKERS:
-        return None
-    patterns, kind, encoded, *_ = words
-    try:
-        blob = base64.b64decode(encoded, validate=True)
-    except (ValueError, binascii.Error):
-        return None
-    return KnownKey(
-        file=file, line=number, marker=marker, patterns=patterns, type=kind, blob=blob
-    )
-
-
-def names_of(hostname: str, port: int, alias: str | None) -> tuple[str, ...]:
+def names_of(server: Resolved) -> tuple[str, ...]:
     """Return the names a host may be known as, the right one first.
 
     As OpenSSH: HostKeyAlias as it is; another port than 22 in the name, but also without it.
     """
-    if alias is not None:
-        return (alias.lower(),)
-    plain = hostname.lower()
-    if port == 22:
+    if server.host_key_alias is not None:
+        return (server.host_key_alias.lower(),)
+    plain = server.hostname.lower()
+    if server.port == 22:
         return (plain,)
-    return (f"[{plain}]:{port}", plain)
+    return (f"[{plain}]:{server.port}", plain)
 
 
 def types_known(keys: tuple[KnownKey, ...], names: tuple[str, ...]) -> tuple[str, ...]:
@@ -123,72 +118,52 @@ def types_known(keys: tuple[KnownKey, ...], names: tuple[str, ...]) -> tuple[str
     return ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dialled:
-    """The server whose key is checked. `where` are words, `names` are from `names_of`.
-
-    `file` is for new keys, "" where none is kept. `is_pinned`: the first key that is seen is trusted: see pins.py.
-    `is_direct`: it is dialled from here.
-    """
-
-    where: str
-    hostname: str
-    port: int
-    names: tuple[str, ...]
-    file: str
-    is_pinned: bool = False
-    is_direct: bool = True
-
-
 def check(
-    keys: tuple[KnownKey, ...], server: Dialled, key_type: str, blob: bytes
+    keys: tuple[KnownKey, ...],
+    server: Resolved,
+    where: str,
+    key_type: str,
+    blob: bytes,
 ) -> None:
-    """Return if the key that `server` showed is known; else raise a `Trouble` with its cure."""
+    """Return if the key that `server` showed is known; else raise a `Trouble` with its cure. `where` are its words."""
     seen = shown(key_type, blob)
-    about = [k for k in keys if any(k.is_for(name) for name in server.names)]
+    names = names_of(server)
+    about = [k for k in keys if any(k.is_for(name) for name in names)]
     for known in about:
         if known.marker == "@revoked" and known.blob == blob:
             by = f"{seen}, by {known.file}, line {known.line}"
-            raise troubles.REVOKED_HOST_KEY(server.where, by)
+            raise troubles.REVOKED_HOST_KEY(where, by)
     if any(known.blob == blob and not known.marker for known in about):
         return
     for known in about:
-        if (
-            not known.marker
-            and known.type == key_type
-            and known.is_for(server.names[0])
-        ):
+        if not known.marker and known.type == key_type and known.is_for(names[0]):
             raise troubles.CHANGED_HOST_KEY(
-                server.where,
+                where,
                 file=known.file,
                 line=known.line,
                 key=seen,
-                name=shlex.quote(server.names[0]),
+                name=shlex.quote(names[0]),
             )
     for known in about:
         if known.marker == "@cert-authority":
             raise troubles.CERTIFIED_HOST_KEY(
-                server.where, file=known.file, line=known.line, key=seen
+                where, file=known.file, line=known.line, key=seen
             )
+    kept = [file for file in server.user_known_hosts if file != os.devnull]
     raise troubles.unknown_host_key(
-        server.where,
-        server.names[0],
+        where,
+        names[0],
         server.hostname,
         server.port,
         seen,
-        server.file,
-        is_direct=server.is_direct,
+        kept[0] if kept else "",
+        is_direct=not server.jumps and server.proxy_command is None,
     )
 
 
 def shown(key_type: str, blob: bytes) -> str:
     """Return a key as errors name it: its type and fingerprint."""
     return f"{key_type.removeprefix('ssh-')} {fingerprint(blob)}"
-
-
-def file_for_new_keys(files: tuple[str, ...]) -> str:
-    """Return the first of a host's files that keeps what is written to it, "" where none does."""
-    return next((file for file in files if file != os.devnull), "")
 
 
 def fingerprint(blob: bytes) -> str:

@@ -26,7 +26,7 @@ class SshProcess:
         self._name = name
         self._tail = Tail()
         self._writing = threading.Lock()
-        self._closed = False
+        self.is_closed = False
         self._drainer = threads.begin(f"stderr-{name}", self._drain)
 
     def _drain(self) -> None:
@@ -53,13 +53,13 @@ class SshProcess:
 
     def read(self, max_bytes: int = 65536) -> bytes:
         """Return bytes as soon as there are any; b"" at end of file, after `close` or when the connection is lost."""
-        if self._closed:
+        if self.is_closed:
             return b""
         try:
             data = bytes(self._channel.recv(max_bytes))
         except self._broken:
             return b""
-        return b"" if self._closed else data
+        return b"" if self.is_closed else data
 
     def stderr(self) -> str:
         """Return the last of what it wrote to stderr; all of it once it has ended."""
@@ -81,6 +81,6 @@ class SshProcess:
 
     def close(self) -> None:
         """Let go of the channel; a blocked read or write ends. The process itself goes on if it wants to."""
-        self._closed = True
+        self.is_closed = True
         with contextlib.suppress(*self._broken):
             self._channel.close()

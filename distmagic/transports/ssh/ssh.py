@@ -11,13 +11,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from distmagic.errors import AuthenticationError, ConnectionLost, HostError, UsageError
+from distmagic.errors import AuthenticationError, HostError, UsageError
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
 from distmagic.transports import quoting, troubles
 from distmagic.transports.asking import Asker
 from distmagic.transports.local import connecting_program
-from distmagic.transports.ssh import known_hosts
 from distmagic.transports.ssh.agent import KeyAgent
 from distmagic.transports.ssh.auth import LogIn
 from distmagic.transports.ssh.client import SshSession
@@ -49,10 +48,6 @@ class SshTransport:
 
     def start(self, argv: tuple[str, ...]) -> SshProcess:
         """Start `argv` through the log-in shell there. Raises `ConnectionLost` or `PreflightError`."""
-        if not self._session.is_active:
-            raise ConnectionLost(
-                f"{self.name}: the connection to {self._session.where} is lost."
-            )
         return self._session.start(quoting.command_line(argv), self.name)
 
     def close(self) -> None:
@@ -171,9 +166,8 @@ class _Attempt:
         return session, self.opened
 
     def _too_late(self, seconds: float) -> troubles.Trouble:
-        agent = self.agent
-        if agent is not None and agent.waits_for:
-            return troubles.silent_agent(str(agent.path), agent.waits_for, seconds)
+        if self.agent is not None and self.agent.is_signing:
+            return troubles.silent_agent(str(self.agent.path), seconds)
         return troubles.no_answer(self._where(), seconds, self._step())
 
     def _step(self) -> str:
@@ -188,23 +182,8 @@ class _Attempt:
         stream = self._stream(deadline)
         session = SshSession(stream, where, deadline.seconds)
         self._keep(session, deadline)
-        names = known_hosts.names_of(
-            resolved.hostname, resolved.port, resolved.host_key_alias
-        )
-        keys = known_hosts.read(
-            (*resolved.user_known_hosts, *resolved.global_known_hosts)
-        )
-        server = known_hosts.Dialled(
-            where=where,
-            hostname=resolved.hostname,
-            port=resolved.port,
-            names=names,
-            file=known_hosts.file_for_new_keys(resolved.user_known_hosts),
-            is_pinned=self.is_pinned,
-            is_direct=not resolved.jumps and resolved.proxy_command is None,
-        )
         try:
-            session.handshake(server, keys)
+            session.handshake(resolved, is_pinned=self.is_pinned)
         except troubles.Trouble as trouble:
             for proxy in self.opened:
                 if (
@@ -213,7 +192,7 @@ class _Attempt:
                     and (said := proxy.last_words())
                 ):
                     raise troubles.BROKEN(
-                        server.where, f"its ProxyCommand reports: {said}"
+                        where, f"its ProxyCommand reports: {said}"
                     ) from trouble
             raise
         self.agent = KeyAgent(resolved.identity_agent)
@@ -221,7 +200,6 @@ class _Attempt:
         LogIn(
             session=session,
             resolved=resolved,
-            name=resolved.name,
             asker=self.asker,
             agent=self.agent,
             deadline=deadline,

@@ -136,7 +136,11 @@ def dial(hostname: str, port: int, where: str, deadline: Deadline) -> socket.soc
     for number, (family, kind, protocol, _, address) in enumerate(answer):
         # So that a dead IPv6 address leaves time for IPv4.
         share = deadline.remaining() / (len(answer) - number)
-        dialled = socket.socket(family, kind, protocol)
+        try:
+            dialled = socket.socket(family, kind, protocol)
+        except OSError as problem:
+            error = problem
+            continue
         try:
             dialled.settimeout(max(share, 0.01))
             dialled.connect(address)

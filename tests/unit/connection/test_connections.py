@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -17,8 +18,10 @@ from distmagic.errors import ConnectionLost, Unreachable, UsageError
 from distmagic.remote.wire import protocol as p
 from distmagic.request.access import Access
 from distmagic.request.hosts import LOCALHOST, Host, parse_hosts
+from tests import REPOSITORY
 from tests.builders.links import FakeProcess, lines, reply
 from tests.builders.plans import FACTS
+from tests.builders.shell import completed
 from tests.lab.waiting import HANG_S
 
 
@@ -115,7 +118,6 @@ def test_this_machine_is_reached_without_a_look_at_the_ssh_configuration(
 
     monkeypatch.setattr(connections.config, "file_versions", refuse)
     access = Access(ssh_config=str(kernel.config))
-    kernel.connections.check_room((LOCALHOST,), access)
     asker = NotebookAsker(can_ask=False)
     kernel.connections.link(LOCALHOST, access, asker)
     kernel.connections.take_idle(LOCALHOST, access, asker)
@@ -246,27 +248,6 @@ def test_of_two_runs_that_want_a_host_at_once_one_connects(
     assert len(kernel.logins) == 1, "nobody would ever close the other one"
 
 
-def test_a_connection_that_is_made_while_all_are_closed_does_not_stay_open(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, golden
-):
-    """The user gives up while hosts are being reached: nobody would close it any more."""
-    connect = kernel._connect
-
-    def connect_late(*arguments: Any) -> Any:
-        made = connect(*arguments)
-        kernel.connections.close()
-        return made
-
-    with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(kernel.connections, "_connect", connect_late)
-        with pytest.raises(ConnectionLost) as caught:
-            kernel.link()
-    golden(caught.value)
-    assert kernel.logins[0].is_closed
-    kernel.link()  # the notebook goes on
-    assert (len(kernel.logins), kernel.logins[1].is_closed) == (2, False)
-
-
 def test_a_forked_child_leaves_the_connections_to_its_parent(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ):
@@ -299,3 +280,17 @@ def test_the_systems_client_keeps_no_key_of_a_host_that_was_just_made():
             NotebookAsker(can_ask=False),
             "pins",
         )
+
+
+LIMITED = """
+import resource
+from distmagic.connection.connections import Connections
+Connections(None)
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_a_kernel_may_open_as_many_files_as_its_hard_limit_allows():
+    line = 'ulimit -Sn 256; ulimit -Hn 5000; exec "$0" -c "$1"'
+    done = completed(["bash", "-c", line, sys.executable, LIMITED], cwd=REPOSITORY)
+    assert done.stdout == "5000 5000\n"

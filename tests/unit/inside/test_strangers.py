@@ -16,10 +16,9 @@ import pytest
 from distmagic.connection.certificate import one_time_secret
 from distmagic.errors import Unreachable
 from distmagic.inside import following as following_module
-from distmagic.inside import meeting as meeting_module
 from distmagic.inside.following import Following
 from distmagic.inside.meeting import Meeting
-from distmagic.inside.proof import SharedSecret
+from distmagic.inside.proof import SharedSecret, WrongSecret
 from distmagic.remote.contact import mutual_tls
 from tests.builders.dialling import HERE, places
 from tests.lab.waiting import HANG_S, wait_until
@@ -47,11 +46,8 @@ def scan(port: int) -> None:
         browser.wrap_socket(plain, server_hostname="n0")
 
 
-def test_a_scan_of_the_ports_neither_shortens_the_wait_nor_is_a_wrong_secret(
-    monkeypatch, golden
-):
+def test_a_scan_of_the_ports_does_not_shorten_the_wait(monkeypatch, golden):
     monkeypatch.setattr(mutual_tls, "HANDSHAKE_S", 0.5)
-    monkeypatch.setattr(meeting_module, "_REFUSED_S", 0.0)
     first, _ = places()
     with (
         contextlib.closing(Meeting(first, SECRET)) as meeting,
@@ -64,23 +60,6 @@ def test_a_scan_of_the_ports_neither_shortens_the_wait_nor_is_a_wrong_secret(
         assert time.monotonic() - began_s >= 2.0
         scanned.result()
     golden(caught.value)
-
-
-def test_a_wrong_secret_at_one_cell_does_not_count_at_the_next(monkeypatch, golden):
-    monkeypatch.setattr(meeting_module, "_REFUSED_S", 0.0)
-    first, second = places()
-    wrong = Following(second, SharedSecret(one_time_secret()), HERE)
-    with (
-        contextlib.closing(Meeting(first, SECRET)) as meeting,
-        ThreadPoolExecutor(1) as thread,
-    ):
-        coming = thread.submit(wrong.come, 1, "same", 1.0)
-        with golden.raises(Unreachable):
-            meeting.gather(1, "same", HANG_S)
-        assert isinstance(coming.exception(HANG_S), Unreachable)
-        with pytest.raises(Unreachable, match="has not come within") as caught:
-            meeting.gather(2, "same", 1.0)
-        golden(caught.value)
 
 
 @contextlib.contextmanager
@@ -131,16 +110,25 @@ def test_a_server_of_something_else_at_one_of_the_ports_is_no_wrong_secret(
 def test_a_wrong_secret_that_was_mended_counts_no_longer(monkeypatch):
     monkeypatch.setattr(following_module, "_WRONG_S", 2.0)
     first, second = places()
+    dialled = threading.Event()
+
+    class Noted(SharedSecret):
+        def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
+            try:
+                return super().wrap(plain)
+            except WrongSecret:
+                dialled.set()
+                raise
+
+    secret = Noted(SECRET._secret)
     with (
-        contextlib.closing(Following(second, SECRET, HERE)) as following,
+        contextlib.closing(Following(second, secret, HERE)) as following,
         ThreadPoolExecutor(1) as thread,
     ):
         began_s = time.monotonic()
-        with contextlib.closing(
-            Meeting(first, SharedSecret(one_time_secret()))
-        ) as other:
+        with contextlib.closing(Meeting(first, SharedSecret(one_time_secret()))):
             coming = thread.submit(following.come, 1, "same", HANG_S)
-            wait_until(lambda: other._arrivals.refused > 0, "the node to dial")
+            assert dialled.wait(HANG_S)
         wait_until(
             lambda: time.monotonic() > began_s + 2.5 or coming.done(),
             "the time for a wrong secret to be over",

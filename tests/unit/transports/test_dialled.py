@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import pytest
 
 from distmagic.transports.channel import Channel
-from distmagic.transports.dialled import EXIT, OUTPUT, DialledProcess
+from distmagic.transports.dialled import OUTPUT, DialledProcess
 from tests.builders.dialling import channels
 from tests.lab.waiting import HANG_S
 
@@ -32,12 +32,6 @@ def soon(process: DialledProcess) -> tuple[bytes, int | None]:
         process.close()
     assert not late
     return read.result(), code.result()
-
-
-def test_an_exit_code_that_is_no_number_ends_the_process(process_and_node):
-    process, node = process_and_node
-    node.send(EXIT, b"three")
-    assert soon(process) == (b"", None)
 
 
 def test_a_connection_that_ends_without_an_exit_code_ends_the_process(process_and_node):

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from distmagic.transports.ssh import client as ssh_client
-from distmagic.transports.ssh.known_hosts import Dialled
+from distmagic.transports.ssh.config import Resolved
 from distmagic.transports.ssh.process import SshProcess
 from distmagic.transports.troubles import Trouble
 from tests.lab.waiting import HANG_S
@@ -45,9 +45,7 @@ def test_a_connection_that_ends_while_stderr_is_read_makes_no_noise(monkeypatch)
 
 def test_a_connection_leaves_nothing_with_the_log(monkeypatch):
     """A kernel connects thousands of times, and may log whatever comes; a handler of each would stay for ever."""
-    server = Dialled(
-        where="gpu-a", hostname="gpu-a", port=22, names=("gpu-a",), file=""
-    )
+    server = Resolved(name="gpu-a", hostname="gpu-a", user="me", port=22)
     handlers = logging.getLogger("distmagic.ssh").handlers
     before = len(handlers)
     kept: list[logging.LogRecord] = []
@@ -60,7 +58,7 @@ def test_a_connection_leaves_nothing_with_the_log(monkeypatch):
         with theirs:
             theirs.sendall(b"SSH-1.5-old\r\n")
             with pytest.raises(Trouble):
-                session.handshake(server, ())
+                session.handshake(server)
             session.close()
     assert len(handlers) == before
     assert kept == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distmagic.transports.ssh import known_hosts
+from distmagic.transports.ssh.config import Resolved
 from distmagic.transports.troubles import Trouble
 
 KEY, OTHER = "AAAAC3NzaC1lZDI1NTE5AAAAIJy3", "AAAAC3NzaC1lZDI1NTE5AAAAIJy4"
@@ -39,24 +40,22 @@ def test_lines_that_say_nothing_are_left_out():
     assert [(line.line, line.marker) for line in known(text)] == [(6, "@revoked")]
 
 
-def server(port: int = 22, alias: str | None = None) -> known_hosts.Dialled:
-    names = known_hosts.names_of("Gpu-A", port, alias)
-    return known_hosts.Dialled(
-        where=f"gpu-a port {port}",
-        hostname="gpu-a",
+def server(port: int = 22, alias: str | None = None) -> Resolved:
+    return Resolved(
+        name="gpu-a",
+        hostname="Gpu-A",
+        user="me",
         port=port,
-        names=names,
-        file="~/kh",
+        host_key_alias=alias,
+        user_known_hosts=("~/kh",),
     )
 
 
-def check(
-    text: str, dialled: known_hosts.Dialled, key_type: str = "ssh-ed25519"
-) -> str:
+def check(text: str, dialled: Resolved, key_type: str = "ssh-ed25519") -> str:
     """Return the trouble's message and hint, "" if there is none."""
     blob = next(iter(known(f"x {key_type} {KEY}"))).blob
     try:
-        known_hosts.check(known(text), dialled, key_type, blob)
+        known_hosts.check(known(text), dialled, "gpu-a port 22", key_type, blob)
     except Trouble as trouble:
         return str(trouble.for_host("gpu-a"))
     return ""
@@ -87,7 +86,7 @@ def test_keys_that_are_not_trusted():
 
 
 def test_an_unknown_key_under_another_name_is_not_cured_by_keyscan():
-    assert "ssh-keyscan gpu-a >> ~/kh" in check("", server())
+    assert "ssh-keyscan Gpu-A >> ~/kh" in check("", server())
     assert "ssh-keyscan" not in check("", server(alias="the-alias"))
 
 

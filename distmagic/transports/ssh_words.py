@@ -8,13 +8,13 @@ import shlex
 from distmagic.errors import HostError, HostKeyError
 from distmagic.request.hosts import Host
 from distmagic.transports import troubles
-from distmagic.transports.troubles import Cause, Trouble
+from distmagic.transports.troubles import TroubleCause, Trouble
 
 _KEY = r"(?P<type>\S+) key (?:fingerprint|sent by the remote host) is\s+(?P<fingerprint>SHA256:[^\s.]+)"
-_WRONG_CONFIGURATION = Cause(
+_WRONG_CONFIGURATION = TroubleCause(
     HostError, "the ssh configuration is wrong: {why}", "Correct that line."
 )
-_UNKNOWN_HOST_KEY = Cause(
+_UNKNOWN_HOST_KEY = TroubleCause(
     HostKeyError,
     "the host key of {where} is not known.",
     "Log in there once, which shows the fingerprint, asks and remembers: ssh {login}\n"

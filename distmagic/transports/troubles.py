@@ -52,7 +52,7 @@ class Trouble(Exception):
 
 
 @dataclass(frozen=True)
-class Cause:
+class TroubleCause:
     """One way to fail: `CAUSE(where, ...)` is its `Trouble`, with words in place of the names in braces.
 
     `why` is what somebody else says of it; `file` and `line` are in a known_hosts file, where `key` was looked for.
@@ -82,60 +82,60 @@ class Cause:
 
 
 # The name service doesn't know the name.
-UNKNOWN_NAME = Cause(
+UNKNOWN_NAME = TroubleCause(
     Unreachable,
     "can't resolve {machine}.",
     "Check the spelling, and that a Host block in your ssh config gives its HostName.",
     "name",
 )
 # The port is closed: the machine itself answered so.
-REFUSED = Cause(
+REFUSED = TroubleCause(
     Unreachable,
     "{where} refused the connection: nothing listens on that port.",
     "Check the port, and that sshd runs there: systemctl status ssh",
     "TCP",
 )
 # This process may open no more files.
-TOO_MANY_FILES = Cause(
+TOO_MANY_FILES = TroubleCause(
     Unreachable,
     "no connection to {where} can be made: this process may open no more files (ulimit -n).",
     "Run `ulimit -n 65536` in the shell that starts this notebook (an administrator may have to allow it), "
     "or name fewer hosts.",
 )
 # The network doesn't lead there.
-NO_ROUTE = Cause(
+NO_ROUTE = TroubleCause(
     Unreachable,
     "the network does not lead to {where} ({why}).",
     "Check that you are in the right network or VPN, or set a ProxyJump for it in your ssh config.",
     "TCP",
 )
 # Whatever answered doesn't speak SSH, or hung up before it did.
-NOT_SSH = Cause(
+NOT_SSH = TroubleCause(
     Unreachable,
     "{where} answered, but not as an SSH server{in_brackets}.",
     "Check the port; an overloaded sshd (MaxStartups) or a firewall also hangs up like this.",
     "banner",
 )
 # The connection ended or failed while it was being made.
-BROKEN = Cause(
+BROKEN = TroubleCause(
     Unreachable,
     "the connection to {where} failed: {why}.",
     "With a configuration that paramiko can't do, use --ssh-command ssh. Try: ssh -v {login}",
 )
 # The server ended the connection while we logged in.
-HUNG_UP = Cause(
+HUNG_UP = TroubleCause(
     AuthenticationError,
     "{where} hung up during log-in.",
     "It may limit the number of attempts: name the right key with IdentityFile and IdentitiesOnly yes.",
 )
 # The jump host `where` was reached, but the host behind it is not.
-NOT_FORWARDED = Cause(
+NOT_FORWARDED = TroubleCause(
     Unreachable,
     "{where} can't reach {behind}: {why}.",
     "Check the name and port as seen from the jump host, and that it allows forwarding (AllowTcpForwarding).",
 )
 # A host whose first key was trusted, and is in `file`, shows another one.
-OTHER_HOST_KEY = Cause(
+OTHER_HOST_KEY = TroubleCause(
     HostKeyError,
     "the host key of {where} has CHANGED: {key} is not the one that was seen first, which is in {file}.",
     "Somebody may be listening in, or the machine was replaced without a launch. If you know that it was:\n"
@@ -143,13 +143,13 @@ OTHER_HOST_KEY = Cause(
     "and the key that it shows next is trusted.",
 )
 # The file that keeps the first key of a host can't be used.
-UNKEPT_HOST_KEY = Cause(
+UNKEPT_HOST_KEY = TroubleCause(
     HostKeyError,
     "the host key of {where} can't be kept: {file}: {why}.",
     "Only a key that is kept is trusted. Make the file writable, or remove it.",
 )
 # known_hosts has another key of the same type, for `name`.
-CHANGED_HOST_KEY = Cause(
+CHANGED_HOST_KEY = TroubleCause(
     HostKeyError,
     "the host key of {where} has CHANGED: {key} is not that of {file}, line {line}.",
     "Somebody may be listening in, or the machine was reinstalled. Ask its administrator; if the key is right:\n"
@@ -157,13 +157,13 @@ CHANGED_HOST_KEY = Cause(
     "and log in there once, which asks and remembers: ssh {login}",
 )
 # known_hosts marks the key as revoked.
-REVOKED_HOST_KEY = Cause(
+REVOKED_HOST_KEY = TroubleCause(
     HostKeyError,
     "the host key of {where} is REVOKED{in_brackets}.",
     "Don't connect. Ask the machine's administrator for its new key.",
 )
 # known_hosts trusts an authority's certificates for this host, which paramiko can't check.
-CERTIFIED_HOST_KEY = Cause(
+CERTIFIED_HOST_KEY = TroubleCause(
     HostKeyError,
     "the host key of {where}, {key}, is not known; {file}, line {line} trusts an authority for it instead.",
     "Use --ssh-command ssh, which can check certificates, or log in once with ssh to add the plain key.",

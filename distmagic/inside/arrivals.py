@@ -1,8 +1,8 @@
 """Who dials node 0: each connection is proved, then its first message says what it is for.
 
-    {"node": 1, "for": "up", "python": PATH}
+    {"node": 1, "for": "up", "dial": 1, "python": PATH}
                                                 the node speaks: {"cell": 3, "digest": SHA256}, {"bye": true}
-    {"node": 1, "for": "down"}                  node 0 speaks:   {"start": 7, "argv": [...]}, {"bye": true},
+    {"node": 1, "for": "down", "dial": 1}       node 0 speaks:   {"start": 7, "argv": [...]}, {"bye": true},
                                                                  {"outcome": {...}, "cell": 3}
     {"node": 1, "for": "stdin", "process": 7}   see transports/dialled
     {"node": 1, "for": "stdout", "process": 7}
@@ -40,6 +40,7 @@ class Member:
         self.python = ""
         self.up: Channel | None = None
         self.down: Channel | None = None
+        self.dials = {"up": 0, "down": 0}  # the number of the dial that made each
         self.cell, self.digest = 0, ""  # the last cell that it has come to
         self.outcomes: dict[int, dict[str, Any]] = {}  # of cells, from that one on
         self.has_left = False
@@ -49,7 +50,8 @@ class Member:
     @property
     def is_there(self) -> bool:
         """Whether both connections of the node stand, so that it can be sent requests."""
-        return self.up is not None and self.down is not None
+        is_pair = self.dials["up"] == self.dials["down"]
+        return self.up is not None and self.down is not None and is_pair
 
 
 class Arrivals:
@@ -84,7 +86,8 @@ class Arrivals:
         try:
             hello = channel.hear(_HELLO_S) or {}
             member = self.members[int(hello["node"]) - 1]
-            kind, number = str(hello["for"]), int(hello.get("process", 0))
+            kind = str(hello["for"])
+            number = int(hello["process" if "process" in hello else "dial"])
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             channel.close()  # of another distmagic, or gone
             return
@@ -103,6 +106,7 @@ class Arrivals:
                 channel.close()
                 return
             before = member.up if kind == "up" else member.down
+            member.dials[kind] = number
             if kind == "up":
                 member.up, member.python = channel, str(hello.get("python"))
                 member.has_left = False
@@ -130,10 +134,11 @@ class Arrivals:
         down = None
         with self.changed:
             if member.up is up:  # else it was started again
-                down = member.down
-                member.up = member.down = None
                 # Without its other connection it has not come yet, and dials again.
-                member.has_left = down is not None or said is not None
+                member.has_left = member.is_there or said is not None
+                if member.is_there:
+                    down, member.down = member.down, None
+                member.up = None
                 self.changed.notify_all()
         if down is not None:
             _say_bye(down)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import secrets
 import socket
 import ssl
 import sys
@@ -82,9 +83,10 @@ class Following:
         why, wrong_since_s = "", math.inf
         while time.monotonic() < end_s:
             try:
-                up = self._open("up", python=sys.executable)
+                dial = secrets.randbits(32)
+                up = self._open("up", dial=dial, python=sys.executable)
                 try:
-                    self._down = self._open("down")
+                    self._down = self._open("down", dial=dial)
                 except OSError:
                     up.close()
                     raise

@@ -8,7 +8,7 @@ import shlex
 from distmagic.errors import HostError, HostKeyError
 from distmagic.request.hosts import Host
 from distmagic.transports import troubles
-from distmagic.transports.troubles import TroubleCause, Trouble
+from distmagic.transports.troubles import Trouble, TroubleCause
 
 _KEY = r"(?P<type>\S+) key (?:fingerprint|sent by the remote host) is\s+(?P<fingerprint>SHA256:[^\s.]+)"
 _WRONG_CONFIGURATION = TroubleCause(

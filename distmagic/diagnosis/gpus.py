@@ -11,30 +11,25 @@ _HELD_BYTES = 1 << 30  # less is kept by displays, and by the driver
 
 def findings(subject: Subject) -> Iterator[Finding]:
     """Find what is wrong with the GPUs of a host that has any."""
-    examined = subject.examined
-    if examined.gpus:
-        yield from _of_torch(subject)
-        for number in range(len(examined.gpus)):
-            yield from _of_device(subject, number)
-        if examined.xid:
-            evidence = f"the kernel has noted a fault of a GPU: Xid {examined.xid}."
-            cure = f"{subject.by_hand} sudo dmesg -T | grep Xid"
-            yield Finding("warning", subject.name, "Xid", evidence, cure)
-
-
-def _of_torch(subject: Subject) -> Iterator[Finding]:
-    name, torch = subject.name, subject.facts.torch
-    built, highest = subject.examined.torch_cuda, subject.examined.driver_cuda
+    name, examined, torch = subject.name, subject.examined, subject.facts.torch
+    if not examined.gpus:
+        return
+    built, highest = examined.torch_cuda, examined.driver_cuda
     evidence = ""
     if torch and not built:
-        gpu = subject.examined.gpus[0].model
-        evidence = f"it has GPUs ({gpu}), and its torch {torch} is built for CPUs alone."  # fmt: skip
+        evidence = f"it has GPUs ({examined.gpus[0].model}), and its torch {torch} is built for CPUs alone."
     # Within one major version a driver runs what was built for a later minor one.
     elif torch and _major(built) > _major(highest) > 0:
-        evidence = f"torch is built for CUDA {built}, and driver {subject.examined.driver} takes CUDA {highest} at most."
+        evidence = f"torch is built for CUDA {built}, and driver {examined.driver} takes CUDA {highest} at most."
     if evidence:
         cure = f"Install a torch for CUDA {highest or 'of this driver'} there, or name a Python that has it: --python {name}=/path/to/python"
         yield Finding("error", name, "CUDA of torch", evidence, cure)
+    for number in range(len(examined.gpus)):
+        yield from _of_device(subject, number)
+    if examined.xid:
+        evidence = f"the kernel has noted a fault of a GPU: Xid {examined.xid}."
+        cure = f"{subject.by_hand} sudo dmesg -T | grep Xid"
+        yield Finding("warning", name, "Xid", evidence, cure)
 
 
 def _major(version: str) -> int:

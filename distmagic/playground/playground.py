@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import TracebackType
 
 from distmagic.errors import DistmagicError, UsageError
 from distmagic.request.hosts import Host
@@ -76,12 +75,7 @@ class Playground:
     def __enter__(self) -> Playground:  # noqa: PYI034 - no `Self` before Python 3.11
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:

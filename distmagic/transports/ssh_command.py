@@ -152,10 +152,7 @@ class CommandTransport:
             master.close()  # its `cat` ends, and with it the connection once no session is left
             if master.wait(_MASTER_END_S) is None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(master.pid, signal.SIGTERM)
-                if master.wait(_END_TIMEOUT_S) is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(master.pid, signal.SIGKILL)
+                    os.kill(master.pid, signal.SIGKILL)
         shutil.rmtree(self._directory, ignore_errors=True)
 
 

@@ -13,7 +13,7 @@ the contract, run over every implementation. Read the modules in this order:
     ssh_words.py     what that program says when it fails, understood
     channel.py       a TLS connection in one direction
     dialled.py       transport: nodes that have dialled this one, two such connections a process
-    time_limits.py   what happens when a time is up
+    time_limits.py   what happens when a time is up, from one thread for all of them
     program_text.py  a small program as an argument, for where nothing of ours is yet
 """
 

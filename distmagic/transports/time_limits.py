@@ -1,11 +1,19 @@
-"""What is to happen when a time is up: each limit is a thread that waits, and mostly in vain."""
+"""What is to happen when a time is up: one thread of this process watches all limits.
+
+With a thread for each limit, a start of 512 hosts would begin some two thousand of them, mostly in vain.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from distmagic.remote.system import threads
+
+_LOOK_S = 0.1  # between two looks at all limits: by so much an act may be late
 
 
 class TimeLimit:
@@ -17,20 +25,60 @@ class TimeLimit:
 
     def __init__(self, seconds: float, act: Callable[[], object]) -> None:
         self.is_over = False
-        self._is_off = threading.Event()
-        threads.begin("limit", self._wait, seconds, act)
-
-    def _wait(self, seconds: float, act: Callable[[], object]) -> None:
-        if not self._is_off.wait(seconds):
-            self.is_over = True
-            act()
+        self.act = act
+        _watcher.watch(self, time.monotonic() + seconds)
 
     def call_off(self) -> None:
         """Let it not happen. What has happened, or happens just now, is left alone."""
-        self._is_off.set()
+        _watcher.due_s.pop(self, None)
 
     def __enter__(self) -> TimeLimit:  # noqa: PYI034 - Self needs Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
         self.call_off()
+
+
+class _Watcher:
+    """All limits of a process, and when each is due: read, written and copied in single steps, which need no lock."""
+
+    def __init__(self) -> None:
+        self.due_s: dict[TimeLimit, float] = {}
+        # Again in the same thread: where one is begun, memory may be collected, and a finalizer may ask for a limit.
+        self._beginning = threading.RLock()
+        self._has_begun = False
+        self._has_some = threading.Event()
+
+    def watch(self, limit: TimeLimit, due_s: float) -> None:
+        self.due_s[limit] = due_s
+        self._has_some.set()
+        with self._beginning:
+            if not self._has_begun:
+                self._has_begun = True
+                threads.begin("limits", self._look_for_ever)
+
+    def _look_for_ever(self) -> None:
+        while self._has_some.wait():
+            time.sleep(_LOOK_S)
+            now_s = time.monotonic()
+            for limit, due_s in self.due_s.copy().items():
+                if due_s <= now_s and self.due_s.pop(limit, None) is not None:
+                    limit.is_over = True
+                    # All other limits depend on this thread, whatever becomes of one of them.
+                    with suppress(RuntimeError, MemoryError):
+                        threads.begin("limit", limit.act)
+            self._has_some.clear()
+            if self.due_s:
+                self._has_some.set()
+
+
+_watcher = _Watcher()
+
+
+def _forget() -> None:
+    """In a forked child, which has neither its parent's threads nor its locks."""
+    global _watcher  # noqa: PLW0603 - one for each process
+    _watcher = _Watcher()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -144,6 +144,7 @@ STEADY = {
     "remote/system/processes.py": _WAIT,
     "remote/system/hardware.py": "how much was done between two looks",
     "connection/requests/progress_line.py": f"{_PACE}; {_TOOK}",
+    "transports/time_limits.py": _WAIT,
     "connection/idle_links.py": _WAIT,
     "playground/server.py": _WAIT,
     "screens/announcing.py": _PACE,

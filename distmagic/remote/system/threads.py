@@ -16,7 +16,8 @@ Who ends each of them, and when:
     keepalive              `close` of its SSH session
     knock                  what is behind a door, or a time limit; it is joined
     lease                  `close` of its keeper, at the end of the run
-    limit                  `call_off` of it, or the act itself
+    limit                  the act itself, whose time is up
+    limits                 nothing: it sleeps where there are no limits
     meeting, member        `close` of the meeting, which joins the first; a member's connection ends the second
     osmo-log               the end of the workflow, after which it is joined
     proxy, sky, stderr, wait   the end of the process that it reads or reaps

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
 import pytest
 
 from distmagic.transports.time_limits import TimeLimit
+from tests.builders.shell import completed
 from tests.builders.since import Since
-from tests.lab.waiting import HANG_S, wait_until
+from tests.lab.waiting import HANG_S
 
 LONG_S = 3600.0
 
@@ -27,13 +29,35 @@ def test_an_act_happens_when_its_time_is_up_and_not_before(others):
     let_go.set()
 
 
-def test_what_is_called_off_does_not_happen_and_leaves_no_thread():
-    since, wrong = Since(), threading.Event()
-    limits = [TimeLimit(5.0, wrong.set) for _ in range(3)]
+def test_what_is_called_off_does_not_happen_and_one_thread_watches_all():
+    since, wrong, last = Since(), threading.Event(), threading.Event()
+    limits = [TimeLimit(0.2, wrong.set) for _ in range(100)]
+    assert len(since.threads("distmagic-limit")) <= 1
     for limit in limits:
         limit.call_off()
-    wait_until(lambda: not since.threads("distmagic-limit"), "the end of the threads")
+    TimeLimit(0.3, last.set)
+    assert last.wait(HANG_S)
     assert not wrong.is_set()
+
+
+FORKED = """
+import os, threading
+from distmagic.transports.time_limits import TimeLimit
+limit = TimeLimit(3600, list)
+if not os.fork():
+    happened = threading.Event()
+    limit.call_off()
+    TimeLimit(0.0, happened.set)
+    if happened.wait(60):
+        os.write(1, b"happened in the child\\n")
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_forked_child_has_limits_of_its_own():
+    done = completed([sys.executable, "-W", "ignore", "-c", FORKED], check=False)
+    assert (done.returncode, done.stdout) == (0, "happened in the child\n"), done.stderr
 
 
 def test_it_may_be_called_off_when_it_has_happened():

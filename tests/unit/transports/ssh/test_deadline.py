@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from distmagic.transports.ssh.deadline import Deadline
-from tests.builders.since import Since
-from tests.lab.waiting import HANG_S, wait_until
+from distmagic.transports.time_limits import TimeLimit
+from tests.lab.waiting import HANG_S
 
 
 def test_a_deadline_expires_once():
@@ -18,11 +18,11 @@ def test_a_deadline_expires_once():
 
 
 def test_a_deadline_that_is_kept_never_fires():
-    expired = threading.Event()
-    since = Since()
-    with Deadline(60, expired.set) as deadline:
+    expired, later = threading.Event(), threading.Event()
+    with Deadline(0.2, expired.set) as deadline:
         pass
-    wait_until(lambda: not since.threads("distmagic-limit"), "the end of its thread")
+    TimeLimit(0.3, later.set)
+    assert later.wait(HANG_S)
     assert not expired.is_set()
     assert not deadline.expired
 

@@ -38,13 +38,13 @@ class KeyAgent:
         try:
             self._stream.connect(self.path)
             answer = self._ask(_LIST, _LISTED)
-            count = int.from_bytes(answer[:4], "big")
+            (count,) = struct.unpack(">I", answer[:4])
             strings = take_strings(answer[4:], 2 * count)
         except TimeoutError:
             self.trouble = f"no answer within {timeout_s:.3g} s"
         except OSError as error:
             self.trouble = error.strerror or str(error)
-        except ValueError:
+        except (ValueError, struct.error):
             self.trouble = "it gives no list of its keys"
         else:
             self._stream.settimeout(None)  # it may ask the user before it signs

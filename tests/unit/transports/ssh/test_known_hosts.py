@@ -43,7 +43,7 @@ def test_lines_that_say_nothing_are_left_out():
 def server(port: int = 22, alias: str | None = None) -> Resolved:
     return Resolved(
         name="gpu-a",
-        hostname="Gpu-A",
+        hostname="gpu-a",
         user="me",
         port=port,
         host_key_alias=alias,
@@ -86,7 +86,7 @@ def test_keys_that_are_not_trusted():
 
 
 def test_an_unknown_key_under_another_name_is_not_cured_by_keyscan():
-    assert "ssh-keyscan Gpu-A >> ~/kh" in check("", server())
+    assert "ssh-keyscan gpu-a >> ~/kh" in check("", server())
     assert "ssh-keyscan" not in check("", server(alias="the-alias"))
 
 

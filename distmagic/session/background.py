@@ -5,13 +5,11 @@ They end with the process of their session.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -348,11 +346,6 @@ class BackgroundRuns:
     def add(self, run: BackgroundRun) -> None:
         """Have one more of them, which has begun just now."""
         self._runs[run.job] = run
-
-    def end_before_connections(self, _: Future[Link]) -> None:
-        """Have `close` called when Python ends: last registered, it comes before paramiko closes all connections."""
-        atexit.unregister(self.close)
-        atexit.register(self.close)
 
     def close(self) -> None:
         """End all runs in the background, as an interrupt ends the run of a cell. It takes at most a few seconds."""

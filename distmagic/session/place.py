@@ -109,9 +109,7 @@ class Place:
         with self.given_up_after_error():
             first_links = self.reach(screen, payload)
             for future in first_links.futures:
-                future.add_done_callback(
-                    self._session.background.end_before_connections
-                )
+                future.add_done_callback(self._session.close_before_connections)
             payload = with_files(payload, self._spec, first_links.fleet, self._asker)
         try:
             left = self._session.launch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -156,6 +157,11 @@ class Session:
             yield
         finally:
             self._followed.discard(job)
+
+    def close_before_connections(self, _: object) -> None:
+        """Have `close` called when Python ends: last registered, it comes before paramiko closes all connections."""
+        atexit.unregister(self.close)
+        atexit.register(self.close)
 
     def down(self) -> tuple[str, ...]:
         """End what hosts keep loaded for this kernel, and close all connections; return the hosts that can't be reached."""

@@ -378,7 +378,7 @@ def is_removed(folder: Path) -> bool:
 
 
 @pytest.mark.promise("warm processes end with the kernel")
-@pytest.mark.parametrize("end", ["exit", "SIGKILL"])
+@pytest.mark.parametrize("end", ["exit", "exit beside a run", "SIGKILL"])
 def test_end_of_the_kernel_releases_hosts(lab: Lab, end: str) -> None:
     program = textwrap.dedent(f"""
         import sys, os, signal
@@ -386,12 +386,15 @@ def test_end_of_the_kernel_releases_hosts(lab: Lab, end: str) -> None:
         import distmagic
         from distmagic.connection import idle_links
         from distmagic.request.access import Access
+        from distmagic.session import background
         from tests.e2e.runner import Watch
         if __name__ == "__main__":
-            idle_links._FINISH_S = 60.0  # however busy the machine is
+            idle_links._FINISH_S = background._LAST_WAIT_S = 60.0  # however busy the machine is
             way = Access(ssh_config={str(lab.ssh_config)!r}, lease_s=4.0)
             for _ in range(2):
                 distmagic.run(os.getpid, hosts="dm1:2,dm2:1", access=way, screen=Watch())
+            if {end!r} == "exit beside a run":
+                distmagic.run(signal.pause, hosts="dm1:2,dm2:2", access=way, background=True)
             print("done", flush=True)
             sys.stdin.readline()
             if {end!r} == "SIGKILL":
@@ -410,7 +413,7 @@ def test_end_of_the_kernel_releases_hosts(lab: Lab, end: str) -> None:
         assert len(templates(lab)) == len(templates(lab, 1)) == 1
         kernel.stdin.write("\n")
     kernel.wait()
-    lab.assert_clean(within_s=0 if end == "exit" else 45)
+    lab.assert_clean(within_s=45 if end == "SIGKILL" else 0)
 
 
 @pytest.mark.promise("warm processes end after 15 idle minutes")

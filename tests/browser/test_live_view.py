@@ -34,7 +34,6 @@ BROKEN_RULES = """async () => {
 
 
 in_jupyterlab = pytest.mark.parametrize("notebooks", ["jupyterlab"], indirect=True)
-in_both = pytest.mark.parametrize("notebooks", ["jupyterlab", "notebook"], indirect=True)  # fmt: skip
 
 
 def can_be_read_by_anybody(page: NotebookPage) -> None:
@@ -146,7 +145,7 @@ def shows_earlier_lines(page: NotebookPage) -> None:
     assert "[rank 0 localhost] more 1.0" in lines(page)
 
 
-@in_both
+@in_jupyterlab
 def test_a_page_that_is_loaded_anew_is_live_again_and_shows_how_it_ended(
     tmp_path, notebooks
 ):

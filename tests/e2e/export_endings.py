@@ -1,30 +1,20 @@
-"""Exported cells that train under DistributedDataParallel on gloo, in each form, on two nodes that are two processes.
+"""Exported cells that train under DistributedDataParallel on gloo, on two nodes that are two processes.
 
-    python -m tests.e2e.export_endings 20                     20 runs of each form
-    python -m tests.e2e.export_endings 100 torchrun-static    100 runs of one
-
-Every run has to end with code 0 on both nodes. A line a run; the last line counts them. As a platform does, each node runs
-its script with the variables that the platform sets there.
+As a platform does, each node runs its script with the variables that the platform sets there.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
-import shlex
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import yaml
 
 from tests.lab.waiting import HANG_S
 
@@ -75,68 +65,12 @@ class Node:
     variables: Mapping[str, str]
 
 
-def _slurm(folder: Path, place: int, port: int) -> Node:
+def _slurm_ranks(folder: Path, place: int, port: int) -> Node:
     given = {"SLURM_JOB_ID": "9", "SLURM_NNODES": "2", "SLURM_NODEID": str(place)}
     given |= {"SLURM_PROCID": str(place), "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
     given |= {"SLURM_NTASKS_PER_NODE": "1"}
     given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return Node(f"cd {folder} && exec bash node.sh", given)
-
-
-def _slurm_ranks(folder: Path, place: int, port: int) -> Node:
-    node = _slurm(folder, place, port)
-    return Node(node.line.replace("node.sh", "rank.sh"), node.variables)
-
-
-def _skypilot(folder: Path, place: int, port: int, form: str = "task.yaml") -> Node:
-    run = yaml.safe_load((folder / form).read_text())["run"]
-    given = {
-        "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1",
-        "SKYPILOT_NUM_NODES": "2",
-        "SKYPILOT_NUM_GPUS_PER_NODE": "0",
-        "SKYPILOT_NODE_RANK": str(place),
-        "SKYPILOT_TASK_ID": "sky-1",
-    }
-    return Node(f"cd {folder}\n{run}", given)
-
-
-def _skypilot_c10d(folder: Path, place: int, port: int) -> Node:
-    return _skypilot(folder, place, port, "task-c10d.yaml")
-
-
-def _osmo(folder: Path, place: int, port: int, form: str = "workflow.yaml") -> Node:
-    """Lay the task's files below a folder of its own, for OSMO's place is one for all tasks of a machine."""
-    tasks = yaml.safe_load((folder / form).read_text())["workflow"]["groups"][0][
-        "tasks"
-    ]
-    task, own = tasks[place], folder / f"task-{place}"
-    for file in task["files"]:
-        path = own / file["path"].lstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data = base64.b64decode(file["contents"])
-        path.write_bytes(
-            data.replace(b"/tmp/distmagic", f"{own}/tmp/distmagic".encode())
-        )
-    output = own / "output"
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir()
-    known = {"{{host:master}}": "localhost", "{{output}}": str(output)}
-    given = {name: known.get(text, text) for name, text in task["environment"].items()}
-    words = [*task["command"], *task["args"]]
-    line = shlex.join(
-        word.replace("/tmp/distmagic", f"{own}/tmp/distmagic") for word in words
-    )
-    return Node(f"exec {line}", {**given, "MASTER_PORT": str(port)})
-
-
-def _osmo_ranks(folder: Path, place: int, port: int) -> Node:
-    return _osmo(folder, place, port, "workflow-ranks.yaml")
-
-
-def _sing(folder: Path, place: int, port: int) -> Node:
-    given = {"SING_RANK": str(place), "SING_WORLD_SIZE": "2"}
-    given |= {"SING_MASTER_ADDR": "127.0.0.1", "SING_HOST_ADDR": f"127.0.0.{place + 1}"}
-    return Node(f"exec {shlex.quote(sys.executable)} {folder}/dist.py", given)
+    return Node(f"cd {folder} && exec bash rank.sh", given)
 
 
 def _by_hand(folder: Path, place: int, port: int) -> Node:
@@ -148,13 +82,7 @@ def _by_hand_c10d(folder: Path, place: int, port: int) -> Node:
 
 
 FORMS: dict[str, tuple[str, Callable[[Path, int, int], Node]]] = {
-    "slurm": ("slurm", _slurm),
     "slurm-ranks": ("slurm", _slurm_ranks),
-    "skypilot": ("skypilot", _skypilot),
-    "skypilot-c10d": ("skypilot", _skypilot_c10d),
-    "osmo": ("osmo", _osmo),
-    "osmo-ranks": ("osmo", _osmo_ranks),
-    "sing": ("sing", _sing),
     "torchrun-static": ("torchrun", _by_hand),
     "torchrun-c10d": ("torchrun", _by_hand_c10d),
 }
@@ -230,32 +158,3 @@ def export(
         folder / "program" / ("run_call.py" if is_bundle else "cell.py")
     ).exists(), done.stdout
     return Exported(form, folder, port)
-
-
-def main(rounds: int, forms: list[str]) -> int:
-    """Run each form so many times, every second time as a pickled call; return 1 if one has ended ill."""
-    runs = ill = 0
-    for form in forms:
-        with tempfile.TemporaryDirectory() as place:
-            both = [
-                export(form, Path(place) / name, is_bundle=name == "call")
-                for name in ("text", "call")
-            ]
-            for number in range(rounds):
-                began_s = time.monotonic()
-                ended = both[number % 2].run()
-                codes = [code for code, _ in ended]
-                runs += 1
-                ill += codes != [0, 0]
-                print(
-                    f"{form} {number + 1}: {codes} in {time.monotonic() - began_s:.1f} s",
-                    flush=True,
-                )
-                if codes != [0, 0]:
-                    print(*(text for _, text in ended), sep="\n----\n", flush=True)
-    print(f"{runs - ill} of {runs} runs ended well")
-    return 1 if ill else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:] or list(FORMS)))

@@ -303,23 +303,6 @@ TABLE = (
 )  # fmt: skip
 
 
-# More clocks, each of which is a row; in pairs those of the table stand for them.
-CLOCKS = (
-    Fault("host", "training", "clock 1 h behind", f"done; {CLOCK.format('3,600', 'behind')}",
-          Way(before=clock(-3600))),
-    Fault("host", "training", "clock 5 s ahead, elastic", f"done; {CLOCK.format('5', 'ahead of')}",
-          Way(before=clock(5), options=ELASTIC)),
-    Fault("host", "training", "clock 5 s behind, elastic", f"done; {CLOCK.format('5', 'behind')}",
-          Way(before=clock(-5), options=ELASTIC)),
-    Fault("host", "training", "clock set 1 h back", "done",
-          then((training, on("dm2", lambda host: set_clock(host, -3600))), before=clock())),
-    Fault("host", "training", "clock set 5 s ahead, elastic", "done",
-          then((training, on("dm2", lambda host: set_clock(host, 5))), numbers=160, before=clock(), options=ELASTIC)),
-    Fault("host", "training", "clock set 5 s back, elastic", "done",
-          then((training, on("dm2", lambda host: set_clock(host, -5))), numbers=160, before=clock(), options=ELASTIC)),
-)  # fmt: skip
-
-
 def stopped_for_1_s(process: str) -> Way:
     """Write shorter what stops a process of ours on dm2 for a while."""
     return then(

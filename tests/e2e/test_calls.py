@@ -22,14 +22,13 @@ HERE = __file__
 
 
 def part(kind: str) -> None:
-    """Make two calls together. Then rank 1 makes another call than rank 0, or none."""
+    """Make two calls together. Then rank 1 makes another call than rank 0."""
     import time
 
     import torch
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    group = dist.new_group([0, 1], group_desc="pairs")
     rank, x = dist.get_rank(), torch.ones(4)
     dist.all_reduce(x)
     dist.broadcast(x, 0)
@@ -37,8 +36,6 @@ def part(kind: str) -> None:
         dist.all_reduce(x)  # MARK first
     elif kind == "call":
         dist.broadcast(x, 1)  # MARK call
-    elif kind == "group":
-        dist.all_reduce(x, group=group)  # MARK group
     elif kind == "size":
         dist.all_reduce(torch.ones(8))  # MARK size
     elif kind == "early":
@@ -46,7 +43,7 @@ def part(kind: str) -> None:
     elif kind == "receive":
         dist.recv(x, 0)  # MARK receive
     while True:
-        time.sleep(0.1)  # MARK rest
+        time.sleep(0.1)
 
 
 def line_of(mark: str) -> int:
@@ -94,7 +91,7 @@ RANK_0 = "rank 0 (dm1, local_rank 0)"
 def test_ranks_that_part_are_named_by_their_calls(lab: Lab) -> None:
     """The view has it within 15 s, before the hang's own limit, and torch reports nothing for its 30 minutes."""
     try:
-        for kind in ("call", "group", "receive", "none"):
+        for kind in ("call", "receive"):
             error, seen = hung(lab, part, kind)
             first = f"{HERE}, line {line_of('first')}"
             if kind == "call":
@@ -109,8 +106,7 @@ def test_ranks_that_part_are_named_by_their_calls(lab: Lab) -> None:
                 awaited = f"Look at {RANK_1} first: the others wait for it in call 3 of the default group, all_reduce [4]."
                 assert awaited in error.hint
                 assert awaited in seen.words
-            place = "rest" if kind == "none" else kind
-            assert f"line {line_of(place)}" in error.stacks
+            assert f"line {line_of(kind)}" in error.stacks
             assert seen.after_s >= 10.0  # no step that is long is a hang
     finally:
         session().close()

@@ -1,7 +1,7 @@
 """Programs of Accelerate, Lightning, Transformers and hydra run unchanged, and what they log are metrics.
 
-Hosts of the lab find these packages where this Python has them, by PYTHONPATH. Transformers' runs on hosts that share
-their home, those of Accelerate and Lightning on hosts with homes of their own, hydra's on both.
+Hosts of the lab find these packages where this Python has them, by PYTHONPATH. Transformers' and hydra's run on hosts that
+share their home, those of Accelerate and Lightning on hosts with homes of their own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.quick
 def test_accelerate(ended, program):
     line = "--fetch out/** with_accelerate.py --num_epochs 2"
     found = run_with(ended, "accelerate", line)
@@ -60,20 +59,6 @@ def test_lightning(ended, program):
     assert any("ckpt" in file.path for file in found.files(0, "out"))
 
 
-def check_hydra(lab: Lab) -> None:
-    """Run the program of hydra, whose folder is the current directory, and see where its ranks were."""
-    found = run_with(lab, "hydra", "train.py lr=0.5 model=large")
-    for rank in (0, 1):
-        line = found.logs(rank, "stdout").splitlines()[-1]
-        work = "/home/node/.distmagic/work/train"
-        assert line == f"large lr=0.5 total=1.0 cwd={work}"
-
-
-def test_hydra(ended, program, monkeypatch):
-    monkeypatch.chdir(program / "hydra")
-    check_hydra(ended)
-
-
 def test_transformers_and_hydra_where_both_hosts_have_one_home(
     make_lab, program, monkeypatch
 ):
@@ -86,6 +71,10 @@ def test_transformers_and_hydra_where_both_hosts_have_one_home(
     assert "model.safetensors" in saved
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= saved, "of both hosts in one place"
     monkeypatch.chdir(program / "hydra")
-    check_hydra(lab)
+    found = run_with(lab, "hydra", "train.py lr=0.5 model=large")
+    for rank in (0, 1):
+        line = found.logs(rank, "stdout").splitlines()[-1]
+        work = "/home/node/.distmagic/work/train"
+        assert line == f"large lr=0.5 total=1.0 cwd={work}"
     session().close()
     lab.assert_clean()

@@ -1,4 +1,4 @@
-"""Two faults at once: sixteen pairs that are always the same, or as many as `make chaos SEED=... ROUNDS=...` asks for."""
+"""Two faults at once: ten pairs that are always the same, or as many as `make chaos SEED=... ROUNDS=...` asks for."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tests.e2e.pairs import (
 )
 from tests.lab import Lab
 
-SEED = int(os.environ.get("DISTMAGIC_CHAOS_SEED", "0"))  # 0: those of `make test`
+SEED = int(os.environ.get("DISTMAGIC_CHAOS_SEED", "0"))  # 0: those of `make test-all`
 DRAWS = 4  # of a pair that misses
-ROUNDS = int(os.environ.get("DISTMAGIC_CHAOS_ROUNDS", "16"))
+ROUNDS = int(os.environ.get("DISTMAGIC_CHAOS_ROUNDS", "10"))
 IS_WATCHED = (
     "DISTMAGIC_CHAOS_ROUNDS" in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
 )
@@ -163,11 +163,11 @@ def test_every_row_and_every_phase_takes_part():
         assert claims == ({()} if kind == "elastic" else {(), (0,)}), kind
 
 
-def test_the_pairs_of_make_test_have_all_phases_all_jobs_and_most_rows():
-    pairs = [draw(seed) for seed in varied(16)]
+def test_the_pairs_of_make_test_all_have_all_phases_all_jobs_and_many_rows():
+    pairs = [draw(seed) for seed in varied(10)]
     strikes = [strike for pair in pairs for strike in pair.strikes]
-    assert len({pair.seed for pair in pairs}) == 16
-    assert len({strike.fault for strike in strikes}) >= 30
+    assert len({pair.seed for pair in pairs}) == 10
+    assert len({strike.fault for strike in strikes}) >= 19
     phases = {phase for of_kind in PHASES.values() for phase in of_kind}
     assert {strike.moment.phase for strike in strikes} == {
         *phases,

@@ -18,7 +18,6 @@ from tests.lab import wait_until
 pytestmark = pytest.mark.needs("lab")
 
 
-@pytest.mark.quick
 def test_running_ranks_are_profiled_and_train_on(ended, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = distmagic.run(

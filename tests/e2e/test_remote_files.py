@@ -50,7 +50,6 @@ def test_files_that_ranks_left_come_back(ended, project, capsys):
     assert path.read_bytes() == b"1" * 3_000_000
 
 
-@pytest.mark.quick
 def test_shards_of_a_failed_run_come_from_all_hosts_and_go_back_as_one(
     ended, project, capsys
 ):

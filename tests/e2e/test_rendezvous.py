@@ -32,7 +32,6 @@ def flaky(until: int) -> tuple[int, int]:
     return int(os.environ["RANK"]), restart
 
 
-@pytest.mark.quick
 def test_ranks_on_several_nodes_start_again_together(lab):
     run = runner.run(lab, "dm1:2,dm2:1", as_value(flaky), 1, max_restarts=5)
     assert [run.results[rank][0] for rank in run.results] == [0, 1, 2]

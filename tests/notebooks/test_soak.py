@@ -124,17 +124,12 @@ def test_forty_runs_of_every_kind_hold_no_more_than_twenty(lab, notebook, tmp_pa
     assert host.memory_mb - before_host.memory_mb < MORE_MB
 
 
-@pytest.mark.parametrize(
-    "line", ["%%distributed -o run\nmuch()", "%%distributed\nrun = much()"]
-)
-def test_large_results_are_gone_with_the_name_of_their_run(
-    lab, notebook, tmp_path, line
-):
+def test_large_results_are_gone_with_the_name_of_their_run(lab, notebook, tmp_path):
     notebook.run(f"def much():\n    return torch.ones({LARGE_MB << 20} // 4)")
     execute(notebook, soak.LARGE, lab)
     notebook.run("del run")
     before = of_kernel(notebook, tmp_path)
-    for _ in range(5):
+    for line in ("%%distributed -o run\nmuch()", "%%distributed\nrun = much()") * 2:
         notebook.run(line)
         assert notebook.run("float(run.results[0].sum())").endswith(
             f"\n{float(LARGE_MB << 18)}"

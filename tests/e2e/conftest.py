@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from distmagic import api
 from distmagic.session.session import Session
 from tests.e2e.exports import Export, exporter
 from tests.e2e.slurm_cells import Held
-from tests.lab import HostProcess, Lab, wait_until
+from tests.lab import HostProcess, Lab, LabHost, wait_until
 from tests.lab.slurm import LOOK_S, SlurmLab
 
 
@@ -20,6 +20,29 @@ def _own_session() -> None:
     """A session knows the hosts of all its runs. Those of earlier modules may be of a lab that is gone."""
     api.session().close()
     api.session.cache_clear()
+
+
+@pytest.fixture
+def lab(_cold: None, lab: Lab) -> Lab:
+    """The lab as for all tests. What tests with `warm_lab` have kept loaded ends before."""
+    return lab
+
+
+@pytest.fixture
+def _cold() -> None:
+    api.session().close()
+
+
+@pytest.fixture
+def warm_lab(session_lab: Lab) -> Iterator[Lab]:
+    """The lab for `runner.run_warm`: hosts keep torch loaded from test to test, and no process of a run is left on them.
+
+    A run takes half a second then, not six, so tests that aren't about how ranks start ask for it.
+    """
+    for host in session_lab.hosts:
+        host.empty_home(keeps=".distmagic")
+    yield session_lab
+    wait_until(lambda: not at_work_on(session_lab.hosts), "agents and ranks to end")
 
 
 @pytest.fixture
@@ -58,13 +81,13 @@ def held(held_by_module: Held, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held
     """
     monkeypatch.setattr(api, "session", lambda: held_by_module.kernel)
     yield held_by_module
-    slurm = held_by_module.slurm
-    wait_until(lambda: not at_work_on(slurm), "agents and ranks to end", every_s=LOOK_S)
+    nodes = held_by_module.slurm.nodes
+    wait_until(lambda: not at_work_on(nodes), "agents and ranks to end", every_s=LOOK_S)
 
 
-def at_work_on(slurm: SlurmLab) -> list[HostProcess]:
-    """Return what runs on nodes for jobs of distmagic. What is kept loaded for the next one has dashes in place of a job."""
-    processes = [one for host in slurm.nodes for one in host.processes()]
+def at_work_on(hosts: Iterable[LabHost]) -> list[HostProcess]:
+    """Return what runs on hosts for jobs of distmagic. What is kept loaded for the next one has dashes in place of a job."""
+    processes = [one for host in hosts for one in host.processes()]
     return [one for one in processes if one.environ.get("DISTMAGIC_JOB", "").strip("-")]
 
 

@@ -93,12 +93,38 @@ def run(
         lab.assert_clean()
 
 
+def run_warm(
+    lab: Lab,
+    hosts: str,
+    fn: Callable[..., Any],
+    *args: Any,
+    screen: Watch | None = None,
+    **spec: Any,
+) -> Run:
+    """Run a function on hosts that keep torch loaded for the next test, which are the fixture `warm_lab`."""
+    way = access(lab, warm_idle_s=900.0)
+    return distmagic.run(
+        fn, *args, hosts=hosts, access=way, screen=screen or Watch(), **spec
+    )
+
+
 def failure(
     lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any, **spec: Any
 ) -> DistmagicError:
     """Run a function that must fail, and return the error."""
+    return _error_of(run, lab, hosts, fn, *args, **spec)
+
+
+def failure_warm(
+    lab: Lab, hosts: str, fn: Callable[..., Any], *args: Any, **spec: Any
+) -> DistmagicError:
+    """Run a function that must fail as `run_warm` does, and return the error."""
+    return _error_of(run_warm, lab, hosts, fn, *args, **spec)
+
+
+def _error_of(act: Callable[..., Run], *args: Any, **spec: Any) -> DistmagicError:
     try:
-        run(lab, hosts, fn, *args, **spec)
+        act(*args, **spec)
     except DistmagicError as error:
         return error
     raise AssertionError("the run did not fail")

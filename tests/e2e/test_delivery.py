@@ -29,7 +29,7 @@ from tests.e2e import runner
 from tests.lab import Lab, LabHost, wait_until
 from tests.system.components import COMPONENTS
 
-pytestmark = pytest.mark.needs("lab")
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 MB = 1 << 20
 SIZE = 12 * MB
 FOUR = ("dm1", "dm2", "dm3", "dm4")

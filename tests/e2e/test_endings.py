@@ -19,7 +19,7 @@ from tests.e2e import runner
 from tests.e2e.programs import stubborn
 from tests.e2e.runner import as_value, at_work
 
-pytestmark = pytest.mark.needs("lab")
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 
 @pytest.mark.promise("the first rank that fails stops all hosts")
@@ -63,7 +63,7 @@ def test_a_rank_that_fails_does_its_last_things_while_the_run_is_stopped(lab, is
     assert "saved, and a child ended: -15\n" in error.run.logs(1)
 
 
-def test_an_interrupt_lets_a_rank_save_while_one_of_another_host_waits_for_it(lab):
+def test_an_interrupt_lets_a_rank_save_while_one_of_another_host_waits_for_it(warm_lab):
     """It takes longer than ranks in a hang are allowed; its result is kept, and a DataLoader's worker is in no one's way."""
 
     def train() -> int:
@@ -92,16 +92,14 @@ def test_an_interrupt_lets_a_rank_save_while_one_of_another_host_waits_for_it(la
         return step
 
     screen = runner.Watch(at_work(2), lambda: signal.raise_signal(signal.SIGINT))
-    error = runner.failure(
-        lab, "dm1:1,dm2:1", as_value(train), screen=screen, is_warm=True
-    )
+    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", as_value(train), screen=screen)
     assert isinstance(error, Cancelled)
     assert "Traceback" not in error.run.logs(0)
     assert f"kept {error.run.results[0]}\n" in error.run.logs(0)
     assert error.run.state.workers[1].phase == "stopped"
 
 
-def test_an_interrupt_of_ranks_that_all_wait_in_c_does_not_last_for_the_grace(lab):
+def test_an_interrupt_of_ranks_that_all_wait_in_c_does_not_last_for_the_grace(warm_lab):
     def wait() -> None:
         import torch
         import torch.distributed as dist
@@ -113,37 +111,55 @@ def test_an_interrupt_of_ranks_that_all_wait_in_c_does_not_last_for_the_grace(la
         dist.recv(torch.zeros(1), 1 - dist.get_rank())
 
     screen = runner.Watch(at_work(2), lambda: signal.raise_signal(signal.SIGINT))
-    error = runner.failure(
-        lab, "dm1:1,dm2:1", as_value(wait), screen=screen, is_warm=True, grace_s=3600.0
+    error = runner.failure_warm(
+        warm_lab, "dm1:1,dm2:1", as_value(wait), screen=screen, grace_s=3600.0
     )
     assert isinstance(error, Cancelled)
 
 
-def test_a_second_interrupt_does_not_wait(lab):
+def test_a_second_interrupt_does_not_wait(warm_lab):
     def twice() -> None:
         screen._when = lambda state: state.stopping != ""
         screen._act = lambda: signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
     screen = runner.Watch(at_work(3), twice)
-    error = runner.failure(lab, "dm1:2,dm2:1", as_value(stubborn), screen=screen)
+    error = runner.failure_warm(
+        warm_lab, "dm1:2,dm2:1", as_value(stubborn), screen=screen
+    )
     assert isinstance(error, Cancelled)
 
 
 @pytest.mark.quick
-def test_a_timeout_ends_everything(lab):
-    error = runner.failure(lab, "dm1:1", as_value(stubborn), timeout_s=4.0)
+def test_a_timeout_ends_everything(warm_lab):
+    error = runner.failure_warm(warm_lab, "dm1:1", as_value(stubborn), timeout_s=4.0)
     assert isinstance(error, TimedOut)
 
 
-def test_a_host_that_can_t_start_takes_the_others_back(lab, golden):
-    lab.hosts[0].exec(["mkdir", "-p", "/home/node/only-here"])
-    error = runner.failure(
-        lab, "dm1:1,dm2:1", as_value(stubborn), cwd="/home/node/only-here"
+def test_a_host_that_can_t_start_takes_the_others_back(warm_lab, golden):
+    warm_lab.hosts[0].exec(["mkdir", "-p", "/home/node/only-here"])
+    error = runner.failure_warm(
+        warm_lab, "dm1:1,dm2:1", as_value(stubborn), cwd="/home/node/only-here"
     )
     assert isinstance(error, PreflightError)
     assert error.host == "dm2"
     golden(error.message)
+
+
+def test_a_port_that_is_taken(warm_lab):
+    script = "import socket;s=socket.create_server(('0.0.0.0',29518));print('up',flush=True);input()"
+    command = ["ssh", "-F", str(warm_lab.ssh_config), "dm1", f'python3 -c "{script}"']
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == b"up\n"
+        error = runner.failure_warm(
+            warm_lab, "dm1:1,dm2:1", as_value(stubborn), master_port=29518
+        )
+    finally:
+        holder.communicate()  # end of file on its stdin ends it
+    assert isinstance(error, RunError)
+    assert error.message.startswith("dm1: ")
+    assert " taken " in error.message
 
 
 def test_a_closed_port_between_hosts_has_a_name(lab):
@@ -151,19 +167,3 @@ def test_a_closed_port_between_hosts_has_a_name(lab):
     error = runner.failure(lab, "dm1:1,dm2:1", as_value(stubborn), master_port=29517)
     assert isinstance(error, RendezvousFailed)
     assert f"dm2 can't dial dm1 at {lab.hosts[0].address} port 29517" in error.message
-
-
-def test_a_port_that_is_taken(lab):
-    script = "import socket;s=socket.create_server(('0.0.0.0',29518));print('up',flush=True);input()"
-    command = ["ssh", "-F", str(lab.ssh_config), "dm1", f'python3 -c "{script}"']
-    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout.readline() == b"up\n"
-        error = runner.failure(
-            lab, "dm1:1,dm2:1", as_value(stubborn), master_port=29518
-        )
-    finally:
-        holder.communicate()  # end of file on its stdin ends it
-    assert isinstance(error, RunError)
-    assert error.message.startswith("dm1: ")
-    assert " taken " in error.message

@@ -11,7 +11,7 @@ from tests.e2e.runner import as_value
 from tests.lab import HostSetup, Lab
 from tests.lab.waiting import HANG_S
 
-pytestmark = pytest.mark.needs("lab")
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from tests.e2e.runner import as_value
 from tests.lab import HostSetup, Lab
 from tests.lab.pythons import required
 
-pytestmark = pytest.mark.needs("lab")
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 
 @pytest.mark.parametrize(("backend", "hosts", "places"), [
@@ -39,9 +39,11 @@ pytestmark = pytest.mark.needs("lab")
     ("c10d", "dm1:1,dm2:1,dm3:1", ["dm1", "dm2", "dm3"]),
 ])  # fmt: skip
 def test_ranks_of_several_hosts_meet(
-    lab: Lab, backend: str, hosts: str, places: list[str]
+    warm_lab: Lab, backend: str, hosts: str, places: list[str]
 ) -> None:
-    run = runner.run(lab, hosts, as_value(runner.all_reduce), rdzv_backend=backend)
+    run = runner.run_warm(
+        warm_lab, hosts, as_value(runner.all_reduce), rdzv_backend=backend
+    )
     found = [run.results[rank] for rank in sorted(run.results)]
     assert [one["rank"] for one in found] == [0, 1, 2]
     assert [float(one["total"]) for one in found] == [3.0, 3.0, 3.0]
@@ -57,7 +59,7 @@ def test_ranks_of_several_hosts_meet(
 
 
 def test_metrics_of_all_ranks_reach_tensorboard_while_the_run_goes_on(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    warm_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reports() -> None:
         import os
@@ -68,14 +70,16 @@ def test_metrics_of_all_ranks_reach_tensorboard_while_the_run_goes_on(
             distmagic.report(step=step, loss=step + int(os.environ["RANK"]))
 
     monkeypatch.chdir(tmp_path)
-    run = runner.run(lab, "dm1:1,dm2:1", as_value(reports), track="tensorboard")
+    run = runner.run_warm(
+        warm_lab, "dm1:1,dm2:1", as_value(reports), track="tensorboard"
+    )
     for rank in (0, 1):
         found, _ = scalars(tmp_path / "runs" / run.job / f"rank{rank}")
         assert found == {"loss": [(step, step + rank) for step in range(5)]}
 
 
 def test_ranks_begin_with_what_is_set_in_this_process_unless_it_says_not(
-    lab: Lab,
+    warm_lab: Lab,
 ) -> None:
     import torch
 
@@ -86,16 +90,317 @@ def test_ranks_begin_with_what_is_set_in_this_process_unless_it_says_not(
 
     torch.set_default_dtype(torch.float64)
     try:
-        run = runner.run(lab, "dm1:1", as_value(third), is_warm=True)
-        usual = runner.run(
-            lab, "dm1:1", as_value(third), is_warm=True, no_settings=True
-        )
+        run = runner.run_warm(warm_lab, "dm1:1", as_value(third))
+        usual = runner.run_warm(warm_lab, "dm1:1", as_value(third), no_settings=True)
     finally:
         torch.set_default_dtype(torch.float32)
     assert run.results[0] == ("torch.float64", 0.0)
     assert any("default dtype float64" in text for text in run.state.notices)
     assert usual.results[0][0] == "torch.float32"
     assert usual.state.notices == ()
+
+
+@pytest.mark.promise("hosts need only Python and torch")
+def test_nothing_of_ours_is_installed_on_hosts(warm_lab: Lab) -> None:
+    def installed() -> set[str]:
+        from importlib.metadata import distributions
+
+        return {one.name for one in distributions()}
+
+    of_torch = {canonicalize_name(name) for name in required(("torch", "numpy"))}
+    for names in runner.run_warm(warm_lab, "dm1:1,dm2:1", installed).results.values():
+        assert "torch" in names
+        assert {canonicalize_name(name) for name in names} <= of_torch
+    for host in warm_lab.hosts[:2]:
+        looked = host.exec(["python3", "-c", "import distmagic"])
+        assert "No module named 'distmagic'" in looked.stderr, "nor afterwards"
+
+
+@pytest.mark.promise("hosts need no shared file system")
+def test_each_host_has_its_own_files(warm_lab: Lab) -> None:
+    """What a rank writes is on its own host, and the run goes well."""
+
+    def write(folder: str) -> list[str]:
+        import os
+        from pathlib import Path
+
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        places = [Path.cwd(), Path(folder).expanduser(), Path("/var/tmp")]
+        for place in places:
+            (place / f"mark-{os.environ['RANK']}").touch()
+        dist.all_reduce(torch.ones(1))  # all have written
+        dist.destroy_process_group()
+        return [mark.name for place in places for mark in place.glob("mark-*")]
+
+    run = runner.run_warm(warm_lab, "dm1:1,dm2:1", write, "~")
+    assert [set(run.results[rank]) for rank in (0, 1)] == [{"mark-0"}, {"mark-1"}]
+    assert [len(run.results[rank]) for rank in (0, 1)] == [3, 3]
+
+
+@pytest.mark.promise("no port opens on the notebook machine")
+def test_the_notebook_opens_no_port(warm_lab: Lab) -> None:
+    sockets: list[set[str]] = [listening()]
+    # Not the phase, which a notebook that is busy for a moment may not show.
+    screen = runner.Watch(
+        lambda state: bool(state.workers), lambda: sockets.append(listening())
+    )
+    runner.run_warm(
+        warm_lab,
+        "dm1:1,dm2:1",
+        as_value(runner.all_reduce),
+        screen=screen,
+    )
+    assert sockets[1:] == sockets[:1]
+
+
+def listening() -> set[str]:
+    """Return the sockets of this process that take connections, or datagrams from anybody."""
+    own = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        # Other threads close some; and the listing itself needs one.
+        with contextlib.suppress(FileNotFoundError):
+            own.add(descriptor.readlink().name)
+    found = set()
+    for table, state in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == state and f"socket:[{words[9]}]" in own:
+                found.add(f"{table} {words[1]}")
+    return found
+
+
+@pytest.mark.quick
+def test_variables_working_directory_and_stdin_of_ranks(warm_lab: Lab) -> None:
+    warm_lab.hosts[0].exec(["mkdir", "-p", "/home/node/project"])
+
+    def look() -> dict[str, object]:
+        import os
+        import sys
+
+        names = [
+            name for name in os.environ if name.startswith(("PET_", "TORCHELASTIC_RUN"))
+        ]
+        return {
+            "cwd": os.getcwd(),  # noqa: PTH109
+            "token": os.environ["TOKEN"], "stdin": sys.stdin.read(), "pet": names,
+            "ifname": os.environ["GLOO_SOCKET_IFNAME"], "argv": sys.argv,
+        }  # fmt: skip
+
+    run = runner.run_warm(
+        warm_lab, "dm1:1", look, env={"TOKEN": "s3cret $HOME 'x'"}, cwd="~/project"
+    )
+    found = run.results[0]
+    assert found["cwd"] == "/home/node/project"
+    assert found["token"] == "s3cret $HOME 'x'"
+    assert found["stdin"] == ""
+    assert found["ifname"] == "eth0"
+    assert found["argv"] == ["distmagic"]
+
+
+@pytest.mark.quick
+def test_output_of_all_kinds_is_labelled_and_kept(warm_lab: Lab) -> None:
+    def talk() -> None:
+        import os
+        import sys
+
+        print("from Python")
+        os.write(1, b"from C\n")
+        print("to stderr", file=sys.stderr)
+        print("old\rnew")
+        os.system("echo from a child")
+        print("ä" * 3, end="")
+
+    run = runner.run_warm(warm_lab, "dm1:2", talk)
+    shown = [
+        (line.label, line.stream, line.text)
+        for line in run.state.lines
+        if line.rank == 1
+    ]
+    assert ("rank 1 dm1", "stdout", "from Python") in shown
+    assert ("rank 1 dm1", "stdout", "from C") in shown
+    assert ("rank 1 dm1", "stderr", "to stderr") in shown
+    assert ("rank 1 dm1", "stdout", "new") in shown
+    assert ("rank 1 dm1", "stdout", "from a child") in shown
+    assert ("rank 1 dm1", "stdout", "äää") in shown
+    assert run.logs(1, "stdout") == "from Python\nfrom C\nold\rnew\nfrom a child\näää"
+    assert run.logs(1, "stderr") == "to stderr\n"
+
+
+def test_a_flood_of_output_is_whole_on_the_host(warm_lab: Lab) -> None:
+    def flood() -> None:
+        for i in range(300_000):
+            print(f"line {i:06d} of a rank that talks much")
+
+    run = runner.run_warm(warm_lab, "dm1:1", flood)
+    log = run.logs(0, "stdout").splitlines()
+    assert len(log) == 300_000
+    assert log[-1] == "line 299999 of a rank that talks much"
+    # The last words come, whatever was left out before them.
+    assert run.state.lines[-1].text == log[-1]
+    assert any("bytes not shown" in line.text for line in run.state.lines)
+
+
+def look_when(
+    lab: Lab, holds: Callable[[WorkerState], bool], seen: list[RunState]
+) -> runner.Watch:
+    """Return a screen that keeps the state in which this holds for two ranks, and then lets the ranks go on."""
+
+    def keep() -> None:
+        assert screen.last is not None
+        seen.append(screen.last)
+        for host in lab.hosts[:2]:
+            (host.home / "seen").touch()
+
+    screen = runner.Watch(
+        lambda state: sum(map(holds, state.workers.values())) == 2, keep
+    )
+    return screen
+
+
+def rows_of(state: RunState) -> list[Row]:
+    return [row for group in overview(state).groups for row in group.rows]
+
+
+@pytest.mark.promise("every rank shows its steps, metrics, curves and bars")
+def test_rows_of_all_ranks(warm_lab: Lab) -> None:
+    def work() -> int:
+        import time
+        from pathlib import Path
+
+        from tqdm.auto import tqdm
+
+        import distmagic
+
+        for step in range(50):
+            distmagic.report(step=step + 1, total=60, loss=1 / (step + 1))
+        with tqdm(total=30, desc="evaluating") as bar:
+            bar.update(12)
+            while not Path("~/seen").expanduser().exists():
+                time.sleep(0.02)
+                bar.refresh()
+        return sum(distmagic.track(range(10)))
+
+    def is_there(worker: WorkerState) -> bool:
+        return worker.step == 50 and [bar.n for bar in worker.bars] == [12]
+
+    seen: list[RunState] = []
+    run = runner.run_warm(
+        warm_lab, "dm1:1,dm2:1", work, screen=look_when(warm_lab, is_there, seen)
+    )
+    (state,) = seen
+    for rank, row in enumerate(rows_of(state)):
+        assert (row.rank, row.host, row.count) == (rank, f"dm{rank + 1}", "50/60")
+        assert row.metrics == {"loss": pytest.approx(0.02)}
+        assert row.inner == "evaluating 12/30"
+        assert row.fraction == pytest.approx(50 / 60)
+    curve = curve_of(state, "loss")
+    assert (set(curve.lines), curve.by_step) == ({0, 1}, True)
+    assert curve.lasts == {0: pytest.approx(0.02), 1: pytest.approx(0.02)}
+    for line in curve.lines.values():
+        assert line[0].x < 10
+        assert line[-1].x == 50
+
+    assert dict(run.results) == {0: 45, 1: 45}
+    assert [row["step"] for row in run.metrics if row["rank"] == 1][-1] == 50
+    assert {"rank", "at_s", "step", "loss"} == set(run.metrics[0])
+
+
+@pytest.mark.quick
+def test_a_large_result_waits_on_its_host(
+    warm_lab: Lab, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def make() -> dict[str, object]:
+        import torch
+
+        return {
+            "weights": torch.arange(3_000_000, dtype=torch.float32),
+            "name": "model",
+        }
+
+    run = runner.run_warm(warm_lab, "dm1:1", make)
+    assert run.results[0]["weights"][-1] == 2_999_999
+    assert run.results[0] is run.results[0]
+    assert "result of rank 0: 12 of 12 MB" in capfd.readouterr().err
+
+
+@pytest.mark.quick
+def test_a_value_that_can_not_be_pickled_stops_no_rank(
+    warm_lab: Lab, golden: Golden
+) -> None:
+    def make(saved: str) -> object:
+        import os
+        import threading
+        import time
+        from pathlib import Path
+
+        rank = int(os.environ["RANK"])
+        if rank == 0:
+            return threading.Lock()
+        while not Path(saved).exists():  # the test writes it when rank 0 has ended
+            time.sleep(0.01)
+        return {"loss": 0.5, "lock": threading.Lock()}
+
+    saved = warm_lab.hosts[0].home / "saved"  # /home/node/saved on the host
+    watch = runner.Watch(
+        lambda state: any(w.phase == "done" for w in state.workers.values()),
+        saved.touch,
+    )
+    run = runner.run_warm(warm_lab, "dm1:2", make, "/home/node/saved", screen=watch)
+    assert run.state.phase == "done"
+    with pytest.raises(NoResult) as caught:
+        run.results[0]
+    golden(caught.value.message)
+    assert run.results[1]["loss"] == 0.5
+    golden(repr(run.results[1]["lock"]))
+    told = [alert.text for alert in overview(run.state).alerts]
+    golden(*(text for text in told if text.startswith("rank 1 ")))
+
+
+def test_the_globals_of_a_program_are_no_result(warm_lab: Lab) -> None:
+    def make() -> object:
+        import runpy
+        from pathlib import Path
+
+        Path("train.py").write_text("import threading\nlock = threading.Lock()\n")
+        return runpy.run_path("train.py", run_name="__main__")
+
+    run = runner.run_warm(warm_lab, "dm1:1", make)
+    assert run.results[0] is None
+    assert [
+        alert.text
+        for alert in overview(run.state).alerts
+        if "returned, but" in alert.text
+    ] == []
+
+
+def test_a_file_that_only_this_machine_has_is_named(
+    warm_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read() -> str:
+        return Path("words.txt").read_text()
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("one two")
+    error = runner.failure_warm(warm_lab, "dm1:1", read)
+    assert " FileNotFoundError: " in error.message
+    assert f"{tmp_path}/words.txt, but not " in error.hint
+
+
+def test_keyword_arguments_are_the_functions_own_whatever_their_names(
+    warm_lab: Lab,
+) -> None:
+    def told(first: int, *, cwd: str, hosts: int) -> tuple[int, str, int]:
+        return first, cwd, hosts
+
+    assert runner.run_warm(
+        warm_lab, "dm1:1", told, 1, kwargs={"cwd": "/x", "hosts": 3}
+    ).results[0] == (1, "/x", 3)
+
+
+# ---- hosts that are not the same before and after: these come last, as they end what is kept loaded
 
 
 @pytest.mark.quick
@@ -138,10 +443,10 @@ def test_what_a_rank_leaves_is_deleted_while_python_is_whole() -> None:
         assert run.results[0] == 1
 
 
-@pytest.mark.parametrize("shell", ["/usr/bin/fish", "/bin/csh", "/bin/sh"])
 @pytest.mark.needs("fish", "csh")
-def test_log_in_shells_that_talk(make_lab: Callable[..., Lab], shell: str) -> None:
-    lab = make_lab(2, setups=(HostSetup(shell=shell), HostSetup()))
+def test_log_in_shells_that_talk(make_lab: Callable[..., Lab]) -> None:
+    shells = ("/usr/bin/fish", "/bin/csh", "/bin/sh", "/bin/bash")
+    lab = make_lab(4, setups=tuple(HostSetup(shell=shell) for shell in shells))
     for host in lab.hosts:
         (host.home / ".bashrc").write_text(
             "echo welcome to this host\necho 'and a warning' >&2\n"
@@ -155,8 +460,8 @@ def test_log_in_shells_that_talk(make_lab: Callable[..., Lab], shell: str) -> No
 
         return os.uname().nodename
 
-    run = runner.run(lab, "dm1,dm2", where)
-    assert dict(run.results) == {0: "dm1", 1: "dm2"}
+    run = runner.run(lab, "dm1,dm2,dm3,dm4", where)
+    assert dict(run.results) == {0: "dm1", 1: "dm2", 2: "dm3", 3: "dm4"}
 
 
 @pytest.mark.quick
@@ -188,218 +493,11 @@ def test_hosts_behind_two_bastions(lab: Lab, tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.promise("hosts need only Python and torch")
-def test_nothing_of_ours_is_installed_on_hosts(lab: Lab) -> None:
-    def installed() -> set[str]:
-        from importlib.metadata import distributions
-
-        return {one.name for one in distributions()}
-
-    of_torch = {canonicalize_name(name) for name in required(("torch", "numpy"))}
-    for names in runner.run(lab, "dm1:1,dm2:1", installed).results.values():
-        assert "torch" in names
-        assert {canonicalize_name(name) for name in names} <= of_torch
-    for host in lab.hosts[:2]:
-        looked = host.exec(["python3", "-c", "import distmagic"])
-        assert "No module named 'distmagic'" in looked.stderr, "nor afterwards"
-
-
-@pytest.mark.promise("hosts need no shared file system")
-def test_each_host_has_its_own_files(lab: Lab) -> None:
-    """What a rank writes is on its own host, and the run goes well."""
-
-    def write(folder: str) -> list[str]:
-        import os
-        from pathlib import Path
-
-        import torch
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo")
-        places = [Path.cwd(), Path(folder).expanduser(), Path("/var/tmp")]
-        for place in places:
-            (place / f"mark-{os.environ['RANK']}").touch()
-        dist.all_reduce(torch.ones(1))  # all have written
-        dist.destroy_process_group()
-        return [mark.name for place in places for mark in place.glob("mark-*")]
-
-    run = runner.run(lab, "dm1:1,dm2:1", write, "~")
-    assert [set(run.results[rank]) for rank in (0, 1)] == [{"mark-0"}, {"mark-1"}]
-    assert [len(run.results[rank]) for rank in (0, 1)] == [3, 3]
-
-
-@pytest.mark.promise("no port opens on the notebook machine")
-def test_the_notebook_opens_no_port(lab: Lab) -> None:
-    sockets: list[set[str]] = [listening()]
-    # Not the phase, which a notebook that is busy for a moment may not show.
-    screen = runner.Watch(
-        lambda state: bool(state.workers), lambda: sockets.append(listening())
-    )
-    runner.run(
-        lab,
-        "dm1:1,dm2:1",
-        as_value(runner.all_reduce),
-        screen=screen,
-        is_warm=True,
-    )
-    assert sockets[1:] == sockets[:1]
-
-
-def listening() -> set[str]:
-    """Return the sockets of this process that take connections, or datagrams from anybody."""
-    own = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        # Other threads close some; and the listing itself needs one.
-        with contextlib.suppress(FileNotFoundError):
-            own.add(descriptor.readlink().name)
-    found = set()
-    for table, state in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):
-        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == state and f"socket:[{words[9]}]" in own:
-                found.add(f"{table} {words[1]}")
-    return found
-
-
-@pytest.mark.quick
-def test_variables_working_directory_and_stdin_of_ranks(lab: Lab) -> None:
-    lab.hosts[0].exec(["mkdir", "-p", "/home/node/project"])
-
-    def look() -> dict[str, object]:
-        import os
-        import sys
-
-        names = [
-            name for name in os.environ if name.startswith(("PET_", "TORCHELASTIC_RUN"))
-        ]
-        return {
-            "cwd": os.getcwd(),  # noqa: PTH109
-            "token": os.environ["TOKEN"], "stdin": sys.stdin.read(), "pet": names,
-            "ifname": os.environ["GLOO_SOCKET_IFNAME"], "argv": sys.argv,
-        }  # fmt: skip
-
-    run = runner.run(
-        lab, "dm1:1", look, env={"TOKEN": "s3cret $HOME 'x'"}, cwd="~/project"
-    )
-    found = run.results[0]
-    assert found["cwd"] == "/home/node/project"
-    assert found["token"] == "s3cret $HOME 'x'"
-    assert found["stdin"] == ""
-    assert found["ifname"] == "eth0"
-    assert found["argv"] == ["distmagic"]
-
-
 def test_variables_of_a_host_do_not_mislead_torchrun(lab: Lab) -> None:
     wrong = "PET_NNODES=1:3 PET_MASTER_PORT=1 RANK=7 WORLD_SIZE=9 MASTER_ADDR=10.0.0.1 TORCHELASTIC_RUN_ID=x"
     (lab.hosts[0].home / ".bashrc").write_text(f"export {wrong}\n")
     run = runner.run(lab, "dm1:1,dm2:1", as_value(runner.all_reduce))
     assert [run.results[rank]["world_size"] for rank in run.results] == [2, 2]
-
-
-@pytest.mark.quick
-def test_output_of_all_kinds_is_labelled_and_kept(lab: Lab) -> None:
-    def talk() -> None:
-        import os
-        import sys
-
-        print("from Python")
-        os.write(1, b"from C\n")
-        print("to stderr", file=sys.stderr)
-        print("old\rnew")
-        os.system("echo from a child")
-        print("ä" * 3, end="")
-
-    run = runner.run(lab, "dm1:2", talk)
-    shown = [
-        (line.label, line.stream, line.text)
-        for line in run.state.lines
-        if line.rank == 1
-    ]
-    assert ("rank 1 dm1", "stdout", "from Python") in shown
-    assert ("rank 1 dm1", "stdout", "from C") in shown
-    assert ("rank 1 dm1", "stderr", "to stderr") in shown
-    assert ("rank 1 dm1", "stdout", "new") in shown
-    assert ("rank 1 dm1", "stdout", "from a child") in shown
-    assert ("rank 1 dm1", "stdout", "äää") in shown
-    assert run.logs(1, "stdout") == "from Python\nfrom C\nold\rnew\nfrom a child\näää"
-    assert run.logs(1, "stderr") == "to stderr\n"
-
-
-def test_a_flood_of_output_is_whole_on_the_host(lab: Lab) -> None:
-    def flood() -> None:
-        for i in range(300_000):
-            print(f"line {i:06d} of a rank that talks much")
-
-    run = runner.run(lab, "dm1:1", flood)
-    log = run.logs(0, "stdout").splitlines()
-    assert len(log) == 300_000
-    assert log[-1] == "line 299999 of a rank that talks much"
-    # The last words come, whatever was left out before them.
-    assert run.state.lines[-1].text == log[-1]
-    assert any("bytes not shown" in line.text for line in run.state.lines)
-
-
-def look_when(
-    lab: Lab, holds: Callable[[WorkerState], bool], seen: list[RunState]
-) -> runner.Watch:
-    """Return a screen that keeps the state in which this holds for two ranks, and then lets the ranks go on."""
-
-    def keep() -> None:
-        assert screen.last is not None
-        seen.append(screen.last)
-        for host in lab.hosts[:2]:
-            (host.home / "seen").touch()
-
-    screen = runner.Watch(
-        lambda state: sum(map(holds, state.workers.values())) == 2, keep
-    )
-    return screen
-
-
-def rows_of(state: RunState) -> list[Row]:
-    return [row for group in overview(state).groups for row in group.rows]
-
-
-@pytest.mark.promise("every rank shows its steps, metrics, curves and bars")
-def test_rows_of_all_ranks(lab: Lab) -> None:
-    def work() -> int:
-        import time
-        from pathlib import Path
-
-        from tqdm.auto import tqdm
-
-        import distmagic
-
-        for step in range(50):
-            distmagic.report(step=step + 1, total=60, loss=1 / (step + 1))
-        with tqdm(total=30, desc="evaluating") as bar:
-            bar.update(12)
-            while not Path("~/seen").expanduser().exists():
-                time.sleep(0.02)
-                bar.refresh()
-        return sum(distmagic.track(range(10)))
-
-    def is_there(worker: WorkerState) -> bool:
-        return worker.step == 50 and [bar.n for bar in worker.bars] == [12]
-
-    seen: list[RunState] = []
-    run = runner.run(lab, "dm1:1,dm2:1", work, screen=look_when(lab, is_there, seen))
-    (state,) = seen
-    for rank, row in enumerate(rows_of(state)):
-        assert (row.rank, row.host, row.count) == (rank, f"dm{rank + 1}", "50/60")
-        assert row.metrics == {"loss": pytest.approx(0.02)}
-        assert row.inner == "evaluating 12/30"
-        assert row.fraction == pytest.approx(50 / 60)
-    curve = curve_of(state, "loss")
-    assert (set(curve.lines), curve.by_step) == ({0, 1}, True)
-    assert curve.lasts == {0: pytest.approx(0.02), 1: pytest.approx(0.02)}
-    for line in curve.lines.values():
-        assert line[0].x < 10
-        assert line[-1].x == 50
-
-    assert dict(run.results) == {0: 45, 1: 45}
-    assert [row["step"] for row in run.metrics if row["rank"] == 1][-1] == 50
-    assert {"rank", "at_s", "step", "loss"} == set(run.metrics[0])
 
 
 @pytest.mark.promise("tqdm bars appear unchanged with rate and time left")
@@ -431,24 +529,6 @@ def test_bars_of_tqdm(lab: Lab) -> None:
         assert re.fullmatch(r"[\d.]+ batch/s", row.rate)
         assert row.left
     assert dict(run.results) == {0: True, 1: False}
-
-
-@pytest.mark.quick
-def test_a_large_result_waits_on_its_host(
-    lab: Lab, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def make() -> dict[str, object]:
-        import torch
-
-        return {
-            "weights": torch.arange(3_000_000, dtype=torch.float32),
-            "name": "model",
-        }
-
-    run = runner.run(lab, "dm1:1", make)
-    assert run.results[0]["weights"][-1] == 2_999_999
-    assert run.results[0] is run.results[0]
-    assert "result of rank 0: 12 of 12 MB" in capfd.readouterr().err
 
 
 def test_a_large_result_is_in_memory_once(lab: Lab) -> None:
@@ -484,78 +564,6 @@ def resident_mb(name: str) -> int:
     return next(
         int(line.split()[1]) >> 10 for line in lines if line.startswith(f"{name}:")
     )
-
-
-@pytest.mark.quick
-def test_a_value_that_can_not_be_pickled_stops_no_rank(
-    lab: Lab, golden: Golden
-) -> None:
-    def make(saved: str) -> object:
-        import os
-        import threading
-        import time
-        from pathlib import Path
-
-        rank = int(os.environ["RANK"])
-        if rank == 0:
-            return threading.Lock()
-        while not Path(saved).exists():  # the test writes it when rank 0 has ended
-            time.sleep(0.01)
-        return {"loss": 0.5, "lock": threading.Lock()}
-
-    saved = lab.hosts[0].home / "saved"  # /home/node/saved on the host
-    watch = runner.Watch(
-        lambda state: any(w.phase == "done" for w in state.workers.values()),
-        saved.touch,
-    )
-    run = runner.run(lab, "dm1:2", make, "/home/node/saved", screen=watch)
-    assert run.state.phase == "done"
-    with pytest.raises(NoResult) as caught:
-        run.results[0]
-    golden(caught.value.message)
-    assert run.results[1]["loss"] == 0.5
-    golden(repr(run.results[1]["lock"]))
-    told = [alert.text for alert in overview(run.state).alerts]
-    golden(*(text for text in told if text.startswith("rank 1 ")))
-
-
-def test_the_globals_of_a_program_are_no_result(lab: Lab) -> None:
-    def make() -> object:
-        import runpy
-        from pathlib import Path
-
-        Path("train.py").write_text("import threading\nlock = threading.Lock()\n")
-        return runpy.run_path("train.py", run_name="__main__")
-
-    run = runner.run(lab, "dm1:1", make)
-    assert run.results[0] is None
-    assert [
-        alert.text
-        for alert in overview(run.state).alerts
-        if "returned, but" in alert.text
-    ] == []
-
-
-def test_a_file_that_only_this_machine_has_is_named(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read() -> str:
-        return Path("words.txt").read_text()
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "words.txt").write_text("one two")
-    error = runner.failure(lab, "dm1:1", read)
-    assert " FileNotFoundError: " in error.message
-    assert f"{tmp_path}/words.txt, but not " in error.hint
-
-
-def test_keyword_arguments_are_the_functions_own_whatever_their_names(lab: Lab) -> None:
-    def told(first: int, *, cwd: str, hosts: int) -> tuple[int, str, int]:
-        return first, cwd, hosts
-
-    assert runner.run(lab, "dm1:1", told, 1, kwargs={"cwd": "/x", "hosts": 3}).results[
-        0
-    ] == (1, "/x", 3)
 
 
 @pytest.mark.quick

@@ -290,13 +290,23 @@ class LabHost:
         ):
             self.kill()
         self._is_broken = False
-        _empty(self.home)
+        self.empty_home()
         was_other = files.write_sshd_config(self._wiring, self._setup)
         files.write_all(self._wiring, self._setup)
         if self._process is None:
             self.start()
         elif was_other:
             self._reload()
+
+    def empty_home(self, keeps: str = "") -> None:
+        """Remove what is in its home, but for the entry `keeps`."""
+        for path in self.home.iterdir():
+            if path.name == keeps:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     # ---- what can change while it is up
 
@@ -438,11 +448,3 @@ class LabHost:
 
     def _root(self) -> Path:
         return Path(f"/proc/{self._pid()}/root")
-
-
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()

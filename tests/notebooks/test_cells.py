@@ -10,7 +10,7 @@ import pytest
 from tests.lab import Lab
 from tests.notebooks.kernel import LiveNotebook, live_notebook, notebook_on
 
-pytestmark = pytest.mark.needs("lab")
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 
 @pytest.fixture(scope="module")

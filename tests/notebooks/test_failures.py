@@ -13,7 +13,7 @@ import pytest
 from tests.lab import Lab
 from tests.notebooks.kernel import LiveNotebook, environment, live_notebook
 
-pytestmark = pytest.mark.needs("lab")
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 EARLIER = """\
 def halve(x):

@@ -11,7 +11,7 @@ import pytest
 from tests.lab import Lab
 from tests.notebooks.kernel import LiveNotebook, notebook_on
 
-pytestmark = pytest.mark.needs("lab")
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 WORK = "/home/node/.distmagic/work/nb"
 FILES = {

@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 from tests.lab import Lab
 from tests.notebooks.kernel import LiveNotebook, live_notebook, text_of
 
-pytestmark = pytest.mark.needs("lab")
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 OTHER_CELLS = """\
 import dataclasses

@@ -37,6 +37,7 @@ PROMISE = pytest.mark.promise.with_args("a sentence")
         ("tests/e2e/test_a.py::test_b", [], False, None),
         ("tests/e2e/test_a.py::test_b", [pytest.mark.quick], True, None),
         ("tests/e2e/test_a.py::test_b", [NEEDS, PROMISE], True, "slurm"),
+        ("tests/e2e/test_a.py::test_b", [pytest.mark.together], False, "tests/e2e/test_a.py"),
     ],
 )  # fmt: skip
 def test_a_test_has_a_tier_and_a_group(nodeid, marks, is_quick, group):

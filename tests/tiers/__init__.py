@@ -13,7 +13,7 @@ _STARTS_ONCE = ("slurm", "browser")
 def sort_into_tier(item: pytest.Item) -> None:
     """Mark a test as `quick` if `make test` has it, and choose what one worker of pytest-xdist runs as one piece.
 
-    Slurm and JupyterLab start once. Of the tests that need no host a file is a piece.
+    Slurm and JupyterLab start once. A file is a piece if it is marked so, and if its tests need no host.
     """
     needs = {name for mark in item.iter_markers("needs") for name in mark.args}
     is_cheap = not needs and item.nodeid.split("/")[1] in _CHEAP
@@ -22,7 +22,7 @@ def sort_into_tier(item: pytest.Item) -> None:
     if item.get_closest_marker("quick"):
         item.user_properties.append(("tier", "quick"))
     group = next((name for name in _STARTS_ONCE if name in needs), None)
-    if is_cheap:
+    if is_cheap or item.get_closest_marker("together"):
         group = item.nodeid.partition("::")[0]
     if group:
         item.add_marker(pytest.mark.xdist_group(group))

@@ -5,7 +5,9 @@ tests/e2e/test_faults.py runs each row by itself and compares the words. Pairs o
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 from collections.abc import Callable
 
 from distmagic.state.model import RunState
@@ -161,6 +163,23 @@ def clean_tmp(host: LabHost) -> None:
     host.exec(["sh", "-c", "rm -rf /tmp/distmagic-*"]).check_returncode()
 
 
+def clean_tmp_and_kill_contact(lab: Lab, state: RunState) -> None:
+    """Have the next connection come before the agent has made its sockets anew."""
+    clean_tmp(lab.hosts[1])
+    kill("contact", "dm2")(lab, state)
+
+
+def flood(lab: Lab, _: RunState) -> None:
+    """Send 20,000 datagrams of a stranger to the ports at which dm1 hears the other hosts."""
+    listing = lab.hosts[0].exec(["cat", "/proc/net/udp"]).stdout.splitlines()[1:]
+    ports = [int(line.split()[1].partition(":")[2], 16) for line in listing]
+    assert ports
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for i in range(20_000):
+            to = lab.hosts[0].address, ports[i % len(ports)]
+            sender.sendto(os.urandom(i % 200), to)
+
+
 THAW = lambda lab: (lab.hosts[1].thaw(), faults.all_clean(lab))  # noqa: E731
 
 
@@ -300,6 +319,21 @@ TABLE = (
     Fault("disk", "training", "full for a while", DISK_FULL,
           then((training, on("dm2", fill_disk)), (has_notices, on("dm2", empty_disk)), numbers=100,
                before=lambda lab: lab.hosts[1].limit_home(32 << 20), play=plays.disk_full)),
+)  # fmt: skip
+
+
+# These strike alone only: in pairs, rows of the table stand for them.
+ALONE = (
+    Fault("contact", "training", "SIGKILL after a cleaner of /tmp", "done",
+          then((training, clean_tmp_and_kill_contact), (broken("dm2"), lambda *_: None), numbers=40)),
+    Fault("link", "its end", "cut while ranks end", "done",
+          then((training, on("dm2", lambda host: host.cut())), (after(5.0), on("dm2", lambda host: host.heal())),
+               numbers=30)),
+    Fault("firewall", "training", "drops SSH, and what hosts say to each other passes", "done",
+          then((training, on("dm2", lambda host: host.drop(port=22))), (broken("dm2"), lambda *_: None),
+               (after(2 * LOST_S), on("dm2", lambda host: host.undrop())), numbers=500, options=SOON_LOST)),
+    Fault("gang", "training", "a flood of a stranger's datagrams", "done",
+          then((training, flood), options=SOON_LOST)),
 )  # fmt: skip
 
 

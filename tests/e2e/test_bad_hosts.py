@@ -6,7 +6,7 @@ import importlib.metadata
 
 import pytest
 
-from distmagic.errors import HostErrors, PreflightError, Unreachable
+from distmagic.errors import HostErrors, PreflightError
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import HostSetup
@@ -108,13 +108,6 @@ def test_a_home_that_can_only_be_read(lab):
     assert isinstance(error, PreflightError)
     assert error.host == "dm1"
     assert "[Errno 30]" in error.message
-
-
-def test_a_host_that_does_not_answer(lab):
-    lab.hosts[1].cut()
-    error = runner.failure(lab, "dm1,dm2", lambda: None)
-    assert isinstance(error, Unreachable)
-    assert error.host == "dm2"
 
 
 @pytest.mark.quick

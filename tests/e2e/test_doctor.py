@@ -41,13 +41,6 @@ def test_healthy_hosts_have_no_finding_and_nothing_is_left_on_them(ended):
     assert [host.files("/home/node") for host in ended.hosts] == before
 
 
-@pytest.mark.parametrize("count", [2, 8])
-def test_healthy_hosts_of_any_number_have_no_finding(make_lab, count):
-    report = examined(make_lab(count))
-    assert (report.findings, report.table) == ((), ()), repr(report)
-    print(f"{count} hosts: {report.took_s:.2f} s")
-
-
 # ---- the way to a host
 
 

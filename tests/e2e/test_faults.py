@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import faults
-from tests.e2e.fault_table import TABLE
+from tests.e2e.fault_table import ALONE, TABLE
 
 README = Path(__file__).parents[2] / "README.md"
 
 PROMISE = pytest.mark.promise(
     "failures are reported accurately and leave nothing behind"
+)
+# That of README which one row proves by itself.
+RESTORED = pytest.mark.promise(
+    "a broken connection is restored while the ranks continue"
 )
 
 
@@ -29,16 +33,17 @@ def kind(fault: faults.Fault) -> str:
 FIRST = {kind(fault): fault for fault in reversed(TABLE)}
 
 
+def marks_of(fault: faults.Fault) -> list[pytest.MarkDecorator]:
+    marks = [PROMISE] if fault is FIRST.get(kind(fault)) else []
+    return [*marks, RESTORED] if fault.name == "contact, training: SIGKILL" else marks
+
+
 @pytest.mark.needs("lab")
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(
-            fault,
-            id=fault.name,
-            marks=PROMISE if fault is FIRST[kind(fault)] else (),
-        )
-        for fault in TABLE
+        pytest.param(fault, id=fault.name, marks=marks_of(fault))
+        for fault in (*TABLE, *ALONE)
     ],
 )
 def test_one_fault(lab, fault):

@@ -51,7 +51,5 @@ def test_the_user_s_own_choice_of_interface_is_left_alone(lab):
 
         return os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]
 
-    assert runner.run(lab, "dm1:1", look).results[0] == ("lo", "=eth0")
-    assert runner.run(lab, "dm1:1", look, env={"NCCL_SOCKET_IFNAME": "ib0"}).results[
-        0
-    ] == ("lo", "ib0")
+    run = runner.run(lab, "dm1:1", look, env={"NCCL_SOCKET_IFNAME": "ib0"})
+    assert run.results[0] == ("lo", "ib0")

@@ -186,7 +186,7 @@ def test_variables_working_directory_and_stdin_of_ranks(warm_lab: Lab) -> None:
         return {
             "cwd": os.getcwd(),  # noqa: PTH109
             "token": os.environ["TOKEN"], "stdin": sys.stdin.read(), "pet": names,
-            "ifname": os.environ["GLOO_SOCKET_IFNAME"], "argv": sys.argv,
+            "ifname": (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]), "argv": sys.argv,
         }  # fmt: skip
 
     run = runner.run_warm(
@@ -196,7 +196,7 @@ def test_variables_working_directory_and_stdin_of_ranks(warm_lab: Lab) -> None:
     assert found["cwd"] == "/home/node/project"
     assert found["token"] == "s3cret $HOME 'x'"
     assert found["stdin"] == ""
-    assert found["ifname"] == "eth0"
+    assert found["ifname"] == ("eth0", "=eth0")
     assert found["argv"] == ["distmagic"]
 
 

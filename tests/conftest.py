@@ -79,6 +79,8 @@ def pytest_collection_modifyitems(
     for item in items:
         item.stash[NAME] = item.nodeid
         sort_into_tier(item)
+    # Those that take long come first: at the end, other workers would wait for them.
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def warm_lab(session_lab: Lab) -> Iterator[Lab]:
     """
     for host in session_lab.hosts:
         host.empty_home(keeps=".distmagic")
+        shutil.rmtree(host.home / ".distmagic" / "work", ignore_errors=True)
     yield session_lab
     wait_until(lambda: not at_work_on(session_lab.hosts), "agents and ranks to end")
 

@@ -30,6 +30,11 @@ def run(
     return found
 
 
+def run_warm(lab: Lab, line: str, **way: Any) -> Run:
+    """Run `%distributed run LINE` on hosts that keep torch loaded for the next test, which are the fixture `warm_lab`."""
+    return run(lab, line, warm_idle_s=900.0, **way)
+
+
 def detached(lab: Lab, line: str, *, hosts: str = "dm1:1") -> Detached:
     """Begin `%distributed run --detach LINE`."""
     found = _begin(lab, f"--detach {line}", hosts, runner.Watch(), {})

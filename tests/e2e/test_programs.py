@@ -14,9 +14,9 @@ from distmagic.api import session
 from tests import REPOSITORY
 from tests.e2e.scripts import run
 
-pytestmark = pytest.mark.needs("lab")
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 SHAPES = REPOSITORY / "tests" / "e2e" / "shapes"
-# Two hosts that keep torch loaded, as a notebook's do: `ended` ends that.
+# Two hosts that keep torch loaded, as a notebook's do.
 TWO = {"hosts": "dm1:1,dm2:1", "warm_idle_s": 900.0}
 
 
@@ -32,14 +32,16 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
     return enter
 
 
-def test_a_program_goes_on_from_its_snapshot_and_the_snapshot_comes_back(ended, inside):
+def test_a_program_goes_on_from_its_snapshot_and_the_snapshot_comes_back(
+    warm_lab, inside
+):
     folder = inside("snapshots")
-    first = run(ended, "--fresh train.py 2 1 --batch_size 16", **TWO)
+    first = run(warm_lab, "--fresh train.py 2 1 --batch_size 16", **TWO)
     assert first.logs(0, "stdout").splitlines() == [
         "[rank 0] epoch 0 | steps: 8",
         "[rank 0] epoch 1 | steps: 8",
     ]
-    second = run(ended, "--fetch snapshot.pt train.py 3 1 --batch_size 16", **TWO)
+    second = run(warm_lab, "--fetch snapshot.pt train.py 3 1 --batch_size 16", **TWO)
     for rank in (0, 1):  # each has its own snapshot: their hosts share no disk
         assert second.logs(rank, "stdout").splitlines() == [
             "Resuming training from snapshot at epoch 2",
@@ -48,12 +50,12 @@ def test_a_program_goes_on_from_its_snapshot_and_the_snapshot_comes_back(ended, 
     assert (folder / "snapshot.pt").stat().st_size > 1000
 
 
-def test_a_program_whose_settings_are_its_globals(ended, inside):
+def test_a_program_whose_settings_are_its_globals(warm_lab, inside):
     folder = inside("configured")
     prepare = [sys.executable, "data/words/prepare.py"]
     subprocess.run(prepare, check=True, cwd=folder)
     line = "--fresh --fetch out-small train.py config/small.py --batch_size=8"
-    found = run(ended, line, **TWO)
+    found = run(warm_lab, line, **TWO)
     out = found.logs(0, "stdout").splitlines()
     assert out[0] == "settings of config/small.py"
     assert [words.partition(":")[0] for words in out[1:]] == [
@@ -70,10 +72,10 @@ def test_a_program_whose_settings_are_its_globals(ended, inside):
     assert (folder / "out-small" / "ckpt.pt").stat().st_size > 1000
 
 
-def test_workers_of_a_loader_in_each_way_to_start_them(ended, inside):
+def test_workers_of_a_loader_in_each_way_to_start_them(warm_lab, inside):
     inside(".")
     line = "loaders.py fork spawn forkserver"
-    found = run(ended, line, hosts="dm1:2", warm_idle_s=900.0)
+    found = run(warm_lab, line, hosts="dm1:2", warm_idle_s=900.0)
     expected = ["fork 280.0", "spawn 280.0", "forkserver 280.0"]
     for rank in (0, 1):
         assert found.logs(rank, "stdout").splitlines() == expected

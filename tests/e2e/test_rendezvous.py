@@ -10,7 +10,7 @@ from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab.waiting import HANG_S
 
-pytestmark = pytest.mark.needs("lab")
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 
 def flaky(until: int) -> tuple[int, int]:
@@ -32,8 +32,8 @@ def flaky(until: int) -> tuple[int, int]:
     return int(os.environ["RANK"]), restart
 
 
-def test_ranks_on_several_nodes_start_again_together(lab):
-    run = runner.run(lab, "dm1:2,dm2:1", as_value(flaky), 1, max_restarts=5)
+def test_ranks_on_several_nodes_start_again_together(warm_lab):
+    run = runner.run_warm(warm_lab, "dm1:2,dm2:1", as_value(flaky), 1, max_restarts=5)
     assert [run.results[rank][0] for rank in run.results] == [0, 1, 2]
     # torchrun counts restarts on each node by itself: rank 2 may have seen none.
     assert run.results[1][1] >= 1
@@ -41,51 +41,25 @@ def test_ranks_on_several_nodes_start_again_together(lab):
     assert run.state.phase == "done"
 
 
-def test_torchrun_gives_up_after_its_last_restart(lab):
+def test_torchrun_gives_up_after_its_last_restart(warm_lab):
     def fail() -> None:
         import os
 
         raise RuntimeError(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")
 
-    error = runner.failure(lab, "dm1:1,dm2:1", fail, max_restarts=1)
+    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", fail, max_restarts=1)
     assert isinstance(error, WorkerFailed)
     assert error.message.endswith("raised RuntimeError: attempt 1")
 
 
-def test_a_range_of_nodes_with_all_of_them_there(lab):
-    run = runner.run(
-        lab, "dm1:1,dm2:1", as_value(runner.all_reduce), nnodes=(1, 2), is_warm=True
+def test_a_range_of_nodes_with_all_of_them_there(warm_lab):
+    run = runner.run_warm(
+        warm_lab, "dm1:1,dm2:1", as_value(runner.all_reduce), nnodes=(1, 2)
     )
     assert [run.results[rank]["world_size"] for rank in run.results] == [2, 2]
 
 
-def test_hosts_by_their_ipv6_addresses(lab, tmp_path):
-    config = tmp_path / "config"
-    config.write_text(lab.ssh_config.read_text().replace("Host dm*", "Host *"))
-    hosts = ",".join(f"root@[{host.address6}]:22:1" for host in lab.hosts[:2])
-    way = runner.access(lab, ssh_config=str(config))
-    run = runner.run(
-        lab,
-        hosts,
-        as_value(runner.all_reduce),
-        rdzv_backend="c10d",
-        access=way,
-        timeout_s=HANG_S,
-    )
-    assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
-    assert run.state.nodes[0].host == lab.hosts[0].address6
-
-
-@pytest.mark.quick
-def test_this_machine_and_another_one(lab):
-    run = runner.run(
-        lab, "localhost:1,dm1:1", as_value(runner.all_reduce), timeout_s=HANG_S
-    )
-    assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
-    assert run.results[1]["host"] == "dm1"
-
-
-def test_hosts_from_the_environment(lab, monkeypatch):
+def test_hosts_from_the_environment(warm_lab, monkeypatch):
     monkeypatch.setenv("DISTMAGIC_HOSTS", "dm1:1,dm2:1")
 
     def where() -> str:
@@ -93,11 +67,13 @@ def test_hosts_from_the_environment(lab, monkeypatch):
 
         return socket.gethostname()
 
-    run = distmagic.run(where, access=runner.access(lab), screen=runner.Watch())
+    run = distmagic.run(
+        where, access=runner.access(warm_lab, warm_idle_s=900.0), screen=runner.Watch()
+    )
     assert dict(run.results) == {0: "dm1", 1: "dm2"}
 
 
-def test_restarts_do_not_use_up_the_agents_descriptors(lab):
+def test_restarts_do_not_use_up_the_agents_descriptors(warm_lab):
     def fail_often(until: int) -> int:
         import os
         from pathlib import Path
@@ -111,7 +87,7 @@ def test_restarts_do_not_use_up_the_agents_descriptors(lab):
         return len(list(Path(f"/proc/{agent}/fd").iterdir()))
 
     few, many = (
-        runner.run(lab, "dm1:2", fail_often, until, max_restarts=4).results[0]
+        runner.run_warm(warm_lab, "dm1:2", fail_often, until, max_restarts=4).results[0]
         for until in (0, 4)
     )
     # The other rank is there or not yet; 8 ranks of before would be 56.
@@ -143,10 +119,36 @@ def tutorial(init: str) -> float:
 
 
 @pytest.mark.parametrize("init", ["variables", "tcp://localhost:23456"])
-def test_an_address_for_one_machine_does_not_keep_ranks_from_meeting(lab, init):
-    run = runner.run(
-        lab, "dm1:1,dm2:2", as_value(tutorial), init, is_warm=True, timeout_s=HANG_S
+def test_an_address_for_one_machine_does_not_keep_ranks_from_meeting(warm_lab, init):
+    run = runner.run_warm(
+        warm_lab, "dm1:1,dm2:2", as_value(tutorial), init, timeout_s=HANG_S
     )
     assert set(run.results.values()) == {6.0}
     assert "leave both as they are" in run.logs(0, "stderr")
     assert "leave both" not in run.logs(1, "stderr")
+
+
+def test_hosts_by_their_ipv6_addresses(lab, tmp_path):
+    config = tmp_path / "config"
+    config.write_text(lab.ssh_config.read_text().replace("Host dm*", "Host *"))
+    hosts = ",".join(f"root@[{host.address6}]:22:1" for host in lab.hosts[:2])
+    way = runner.access(lab, ssh_config=str(config))
+    run = runner.run(
+        lab,
+        hosts,
+        as_value(runner.all_reduce),
+        rdzv_backend="c10d",
+        access=way,
+        timeout_s=HANG_S,
+    )
+    assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
+    assert run.state.nodes[0].host == lab.hosts[0].address6
+
+
+@pytest.mark.quick
+def test_this_machine_and_another_one(lab):
+    run = runner.run(
+        lab, "localhost:1,dm1:1", as_value(runner.all_reduce), timeout_s=HANG_S
+    )
+    assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
+    assert run.results[1]["host"] == "dm1"

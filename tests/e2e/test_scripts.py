@@ -21,10 +21,10 @@ from distmagic.outcome.run import Run
 from distmagic.state.model import RunState
 from tests import REPOSITORY
 from tests.e2e import runner
-from tests.e2e.scripts import detached, run
+from tests.e2e.scripts import detached, run, run_warm
 from tests.lab import Lab, wait_until
 
-pytestmark = pytest.mark.needs("lab")
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 TRAIN = '''\
 """A program as people have them."""
@@ -136,35 +136,15 @@ def placed(what: Any, folder: str) -> Any:
     return text
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "./train.py 50 --lr 0.5",
-        "-m package 50 --lr 0.5",
-        "-m package.train 7",
-    ],
-)
-def test_a_script_sees_what_torchrun_lets_it_see(ended, project, line):
-    theirs = placed(by_torchrun(ended, project, line.split()), "/home/node/project")
-    name = line.split()[1] if line.startswith("-m") else "train"
-    work = f"/home/node/.distmagic/work/{name}"
-    cold = seen(run(ended, line, cold=True))
-    assert placed(cold, work) == theirs
-    # The second one is forked from a template that was used before.
-    for _ in range(2):
-        warm = seen(run(ended, line, warm_idle_s=900.0))
-    assert placed(warm, work) == theirs
-
-
 def test_a_script_below_the_current_directory_lies_below_on_the_hosts_too(
-    ended, project
+    warm_lab, project
 ):
     (project / "src").mkdir()
     (project / "src" / "look.py").write_text(
         "import os, sys\nprint(sys.argv[0], os.getcwd(), sys.path[0], __file__)\n"
     )
-    theirs = by_torchrun_text(ended, project, "src/look.py")
-    ours = run(ended, "src/look.py").logs(0, "stdout")
+    theirs = by_torchrun_text(warm_lab, project, "src/look.py")
+    ours = run_warm(warm_lab, "src/look.py").logs(0, "stdout")
     work = "/home/node/.distmagic/work/look"
     assert ours.replace(work, "PROJECT") == theirs.replace(
         "/home/node/project", "PROJECT"
@@ -187,17 +167,21 @@ subprocess.run([sys.executable, "scripts/eval.py", dm_layout.__file__], check=Tr
 }
 
 
-def test_a_repositorys_usual_layout_is_found_as_it_is_here(ended, project, monkeypatch):
+def test_a_repositorys_usual_layout_is_found_as_it_is_here(
+    warm_lab, project, monkeypatch
+):
     """Paths count from its root, and the package is on PYTHONPATH or an editable install."""
     for name, text in LAYOUT.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
     monkeypatch.syspath_prepend(str(project / "src"))
-    text = run(ended, "scripts/look.py --config configs/a.yaml").logs(0, "stdout")
+    text = run_warm(warm_lab, "scripts/look.py --config configs/a.yaml").logs(
+        0, "stdout"
+    )
     assert text == "lr: 0.1\na line\nof the package\nTrue\n"
     # Of a module that is installed, too, paths count from the current directory.
     (project / "x.json").write_text('{"a": 1}')
-    assert '"a": 1' in run(ended, "-m json.tool x.json").logs(0, "stdout")
+    assert '"a": 1' in run_warm(warm_lab, "-m json.tool x.json").logs(0, "stdout")
 
 
 def by_torchrun_text(lab: Lab, project: Path, words: str) -> str:
@@ -207,29 +191,18 @@ def by_torchrun_text(lab: Lab, project: Path, words: str) -> str:
     return host.exec(["sh", "-c", shell]).stdout
 
 
-def test_the_folder_above_is_brought_where_it_is_named(ended, project, monkeypatch):
+def test_the_folder_above_is_brought_where_it_is_named(warm_lab, project, monkeypatch):
     (project / "nb").mkdir()
     (project / "nb" / "look.py").write_text(
         "import os\nprint(os.getcwd(), open('../data/x.txt').read())\n"
     )
     monkeypatch.chdir(project / "nb")
-    text = run(ended, "--sync .. look.py").logs(0, "stdout")
+    text = run_warm(warm_lab, "--sync .. look.py").logs(0, "stdout")
     assert text == "/home/node/.distmagic/work/look/nb some data\n"
 
 
-def test_every_rank_of_two_hosts_with_one_home_finds_the_files(make_lab, project):
-    lab = make_lab(2, shared_home=True)
-    found = run(lab, "train.py 50", hosts="dm1:2,dm2:2")
-    for rank in range(4):
-        one = seen(found, rank)
-        assert (one["data"], one["rank"]) == ("some data", [str(rank), "4"])
-        assert one["cwd"] == "/home/node/.distmagic/work/train"
-    session().close()
-    lab.assert_clean()
-
-
 def test_what_a_script_wrote_is_there_in_the_next_run_and_what_is_gone_here_goes_there(
-    ended, project
+    warm_lab, project
 ):
     # One snapshot is only there, the other one is sent as well.
     (project / "resume.py").write_text(
@@ -243,7 +216,7 @@ def test_what_a_script_wrote_is_there_in_the_next_run_and_what_is_gone_here_goes
     (project / "sent.txt").write_text("7")
 
     def resumed(options: str = "") -> Run:
-        return run(ended, f"{options} resume.py", warm_idle_s=900.0)
+        return run_warm(warm_lab, f"{options} resume.py")
 
     assert resumed().logs(0, "stdout") == "0 7 True\n"
     (project / "data" / "x.txt").unlink()
@@ -255,12 +228,12 @@ def test_what_a_script_wrote_is_there_in_the_next_run_and_what_is_gone_here_goes
     assert resumed("--name other").logs(0, "stdout") == "0 7 False\n"
     assert resumed("--fresh").logs(0, "stdout") == "0 7 False\n"
     assert (
-        ended.hosts[0].home / ".distmagic/work/resume/snapshot.txt"
+        warm_lab.hosts[0].home / ".distmagic/work/resume/snapshot.txt"
     ).read_text() == "1"
 
 
 @pytest.mark.quick
-def test_a_changed_module_is_the_new_one_at_once(ended, project):
+def test_a_changed_module_is_the_new_one_at_once(warm_lab, project):
     (project / "which.py").write_text("import helpers\nprint(helpers.NAME)\n")
     # Equally long, and within one second where hosts are warm.
     for name in (
@@ -269,22 +242,79 @@ def test_a_changed_module_is_the_new_one_at_once(ended, project):
         "six",
     ):
         (project / "helpers.py").write_text(f"NAME = '{name}'\n")
-        assert (
-            run(ended, "which.py", warm_idle_s=900.0).logs(0, "stdout") == f"{name}\n"
-        )
+        assert run_warm(warm_lab, "which.py").logs(0, "stdout") == f"{name}\n"
 
 
 @pytest.mark.quick
-def test_the_traceback_of_a_script_names_its_own_line(ended, project):
+def test_the_traceback_of_a_script_names_its_own_line(warm_lab, project):
     (project / "bad.py").write_text("import sys\n\nraise ValueError(sys.argv[1])\n")
     with pytest.raises(WorkerFailed) as failed:
-        run(ended, "bad.py enough")
+        run_warm(warm_lab, "bad.py enough")
     assert failed.value.remote_traceback == (
         "Traceback (most recent call last):\n"
         '  File "/home/node/.distmagic/work/bad/bad.py", line 3, in <module>\n'
         "    raise ValueError(sys.argv[1])\n"
         "ValueError: enough"
     )
+
+
+def test_twenty_thousand_files_and_the_change_of_one(warm_lab, project):
+    for number in range(20_000):
+        folder = project / "data" / f"part{number % 100}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"file{number}.txt").write_bytes(
+            random.randbytes(random.randint(100, 4000))
+        )
+    (project / "count.py").write_text(
+        "import os\nprint(sum(len(names) for _, _, names in os.walk('data')), open('data/part7/file7.txt', 'rb').read(7))\n"
+    )
+    took, sent = [], []
+    for change in (b"", b"", b"changed"):
+        if change:
+            (project / "data" / "part7" / "file7.txt").write_bytes(change)
+        screen = SentBytes()
+        began_s = time.monotonic()
+        found = run_warm(warm_lab, "count.py", screen=screen)
+        took.append(time.monotonic() - began_s)
+        sent.append(screen.total_bytes)
+        assert found.logs(0, "stdout").startswith("20001 ")
+    assert "b'changed'" in found.logs(0, "stdout")
+    print("seconds", took, "bytes", sent)
+    assert min(sent[0]) > 20_000_000
+    assert max(sent[1]) == 0
+    assert 0 < max(sent[2]) < 1_000_000, "the list, and one pack"
+    assert max(took) < 100
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "./train.py 50 --lr 0.5",
+        "-m package 50 --lr 0.5",
+        "-m package.train 7",
+    ],
+)
+def test_a_script_sees_what_torchrun_lets_it_see(ended, project, line):
+    theirs = placed(by_torchrun(ended, project, line.split()), "/home/node/project")
+    name = line.split()[1] if line.startswith("-m") else "train"
+    work = f"/home/node/.distmagic/work/{name}"
+    cold = seen(run(ended, line, cold=True))
+    assert placed(cold, work) == theirs
+    # The second one is forked from a template that was used before.
+    for _ in range(2):
+        warm = seen(run(ended, line, warm_idle_s=900.0))
+    assert placed(warm, work) == theirs
+
+
+def test_every_rank_of_two_hosts_with_one_home_finds_the_files(make_lab, project):
+    lab = make_lab(2, shared_home=True)
+    found = run(lab, "train.py 50", hosts="dm1:2,dm2:2")
+    for rank in range(4):
+        one = seen(found, rank)
+        assert (one["data"], one["rank"]) == ("some data", [str(rank), "4"])
+        assert one["cwd"] == "/home/node/.distmagic/work/train"
+    session().close()
+    lab.assert_clean()
 
 
 def test_a_folder_that_is_too_large_is_not_sent(ended, project):
@@ -331,34 +361,6 @@ def test_a_run_of_the_same_name_does_not_change_the_files_of_one_that_runs(
         run(ended, "wait.py").logs(0, "stdout")
         == "other data /home/node/.distmagic/work/wait\n"
     )
-
-
-def test_twenty_thousand_files_and_the_change_of_one(ended, project):
-    for number in range(20_000):
-        folder = project / "data" / f"part{number % 100}"
-        folder.mkdir(exist_ok=True)
-        (folder / f"file{number}.txt").write_bytes(
-            random.randbytes(random.randint(100, 4000))
-        )
-    (project / "count.py").write_text(
-        "import os\nprint(sum(len(names) for _, _, names in os.walk('data')), open('data/part7/file7.txt', 'rb').read(7))\n"
-    )
-    took, sent = [], []
-    for change in (b"", b"", b"changed"):
-        if change:
-            (project / "data" / "part7" / "file7.txt").write_bytes(change)
-        screen = SentBytes()
-        began_s = time.monotonic()
-        found = run(ended, "count.py", screen=screen, warm_idle_s=900.0)
-        took.append(time.monotonic() - began_s)
-        sent.append(screen.total_bytes)
-        assert found.logs(0, "stdout").startswith("20001 ")
-    assert "b'changed'" in found.logs(0, "stdout")
-    print("seconds", took, "bytes", sent)
-    assert min(sent[0]) > 20_000_000
-    assert max(sent[1]) == 0
-    assert 0 < max(sent[2]) < 1_000_000, "the list, and one pack"
-    assert max(took) < 100
 
 
 # ---- in a terminal

@@ -8,7 +8,7 @@ from distmagic.errors import WorkerFailed
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 
-pytestmark = pytest.mark.needs("lab")
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 PORT = 29500
 
@@ -43,16 +43,19 @@ def ask_store(host: str, port: int, seconds: float) -> None:
         ("drop", "no answer"),
     ],
 )
-def test_closed_ports_between_ranks(lab, how, why):
-    for host in lab.hosts[:2]:
+def test_closed_ports_between_ranks(warm_lab, how, why):
+    hosts = warm_lab.hosts[:2]
+    for host in hosts:
         host.close_ports(how, but=(22, PORT))
-    error = runner.failure(
-        lab, "dm1:1,dm2:1", as_value(meet), 5.0, master_port=PORT, is_warm=True
+    error = runner.failure_warm(
+        warm_lab, "dm1:1,dm2:1", as_value(meet), 5.0, master_port=PORT
     )
+    for host in hosts:
+        host.undrop()
     assert isinstance(error, WorkerFailed)
     first = error.hint.splitlines()[0]
     own = error.message.partition("(")[2].partition(",")[0]
-    other = {"dm1": lab.hosts[1], "dm2": lab.hosts[0]}[own]
+    other = {"dm1": hosts[1], "dm2": hosts[0]}[own]
     assert first.startswith(f"{own} could not reach {other.name}")
     assert f": {why}. " in first
     if why != "no answer":  # of which gloo doesn't tell the address
@@ -63,9 +66,9 @@ def test_closed_ports_between_ranks(lab, how, why):
     ("name", "why"),
     [("dm1", "no connection in time"), ("nosuch.example", "can't be resolved")],
 )
-def test_a_store_that_is_not_there(lab, name, why):
-    error = runner.failure(
-        lab, "dm1:1,dm2:1", as_value(ask_store), name, 4444, 1.0, is_warm=True
+def test_a_store_that_is_not_there(warm_lab, name, why):
+    error = runner.failure_warm(
+        warm_lab, "dm1:1,dm2:1", as_value(ask_store), name, 4444, 1.0
     )
     assert isinstance(error, WorkerFailed)
     assert error.hint.startswith(f"dm2 could not reach {name} port 4444: ")

@@ -52,16 +52,16 @@ def test_the_quickstart_in_jupyterlab(notebooks, tmp_path):
     with notebooks.opened(notebook, tmp_path) as page:
         page.run_cell(LOAD)
         page.run_cell(PLAYGROUND)
-        page.wait_text(PLAYGROUND, r"^node1, node2 ", 120)
+        page.wait_text(PLAYGROUND, r"^node1, node2 ")
         page.run_cell(HOSTS)
         page.run_cell(DATA)
-        page.wait_done(DATA, 120)
+        page.wait_done(DATA)
         watch_training(page)
         page.run_cell(LOOK)
-        assert "test accuracy 0.9" in page.wait_text(LOOK, r"test accuracy", 120)
+        assert "test accuracy 0.9" in page.wait_text(LOOK, r"test accuracy")
         stop_a_long_cell(page, last - 1)
         page.run_cell(last)
-        page.wait_text(last, r"runs again", 120)
+        page.wait_text(last, r"runs again")
         page.wait_done(last)
         page.screenshot(tmp_path / "stopped.png")
         page.save()
@@ -84,10 +84,10 @@ def test_a_run_in_notebook_7(notebooks, tmp_path):
         assert is_live(page, 1)
         page.screenshot(tmp_path / "running.png")
         page.interrupt()
-        page.wait_done(1, 30)
+        page.wait_done(1)
         assert "Cancelled: The run was interrupted" in page.wait_text(1, r"^stopped")
         page.run_cell(2)
-        page.wait_text(2, r"runs again", 120)
+        page.wait_text(2, r"runs again")
         page.wait_done(2)
         page.screenshot(tmp_path / "stopped.png")
         assert page.console_errors == []
@@ -111,9 +111,9 @@ def watch_training(page: NotebookPage) -> None:
 def stop_a_long_cell(page: NotebookPage, index: int) -> None:
     """Interrupt a cell with the button; it ends within seconds and says so."""
     page.run_cell(index)
-    page.wait_text(index, r"step 5", 120)
+    page.wait_text(index, r"step 5")
     page.interrupt()
-    page.wait_done(index, 30)
+    page.wait_done(index)
     text = page.wait_text(index, r"^stopped")
     assert "Cancelled: The run was interrupted" in text
 

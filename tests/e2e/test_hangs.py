@@ -24,7 +24,7 @@ from tests.e2e.runner import as_value, reach, the_job
 from tests.lab import Lab
 from tests.lab.waiting import wait_until
 
-pytestmark = pytest.mark.needs("lab")
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 HERE = __file__
 ROOT = Path(__file__).parents[2]
@@ -123,9 +123,11 @@ def test_hang_ends_the_run(lab: Lab) -> None:
     assert error.run.state.phase == "stopped"
 
 
-def test_a_timeout_of_a_run_that_stands_still_says_who_stands_out(lab: Lab) -> None:
-    error = runner.failure(
-        lab, "dm1:2,dm2:1", as_value(train), 2, "", timeout_s=30.0, is_warm=True
+def test_a_timeout_of_a_run_that_stands_still_says_who_stands_out(
+    warm_lab: Lab,
+) -> None:
+    error = runner.failure_warm(
+        warm_lab, "dm1:2,dm2:1", as_value(train), 2, "", timeout_s=30.0
     )
     assert isinstance(error, TimedOut)
     assert error.message.endswith(f": {filled(f'{ODD}; {REST}')}.")
@@ -133,21 +135,20 @@ def test_a_timeout_of_a_run_that_stands_still_says_who_stands_out(lab: Lab) -> N
     assert f"  {HERE}, line {line_of('MARK load')}, in load_batch" in error.stacks
 
 
-def test_a_rank_that_is_stopped_is_said_not_to_answer(lab: Lab) -> None:
+def test_a_rank_that_is_stopped_is_said_not_to_answer(warm_lab: Lab) -> None:
     def freeze() -> None:
         assert screen.last is not None
-        lab.hosts[1].exec(["kill", "-STOP", str(screen.last.workers[2].pid)])
+        warm_lab.hosts[1].exec(["kill", "-STOP", str(screen.last.workers[2].pid)])
 
     screen = runner.Watch(all_report, freeze)
-    error = runner.failure(
-        lab,
+    error = runner.failure_warm(
+        warm_lab,
         "dm1:2,dm2:1",
         as_value(train),
         2,
         "",
         hang_timeout_s=12.0,
         screen=screen,
-        is_warm=True,
     )
     assert isinstance(error, Hung)
     stopped = "rank 2 (dm2, local_rank 0) doesn't answer: its process is stopped (kill -CONT continues it)"
@@ -155,13 +156,13 @@ def test_a_rank_that_is_stopped_is_said_not_to_answer(lab: Lab) -> None:
     assert error.hint.startswith("Look at rank 2 (dm2, local_rank 0) first")
 
 
-def test_a_flood_of_output_disturbs_no_roll_call_and_is_no_hang(lab: Lab) -> None:
-    paths = [host.home / "enough" for host in lab.hosts[:2]]
+def test_a_flood_of_output_disturbs_no_roll_call_and_is_no_hang(warm_lab: Lab) -> None:
+    paths = [host.home / "enough" for host in warm_lab.hosts[:2]]
     asked = []
 
     def ask() -> None:
-        job, hosts = the_job(lab, "dm1,dm2")
-        asked.append(session().housekeeping.stacks(reach(lab, hosts), job))
+        job, hosts = the_job(warm_lab, "dm1,dm2")
+        asked.append(session().housekeeping.stacks(reach(warm_lab, hosts), job))
         for path in paths:
             path.touch()
 
@@ -172,8 +173,8 @@ def test_a_flood_of_output_disturbs_no_roll_call_and_is_no_hang(lab: Lab) -> Non
         )
 
     screen = runner.Watch(has_printed_for_long, ask)
-    run = runner.run(
-        lab,
+    run = runner.run_warm(
+        warm_lab,
         "dm1:2,dm2:1",
         as_value(flood),
         "/home/node/enough",

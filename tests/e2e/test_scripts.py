@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests import REPOSITORY
 from tests.e2e import runner
 from tests.e2e.scripts import detached, run, run_warm
 from tests.lab import Lab, wait_until
+from tests.lab.waiting import HANG_S
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
@@ -268,22 +268,18 @@ def test_twenty_thousand_files_and_the_change_of_one(warm_lab, project):
     (project / "count.py").write_text(
         "import os\nprint(sum(len(names) for _, _, names in os.walk('data')), open('data/part7/file7.txt', 'rb').read(7))\n"
     )
-    took, sent = [], []
+    sent = []
     for change in (b"", b"", b"changed"):
         if change:
             (project / "data" / "part7" / "file7.txt").write_bytes(change)
         screen = SentBytes()
-        began_s = time.monotonic()
         found = run_warm(warm_lab, "count.py", screen=screen)
-        took.append(time.monotonic() - began_s)
         sent.append(screen.total_bytes)
         assert found.logs(0, "stdout").startswith("20001 ")
     assert "b'changed'" in found.logs(0, "stdout")
-    print("seconds", took, "bytes", sent)
     assert min(sent[0]) > 20_000_000
     assert max(sent[1]) == 0
     assert 0 < max(sent[2]) < 1_000_000, "the list, and one pack"
-    assert max(took) < 100
 
 
 @pytest.mark.parametrize(
@@ -387,13 +383,13 @@ def in_terminal(lab: Lab, project: Path, *words: str) -> subprocess.Popen[str]:
 def test_the_command_shows_the_run_and_ends_with_its_exit_code(ended, project):
     config = ["--ssh-config", str(ended.ssh_config), "--cold"]
     good = in_terminal(ended, project, "run", *config, "train.py", "50")
-    out, err = good.communicate(timeout=100)
+    out, err = good.communicate(timeout=HANG_S)
     assert (good.returncode, err) == (0, "")
     assert "done 100%" in out
     assert '[rank 0 dm1] {"args": {"epochs": 50, "lr": 0.1}' in out
 
     bad = in_terminal(ended, project, "run", *config, "train.py", "many")
-    out, err = bad.communicate(timeout=100)
+    out, err = bad.communicate(timeout=HANG_S)
     assert bad.returncode == 1
     assert "exit code 2" in err or "exited with code 2" in err, err
 
@@ -425,6 +421,6 @@ def test_an_interrupt_and_sigterm_end_the_command_and_its_ranks(ended, project, 
         "the program to begin",
     )
     endless.send_signal(number)
-    out, err = endless.communicate(timeout=120)
+    out, err = endless.communicate(timeout=HANG_S)
     assert (endless.returncode, "Traceback" in err) == (130, False), err
     assert f"saved after {signal.Signals(number).name}" in out

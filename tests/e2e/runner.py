@@ -73,23 +73,15 @@ def run(
     fn: Callable[..., Any],
     *args: Any,
     screen: Watch | None = None,
-    is_warm: bool = False,
     **spec: Any,
 ) -> Run:
-    """Run a function on hosts of the lab and assert that nothing is left on any, however it ended.
-
-    With `is_warm` ranks are forked from what has torch loaded, as a notebook's are, and that is ended after the run.
-    Where ranks use torch, and a scene is not about how they start, this is much faster.
-    """
-    warm_idle_s = 900.0 if is_warm else 0.0
-    way = spec.pop("access", None) or access(lab, warm_idle_s=warm_idle_s)
+    """Run a function on hosts of the lab and assert that nothing is left on any, however it ended."""
+    way = spec.pop("access", None) or access(lab)
     try:
         return distmagic.run(
             fn, *args, hosts=hosts, access=way, screen=screen or Watch(), **spec
         )
     finally:
-        if is_warm:
-            session().close()
         lab.assert_clean()
 
 

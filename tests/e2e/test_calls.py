@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import distmagic
-from distmagic.api import session
 from distmagic.errors import Hung, WorkerFailed
 from distmagic.render.overview import overview
 from distmagic.state.model import RunState
@@ -16,7 +14,7 @@ from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import Lab
 
-pytestmark = pytest.mark.needs("lab")
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 HERE = __file__
 
@@ -76,46 +74,40 @@ class Seen:
 def hung(lab: Lab, fn: Callable[..., object], *args: object) -> tuple[Hung, Seen]:
     seen = Seen()
     screen = runner.Watch(seen.has_words)
-    way = runner.access(lab, warm_idle_s=900.0)
-    with pytest.raises(Hung) as caught:
-        distmagic.run(
-            as_value(fn), *args, hosts="dm1:1,dm2:1", access=way, screen=screen, hang_timeout_s=25.0,
-        )  # fmt: skip
-    return caught.value, seen
+    error = runner.failure_warm(
+        lab, "dm1:1,dm2:1", as_value(fn), *args, screen=screen, hang_timeout_s=25.0
+    )
+    assert isinstance(error, Hung)
+    return error, seen
 
 
 RANK_1 = "rank 1 (dm2, local_rank 0)"
 RANK_0 = "rank 0 (dm1, local_rank 0)"
 
 
-def test_ranks_that_part_are_named_by_their_calls(lab: Lab) -> None:
+@pytest.mark.parametrize("kind", ["call", "receive"])
+def test_ranks_that_part_are_named_by_their_calls(warm_lab: Lab, kind: str) -> None:
     """The view has it within 15 s, before the hang's own limit, and torch reports nothing for its 30 minutes."""
-    try:
-        for kind in ("call", "receive"):
-            error, seen = hung(lab, part, kind)
-            first = f"{HERE}, line {line_of('first')}"
-            if kind == "call":
-                other = f"{HERE}, line {line_of('call')}"
-                sentence = (
-                    f"{RANK_1} calls broadcast [4] at {other} where {RANK_0} calls all_reduce [4] at {first} "
-                    "(call 3 of the default group)"
-                )
-                assert sentence in error.message
-                assert sentence in seen.words
-            else:
-                awaited = f"Look at {RANK_1} first: the others wait for it in call 3 of the default group, all_reduce [4]."
-                assert awaited in error.hint
-                assert awaited in seen.words
-            assert f"line {line_of(kind)}" in error.stacks
-            assert seen.after_s >= 10.0  # no step that is long is a hang
-    finally:
-        session().close()
-    lab.assert_clean()
+    error, seen = hung(warm_lab, part, kind)
+    first = f"{HERE}, line {line_of('first')}"
+    if kind == "call":
+        sentence = (
+            f"{RANK_1} calls broadcast [4] at {HERE}, line {line_of('call')} where {RANK_0} calls all_reduce [4] "
+            f"at {first} (call 3 of the default group)"
+        )
+        assert sentence in error.message
+        assert sentence in seen.words
+    else:
+        awaited = f"Look at {RANK_1} first: the others wait for it in call 3 of the default group, all_reduce [4]."
+        assert awaited in error.hint
+        assert awaited in seen.words
+    assert f"line {line_of(kind)}" in error.stacks
+    assert seen.after_s >= 10.0  # no step that is long is a hang
 
 
-def test_ranks_that_send_different_sizes_are_named_with_both(lab: Lab) -> None:
+def test_ranks_that_send_different_sizes_are_named_with_both(warm_lab: Lab) -> None:
     """By itself gloo aborts a rank, and reports two numbers of bytes."""
-    error = runner.failure(lab, "dm1:1,dm2:1", as_value(part), "size", is_warm=True)
+    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", as_value(part), "size")
     assert isinstance(error, WorkerFailed)
     first, other = (f"{HERE}, line {line_of(mark)}" for mark in ("first", "size"))
     sentence = (
@@ -126,9 +118,9 @@ def test_ranks_that_send_different_sizes_are_named_with_both(lab: Lab) -> None:
 
 
 def test_a_rank_that_left_early_is_named_with_the_call_that_it_has_not_made(
-    lab: Lab,
+    warm_lab: Lab,
 ) -> None:
-    error = runner.failure(lab, "dm1:1,dm2:1", as_value(part), "early", is_warm=True)
+    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", as_value(part), "early")
     assert isinstance(error, WorkerFailed)
     assert (
         "Rank 1 ended without call 3 of the default group, all_reduce [4], in which the others wait."

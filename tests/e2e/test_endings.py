@@ -37,8 +37,7 @@ def test_first_failure_stops_all_hosts(lab):
     assert set(others) <= {"stopped"}  # those that were up already
 
 
-@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
-def test_a_rank_that_fails_does_its_last_things_while_the_run_is_stopped(lab, is_warm):
+def test_a_rank_that_fails_does_its_last_things_while_the_run_is_stopped(warm_lab):
     """As with torchrun alone, which waits for the process of a rank that has failed."""
 
     def fail() -> None:
@@ -58,7 +57,7 @@ def test_a_rank_that_fails_does_its_last_things_while_the_run_is_stopped(lab, is
             raise ValueError("enough")
         time.sleep(1000)
 
-    error = runner.failure(lab, "dm1:1,dm2:1", as_value(fail), is_warm=is_warm)
+    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", as_value(fail))
     assert error.message == "rank 1 (dm2, local_rank 0) raised ValueError: enough"
     assert "saved, and a child ended: -15\n" in error.run.logs(1)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from distmagic.api import session
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import HostSetup, Lab
@@ -25,9 +26,11 @@ def ranks_meet(lab: Lab, own_name: str | None, backend: str) -> None:
     """Have the own name of each host resolve to an address, or to none, and ranks of both sum numbers."""
     for host in lab.hosts:
         host.resolve_own_name(own_name)
-    run = runner.run(
-        lab, "dm1:2,dm2:1", as_value(runner.all_reduce), rdzv_backend=backend, timeout_s=HANG_S, is_warm=True,
+    run = runner.run_warm(
+        lab, "dm1:2,dm2:1", as_value(runner.all_reduce), rdzv_backend=backend, timeout_s=HANG_S,
     )  # fmt: skip
+    session().close()
+    lab.assert_clean()
     assert [float(run.results[rank]["total"]) for rank in run.results] == [3.0] * 3
 
 

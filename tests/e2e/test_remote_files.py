@@ -14,10 +14,10 @@ from distmagic.remote.wire.protocol import Folder
 from distmagic.request.hosts import parse_hosts
 from distmagic.session.spreading import put
 from tests.e2e import runner
-from tests.e2e.scripts import detached, run
+from tests.e2e.scripts import detached, run_warm
 from tests.lab import Lab, wait_until
 
-pytestmark = pytest.mark.needs("lab")
+pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.quick
-def test_files_that_ranks_left_come_back(ended, project, capsys):
+def test_files_that_ranks_left_come_back(warm_lab, project, capsys):
     (project / "save.py").write_text(
         "import os\n"
         "rank = os.environ['RANK']\n"
@@ -38,7 +38,9 @@ def test_files_that_ranks_left_come_back(ended, project, capsys):
         "open(f'ck/rank{rank}.pt', 'wb').write(rank.encode() * 3_000_000)\n"
         "if not os.path.exists('out'): os.symlink('/etc', 'out')\n"
     )
-    found = run(ended, "--fetch ck/*.pt --fetch nothing/* save.py", hosts="dm1:1,dm2:1")
+    found = run_warm(
+        warm_lab, "--fetch ck/*.pt --fetch nothing/* save.py", hosts="dm1:1,dm2:1"
+    )
     said = capsys.readouterr().err
     assert "fetched ck/rank0.pt\n" in said
     assert "--fetch nothing/*: No file on dm1 fits 'nothing/*'." in said
@@ -51,7 +53,7 @@ def test_files_that_ranks_left_come_back(ended, project, capsys):
 
 
 def test_shards_of_a_failed_run_come_from_all_hosts_and_go_back_as_one(
-    ended, project, capsys
+    warm_lab, project, capsys
 ):
     (project / "save.py").write_text(
         "import os\n"
@@ -66,7 +68,7 @@ def test_shards_of_a_failed_run_come_from_all_hosts_and_go_back_as_one(
         "import time; time.sleep(600)\n"
     )
     with pytest.raises(WorkerFailed) as failed:
-        run(ended, "--fetch ck/* save.py", hosts="dm1:1,dm2:1")
+        run_warm(warm_lab, "--fetch ck/* save.py", hosts="dm1:1,dm2:1")
     assert "fetched ck/.metadata, ck/shard0\n" in capsys.readouterr().err
     found = failed.value.run
     assert found.fetch("ck/shard*", to="back", ranks="all") == [
@@ -85,8 +87,8 @@ def test_shards_of_a_failed_run_come_from_all_hosts_and_go_back_as_one(
     hosts = parse_hosts("dm1,dm2,dm3")
     size = 2 * 9_000_000 + len("of rank 0")
     for _ in range(2):
-        assert put(runner.reach(ended, hosts), sources, "~") == (3, size)
-    for host in ended.hosts:
+        assert put(runner.reach(warm_lab, hosts), sources, "~") == (3, size)
+    for host in warm_lab.hosts:
         texts = {path.name: path.read_bytes() for path in (host.home / "ck").iterdir()}
         assert texts == {
             ".metadata": b"of rank 0",
@@ -94,7 +96,7 @@ def test_shards_of_a_failed_run_come_from_all_hosts_and_go_back_as_one(
             "shard1": b"1" * 9_000_000,
         }
     housekeeping = session().housekeeping
-    kept = housekeeping.work_dirs(runner.reach(ended, hosts))
+    kept = housekeeping.work_dirs(runner.reach(warm_lab, hosts))
     names = {
         name: [one.name for one in dirs if one.name.startswith("/")]
         for name, dirs in kept.items()
@@ -102,9 +104,9 @@ def test_shards_of_a_failed_run_come_from_all_hosts_and_go_back_as_one(
     assert {name: len(paths) for name, paths in names.items()} == dict.fromkeys(
         ("dm1", "dm2", "dm3"), 1
     )
-    reaching = runner.reach(ended, hosts)
+    reaching = runner.reach(warm_lab, hosts)
     assert housekeeping.remove_work_dirs(reaching, names) == 3 * size
-    for host in ended.hosts:
+    for host in warm_lab.hosts:
         assert not (host.home / "ck").exists()
 
 

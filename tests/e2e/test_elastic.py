@@ -109,10 +109,12 @@ class Fault(runner.Watch):
 )
 def test_lost_host_of_an_elastic_job(lab: Lab) -> None:
     seen = Fault(lab)
-    run = runner.run(
+    run = runner.run_warm(
         lab, "dm1:1,dm2:1,dm3:1", as_value(train), 2, screen=seen, nnodes=(2, 3), max_restarts=3,
         node_lost_after_s=LOST_S,
     )  # fmt: skip
+    session().close()
+    lab.assert_clean()
     assert seen.at == "grown"
     assert run.state.phase == "done"
     assert len(run.results) == 3

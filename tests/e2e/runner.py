@@ -79,7 +79,12 @@ def run(
     way = spec.pop("access", None) or access(lab)
     try:
         return distmagic.run(
-            fn, *args, hosts=hosts, access=way, screen=screen or Watch(), **spec
+            as_value(fn),
+            *args,
+            hosts=hosts,
+            access=way,
+            screen=screen or Watch(),
+            **spec,
         )
     finally:
         lab.assert_clean()
@@ -96,7 +101,7 @@ def run_warm(
     """Run a function on hosts that keep torch loaded for the next test, which are the fixture `warm_lab`."""
     way = access(lab, warm_idle_s=900.0)
     return distmagic.run(
-        fn, *args, hosts=hosts, access=way, screen=screen or Watch(), **spec
+        as_value(fn), *args, hosts=hosts, access=way, screen=screen or Watch(), **spec
     )
 
 
@@ -145,12 +150,23 @@ def all_reduce() -> dict[str, Any]:
 
 
 def as_value(function: Callable[..., object]) -> Callable[..., object]:
-    """Return a twin of a function that is pickled by value, as those of a notebook's cells are."""
-    return types.FunctionType(
+    """Return a twin of a function that is pickled by value, as those of a notebook's cells are.
+
+    By reference all of tests/ would travel, where its module is: to look through it takes three seconds of CPU each time.
+    """
+    if not isinstance(function, types.FunctionType):
+        return function
+    own = ("__file__", "__package__", "__spec__", "__path__")
+    found = {name: it for name, it in function.__globals__.items() if name not in own}
+    twin = types.FunctionType(
         function.__code__,
-        {"__builtins__": __builtins__, "__name__": "__main__"},
+        {**found, "__name__": "__main__"},
         function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
 
 
 def at_work(count: int) -> Callable[[RunState], bool]:
@@ -173,7 +189,7 @@ def the_job(lab: Lab, hosts: str) -> tuple[Job, tuple[Host, ...]]:
 def detach(lab: Lab, hosts: str, fn: Any, *args: Any, **spec: Any) -> Detached:
     """Start a detached job and return; this process has no part in it afterwards."""
     left = distmagic.run(
-        fn, *args, hosts=hosts, access=access(lab), screen=Watch(), detach=True, **spec
-    )
+        as_value(fn), *args, hosts=hosts, access=access(lab), screen=Watch(), detach=True, **spec,
+    )  # fmt: skip
     assert isinstance(left, Detached)
     return left

@@ -27,11 +27,12 @@ pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 def run_all(lab: Lab, *functions: Callable[[], object]) -> Run | WorkerFailed:
     """Run each function on a rank of its own: the first that fails ends the others, so let only one fail."""
+    of_ranks = tuple(map(as_value, functions))
 
     def choose() -> object:
         import os
 
-        return functions[int(os.environ["RANK"])]()
+        return of_ranks[int(os.environ["RANK"])]()
 
     try:
         return runner.run_warm(lab, f"dm1:{len(functions)}", choose)

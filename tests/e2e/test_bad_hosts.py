@@ -8,7 +8,6 @@ import pytest
 
 from distmagic.errors import HostErrors, PreflightError
 from tests.e2e import runner
-from tests.e2e.runner import as_value
 from tests.lab import HostSetup
 
 pytestmark = pytest.mark.needs("lab")
@@ -62,7 +61,7 @@ def seven() -> int:
 
 def test_start_up_files_that_read_some_lines_are_no_obstacle(lab):
     (lab.hosts[0].home / ".bashrc").write_text("read -r PROJECT; read -r TEAM\n")
-    run = runner.run(lab, "dm1:1,dm2:1", as_value(seven))
+    run = runner.run(lab, "dm1:1,dm2:1", seven)
     assert run.results == {0: 7, 1: 7}
 
 

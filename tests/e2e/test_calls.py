@@ -11,7 +11,6 @@ from distmagic.errors import Hung, WorkerFailed
 from distmagic.render.overview import overview
 from distmagic.state.model import RunState
 from tests.e2e import runner
-from tests.e2e.runner import as_value
 from tests.lab import Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
@@ -75,7 +74,7 @@ def hung(lab: Lab, fn: Callable[..., object], *args: object) -> tuple[Hung, Seen
     seen = Seen()
     screen = runner.Watch(seen.has_words)
     error = runner.failure_warm(
-        lab, "dm1:1,dm2:1", as_value(fn), *args, screen=screen, hang_timeout_s=25.0
+        lab, "dm1:1,dm2:1", fn, *args, screen=screen, hang_timeout_s=25.0
     )
     assert isinstance(error, Hung)
     return error, seen
@@ -107,7 +106,7 @@ def test_ranks_that_part_are_named_by_their_calls(warm_lab: Lab, kind: str) -> N
 
 def test_ranks_that_send_different_sizes_are_named_with_both(warm_lab: Lab) -> None:
     """By itself gloo aborts a rank, and reports two numbers of bytes."""
-    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", as_value(part), "size")
+    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", part, "size")
     assert isinstance(error, WorkerFailed)
     first, other = (f"{HERE}, line {line_of(mark)}" for mark in ("first", "size"))
     sentence = (
@@ -120,7 +119,7 @@ def test_ranks_that_send_different_sizes_are_named_with_both(warm_lab: Lab) -> N
 def test_a_rank_that_left_early_is_named_with_the_call_that_it_has_not_made(
     warm_lab: Lab,
 ) -> None:
-    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", as_value(part), "early")
+    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", part, "early")
     assert isinstance(error, WorkerFailed)
     assert (
         "Rank 1 ended without call 3 of the default group, all_reduce [4], in which the others wait."

@@ -51,7 +51,7 @@ def fill_the_disk(disk_bytes: int) -> object:
 
 def test_a_disk_that_becomes_full_stops_no_run(lab):
     lab.hosts[0].limit_home(DISK_BYTES)
-    run = runner.run(lab, "dm1:1,dm2:1", as_value(fill_the_disk), DISK_BYTES)
+    run = runner.run(lab, "dm1:1,dm2:1", fill_the_disk, DISK_BYTES)
     assert run.state.phase == "done"
     words = [line.text for line in run.state.lines if line.rank == 0]
     for text in (
@@ -102,7 +102,7 @@ def end_on_a_full_disk(disk_bytes: int) -> None:
 
 def test_a_job_that_died_of_a_full_disk_still_says_so_later(lab):
     lab.hosts[0].limit_home(DISK_BYTES)
-    error = runner.failure(lab, "dm1:1", as_value(end_on_a_full_disk), DISK_BYTES)
+    error = runner.failure(lab, "dm1:1", end_on_a_full_disk, DISK_BYTES)
     assert "No space left on device" in str(error)
     [job] = session().housekeeping.jobs(reach(lab, parse_hosts("dm1")))
     assert job.phase == "failed"
@@ -125,7 +125,7 @@ def talk_for_long() -> None:
 def test_a_log_keeps_to_its_limit(lab):
     limit = 80_000
     run = runner.run(
-        lab, "dm1:1", as_value(talk_for_long), env={"DISTMAGIC_LOG_BYTES": str(limit)}
+        lab, "dm1:1", talk_for_long, env={"DISTMAGIC_LOG_BYTES": str(limit)}
     )
     log = run.logs(0, "stdout")
     beginning, gap, newest = re.split(
@@ -145,7 +145,7 @@ def test_a_log_keeps_to_its_limit(lab):
 
 def test_a_limit_that_is_none(lab):
     error = runner.failure(
-        lab, "dm1:1,dm2:1", as_value(talk_for_long), env={"DISTMAGIC_LOG_BYTES": "64M"}
+        lab, "dm1:1,dm2:1", talk_for_long, env={"DISTMAGIC_LOG_BYTES": "64M"}
     )
     assert isinstance(error, PreflightError) or "dm1" in str(error)
     assert "DISTMAGIC_LOG_BYTES=64M" in str(error)

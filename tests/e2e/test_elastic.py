@@ -110,7 +110,7 @@ class Fault(runner.Watch):
 def test_lost_host_of_an_elastic_job(lab: Lab) -> None:
     seen = Fault(lab)
     run = runner.run_warm(
-        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 2, screen=seen, nnodes=(2, 3), max_restarts=3,
+        lab, "dm1:1,dm2:1,dm3:1", train, 2, screen=seen, nnodes=(2, 3), max_restarts=3,
         node_lost_after_s=LOST_S,
     )  # fmt: skip
     session().close()
@@ -179,7 +179,7 @@ def test_hosts_that_are_down_at_the_start_join_when_they_are_up_and_again_when_t
     run = runner.run(
         lab,
         "dm1:1,dm2:1,dm3:1",
-        as_value(train),
+        train,
         2,
         screen=late,
         nnodes=(1, 3),
@@ -225,7 +225,7 @@ def test_a_host_that_is_switched_off_while_the_agents_start_is_done_without(
     run = runner.run(
         lab,
         "dm1:1,dm2:1,dm3:1",
-        as_value(world_size),
+        world_size,
         nnodes=(2, 3),
         max_restarts=1,
     )
@@ -255,7 +255,7 @@ def test_a_host_that_is_lost_after_the_other_ranks_have_returned_is_not_waited_f
     """By itself torchrun would wait for its end for 300 s, longer than this test may take."""
     screen = runner.Watch(have_two_returned, lab.hosts[2].kill)
     run = runner.run(
-        lab, "dm1:1,dm2:1,dm3:1", as_value(return_unless_third), screen=screen, nnodes=(2, 3), max_restarts=1,
+        lab, "dm1:1,dm2:1,dm3:1", return_unless_third, screen=screen, nnodes=(2, 3), max_restarts=1,
         node_lost_after_s=LOST_S,
     )  # fmt: skip
     assert dict(run.results) == {0: 0, 1: 1}
@@ -332,7 +332,7 @@ def interrupted_while_dm3_joins(lab: Lab, *, has_started: bool) -> runner.Watch:
 def test_an_interrupt_while_a_host_joins(lab: Lab) -> None:
     lab.hosts[2].kill()
     error = runner.failure(
-        lab, "dm1:1,dm2:1,dm3:1", as_value(wait_for_ever), nnodes=(2, 3), max_restarts=1,
+        lab, "dm1:1,dm2:1,dm3:1", wait_for_ever, nnodes=(2, 3), max_restarts=1,
         screen=interrupted_while_dm3_joins(lab, has_started=False),
     )  # fmt: skip
     assert isinstance(error, Cancelled)
@@ -421,13 +421,13 @@ def test_too_few_hosts_at_the_start(lab: Lab) -> None:
     lab.hosts[1].kill()
     with pytest.raises(Unreachable, match=r"^dm2: no answer"):
         runner.run(
-            lab, "dm1:1,dm2:1", as_value(train), 99, nnodes=(2, 3), max_restarts=3,
+            lab, "dm1:1,dm2:1", train, 99, nnodes=(2, 3), max_restarts=3,
         )  # fmt: skip
 
 
 def test_too_few_hosts_end_an_elastic_job(lab: Lab) -> None:
     error = runner.failure(
-        lab, "dm1:1,dm2:1,dm3:1", as_value(train), 99, screen=Both(lab), nnodes=(2, 3), max_restarts=3,
+        lab, "dm1:1,dm2:1,dm3:1", train, 99, screen=Both(lab), nnodes=(2, 3), max_restarts=3,
         node_lost_after_s=LOST_S,
     )  # fmt: skip
     assert isinstance(error, NodeLost)

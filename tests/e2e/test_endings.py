@@ -17,14 +17,14 @@ from distmagic.errors import (
 )
 from tests.e2e import runner
 from tests.e2e.programs import stubborn
-from tests.e2e.runner import as_value, at_work
+from tests.e2e.runner import at_work
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 
 @pytest.mark.promise("the first rank that fails stops all hosts")
 def test_first_failure_stops_all_hosts(lab):
-    error = runner.failure(lab, "dm1:2,dm2:1", as_value(stubborn), env={"FAILS": "2"})
+    error = runner.failure(lab, "dm1:2,dm2:1", stubborn, env={"FAILS": "2"})
     assert isinstance(error, WorkerFailed)
     assert error.message == "rank 2 (dm2, local_rank 0) raised ValueError: enough"
     assert 'raise ValueError("enough")' in error.remote_traceback
@@ -57,7 +57,7 @@ def test_a_rank_that_fails_does_its_last_things_while_the_run_is_stopped(warm_la
             raise ValueError("enough")
         time.sleep(1000)
 
-    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", as_value(fail))
+    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", fail)
     assert error.message == "rank 1 (dm2, local_rank 0) raised ValueError: enough"
     assert "saved, and a child ended: -15\n" in error.run.logs(1)
 
@@ -75,8 +75,8 @@ def test_an_interrupt_lets_a_rank_save_while_one_of_another_host_waits_for_it(wa
         import distmagic
 
         dist.init_process_group("gloo")
-        distmagic.report(step=1)
         if os.environ["RANK"] == "1":
+            distmagic.report(step=1)
             dist.recv(torch.zeros(1), 0)
             return -1
         step = 0
@@ -85,13 +85,14 @@ def test_an_interrupt_lets_a_rank_save_while_one_of_another_host_waits_for_it(wa
                 for _ in torch.utils.data.DataLoader(range(1000), num_workers=1):
                     time.sleep(0.01)
                     step += 1
+                    distmagic.report(step=step)  # the worker has begun
         except KeyboardInterrupt:
             time.sleep(5)
             print("kept", step, flush=True)
         return step
 
     screen = runner.Watch(at_work(2), lambda: signal.raise_signal(signal.SIGINT))
-    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", as_value(train), screen=screen)
+    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", train, screen=screen)
     assert isinstance(error, Cancelled)
     assert "Traceback" not in error.run.logs(0)
     assert f"kept {error.run.results[0]}\n" in error.run.logs(0)
@@ -111,7 +112,7 @@ def test_an_interrupt_of_ranks_that_all_wait_in_c_does_not_last_for_the_grace(wa
 
     screen = runner.Watch(at_work(2), lambda: signal.raise_signal(signal.SIGINT))
     error = runner.failure_warm(
-        warm_lab, "dm1:1,dm2:1", as_value(wait), screen=screen, grace_s=3600.0
+        warm_lab, "dm1:1,dm2:1", wait, screen=screen, grace_s=3600.0
     )
     assert isinstance(error, Cancelled)
 
@@ -123,22 +124,20 @@ def test_a_second_interrupt_does_not_wait(warm_lab):
         signal.raise_signal(signal.SIGINT)
 
     screen = runner.Watch(at_work(3), twice)
-    error = runner.failure_warm(
-        warm_lab, "dm1:2,dm2:1", as_value(stubborn), screen=screen
-    )
+    error = runner.failure_warm(warm_lab, "dm1:2,dm2:1", stubborn, screen=screen)
     assert isinstance(error, Cancelled)
 
 
 @pytest.mark.quick
 def test_a_timeout_ends_everything(warm_lab):
-    error = runner.failure_warm(warm_lab, "dm1:1", as_value(stubborn), timeout_s=4.0)
+    error = runner.failure_warm(warm_lab, "dm1:1", stubborn, timeout_s=4.0)
     assert isinstance(error, TimedOut)
 
 
 def test_a_host_that_can_t_start_takes_the_others_back(warm_lab, golden):
     warm_lab.hosts[0].exec(["mkdir", "-p", "/home/node/only-here"])
     error = runner.failure_warm(
-        warm_lab, "dm1:1,dm2:1", as_value(stubborn), cwd="/home/node/only-here"
+        warm_lab, "dm1:1,dm2:1", stubborn, cwd="/home/node/only-here"
     )
     assert isinstance(error, PreflightError)
     assert error.host == "dm2"
@@ -152,7 +151,7 @@ def test_a_port_that_is_taken(warm_lab):
     try:
         assert holder.stdout.readline() == b"up\n"
         error = runner.failure_warm(
-            warm_lab, "dm1:1,dm2:1", as_value(stubborn), master_port=29518
+            warm_lab, "dm1:1,dm2:1", stubborn, master_port=29518
         )
     finally:
         holder.communicate()  # end of file on its stdin ends it
@@ -163,6 +162,6 @@ def test_a_port_that_is_taken(warm_lab):
 
 def test_a_closed_port_between_hosts_has_a_name(lab):
     lab.hosts[0].drop(port=29517, source=lab.hosts[1])
-    error = runner.failure(lab, "dm1:1,dm2:1", as_value(stubborn), master_port=29517)
+    error = runner.failure(lab, "dm1:1,dm2:1", stubborn, master_port=29517)
     assert isinstance(error, RendezvousFailed)
     assert f"dm2 can't dial dm1 at {lab.hosts[0].address} port 29517" in error.message

@@ -63,7 +63,7 @@ def session_run(lab: Lab, way):
 @pytest.mark.quick
 def test_a_setup_that_fails_names_its_host(ended):
     way = runner.access(ended, setup="source ~/there-is-none")
-    error = runner.failure(ended, "dm1:1", as_value(seen), access=way)
+    error = runner.failure(ended, "dm1:1", seen, access=way)
     assert isinstance(error, PreflightError)
     assert error.message.startswith("dm1: its --setup failed: ")
     assert "there-is-none" in error.message
@@ -78,10 +78,10 @@ def test_an_environment_is_named_and_has_its_own_python(ended):
     (there / "python").write_text(f'#!/bin/sh\nINSIDE=venv exec {python} "$@"\n')
     (there / "python").chmod(0o755)
     way = runner.access(ended, pythons=(("", "env:venvs/train"),))
-    run = runner.run(ended, "dm1:1", as_value(seen), access=way)
+    run = runner.run(ended, "dm1:1", seen, access=way)
     assert run.results[0][2] == "venv"
     way = runner.access(ended, pythons=(("", "env:nothing"),))
-    error = runner.failure(ended, "dm1:1", as_value(seen), access=way)
+    error = runner.failure(ended, "dm1:1", seen, access=way)
     assert error.host == "dm1"
     assert " nothing /home/node/nothing " in error.message
     assert " /home/node/miniconda3/envs/nothing " in error.message
@@ -125,7 +125,7 @@ def test_an_environment_is_synced_to_both_hosts_and_runs_are_in_it(ended):
     run = runner.run(
         ended,
         "dm1:1,dm2:1",
-        as_value(installed),
+        installed,
         access=runner.access(ended, pythons=(("", "env:train"),)),
     )
     for rank in (0, 1):
@@ -155,10 +155,10 @@ def test_a_run_is_inside_of_what_starts_its_python(ended):
         )
         container.chmod(0o755)
     way = runner.access(ended, exec_prefix="/home/node/container exec")
-    run = runner.run(ended, "dm1:1,dm2:1", as_value(seen), access=way)
+    run = runner.run(ended, "dm1:1,dm2:1", seen, access=way)
     assert [run.results[rank][2] for rank in (0, 1)] == ["yes", "yes"]
     way = runner.access(ended, exec_prefix="/home/node/no-such-program exec")
-    error = runner.failure(ended, "dm1:1", as_value(seen), access=way)
+    error = runner.failure(ended, "dm1:1", seen, access=way)
     assert error.message.startswith("dm1: /home/node/no-such-program exec python3 ")
     assert "exit code 127" in error.message
     by_hand = "dm1 /home/node/no-such-program exec python3 -c 'import sys'"

@@ -104,7 +104,7 @@ def test_a_detached_job_goes_on_when_the_notebook_that_follows_it_is_cut_off_for
     lab: Lab,
 ) -> None:
     """Its hosts hear each other; only SSH to them is cut, for longer than the lease."""
-    left = detach(lab, "dm1:1,dm2:1", as_value(until_told), "return", lease_s=3.0)
+    left = detach(lab, "dm1:1,dm2:1", until_told, "return", lease_s=3.0)
 
     def cut() -> None:
         for host in lab.hosts[:2]:
@@ -155,7 +155,7 @@ def test_a_job_that_is_to_keep_going_is_left_when_its_notebook_is_cut_off_for_lo
 
 
 def test_an_interrupt_only_ends_the_following_of_a_detached_job(lab: Lab) -> None:
-    left = detach(lab, "dm1:1,dm2:1", as_value(until_told), "return")
+    left = detach(lab, "dm1:1,dm2:1", until_told, "return")
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -171,7 +171,7 @@ def test_an_interrupt_only_ends_the_following_of_a_detached_job(lab: Lab) -> Non
 
 
 def test_a_failure_ends_the_job_on_all_hosts_though_nobody_watches(lab: Lab) -> None:
-    left = detach(lab, "dm1:1,dm2:1,dm3:1", as_value(until_told), "raise")
+    left = detach(lab, "dm1:1,dm2:1,dm3:1", until_told, "raise")
     # A rank that fails before the others have begun is the only one that there ever was.
     for host in lab.hosts:
         wait_until(
@@ -202,7 +202,7 @@ def test_a_host_that_falls_silent_ends_the_job_though_nobody_watches(
     left = detach(
         lab,
         "dm1:1,dm2:1,dm3:1",
-        as_value(until_told),
+        until_told,
         "return",
         node_lost_after_s=LOST_S,
     )
@@ -254,6 +254,6 @@ def test_a_kept_job_goes_on_when_its_kernel_dies(lab: Lab) -> None:
 def test_without_udp_no_job_is_detached(lab: Lab, golden: Golden) -> None:
     lab.hosts[1].drop_udp()
     with pytest.raises(RendezvousFailed) as caught:
-        detach(lab, "dm1:1,dm2:1", as_value(until_told), "return")
+        detach(lab, "dm1:1,dm2:1", until_told, "return")
     golden(caught.value.message)
     lab.assert_clean()

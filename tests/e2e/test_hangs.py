@@ -126,9 +126,7 @@ def test_hang_ends_the_run(lab: Lab) -> None:
 def test_a_timeout_of_a_run_that_stands_still_says_who_stands_out(
     warm_lab: Lab,
 ) -> None:
-    error = runner.failure_warm(
-        warm_lab, "dm1:2,dm2:1", as_value(train), 2, "", timeout_s=30.0
-    )
+    error = runner.failure_warm(warm_lab, "dm1:2,dm2:1", train, 2, "", timeout_s=30.0)
     assert isinstance(error, TimedOut)
     assert error.message.endswith(f": {filled(f'{ODD}; {REST}')}.")
     assert "rank 2 (dm2, local_rank 0) first" in error.hint
@@ -144,7 +142,7 @@ def test_a_rank_that_is_stopped_is_said_not_to_answer(warm_lab: Lab) -> None:
     error = runner.failure_warm(
         warm_lab,
         "dm1:2,dm2:1",
-        as_value(train),
+        train,
         2,
         "",
         hang_timeout_s=12.0,
@@ -176,7 +174,7 @@ def test_a_flood_of_output_disturbs_no_roll_call_and_is_no_hang(warm_lab: Lab) -
     run = runner.run_warm(
         warm_lab,
         "dm1:2,dm2:1",
-        as_value(flood),
+        flood,
         "/home/node/enough",
         hang_timeout_s=5.0,
         screen=screen,

@@ -18,7 +18,7 @@ from distmagic.errors import PreflightError
 from distmagic.session import session as sessions
 from tests import REPOSITORY
 from tests.e2e import runner
-from tests.e2e.runner import as_value, at_work
+from tests.e2e.runner import at_work
 from tests.lab import LabHost
 
 pytestmark = pytest.mark.needs("lab")
@@ -147,7 +147,7 @@ def test_another_user_sees_nothing_and_reaches_nothing(lab):
     run = runner.run(
         lab,
         "dm1:2",
-        as_value(work_until_told),
+        work_until_told,
         "/home/node",
         screen=watch,
         env={"WORD": SECRET},

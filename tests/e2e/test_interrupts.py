@@ -34,7 +34,7 @@ def test_an_interrupt_says_what_it_interrupted(
     # So that it can be seen on its way.
     much = os.urandom(48 << 20) if phase == "sending" else b""
     screen = runner.Watch(lambda state: state.phase == phase, press)
-    error = runner.failure(lab, HOSTS, as_value(wait_long), much, screen=screen)
+    error = runner.failure(lab, HOSTS, wait_long, much, screen=screen)
     assert isinstance(error, Cancelled)
     golden(error.message)
     assert screen.last is not None

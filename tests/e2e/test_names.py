@@ -8,7 +8,6 @@ import pytest
 
 from distmagic.api import session
 from tests.e2e import runner
-from tests.e2e.runner import as_value
 from tests.lab import HostSetup, Lab
 from tests.lab.waiting import HANG_S
 
@@ -27,7 +26,7 @@ def ranks_meet(lab: Lab, own_name: str | None, backend: str) -> None:
     for host in lab.hosts:
         host.resolve_own_name(own_name)
     run = runner.run_warm(
-        lab, "dm1:2,dm2:1", as_value(runner.all_reduce), rdzv_backend=backend, timeout_s=HANG_S,
+        lab, "dm1:2,dm2:1", runner.all_reduce, rdzv_backend=backend, timeout_s=HANG_S,
     )  # fmt: skip
     session().close()
     lab.assert_clean()

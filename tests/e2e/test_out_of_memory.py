@@ -9,7 +9,7 @@ import pytest
 
 from distmagic.errors import RunError, WorkerFailed
 from tests.e2e import faults, runner
-from tests.e2e.runner import as_value, at_work
+from tests.e2e.runner import at_work
 from tests.lab import Lab
 from tests.lab.memory_limit import MemoryLimit, reason_without
 
@@ -47,7 +47,7 @@ def test_a_rank_that_reaches_the_limit_of_its_cgroup(lab, limit):
         (lab.hosts[1].home / "go").touch()
 
     error = runner.failure(
-        lab, "dm1:1,dm2:1", as_value(fill), screen=runner.Watch(at_work(2), go)
+        lab, "dm1:1,dm2:1", fill, screen=runner.Watch(at_work(2), go)
     )
     assert isinstance(error, WorkerFailed)
     why = (
@@ -72,7 +72,7 @@ def test_torchrun_is_killed_for_want_of_memory(lab, limit):
         (host.home / "go").touch()
 
     error = runner.failure(
-        lab, "dm1:1,dm2:1", as_value(fill), screen=runner.Watch(at_work(2), go)
+        lab, "dm1:1,dm2:1", fill, screen=runner.Watch(at_work(2), go)
     )
     said = (
         r"dm2: its torchrun was killed: it reached its memory limit of \d\.\d GB \(.*\)"

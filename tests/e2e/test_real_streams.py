@@ -14,7 +14,6 @@ from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
 from tests.builders.states import mixed, what_matters
 from tests.e2e import runner
-from tests.e2e.runner import as_value
 
 pytestmark = pytest.mark.needs("lab")
 
@@ -35,7 +34,7 @@ def chatter() -> int:
 
 
 def test_journals_of_hosts_in_any_mixture(lab):
-    run = runner.run(lab, "dm1:2,dm2:2", as_value(chatter))
+    run = runner.run(lab, "dm1:2,dm2:2", chatter)
     queues = []
     for node_rank, host in enumerate(lab.hosts[:2]):
         (folder,) = (host.home / ".distmagic" / "jobs" / run.job).glob(f"{node_rank}-*")

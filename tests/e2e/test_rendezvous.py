@@ -7,7 +7,6 @@ import pytest
 import distmagic
 from distmagic.errors import WorkerFailed
 from tests.e2e import runner
-from tests.e2e.runner import as_value
 from tests.lab.waiting import HANG_S
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
@@ -33,7 +32,7 @@ def flaky(until: int) -> tuple[int, int]:
 
 
 def test_ranks_on_several_nodes_start_again_together(warm_lab):
-    run = runner.run_warm(warm_lab, "dm1:2,dm2:1", as_value(flaky), 1, max_restarts=5)
+    run = runner.run_warm(warm_lab, "dm1:2,dm2:1", flaky, 1, max_restarts=5)
     assert [run.results[rank][0] for rank in run.results] == [0, 1, 2]
     # torchrun counts restarts on each node by itself: rank 2 may have seen none.
     assert run.results[1][1] >= 1
@@ -53,9 +52,7 @@ def test_torchrun_gives_up_after_its_last_restart(warm_lab):
 
 
 def test_a_range_of_nodes_with_all_of_them_there(warm_lab):
-    run = runner.run_warm(
-        warm_lab, "dm1:1,dm2:1", as_value(runner.all_reduce), nnodes=(1, 2)
-    )
+    run = runner.run_warm(warm_lab, "dm1:1,dm2:1", runner.all_reduce, nnodes=(1, 2))
     assert [run.results[rank]["world_size"] for rank in run.results] == [2, 2]
 
 
@@ -68,7 +65,9 @@ def test_hosts_from_the_environment(warm_lab, monkeypatch):
         return socket.gethostname()
 
     run = distmagic.run(
-        where, access=runner.access(warm_lab, warm_idle_s=900.0), screen=runner.Watch()
+        runner.as_value(where),
+        access=runner.access(warm_lab, warm_idle_s=900.0),
+        screen=runner.Watch(),
     )
     assert dict(run.results) == {0: "dm1", 1: "dm2"}
 
@@ -120,9 +119,7 @@ def tutorial(init: str) -> float:
 
 @pytest.mark.parametrize("init", ["variables", "tcp://localhost:23456"])
 def test_an_address_for_one_machine_does_not_keep_ranks_from_meeting(warm_lab, init):
-    run = runner.run_warm(
-        warm_lab, "dm1:1,dm2:2", as_value(tutorial), init, timeout_s=HANG_S
-    )
+    run = runner.run_warm(warm_lab, "dm1:1,dm2:2", tutorial, init, timeout_s=HANG_S)
     assert set(run.results.values()) == {6.0}
     assert "leave both as they are" in run.logs(0, "stderr")
     assert "leave both" not in run.logs(1, "stderr")
@@ -136,7 +133,7 @@ def test_hosts_by_their_ipv6_addresses(lab, tmp_path):
     run = runner.run(
         lab,
         hosts,
-        as_value(runner.all_reduce),
+        runner.all_reduce,
         rdzv_backend="c10d",
         access=way,
         timeout_s=HANG_S,
@@ -147,8 +144,6 @@ def test_hosts_by_their_ipv6_addresses(lab, tmp_path):
 
 @pytest.mark.quick
 def test_this_machine_and_another_one(lab):
-    run = runner.run(
-        lab, "localhost:1,dm1:1", as_value(runner.all_reduce), timeout_s=HANG_S
-    )
+    run = runner.run(lab, "localhost:1,dm1:1", runner.all_reduce, timeout_s=HANG_S)
     assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
     assert run.results[1]["host"] == "dm1"

@@ -41,9 +41,7 @@ pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 def test_ranks_of_several_hosts_meet(
     warm_lab: Lab, backend: str, hosts: str, places: list[str]
 ) -> None:
-    run = runner.run_warm(
-        warm_lab, hosts, as_value(runner.all_reduce), rdzv_backend=backend
-    )
+    run = runner.run_warm(warm_lab, hosts, runner.all_reduce, rdzv_backend=backend)
     found = [run.results[rank] for rank in sorted(run.results)]
     assert [one["rank"] for one in found] == [0, 1, 2]
     assert [float(one["total"]) for one in found] == [3.0, 3.0, 3.0]
@@ -70,9 +68,7 @@ def test_metrics_of_all_ranks_reach_tensorboard_while_the_run_goes_on(
             distmagic.report(step=step, loss=step + int(os.environ["RANK"]))
 
     monkeypatch.chdir(tmp_path)
-    run = runner.run_warm(
-        warm_lab, "dm1:1,dm2:1", as_value(reports), track="tensorboard"
-    )
+    run = runner.run_warm(warm_lab, "dm1:1,dm2:1", reports, track="tensorboard")
     for rank in (0, 1):
         found, _ = scalars(tmp_path / "runs" / run.job / f"rank{rank}")
         assert found == {"loss": [(step, step + rank) for step in range(5)]}
@@ -90,8 +86,8 @@ def test_ranks_begin_with_what_is_set_in_this_process_unless_it_says_not(
 
     torch.set_default_dtype(torch.float64)
     try:
-        run = runner.run_warm(warm_lab, "dm1:1", as_value(third))
-        usual = runner.run_warm(warm_lab, "dm1:1", as_value(third), no_settings=True)
+        run = runner.run_warm(warm_lab, "dm1:1", third)
+        usual = runner.run_warm(warm_lab, "dm1:1", third, no_settings=True)
     finally:
         torch.set_default_dtype(torch.float32)
     assert run.results[0] == ("torch.float64", 0.0)
@@ -150,7 +146,7 @@ def test_the_notebook_opens_no_port(warm_lab: Lab) -> None:
     runner.run_warm(
         warm_lab,
         "dm1:1,dm2:1",
-        as_value(runner.all_reduce),
+        runner.all_reduce,
         screen=screen,
     )
     assert sockets[1:] == sockets[:1]
@@ -467,7 +463,7 @@ def test_log_in_shells_that_talk(make_lab: Callable[..., Lab]) -> None:
 @pytest.mark.quick
 def test_the_system_s_ssh_client(lab: Lab) -> None:
     way = runner.access(lab, ssh_command="ssh")
-    run = runner.run(lab, "dm1:1,dm2:1", as_value(runner.all_reduce), access=way)
+    run = runner.run(lab, "dm1:1,dm2:1", runner.all_reduce, access=way)
     assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
 
 
@@ -496,7 +492,7 @@ def test_hosts_behind_two_bastions(lab: Lab, tmp_path: Path) -> None:
 def test_variables_of_a_host_do_not_mislead_torchrun(lab: Lab) -> None:
     wrong = "PET_NNODES=1:3 PET_MASTER_PORT=1 RANK=7 WORLD_SIZE=9 MASTER_ADDR=10.0.0.1 TORCHELASTIC_RUN_ID=x"
     (lab.hosts[0].home / ".bashrc").write_text(f"export {wrong}\n")
-    run = runner.run(lab, "dm1:1,dm2:1", as_value(runner.all_reduce))
+    run = runner.run(lab, "dm1:1,dm2:1", runner.all_reduce)
     assert [run.results[rank]["world_size"] for rank in run.results] == [2, 2]
 
 

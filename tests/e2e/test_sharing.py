@@ -274,7 +274,7 @@ ONE_MACHINE = "dm1 and dm1b are one machine: the ranks of all of them share its 
 
 
 def test_one_host_under_two_names_in_a_list_is_two_nodes_and_told_of(twin: Lab) -> None:
-    found = runner.run(twin, "dm1:1,dm1b:1", as_value(runner.all_reduce))
+    found = runner.run(twin, "dm1:1,dm1b:1", runner.all_reduce)
     assert [
         (found.results[rank]["host"], float(found.results[rank]["total"]))
         for rank in (0, 1)
@@ -300,7 +300,7 @@ def test_the_agent_of_one_name_is_spared_when_the_node_of_the_other_is_lost(
     found = runner.run(
         twin,
         "dm1:1,dm1b:1",
-        as_value(count),
+        count,
         8.0,
         screen=screen,
         nnodes=(1, 2),

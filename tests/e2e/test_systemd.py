@@ -89,7 +89,7 @@ def test_a_job_can_not_be_left_alone_where_it_would_be_killed(make_host, logind)
     assert WHERE in caught.value.message
     assert CURE in caught.value.message
     (lab.hosts[0].home / "go").touch()
-    run = runner.run(lab, "dm1:1", as_value(until_told))
+    run = runner.run(lab, "dm1:1", until_told)
     assert dict(run.results) == {0: 7}
     (notice,) = run.state.notices
     assert notice.startswith("dm1: systemd ")

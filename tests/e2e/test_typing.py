@@ -88,7 +88,7 @@ def asks_for_a_number(wanted: str) -> str:
 )
 def test_a_breakpoint_on_one_rank_while_the_others_wait(warm_lab: Lab) -> None:
     typist = Typist(["p total * 100", "total += 10", "c"])
-    run = runner.run_warm(warm_lab, HOSTS, as_value(stops_on_rank_1), screen=typist)
+    run = runner.run_warm(warm_lab, HOSTS, stops_on_rank_1, screen=typist)
     assert dict(run.results) == dict.fromkeys(range(4), 20.0)
     ranks, files, lines = zip(*typist.places, strict=True)
     assert (set(ranks), set(files)) == ({1}, {"test_typing.py"})
@@ -100,23 +100,19 @@ def test_a_breakpoint_on_one_rank_while_the_others_wait(warm_lab: Lab) -> None:
 
 def test_torchs_own_breakpoint_stops_one_rank(warm_lab: Lab) -> None:
     typist = Typist(["up", "p secret * 11", "secret = 8", "c"])
-    run = runner.run_warm(warm_lab, HOSTS, as_value(stops_as_torch_does), screen=typist)
+    run = runner.run_warm(warm_lab, HOSTS, stops_as_torch_does, screen=typist)
     assert {rank for rank, _, _ in typist.places} == {1}
     assert any("77" in line.text for line in run.state.lines if line.rank == 1)
 
 
 def test_input_gets_what_is_typed(warm_lab: Lab) -> None:
     typist = Typist(["élan 9"])
-    run = runner.run_warm(
-        warm_lab, HOSTS, as_value(asks_for_a_number), "2", screen=typist
-    )
+    run = runner.run_warm(warm_lab, HOSTS, asks_for_a_number, "2", screen=typist)
     assert dict(run.results) == {0: "", 1: "", 2: "élan 9", 3: ""}
 
 
 def test_q_ends_the_run_and_nobody_waits(warm_lab: Lab, golden: Golden) -> None:
-    error = runner.failure_warm(
-        warm_lab, HOSTS, as_value(stops_on_rank_1), screen=Typist(["q"])
-    )
+    error = runner.failure_warm(warm_lab, HOSTS, stops_on_rank_1, screen=Typist(["q"]))
     assert isinstance(error, WorkerFailed)
     assert error.run.state.first_failure == 1
     golden(error.message, error.hint)
@@ -124,9 +120,7 @@ def test_q_ends_the_run_and_nobody_waits(warm_lab: Lab, golden: Golden) -> None:
 
 def test_a_stop_ends_a_rank_that_waits_in_a_debugger(warm_lab: Lab) -> None:
     typist = Typist([], lambda _: "stop")
-    error = runner.failure_warm(
-        warm_lab, HOSTS, as_value(stops_on_rank_1), screen=typist
-    )
+    error = runner.failure_warm(warm_lab, HOSTS, stops_on_rank_1, screen=typist)
     state = error.run.state
     assert (state.phase, state.stopping) == ("stopped", "interrupted")
     assert {worker.phase for worker in state.workers.values()} == {"stopped"}
@@ -138,7 +132,7 @@ def test_a_rank_that_is_killed_while_it_waits_ends_the_run(warm_lab: Lab) -> Non
         send(host_of(warm_lab, worker.host), [worker.pid], signal.SIGKILL)
 
     error = runner.failure_warm(
-        warm_lab, HOSTS, as_value(stops_on_rank_1), screen=Typist([], kill)
+        warm_lab, HOSTS, stops_on_rank_1, screen=Typist([], kill)
     )
     assert isinstance(error, WorkerFailed)
     ended = error.run.state.workers[1].ended
@@ -152,7 +146,7 @@ def test_where_nobody_can_type_it_ends_at_once(
     warm_lab: Lab, golden: Golden, function: Callable[..., object]
 ) -> None:
     args = () if function is stops_on_rank_1 else ("1",)
-    error = runner.failure_warm(warm_lab, HOSTS, as_value(function), *args)
+    error = runner.failure_warm(warm_lab, HOSTS, function, *args)
     assert isinstance(error, WorkerFailed)
     golden(error.message, error.hint)
 

@@ -6,7 +6,6 @@ import pytest
 
 from distmagic.errors import WorkerFailed
 from tests.e2e import runner
-from tests.e2e.runner import as_value
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
@@ -47,9 +46,7 @@ def test_closed_ports_between_ranks(warm_lab, how, why):
     hosts = warm_lab.hosts[:2]
     for host in hosts:
         host.close_ports(how, but=(22, PORT))
-    error = runner.failure_warm(
-        warm_lab, "dm1:1,dm2:1", as_value(meet), 5.0, master_port=PORT
-    )
+    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", meet, 5.0, master_port=PORT)
     for host in hosts:
         host.undrop()
     assert isinstance(error, WorkerFailed)
@@ -67,9 +64,7 @@ def test_closed_ports_between_ranks(warm_lab, how, why):
     [("dm1", "no connection in time"), ("nosuch.example", "can't be resolved")],
 )
 def test_a_store_that_is_not_there(warm_lab, name, why):
-    error = runner.failure_warm(
-        warm_lab, "dm1:1,dm2:1", as_value(ask_store), name, 4444, 1.0
-    )
+    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", ask_store, name, 4444, 1.0)
     assert isinstance(error, WorkerFailed)
     assert error.hint.startswith(f"dm2 could not reach {name} port 4444: ")
     assert why in error.hint

@@ -1,4 +1,4 @@
-"""A cell that is interrupted, and a kernel that is killed: no rank lives on."""
+"""A cell that is interrupted, ranks that die, a kernel that ends or is killed: no rank lives on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import pytest
 from nbclient.exceptions import DeadKernelError
 
+from tests.e2e.faults import host_of, send
 from tests.lab import Lab
 from tests.lab.waiting import wait_until
 from tests.notebooks.kernel import live_notebook
@@ -76,4 +77,34 @@ def test_a_killed_kernel_leaves_nothing_after_its_lease(lab, tmp_path):
         with notebook.meanwhile(kill), pytest.raises(DeadKernelError):
             notebook.run(LONG)
         wait_until(lambda: children(lab) == 0, "all ranks to end with the lease")
+    lab.assert_clean()
+
+
+def test_a_rank_that_dies_between_two_cells_ends_all_with_its_cause(
+    lab: Lab, tmp_path
+) -> None:
+    with live_notebook(tmp_path, {"DISTMAGIC_HOSTS": "dm1:1,dm2:1"}) as notebook:
+        notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
+        text = notebook.run("%%ranks pair\nimport os\nkept = 7\nos.getpid()")
+        pid = int(text.splitlines()[-1].rpartition(" ")[2])
+        send(host_of(lab, "dm2"), [pid], signal.SIGKILL)
+        wait_until(lambda: notebook.run("pair.done") == "True", "the end")
+        assert "Lost with the ranks of pair: kept" in notebook.fail('pair["kept"]')
+        text = notebook.fail("%%ranks pair\nkept")
+        assert text.count("Lost with") == 1
+        assert "pair.logs(1)" in text
+        assert notebook.run("pair.logs(1)") == "''"
+        assert "rank 1 (dm2, local_rank 0) was ended by signal 9" in text
+        assert "Lost with the ranks of pair: kept, os." in text
+        assert notebook.run("%%ranks pair\n1 + 1").endswith("ranks 0-1: 2\n")
+        text = notebook.fail("%%ranks pair\nimport os\nos.kill(os.getpid(), 9)")
+        assert "was ended by signal 9" in text
+        assert "Lost with the ranks of pair: nothing." in text
+    lab.assert_clean()
+
+
+def test_the_end_of_the_kernel_ends_the_ranks(lab: Lab, tmp_path) -> None:
+    with live_notebook(tmp_path, {"DISTMAGIC_HOSTS": "dm1:1"}) as notebook:
+        notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
+        assert notebook.run("%%ranks\n6 * 7").endswith("rank 0: 42\n")
     lab.assert_clean()

@@ -24,17 +24,11 @@ def test_a_cell_that_trains_on_gloo_ends_well(tmp_path, form, is_bundle):
         assert f"rank {place} has trained" in printed
 
 
-@pytest.mark.parametrize(
-    ("ending", "words"),
-    [
-        ("fails at once", "Node 1 has failed. This node ends its ranks."),
-        ("is killed", "Node 1 has failed. The ranks of this one ended well."),
-    ],
-)
-def test_a_node_ends_when_the_other_one_has_failed(tmp_path, ending, words):
-    ended = export("torchrun-static", tmp_path / "out", ending=ending).run()
+def test_a_node_ends_when_the_other_one_has_failed(tmp_path):
+    form = "torchrun-static"
+    ended = export(form, tmp_path / "out", ending="fails at once").run()
     assert [code for code, _ in ended] == [1, 1], ended
-    assert words in ended[0][1]
+    assert "Node 1 has failed. This node ends its ranks." in ended[0][1]
 
 
 def test_with_c10d_both_nodes_end_too(tmp_path):

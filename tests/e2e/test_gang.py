@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +29,7 @@ LOST_S = 3.0
 
 def until_told(what: str) -> str:
     """Wait for a file `go` in this rank's home; then rank 1 does `what`, and the others go on waiting."""
+    import os
     import time
     from pathlib import Path
 

@@ -45,11 +45,10 @@ def _curves(runs: Mapping[int, RunSummary]) -> str:
     """Return the curves of some runs, by their rows in the table."""
     figures = []
     for name in names_of_metrics(list(runs.values())):
-        found = {}
-        for row, run in runs.items():
-            for metric in run.metrics:
-                if metric.name == name and len(metric.bins) > 1:
-                    found[row] = metric
+        all_of_name = {row: run.metrics.get(name) for row, run in runs.items()}
+        found = {
+            row: one for row, one in all_of_name.items() if one and len(one.bins) > 1
+        }
         if found:
             # The curves of one metric, by the rows of their runs. Where only some count steps, only these are drawn.
             by_step = any(metric.by_step for metric in found.values())

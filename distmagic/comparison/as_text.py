@@ -37,7 +37,7 @@ def names_of_metrics(runs: Sequence[RunSummary]) -> list[str]:
     """Return the metrics of all runs, in the order in which they were reported."""
     names: dict[str, None] = {}
     for run in runs:
-        names.update(dict.fromkeys(metric.name for metric in run.metrics))
+        names.update(dict.fromkeys(run.metrics))
     return list(names)
 
 
@@ -45,7 +45,7 @@ def _of_metric(
     runs: Sequence[RunSummary], name: str, trainings: Iterable[Sequence[int]]
 ) -> Iterator[Column]:
     """Yield the last values of one metric, and its best ones where a value can be the best."""
-    found = {row: one for row, run in enumerate(runs) for one in run.metrics if one.name == name}  # fmt: skip
+    found = {row: run.metrics[name] for row, run in enumerate(runs) if name in run.metrics}  # fmt: skip
     lasts = [q.number(found[row].last) if row in found else "" for row in range(len(runs))]  # fmt: skip
     title = cut_middle(plain(name), _TITLE)
     yield Column(title=title, cells=lasts, kind=NUMBER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from distmagic.render.curves import curve_of, joined
@@ -33,7 +34,6 @@ class MetricSummary:
     first and the last x of values that can't be drawn.
     """
 
-    name: str
     last: float
     best: float | None
     bins: tuple[Bin, ...]
@@ -51,7 +51,7 @@ class RunSummary:
     phase: str
     took_s: float
     ranks: int
-    metrics: tuple[MetricSummary, ...]
+    metrics: Mapping[str, MetricSummary]  # by name, as they were reported
 
 
 def summary(state: RunState) -> RunSummary:
@@ -62,22 +62,19 @@ def summary(state: RunState) -> RunSummary:
     stride = -(-len(state.series) // _MAX_RANKS) or 1
     ranks = sorted(state.series)[::stride]
     few = replace(state, series={rank: state.series[rank] for rank in ranks})
-    metrics = []
+    metrics = {}
     for name in list(names)[:_MAX_METRICS]:
         lasts = [table[name][-1].value for table in state.series.values() if name in table]  # fmt: skip
         last = sum(lasts) / len(lasts)
         curve = curve_of(few, name, _POINTS)
         pick = max if more_is_better(name) else min
         extremes = [one.high if pick is max else one.low for line in curve.lines.values() for one in line]  # fmt: skip
-        metrics.append(
-            MetricSummary(
-                name=name,
-                last=last,
-                best=pick(extremes, default=None),
-                bins=tuple(joined(curve)),
-                holes=tuple(curve.all_holes),
-                by_step=curve.by_step,
-            )
+        metrics[name] = MetricSummary(
+            last=last,
+            best=pick(extremes, default=None),
+            bins=tuple(joined(curve)),
+            holes=tuple(curve.all_holes),
+            by_step=curve.by_step,
         )
     return RunSummary(
         job=state.job,
@@ -86,7 +83,7 @@ def summary(state: RunState) -> RunSummary:
         phase=state.phase,
         took_s=state.before_s + state.at_s,
         ranks=state.world_size or len(state.workers),
-        metrics=tuple(metrics),
+        metrics=metrics,
     )
 
 

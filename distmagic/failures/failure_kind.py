@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
 
 from distmagic.remote.wire.protocol import Ended, Exit
 
@@ -20,16 +19,26 @@ _ECHOES = (
     "remote process exited",
     "ncclremoteerror",
 )
-_OUT_OF_MEMORY = re.compile(
-    r"(?:CUDA|HIP) (?:error: )?out of memory|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
-    re.IGNORECASE,
-)
-_GPU = re.compile(
-    r"\bGPU (?P<number>\d+) has a total capacity of (?P<capacity>[\d.]+ [KMGT]iB)"
-)
-_ASSERTION = re.compile(r"(?:CUDA|HIP) error: device-side assert", re.IGNORECASE)
 # What to do about errors of torch that say too little; `{host}` is where the rank was.
 _CURES = (
+    (
+        re.compile(
+            r"(?:CUDA|HIP) (?:error: )?out of memory|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
+            re.IGNORECASE,
+        ),
+        (
+            "A GPU of {host} has no memory left. Use smaller batches, or fewer ranks on that host (--nproc-per-node); "
+            "nvidia-smi on that host lists the processes that use it."
+        ),
+    ),
+    (
+        re.compile(r"(?:CUDA|HIP) error: device-side assert", re.IGNORECASE),
+        (
+            "A kernel on a GPU of {host} found a value that is not allowed, for example an index out of range; stderr names "
+            "the assertion. The traceback may show a later line than the cause: run it again with "
+            "--env CUDA_LAUNCH_BLOCKING=1, which shows the cause."
+        ),
+    ),
     (
         re.compile(r"doesn't have NCCL built in"),
         (
@@ -71,7 +80,6 @@ _CURES = (
     ),
 )
 _NAME = re.compile(r"NameError: (?:global )?name '(?P<name>\w{1,100})' is not defined")
-_CONDITION = re.compile(r"Assertion `(?P<condition>[^`']{1,200})['`] failed")
 
 
 def is_good(end: Ended) -> bool:
@@ -118,37 +126,3 @@ def cure_in_words(text: str, host: str, *, stays: bool = False) -> str:
         f"{usual} If an earlier run has made {found['name']}: ranks are "
         "new processes in each cell, so return it from that run and pass it on."
     )
-
-
-def is_out_of_gpu_memory(text: str) -> bool:
-    """Whether an exception's text says that a GPU has no memory left."""
-    return bool(_OUT_OF_MEMORY.search(text[:20_000]))
-
-
-def gpu_in_words(text: str, said: Sequence[str], host: str) -> str:
-    """Return what an error of a rank on `host` says of its GPU and what to do about it, "" for nothing.
-
-    `text` is the exception's, `said` are lines of stderr, where CUDA writes which assertion of a kernel has failed.
-    """
-    text = text[:20_000]
-    if is_out_of_gpu_memory(text):
-        found = _GPU.search(text)
-        which = (
-            f"GPU {found['number']} of {host} ({found['capacity']})"
-            if found
-            else f"A GPU of {host}"
-        )
-        return (
-            f"{which} has no memory left. Use smaller batches, or fewer ranks on that host (--nproc-per-node); "
-            "nvidia-smi on that host lists the processes that use it."
-        )
-    if _ASSERTION.search(text):
-        conditions = [
-            found["condition"] for line in said if (found := _CONDITION.search(line))
-        ]
-        what = f" ({conditions[0]})" if conditions else ""
-        return (
-            f"A kernel on a GPU of {host} found a value that is not allowed{what}: for example an index out of range. The traceback "
-            "may show a later line than the cause: run it again with --env CUDA_LAUNCH_BLOCKING=1, which shows the cause."
-        )
-    return ""

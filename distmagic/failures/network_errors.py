@@ -93,22 +93,13 @@ def trouble(text: str) -> NetworkTrouble | None:
 
 
 def _place(text: str, near: int) -> tuple[str, int | None]:
-    """Return the address and port that are written closest to a place in the text, on its own line at best."""
+    """Return an address and a port that are written in the line of a place in the text, else anywhere."""
     start = text.rfind("\n", 0, near) + 1
-    end = text.find("\n", near)
-    line = text[start:] if end < 0 else text[start:end]
-    for part, offset in ((line, near - start), (text, near)):
-        best: tuple[str, int | None] = ("", None)
-        closest = len(text)
+    for part in (text[start:].partition("\n")[0], text):
         for pattern in _PLACES:
             for match in pattern.finditer(part):
-                distance = min(abs(match.start() - offset), abs(match.end() - offset))
-                port = int(match["port"])
-                if 0 < port < 65536 and distance < closest:
-                    closest = distance
-                    best = (match["name"], port)
-        if best[0]:
-            return best
+                if 0 < int(match["port"]) < 65536:
+                    return match["name"], int(match["port"])
     return "", None
 
 

@@ -199,13 +199,9 @@ class Run(Returned):
                 errors.append(error)
         # A host whose ranks write no such file is no failure.
         failed = [error for error in errors if not isinstance(error, UsageError)]
-        if not failed and not paths:
-            failed = errors
-        if len(failed) > 1:
-            words = [str(error) for error in failed]
+        if failed or not paths:
+            words = map(str, failed or errors)
             raise NoResult("\n".join(["Not all hosts gave their files.", *words]))
-        if failed:
-            raise failed[0]
         return paths
 
     def _work_dir(self, node_rank: int) -> RemoteFolder:
@@ -270,5 +266,4 @@ def _is_to_begin(state: RunState, rank: int) -> bool:
     """Whether a run that goes on may still start this rank. Before there is a plan any number may be one of its ranks."""
     if state.is_over or rank < 0:
         return False
-    world_size = max(state.world_size, state.planned_world_size)
-    return world_size == 0 or rank < world_size
+    return state.world_size == 0 or rank < state.world_size

@@ -110,7 +110,7 @@ def _head(view: Overview) -> str:
         parts.append(f'<span class="dm-tell dm-slow">{escape(view.concern)}</span>')
     tone = "dm-failed" if view.is_alarming else _phase_class(view.phase)
     line = f'<div class="dm-head {tone}">{" ".join(parts)}</div>'
-    return line + _what(view) + "".join(_alert(alert) for alert in view.alerts)
+    return line + _what(view) + "".join(map(alert_html, view.alerts))
 
 
 def _what(view: Overview) -> str:
@@ -132,13 +132,15 @@ def _bar(fraction: float) -> str:
     return f'<progress value="{fraction:.3f}" max="1"></progress>'
 
 
-def _alert(alert: Alert) -> str:
+def alert_html(alert: Alert, *, is_open: bool = False) -> str:
+    """Return an alert, whose detail a click unfolds."""
     if not alert.detail.strip():
         inner = f'<span class="dm-text">{escape(alert.text)}</span>'
     else:
         lines = alert.detail.rstrip().splitlines()[-_TRACEBACK_LINES:]
         body = "\n".join(spans(line[:_TRACEBACK_CHARS]) for line in lines)
-        inner = f"<details><summary>{escape(alert.text)}</summary><pre>{body}</pre></details>"
+        is_unfolded = " open" if is_open else ""
+        inner = f"<details{is_unfolded}><summary>{escape(alert.text)}</summary><pre>{body}</pre></details>"
     return f'<div class="dm-alert dm-{alert.level}">{inner}</div>'
 
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from distmagic.render import quantities as q
 from distmagic.render.output import count_of_lines, shown_lines
 from distmagic.render.overview import Alert, Overview, overview
-from distmagic.render.row_choice import PHASES
-from distmagic.render.rows import Group, Row, columns, under_titles
+from distmagic.render.rows import Group, columns, fitting, under_titles
 from distmagic.render.table import GAP, Column, text_lines
 from distmagic.render.text_width import cut, plain, wrapped
 from distmagic.state.model import OutputLine, RunState
@@ -52,7 +51,7 @@ def status(state: RunState, *, width: int, height: int) -> tuple[str, ...]:
         rows = [
             row for group in view.groups if not group.is_folded for row in group.rows
         ]
-        seen = Group(title="", rows=tuple(_most_urgent(rows, room)))
+        seen = Group(title="", rows=tuple(fitting(rows, room, noun="rows")))
         lines += _table([seen], view.metrics, width)
     lines += alerts
     return tuple(lines[: max(1, height)])
@@ -96,23 +95,6 @@ def label(line: OutputLine) -> str:
 
 def _alert_line(alert: Alert) -> str:
     return f"{_MARKS[alert.level]} {alert.text}"
-
-
-def _most_urgent(rows: Sequence[Row], room: int) -> list[Row]:
-    """Return the rows that want to be seen most, in their own order, and one that counts the others."""
-    if len(rows) <= room:
-        return list(rows)
-
-    def urgency_of(index: int) -> tuple[int, bool, float]:
-        row = rows[index]
-        # A host without ranks has another phase, and comes first.
-        phase = PHASES.index(row.phase) if row.phase in PHASES else -1
-        return phase, not (row.slow or row.still), row.fraction or 0.0
-
-    most_urgent_first = sorted(range(len(rows)), key=urgency_of)
-    kept = [rows[index] for index in sorted(most_urgent_first[: room - 1])]
-    left_out = len(rows) - len(kept)
-    return [*kept, Row(name="", host=f"and {left_out} more", phase="")]
 
 
 # ---- the table

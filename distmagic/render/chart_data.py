@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distmagic.render import quantities as q
 from distmagic.render.curves import MAX_LINES, curve_of, joined, names_of_curves
-from distmagic.render.text_width import cut_middle, plain
+from distmagic.render.text_width import plain
 from distmagic.state.model import RunState
 from distmagic.state.series import Bin
 
@@ -14,13 +14,12 @@ _MAX_CHARTS = 30
 # Bins of all curves together; a line has at least and at most so many.
 _POINTS_OF_ALL = 4000
 _FEWEST_POINTS, _MOST_POINTS = 16, 100
-_NAME = 60  # columns
 
 
 def chart_data(state: RunState) -> list[dict[str, object]]:
     """Return name and lines of each metric that was reported more than once.
 
-    The names of any two charts differ: a page knows a chart by its name. A line is the rank (-1: all ranks together,
+    A page knows a chart by its name. A line is the rank (-1: all ranks together,
     where they are many), the x, the min, the mean and the max of each bin, the first and the last x of each hole, and
     the last value in words. Where a metric `counts_steps`, x is in steps, else in seconds.
     """
@@ -28,29 +27,10 @@ def chart_data(state: RunState) -> list[dict[str, object]]:
     lines_in_all = len(names) * min(MAX_LINES, max(1, len(state.series)))
     points = _POINTS_OF_ALL // max(1, lines_in_all)
     points = max(_FEWEST_POINTS, min(_MOST_POINTS, points))
-    return [
-        _chart(state, name, shown, points)
-        for name, shown in zip(names, _shown_names(names), strict=True)
-    ]
+    return [_chart(state, name, points) for name in names]
 
 
-def _shown_names(names: Sequence[str]) -> list[str]:
-    """Return the names as they are shown; of those that are alike when they are cut, the later ones get a number."""
-    shown: list[str] = []
-    for name in names:
-        text = cut_middle(plain(name), _NAME)
-        number = 2
-        unique = text
-        while unique in shown:
-            unique = f"{text} ({number})"
-            number += 1
-        shown.append(unique)
-    return shown
-
-
-def _chart(
-    state: RunState, name: str, shown_name: str, points: int
-) -> dict[str, object]:
+def _chart(state: RunState, name: str, points: int) -> dict[str, object]:
     curve = curve_of(state, name, points)
     if len(curve.lines) > MAX_LINES:
         lines = [_line(-1, joined(curve), curve.all_holes, curve.last_words)]
@@ -60,7 +40,7 @@ def _chart(
             for rank, line in curve.lines.items()
         ]
     return {
-        "name": shown_name,
+        "name": plain(name),
         "counts_steps": curve.by_step,
         "is_log": curve.frame.is_log,
         "ranks": len(curve.lines),

@@ -88,17 +88,15 @@ class Curve:
 
     @property
     def warning(self) -> str:
-        """Which rank has values that can't be drawn, and where; "" for none."""
+        """Which rank has values that can't be drawn, and where the first ones are; "" for none."""
         bad = [rank for rank, holes in self.holes.items() if holes]
         if not bad:
             return ""
         rank = min(bad, key=lambda rank: self.holes[rank][0])
-        (first, last), *more = self.holes[rank]
+        first, last = self.holes[rank][0]
         where = f"at {x_words(first, self)}"
         if last > first:
             where = f"from {x_words(first, self)} to {x_words(last, self)}"
-        if more:
-            where += f", and at {q.plural(len(more), 'more place')}"
         others = f", and on {q.plural(len(bad) - 1, 'more rank')}" if bad[1:] else ""
         return f"NaN or inf on rank {rank} {where}{others}"
 
@@ -300,47 +298,28 @@ def x_words(value: float, curve: Curve) -> str:
 def joined(curve: Curve) -> list[Bin]:
     """Return the mean, the min and the max of all ranks together at each place, up to the curve's end.
 
-    A rank that has reported nothing there counts with what lies between its neighbouring values, after its last one
-    with that, as far as the rank has come; not where its value is no number.
+    A rank that has reported nothing there counts with its value before, as far as it has come; not where its value is no
+    number.
     """
-    members: dict[float, list[Bin]] = {}
-    for line in curve.lines.values():
-        for one in line:
-            members.setdefault(one.x, []).append(one)
-    xs = sorted(x for x in members if x <= curve.end) or sorted(members)[:1]
+    all_xs = sorted({one.x for line in curve.lines.values() for one in line})
+    xs = [x for x in all_xs if x <= curve.end] or all_xs[:1]
+    members: dict[float, list[Bin]] = {x: [] for x in xs}
     for rank, line in curve.lines.items():
-        for x, value in _between(line, xs, curve.reach.get(rank, math.inf)):
-            if not _has_hole(curve.holes.get(rank, ()), x, x):
-                members[x].append(Bin(x=x, low=value, mean=value, high=value))
+        bins = {one.x: one for one in line}
+        holes = curve.holes.get(rank, ())
+        latest: Bin | None = None
+        for x in xs:
+            if x > curve.reach.get(rank, math.inf):
+                break
+            latest = bins.get(x, latest)
+            if latest is not None and (x in bins or not _has_hole(holes, x, x)):
+                members[x].append(latest)
     found = []
-    for x in xs:
-        total = sum(one.mean for one in members[x])
-        found.append(
-            Bin(
-                x=x,
-                low=min(one.low for one in members[x]),
-                mean=total / len(members[x]),
-                high=max(one.high for one in members[x]),
-            )
-        )
+    for x, here in members.items():
+        low, high = min(one.low for one in here), max(one.high for one in here)
+        total = sum(one.mean for one in here)
+        found.append(Bin(x=x, low=low, mean=total / len(here), high=high))
     return found
-
-
-def _between(
-    line: Sequence[Bin], xs: Sequence[float], reach: float
-) -> Iterable[tuple[float, float]]:
-    """Yield those of `xs` at which a line has no bin, though it has begun and has not ended, and its value there."""
-    index = -1  # of the last bin up to x
-    for x in xs:
-        while index + 1 < len(line) and line[index + 1].x <= x:
-            index += 1
-        if index < 0 or line[index].x == x or x > reach:
-            continue
-        value = line[index].mean
-        if index + 1 < len(line):
-            before, after = line[index], line[index + 1]
-            value += (after.mean - value) * _part(x, before.x, after.x)
-        yield x, value
 
 
 def _line_and_band(

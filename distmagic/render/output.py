@@ -6,7 +6,6 @@ torchrun's own lines are shown where nothing else explains a failure.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from html import escape
 
 from distmagic.render import quantities as q
@@ -31,31 +30,6 @@ def shown_lines(state: RunState) -> tuple[OutputLine, ...]:
     if torchrun_matters(state):
         return state.lines
     return tuple(line for line in state.lines if line.rank >= 0)
-
-
-def without_tracebacks(
-    state: RunState, lines: Sequence[OutputLine]
-) -> list[OutputLine]:
-    """Leave out the traceback that the first failed rank has printed: the alert about its failure unfolds to it."""
-    first = (
-        state.workers.get(state.first_failure)
-        if state.first_failure is not None
-        else None
-    )
-    if first is None or first.ended is None or first.ended.failure is None:
-        return list(lines)
-    told = {line.rstrip() for line in first.ended.failure.traceback.splitlines()}
-    kept = []
-    is_inside = False
-    for line in lines:
-        if line.rank == first.rank and line.stream == "stderr":
-            is_inside = line.text.rstrip() in told and (
-                is_inside or line.text.startswith("Traceback (most recent")
-            )
-            if is_inside:
-                continue
-        kept.append(line)
-    return kept
 
 
 def is_shown(state: RunState, line: OutputLine) -> bool:
@@ -96,7 +70,7 @@ def output_lines(state: RunState, lines: int = OUTPUT_LINES) -> str:
     # From the last line upward, so that the lines left out for want of room are the oldest.
     upward = [_line(line, " dm-open") for line in _open(state)]
     if lines > 0:
-        last_lines = without_tracebacks(state, shown_lines(state))[-lines:]
+        last_lines = shown_lines(state)[-lines:]
         upward += [_line(line, "") for line in reversed(last_lines)]
     kept: list[str] = []
     room = _MAX_BYTES

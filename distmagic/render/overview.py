@@ -24,6 +24,7 @@ from distmagic.render.rows import (
 )
 from distmagic.render.text_width import one_line, plain
 from distmagic.state.hangs import (
+    Explanation,
     dump_of,
     explain_dump,
     explain_last,
@@ -82,7 +83,6 @@ def overview(state: RunState) -> Overview:
     is_seen_last = bool(state.seen_unix_s)
     slow = set() if is_seen_last else slow_ranks(workers)
     still = {} if is_seen_last else still_ranks(state)
-    all_still = all_still_s(state, still)
     since = ""
     if state.began_unix_s:
         now_s = state.began_unix_s + state.before_s + state.at_s
@@ -90,11 +90,9 @@ def overview(state: RunState) -> Overview:
     return Overview(
         job=plain(state.job),
         phase=last_seen_word(state) if is_seen_last else state.phase,
-        fraction=_fraction(workers) if workers else _share_sent(state),
+        fraction=_fraction(state, workers),
         facts=tuple(_facts(state, workers, still)),
-        concern=_still_words(state, still, all_still)
-        or _slow_words(state, slow)
-        or _late_words(state),
+        concern=_concern(state, still, slow),
         alerts=tuple(_alerts(state)),
         call=one_line(state.terms.call),
         since=since,
@@ -107,16 +105,16 @@ def overview(state: RunState) -> Overview:
 # ---- the head
 
 
-def _share_sent(state: RunState) -> float | None:
-    """Return how much of what all hosts lack has been sent, where that is what goes on."""
-    total = sum(node.total_bytes for node in state.nodes)
-    if not total or state.phase != "sending":
-        return None
-    return sum(node.sent_bytes for node in state.nodes) / total
+def _fraction(state: RunState, workers: Sequence[WorkerState]) -> float | None:
+    """Return how much of their work all ranks have done; None where none of those that go on says how far it is.
 
-
-def _fraction(workers: Sequence[WorkerState]) -> float | None:
-    """Return how much of their work all ranks have done; None where none of those that go on says how far it is."""
+    Before there are ranks: how much of what all hosts lack has been sent, where that is what goes on.
+    """
+    if not workers:
+        total = sum(node.total_bytes for node in state.nodes)
+        if not total or state.phase != "sending":
+            return None
+        return sum(node.sent_bytes for node in state.nodes) / total
     alive = [fraction_of(w) for w in workers if w.phase in ALIVE]
     if alive and mean(alive) is None:
         return None
@@ -149,7 +147,7 @@ def _facts(
         limit = q.duration(state.terms.grace_s)
         yield f"waits up to {limit} for {q.plural(running, 'rank')}; stop again to end them now"
     phases: Counter[ShownPhase] = Counter(w.phase for w in workers)
-    unborn = (state.world_size or state.planned_world_size) - len(workers)
+    unborn = state.world_size - len(workers)
     if state.is_over and workers and unborn > 0 and not state.cell:
         yield f"{counts_by_phase(phases)}, {unborn} never started"
     elif len(phases) > 1:
@@ -185,43 +183,29 @@ def _standing_out(state: RunState) -> Mapping[int, str]:
     return last.standing_out if is_known else {}
 
 
-def _still_words(
-    state: RunState, still: Mapping[int, float], all_still: float | None
-) -> str:
-    """Return what the head says of ranks that stand still; `all_still`: for how many seconds all of them have."""
+def _concern(state: RunState, still: Mapping[int, float], slow: set[int]) -> str:
+    """Return what the head says of ranks that stand still, are behind, or go on when at least as many have ended."""
+    all_still = all_still_s(state, still)
     if all_still is not None:
         return f"no rank has advanced for {q.duration(all_still)}"
-    if not still:
-        return ""
-    longest = max(still, key=still.__getitem__)
-    words = f"{plain(state.workers[longest].label)} has not advanced for {q.duration(still[longest])}"
-    others = len(still) - 1
-    return f"{words}, nor have {others} more" if others else words
-
-
-def _slow_words(state: RunState, slow: set[int]) -> str:
-    if not slow:
-        return ""
-
-    def steps(rank: int) -> tuple[float, float]:
-        done, _ = state.workers[rank].progress
-        return done or 0.0, -state.workers[rank].at_s
-
-    slowest = state.workers[min(slow, key=steps)]
-    words = f"slow: {plain(slowest.label)}"
-    others = len(slow) - 1
-    return f"{words} and {others} more" if others else words
-
-
-def _late_words(state: RunState) -> str:
-    """Return which rank goes on when at least as many have ended well; "" while more do."""
+    if still:
+        longest = max(still, key=still.__getitem__)
+        words = f"{plain(state.workers[longest].label)} has not advanced for {q.duration(still[longest])}"
+        return _and_more(words, ", nor have", len(still))
+    if slow:
+        behind = [state.workers[rank] for rank in slow]
+        slowest = min(behind, key=lambda w: (w.progress[0] or 0.0, -w.at_s))
+        return _and_more(f"slow: {plain(slowest.label)}", " and", len(slow))
     alive = [w for w in state.workers.values() if w.phase == "running"]
     done = [w for w in state.workers.values() if w.phase == "done"]
     if state.phase != "running" or not alive or len(done) < len(alive):
         return ""
     first = min(alive, key=lambda w: w.rank)
-    words = f"{plain(first.label)} still runs"
-    return f"{words}, and {len(alive) - 1} more" if alive[1:] else words
+    return _and_more(f"{plain(first.label)} still runs", ", and", len(alive))
+
+
+def _and_more(words: str, conjunction: str, count: int) -> str:
+    return f"{words}{conjunction} {count - 1} more" if count > 1 else words
 
 
 def size(state: RunState) -> str:
@@ -272,15 +256,18 @@ def _hardware(state: RunState) -> Iterable[tuple[str, ...]]:
 
 
 def _alerts(state: RunState) -> Iterable[Alert]:
-    urgent = [
-        *_failure(state),
-        *_waits_for_lines(state),
-        *_hosts_waited_for(state),
-        *_hosts_in_trouble(state),
-    ]
-    urgent += _where_ranks_are(state)
-    told = {alert.detail for alert in urgent if alert.detail}
-    urgent += [one for one in _where_ranks_were(state) if one.detail not in told]
+    urgent = [*_failure(state)]
+    if not state.seen_unix_s:  # a run that is over, or seen last, waits for nobody
+        for rank in state.paused:
+            urgent.append(Alert(level="info", text=f"{waits_at(state, rank)}."))
+    for node in state.nodes:
+        if node.waits_for and not state.is_over:
+            text = f"{plain(node.host)}: waiting for {one_line(node.waits_for)}"
+            urgent.append(Alert(level="info", text=text))
+    urgent += _hosts_in_trouble(state)
+    for alert in _where_ranks_are(state):
+        if alert.detail not in [one.detail for one in urgent if one.detail]:
+            urgent.append(alert)
     notices = [Alert(level="warning", text=text) for text in notes(state)]
     room = max(0, _MAX_ALERTS - len(urgent))
     newest = notices[-room:] if room else []
@@ -306,13 +293,6 @@ def _failure(state: RunState) -> Iterable[Alert]:
     if error is not None and not isinstance(error, Cancelled):
         detail = getattr(error, "remote_traceback", "") or getattr(error, "stacks", "")
         yield Alert(level="error", text=one_line(error.message), detail=detail)
-
-
-def _waits_for_lines(state: RunState) -> Iterable[Alert]:
-    """Yield which ranks wait for somebody to type. A run that is over, or seen last, waits for nobody."""
-    if not state.seen_unix_s:
-        for rank in state.paused:
-            yield Alert(level="info", text=f"{waits_at(state, rank)}.")
 
 
 def waits_at(state: RunState, rank: int) -> str:
@@ -345,38 +325,25 @@ def prompts(state: RunState) -> list[dict[str, object]]:
 
 
 def _where_ranks_are(state: RunState) -> Iterable[Alert]:
-    """Yield where the ranks of a run are that stands still, once they have been asked."""
-    explanation = None if state.is_over or state.seen_unix_s else explain_last(state)
-    if explanation is not None and is_worth_saying(state, explanation):
-        words = f"{explanation.sentence}. {explanation.advice}".rstrip()
-        yield Alert(
-            level="warning", text=one_line(words), detail=stacks_text(explanation)
-        )
-
-
-def _where_ranks_were(state: RunState) -> Iterable[Alert]:
-    """Yield where the ranks were when the user asked; in the end where they were when they were asked last."""
+    """Yield where the ranks of a run that stands still are, or were when the user asked; in the end, when asked last."""
+    last = None if state.seen_unix_s else explain_last(state)
+    if last is not None and not state.is_over and is_worth_saying(state, last):
+        yield _places("warning", "", last)
     dump = dump_of(state, state.wanted_stacks)
-    if state.is_over and state.phase != "done":
-        dump = state.stack_dumps[-1] if explain_last(state) is not None else dump
-    elif state.is_over or not state.wanted_stacks:
-        return
-    if dump is None:
-        if not state.is_over:
-            yield Alert(level="info", text="asking every rank where it is")
-        return
-    explanation = explain_dump(state, dump)
-    words = f"at {q.duration(dump.at_s)}: {explanation.sentence}. {explanation.advice}"
-    yield Alert(level="info", text=one_line(words), detail=stacks_text(explanation))
-
-
-def _hosts_waited_for(state: RunState) -> Iterable[Alert]:
     if state.is_over:
-        return
-    for node in state.nodes:
-        if node.waits_for:
-            text = f"{plain(node.host)}: waiting for {one_line(node.waits_for)}"
-            yield Alert(level="info", text=text)
+        if state.phase == "done":
+            return
+        dump = state.stack_dumps[-1] if last is not None else dump
+    if dump is not None:
+        when = f"at {q.duration(dump.at_s)}: "
+        yield _places("info", when, explain_dump(state, dump))
+    elif state.wanted_stacks and not state.is_over:
+        yield Alert(level="info", text="asking every rank where it is")
+
+
+def _places(level: str, when: str, found: Explanation) -> Alert:
+    words = one_line(f"{when}{found.sentence}. {found.advice}".rstrip())
+    return Alert(level=level, text=words, detail=stacks_text(found))
 
 
 def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:

@@ -82,30 +82,24 @@ def per_second(size_bytes: float) -> str:
 
 def gpu(told: Gpu) -> str:
     """Return `87%, 62.1/80.0 GB, 71 °C`, without what nothing tells of."""
-    words = []
-    if told.utilization is not None:
-        words.append(percent(told.utilization))
-    if told.used_bytes is not None and told.total_bytes:
-        words.append(used(told.used_bytes, told.total_bytes))
-    if told.celsius is not None:
-        words.append(f"{told.celsius:.0f} °C")
-    return ", ".join(words)
+    return gpus([told])
 
 
 def gpus(told: Sequence[Gpu]) -> str:
-    """Return `mean 85%, fullest 62.1/80.0 GB, hottest 71 °C` of several; of one what `gpu` returns."""
-    if len(told) < 2:
-        return gpu(told[0]) if told else ""
+    """Return what `gpu` does; of several `mean 85%, fullest 62.1/80.0 GB, hottest 71 °C`."""
+    mean, fullest, hottest = (
+        ("mean ", "fullest ", "hottest ") if told[1:] else ("",) * 3
+    )
     words = []
     busy = [one.utilization for one in told if one.utilization is not None]
     if busy:
-        words.append(f"mean {percent(sum(busy) / len(busy))}")
+        words.append(f"{mean}{percent(sum(busy) / len(busy))}")
     full = [(one.used_bytes, one.total_bytes) for one in told if one.used_bytes is not None and one.total_bytes]  # fmt: skip
     if full:
-        words.append(f"fullest {used(*max(full))}")
+        words.append(f"{fullest}{used(*max(full))}")
     heat = [one.celsius for one in told if one.celsius is not None]
     if heat:
-        words.append(f"hottest {max(heat):.0f} °C")
+        words.append(f"{hottest}{max(heat):.0f} °C")
     return ", ".join(words)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 from distmagic.state.model import WorkerState
 from distmagic.state.phases import NodePhase, RankPhase
+
+Thing = TypeVar("Thing")
 
 UNFOLDED = 64  # rows of ranks to unfold; of more ranks those that want to be seen most
 # What the state column shows. sent: all of the payload. reconnecting: the connection to a living rank's host broke.
@@ -96,17 +98,11 @@ def picked_ranks(
 
 
 def most_urgent(
-    workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
-) -> list[WorkerState]:
-    """Return at most `UNFOLDED` ranks: all of them in their order; of more, those that want to be seen come first."""
-    if len(workers) <= UNFOLDED:
-        return list(workers)
-
-    def order(worker: WorkerState) -> tuple[int, bool, int]:
-        is_behind = worker.rank in slow or worker.rank in still
-        return urgency(worker.phase), not is_behind, worker.rank
-
-    return sorted(workers, key=order)[:UNFOLDED]
+    things: Sequence[Thing], order: Callable[[Thing], Any], room: int
+) -> list[Thing]:
+    """Return at most `room` things, those that are first by `order`; all of them stay as they stand."""
+    by_urgency = sorted(range(len(things)), key=lambda index: order(things[index]))
+    return [things[index] for index in sorted(by_urgency[: max(0, room)])]
 
 
 def urgency(phase: ShownPhase) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal
 
@@ -13,6 +13,7 @@ from distmagic.remote.wire.protocol import Bar
 from distmagic.render import quantities as q
 from distmagic.render.row_choice import (
     PHASES,
+    UNFOLDED,
     ShownPhase,
     most_urgent,
     picked_ranks,
@@ -36,8 +37,8 @@ _PATIENCE_S = 3.0  # after this long without an answer it is worth a word
 class Row:
     """One rank, or one host's ranks together. `fraction` is 0 to 1, None where no total is known.
 
-    `inner` are the inner bars (`batch 30/100`), `note` what else is to be said: how it failed, a restart. `slow`: behind
-    the others; `still`: it has not advanced for unusually long.
+    `note` is what else is to be said: inner bars (`batch 30/100`), how it failed, a restart. `slow`: behind the others;
+    `still`: it has not advanced for unusually long; `stands_out`: it is the one to look at first.
     """
 
     name: str
@@ -48,19 +49,13 @@ class Row:
     gpu: str = ""
     fraction: float | None = None
     count: str = ""
-    inner: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     rate: str = ""
     left: str = ""
     slow: bool = False
     still: bool = False
     note: str = ""
-    stands_out: str = ""
-
-    @property
-    def remarks(self) -> str:
-        """What stands in the last column: what makes the row worth a look, inner bars and note."""
-        return ", ".join(filter(None, (self.stands_out, self.inner, self.note)))
+    stands_out: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +107,8 @@ def groups(
         without = []
     waiting = [_waiting_row(state, node) for node in without]
     if len(workers) <= ALL_RANKS:
-        rows = [
-            _rank_row(state, w, slow, still, standing_out) for w in workers
-        ] + _bounded(waiting)
+        rows = [_rank_row(state, w, slow, still, standing_out) for w in workers]
+        rows += fitting(waiting, MAX_HOSTS, noun="hosts")
         yield Group(title="", rows=tuple(rows))
         return
     picked = picked_ranks(workers, slow, still)
@@ -130,13 +124,17 @@ def groups(
         for node in state.nodes
         if node.node_rank in by_node
     ]
-    yield Group(
-        title="by host, means of their ranks", rows=tuple(_bounded(rows + waiting))
-    )
-    shown = most_urgent(workers, slow, still)
+    by_host = fitting(rows + waiting, MAX_HOSTS, noun="hosts")
+    yield Group(title="by host, means of their ranks", rows=tuple(by_host))
+
+    def order(worker: WorkerState) -> tuple[int, bool]:
+        is_behind = worker.rank in slow or worker.rank in still
+        return urgency(worker.phase), not is_behind
+
+    shown = most_urgent(workers, order, UNFOLDED)
     title = f"all {len(workers)} ranks"
     if len(shown) < len(workers):
-        title = f"{len(shown)} of {len(workers):,} ranks, those with trouble first"
+        title = f"{len(shown)} of {len(workers):,} ranks, among them those with trouble"
     yield Group(
         title=title,
         rows=tuple(
@@ -153,23 +151,22 @@ def _has_come_back(state: RunState, node: NodeState) -> bool:
     return is_over and node.host in later_hosts
 
 
-def _bounded(rows: list[Row]) -> list[Row]:
-    """Return at most `MAX_HOSTS` rows: those that want to be seen, in their order, and one that counts the others."""
-    if len(rows) <= MAX_HOSTS:
-        return rows
+def fitting(rows: Sequence[Row], room: int, *, noun: str) -> list[Row]:
+    """Return at most `room` rows: those that want to be seen, in their order, and one that counts the others."""
+    if len(rows) <= room:
+        return list(rows)
 
-    def order(index: int) -> tuple[int, float]:
-        return urgency(rows[index].phase), rows[index].fraction or 0.0
+    def order(row: Row) -> tuple[int, bool, float]:
+        # A host without ranks has another phase, and comes last.
+        return urgency(row.phase), not (row.slow or row.still), row.fraction or 0.0
 
-    most_urgent_first = sorted(range(len(rows)), key=order)
-    kept = sorted(most_urgent_first[: MAX_HOSTS - 1])
-    left_out = [rows[index] for index in most_urgent_first[MAX_HOSTS - 1 :]]
-    phases = Counter(row.phase for row in left_out)
-    note = ", ".join(f"{count} {phase}" for phase, count in phases.items())
-    rest = Row(
-        name="", host=f"{len(left_out)} more hosts", phase=left_out[0].phase, note=note
-    )
-    return [*(rows[index] for index in kept), rest]
+    kept = most_urgent(rows, order, room - 1)
+    phases = Counter(row.phase for row in rows)
+    phases.subtract(row.phase for row in kept)
+    counts = {phase: count for phase, count in phases.items() if count}
+    note = ", ".join(f"{count} {phase}" for phase, count in counts.items())
+    host = f"{len(rows) - len(kept)} more {noun}"
+    return [*kept, Row(name="", host=host, phase=min(counts, key=urgency), note=note)]
 
 
 def state_word(row: Row) -> str:
@@ -224,36 +221,51 @@ def _waits_for(state: RunState, node: NodeState) -> str:
     return "loading torch" if node.hostname else "starting Python"
 
 
+def _row(
+    state: RunState, node: NodeState, workers: Sequence[WorkerState], still: Mapping[int, float]
+) -> Row:  # fmt: skip
+    """Return what one rank, or all ranks of a host together, report: means, and the phase that a user must see first."""
+    moving = [] if state.seen_unix_s else [w for w in workers if w.rank not in still]
+    metrics: dict[str, float] = {}
+    for name in dict.fromkeys(name for w in workers for name in w.metrics):
+        metrics[name] = mean(w.metrics.get(name) for w in workers) or 0.0
+    rates = [w.rate for w in moving if w.rate and w.progress[0] is not None]
+    left = [w.eta_s for w in moving if w.eta_s is not None]
+    first = workers[0]
+    unit = "step" if _has_steps(first) else plain(first.bars[0].unit)[:8] or "it"
+    return Row(
+        name="",
+        host=plain(node.host),
+        phase=min((_phase_of(state, w) for w in workers), key=urgency),
+        fraction=mean(fraction_of(w) for w in workers),
+        count=_range_of_counts(workers),
+        metrics=metrics,
+        rate=q.rate(mean(rates) or 0.0, unit),
+        left=q.eta(max(left)) if left else "",
+        still=not moving and any(w.rank in still for w in workers),
+    )
+
+
 def _rank_row(
     state: RunState, w: WorkerState, slow: set[int], still: Mapping[int, float], standing_out: Mapping[int, str]
 ) -> Row:  # fmt: skip
-    done, total = w.progress
-    is_still = w.rank in still
-    has_no_rate = is_still or done is None or bool(state.seen_unix_s)
-    count = ""
-    if done is not None:
-        name = "" if _has_steps(w) else bar_name(w.bars[0])
-        count = f"{name} {q.out_of(done, total)}".lstrip()
-    return Row(
+    row = _row(state, state.nodes[w.node_rank], [w], still)
+    name = "" if _has_steps(w) or not row.count else bar_name(w.bars[0])
+    notes = [standing_out.get(w.rank, "")]
+    if w.phase in ALIVE:
+        notes += _inner_bars(w)
+    notes += _rank_notes(state, w, still)
+    is_seen = w.phase in ALIVE and not _is_out_of_sight(state, w)
+    return replace(
+        row,
         name=str(w.rank),
         rank=w.rank,
-        host=plain(w.host),
-        phase=_phase_of(state, w),
         device=plain(w.device),
         gpu=_gpu_words(state, w),
-        fraction=fraction_of(w),
-        count=count,
-        inner=_inner_bars(w) if w.phase in ALIVE else "",
-        metrics=w.metrics,
-        rate="" if has_no_rate else q.rate(w.rate or 0.0, _unit(w)),
-        left="" if has_no_rate or w.eta_s is None else q.eta(w.eta_s),
-        slow=w.rank in slow
-        and w.phase in ALIVE
-        and not is_still
-        and not _is_out_of_sight(state, w),
-        still=is_still,
-        note=_rank_note(state, w, still),
-        stands_out=standing_out.get(w.rank, ""),
+        count=f"{name} {row.count}".lstrip(),
+        slow=w.rank in slow and is_seen and not row.still,
+        note=", ".join(filter(None, notes)),
+        stands_out=w.rank in standing_out,
     )
 
 
@@ -270,7 +282,7 @@ def _gpu_words(state: RunState, w: WorkerState) -> str:
     return f"at most {q.used(node.gpu_peaks[w.gpu], told.total_bytes)}"
 
 
-def _inner_bars(w: WorkerState) -> str:
+def _inner_bars(w: WorkerState) -> list[str]:
     """Return the bars that are not in the column of the count. A rank that reports has its steps in that column."""
     words = []
     inner = list(w.bars)
@@ -280,7 +292,7 @@ def _inner_bars(w: WorkerState) -> str:
     for bar in inner[-2:]:
         if not bar.closed:
             words.append(_bar_words(w, bar))
-    return ", ".join(filter(None, words))
+    return words
 
 
 def _has_steps(w: WorkerState) -> bool:
@@ -331,13 +343,9 @@ def bar_name(bar: Bar) -> str:
     return name[:_NAME]
 
 
-def _unit(w: WorkerState) -> str:
-    if _has_steps(w):
-        return "step"
-    return plain(w.bars[0].unit)[:8] or "it"
-
-
-def _rank_note(state: RunState, w: WorkerState, still: Mapping[int, float]) -> str:
+def _rank_notes(
+    state: RunState, w: WorkerState, still: Mapping[int, float]
+) -> list[str]:
     notes = [f"restart {w.restart}"] if w.restart else []
     if w.rank in still:
         thing = "step" if w.progress[0] is not None else "report"
@@ -357,7 +365,7 @@ def _rank_note(state: RunState, w: WorkerState, still: Mapping[int, float]) -> s
             meaning = f" ({one_line(w.ended.meaning)})" if w.ended.meaning else ""
             how_it_failed = _code_words(w.ended.code) + meaning
         notes.append(how_it_failed)
-    return ", ".join(notes)
+    return notes
 
 
 def _code_words(code: int) -> str:
@@ -367,36 +375,18 @@ def _code_words(code: int) -> str:
 def _host_row(
     state: RunState, node: NodeState, workers: Sequence[WorkerState], still: Mapping[int, float]
 ) -> Row:  # fmt: skip
-    """Return the row of all ranks of a host: means of what they report, and the phase that a user must see first."""
-    first, last = workers[0], workers[-1]
-    name = str(first.rank)
-    if len(workers) > 1:
-        name = f"{first.rank}-{last.rank}"
+    """Return the row of all ranks of a host."""
+    first, last = workers[0].rank, workers[-1].rank
     phases: Counter[ShownPhase] = Counter(_phase_of(state, w) for w in workers)
     notes = [counts_by_phase(phases)] if len(phases) > 1 else []
-    still_here = [w.rank for w in workers if w.rank in still]
-    if still_here:
-        longest_s = max(still[rank] for rank in still_here)
-        notes.append(
-            f"{q.plural(len(still_here), 'rank')} without a step for {q.duration(longest_s)}"
-        )
-    moving = [] if state.seen_unix_s else [w for w in workers if w.rank not in still]
-    metrics: dict[str, float] = {}
-    for metric in dict.fromkeys(name for w in workers for name in w.metrics):
-        metrics[metric] = mean(w.metrics.get(metric) for w in workers) or 0.0
-    rate = mean(w.rate for w in moving if w.rate) or 0.0
-    left = [w.eta_s for w in moving if w.eta_s is not None]
-    return Row(
-        name=name,
-        host=plain(node.host),
-        phase=min(phases, key=urgency),
+    still_s = [still[w.rank] for w in workers if w.rank in still]
+    if still_s:
+        ranks = q.plural(len(still_s), "rank")
+        notes.append(f"{ranks} without a step for {q.duration(max(still_s))}")
+    return replace(
+        _row(state, node, workers, still),
+        name=str(first) if first == last else f"{first}-{last}",
         gpu="" if state.is_over or not node.hardware else q.gpus(node.hardware.gpus),
-        fraction=mean(fraction_of(w) for w in workers),
-        count=_range_of_counts(workers),
-        metrics=metrics,
-        rate=q.rate(rate, _unit(first)),
-        left=q.eta(max(left)) if left else "",
-        still=bool(still_here) and not moving,
         note=", ".join(notes),
     )
 
@@ -450,7 +440,7 @@ def columns(groups: Sequence[Group], metrics: Sequence[str]) -> list[Column]:
         Column(title="rate", kind=NUMBER, cells=[row.rate for row in rows], spare=4),
         Column(title="left", kind=NUMBER, cells=[row.left for row in rows], spare=3),
         Column(title="GPU", cells=gpus, spare=9),
-        Column(title="note", kind="dm-note", cells=[row.remarks for row in rows]),
+        Column(title="note", kind="dm-note", cells=[row.note for row in rows]),
     ]
     return [one for one in found if one.title == "state" or any(one.cells)]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 
 from distmagic.render import quantities as q
-from distmagic.render.as_html import style
+from distmagic.render.as_html import alert_html, style
+from distmagic.render.overview import Alert
 from distmagic.render.text_width import one_line, plain
 from distmagic.state import hangs
 from distmagic.state.hangs import SHOWN_GROUPS, Explanation
@@ -32,26 +33,22 @@ def stacks_html(found: Explanation, job: str) -> str:
         for line in heads
     ]
     for index, group in enumerate(found.groups[:SHOWN_GROUPS]):
-        words = escape(one_line(hangs.sentence_of(group, None)))
-        lines = "\n".join(escape(plain(line)) for line in hangs.stack_lines(group))
         is_odd = not index and len(found.groups) > 1
-        inner = f'<span class="dm-text">{words}</span>'
-        if lines:
-            is_open = " open" if is_odd else ""
-            inner = f"<details{is_open}><summary>{words}</summary><pre>{lines}</pre></details>"
-        parts.append(_alert(inner, is_odd=is_odd))
+        words = one_line(hangs.sentence_of(group, None))
+        lines = "\n".join(hangs.stack_lines(group))
+        level = "error" if is_odd else "warning"
+        parts.append(
+            alert_html(Alert(level=level, text=words, detail=lines), is_open=is_odd)
+        )
     for host in found.unanswered:
-        words = escape(one_line(f"{host} did not report where its ranks are"))
-        parts.append(_alert(words, is_odd=True))
-    if len(found.groups) > SHOWN_GROUPS:
-        more = len(found.groups) - SHOWN_GROUPS
-        parts.append(_alert(f"ranks are at {more} more places", is_odd=False))
+        words = one_line(f"{host} did not report where its ranks are")
+        parts.append(alert_html(Alert(level="error", text=words)))
+    more = len(found.groups) - SHOWN_GROUPS
+    if more > 0:
+        parts.append(
+            alert_html(Alert(level="warning", text=f"ranks are at {more} more places"))
+        )
     return f'<div class="distmagic">{style()}{"".join(parts)}</div>'
-
-
-def _alert(inner: str, *, is_odd: bool) -> str:
-    level = "error" if is_odd else "warning"
-    return f'<div class="dm-alert dm-{level}">{inner}</div>'
 
 
 def _title(found: Explanation, job: str) -> str:

@@ -64,11 +64,7 @@ def spans(text: str) -> str:
         if kind == "sgr":
             _apply(style, part)
             continue
-        # A style as CSS. A background brings the colour of its text along.
-        parts = dict(style)
-        if "background" in parts:
-            parts.pop("color", None)
-        wanted = ";".join(sorted(parts.values()))
+        wanted = ";".join(sorted(style.values()))
         if wanted != open_style:
             if open_style:
                 out.append("</span>")
@@ -97,9 +93,13 @@ def _pieces(text: str) -> list[tuple[str, str]]:
 
 
 def _apply(style: dict[str, str], codes: str) -> None:
-    """Change `style` (a face, "color" or "background": CSS) by the numbers of one colour sequence (SGR of ECMA-48)."""
+    """Change `style`, CSS by face and "color", by the numbers of one colour sequence (SGR of ECMA-48).
+
+    A background stays as the page has it: the text on it must be readable in light and dark.
+    """
     numbers = iter([int(code) if code else 0 for code in codes[:60].split(";")])
     for code in numbers:
+        tens, unit = divmod(code, 10)
         if code == 0:
             style.clear()
         elif code in _FACES:
@@ -109,31 +109,14 @@ def _apply(style: dict[str, str], codes: str) -> None:
             style.pop("2", None)
         elif code in (23, 24):
             style.pop(str(code - 20), None)
-        else:
-            _apply_colour(style, code, numbers)
-
-
-def _apply_colour(style: dict[str, str], code: int, more: Iterator[int]) -> None:
-    """Change the colour of the text (30 to 39, 90 to 97) or of its background (40 to 49, 100 to 107)."""
-    tens, unit = divmod(code, 10)
-    if tens not in (3, 4, 9, 10):
-        return
-    place = "color" if tens in (3, 9) else "background"
-    if unit == 9:
-        style.pop(place, None)
-        return
-    colour = _of_large_palette(more) if unit == 8 else _COLOURS[unit]
-    if colour and place == "color":
-        style["color"] = f"color:{colour}"
-    elif colour:
-        style["background"] = f"background-color:{colour};color:{_readable_on(colour)}"
-
-
-def _readable_on(colour: str) -> str:
-    """Return black or white, whichever can be read on a background."""
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    is_light = 0.299 * red + 0.587 * green + 0.114 * blue > 140
-    return "#000000" if is_light else "#ffffff"
+        elif code == 39:
+            style.pop("color", None)
+        elif code in (38, 48):
+            colour = _of_large_palette(numbers)
+            if colour and code == 38:
+                style["color"] = f"color:{colour}"
+        elif tens in (3, 9) and unit < 8:
+            style["color"] = f"color:{_COLOURS[unit]}"
 
 
 def _of_large_palette(numbers: Iterator[int]) -> str:

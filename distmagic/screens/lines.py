@@ -9,27 +9,11 @@ from collections.abc import Callable
 from typing import TextIO
 
 from distmagic import render
-from distmagic.render.screen import TypedLine
+from distmagic.render.screen import TypedLine, UserRequest
 from distmagic.state.model import OutputLine, RunState
 
 # For streams that know no more.
 _ASCII = str.maketrans({"█": "#", "░": "-", "·": "|", "…": "~", "✗": "x"})
-
-
-def new_lines(state: RunState, seen: int) -> tuple[list[OutputLine | str], int]:
-    """Return the lines of output after the first `seen`, and the number now seen; a text stands for those not kept."""
-    fresh = max(0, state.lines_seen - seen)
-    kept = state.lines[-fresh:] if fresh else ()
-    lines: list[OutputLine | str] = [
-        line for line in kept if render.is_shown(state, line)
-    ]
-    missed = fresh - len(kept)
-    if missed:
-        lines.insert(
-            0,
-            f"... {missed:,} lines not shown; the whole log: {state.variable}.logs(rank)",
-        )
-    return lines, state.lines_seen
 
 
 def without_colours(line: OutputLine | str) -> str:
@@ -66,6 +50,39 @@ class Questions:
             is_end=not text,
         )
         return (line,)
+
+
+class LineScreen:
+    """What a terminal and a log have in common: a user types lines for ranks at the process's own terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._seen = 0
+        self._state: RunState | None = None
+        self._questions = Questions(line_of_terminal)
+
+    def announce(self, text: str) -> None:
+        """Do nothing: what comes before a run prints for itself here."""
+
+    def requests(self) -> tuple[UserRequest, ...]:
+        """Return the line that the user has typed for a rank; else an interrupt is all that a user can do here."""
+        return self._questions.typed(self._state)
+
+    def can_type(self) -> bool:
+        """Whether standard input is a terminal."""
+        return is_terminal()
+
+    def _new_lines(self, state: RunState) -> list[OutputLine | str]:
+        """Return the lines of output that have come since the last call; a text stands for those not kept."""
+        fresh = max(0, state.lines_seen - self._seen)
+        self._seen = state.lines_seen
+        kept = state.lines[-fresh:] if fresh else ()
+        shown = [line for line in kept if render.is_shown(state, line)]
+        missed = fresh - len(kept)
+        if not missed:
+            return [*shown]
+        where = f"the whole log: {state.variable}.logs(rank)"
+        return [f"... {missed:,} lines not shown; {where}", *shown]
 
 
 def is_terminal() -> bool:

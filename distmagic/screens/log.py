@@ -7,57 +7,35 @@ from typing import TextIO
 
 from distmagic import render
 from distmagic.render.screen import UserRequest
-from distmagic.screens.lines import (
-    Questions,
-    is_terminal,
-    line_of_terminal,
-    new_lines,
-    without_colours,
-    write,
-)
+from distmagic.screens.lines import LineScreen, without_colours, write
 from distmagic.state.model import RunState
 
 _LOG_EVERY_S = 30.0
 
 
-class LogScreen:
+class LogScreen(LineScreen):
     """Lines only: output as it comes, what happens to the run, now and then how far it is, in the end the table."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._last: RunState | None = None
-        self._seen = 0
+        super().__init__(stream)
         self._next_s = 0.0
-        self._questions = Questions(line_of_terminal)
-
-    def announce(self, text: str) -> None:
-        """Do nothing: a log has no line that is replaced."""
 
     def show(self, state: RunState) -> None:
         """Print what is new."""
-        milestones = list(render.milestones(self._last, state))
+        milestones = list(render.milestones(self._state, state))
         if not milestones and state.at_s >= self._next_s:
             milestones = [render.headline(state)]
         if milestones:
             self._next_s = state.at_s + _LOG_EVERY_S
         self._print(self._output(state) + milestones)
-        self._last = state
+        self._state = state
 
     def finish(self, state: RunState) -> None:
         """Print the last lines and the final table."""
         self._print([*self._output(state), render.text(state, lines=0)])
 
-    def requests(self) -> tuple[UserRequest, ...]:
-        """Return the line that the user has typed for a rank; else an interrupt is all that a user can do here."""
-        return self._questions.typed(self._last)
-
-    def can_type(self) -> bool:
-        """Whether standard input is a terminal."""
-        return is_terminal()
-
     def _output(self, state: RunState) -> list[str]:
-        lines, self._seen = new_lines(state, self._seen)
-        return [without_colours(line) for line in lines]
+        return [without_colours(line) for line in self._new_lines(state)]
 
     def _print(self, lines: list[str]) -> None:
         if lines:

@@ -6,34 +6,19 @@ An ordinary message of a widget waits until the cell has ended. The control chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakValueDictionary
 
 _REQUEST, _REPLY = "distmagic_request", "distmagic_reply"
 _LATER_S = 0.3
 
 
-class Answering(Protocol):
-    """What a page may ask for: a live view."""
-
-    def answer(
-        self, op: object, before: object = None, typed: object = None
-    ) -> dict[str, object]:
-        """Return the answer to a request. Raises `ValueError` for one that is not known.
-
-        `before` is the number of a line, where earlier ones are asked for; `typed` is a line for a rank, and its prompt.
-        """
-
-    def while_in_foreground(self, act: Callable[[], object]) -> None:
-        """Call `act` if the run is what its cell waits for."""
+_views: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
-_views: WeakValueDictionary[str, Answering] = WeakValueDictionary()
-
-
-def serve(view_id: str, view: Answering) -> None:
+def serve(view_id: str, view: Any) -> None:
     """Have the requests for this view answered, as long as it lives. Some kernels have no such channel."""
     from IPython import get_ipython
 
@@ -78,4 +63,7 @@ def answered(content: Mapping[str, Any]) -> dict[str, object]:
     view = _views.get(str(content.get("view")))
     if view is None:
         raise ValueError("this view is gone")
-    return view.answer(content.get("op"), content.get("before"), content.get("typed"))
+    answer: dict[str, object] = view.answer(
+        content.get("op"), content.get("before"), content.get("typed")
+    )
+    return answer

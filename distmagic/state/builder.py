@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from distmagic import sanitize
 from distmagic.remote.wire import protocol
@@ -68,7 +68,6 @@ class RunStateBuilder:
     advanced_at_s: float
     reaching_since_s: float
     stack_dumps: list[StackDump]
-    planned_world_size: int
     chose_port: bool
     paused: dict[int, protocol.Paused]
     paused_s: float
@@ -77,8 +76,6 @@ class RunStateBuilder:
 
     def __init__(self, state: RunState) -> None:
         self.base = state
-        # Ranks whose table of series is a copy of ours already.
-        self.own_series: set[int] = set()
         for name in _FIELDS:
             value = getattr(state, name)
             if isinstance(value, tuple):
@@ -99,6 +96,11 @@ class RunStateBuilder:
             value = getattr(self, name)
             fields[name] = tuple(value) if isinstance(value, list) else value
         return replace(self.base, **fields)
+
+    def rank_of(self, node: int, rank: int) -> WorkerState | None:
+        """Return a rank, if this node has it."""
+        worker = self.workers.get(rank)
+        return worker if worker is not None and worker.node_rank == node else None
 
     def let_pass(self, at_s: float) -> None:
         """Bring the clock to this time, unless it is later already."""
@@ -136,8 +138,8 @@ class RunStateBuilder:
 
     def take_stacks(self, node_rank: int, what: protocol.Stacks) -> None:
         """Keep the stacks of a rank, as answer to one request."""
-        worker = self.workers.get(what.rank)
-        if worker is None or worker.node_rank != node_rank:
+        worker = self.rank_of(node_rank, what.rank)
+        if worker is None:
             return
         if what.request_id == protocol.LEFT:
             self.workers[what.rank] = replace(worker, left=what)
@@ -148,9 +150,9 @@ class RunStateBuilder:
 
     def take_picture(self, node_rank: int, what: protocol.Picture) -> None:
         """Keep a picture of a rank, if a page can draw it; the oldest ones go."""
-        worker = self.workers.get(what.rank)
+        worker = self.rank_of(node_rank, what.rank)
         png = sanitize.png(what.data)
-        if worker is None or worker.node_rank != node_rank or not png:
+        if worker is None or not png:
             return
         picture = ShownPicture(
             rank=what.rank, host=worker.host, step=what.step, png=png
@@ -219,15 +221,12 @@ class RunStateBuilder:
         key = (rank, node_rank, stream)
         text = self.open_lines.pop(key, "") + text.replace("\r\n", "\n")
         *whole, rest = text.split("\n")
-        self.lines_seen += len(whole[:-KEPT_LINES])
-        for line in whole[-KEPT_LINES:]:
+        for line in whole:
             self.add_line(rank, node_rank, stream, line)
         if rest:
             # After a \r the next text overwrites the line, unless it begins with a newline.
             end = "\r" if rest.endswith("\r") else ""
             self.open_lines[key] = _last_drawn(rest) + end
-        if len(self.lines) > 4 * KEPT_LINES:
-            del self.lines[:-KEPT_LINES]
 
     def add_line(self, rank: int, node_rank: int, stream: str, text: str) -> None:
         """Keep a finished line, unless torch writes it in every run and nobody needs it."""
@@ -248,15 +247,6 @@ class RunStateBuilder:
             text = self.open_lines.pop((rank, node_rank, stream), "")
             if sanitize.line(text).strip():
                 self.add_line(rank, node_rank, stream, text)
-
-    # ---- metrics
-
-    def series_of(self, rank: int) -> dict[str, Series]:
-        """Return a rank's table of series, to be changed."""
-        if rank not in self.own_series:
-            self.own_series.add(rank)
-            self.series[rank] = dict(self.series.get(rank, {}))
-        return cast(dict[str, Series], self.series[rank])
 
 
 _FIELDS = tuple(RunStateBuilder.__annotations__)

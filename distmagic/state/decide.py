@@ -193,10 +193,8 @@ def is_left(state: RunState, memory: RunMemory) -> bool:
 
 def _losses(state: RunState) -> tuple[Lose, ...]:
     """Return the nodes that are lost from now on, in the middle of the run."""
-    there = set(answering(state))
-    away = tuple(node for node in overdue(state) if node in there)
-    there.difference_update(away)
-    missed = tuple(node for node in missed_by_peers(state) if node in there)
+    away = overdue(state)
+    missed = tuple(node for node in missed_by_peers(state) if node not in away)
     why = f"it could not be reached for {NODE_LOST_S:g} s"
     return (*_lost(away, why), *_lost(missed, UNHEARD))
 
@@ -210,19 +208,18 @@ def _question_and_reason(
 ) -> tuple[RunMemory, tuple[Decision, ...], StopReason | Literal[""]]:
     """Return what to ask of ranks that stand still, and why the run is to be stopped now, "" if it is not."""
     reason = reason_to_stop(state, limits.timeout_s, detach=memory.wants_detach)
-    if reason == "timeout" and limits.timeout_s is not None:
-        inquiry = timeout_inquiry(state, memory.inquiry, limits.timeout_s, new_id)
-        memory, asked = _inquired(memory, inquiry)
-        if inquiry.reason:
-            reason = reason_after_inquiry(state, inquiry)
-        return memory, asked, reason
-    if reason:
+    if reason not in ("", "timeout"):
         return memory, (), reason
-    inquiry = hang_inquiry(state, memory.inquiry, limits.hang_timeout_s, new_id)
+    inquiry = memory.inquiry
+    if reason and limits.timeout_s is not None:
+        inquiry = timeout_inquiry(state, inquiry, limits.timeout_s, new_id)
+    else:
+        inquiry = hang_inquiry(state, inquiry, limits.hang_timeout_s, new_id)
     memory, asked = _inquired(memory, inquiry)
-    reason = reason_after_inquiry(state, inquiry)
-    how = look(state, memory.looked_at_s)
-    if how and not inquiry.reason:
+    if inquiry.reason:
+        return memory, asked, reason_after_inquiry(state, inquiry)
+    how = "" if reason else look(state, memory.looked_at_s)
+    if how:
         memory = replace(memory, looked_at_s=state.at_s)
         asked = (*asked, AskForStacks(request_id=new_id(), quietly=how == "quiet"))
     return memory, asked, reason
@@ -318,7 +315,7 @@ def overdue(state: RunState) -> tuple[int, ...]:
     A node that its own gang hears is not among them, even if this notebook can't reach it. Nor is one of a detached
     job, which needs no notebook, also where its nodes can't hear each other: following it must never end it.
     """
-    there = _there(state)
+    there = state.there
     reaches_some = any(node.is_reached for node in there)
     found = []
     for node in there:
@@ -353,10 +350,11 @@ def _is_lead_without_members(state: RunState, node: NodeState) -> bool:
 def missed_by_peers(state: RunState) -> tuple[int, ...]:
     """Return the nodes that their gang misses and that have not said a word themselves since: their hosts are down."""
     found = []
-    for node in state.nodes:
-        if node.accused_at_s is None:
+    for node in state.there:
+        accused_at_s = node.accused_at_s
+        if accused_at_s is None:
             continue
-        if node.broken or state.at_s - node.accused_at_s > OWN_WORD_S:
+        if node.broken or state.at_s - accused_at_s > OWN_WORD_S:
             found.append(node.node_rank)
     return tuple(found)
 
@@ -367,18 +365,16 @@ def alive_elsewhere(state: RunState, limits: Limits) -> frozenset[int]:
     The gang hears a node that has joined it, and a detached job needs no notebook: following it must never end it. So
     where no node is reached, those of a job that goes on without this notebook are not lost either; it is left.
     """
-    there = _there(state)
+    there = state.there
     if state.stopping:
-        return frozenset()
-    if _goes_on_unseen(state, limits):
-        return frozenset(
-            node.node_rank for node in there if node.was_met or node.is_heard
-        )
-    if not any(node.is_reached for node in there):
-        return frozenset()
-    return frozenset(
-        node.node_rank for node in there if node.is_heard or state.detached_by
-    )
+        found = []
+    elif _goes_on_unseen(state, limits):
+        found = [node for node in there if node.was_met or node.is_heard]
+    elif any(node.is_reached for node in there):
+        found = [node for node in there if node.is_heard or state.detached_by]
+    else:
+        found = []
+    return frozenset(node.node_rank for node in found)
 
 
 def _goes_on_unseen(state: RunState, limits: Limits) -> bool:
@@ -405,7 +401,7 @@ def _goes_on_unseen(state: RunState, limits: Limits) -> bool:
 
 def _is_out_of_reach(state: RunState, limits: Limits) -> bool:
     """Whether no node of a job that goes on without this notebook was reached for long."""
-    met = [node for node in _there(state) if node.was_met]
+    met = [node for node in state.there if node.was_met]
     if limits.away_s is None or not met or not _goes_on_unseen(state, limits):
         return False
     if not all(node.broken for node in met):
@@ -443,14 +439,4 @@ def too_late(state: RunState) -> tuple[int, ...]:
 
 def answering(state: RunState) -> tuple[int, ...]:
     """Return the nodes that are neither gone nor lost."""
-    return tuple(node.node_rank for node in _there(state))
-
-
-def _there(state: RunState) -> list[NodeState]:
-    """Return the states of the nodes that are neither gone nor lost."""
-    lost = state.lost_nodes
-    return [
-        node
-        for node in state.nodes
-        if node.phase != "gone" and node.node_rank not in lost
-    ]
+    return tuple(node.node_rank for node in state.there)

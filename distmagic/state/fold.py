@@ -100,31 +100,24 @@ def _engine_ended(
         failed_itself = builder.nodes[node].stopping in ("", "failed")
         if failed_itself and (not builder.stopping or node == builder.culprit):
             builder.failed_node = node
+    failed_afterwards = False
     for exit_ in what.exits:
-        worker = builder.workers.get(exit_.rank)
-        if worker is not None and worker.node_rank == node:
+        worker = builder.rank_of(node, exit_.rank)
+        if worker is not None:
             builder.workers[exit_.rank] = replace(worker, exit=exit_)
+            failed_afterwards |= failure_kind.has_failed_afterwards(worker.ended, exit_)
     # Take a first failure back that was torchrun's doing: SIGTERM, because a rank beside it failed after its return.
-    first = (
-        None
-        if builder.first_failure is None
-        else builder.workers[builder.first_failure]
-    )
-    if first is None or first.ended is None or first.node_rank != node:
+    if not failed_afterwards or builder.first_failure is None:
         return
-    if not failure_kind.is_by_sigterm(first.ended):
-        return
-    for exit_ in what.exits:
-        worker = builder.workers.get(exit_.rank)
-        if (
-            worker is not None
-            and worker.node_rank == node
-            and failure_kind.has_failed_afterwards(worker.ended, exit_)
-        ):
-            builder.workers[first.rank] = replace(first, phase="stopped")
-            builder.first_failure = None
-            builder.failed_node = node
-            return
+    first = builder.workers[builder.first_failure]
+    if (
+        first.node_rank == node
+        and first.ended
+        and failure_kind.is_by_sigterm(first.ended)
+    ):
+        builder.workers[first.rank] = replace(first, phase="stopped")
+        builder.first_failure = None
+        builder.failed_node = node
 
 
 def _peer_state(builder: RunStateBuilder, _: int, what: protocol.PeerState) -> None:
@@ -192,7 +185,6 @@ def _hardware(builder: RunStateBuilder, node: int, what: protocol.Hardware) -> N
     builder.nodes[node] = replace(
         old,
         hardware=what,
-        peak_bytes=max(old.peak_bytes, what.used_bytes),
         # A GPU that is not seen any more keeps its peak.
         gpu_peaks=(*peaks, *old.gpu_peaks[len(peaks) :]),
         gpus_idle_s=_idle_s(builder, node, what),

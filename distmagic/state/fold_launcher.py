@@ -23,12 +23,22 @@ from distmagic.state.events import (
     Waiting,
     Warned,
 )
+from distmagic.state.phases import NodePhase
+
+_PHASES: dict[type, NodePhase] = {
+    Connected: "connected",
+    Sending: "sending",
+    Gone: "gone",
+    Swept: "clear",
+}
+
+
+def _advanced(builder: RunStateBuilder, node: int, what: object) -> None:
+    """Bring a node to the phase of an event, whose fields are fields of the node."""
+    builder.advance(node, _PHASES[type(what)], **vars(what))
+
 
 # ---- until a node starts
-
-
-def _connected(builder: RunStateBuilder, node: int, _: Connected) -> None:
-    builder.advance(node, "connected")
 
 
 def _unusable(builder: RunStateBuilder, node: int, what: Unusable) -> None:
@@ -50,18 +60,12 @@ def _planned(builder: RunStateBuilder, _: int, what: Planned) -> None:
         builder.terms = what.terms
     for node, address in enumerate(what.addresses[: len(builder.nodes)]):
         builder.nodes[node] = replace(builder.nodes[node], address=address)
-    builder.planned_world_size = what.world_size
+    builder.world_size = what.world_size
     builder.chose_port = what.chose_port
 
 
 def _waiting(builder: RunStateBuilder, node: int, what: Waiting) -> None:
     builder.nodes[node] = replace(builder.nodes[node], waits_for=what.what)
-
-
-def _sending(builder: RunStateBuilder, node: int, what: Sending) -> None:
-    builder.advance(
-        node, "sending", sent_bytes=what.sent_bytes, total_bytes=what.total_bytes
-    )
 
 
 def _starting(builder: RunStateBuilder, node: int, _: Starting) -> None:
@@ -92,20 +96,12 @@ def _mended(builder: RunStateBuilder, node: int, _: Mended) -> None:
     builder.note_advance()
 
 
-def _gone(builder: RunStateBuilder, node: int, _: Gone) -> None:
-    builder.advance(node, "gone")
-
-
 def _lost(builder: RunStateBuilder, node: int, what: Lost) -> None:
     # Whoever tells it names the host.
     why = what.why.removeprefix(f"{builder.nodes[node].host}: ")
     builder.lose(node, why)
     if what.is_agent_gone:
         builder.nodes[node] = replace(builder.nodes[node], is_agent_gone=True)
-
-
-def _swept(builder: RunStateBuilder, node: int, what: Swept) -> None:
-    builder.advance(node, "clear", survivors=what.survivors)
 
 
 def _stopping(builder: RunStateBuilder, _: int, what: StopRequested) -> None:
@@ -117,19 +113,16 @@ def _stacks_wanted(builder: RunStateBuilder, _: int, what: StacksWanted) -> None
 
 
 HANDLERS: dict[type, Callable[..., None]] = {
-    Connected: _connected,
+    **dict.fromkeys(_PHASES, _advanced),
     Unusable: _unusable,
     Warned: _warned,
     Planned: _planned,
     Waiting: _waiting,
-    Sending: _sending,
     Starting: _starting,
     Abandoned: _abandoned,
-    Gone: _gone,
     Broken: _broken,
     Mended: _mended,
     Lost: _lost,
-    Swept: _swept,
     StopRequested: _stopping,
     StacksWanted: _stacks_wanted,
 }

@@ -71,8 +71,8 @@ def _worker(builder: RunStateBuilder, node: int, what: protocol.Worker) -> None:
 
 
 def _progress(builder: RunStateBuilder, node: int, what: protocol.Progress) -> None:
-    worker = builder.workers.get(what.rank)
-    if worker is None or worker.node_rank != node or worker.restart != what.restart:
+    worker = builder.rank_of(node, what.rank)
+    if worker is None or worker.restart != what.restart:
         return
     step = worker.step if what.step is None else what.step
     bars = _merge_bars(worker.bars, what.bars) if what.bars else worker.bars
@@ -83,16 +83,8 @@ def _progress(builder: RunStateBuilder, node: int, what: protocol.Progress) -> N
     if what.rows or step != worker.step or have_moved(worker.bars, bars):
         builder.note_advance()
         advanced_at_s = builder.at_s
-    # Spelled out: `replace` costs three times as much, and this is the event of which there are most.
-    builder.workers[what.rank] = WorkerState(
-        rank=worker.rank,
-        local_rank=worker.local_rank,
-        node_rank=node,
-        host=worker.host,
-        phase=worker.phase,
-        round=worker.round,
-        restart=worker.restart,
-        pid=worker.pid,
+    builder.workers[what.rank] = replace(
+        worker,
         device=what.device or worker.device,
         step=step,
         total=worker.total if what.total is None else what.total,
@@ -103,8 +95,6 @@ def _progress(builder: RunStateBuilder, node: int, what: protocol.Progress) -> N
         at_s=what.at_s,
         advanced_at_s=advanced_at_s,
         rate=_rate(worker, step, what, bars),
-        ended=worker.ended,
-        exit=worker.exit,
     )
 
 
@@ -112,8 +102,6 @@ def _merge_bars(
     old: tuple[protocol.Bar, ...], new: tuple[protocol.Bar, ...]
 ) -> tuple[protocol.Bar, ...]:
     """Return the open bars, outermost first; if all are closed, the outermost of those that closed just now."""
-    if len(old) == len(new) == 1 and old[0].id == new[0].id:
-        return new
     by_id = {bar.id: bar for bar in (*old, *new)}
     # A bar inside another one is made later.
     merged = [by_id[key] for key in sorted(by_id)]
@@ -158,7 +146,7 @@ def _add_rows(
     builder: RunStateBuilder, worker: WorkerState, rows: tuple[protocol.MetricRow, ...]
 ) -> dict[str, float]:
     """Add rows to the rank's series; return its latest value of each metric."""
-    table = builder.series_of(worker.rank)
+    table = dict(builder.series.get(worker.rank, {}))
     world_size = max(1, builder.world_size)
     most = max(_FEWEST_METRICS, min(KEPT_METRICS, _METRICS_OF_ALL // world_size))
     limit = max(_FEWEST_POINTS, min(KEPT_POINTS, _POINTS_OF_ALL // world_size))
@@ -177,6 +165,7 @@ def _add_rows(
         series = table.get(name) or Series()
         table[name] = series.extended(numbers, limit=limit)
         latest[name] = numbers[-1]
+    builder.series[worker.rank] = table
     return latest
 
 
@@ -190,10 +179,9 @@ def _output(builder: RunStateBuilder, node: int, what: protocol.Output) -> None:
         builder.close_lines(what.rank, node, (what.stream,))
         builder.add_line(what.rank, node, what.stream, note)
     builder.write(what.rank, node, what.stream, what.text)
-    worker = builder.workers.get(what.rank)
+    worker = builder.rank_of(node, what.rank)
     if (
         worker is not None
-        and worker.node_rank == node
         and not has_shown_progress(worker)
         and not is_of_a_wait(what.text)
     ):
@@ -201,20 +189,18 @@ def _output(builder: RunStateBuilder, node: int, what: protocol.Output) -> None:
 
 
 def _paused(builder: RunStateBuilder, node: int, what: protocol.Paused) -> None:
-    worker = builder.workers.get(what.rank)
-    if worker is not None and worker.node_rank == node:
+    if builder.rank_of(node, what.rank):
         builder.paused[what.rank] = what
 
 
 def _resumed(builder: RunStateBuilder, node: int, what: protocol.Resumed) -> None:
-    worker = builder.workers.get(what.rank)
-    if worker is not None and worker.node_rank == node:
+    if builder.rank_of(node, what.rank):
         builder.resume(what.rank)
 
 
 def _ended(builder: RunStateBuilder, node: int, what: protocol.Ended) -> None:
-    worker = builder.workers.get(what.rank)
-    if worker is None or worker.node_rank != node or worker.restart != what.restart:
+    worker = builder.rank_of(node, what.rank)
+    if worker is None or worker.restart != what.restart:
         return
     builder.close_lines(what.rank, node)
     builder.note_advance()

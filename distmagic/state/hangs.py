@@ -217,8 +217,6 @@ def is_of_a_wait(text: str) -> bool:
 
 def have_moved(old: tuple[Bar, ...], new: tuple[Bar, ...]) -> bool:
     """Whether a bar has moved. A new event alone doesn't show that: tqdm's own thread redraws bars that stand still."""
-    if old is new:
-        return False
     before = [(bar.id, bar.n, bar.closed) for bar in old]
     after = [(bar.id, bar.n, bar.closed) for bar in new]
     return before != after

@@ -41,8 +41,7 @@ class NodeState:
     stopping      why its agent ends its ranks, "" while it doesn't; `culprit` is the node to blame, None for nobody
     accused_at_s  since when the other nodes don't hear this one, while it says nothing itself; else None
     hardware      how busy the host was at the last look, None before the first one
-    peak_bytes    the most memory of the host that was in use at any look
-    gpu_peaks     the same of each GPU, in the order in which ranks count them; 0 where nothing tells
+    gpu_peaks     the most memory of each GPU that was in use at any look, in the order in which ranks count them; 0 where nothing tells
     gpus_idle_s   for how long no look has found a GPU of its ranks at work; the last look was at `looked_at_s`
 
     All times are seconds since the run began, by the notebook's clock.
@@ -67,7 +66,6 @@ class NodeState:
     culprit: int | None = None
     accused_at_s: float | None = None
     hardware: protocol.Hardware | None = None
-    peak_bytes: int = 0
     gpu_peaks: tuple[int, ...] = ()
     gpus_idle_s: float = 0.0
     looked_at_s: float = 0.0
@@ -214,7 +212,6 @@ class RunState:
     endpoint_open_at_s  when the lead opened the endpoint of the rendezvous, None before
     terms               the terms on which the job runs: until it is planned, those that are asked for
     rdzv_round          the last round of the rendezvous
-    planned_world_size  as the plan has it, 0 where no plan gives one
     chose_port          whether the plan has chosen the port of the rendezvous; not known of a run that is only followed
     detached_by         why the job needs no notebook any more: "asked", "disconnected", or "" where it does
     advanced_at_s       when a rank advanced last (see `hangs.is_hung`), before any stop
@@ -263,7 +260,6 @@ class RunState:
     reaching_since_s: float = 0.0
     stack_dumps: tuple[StackDump, ...] = ()
     before_s: float = 0.0
-    planned_world_size: int = 0
     chose_port: bool = False
     paused: Mapping[int, protocol.Paused] = field(default_factory=dict)
     paused_s: float = 0.0
@@ -282,6 +278,16 @@ class RunState:
         return frozenset(node for node, _ in self.lost)
 
     @property
+    def there(self) -> tuple[NodeState, ...]:
+        """The nodes that are neither gone nor lost."""
+        lost = self.lost_nodes
+        return tuple(
+            node
+            for node in self.nodes
+            if node.phase != "gone" and node.node_rank not in lost
+        )
+
+    @property
     def is_elastic(self) -> bool:
         """Whether hosts may come and go while it runs: also where just so many are there as it needs."""
         return self.terms.is_elastic
@@ -297,14 +303,14 @@ class RunState:
             return self.nodes
         lost = self.lost_nodes
         had_ranks = self.at_work
-        there = []
-        at_work = []
-        for node in self.nodes:
-            is_lead = node.node_rank == 0
-            if is_lead or (node.node_rank not in lost and node.stopping != "lost"):
+        there = [self.nodes[0]]
+        for node in self.nodes[1:]:
+            if node.node_rank not in lost and node.stopping != "lost":
                 there.append(node)
-                if is_lead or node.code in (None, 0) or node.node_rank in had_ranks:
-                    at_work.append(node)
+        at_work = [self.nodes[0]]
+        for node in there[1:]:
+            if node.code in (None, 0) or node.node_rank in had_ranks:
+                at_work.append(node)
         return tuple(at_work if len(at_work) >= self.terms.min_nodes else there)
 
     @property
@@ -326,12 +332,7 @@ class RunState:
     @property
     def is_over(self) -> bool:
         """Whether every node is gone, or lost for good, or nothing was ever started."""
-        if self.abandoned:
-            return True
-        lost = self.lost_nodes
-        return all(
-            node.phase == "gone" or node.node_rank in lost for node in self.nodes
-        )
+        return bool(self.abandoned) or not self.there
 
     @property
     def phase(self) -> RunPhase:

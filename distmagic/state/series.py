@@ -12,11 +12,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import overload
 
 _COLUMNS = 4  # at_s, step, along, value; the next point's at_s, ...
 _THINNED = 8  # points of which a full series keeps at most half: the least, the greatest, NaN and an infinite one
-_HUGE = 1e300  # greater values could not be added up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +52,7 @@ def places(columns: Iterable[Sequence[float]], limit: int) -> Places:
     distinct: set[float] = set()
     ends: list[float] = []
     for column in columns:
-        total = sum(column)
-        finite = column if total - total == 0 else [_bound(x) for x in column if math.isfinite(x)]  # fmt: skip
+        finite = [x for x in column if math.isfinite(x)]
         if not finite:
             continue
         ends += (min(finite), max(finite))
@@ -72,7 +69,7 @@ def places(columns: Iterable[Sequence[float]], limit: int) -> Places:
     return Places(edges, xs)
 
 
-class Series(Sequence[Point]):
+class Series:
     """Points in order of arrival. `extended` returns a longer one and leaves this one as it is.
 
     The numbers lie in one table that a series and its longer successors share: each sees only its own length of it,
@@ -121,16 +118,8 @@ class Series(Sequence[Point]):
     def __len__(self) -> int:
         return self._size
 
-    @overload
-    def __getitem__(self, index: int) -> Point: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Point, ...]: ...
-    def __getitem__(self, index: int | slice) -> Point | tuple[Point, ...]:
-        if isinstance(index, slice):
-            return tuple(self._point(i) for i in range(*index.indices(self._size)))
-        if not -self._size <= index < self._size:
-            raise IndexError(index)
-        return self._point(index % self._size)
+    def __getitem__(self, index: int) -> Point:
+        return self._point(range(self._size)[index])
 
     def xs(self, *, by_step: bool) -> array[float]:
         """Return where the points lie: at their steps, going on from epoch to epoch where a rank counts each anew.
@@ -167,30 +156,31 @@ class Series(Sequence[Point]):
             part = values[start:end]
             if not part:
                 continue
-            total, low, high = sum(part), min(part), max(part)
-            # NaN or infinite, or too great to add up.
-            if total - total != 0 or low < -_HUGE or high > _HUGE:
-                bad = [i for i in range(start, end) if not math.isfinite(values[i])]
-                if bad:
-                    first_x = holes.pop()[0] if bad[0] == after_hole else xs[bad[0]]
-                    holes.append((first_x, xs[bad[-1]]))
-                    after_hole = bad[-1] + 1
-                finite = [_bound(value) for value in part if math.isfinite(value)]
-                if not finite:
-                    continue
-                low, high, total = min(finite), max(finite), sum(finite)
-                part = array("d", finite)
-            found.append(Bin(x=x, low=low, mean=total / len(part), high=high))
+            total = sum(part)
+            if math.isfinite(total):  # as nearly always
+                mean = total / len(part)
+                found.append(Bin(x=x, low=min(part), mean=mean, high=max(part)))
+                continue
+            bad = [i for i in range(start, end) if not math.isfinite(values[i])]
+            if bad:
+                first_x = holes.pop()[0] if bad[0] == after_hole else xs[bad[0]]
+                holes.append((first_x, xs[bad[-1]]))
+                after_hole = bad[-1] + 1
+            finite = [value for value in part if math.isfinite(value)]
+            if finite:  # each divided before: their sum may be too great
+                mean = sum(value / len(finite) for value in finite)
+                found.append(Bin(x=x, low=min(finite), mean=mean, high=max(finite)))
         return found, holes
 
     def _in_order(self, *, by_step: bool) -> tuple[array[float], array[float]]:
         """Return all x that are numbers, in order, and their values. A step may come late."""
         xs = self.xs(by_step=by_step)
         values = self._table[3 : _COLUMNS * self._size : _COLUMNS]
-        total = sum(xs)
-        if total - total == 0 and sorted(xs) == xs.tolist():
+        if math.isfinite(sum(xs)) and sorted(xs) == xs.tolist():
             return xs, values
-        pairs = [(_bound(x), value) for x, value in zip(xs, values, strict=True) if math.isfinite(x)]  # fmt: skip
+        pairs = [
+            pair for pair in zip(xs, values, strict=True) if math.isfinite(pair[0])
+        ]
         pairs.sort(key=itemgetter(0))
         return array("d", (x for x, _ in pairs)), array("d", (value for _, value in pairs))  # fmt: skip
 
@@ -200,7 +190,7 @@ class Series(Sequence[Point]):
         return Point(at_s=at_s, step=None if math.isnan(step) else step, value=value)
 
     def __iter__(self) -> Iterator[Point]:
-        return (self._point(index) for index in range(self._size))
+        return map(self._point, range(self._size))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Series):
@@ -214,10 +204,6 @@ class Series(Sequence[Point]):
         if not self._size:
             return "<Series of 0 points>"
         return f"<Series of {self._size} points, the last {self[-1]}>"
-
-
-def _bound(value: float) -> float:
-    return max(-_HUGE, min(_HUGE, value))
 
 
 def _thinned(table: array[float]) -> array[float]:
@@ -236,18 +222,15 @@ def _thinned(table: array[float]) -> array[float]:
 
 def _telling(part: array[float]) -> list[int]:
     """Return where the least and the greatest finite value, the first NaN and the first infinite value are, in order."""
-    total = sum(part)
-    # All are finite, as nearly always: this takes a quarter of the time of what follows.
-    if total - total == 0:
+    if math.isfinite(
+        sum(part)
+    ):  # as nearly always: this takes a quarter of the time of what follows
         return sorted({part.index(min(part)), part.index(max(part))})
     finite = [index for index, value in enumerate(part) if math.isfinite(value)]
-    places = set()
+    nans = [index for index, value in enumerate(part) if math.isnan(value)]
+    infinite = [index for index, value in enumerate(part) if math.isinf(value)]
+    places = {*nans[:1], *infinite[:1]}
     if finite:
         places.add(min(finite, key=part.__getitem__))
         places.add(max(finite, key=part.__getitem__))
-    if len(finite) < len(part):
-        nans = [index for index, value in enumerate(part) if math.isnan(value)]
-        infinite = [index for index, value in enumerate(part) if math.isinf(value)]
-        places.update(nans[:1])
-        places.update(infinite[:1])
     return sorted(places)

@@ -89,16 +89,19 @@ def _stopped(state: RunState) -> RunError | None:
     if state.stopping in ("interrupted", "terminated"):
         return _interrupted(state)
     if state.stopping == "hung":
-        return _hung(state)
+        where, hint, stacks = _stood_still(state)
+        if where:
+            hint += " Allow more time with a longer --hang-timeout."
+        else:
+            where = "No host reported where its ranks were."
+        what = f"The run was stopped by --hang-timeout. {where}"
+        return Hung(what, _joined(hint, _lost_hint(state)), stacks)
     if state.stopping == "timeout":
+        where, hint, stacks = _stood_still(state)
         what = "The run was stopped: its --timeout ran out."
-        explanation = explain_last(state)
-        # What is only replayed has lost its order in time.
-        if explanation is None or state.before_s:
+        if not where:
             return TimedOut(what, "Allow more time, or none: leave --timeout out.")
-        what += f" No rank had advanced for {_stood_s(state):.0f} s before that. Where they were: {explanation.sentence}."
-        hint = _joined(explanation.advice, _all_written(state), _lost_hint(state))
-        return TimedOut(what, hint, stacks_text(explanation))
+        return TimedOut(f"{what} {where}", _joined(hint, _lost_hint(state)), stacks)
     if state.stopping == "gang":
         lead = state.nodes[0].host
         silent = ", ".join(
@@ -135,7 +138,8 @@ def _interrupted(state: RunState) -> Cancelled:
                 "The cell was interrupted. Its ranks stay, with all names."
             )
         return Cancelled(INTERRUPTED_WHEN_OVER)
-    hint = _joined(_where_they_were(state), _lost_hint(state))
+    where_they_were, _, _ = _stood_still(state)
+    hint = _joined(where_they_were, _lost_hint(state))
     had_begun = any(why != NEVER_BEGAN for _, why in state.lost)
     where = (
         "every rank that could be reached" if had_begun else "every rank on every host"
@@ -148,39 +152,17 @@ def _joined(*lines: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _hung(state: RunState) -> Hung:
+def _stood_still(state: RunState) -> tuple[str, str, str]:
+    """Return where the ranks were that had stood still before a stop, what to do, and their stacks; "" where nothing shows it."""
     explanation = explain_last(state)
-    until_s = state.at_s if explanation is None else state.stack_dumps[-1].at_s
-    stood_s = until_s - state.advanced_at_s
-    what = f"The run was stopped: no rank had advanced for {stood_s:.0f} s (--hang-timeout)."
-    if explanation is None:
-        return Hung(f"{what} No host reported where its ranks were.", _lost_hint(state))
-    more = "Allow more time with a longer --hang-timeout."
-    hint = _joined(
-        explanation.advice, f"{_all_written(state)} {more}", _lost_hint(state)
-    )
-    return Hung(
-        f"{what} Where they were: {explanation.sentence}.",
-        hint,
-        stacks_text(explanation),
-    )
-
-
-def _all_written(state: RunState) -> str:
-    return f"The whole output of a rank: {state.variable}.logs(rank)."
-
-
-def _where_they_were(state: RunState) -> str:
-    explanation = explain_last(state)
-    # What is only replayed has lost its order in time.
-    if explanation is None or state.before_s:
-        return ""
-    return f"No rank had advanced for {_stood_s(state):.0f} s. Where they were: {explanation.sentence}."
-
-
-def _stood_s(state: RunState) -> float:
-    """Return for how many seconds no rank had advanced when all were asked where they are."""
-    return state.stack_dumps[-1].at_s - state.advanced_at_s
+    # What is only replayed has lost its order in time; a run that hung had stood still in any case.
+    is_unknown = state.before_s and state.stopping != "hung"
+    if explanation is None or is_unknown:
+        return "", "", ""
+    stood_s = state.stack_dumps[-1].at_s - state.advanced_at_s
+    where = f"No rank had advanced for {stood_s:.0f} s before that. Where they were: {explanation.sentence}."
+    written = f"The whole output of a rank: {state.variable}.logs(rank)."
+    return where, _joined(explanation.advice, written), stacks_text(explanation)
 
 
 def _broken(state: RunState) -> RunError | None:
@@ -236,7 +218,10 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     for node_rank, why in state.lost:
         where = f"{state.nodes[node_rank].host} was lost too, which may be the cause: {why}\n{where}"
     parted = explain_failed_call(state)
-    where = _joined(parted, _connection(state, worker), _device(state, worker), where)
+    cure = failure_kind.cure_in_words(
+        _exception(worker), worker.host, stays=bool(state.cell)
+    )
+    where = _joined(parted, _connection(state, worker), cure, where)
     if ended.failure is not None:
         what = f"{worker.label} raised {ended.failure.type}"
         lines = ended.failure.message.strip().splitlines() or [""]
@@ -252,9 +237,8 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
             where = f"One of its child processes was killed: {ended.meaning}.\n{where}"
         return WorkerFailed(what, where, ended.failure.traceback)
     how = _how(ended.code, ended.meaning)
-    if memory.REACHED in ended.meaning or memory.HOST_WIDE in ended.meaning:
-        where = _joined(_host_peak(state, worker), where)
-    elif exit_codes.is_kill(ended.code):
+    has_cause = memory.REACHED in ended.meaning or memory.HOST_WIDE in ended.meaning
+    if exit_codes.is_kill(ended.code) and not has_cause:
         often = f"Often the host or its container has run out of memory: see dmesg on {worker.host}."
         where = _joined(often, where)
     return WorkerFailed(
@@ -272,43 +256,6 @@ def _connection(state: RunState, worker: WorkerState) -> str:
     return network_errors.in_words(
         _exception(worker), _stderr(state, worker.rank), worker.host, names
     )
-
-
-def _device(state: RunState, worker: WorkerState) -> str:
-    """Return what is wrong with the GPU or the torch of this rank, if that is what it failed of."""
-    text = _exception(worker)
-    in_words = failure_kind.gpu_in_words(text, _stderr(state, worker.rank), worker.host)
-    if in_words and failure_kind.is_out_of_gpu_memory(text):
-        in_words = _joined(in_words, _gpu_peak(state, worker))
-    return in_words or failure_kind.cure_in_words(
-        text, worker.host, stays=bool(state.cell)
-    )
-
-
-def _gpu_peak(state: RunState, worker: WorkerState) -> str:
-    """Return how full the rank's GPU was at its fullest, "" where nothing has told."""
-    node = state.nodes[worker.node_rank]
-    gpu = worker.gpu
-    if gpu is None or node.hardware is None or gpu >= len(node.hardware.gpus):
-        return ""
-    total_bytes = node.hardware.gpus[gpu].total_bytes
-    if not total_bytes or not node.gpu_peaks[gpu]:
-        return ""
-    most = _of(node.gpu_peaks[gpu], total_bytes)
-    return f"Peak memory of that GPU, measured every 2 s: {most}."
-
-
-def _host_peak(state: RunState, worker: WorkerState) -> str:
-    """Return how full the memory of the rank's host was at its fullest, "" where nothing has told."""
-    node = state.nodes[worker.node_rank]
-    if node.hardware is None or not node.hardware.total_bytes:
-        return ""
-    most = _of(node.peak_bytes, node.hardware.total_bytes)
-    return f"Peak memory of {node.host}, measured every 2 s: {most}."
-
-
-def _of(used_bytes: int, total_bytes: int) -> str:
-    return f"{used_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB"
 
 
 def _exception(worker: WorkerState) -> str:

@@ -75,7 +75,6 @@ def begin_cell(
         )  # fmt: skip
     run = replace(
         fresh, nodes=tuple(nodes), workers=workers, world_size=session.world_size,
-        planned_world_size=session.planned_world_size,
         rdzv_round=session.rdzv_round, started_at_s=0.0, name=session.name, variable=session.variable,
         began_unix_s=began_unix_s, cell=cell,
     )  # fmt: skip

@@ -211,7 +211,7 @@ class Sweep:
             phase=phase,
             took_s=0.0,
             ranks=0,
-            metrics=(),
+            metrics={},
         )
 
     def __repr__(self) -> str:

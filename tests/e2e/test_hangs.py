@@ -107,7 +107,7 @@ def test_hang_ends_the_run(lab: Lab) -> None:
     session().close()  # and with it what hosts keep loaded
     lab.assert_clean()
     error = caught.value
-    found = re.search(r" (\d+) s \(--hang-timeout\)", error.message)
+    found = re.search(r"advanced for (\d+) s before", error.message)
     assert found, error.message
     assert int(found[1]) >= 3
     assert error.message.endswith(f": {filled(f'{ODD}; {REST}')}.")

@@ -56,7 +56,6 @@ def test_journals_of_hosts_in_any_mixture(lab):
         "total_bytes": 0,
         "ranks": None,
         "hardware": None,
-        "peak_bytes": 0,
         "gpu_peaks": (),
         "gpus_idle_s": 0.0,
         "looked_at_s": 0.0,

@@ -121,7 +121,7 @@ def test_the_name_of_a_metric_says_which_value_is_the_best(name, is_so):
 
 def test_of_several_ranks_the_last_value_is_the_mean_and_the_best_that_of_any():
     state = done()  # four ranks
-    (loss,) = [one for one in summary(state).metrics if one.name == "loss"]
+    loss = summary(state).metrics["loss"]
     lasts = [table["loss"][-1].value for table in state.series.values()]
     lowest = min(p.value for table in state.series.values() for p in table["loss"])
     assert math.isclose(loss.last, sum(lasts) / 4)
@@ -134,7 +134,7 @@ def test_of_very_many_ranks_all_count_for_the_last_value_and_some_for_the_curve(
     one = SLOW.series[0]
     large = curve([(0.0, 100.0), (1.0, 90.0)])
     series = dict.fromkeys(range(1000), one) | {1000: {"loss": large}}
-    (loss, _) = summary(replace(SLOW, series=series)).metrics
+    loss = summary(replace(SLOW, series=series)).metrics["loss"]
     assert math.isclose(loss.last, (1000 * 2.0 + 90.0) / 1001)
     assert loss.best == 1.0
     assert len(loss.bins) <= 61

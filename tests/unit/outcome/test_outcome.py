@@ -417,7 +417,7 @@ def test_a_log_is_fetched_once_a_stream(golden):
     ],
 )
 def test_a_log_of_a_rank_that_has_yet_to_begin(world_size, rank, golden):
-    state = replace(begin("j", ["gpu-a"]), planned_world_size=world_size)
+    state = replace(begin("j", ["gpu-a"]), world_size=world_size)
     run = Run(state, {}, FakeHost(b"").open, shown=False)
     with golden.raises(UsageError):
         run.logs(rank)

@@ -84,17 +84,12 @@ def test_lines_and_printed_values_are_those_of_the_metrics_live_and_saved(state)
 
 
 def mean_at(state: RunState, x: float) -> float | None:
-    """Return the mean of what the ranks have reported at `x`; what lies between two reports is on the line between them."""
+    """Return the mean of what the ranks have reported last up to `x`, of those that have come so far."""
     values = []
     for told in reported(state).values():
         before = [at for at in told if at <= x]
-        after = [at for at in told if at >= x]
-        if before and after:
-            left, right = told[max(before)], told[min(after)]
-            if math.isfinite(left) and math.isfinite(right):
-                span = min(after) - max(before)
-                part = (x - max(before)) / span if span else 0.0
-                values.append(left + part * (right - left))
+        if before and x <= max(told):
+            values.append(told[max(before)])
     return sum(values) / len(values) if values else None
 
 
@@ -155,15 +150,4 @@ def test_many_metrics_of_many_ranks_stay_small():
     metrics = {f"eval/{'&' * 200}{i}": curve(points) for i in range(40)}
     charts = render.chart_data(run([worker(r) for r in range(8)], series=dict.fromkeys(range(8), metrics)))  # fmt: skip
     assert len(charts) == 30
-    assert max(len(chart["name"]) for chart in charts) == 60
     assert len(json.dumps(charts)) < 250_000
-
-
-def test_metrics_whose_names_begin_and_end_alike_have_a_chart_each():
-    """A page knows a chart by its name, and a name is cut."""
-    long = ["a" * 40 + str(number) + "b" * 40 for number in range(3)]
-    table = {name: curve([(0, 1.0), (1, 2.0)]) for name in long}
-    charts = render.chart_data(run([worker(0)], series={0: table}))
-    names = [chart["name"] for chart in charts]
-    assert len(set(names)) == 3
-    assert names[1] == f"{names[0]} (2)"

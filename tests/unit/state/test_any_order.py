@@ -6,7 +6,6 @@ import itertools
 import random
 from collections import deque
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -213,13 +212,3 @@ def test_damaged_bytes_are_an_error_or_another_message(at, put, taken):
     assert isinstance(error, ConnectionLost | ProtocolError)
     assert error.message.startswith("gpu-a")
     render.html(all_folded(found))
-
-
-@pytest.mark.parametrize("n", [1, 5, len(TOLD)])
-def test_the_same_event_twice(n, golden):
-    text = b"".join(
-        p.encode(what, i) * (2 if i == n else 1) for i, what in enumerate(SAID, 1)
-    )
-    found, error = heard(text)
-    assert len(found) == n
-    golden(error)

@@ -35,8 +35,6 @@ def test_a_series_is_a_sequence_of_points():
         Point(at_s=5.0, step=None, value=3.0),
         1.0,
     )
-    assert found[::2] == (found[0], found[2])
-    assert found[5:] == ()
     assert (
         repr(found)
         == "<Series of 3 points, the last Point(at_s=5.0, step=None, value=3.0)>"
@@ -145,9 +143,8 @@ def test_the_picture_agrees_with_all_that_was_reported(reported, limit, batch, b
     assert bool(holes) == (len(finite) < len(reported))
     assert bool(found) == bool(finite)
     if found:
-        huge = 1e300
-        assert min(one.low for one in found) == max(-huge, min(huge, *finite))
-        assert max(one.high for one in found) == min(huge, max(-huge, *finite))
+        assert min(one.low for one in found) == min(finite)
+        assert max(one.high for one in found) == max(finite)
         assert all(one.low <= one.high for one in found)
         assert 0 <= found[0].x <= found[-1].x <= len(reported) - 1
 

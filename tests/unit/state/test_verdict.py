@@ -30,21 +30,32 @@ from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 from tests.builders.any_events import EVENTS
-from tests.builders.events import HOSTS, at, begun, ended, killed, output, raised
+from tests.builders.events import (
+    HOSTS,
+    at,
+    begun,
+    ended,
+    killed,
+    output,
+    raised,
+    worker,
+)
 from tests.builders.terms import on_terms, terms
 
+THREE = (*HOSTS, "gpu-c")
 LOGS = "Its whole output: run.logs({rank}), on {host} under ~/.distmagic/jobs/j."
+
+
+def ends_of(*nodes: int, code: int = 0, reason: str = "done") -> list[Event]:
+    words = (p.EngineEnded(code=code), p.Final(reason=reason), Gone())
+    return [at(what, node) for node in nodes for what in words]
 
 
 def over(
     *events: Event, code: int = 0, reason: str = "done", restarts: int = 0
 ) -> RunState:
     """Return a run in which these events happened before both nodes ended."""
-    ends = [
-        at(what, node)
-        for node in (0, 1)
-        for what in (p.EngineEnded(code=code), p.Final(reason=reason), Gone())
-    ]
+    ends = ends_of(0, 1, code=code, reason=reason)
     return begun(*events, *ends, restarts=restarts)
 
 
@@ -145,19 +156,6 @@ def test_a_rank_that_ended_without_an_exception(code, out_of_memory, golden):
     golden(verdict(over(words, other, output("nor this\n"), end, code=1)))
 
 
-def test_a_rank_whose_process_fails_after_its_return(golden):
-    stopped = p.Exit(rank=0, local_rank=0, pid=1, code=-15)
-    crashed = p.Exit(rank=1, local_rank=1, pid=2, code=-6)
-    engine = at(p.EngineEnded(code=1, exits=(stopped, crashed)))
-    golden(
-        verdict(
-            over(
-                ended(0), ended(1), output("double free\n", 1, stream="stderr"), engine
-            )
-        )
-    )
-
-
 def test_a_rank_whose_process_fails_after_its_return_while_another_one_still_works(
     golden,
 ):
@@ -192,11 +190,6 @@ def test_a_child_that_was_killed(golden):
     golden(hint)
 
 
-def test_sys_exit_with_words(golden):
-    end = ended(0, outcome="exited", code=1, meaning="no such data set")
-    golden(verdict(over(end, code=1)))
-
-
 def test_the_last_words_are_twelve_lines():
     text = "".join(f"line {i}\n" for i in range(100))
     hint = said(over(output(text, stream="stderr"), killed(0), code=1))[2]
@@ -215,63 +208,10 @@ def test_an_interrupt(golden):
     assert isinstance(verdict(state), KeyboardInterrupt)
 
 
-def test_an_interrupt_while_the_results_of_a_run_that_went_well_still_come(golden):
-    ends = [ended(rank, rank // 2) for rank in range(4)]
-    ends += [
-        at(what, node)
-        for node in (0, 1)
-        for what in (p.EngineEnded(code=0), p.Final(reason="done"))
-    ]
-    state = begun(
-        *ends, at(StopRequested(reason="interrupted")), at(Gone(), 0), at(Gone(), 1)
-    )
-    golden(verdict(state))
-
-
-def test_an_interrupt_when_only_one_host_has_ended(golden):
-    ends = [
-        at(p.EngineEnded(code=0), 0),
-        at(p.Final(reason="done"), 0),
-        at(StopRequested(reason="interrupted")),
-    ]
-    ends += [
-        killed(2, 1, number=15),
-        at(p.EngineEnded(code=-15), 1),
-        at(p.Final(reason="interrupted"), 1),
-    ]
-    state = begun(*ends, at(Gone(), 0), at(Gone(), 1))
-    golden(verdict(state))
-
-
 def test_an_interrupt_between_a_failure_and_its_restart():
     events = (raised(0), at(StopRequested(reason="interrupted")))
     assert said(over(*events, restarts=2))[0] is Cancelled
     assert said(over(*events))[0] is WorkerFailed
-
-
-def test_a_timeout(golden):
-    golden(
-        verdict(over(at(StopRequested(reason="timeout")), code=-15, reason="timeout"))
-    )
-
-
-def test_nodes_that_can_not_meet(golden):
-    unreached = at(
-        p.Endpoint(
-            state="unreached", detail="10.0.0.1 port 40001 (Connection refused)"
-        ),
-        1,
-    )
-    golden(
-        verdict(
-            over(
-                unreached,
-                at(StopRequested(reason="rendezvous")),
-                code=-15,
-                reason="rendezvous",
-            )
-        )
-    )
 
 
 def lost(*more: Event) -> RunState:
@@ -282,24 +222,13 @@ def lost(*more: Event) -> RunState:
     )
 
 
-GONE = [
-    at(what, 0) for what in (p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())
-]
+GONE = ends_of(0, code=-15, reason="lost")
 
 
 def test_a_host_that_was_lost(golden):
     golden(verdict(lost(*GONE)))
     golden(verdict(lost(*GONE, at(Swept(survivors=()), 1))))
     golden(verdict(lost(*GONE, at(Swept(survivors=("python (pid 7, state D)",)), 1))))
-
-
-def test_several_hosts_that_were_lost_are_named_in_the_order_of_the_hosts(golden):
-    state = begun(
-        at(Lost(why="cut."), 1),
-        at(Lost(why="silent."), 0),
-        at(StopRequested(reason="lost")),
-    )
-    golden(verdict(state))
 
 
 UNHEARD = [
@@ -330,38 +259,20 @@ UNHEARING = [
 def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words, golden):
     state = begun(*words)
     assert (state.lost, missed_by_peers(state)) == ((), ())
-    ends = [
-        at(what, node)
-        for node in (0, 1)
-        for what in (p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())
-    ]
-    golden(verdict(begun(*words, *ends)))
+    golden(verdict(begun(*words, *ends_of(0, 1, code=-15, reason="lost"))))
 
 
 def test_a_node_that_ended_as_lost_and_came_back_as_another_one_is_no_failure():
+    added = p.NodeAdded(request_id="a1", hosts=("gpu-a", "gpu-b", "gpu-b"))
+    ended_alone = ends_of(1, code=-15, reason="lost")
     events = [
-        *(at(what, 1) for what in (p.NodeStopping(reason="lost"), p.EngineEnded(code=-15), p.Final(reason="lost"), Gone())),
-        at(p.NodeAdded(request_id="a1", hosts=("gpu-a", "gpu-b", "gpu-b"))), *(at(what, 2) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
-        *(at(what, 0) for what in (p.EngineEnded(code=0), p.Final(reason="done"), Gone())),
-    ]  # fmt: skip
+        at(p.NodeStopping(reason="lost"), 1),
+        *ended_alone,
+        at(added),
+        *ends_of(2, 0),
+    ]
     state = fold(begin("j", ("gpu-a", "gpu-b"), terms(3, min_nodes=1)), events)
     assert (state.phase, verdict(state)) == ("done", None)
-
-
-def test_an_elastic_job_whose_ranks_only_lost_each_other(golden):
-    events = [
-        at(p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=1)),
-        raised(0, message="Broken pipe"),
-    ]
-    ends = [
-        at(what, n)
-        for n in (0, 1)
-        for what in (p.EngineEnded(code=1), p.Final(reason="failed"), Gone())
-    ]
-    state = fold(
-        begin("j", ("gpu-a", "gpu-b"), terms(3, min_nodes=1)), [*events, *ends]
-    )
-    golden(verdict(state))
 
 
 def test_a_host_that_its_gang_misses_has_a_moment_to_speak():
@@ -372,25 +283,6 @@ def test_a_host_that_its_gang_misses_has_a_moment_to_speak():
     )
     assert missed_by_peers(begun(at(Broken(why="cut"), 1), *UNHEARD)) == (1,)
     assert missed_by_peers(replace(begun(*UNHEARD, *UNHEARING), at_s=60.0)) == ()
-
-
-def test_an_interrupt_that_a_host_did_not_confirm(golden):
-    state = begun(
-        at(StopRequested(reason="interrupted")),
-        *GONE,
-        at(Lost(why="it did not confirm its end"), 1),
-    )
-    golden(verdict(state))
-
-
-def test_a_rank_that_failed_because_a_host_was_lost(golden):
-    state = begun(
-        raised(0, message="Connection closed by peer"),
-        at(StopRequested(reason="failed")),
-        *GONE,
-        at(Lost(why="cut."), 1),
-    )
-    golden(verdict(state))
 
 
 @pytest.mark.parametrize(
@@ -422,29 +314,6 @@ def test_torchrun_that_ended_first_speaks(golden):
     assert said(begun(failed, stop, *ends))[2] == ""
 
 
-def test_in_an_elastic_job_the_torchrun_that_failed_before_any_rank_began_speaks(
-    golden,
-):
-    """Its agent tells the others by the gang channel, and they end their own torchrun by SIGTERM."""
-    stopping = p.NodeStopping(reason="failed", culprit=2)
-    ends = [
-        at(what, n)
-        for n in (0, 1)
-        for what in (
-            stopping,
-            p.EngineEnded(code=-15),
-            p.Final(reason="failed"),
-            Gone(),
-        )
-    ]
-    ends += [
-        at(what, 2)
-        for what in (p.EngineEnded(code=1), stopping, p.Final(reason="failed"), Gone())
-    ]
-    three = begin("j", ("gpu-a", "gpu-b", "gpu-c"), terms(1, min_nodes=2))
-    golden(verdict(fold(three, ends)))
-
-
 def test_a_lost_host_that_failed_and_stopped_the_others_is_blamed_and_not_their_torchrun(
     golden,
 ):
@@ -462,43 +331,62 @@ def test_a_lost_host_that_failed_and_stopped_the_others_is_blamed_and_not_their_
     golden(verdict(fold(on_terms(two, max_restarts=1), [*seen, *ends])))
 
 
-def test_the_lease(golden):
-    failed = at(p.EngineEnded(code=-15), 1)
-    state = begun(failed, at(p.Final(reason="lease"), 1), at(Gone(), 1), *GONE)
-    golden(verdict(state))
+INTERRUPT = at(StopRequested(reason="interrupted"))
+CRASHED = (p.Exit(rank=0, local_rank=0, pid=1, code=-15), p.Exit(rank=1, local_rank=1, pid=2, code=-6))  # fmt: skip
+FAILED_FIRST = at(p.NodeStopping(reason="failed", culprit=2))
+NO_ROUTE = p.Endpoint(state="unreached", detail="10.0.0.1 port 40001 (Connection refused)")  # fmt: skip
+STILL_THERE = p.Final(reason="interrupted", survivors=("python (pid 7, state D)", "sh (pid 8, state D)"))  # fmt: skip
+ALL_WELL = [ended(rank, rank // 2) for rank in range(4)]
+# What happened, and in which words the run ends.
+ENDS = {
+    "a process that fails after its return": over(
+        ended(0), ended(1), output("double free\n", 1, stream="stderr"), at(p.EngineEnded(code=1, exits=CRASHED))
+    ),
+    "sys.exit with words": over(ended(0, outcome="exited", code=1, meaning="no such data set"), code=1),
+    "an interrupt while the results of a run that went well still come": begun(
+        *ALL_WELL, *ends_of(0)[:2], *ends_of(1)[:2], INTERRUPT, at(Gone(), 0), at(Gone(), 1)
+    ),
+    "an interrupt when only one host has ended": begun(
+        *ends_of(0)[:2], INTERRUPT, killed(2, 1, number=15), *ends_of(1, code=-15, reason="interrupted"), at(Gone(), 0)
+    ),
+    "an interrupt that a host did not confirm": begun(
+        INTERRUPT, *GONE, at(Lost(why="it did not confirm its end"), 1)
+    ),
+    "an interrupt while a node has not begun": begun(
+        INTERRUPT, *(at(p.Final(reason="interrupted"), node) for node in (0, 1)),
+        at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c"))), at(Lost(why=NEVER_BEGAN), 2), at(Gone(), 0), at(Gone(), 1),
+    ),
+    "what could not be ended": begun(INTERRUPT, at(STILL_THERE), *GONE[2:]),
+    "a timeout": over(at(StopRequested(reason="timeout")), code=-15, reason="timeout"),
+    "nodes that can't meet": over(
+        at(NO_ROUTE, 1), at(StopRequested(reason="rendezvous")), code=-15, reason="rendezvous"
+    ),
+    "several lost hosts": begun(at(Lost(why="cut."), 1), at(Lost(why="silent."), 0), at(StopRequested(reason="lost"))),
+    "a rank that failed because a host was lost": begun(
+        raised(0, message="Connection closed by peer"), at(StopRequested(reason="failed")), *GONE, at(Lost(why="cut."), 1)
+    ),
+    "an elastic job whose ranks only lost each other": fold(
+        begin("j", HOSTS, terms(3, min_nodes=1)),
+        [worker(0, world=1), raised(0, message="Broken pipe"), *ends_of(0, 1, code=1, reason="failed")],
+    ),
+    # Its agent tells the others by the gang channel, and they end their own torchrun by SIGTERM.
+    "an elastic job whose torchrun failed before any rank began": fold(
+        begin("j", THREE, terms(1, min_nodes=2)),
+        [FAILED_FIRST, *ends_of(0, 1, code=-15, reason="failed"), *ends_of(2, code=1, reason="failed")],
+    ),
+    "an elastic job that has no restart left": fold(
+        begin("j", THREE, terms(1, min_nodes=2)),
+        [at(Lost(why="switched off"), 2), *ends_of(0, 1, code=1, reason="failed")],
+    ),
+    "the lease": begun(*ends_of(1, code=-15, reason="lease"), *GONE),
+    "an agent that was asked to end": over(reason="the agent was asked to end"),
+    "a job that was stopped from elsewhere": over(reason="stopped"),
+}  # fmt: skip
 
 
-def test_an_agent_that_was_asked_to_end(golden):
-    state = over(reason="the agent was asked to end")
-    golden(verdict(state))
-
-
-def test_a_job_that_was_stopped_from_elsewhere(golden):
-    golden(verdict(over(reason="stopped")))
-
-
-def test_an_elastic_job_that_has_no_restart_left_says_what_used_them_up(golden):
-    ends = [
-        at(what, n)
-        for n in (0, 1)
-        for what in (p.EngineEnded(code=1), p.Final(reason="failed"), Gone())
-    ]
-    three = begin("j", ("gpu-a", "gpu-b", "gpu-c"), terms(1, min_nodes=2))
-    golden(verdict(fold(three, [at(Lost(why="switched off"), 2), *ends])))
-
-
-def test_what_could_not_be_ended_is_named(golden):
-    ends = [
-        at(
-            p.Final(
-                reason="interrupted",
-                survivors=("python (pid 7, state D)", "sh (pid 8, state D)"),
-            )
-        ),
-        *GONE[2:],
-    ]
-    state = begun(at(StopRequested(reason="interrupted")), *ends)
-    golden(verdict(state))
+@pytest.mark.parametrize("end", ENDS)
+def test_in_which_words_a_run_ends(end, golden):
+    golden(verdict(ENDS[end]))
 
 
 @settings(max_examples=2 * settings.default.max_examples)
@@ -521,14 +409,3 @@ def test_no_run_looks_well_by_mistake(golden):
     golden(verdict(begun(*silent)))
     stopped = over(at(StopRequested(reason="lost")))
     golden(verdict(stopped))
-
-
-def test_a_node_that_never_began_leaves_nothing_that_could_not_be_stopped(golden):
-    stopped = [
-        at(StopRequested(reason="interrupted")),
-        *(at(p.Final(reason="interrupted"), node) for node in (0, 1)),
-    ]
-    added = at(p.NodeAdded(request_id="a1", hosts=(*HOSTS, "gpu-c")))
-    gone = [at(Gone(), 0), at(Gone(), 1)]
-    error = verdict(begun(*stopped, added, at(Lost(why=NEVER_BEGAN), 2), *gone))
-    golden(error)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from distmagic.diagnosis.finding import ANY_PORT, Finding, Level, Line, Subject, filled
+from distmagic.diagnosis.finding import ANY_PORT, Finding, Line, Subject, filled
 
 _WORDS = {
     "refused": "refused",
@@ -25,98 +26,97 @@ _CURES = {
 _SOME_PORT = 40000  # for a look by hand
 _BY_HAND = "By hand: {dialled} nc -l {port}, and {dialler} nc -vz {address} {port}"
 _LARGE_BY_HAND = "By hand: {dialler} ping -M do -s 8972 {address}"
-_Pairs = dict[
-    tuple[str, str], str
-]  # what is behind a door, by who dials and is dialled
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Door:
+    """A port of one host as another one has found it."""
+
+    dialler: Subject
+    dialled: Subject
+    port: int
+    answer: str
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """Who dials, and who is dialled."""
+        return self.dialler.name, self.dialled.name
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether it can't be dialled."""
+        return self.answer != "open"
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        named = "" if self.port == ANY_PORT else f", port {self.port}"
+        return f" at {self.dialled.examined.route.address}{named}"
+
+    def finding(
+        self, what: str, more: str = "", *, of_dialler: bool = False
+    ) -> Finding:
+        """Return what is wrong with the host that is dialled, or with the one that dials."""
+        host = self.dialler if of_dialler else self.dialled
+        words = {
+            "host": host.name,
+            "address": self.dialled.examined.route.address,
+            "source": self.dialler.examined.route.address,
+            "interface": self.dialled.examined.route.interface,
+            "dialler": self.dialler.by_hand,
+            "dialled": self.dialled.by_hand,
+            "port": str(self.port or _SOME_PORT),
+        }
+        by_hand = _LARGE_BY_HAND if self.answer == "half" else _BY_HAND
+        check = "dials" if of_dialler else f"dialled from {self.dialler.name}"
+        named = "" if self.port == ANY_PORT else f" at {self.port}"
+        # No run of ours needs it where nobody has named it.
+        is_needed = self.port == ANY_PORT or self.port in self.dialled.named_ports
+        return Finding(
+            "error" if is_needed else "warning",
+            host.name,
+            f"{check}{named}",
+            f"{what}: {_WORDS[self.answer]}{more}.",
+            filled(f"{_CURES[self.answer]}\n{by_hand}", words),
+        )
 
 
 def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:
     """Find which hosts can't dial each other: the host that is cut off from all, else each pair."""
-    yield from _of_port(subjects, ANY_PORT, ())
-    shut = {pair for pair, one in _answers(subjects, ANY_PORT).items() if one != "open"}
-    for port in sorted(_ports(subjects) - {ANY_PORT}):
-        yield from _of_port(subjects, port, shut)
-
-
-def _ports(subjects: Sequence[Subject]) -> set[int]:
-    return {port for one in subjects for _, port in one.dials}
-
-
-def _answers(subjects: Sequence[Subject], port: int) -> _Pairs:
-    """Return what was behind each door of this port."""
-    found = {}
-    for one in subjects:
-        for (host, at), answer in one.dials.items():
-            if at == port:
-                found[one.name, host] = answer
-    return found
-
-
-def _of_port(
-    subjects: Sequence[Subject], port: int, known: Collection[tuple[str, str]]
-) -> Iterator[Finding]:
-    pairs = _answers(subjects, port)
-    shut = {pair: one for pair, one in pairs.items() if one != "open" and pair not in known}  # fmt: skip
-    words = {pair: _WORDS[one] for pair, one in shut.items()}
     by_name = {one.name: one for one in subjects}
-    explained: set[tuple[str, str]] = set()
+    doors: dict[int, list[_Door]] = {ANY_PORT: []}
+    for one in subjects:
+        for (host, port), answer in one.dials.items():
+            door = _Door(dialler=one, dialled=by_name[host], port=port, answer=answer)
+            doors.setdefault(port, []).append(door)
+    known: set[tuple[str, str]] = set()  # what is shut at any port
+    for port in sorted(doors):
+        there = [door for door in doors[port] if door.pair not in known]
+        yield from _of_port(subjects, there)
+        if port == ANY_PORT:
+            known.update(door.pair for door in there if door.is_shut)
 
-    def finding(pair: tuple[str, str], evidence: str, *, of_dialler: bool = False) -> Finding:  # fmt: skip
-        return _finding(by_name[pair[0]], by_name[pair[1]], port, shut[pair], evidence, of_dialler=of_dialler)  # fmt: skip
 
-    for name, subject in by_name.items():
-        dialled = [pair for pair in pairs if pair[1] == name]
-        dials = [pair for pair in pairs if pair[0] == name]
-        can_dial_none = bool(dials) and all(pair in shut for pair in dials)
-        if len(dialled) > 1 and all(pair in shut for pair in dialled):
-            explained.update(dialled, dials if can_dial_none else ())
-            also = ", and it can dial none" if can_dial_none else ""
-            yield finding(dialled[0], f"no other host can dial it{_at(subject, port)}: {words[dialled[0]]}{also}.")  # fmt: skip
-        elif len(dials) > 1 and can_dial_none:
+def _of_port(subjects: Sequence[Subject], doors: Sequence[_Door]) -> Iterator[Finding]:
+    explained: list[_Door] = []
+    for one in subjects:
+        into = [door for door in doors if door.dialled is one]
+        out = [door for door in doors if door.dialler is one]
+        can_dial_none = bool(out) and all(door.is_shut for door in out)
+        if len(into) > 1 and all(door.is_shut for door in into):
+            explained += into + (out if can_dial_none else [])
+            more = ", and it can dial none" if can_dial_none else ""
+            yield into[0].finding(f"no other host can dial it{into[0].place}", more)
+        elif len(out) > 1 and can_dial_none:
             # Each of the others may be cut off from all by itself.
-            others = {one for _, one in dials}
-            if any(one in others and answer == "open" for (_, one), answer in pairs.items()):  # fmt: skip
-                explained.update(dials)
-                at = "" if port == ANY_PORT else f" at port {port}"
-                yield finding(dials[0], f"it can dial no other host{at}: {words[dials[0]]}.", of_dialler=True)  # fmt: skip
-    for pair in shut:
-        if pair not in explained:
-            at = _at(by_name[pair[1]], port)
-            yield finding(pair, f"{pair[0]} can't dial it{at}: {words[pair]}.")
-
-
-def _at(subject: Subject, port: int) -> str:
-    named = "" if port == ANY_PORT else f", port {port}"
-    return f" at {subject.examined.route.address}{named}"
-
-
-def _finding(
-    dialler: Subject,
-    dialled: Subject,
-    port: int,
-    why: str,
-    evidence: str,
-    *,
-    of_dialler: bool,
-) -> Finding:
-    host = dialler if of_dialler else dialled
-    names = {
-        "host": host.name,
-        "address": dialled.examined.route.address,
-        "source": dialler.examined.route.address,
-        "interface": dialled.examined.route.interface,
-        "dialler": dialler.by_hand,
-        "dialled": dialled.by_hand,
-        "port": str(port or _SOME_PORT),
-    }
-    by_hand = _LARGE_BY_HAND if why == "half" else _BY_HAND
-    check = "dials" if of_dialler else f"dialled from {dialler.name}"
-    named = "" if port == ANY_PORT else f" at {port}"
-    # No run of ours needs it where nobody has named it.
-    is_needed = port == ANY_PORT or port in dialled.named_ports
-    level: Level = "error" if is_needed else "warning"
-    cure = filled(f"{_CURES[why]}\n{by_hand}", names)
-    return Finding(level, host.name, f"{check}{named}", evidence, cure)
+            others = {door.pair[1] for door in out}
+            if any(door.pair[1] in others and not door.is_shut for door in doors):
+                explained += out
+                at = "" if out[0].port == ANY_PORT else f" at port {out[0].port}"
+                yield out[0].finding(f"it can dial no other host{at}", of_dialler=True)
+    for door in doors:
+        if door.is_shut and door not in explained:
+            yield door.finding(f"{door.dialler.name} can't dial it{door.place}")
 
 
 def square(hosts: Sequence[str], subjects: Sequence[Subject]) -> tuple[Line, ...]:
@@ -124,7 +124,7 @@ def square(hosts: Sequence[str], subjects: Sequence[Subject]) -> tuple[Line, ...
 
     The row with the most closed doors comes first.
     """
-    every = len(_ports(subjects))
+    every = len({port for one in subjects for _, port in one.dials})
     rows = []
     for one in subjects:
         cells, shut = [], 0

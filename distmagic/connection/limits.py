@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
@@ -67,28 +68,15 @@ def number(low: float, high: float, *, is_optional: bool) -> Limit:
     return limit
 
 
-def _text(most: int, clean: Callable[[str], str]) -> Limit:
+def _text(clean: Callable[[str], str], most: int) -> Limit:
+    """Return a limit for a text of at most so many characters, of which `clean` leaves what a terminal may get."""
+
     def limit(value: str) -> str:
         if len(value) <= most and value.isprintable():
             return value
         return clean(value[:most])
 
     return limit
-
-
-def line(most: int) -> Limit:
-    """Return a limit for a text of one line: at most so many characters, and no control character."""
-    return _text(most, sanitize.line)
-
-
-def lines(most: int) -> Limit:
-    """Return a limit for a text that may have line breaks and tabs, and no other control character."""
-    return _text(most, sanitize.lines)
-
-
-def log(most: int) -> Limit:
-    """Return a limit for what a rank has printed: it may have colours and carriage returns, too."""
-    return _text(most, sanitize.log)
 
 
 def exact(most: int) -> Limit:
@@ -133,7 +121,7 @@ def items(most: int) -> Limit:
 
 def metrics(most: int) -> Limit:
     """Return a limit that keeps the first entries of a table of metrics. Any of them may be infinite, or no number."""
-    keep, name = items(most), line(200)
+    keep, name = items(most), _text(sanitize.line, 200)
 
     def limit(value: dict[str, float]) -> dict[str, float]:
         return {name(key): one for key, one in keep(value).items()}
@@ -144,9 +132,9 @@ def metrics(most: int) -> Limit:
 _KINDS: dict[str, Callable[..., Limit]] = {
     "whole": whole,
     "exact_whole": exact_whole,
-    "line": line,
-    "lines": lines,
-    "log": log,
+    "line": partial(_text, sanitize.line),  # one line, without control characters
+    "lines": partial(_text, sanitize.lines),  # with line breaks and tabs
+    "log": partial(_text, sanitize.log),  # what a rank prints: colours, too
     "exact": exact,
     "percent_encoded": percent_encoded,
     "items": items,

@@ -161,10 +161,6 @@ class Arrivals:
             with contextlib.suppress(OSError, ValueError):
                 down.tell(outcome=outcome, cell=cell)
 
-    def all_are_there(self) -> None:
-        """Keep nothing that only nodes need which have not come yet."""
-        self._proof.withdraw()
-
     def close(self) -> None:
         """Say good-bye, and listen no longer."""
         if self._is_over.is_set():

@@ -24,7 +24,7 @@ class Meeting:
     """Node 0 with the others, from its first cell until `close`."""
 
     def __init__(self, place: JobNode, proof: SharedSecret) -> None:
-        self._place = place
+        self._place, self._proof = place, proof
         self._numbers = itertools.count(1)
         self._arrivals = Arrivals(place, proof)
 
@@ -71,7 +71,7 @@ class Meeting:
                         "Look at what it printed; it must run the same command with the same DISTMAGIC_SECRET, and reach "
                         f"{self._place.lead} at port {self._arrivals.port}.",
                     )
-        self._arrivals.all_are_there()
+        self._proof.withdraw()
         for member in self._arrivals.members:
             if member.digest != digest:
                 raise UsageError(

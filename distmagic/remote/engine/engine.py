@@ -20,6 +20,7 @@ from distmagic.remote.records import places
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
+from distmagic.remote.training import import_hooks
 from distmagic.remote.wire import protocol
 
 _FOR_EVER_S = 10**6
@@ -168,9 +169,7 @@ def follow_rounds(*, is_elastic: bool) -> None:
     from torch.distributed import DistStoreError
     from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
-    meet = SimpleElasticAgent._rendezvous  # noqa: SLF001
-
-    def until_all_are_there(agent: Any, group: Any) -> None:
+    def until_all_are_there(meet: Any, agent: Any, group: Any) -> None:
         while True:
             try:
                 meet(agent, group)
@@ -183,11 +182,14 @@ def follow_rounds(*, is_elastic: bool) -> None:
             else:
                 # torchrun starts the ranks after this, with this process's environment.
                 for_ranks = json.loads(os.environ["DISTMAGIC_WORKER"])
-                for_ranks["round"] = _round_of(group.spec.rdzv_handler)
+                holder = getattr(group.spec.rdzv_handler, "_state_holder", None)
+                # 0 where this torch keeps it elsewhere.
+                state = getattr(holder, "state", None)
+                for_ranks["round"] = int(getattr(state, "round", 0))
                 os.environ["DISTMAGIC_WORKER"] = json.dumps(for_ranks)
                 return
 
-    SimpleElasticAgent._rendezvous = until_all_are_there  # noqa: SLF001
+    import_hooks.wrap(SimpleElasticAgent, "_rendezvous", until_all_are_there)
 
 
 def _use_fork_server(fork_server: rank_fork_server.RankForkServer) -> None:
@@ -216,12 +218,6 @@ def _await_endpoint(endpoint: str) -> None:
             time.sleep(_PAUSE_S)
         else:
             return
-
-
-def _round_of(handler: object) -> int:
-    """Return the number of the rendezvous round, counted from 0; 0 where this torch keeps it elsewhere."""
-    state = getattr(getattr(handler, "_state_holder", None), "state", None)
-    return int(getattr(state, "round", 0))
 
 
 def _from_agent(key: str) -> str:

@@ -23,7 +23,6 @@ from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 
 MOST_BYTES = 1_500_000_000  # of memory that all packages add
 SLOW_S = 60  # for one package
-_MOST_REFUSED = 20  # after which no further one is tried
 _LOADED_ANYWAY = ("distmagic", "torch", "cloudpickle", "__main__")
 _OF_A_RANK = ("SLURM_", "TORCHELASTIC_", "PET_", "PMI")
 # These name variables of a rank, and read none when they are imported, or `forking.mend_rank` corrects it in each rank.
@@ -49,8 +48,8 @@ class Preloading:
         self._waiting: dict[str, set[str]] = {}  # names to import, by their package
         self._done: set[str] = set()
         self._began_bytes = _memory_bytes()
-        self._child = 0  # that tries the first package
-        self._tried: set[str] = set()  # what it imported, and may be imported here
+        self._tried: tuple[str, set[str]] | None = None  # a package and its names
+        self._child = 0  # that tries them, 0 when it has found nothing against them
 
     def want(self, names: Iterable[str]) -> None:
         """Load these later: modules, or what is in them (`transformers.Trainer`)."""
@@ -66,43 +65,34 @@ class Preloading:
     @property
     def has_work(self) -> bool:
         """Whether a package waits, or is being tried."""
-        return bool(self._waiting)
+        return bool(self._waiting or self._tried)
 
     def step(self, *, is_idle: bool) -> bool:
-        """Go on with the first package; return whether it was just imported here. `is_idle`: no job runs."""
-        if not self._waiting:
-            return False
-        package, names = next(iter(self._waiting.items()))
-        if self._child:
+        """Go on with one package; return whether it was just imported here. `is_idle`: no job runs."""
+        if self._child and self._tried:
             pid, status = os.waitpid(self._child, os.WNOHANG)
             if pid:
                 self._child = 0
-                self._judge(package, status)
+                self._judge(self._tried[0], status)
         elif is_idle and self._tried:
-            names -= self._tried  # others may have come meanwhile
-            load(self._tried)
+            package, names = self._tried
+            self._tried = None
+            load(names)
             self.loaded.add(package)
-            self.names |= self._tried
-            self._tried = set()
-            if not names:
-                del self._waiting[package]
+            self.names |= names
             return True
-        elif is_idle:
+        elif is_idle and self._waiting:
             parent = os.getpid()
-            self._tried = set(names)
+            package, names = self._waiting.popitem()
             try:
                 self._child = os.fork()
             except OSError:
-                self._leave(package)  # no process or no memory for it: not again
-            else:
-                if not self._child:
-                    processes.die_with_parent(parent)
-                    _try(package, names, self._began_bytes)
+                return False  # no process or no memory for it: not again
+            self._tried = package, names
+            if not self._child:
+                processes.die_with_parent(parent)
+                _try(package, names, self._began_bytes)
         return False
-
-    def _leave(self, package: str) -> None:
-        del self._waiting[package]
-        self._tried = set()
 
     def _judge(self, package: str, status: int) -> None:
         code = os.waitstatus_to_exitcode(status)
@@ -110,11 +100,9 @@ class Preloading:
         if 0 <= code < len(_WHYS):
             why = _WHYS[code]
         if why:
-            self._leave(package)
+            self._tried = None
         if why and why != "is not installed":  # a module of the user's
             self.refused[package] = why
-        if len(self.refused) > _MOST_REFUSED:
-            self._waiting.clear()  # every further try would cost as much as the last one
 
 
 def _try(package: str, names: Iterable[str], began_bytes: int) -> None:

@@ -14,16 +14,16 @@ with `SubprocessHandler._popen`, which `replace_popen` replaces.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
-import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,7 +33,7 @@ from distmagic.remote.rank import import_paths, sources
 from distmagic.remote.system import processes
 
 _LENGTH = struct.Struct("!I")
-_ANSWER = struct.Struct("!II")  # a pid, and 0 or an error number
+_ANSWER = struct.Struct("!I")  # a pid, 0 where there is none
 _PAUSE_S = 0.01
 
 
@@ -57,14 +57,14 @@ class RankForkServer:
         try:
             socket.send_fds(self._conn, [_LENGTH.pack(len(data))], [out, err])
             self._conn.sendall(data)
-            pid, error = _ANSWER.unpack(_read(self._conn, _ANSWER.size))
+            (pid,) = _ANSWER.unpack(_read(self._conn, _ANSWER.size))
         finally:
             # Orphans that ranks leave are for the agent to adopt.
             processes.become_subreaper(yes=False)
-        if error:
+        if not pid:
             raise OSError(
-                error,
-                f"this host can't start another process for a rank: {os.strerror(error)}",
+                errno.EAGAIN,
+                "this host can't start another process for a rank: it lacks memory, or this user may have no more",
             )
         return int(pid)
 
@@ -78,7 +78,7 @@ class RankForkServer:
                 return start(self_, args, env)  # with numactl in front, for example
             out = self_._stdout.fileno() if self_._stdout else 1  # noqa: SLF001
             err = self_._stderr.fileno() if self_._stderr else 2  # noqa: SLF001
-            return ForkedProcess(command, self.fork_rank(env, out, err))
+            return ForkedProcess(self.fork_rank(env, out, err))
 
         handler._popen = popen  # noqa: SLF001
 
@@ -86,19 +86,14 @@ class RankForkServer:
 class ForkedProcess:
     """A forked child, with those methods of `subprocess.Popen` that torchrun uses."""
 
-    def __init__(self, args: Sequence[str], pid: int) -> None:
-        self.args = args
+    def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
         """Return the exit code, minus the signal for one; None while it runs."""
         if self.returncode is None:
-            try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:
-                self.returncode = 0  # reaped elsewhere; Popen says 0 too
-                return 0
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
@@ -108,7 +103,7 @@ class ForkedProcess:
         end = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if end is not None and time.monotonic() >= end:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
             time.sleep(_PAUSE_S)
         return code
 
@@ -116,14 +111,6 @@ class ForkedProcess:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.send_signal(signal.SIGKILL)
 
 
 # ---- in the fork server
@@ -140,14 +127,10 @@ def _serve(number: int, engine_pid: int) -> None:
         head += _read(conn, _LENGTH.size - len(head))
         (length,) = _LENGTH.unpack(head)
         env = json.loads(_read(conn, length))
-        pid = error = 0
-        try:
-            pid = _fork_rank(env, fds)
-        except OSError as failure:
-            error = failure.errno or errno.EAGAIN
+        pid = _fork_rank(env, fds)
         for fd in fds:
             os.close(fd)
-        conn.sendall(_ANSWER.pack(pid, error))
+        conn.sendall(_ANSWER.pack(pid))
 
 
 def _read(conn: socket.socket, size: int) -> bytes:
@@ -161,41 +144,34 @@ def _read(conn: socket.socket, size: int) -> bytes:
 
 
 def _fork_rank(env: dict[str, str], fds: list[int]) -> int:
-    """Fork the middle process, which forks the rank and exits. Return the rank's pid. Raises OSError if a fork fails."""
+    """Fork the middle process, which forks the rank and exits. Return the rank's pid, 0 if a fork fails."""
     pid_reading, pid_writing = os.pipe()
     go_reading, go_writing = os.pipe()
-    middle = os.fork()
-    if middle == 0:
-        unused = (pid_reading, pid_writing, go_writing)
-        _be_middle(partial(_be_rank, env, fds, go_reading, unused), pid_writing)
-    # With this end closed, the read below sees end of file where the middle process dies before it has written.
-    os.close(pid_writing)
-    os.waitpid(middle, 0)
-    answer = os.read(pid_reading, _ANSWER.size)
-    if len(answer) < _ANSWER.size:
-        # The middle process was killed, as the kernel does when memory runs out.
-        pid, error = (
-            0,
-            errno.ENOMEM,
-        )
-    else:
-        pid, error = _ANSWER.unpack(answer)
-    if not error:
+    answer = b""
+    with contextlib.suppress(OSError):
+        middle = os.fork()
+        if middle == 0:
+            unused = (pid_reading, pid_writing, go_writing)
+            _be_middle(partial(_be_rank, env, fds, go_reading, unused), pid_writing)
+        # With this end closed, the read below sees end of file where the middle process dies before it has written, as it
+        # does when memory runs out.
+        os.close(pid_writing)
+        pid_writing = -1
+        os.waitpid(middle, 0)
+        answer = os.read(pid_reading, _ANSWER.size)
+    pid = int(_ANSWER.unpack(answer)[0]) if len(answer) == _ANSWER.size else 0
+    if pid:
         os.write(go_writing, b"\n")
-    for fd in (pid_reading, go_reading, go_writing):
-        os.close(fd)
-    if error:
-        raise OSError(error, os.strerror(error))
-    return int(pid)
+    for fd in (pid_reading, pid_writing, go_reading, go_writing):
+        if fd >= 0:
+            os.close(fd)
+    return pid
 
 
 def _be_middle(be_rank: Callable[[], None], pid_writing: int) -> NoReturn:
-    """Fork the rank, report its pid or the error, and exit."""
-    try:
-        answer = _ANSWER.pack(forking.fork(be_rank), 0)
-    except OSError as error:
-        answer = _ANSWER.pack(0, error.errno or errno.EAGAIN)
-    os.write(pid_writing, answer)
+    """Fork the rank, report its pid, and exit."""
+    with contextlib.suppress(OSError):
+        os.write(pid_writing, _ANSWER.pack(forking.fork(be_rank)))
     os._exit(0)
 
 

@@ -85,8 +85,8 @@ RIGHT = [
 @pytest.mark.parametrize(
     ("ahead_s", "torch"),
     [
-        *((ahead_s, "this torch") for ahead_s in (-3600, -5, 0, 5, 3600)),
-        *((ahead_s, "torch 2.4") for ahead_s in (-5, 5)),
+        *((ahead_s, "this torch") for ahead_s in (-3600, 0, 5)),
+        (-5, "torch 2.4"),
     ],
 )
 def test_a_node_is_dead_when_nothing_is_heard_of_it_and_not_by_its_clock(

@@ -102,11 +102,3 @@ def test_lightning_may_read_its_rank_because_that_is_mended(tmp_path):
     unpacked(tmp_path, "lightning", files={"lightning/__init__.py": "", name: reads})
     module = "lightning.fabric.utilities.rank_zero"
     assert loaded(tmp_path, module) == (["lightning"], [module], {})
-
-
-def test_no_further_package_is_tried_after_too_many(tmp_path):
-    names = [f"bad{number}" for number in range(21)]
-    for name in (*names, "good"):
-        unpacked(tmp_path, name, files={f"{name}.py": "1 / (__name__ == 'good')"})
-    packages, _, refused = loaded(tmp_path, *names, "good")
-    assert (packages, len(refused)) == ([], 21)

@@ -96,8 +96,7 @@ def take(state: CellState, events: Iterable[Event]) -> CellState:
                 counts[rank] = what
             continue
         if isinstance(what, protocol.CellEnded):
-            is_own = state.run.workers[rank].node_rank == event.node_rank
-            if what.cell != state.run.cell or not is_own or what.ended.rank != rank:
+            if what.cell != state.run.cell:
                 continue
             ends[rank] = what
             # A group that no call was made in is no news: the next cell may make one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.clipping import ranges
 
 
 def notice(ends: Mapping[int, protocol.CellEnded]) -> str:
@@ -18,20 +19,8 @@ def notice(ends: Mapping[int, protocol.CellEnded]) -> str:
     text = f"{why} Before the next cell the group is created again for all ranks."
     held = sorted({name for end in ends.values() for name in end.holders})
     if held:
-        hold, them = ("holds", "it") if len(held) == 1 else ("hold", "them")
-        text += f" {', '.join(held)} {hold} the old one: make {them} again."
+        text += f" Make what holds the old one again: {', '.join(held)}."
     return text
-
-
-def outdated(ends: Mapping[int, protocol.CellEnded]) -> str:
-    """Return what holds a process group that is no more, where a rank has failed; "" for nothing."""
-    held = sorted({name for end in ends.values() for name in end.outdated})
-    if not held:
-        return ""
-    hold, them = ("holds", "it") if len(held) == 1 else ("hold", "them")
-    return (
-        f"{', '.join(held)} {hold} a process group that has ended: make {them} again."
-    )
 
 
 def _why(ends: Mapping[int, protocol.CellEnded]) -> str:
@@ -46,14 +35,10 @@ def _why(ends: Mapping[int, protocol.CellEnded]) -> str:
         if len(members) < min(first.size, len(ends)):
             return "Some ranks have ended a process group that others still have."
         most = max(one.calls for one in members.values())
-        fewest = min(one.calls for one in members.values())
-        if most > fewest:
-            ahead = [rank for rank, one in members.items() if one.calls == most]
-            word = "Rank" if len(ahead) == 1 else "Ranks"
-            has = "has" if len(ahead) == 1 else "have"
-            calls = "one call" if most - fewest == 1 else f"{most - fewest} calls"
+        ahead = [rank for rank, one in members.items() if one.calls == most]
+        if len(ahead) < len(members):
             last = members[ahead[0]].last
-            name = f" ({last})" if last else ""
-            ranks = ", ".join(map(str, ahead[:8]))
-            return f"{word} {ranks} {has} made {calls} more than others in a process group{name}."
+            name = f" (last call: {last})" if last else ""
+            ranks = ",".join(ranges(ahead))
+            return f"Some ranks have made more calls in a process group than others: {ranks}{name}."
     return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import keyword
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from distmagic.errors import (
     PayloadError,
     RunError,
     UsageError,
-    WorkerFailed,
 )
 from distmagic.outcome.run import Run, left
 from distmagic.payload import local_modules, on_ranks
@@ -279,7 +277,10 @@ class Ranks:
 
     def _wait_for_ranks(self, screen: Screen, noted: interrupts.Interrupts) -> None:
         """Return when all ranks are there; show meanwhile how far they are."""
-        while not _has_begun(self.state):
+        while not (
+            self.state.phase == "running"
+            and len(self.state.workers) == self.state.world_size > 0
+        ):
             if self._run.done:
                 screen.finish(self.state)
                 self._run.wait()
@@ -364,10 +365,8 @@ class Ranks:
             self._session.history.add(state)
         values = {}
         for rank, end in cell.ends.items():
-            if not end.value:
-                continue
-            with contextlib.suppress(ValueError):  # no host of ours sends such a value
-                values[rank] = base64.b64decode(end.value, validate=True)
+            if end.value:
+                values[rank] = base64.b64decode(end.value)
         for line in cell_state.shown(cell.ends):
             print(line)  # noqa: T201  # what the cell shows
         # In no variable: this frame would hold it, and its traceback this frame.
@@ -376,8 +375,6 @@ class Ranks:
     def _error(self, cell: CellState) -> RunError | None:
         """Return the error that the end of a cell means, None for none."""
         error = error_of(cell.run, was_interrupted=False)
-        if isinstance(error, WorkerFailed):
-            error.hint = f"{out_of_step.outdated(cell.ends)}\n{error.hint}".strip()
         return self._with_lost(error) if error is not None and self.done else error
 
 
@@ -411,12 +408,6 @@ def _name(name: str) -> str:
     if not name.isidentifier() or keyword.iskeyword(name):
         raise UsageError(f"{name!r} is not a variable's name.", 'Write ranks["loss"].')
     return name
-
-
-def _has_begun(state: RunState) -> bool:
-    """Whether all ranks of a session are there."""
-    count = len(state.workers)
-    return state.phase == "running" and count == state.world_size > 0
 
 
 def start(

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
 from distmagic.remote.wire import protocol
 from distmagic.staying.cell_state import CellState, interrupted, peers_to_interrupt
-
-StepKind = Literal["step", "iteration"]
 
 _PATIENCE_S = 3.0  # that ranks have to come to a step
 _MOST_PATIENCE_S = 60.0
@@ -86,8 +83,8 @@ def _where_they_are(state: CellState) -> tuple[CellState, protocol.HandedOn]:
 
 def step_of_all(
     counts: Mapping[int, protocol.StepCount],
-) -> tuple[StepKind, int] | None:
-    """Return the step, or else the iteration, that no rank has passed; None where they are at neither.
+) -> tuple[str, int] | None:
+    """Return "step" or else "iteration", and the one that no rank has passed; None where they are at neither.
 
     A rank that has been asked passes no more than one after its count. Steps count while ranks still make them.
     """

@@ -297,30 +297,6 @@ def test_a_value_of_an_earlier_cell_stays_as_it_was(notebook: LiveNotebook) -> N
     assert text.endswith("ranks 0-3: (3000.0, 60.0)\n")
 
 
-def test_an_interrupt_ends_the_cell_alone(
-    notebook: LiveNotebook, session_lab: Lab
-) -> None:
-    def interrupt() -> None:
-        hosts = session_lab.hosts[:2]
-        wait_until(
-            lambda: all((one.home / "asleep").exists() for one in hosts), "sleep"
-        )
-        notebook.interrupt()
-
-    with notebook.meanwhile(interrupt):
-        text = notebook.fail("""\
-%%ranks
-at_work = True
-(Path.home() / "asleep").touch()
-time.sleep(3600)
-""")
-    assert "The cell was interrupted. Its ranks stay, with all names." in text
-    for host in session_lab.hosts[:2]:
-        (host.home / "asleep").unlink()
-    assert notebook.run("%%ranks\nat_work").endswith("ranks 0-3: True\n")
-    still_there(notebook)
-
-
 def test_flags_of_a_later_cell_must_be_those_of_the_first(
     notebook: LiveNotebook,
 ) -> None:

@@ -100,7 +100,7 @@ _actions | argparse.py | request.flag_parser | no help of flags is made
 _allow_stdin | ipykernel/kernelbase.py | connection.prompts | a notebook asks for no password
 _base_executable | sys.py | remote.records.environments | environments are made from the Python that runs
 _cdata | torch/storage.py | remote.values.storages | no tensor can be sent
-_dump_fr_trace_json | torch/lib/libtorch_python.so | remote.rank.calls remote.training.groups | the call of a rank that is out of step has no name, and a hang is explained by stacks alone
+_dump_fr_trace_json | torch/lib/libtorch_python.so | remote.training.groups | the call of a rank that is out of step has no name, and a hang is explained by stacks alone
 _device_types | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
 _exit_barrier | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for its peers as torchrun does
 _fmt | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read

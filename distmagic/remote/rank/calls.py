@@ -18,10 +18,8 @@ import _thread
 import atexit
 import contextlib
 import faulthandler
-import json
 import os
 import re
-import sys
 import time
 import traceback
 from collections.abc import Iterable
@@ -30,6 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from distmagic.remote.training.groups import recorded
 from distmagic.remote.wire.clipping import ranges
 from distmagic.remote.wire.codec import BadLine, decode, encode
 from distmagic.remote.wire.events import LEFT, Stacks
@@ -40,13 +39,9 @@ _KEPT = 50  # calls of each group, the last ones
 _MAX_GROUPS = 16  # those with the latest calls
 _MAX_CHARS = 200  # of the sizes of a call, of the ranks of a group
 _READ_BYTES = 1 << 20
-_KEPT_AT_THE_END = 10  # of a rank that has not failed: others can be so far behind
 _known: list[
     tuple[int, Path, ModuleType]
 ] = []  # this rank, its file, and torch's groups: once it has any
-_OF_GLOO = "_dump_fr_trace_json"
-# NCCL has a recorder of its own, in a torch that is built with it.
-_RECORDERS = (_OF_GLOO, _OF_GLOO.replace("_fr_", "_nccl_"))
 
 
 def _file_of(run_dir: Path, pid: int) -> Path:
@@ -133,8 +128,6 @@ def _write(
         *before, last = calls[-1].calls
         made = (*before, replace(last, is_over=False))
         calls[-1] = replace(calls[-1], calls=made)
-    if not has_failed:
-        calls = [replace(one, calls=one.calls[-_KEPT_AT_THE_END:]) for one in calls]
     if not calls and not has_failed:
         return  # its groups have ended before, and what it had made stands there
     rank, local_rank = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
@@ -155,7 +148,7 @@ def _groups(c10d: Any, now_ns: int) -> Iterable[GroupRecord]:
     world = c10d._world  # noqa: SLF001
     names = {world.pg_names[group]: group for group in list(world.pg_names)}
     entries: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for one in _recorded():
+    for one in recorded():
         backend, _, _ = one["profiling_name"].partition(":")
         name, description = one["process_group"]
         if name in names and not one["is_p2p"]:
@@ -180,14 +173,6 @@ def _groups(c10d: Any, now_ns: int) -> Iterable[GroupRecord]:
             waits_s=max(0.0, (now_ns - waiting[0]) / 1e9) if waiting else 0.0,
             calls=tuple(_call(one) for one in made[-_KEPT:]),
         )
-
-
-def _recorded() -> Iterable[dict[str, Any]]:
-    module = sys.modules["torch._C._distributed_c10d"]
-    for name in _RECORDERS:
-        recorder = getattr(module, name, None)
-        if recorder is not None:
-            yield from json.loads(recorder(True, False)).get("entries", ())
 
 
 def _is_over(entry: dict[str, Any]) -> bool:

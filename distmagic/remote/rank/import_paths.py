@@ -7,6 +7,7 @@ import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from distmagic.remote.wire.parts import WorkDir
 
@@ -23,12 +24,9 @@ def of_work_dir(work: WorkDir | None) -> list[str]:
     )
 
 
-def of_rank(from_agent: Mapping[str, object]) -> list[str]:
+def of_rank(from_agent: Mapping[str, Any]) -> list[str]:
     """Return the directories to import from; `from_agent` is what the agent has passed to its ranks."""
-    found = from_agent.get("paths")
-    if isinstance(found, list) and found:
-        return [str(path) for path in found]
-    return of_code(str(from_agent["code"]))
+    return list(from_agent["paths"] or of_code(from_agent["code"]))
 
 
 def of_code(code: str | Path) -> list[str]:

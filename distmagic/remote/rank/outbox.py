@@ -24,7 +24,8 @@ KEPT_ROWS = (
     500  # kept while the agent takes none; of more rows every second one is dropped
 )
 KEPT_BARS = 100  # kept meanwhile; of more bars those that are closed, and were never sent, are dropped
-_PACKET_BYTES = 48_000  # a unix socket takes 200 KiB at once by default, and the agent reads 256 KiB
+_PACKET_BYTES = 48_000  # of several rows; a unix socket takes 200 KiB at once by default, and the agent reads 256 KiB
+_MOST_METRICS = 1000  # of a row
 # A packet costs as much as 20 calls, and wakes the agent.
 _BURST = 50.0  # packets at once
 _REFILL = 10.0  # packets a second
@@ -78,7 +79,7 @@ class Outbox:
         self._began = clock()
         self._rank, self._restart = rank, restart
         self._busy = threading.Lock()
-        self._rows: list[str] = []
+        self._rows: list[dict[str, object]] = []
         self._bars: dict[int, Bar] = {}
         self._shown: set[int] = set()  # open bars that were sent at least once
         self._counts: dict[int, float] = {}  # how far each open bar is
@@ -169,12 +170,14 @@ class Outbox:
                 step = self._counts[max(self._counts)]  # of the innermost bar
         if not row.values:
             return
-        text = _json({"at_s": round(row.at_s, 6), "step": step, "metrics": row.values})
-        if len(text) > _PACKET_BYTES:
-            count = len(row.values)
-            self._complain(f"{count} metrics in one call are {len(text)} bytes")
+        if len(row.values) > _MOST_METRICS:
+            self._complain(
+                f"{len(row.values)} metrics in one call are more than {_MOST_METRICS}"
+            )
             return
-        self._rows.append(text)
+        self._rows.append(
+            {"at_s": round(row.at_s, 6), "step": step, "metrics": row.values}
+        )
         if len(self._rows) > KEPT_ROWS:
             del self._rows[-2::-2]  # every second one, but not the last
 
@@ -197,21 +200,17 @@ class Outbox:
     def _send_all(self) -> bool:
         """Send packets until nothing is left (True) or the agent takes no more (False)."""
         while self._rows or self._bars or self._has_news:
-            # The first rows that fit in one packet, and the first bars.
-            room = _PACKET_BYTES
-            count = 0
-            for row in self._rows:
-                room -= len(row)
-                if room < 0:
-                    break
-                count += 1
-            rows = self._rows[:count]
+            count = len(self._rows)
             bars = list(itertools.islice(self._bars.values(), 20))
             device = "" if self._device else _device()
-            if not self._send(self._packet(rows, bars, device)):
+            packet = self._packet(count, bars, device)
+            while len(packet) > _PACKET_BYTES and count > 1:
+                count //= 2
+                packet = self._packet(count, bars, device)
+            if not self._send(packet):
                 return False
             self._device = self._device or device
-            del self._rows[: len(rows)]
+            del self._rows[:count]
             self._has_news = False
             for bar in bars:
                 del self._bars[bar.id]
@@ -221,7 +220,8 @@ class Outbox:
                     self._shown.add(bar.id)
         return True
 
-    def _packet(self, rows: list[str], bars: list[Bar], device: str) -> bytes:
+    def _packet(self, count: int, bars: list[Bar], device: str) -> bytes:
+        """Return a packet with the first `count` rows."""
         fields = {
             "t": "progress",
             "n": 0,
@@ -230,11 +230,11 @@ class Outbox:
             "at_s": round(self.seconds(), 6),
             "step": self._step,
             "total": self._total,
+            "rows": self._rows[:count],
             "bars": [_bounded(bar) for bar in bars],
             "device": device,
         }
-        # The rows are text already.
-        return f'{_json(fields)[:-1]},"rows":[{",".join(rows)}]}}\n'.encode()
+        return f"{_json(fields)}\n".encode()
 
 
 def _bounded(bar: Bar) -> dict[str, object]:

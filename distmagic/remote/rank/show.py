@@ -16,9 +16,7 @@ from distmagic.remote.training import import_hooks
 _MOST_BYTES = 120_000  # in base64 it is one packet to the agent
 _SCALES = (1.0, 0.7, 0.5, 0.3)
 _PNG = b"\x89PNG"
-# Modules of IPython that have `display`.
 _keeping: list[bool] = []  # not empty: figures stay open
-_DISPLAYING = ("IPython.core.display_functions", "IPython.display", "IPython")
 
 
 def install() -> None:
@@ -33,7 +31,7 @@ def install() -> None:
             module.Figure, "show", lambda _, figure, *__, **___: show(figure)
         ),
     )
-    import_hooks.when_imported(_DISPLAYING[0], _show_from_ipython)
+    import_hooks.when_imported("IPython.core.display_functions", _show_from_ipython)
 
 
 def show(figure: object) -> None:
@@ -92,11 +90,8 @@ def _show_all(_: Any, *__: object, **___: object) -> None:
 
 def _show_from_ipython(module: Any) -> None:
     """Have `display` show pictures; it writes anything else as before."""
-    original = module.display
-    import_hooks.wrap(module, "display", _display)
-    for name in _DISPLAYING:
-        if getattr(sys.modules.get(name), "display", None) is original:
-            vars(sys.modules[name])["display"] = module.display
+    others = [sys.modules.get(name) for name in ("IPython.display", "IPython")]
+    import_hooks.wrap(module, "display", _display, *others)
 
 
 def _display(original: Any, *objects: Any, **kwargs: Any) -> Any:

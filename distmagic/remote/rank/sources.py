@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from distmagic.remote.training import import_hooks
 from distmagic.remote.values.source_form import SourceForm
 
 _known: dict[str, str] = {}  # texts of cells, by file name
@@ -33,16 +34,10 @@ def know(texts: Mapping[str, str]) -> None:
     for name, text in texts.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     if texts and not _known:
-        # Have `inspect` look for a class of a cell in that cell; it would look in the file of `__main__`, as of any program.
-        plain = inspect.getfile
-
-        def getfile(object: Any) -> str:  # noqa: A002 - the name that it has in inspect
-            if isinstance(object, type) and object.__module__ == "__main__":
-                return _cell_of(object, _known) or plain(object)
-            return plain(object)
-
-        inspect.getfile = getfile
-    _known.update(texts)
+        import_hooks.wrap(inspect, "getfile", _getfile)
+    for name, text in texts.items():
+        _known.pop(name, None)  # it is the latest now
+        _known[name] = text
 
 
 def form_of_results(code: Path) -> SourceForm | None:
@@ -78,43 +73,27 @@ def read(code: Path) -> dict[str, Any]:
     return found
 
 
-def _cell_of(cls: type, texts: Mapping[str, str]) -> str:
-    """Return the cell that defines a class: that of one of its methods, else one with such a statement. "" for none."""
-    for member in list(vars(cls).values()):
-        function = member
-        # Of class methods, properties, decorated functions.
-        for name in (
-            "__func__",
-            "fget",
-            "func",
-            "__wrapped__",
-        ):
-            function = getattr(function, name, None) or function
-        is_its_own = getattr(function, "__qualname__", "").startswith(
-            f"{cls.__qualname__}."
-        )
-        filename = getattr(getattr(function, "__code__", None), "co_filename", "")
-        if is_its_own and filename in texts:
-            return str(filename)
-    statement = re.compile(rf"^\s*class\s+{re.escape(cls.__name__)}\b", re.MULTILINE)
-    return next((name for name, text in texts.items() if statement.search(text)), "")
+def _getfile(original: Any, object: Any) -> Any:  # noqa: A002 - the name that it has in inspect
+    """Return for a class of a cell that cell; `inspect` would look in the file of `__main__`, as of any program."""
+    if isinstance(object, type) and object.__module__ == "__main__":
+        name = re.escape(object.__name__)
+        statement = re.compile(rf"^\s*class\s+{name}\b", re.MULTILINE)
+        for file in reversed(_known):  # the latest cell that defines it
+            if statement.search(_known[file]):
+                return file
+    return original(object)
 
 
-def label_warnings(labels: dict[str, str]) -> None:
+def label_warnings(labels: Mapping[str, str]) -> None:
     """Have warnings name the cell as tracebacks do, in place of a file that does not exist."""
-    plain = warnings.formatwarning
 
     def formatwarning(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        line: str | None = None,
-    ) -> str:
-        text = plain(message, category, filename, lineno, line)
+        original: Any, message: object, category: object, filename: str, lineno: int, line: Any = None,
+    ) -> str:  # fmt: skip
+        text: str = original(message, category, filename, lineno, line)
         if filename not in labels:
             return text
         where = f"{labels[filename]}, line {lineno}:"
         return text.replace(f"{filename}:{lineno}:", where, 1)
 
-    warnings.formatwarning = formatwarning
+    import_hooks.wrap(warnings, "formatwarning", formatwarning)

@@ -135,17 +135,10 @@ class CellLoop:
                 self._interrupted = None
             self._inbox.put(message)
         elif isinstance(message, ParkAtStep) and self._running == message.cell:
-            made = steps.ask()
-            self._around.send(
-                StepCount(
-                    cell=message.cell, rank=self._rank, steps=made.steps, iterations=made.iterations,
-                    idle_s=made.idle_s, step_s=made.step_s,
-                )
-            )  # fmt: skip
+            made = vars(steps.ask())
+            self._around.send(StepCount(cell=message.cell, rank=self._rank, **made))
         elif isinstance(message, StopAtStep) and self._running == message.cell:
-            steps.stop_at(
-                "step" if message.kind == "step" else "iteration", message.step
-            )
+            steps.stop_at(message.kind, message.step)
         elif isinstance(message, InterruptCell):
             with self._lock:
                 is_first = self._interrupted is None
@@ -191,13 +184,11 @@ class CellLoop:
             os._exit(
                 ended.code & 0xFF
             )  # a child that the cell has forked, and that came to its end
-        own = vars(self._main)
         self._around.send(
             CellEnded(
                 cell=request.cell, rank=self._rank, ended=ended, shown=self._shown, value=self._value,
                 names=tuple(self._own_names()), groups=groups.calls()[:_MOST_GROUPS],
-                holders=groups.holders(own)[:_MOST_GROUPS], is_broken=groups.is_broken(),
-                outdated=groups.holders(own, of_lost=True)[:_MOST_GROUPS],
+                holders=groups.holders(vars(self._main))[:_MOST_GROUPS], is_broken=groups.is_broken(),
             )
         )  # fmt: skip
 

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from distmagic.remote.rank import (
     bars,
@@ -61,22 +62,18 @@ class Rank:
     """What this process knows from torchrun's variables and from the agent's.
 
     `folder` is the node's directory of logs and results, `call` and `code` are files of the payload, `socket` is the
-    agent's. `round` is the rendezvous round in which the rank was started. `pid` is compared in forked children, which
-    are not this rank. The user's own modules are imported from `paths`; `work_dir` is the working directory of the run,
-    "" on the notebook's own machine. `can_type`: somebody may type a line for this rank.
+    agent's. `pid` is compared in forked children, which are not this rank. The user's own modules are imported from
+    `paths`; `work_dir` is the working directory of the run, "" on the notebook's own machine. `can_type`: somebody may type
+    a line for this rank.
     """
 
     rank: int
-    local_rank: int
-    world_size: int
     restart: int
     folder: Path
     call: Path
     code: Path
     socket: str
     pid: int
-    round: int = 0
-    local_world_size: int = 0
     paths: tuple[str, ...] = ()
     work_dir: str = ""
     can_type: bool = False
@@ -91,11 +88,13 @@ def main(_: list[str]) -> None:
     """Be one rank, from the connection to the agent to the exit. Never returns."""
     # Where torchrun has ended by now, its agent ends this process, or is gone, and can't be greeted.
     processes.die_with_parent(os.getppid())
-    rank = _read_rank()
+    # No variable for the user's own processes.
+    from_agent = json.loads(os.environ.pop("DISTMAGIC_WORKER"))
+    rank = _read_rank(from_agent)
     run_dir = Path(rank.socket).parent
     stacks.answer(run_dir)
     awake.answer(run_dir)
-    conn = _say_hello(rank)
+    conn = _say_hello(rank, from_agent)
     report.begin(
         lambda packet: _send(conn, packet), rank=rank.rank, restart=rank.restart
     )
@@ -206,20 +205,16 @@ def _stay(
     stay.CellLoop(around).run(conn, partial(_ended_after, rank, labels))
 
 
-def _read_rank() -> Rank:
-    # No variable for the user's own processes.
-    from_agent = json.loads(os.environ.pop("DISTMAGIC_WORKER"))
+def _read_rank(from_agent: dict[str, Any]) -> Rank:
     return Rank(
-        rank=int(os.environ["RANK"]), local_rank=int(os.environ["LOCAL_RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]), restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        round=int(from_agent.get("round", 0)), local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]), folder=Path(from_agent["folder"]), call=Path(from_agent["call"]),
-        code=Path(from_agent["code"]), socket=from_agent["socket"], pid=os.getpid(),
-        paths=tuple(import_paths.of_rank(from_agent)), work_dir=(from_agent["paths"] or [""])[-1],
-        can_type=bool(from_agent.get("can_type")),
+        rank=int(os.environ["RANK"]), restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        folder=Path(from_agent["folder"]), call=Path(from_agent["call"]), code=Path(from_agent["code"]),
+        socket=from_agent["socket"], pid=os.getpid(), paths=tuple(import_paths.of_rank(from_agent)),
+        work_dir=(from_agent["paths"] or [""])[-1], can_type=bool(from_agent["can_type"]),
     )  # fmt: skip
 
 
-def _say_hello(rank: Rank) -> socket.socket:
+def _say_hello(rank: Rank, from_agent: dict[str, Any]) -> socket.socket:
     """Connect to the agent and hand it the other ends of new pipes, which become our stdout, stderr and stdin.
 
     Where nobody can type, stdin is at its end.
@@ -229,13 +224,16 @@ def _say_hello(rank: Rank) -> socket.socket:
     socket_peer.check(conn)
     out, err = os.pipe(), os.pipe()
     for _, writing in (out, err):
-        try:
+        # Over the user's limit for pipes the default size will do.
+        with contextlib.suppress(OSError):
             fcntl.fcntl(writing, _F_SETPIPE_SZ, _PIPE_BYTES)
-        except OSError:
-            continue  # over the user's limit for pipes: the default size will do
+    of_torchrun = {
+        name: int(os.environ[name.upper()])
+        for name in ("local_rank", "world_size", "local_world_size")
+    }
     hello = Worker(
-        rank=rank.rank, local_rank=rank.local_rank, world_size=rank.world_size, restart=rank.restart, pid=os.getpid(),
-        round=rank.round, local_world_size=rank.local_world_size,
+        rank=rank.rank, restart=rank.restart, pid=rank.pid, **of_torchrun,
+        round=int(from_agent.get("round", 0)),
     )  # fmt: skip
     typed = os.pipe() if rank.can_type else (os.open(os.devnull, os.O_RDONLY),)
     socket.send_fds(conn, [encode(hello)], [out[0], err[0], *typed[1:]])
@@ -292,14 +290,13 @@ def _tell_pauses(
 
 def _let_quit_raise(pdb: types.ModuleType) -> None:
     """Have `q` raise BdbQuit, as before Python 3.14: the exit with code 0 would leave the other ranks waiting."""
-    plain = pdb.Pdb.do_quit
 
-    def do_quit(debugger: object, argument: str) -> object:
+    def do_quit(original: Any, debugger: object, argument: str) -> object:
         vars(debugger)["mode"] = None
-        return plain(debugger, argument)
+        return original(debugger, argument)
 
     for name in ("do_quit", "do_q", "do_exit"):
-        setattr(pdb.Pdb, name, do_quit)
+        import_hooks.wrap(pdb.Pdb, name, do_quit)
 
 
 def _place(filename: str, main: types.ModuleType) -> None:
@@ -307,18 +304,18 @@ def _place(filename: str, main: types.ModuleType) -> None:
     for_children = main.__file__
     main.__file__ = os.path.abspath(filename)
 
-    def patch(spawn: types.ModuleType) -> None:
-        plain = spawn.get_preparation_data
+    def get_preparation_data(original: Any, name: str) -> dict[str, object]:
+        data: dict[str, object] = original(name)
+        if "init_main_from_path" in data:
+            data["init_main_from_path"] = for_children
+        return data
 
-        def get_preparation_data(name: str) -> dict[str, object]:
-            data: dict[str, object] = plain(name)
-            if "init_main_from_path" in data:
-                data["init_main_from_path"] = for_children
-            return data
-
-        vars(spawn)["get_preparation_data"] = get_preparation_data
-
-    import_hooks.when_imported("multiprocessing.spawn", patch)
+    import_hooks.when_imported(
+        "multiprocessing.spawn",
+        lambda spawn: import_hooks.wrap(
+            spawn, "get_preparation_data", get_preparation_data
+        ),
+    )
 
 
 def _ended(rank: Rank, outcome: RankOutcome, code: int = 0, **more: object) -> Ended:

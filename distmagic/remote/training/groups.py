@@ -21,12 +21,12 @@ all are made anew. While a group is being made ranks wait for each other at the 
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,6 +40,9 @@ _MESH = "torch.distributed.device_mesh"
 _PARALLEL = "torch.nn.parallel.distributed"
 _MAKING = "_new_process_group_helper"
 _ENDING = ("destroy_process_group", "_abort_process_group")
+_OF_GLOO = "_dump_fr_trace_json"
+# NCCL has a recorder of its own, in a torch that is built with it.
+_RECORDERS = (_OF_GLOO, _OF_GLOO.replace("_fr_", "_nccl_"))
 _UNMATCHED = ("isend", "irecv", "monitored_barrier")
 # Where the classes are whose objects hold groups.
 _HOLDERS = (
@@ -55,7 +58,7 @@ class _Notes:
     """What is known so far, the groups that are kept, and torchrun's variables; none of these in a forked child."""
 
     use: GroupUse = "none"
-    given: Mapping[str, str] = {}
+    given: dict[str, str] = {}  # noqa: RUF012 - a new one for each rank
     kept: tuple[Any, ...] = ()
     watches_forks = False
     begins: Callable[[ModuleType], None] | None = None
@@ -170,104 +173,109 @@ def make_anew() -> None:
     c10d.init_process_group(*args, **kwargs)
 
 
-def holders(names: Mapping[str, object], *, of_lost: bool = False) -> tuple[str, ...]:
-    """Return those names whose values hold groups, with their kinds, such as `model (DistributedDataParallel)`.
-
-    `of_lost`: only those that hold a group which is no more, as torch lists them.
-    """
+def holders(names: Mapping[str, object]) -> tuple[str, ...]:
+    """Return those names whose values hold groups, with their kinds, such as `model (DistributedDataParallel)`."""
     kinds = []
     for module, kind in _HOLDERS:
         found = getattr(sys.modules.get(module), kind, None)
         kinds += [found] if isinstance(found, type) else []
-    held = []
-    for name, value in names.items():
-        if name.startswith("_") or not issubclass(type(value), tuple(kinds)):
-            continue
-        if not of_lost or _is_lost(getattr(value, "process_group", value)):
-            held.append(f"{name} ({type(value).__name__})")
-    return tuple(held)
-
-
-def _is_lost(group: object) -> bool:
-    c10d: Any = sys.modules.get(_C10D)
-    is_group = c10d is not None and isinstance(group, c10d.ProcessGroup)
-    return is_group and group not in c10d._world.pg_map  # noqa: SLF001
+    return tuple(
+        f"{name} ({type(value).__name__})"
+        for name, value in names.items()
+        if not name.startswith("_") and issubclass(type(value), tuple(kinds))
+    )
 
 
 def _patch(c10d: Any) -> None:
-    # It has the functions under the same names.
-    if hasattr(c10d, "rendezvous"):
-        c10d.rendezvous = run_store.meeting(c10d, lambda: _notes.given, _next_prefix)
-    if hasattr(c10d, _MAKING):
-        setattr(c10d, _MAKING, _noting_sockets(getattr(c10d, _MAKING)))
-    replacements = {
-        **dict.fromkeys(_ENDING, _looking_first),
-        **dict.fromkeys(_UNMATCHED, _counting_alone),
-        "init_process_group": _noting_request,
+    meet = partial(run_store.rendezvous, _notes.given, _next_prefix)
+    users = (sys.modules.get("torch.distributed"), sys.modules.get(_MESH))
+    replacements: dict[str, Callable[..., Any]] = {
+        "rendezvous": meet,
+        _MAKING: _make_group,
+        **dict.fromkeys(_ENDING, _end),
+        **dict.fromkeys(_UNMATCHED, _call_alone),
+        "init_process_group": _init_process_group,
     }
-    users = (c10d, sys.modules.get("torch.distributed"), sys.modules.get(_MESH))
-    for name, make in replacements.items():
-        original = getattr(c10d, name, None)
-        if original is None:
-            continue
-        ours = make(original, c10d)
-        for module in users:
-            if getattr(module, name, None) is original:
-                setattr(module, name, ours)
+    for name, ours in replacements.items():
+        if hasattr(c10d, name):
+            import_hooks.wrap(c10d, name, ours, *users)
 
 
-def _looking_first(
-    original: Callable[..., Any], c10d: ModuleType
-) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def ending(*args: Any, **kwargs: Any) -> Any:
-        _look(c10d)
-        _keep(c10d)
-        _notes.ends()
+# ---- the replacements: each is called with torch's own function, then with that function's arguments
+
+
+def _end(original: Any, *args: Any, **kwargs: Any) -> Any:
+    c10d = sys.modules[_C10D]
+    _look(c10d)
+    _keep(c10d)
+    _notes.ends()
+    return original(*args, **kwargs)
+
+
+def _init_process_group(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Note how the group is asked for. In a later cell it may be asked for again."""
+    c10d: Any = sys.modules[_C10D]
+    if _notes.begins is not None:
+        begins, _notes.begins = _notes.begins, None
+        begins(c10d)
+    if _notes.cell and c10d.is_initialized():
+        before = _notes.request or ((), {})
+        if not _notes.is_broken and _backend(args, kwargs) == _backend(*before):
+            if _notes.given.get("RANK") == "0":
+                sys.stderr.write(
+                    "distmagic: the process group of an earlier cell stays: it is sound, and has this backend.\n"
+                )
+            return None
+        if _notes.is_broken:
+            c10d.destroy_process_group()
+    if not c10d.is_initialized():
+        # A call that failed has taken a name, and ranks that were not in it have not.
+        c10d._world.group_count = 0  # noqa: SLF001
+    _notes.request = args, dict(kwargs)
+    sockets = group_sockets.current()
+    _notes.making = sockets, _port(kwargs.get("store"), kwargs.get("init_method"))
+    try:
+        if _notes.cell and kwargs.get("store") is not None:
+            kwargs["store"] = c10d.PrefixStore(_next_prefix(), kwargs["store"])
+        made = original(*args, **kwargs)
+    finally:
+        _notes.making = None
+        new = _new_since(sockets).items()
+        own = _notes.sockets
+        _notes.store_sockets = {fd: on for fd, on in new if own.get(fd) != on}
+    _notes.is_broken = False
+    _notes.unmatched = {}
+    return made
+
+
+def _make_group(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Make any group. The connections that appear meanwhile are the group's."""
+    outer = _notes.making
+    before = group_sockets.current()
+    store = next((one for one in args if hasattr(one, "set_timeout")), None)
+    if outer is None:
+        _notes.making = before, _port(store, None)
+    try:
+        made = original(*args, **kwargs)
+    finally:
+        _notes.making = outer
+    if _is_gloo(made[0]):
+        now = group_sockets.current()
+        old = {fd: on for fd, on in _notes.sockets.items() if now.get(fd) == on}
+        _notes.sockets = {**old, **_new_since(before)}
+    return made
+
+
+def _call_alone(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Make a call of which each rank of a group makes another number; gloo counts it with those of all ranks."""
+    before = dict(_numbers())
+    try:
         return original(*args, **kwargs)
-
-    return ending
-
-
-def _noting_request(original: Callable[..., Any], c10d: Any) -> Callable[..., Any]:
-    """Return torch's `init_process_group`, which notes how it was called, and in a later cell may be called again."""
-
-    @functools.wraps(original)
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        if _notes.begins is not None:
-            begins, _notes.begins = _notes.begins, None
-            begins(c10d)
-        if _notes.cell and c10d.is_initialized():
-            if not _notes.is_broken and _backend(args, kwargs) == _backend(
-                *(_notes.request or ((), {}))
-            ):
-                if _notes.given.get("RANK") == "0":
-                    sys.stderr.write(
-                        "distmagic: the process group of an earlier cell stays: it is sound, and has this backend.\n"
-                    )
-                return None
-            if _notes.is_broken:
-                c10d.destroy_process_group()
-        if not c10d.is_initialized():
-            # A call that failed has taken a name, and ranks that were not in it have not.
-            c10d._world.group_count = 0  # noqa: SLF001
-        _notes.request = args, dict(kwargs)
-        before = group_sockets.current()
-        _notes.making = before, _port(kwargs.get("store"), kwargs.get("init_method"))
-        try:
-            if _notes.cell and kwargs.get("store") is not None:
-                kwargs["store"] = c10d.PrefixStore(_next_prefix(), kwargs["store"])
-            made = original(*args, **kwargs)
-        finally:
-            _notes.making = None
-            new = _new_since(before).items()
-            own = _notes.sockets
-            _notes.store_sockets = {fd: on for fd, on in new if own.get(fd) != on}
-        _notes.is_broken = False
-        _notes.unmatched = {}
-        return made
-
-    return init_process_group
+    finally:
+        for name, number in _numbers():
+            ours = _notes.unmatched.get(name, 0) + number - before.get(name, 0)
+            if number != before.get(name):
+                _notes.unmatched = {**_notes.unmatched, name: ours}
 
 
 def _backend(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -281,29 +289,6 @@ def _next_prefix() -> str:
     if _notes.cell:
         return f"again/{_notes.cell}.{count}"
     return f"again/{count}" if count else ""
-
-
-def _noting_sockets(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function by which torch makes each group; the connections that appear meanwhile are the group's."""
-
-    @functools.wraps(original)
-    def helper(*args: Any, **kwargs: Any) -> Any:
-        outer = _notes.making
-        before = group_sockets.current()
-        store = next((one for one in args if hasattr(one, "set_timeout")), None)
-        if outer is None:
-            _notes.making = before, _port(store, None)
-        try:
-            made = original(*args, **kwargs)
-        finally:
-            _notes.making = outer
-        if _is_gloo(made[0]):
-            now = group_sockets.current()
-            old = {fd: on for fd, on in _notes.sockets.items() if now.get(fd) == on}
-            _notes.sockets = {**old, **_new_since(before)}
-        return made
-
-    return helper
 
 
 def _new_since(before: group_sockets.Sockets) -> group_sockets.Sockets:
@@ -320,37 +305,28 @@ def _port(store: Any, url: Any) -> int:
     return urlsplit(str(url)).port or int(os.environ.get("MASTER_PORT", "0"))
 
 
-def _counting_alone(original: Callable[..., Any], c10d: Any) -> Callable[..., Any]:
-    """Return a call of which each rank of a group makes another number; gloo counts it with those of all ranks."""
-
-    @functools.wraps(original)
-    def alone(*args: Any, **kwargs: Any) -> Any:
-        before = dict(_numbers(c10d))
-        try:
-            return original(*args, **kwargs)
-        finally:
-            for name, number in _numbers(c10d):
-                ours = _notes.unmatched.get(name, 0) + number - before.get(name, 0)
-                if number != before.get(name):
-                    _notes.unmatched = {**_notes.unmatched, name: ours}
-
-    return alone
-
-
-def _numbers(c10d: Any) -> Iterator[tuple[str, int]]:
+def _numbers() -> Iterator[tuple[str, int]]:
     """Yield the name of each group of gloo, and how many calls it counts."""
+    c10d: Any = sys.modules[_C10D]
     for group, name in list(c10d._world.pg_names.items()):  # noqa: SLF001
         if _is_gloo(group):
             yield name, _number(group)
 
 
+def recorded() -> Iterable[dict[str, Any]]:
+    """Yield what torch's flight recorder has of the calls of this rank; nothing where this torch has none."""
+    module = sys.modules.get("torch._C._distributed_c10d")
+    for name in _RECORDERS:
+        recorder = getattr(module, name, None)
+        if recorder is not None:
+            yield from json.loads(recorder(True, False)).get("entries", ())
+
+
 def _last_calls() -> dict[str, str]:
     """Return {group: the call of all its ranks that this rank has made last}, as far as torch records them."""
-    own = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(own, "_dump_fr_trace_json", None)
     found = {}
     try:
-        for entry in json.loads(dump()).get("entries", ()) if dump else ():
+        for entry in recorded():
             if not entry["is_p2p"]:
                 name = entry["process_group"][0]
                 found[name] = entry["profiling_name"].rpartition(":")[2]
@@ -366,7 +342,8 @@ def _look(c10d: Any) -> None:
     try:
         groups = list(c10d._world.pg_map)  # noqa: SLF001
         if groups:
-            _notes.use = "used" if any(map(_has_been_used, groups)) else "unused"
+            is_used = any(one.size() > 1 and _number(one) > 0 for one in groups)
+            _notes.use = "used" if is_used else "unused"
     except Exception:  # noqa: BLE001 - of a torch that keeps its groups elsewhere nothing is known
         _notes.use = "used"
 
@@ -411,7 +388,7 @@ def _with_a_model(groups: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _leave_to_parent() -> None:
     """Never let go of the groups in a forked child: that would wait for threads which only the parent has."""
-    _notes.given = {}  # the child is no rank
+    _notes.given.clear()  # the child is no rank
     _notes.begins = None
     if not _notes.kept:
         return
@@ -420,13 +397,6 @@ def _leave_to_parent() -> None:
     for group in _notes.kept:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     _notes.kept = ()
-
-
-def _has_been_used(group: Any) -> bool:
-    """Whether a group of several ranks has done anything. Raises RuntimeError for a backend that does not count."""
-    if group.size() < 2:
-        return False
-    return _number(group) > 0
 
 
 def _number(group: Any) -> int:

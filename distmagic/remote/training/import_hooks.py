@@ -61,12 +61,18 @@ def when_imported(name: str, patch: Patch) -> None:
         patch(sys.modules[name])
 
 
-def wrap(owner: Any, name: str, ours: Callable[..., Any]) -> None:
-    """Have `ours` called in place of a function of a class or a module: with that function, then with its arguments."""
+def wrap(owner: Any, name: str, ours: Callable[..., Any], *others: Any) -> None:
+    """Have `ours` called in place of a function of a class or a module: with that function, then with its arguments.
+
+    So it is in those `others` that have the same function under this name.
+    """
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return ours(original, *args, **kwargs)
 
-    setattr(owner, name, replacement)
+    for one in others:
+        if getattr(one, name, None) is original:
+            setattr(one, name, replacement)
+    setattr(owner, name, replacement)  # what a partial method gives is never the same

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -10,35 +9,35 @@ from typing import Any
 from urllib.parse import urlsplit
 
 
-def meeting(
-    c10d: Any, given: Callable[[], Mapping[str, str]], next_prefix: Callable[[], str]
-) -> Callable[..., Any]:
-    """Return torch's `rendezvous`, which goes to the store of the run where another one is named for all its ranks.
+def rendezvous(
+    given: Mapping[str, str],
+    next_prefix: Callable[[], str],
+    original: Any,
+    url: Any,
+    rank: int = -1,
+    world_size: int = -1,
+    **more: Any,
+) -> Iterator[Any]:
+    """Stand for torch's `rendezvous`, the `original`: go to the store of the run where another one is named for all its ranks.
 
     `given` are torchrun's variables. The names of a group of all ranks begin with `next_prefix`, unless that is "".
     """
-    original = c10d.rendezvous
-
-    @functools.wraps(original)
-    def rendezvous(
-        url: Any, rank: int = -1, world_size: int = -1, **more: Any
-    ) -> Iterator[Any]:
-        if _is_elsewhere(given(), url, rank, world_size):
-            place = {name: given()[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
-            if given()["RANK"] == "0":
-                sys.stderr.write(
-                    f"distmagic: the program names {':'.join(map(str, _asked(url)))} for its process group. Under torchrun no rank "
-                    f"listens there. The ranks meet at {':'.join(place.values())}, as torchrun has set MASTER_ADDR and "
-                    "MASTER_PORT: leave both as they are.\n"
-                )
-            os.environ.update(place)
-            url = "env://"
-        for store, own_rank, size in original(url, rank, world_size, **more):
-            is_of_all = str(size) == given().get("WORLD_SIZE")
-            prefix = next_prefix() if is_of_all else ""
-            yield c10d.PrefixStore(prefix, store) if prefix else store, own_rank, size
-
-    return rendezvous
+    if _is_elsewhere(given, url, rank, world_size):
+        place = {name: given[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+        if given["RANK"] == "0":
+            sys.stderr.write(
+                f"distmagic: the program names {':'.join(map(str, _asked(url)))} for its process group. Under torchrun no rank "
+                f"listens there. The ranks meet at {':'.join(place.values())}, as torchrun has set MASTER_ADDR and "
+                "MASTER_PORT: leave both as they are.\n"
+            )
+        os.environ.update(place)
+        url = "env://"
+    for store, own_rank, size in original(url, rank, world_size, **more):
+        is_of_all = str(size) == given.get("WORLD_SIZE")
+        prefix = next_prefix() if is_of_all else ""
+        if prefix:
+            store = sys.modules["torch.distributed"].PrefixStore(prefix, store)  # noqa: PLW2901
+        yield store, own_rank, size
 
 
 def _asked(url: Any) -> list[str | None]:

@@ -23,11 +23,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 from distmagic.remote.training import import_hooks
-
-StepKind = Literal["step", "iteration"]
 
 PATIENCE_S = 5.0  # that a rank waits for the step at which it is to stop
 _OPTIMIZER = "torch.optim.optimizer"
@@ -57,12 +55,12 @@ class _Counting:
         self.news = threading.Condition()
 
     def begin(self) -> None:
-        self.counts: dict[StepKind, int] = {"step": 0, "iteration": 0}
+        self.counts: dict[str, int] = {"step": 0, "iteration": 0}
         self.stepped_s = time.monotonic()
         self.step_s = 0.0
         self.is_asked = False
         self.until_s = 0.0
-        self.stop: tuple[StepKind, int] | None = None
+        self.stop: tuple[str, int] | None = None
         self.has_stopped = False
 
 
@@ -100,8 +98,8 @@ def ask(patience_s: float = PATIENCE_S) -> Steps:
         )
 
 
-def stop_at(kind: StepKind, number: int) -> bool:
-    """Have KeyboardInterrupt raised after that step. Return False where this rank goes on: it waited for too long."""
+def stop_at(kind: str, number: int) -> bool:
+    """Have KeyboardInterrupt raised after that "step" or "iteration". Return False where this rank goes on: it waited for too long."""
     with _counting.news:
         if not _counting.is_asked or _counting.counts[kind] > number:
             return False
@@ -164,7 +162,7 @@ def _is_inner(hook: FrameType | None) -> bool:
     return False
 
 
-def _wait(kind: StepKind) -> None:
+def _wait(kind: str) -> None:
     """Wait for an answer; raise KeyboardInterrupt where this is the step to stop at, or one after it."""
     with _counting.news:
         while _counting.is_asked and _counting.stop is None:

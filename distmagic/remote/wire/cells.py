@@ -101,8 +101,8 @@ class CellEnded:
     """A rank has ended a cell as `ended` says, in which the end of a rank is told; its process stays.
 
     `shown` is the repr of the last expression, and `value` its parcel in base64, "" where that is long. `names` are
-    those that its cells have given values to. `groups` are its process groups, `holders` the names of what holds one,
-    `outdated` of what holds one that is no more; `is_broken`: its groups were broken.
+    those that its cells have given values to. `groups` are its process groups, `holders` the names of what holds one;
+    `is_broken`: its groups were broken.
     """
 
     cell: Count
@@ -113,7 +113,6 @@ class CellEnded:
     names: Annotated[tuple[Word, ...], "items", MOST_NAMES] = ()
     groups: Annotated[tuple[GroupCalls, ...], "items", 1000] = ()
     holders: Annotated[tuple[Word, ...], "items", 100] = ()
-    outdated: Annotated[tuple[Word, ...], "items", 100] = ()
     is_broken: bool = False
 
 

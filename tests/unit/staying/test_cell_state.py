@@ -74,9 +74,9 @@ def test_a_cell_is_done_when_all_its_ranks_have_ended_it():
     assert verdict(cell.run) is None
 
 
-def test_other_cells_other_nodes_and_other_ranks_count_for_nothing():
+def test_other_cells_and_other_ranks_count_for_nothing():
     cell = of_cell(cell=2, ranks=(0,))
-    cell = take(cell, [cell_ended(0, cell=1), cell_ended(0, cell=2, node=1)])
+    cell = take(cell, [cell_ended(0, cell=1)])
     assert cell.ends == {}
     cell = take(cell, [output("of another\n", rank=1), progress(0, step=3.0)])
     assert [line.text for line in cell.run.lines] == []

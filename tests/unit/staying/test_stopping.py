@@ -135,9 +135,7 @@ def test_what_is_said_of_process_groups_after_a_cell(golden):
         out_of_step.notice(ends(7, 7, 4, holders=model)),
         out_of_step.notice(ends(4, 4, is_broken=True, holders=both)),
         out_of_step.notice(ends(4, 4, 0)),
-        out_of_step.outdated(ends(4, 4, outdated=model)),
     )
-    assert out_of_step.outdated(ends(4, 4, holders=model)) == ""
     assert out_of_step.notice(ends(4, 4)) == ""
     assert out_of_step.notice({}) == ""
     # Two of the four ranks have run a cell so far.

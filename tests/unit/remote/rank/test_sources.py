@@ -104,7 +104,7 @@ from distmagic.remote.rank import sources
 sources.load(Path(sys.argv[1]))
 main = sys.modules["__main__"] = types.ModuleType("__main__")
 main.__file__ = "/somewhere/distmagic_main.py"
-import linecache, torch
+import torch
 text = '''
 import torch
 class Pair:
@@ -116,7 +116,7 @@ class Pair:
 def double(x: int) -> int:
     return 2 * Pair(x, x).total()
 '''
-linecache.cache[{cell!r}] = (len(text), None, text.splitlines(True), {cell!r})
+sources.know({{{cell!r}: text}})
 exec(compile(text, {cell!r}, "exec"), vars(main))
 warnings.simplefilter("ignore")
 torch.jit.script(main.Pair)

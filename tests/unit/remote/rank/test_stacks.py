@@ -117,14 +117,6 @@ def test_deep_stacks_are_bounded_and_keep_the_users_innermost_frame():
     assert main.frames[-1].line == 0
 
 
-def test_very_many_threads_are_bounded():
-    text = "".join(
-        f'Thread 0x{i:x} (most recent call first):\n  File "/me/run.py", line 1 in f\n\n'
-        for i in range(1, 90)
-    )
-    assert len(threads_of(text, SOURCES)) == 9
-
-
 def test_newer_pythons_write_more():
     text = (
         TEXT.replace("0x00007f0c (most", "0x00007f0c [MainThread] (most")

@@ -115,9 +115,9 @@ main.say = lambda key: words.say(key)
 
 def waits():
     # Say so when this rank has begun its next call.
-    before = dict(groups._numbers(dist.distributed_c10d))
+    before = dict(groups._numbers())
     def look():
-        while dict(groups._numbers(dist.distributed_c10d)) == before:
+        while dict(groups._numbers()) == before:
             time.sleep(0.001)
         Words().say(f"waits {groups._notes.cell}/{rank}")
     in_a_thread(look)
@@ -217,11 +217,11 @@ def test_ranks_are_stopped_at_a_step_or_where_they_are_and_go_on_with_the_next_c
     program = RANKS.replace("{drive}", DRIVE)
     [seen, *_] = gloo_ranks.run(torch_forks, tmp_path, 3, program, has_model=True)
     anew = "Before the next cell the group is created again for all ranks."
-    held = "model (DistributedDataParallel) holds the old one: make it again."
+    held = "Make what holds the old one again: model (DistributedDataParallel)."
     broken = (
         f"A process group was broken, so that its ranks need not wait. {anew} {held}"
     )
-    ahead = f"Rank 0 has made one call more than others in a process group (broadcast). {anew} {held}"
+    ahead = f"Some ranks have made more calls in a process group than others: 0 (last call: broadcast). {anew} {held}"
     assert seen[:2] == [
         "returned returned returned  | ",
         "signalled signalled signalled  | ",

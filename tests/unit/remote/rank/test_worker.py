@@ -42,8 +42,6 @@ def test_a_warning_of_a_cell_names_the_cell_as_tracebacks_do(golden):
 def rank_in(folder: Path) -> worker.Rank:
     return worker.Rank(
         rank=3,
-        local_rank=1,
-        world_size=4,
         restart=0,
         folder=folder,
         call=folder,

@@ -346,7 +346,6 @@ MESSAGES = (
             names=("model",),
             groups=(p.GroupCalls(name="0", size=4, calls=7, last="broadcast"),),
             holders=("model (DistributedDataParallel)",),
-            outdated=("old (DistributedDataParallel)",),
             is_broken=True,
         ),
     ),

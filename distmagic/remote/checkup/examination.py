@@ -40,7 +40,11 @@ def examine(packages: tuple[str, ...]) -> protocol.Examined:
         shm_bytes=_shm_bytes(),
         open_files=_limit(open_files),
         locked_bytes=_limit(locked),
-        infiniband=_infiniband(),
+        # The state of each port of InfiniBand or RoCE: `mlx5_0/1` is `4: ACTIVE`.
+        infiniband={
+            f"{path.parents[2].name}/{path.parent.name}": text
+            for path, text in _read_all("/sys/class/infiniband", "*/ports/*/state")
+        },
         variables=dict(sorted(variables.items())),
         packages=_versions(packages),
         torch_cuda=facts.of_torch("cuda", "") or "",
@@ -69,14 +73,6 @@ def _read_all(folder: str, pattern: str) -> list[tuple[Path, str]]:
     for path in sorted(Path(folder).glob(pattern)):
         with contextlib.suppress(OSError):
             found.append((path, path.read_text().strip()))
-    return found
-
-
-def _infiniband() -> dict[str, str]:
-    """Return the state of each port of InfiniBand or RoCE: `mlx5_0/1` is `4: ACTIVE`."""
-    found = {}
-    for path, text in _read_all("/sys/class/infiniband", "*/ports/*/state"):
-        found[f"{path.parents[2].name}/{path.parent.name}"] = text
     return found
 
 

@@ -2,10 +2,9 @@
 
     action                       the event with which it ends
     Listen(node)                 every message of the node, then LinkEnded
-    Reconnect, Meet (node)       Linked, or AttemptFailed
+    Reconnect(node)              Linked, or AttemptFailed
     Collect(node)                Collected
-    Join(host)                   Admitted, or JoinFailed
-    StartJoined(node)            Joined, or JoinFailed
+    Join(host)                   Joined, or JoinFailed
     Send(nodes, message), Close  none: the listening thread notices a broken link
     Note(node, what)             `what` itself, at once
 
@@ -43,21 +42,17 @@ class Listen:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconnect:
-    """Connect once to the node's host, and follow the node after event number `after`. `broken` is the link before."""
+    """Connect once to the node's host, and follow the node after event number `after`. `broken` is the link before.
+
+    `meets`: another notebook starts the node, so it is followed if it is there.
+    """
 
     node_rank: int
     host_index: int
-    after: int
-    broken: Link | None
-    can_ask: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Meet:
-    """Connect once to a host on which another notebook starts a node, and follow the node if it is there."""
-
-    node_rank: int
-    host_index: int
+    meets: bool = False
+    after: int = 0
+    broken: Link | None = None
+    can_ask: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,20 +66,14 @@ class Collect:
 
 @dataclass(frozen=True, kw_only=True)
 class Join:
-    """Have the lead of an elastic job count a host as a new node. `request_id` names it in the lead's `NodeAdded`."""
+    """Have the lead of an elastic job count a host as a new node, and start its agent.
+
+    `request_id` names it in the lead's `NodeAdded`.
+    """
 
     host_index: int
     request_id: str
     broken: Link | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StartJoined:
-    """Start the agent of a node that the lead has counted."""
-
-    host_index: int
-    link: Link
-    start: protocol.StartNode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +91,7 @@ class Close:
     link: Link
 
 
-Action = Note | Listen | Reconnect | Meet | Collect | Join | StartJoined | Send | Close
+Action = Note | Listen | Reconnect | Collect | Join | Send | Close
 
 
 # ---- events with which actions end
@@ -140,20 +129,11 @@ class Collected:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Admitted:
-    """The lead counted a host as a node; `start` is the message that starts its agent."""
-
-    host_index: int
-    request_id: str
-    link: Link
-    start: protocol.StartNode
-
-
-@dataclass(frozen=True, kw_only=True)
 class Joined:
     """The agent of a new node runs."""
 
     host_index: int
+    request_id: str
     link: Link
     node_rank: int
 
@@ -162,10 +142,10 @@ class Joined:
 class JoinFailed:
     """A host could not become a node this time.
 
-    `node_rank` is the node whose start it was asked for. Before that it is None, and `request_id` names the attempt.
+    `node_rank` is the node whose start it was asked for, None before that.
     """
 
     host_index: int
     error: Exception
-    request_id: str = ""
+    request_id: str
     node_rank: int | None = None

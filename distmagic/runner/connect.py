@@ -105,7 +105,7 @@ def claim_devices(
             try:
                 others = _claimed_at_once(loop, current, spec, plan.job)
             except (ConnectionLost, Unreachable):
-                _begin_anew(loop, opener, present, current, plan.job)
+                _begin_anew(loop, opener, present, current)
                 continue
             if spec.no_wait and any(others):
                 break
@@ -140,33 +140,27 @@ def _begin_anew(
     opener: LinkOpener,
     present: Sequence[int],
     links: list[Link],
-    job: str,
 ) -> None:
-    """Give all devices back, over new links where they are broken. Raises `Unreachable` for a host that is gone."""
+    """Reach all hosts anew: with the old links their devices are given back. Raises `Unreachable` for a host that is gone."""
 
-    def give_back(node_rank: int) -> Link:
+    def reopened(node_rank: int) -> Link:
         old = links[node_rank]
-        try:
-            host_requests.claim_devices(old, job, ())
-        except (ConnectionLost, Unreachable):
-            old.close()
-        else:
-            return old
+        old.close()
         new = opener.link(present[node_rank], broken=old)
         if old.warm is not None:
             new.warm = new.kept = old.warm
             new.send(old.warm)
         return new
 
-    given_back = begin_all("devices", give_back, range(len(links)))
+    again = begin_all("devices", reopened, range(len(links)))
     try:
-        loop.wait_for(given_back)
-        raise_first(given_back)
+        loop.wait_for(again)
+        raise_first(again)
     except BaseException:
-        for future in given_back:
+        for future in again:
             future.add_done_callback(close_result)
         raise
-    links[:] = [future.result() for future in given_back]
+    links[:] = [future.result() for future in again]
 
 
 def _claimed_at_once(

@@ -11,7 +11,7 @@ A host that does not get the blobs from the one before it asks the notebook, and
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from dataclasses import dataclass
@@ -32,9 +32,6 @@ from distmagic.remote.wire.protocol import Blob
 SPREAD_BYTES = 8 << 20
 _OTHERS_S = 1.0  # after a first failure, for others that fail of the same cause
 _TELL_S = 0.1
-_ASKED_AT_MOST = (
-    2  # the rest of a blob, and all of it when what came from a host was damaged
-)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -129,7 +126,7 @@ class Delivery:
         nodes = range(len(self._links))
         blobs = tuple(local.blob for local in self._files.values())
         if sum(blob.size_bytes for blob in blobs) < SPREAD_BYTES or sum(joins) < 2:
-            self._each(lambda node: self._offer(node, blobs), nodes)
+            self._each(lambda node: self._straight(node, blobs), nodes)
             return
         lacking = self._each(lambda node: frozenset(self._lacking(node, blobs)), nodes)
         plan = routes(blobs, lacking, joins, SPREAD_BYTES)
@@ -147,28 +144,18 @@ class Delivery:
         self._meters[node].expect(total_bytes)
         return lacking
 
-    def _offer(self, node: int, blobs: Sequence[Blob]) -> None:
-        """Send a node at once what it lacks of these."""
+    def _straight(self, node: int, blobs: Sequence[Blob]) -> None:
+        """Send a node what it lacks of these."""
         meter = self._meters[node]
+        start = meter.size_bytes
 
         def tell(sent_bytes: int, total_bytes: int) -> None:
-            if not sent_bytes:
+            if not meter.total_bytes:  # it was not asked before
                 meter.expect(total_bytes)
-            meter.reach(sent_bytes)
+            meter.reach(start + sent_bytes)
 
         files = tuple(self._files[blob.sha256] for blob in blobs)
         deliver(self._links[node], files, tell)
-
-    def _straight(self, node: int, blobs: Sequence[Blob]) -> None:
-        """Send a node what it is known to lack."""
-        meter = self._meters[node]
-        start = meter.size_bytes
-        files = tuple(self._files[blob.sha256] for blob in blobs)
-        deliver(
-            self._links[node],
-            files,
-            lambda sent_bytes, _: meter.reach(start + sent_bytes),
-        )
         # It may have come into a home that is shared.
         meter.reach(start + sum(blob.size_bytes for blob in blobs))
 
@@ -228,7 +215,6 @@ class Delivery:
         for blob in chain.blobs:
             at[blob.sha256] = end
             end += blob.size_bytes
-        asked: Counter[str] = Counter()
         link.send(request)
         while True:
             answer: object = link.answer(
@@ -240,12 +226,7 @@ class Delivery:
             if isinstance(answer, protocol.ReceivedBytes):
                 meter.reach(start + min(answer.size_bytes, chain.size_bytes))
             if isinstance(answer, protocol.NeedBlob):
-                asked[answer.sha256] += 1
-                times = asked[answer.sha256]
-                size_bytes = -1
-                if answer.sha256 in at:
-                    size_bytes = self._files[answer.sha256].blob.size_bytes
-                if not 0 <= answer.offset <= size_bytes or times > _ASKED_AT_MOST:
+                if answer.sha256 not in at:
                     raise ProtocolError(
                         f"{link.host.name} asked for bytes that nobody offered."
                     )

@@ -19,7 +19,6 @@ from distmagic.remote.system import threads
 from distmagic.remote.wire import protocol
 from distmagic.runner.actions import (
     Action,
-    Admitted,
     AttemptFailed,
     Close,
     Collect,
@@ -30,10 +29,8 @@ from distmagic.runner.actions import (
     Linked,
     LinkEnded,
     Listen,
-    Meet,
     Reconnect,
     Send,
-    StartJoined,
 )
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.node_joiner import NodeJoiner
@@ -113,34 +110,20 @@ class Executor:
             request = protocol.FollowJob(
                 job=self._job, node_rank=action.node_rank, after=action.after
             )
+            if action.meets:
+                listings = host_requests.list_jobs(link, self._job)
+                found = [(one.job, one.node_rank) for one in listings]
+                if (self._job, action.node_rank) not in found:
+                    link.close()
+                    self._tell(action.node_rank, AttemptFailed(error=None))
+                    return
             link.attach(request)
         except Exception as error:  # noqa: BLE001 - the node table decides what an error means
-            self._fail_attempt(action.node_rank, link, error)
+            if link is not None:
+                link.close()
+            self._tell(action.node_rank, AttemptFailed(error=error))
             return
         self._tell(action.node_rank, Linked(link=link))
-
-    def _meet(self, action: Meet) -> None:
-        link: Link | None = None
-        try:
-            link = self._opener.link(action.host_index)
-            listings = host_requests.list_jobs(link, self._job)
-            found = [(one.job, one.node_rank) for one in listings]
-            if (self._job, action.node_rank) not in found:
-                self._fail_attempt(action.node_rank, link, None)
-                return
-            link.attach(protocol.FollowJob(job=self._job, node_rank=action.node_rank))
-        except Exception as error:  # noqa: BLE001 - the node table decides what an error means
-            self._fail_attempt(action.node_rank, link, error)
-            return
-        self._tell(action.node_rank, Linked(link=link))
-
-    def _fail_attempt(
-        self, node_rank: int, link: Link | None, error: Exception | None
-    ) -> None:
-        """End an attempt that gave no link which follows the node; a link that was opened is closed."""
-        if link is not None:
-            link.close()
-        self._tell(node_rank, AttemptFailed(error=error))
 
     def _collect(self, action: Collect) -> None:
         try:
@@ -158,10 +141,13 @@ class Executor:
     def _join(self, action: Join) -> None:
         assert self._joiner is not None
         link: Link | None = None
+        node_rank: int | None = None
         try:
             self._forget(action.broken)
             link = self._opener.link(action.host_index, broken=action.broken)
             start = self._joiner.admit(link, action.request_id)
+            node_rank = start.node_rank
+            link.start(start)
         except Exception as error:  # noqa: BLE001 - the node table decides what an error means
             if link is not None:
                 link.close()
@@ -169,39 +155,20 @@ class Executor:
                 host_index=action.host_index,
                 error=error,
                 request_id=action.request_id,
-            )
-            self._tell(0, failed)
-            return
-        admitted = Admitted(
-            host_index=action.host_index,
-            request_id=action.request_id,
-            link=link,
-            start=start,
-        )
-        self._tell(0, admitted)
-
-    def _start_joined(self, action: StartJoined) -> None:
-        try:
-            action.link.start(action.start)
-        except Exception as error:  # noqa: BLE001 - the node table decides what an error means
-            self._forget(action.link)
-            action.link.close()
-            failed = JoinFailed(
-                host_index=action.host_index,
-                error=error,
-                node_rank=action.start.node_rank,
+                node_rank=node_rank,
             )
             self._tell(0, failed)
             return
         joined = Joined(
             host_index=action.host_index,
-            link=action.link,
-            node_rank=action.start.node_rank,
+            request_id=action.request_id,
+            link=link,
+            node_rank=node_rank,
         )
         self._tell(0, joined)
 
     def _tell(self, node_rank: int, what: object) -> None:
-        if isinstance(what, (Linked, Admitted, Joined)) and not self._keep(what.link):
+        if isinstance(what, (Linked, Joined)) and not self._keep(what.link):
             what.link.close()  # the run is over: nobody takes this link any more
             return
         self._queue.tell(what, node_rank=node_rank)
@@ -236,8 +203,6 @@ class Executor:
     _ACTS: ClassVar[dict[type, Callable[..., None]]] = {
         Listen: _listen,
         Reconnect: _reconnect,
-        Meet: _meet,
         Collect: _collect,
         Join: _join,
-        StartJoined: _start_joined,
     }

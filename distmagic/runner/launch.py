@@ -122,7 +122,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                 payload=payload,
                 links=links,
             )
-            lead, lost = start.run()
+            lead = start.run()
         growth, joiner = None, None
         if plan.terms.is_elastic:
             growth = Growth(host_names=fleet.names, awaited=tuple(first_links.absent))
@@ -139,7 +139,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
         )
         nodes = dict(enumerate(links))
         follow = partial(
-            loop.follow, table, executor, nodes, limits, detach=spec.detach, lost=lost
+            loop.follow, table, executor, nodes, limits, detach=spec.detach
         )
         return _followed(loop, follow, opener, table, executor, noted)
 

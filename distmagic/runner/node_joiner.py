@@ -27,14 +27,11 @@ from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import Blob, StartNode
 
-# Of a payload from elsewhere: as much as the blobs of this machine may take up.
-_MOST_BYTES = 2 << 30
-
 
 class NodeJoiner:
     """The way into one job. `open_lead` opens a conversation with its first host, more than one at a time.
 
-    `begun` and `payload` are known to the notebook that began it; any other one takes 2 GiB at most from the first host.
+    `begun` and `payload` are known to the notebook that began it; any other one takes them from the first host.
     `is_text`: no byte code is known to travel in the job, so any Python will do.
     """
 
@@ -95,17 +92,8 @@ class NodeJoiner:
         names = (begun.call, begun.code, *begun.side_files)
         sizes = begun.join_template.sizes
         payload = []
-        unknown_bytes = 0
         for name, size_bytes in zip(names, sizes, strict=True):
             payload.append(Blob(sha256=name, size_bytes=size_bytes))
-            if name not in self._payload:
-                unknown_bytes += size_bytes
-        if unknown_bytes > _MOST_BYTES:
-            raise UsageError(
-                f"The payload of job {self.job} is {unknown_bytes:,} bytes long; at most {_MOST_BYTES:,} are taken "
-                "from its first host.",
-                "The notebook that started the job can add hosts, while it follows the job.",
-            )
         link.send(protocol.CheckBlobs(blobs=tuple(payload)))
         lacking = link.answer(protocol.MissingBlobs).sha256
         return tuple(self._here(blob) for blob in payload if blob.sha256 in lacking)

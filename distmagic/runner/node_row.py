@@ -8,7 +8,7 @@ from typing import Literal
 
 from distmagic.connection.link import Link
 from distmagic.remote.wire import protocol
-from distmagic.runner.actions import Admitted
+from distmagic.runner.actions import Joined
 from distmagic.state.events import NEVER_BEGAN
 
 FIRST_PAUSE_S = 0.25  # between attempts to connect again
@@ -58,14 +58,17 @@ class NodeRow:
 
 @dataclass(kw_only=True)
 class HostJoin:
-    """A host that is to become a node of an elastic job. `own` are the nodes that it was, or was to be, through us."""
+    """A host that is to become a node of an elastic job. `own` are the nodes that it was, or was to be, through us.
+
+    `node_rank` is as the lead has counted it; `joined`: its agent runs already, and the lead's event has yet to come.
+    """
 
     own: set[int]
     attempts: Attempts
     broken: Link | None = None
     request_id: str = ""
-    node_rank: int | None = None  # as the lead has counted it
-    admitted: Admitted | None = None
+    node_rank: int | None = None
+    joined: Joined | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

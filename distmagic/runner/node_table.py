@@ -3,7 +3,7 @@
 Events go in, actions come out; nothing here blocks, connects or asks a clock. Only the run's own thread changes it.
 
     state of a row       leaves it when
-    waiting              it is counted by the lead of an elastic job, and its agent is being started: Joined -> following
+    waiting              it is counted by the lead of an elastic job, and its agent is being started by us: Joined -> following
     following            LinkEnded: the agent ended -> collecting; the link broke -> reconnecting; else -> lost
     reconnecting         Linked -> following; the time is over -> lost. Attempts follow each other with growing pauses
     meeting              as reconnecting, for a node that another notebook starts, or whose start was not answered; in the
@@ -42,7 +42,6 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.bounds import MOST_NODES
 from distmagic.runner.actions import (
     Action,
-    Admitted,
     AttemptFailed,
     Close,
     Collect,
@@ -53,11 +52,9 @@ from distmagic.runner.actions import (
     Linked,
     LinkEnded,
     Listen,
-    Meet,
     Note,
     Reconnect,
     Send,
-    StartJoined,
 )
 from distmagic.runner.node_row import (
     FIRST_PAUSE_S,
@@ -78,6 +75,8 @@ from distmagic.state.events import (
 )
 
 REFUSED_PAUSE_S = 60.0  # between attempts to join, after one that was refused
+# It ends a node that has no ranks yet.
+_TOO_LATE = protocol.StopNode(grace_s=0.0, reason="too late")
 
 
 class NodeTable:
@@ -106,16 +105,11 @@ class NodeTable:
 
     # ---- beginning
 
-    def follow(
-        self, links: Mapping[int, Link], now_s: float, lost: Mapping[int, str] = {}
-    ) -> list[Action]:
-        """Begin to follow all nodes. One without a link is connected to; those that are `lost` are not followed."""
+    def follow(self, links: Mapping[int, Link], now_s: float) -> list[Action]:
+        """Begin to follow all nodes. One without a link is connected to."""
         actions: list[Action] = []
-        for node_rank, row in enumerate(self.rows):
-            if node_rank in lost:
-                row.link = links.get(node_rank)
-                actions += self._lose(node_rank, lost[node_rank], now_s)
-            elif node_rank in links:
+        for node_rank in range(len(self.rows)):
+            if node_rank in links:
                 actions += self._listen(node_rank, links[node_rank])
             else:
                 actions += self._break(node_rank, "it could not be reached", now_s)
@@ -138,10 +132,10 @@ class NodeTable:
                 links.append(row.link)
         if links:
             actions.append(Send(links=tuple(links), message=message))
-        # An agent that is being started already is followed, and stopped as soon as it runs.
-        for join in self._joins.values():
-            if join.node_rank is None and join.admitted is not None:
-                actions.append(Close(link=join.admitted.link))
+        # An agent that is being started already is stopped as soon as it runs.
+        late = [one.joined.link for one in self._joins.values() if one.joined]
+        if late:
+            actions.append(Send(links=tuple(late), message=_TOO_LATE))
         self._joins.clear()
         return actions
 
@@ -286,7 +280,10 @@ class NodeTable:
         if join is not None and join.request_id == request_id:
             join.node_rank = node_rank
             join.own.add(node_rank)
-            return self._start_joined(join)
+            if join.joined is None:
+                return []
+            del self._joins[row.host_index]
+            return self._listen(node_rank, join.joined.link)
         self._meet(row, now_s)
         return []
 
@@ -311,64 +308,43 @@ class NodeTable:
                 newest = node_rank
         return newest
 
-    def _admitted(self, _: int, what: Admitted, now_s: float) -> list[Action]:
-        join = self._joins.get(what.host_index)
-        # The run is being stopped meanwhile.
-        if join is None or join.request_id != what.request_id:
-            lost = self._lose_unstarted(what.start.node_rank, NEVER_BEGAN, now_s)
-            return [Close(link=what.link), *lost]
-        join.admitted = what
-        return self._start_joined(join)
-
-    def _start_joined(self, join: HostJoin) -> list[Action]:
-        """Start the new node as soon as the lead's event has come, which all notebooks that follow the job get."""
-        if join.admitted is None or join.node_rank is None:
-            return []
-        admitted = join.admitted
-        return [
-            StartJoined(
-                host_index=admitted.host_index, link=admitted.link, start=admitted.start
-            )
-        ]
-
     def _joined(self, _: int, what: Joined, __: float) -> list[Action]:
-        self._joins.pop(what.host_index, None)
-        actions = self._listen(what.node_rank, what.link)
+        join = self._joins.get(what.host_index)
+        rows = self.rows[what.node_rank : what.node_rank + 1]
+        actions: list[Action] = []
+        message = _TOO_LATE
+        if rows and rows[0].state == "waiting":
+            self._joins.pop(what.host_index, None)
+            actions += self._listen(what.node_rank, what.link)
+            message = rows[0].stop or message  # it may have ranks by then
+        elif join is not None and join.request_id == what.request_id:
+            # All notebooks that follow the job get the lead's event, and only then know the node.
+            join.joined = what
+            return []
+        elif not self.is_stopping:
+            actions.append(Close(link=what.link))
         if self.is_stopping:
-            # "too late" ends a node that has no ranks yet; what stops the run ends one that has.
-            late = protocol.StopNode(grace_s=0.0, reason="too late")
-            message = self.rows[what.node_rank].stop or late
             actions.append(Send(links=(what.link,), message=message))
         return actions
 
-    def _lose_unstarted(
-        self, node_rank: int | None, why: str, now_s: float
-    ) -> list[Action]:
-        """Count a node as lost that the lead has counted and that was never started."""
-        if node_rank is None or node_rank >= len(self.rows):
-            return []
-        if self.rows[node_rank].state != "waiting":
-            return []
-        return self._lose(node_rank, why, now_s)
-
     def _join_failed(self, _: int, what: JoinFailed, now_s: float) -> list[Action]:
         join = self._joins.get(what.host_index)
-        was_asked = what.node_rank is not None
-        is_old = join is not None and (
-            join.node_rank != what.node_rank
-            if was_asked
-            else join.request_id != what.request_id
-        )
+        node_rank = what.node_rank
         # The run is being stopped meanwhile, or the host is tried anew by now.
-        if join is None or is_old:
-            return self._lose_unstarted(what.node_rank, str(what.error), now_s)
+        if join is None or join.request_id != what.request_id:
+            if node_rank is None or node_rank >= len(self.rows):
+                return []
+            if self.rows[node_rank].state == "waiting":
+                return self._lose(node_rank, str(what.error), now_s)
+            return []
         is_unanswered = isinstance(what.error, (ConnectionLost, Unreachable))
-        if is_unanswered and was_asked and join.node_rank is not None:
-            # Its agent may have been started all the same.
-            row = self.rows[join.node_rank]
-            row.why_unmet = _words(what.error)
+        if is_unanswered and node_rank is not None:
+            # Its agent may have been started all the same: it is looked for, or will be with the lead's event.
             del self._joins[what.host_index]
-            self._meet(row, now_s)
+            if join.node_rank is not None:
+                row = self.rows[join.node_rank]
+                row.why_unmet = _words(what.error)
+                self._meet(row, now_s)
             return []
         actions: list[Action] = []
         if join.node_rank is not None:
@@ -376,9 +352,8 @@ class NodeTable:
             actions += self._lose(join.node_rank, str(what.error), now_s, rejoins=False)
         join.request_id = ""
         join.node_rank = None
-        join.admitted = None
         # A UsageError says that the node which the host was before is not over yet.
-        if isinstance(what.error, (ConnectionLost, Unreachable, UsageError)):
+        if is_unanswered or isinstance(what.error, UsageError):
             join.attempts = join.attempts.again(now_s)
             return actions
         why = _words(what.error).rstrip(".")
@@ -386,11 +361,7 @@ class NodeTable:
         actions.append(Note(node_rank=0, what=warning))
         # It may pass: a machine that boots refuses every log-in at first.
         if isinstance(what.error, DistmagicError):
-            join.attempts = replace(
-                join.attempts,
-                next_at_s=now_s + REFUSED_PAUSE_S,
-                pause_s=REFUSED_PAUSE_S,
-            )
+            join.attempts = join.attempts.again(now_s, REFUSED_PAUSE_S)
         else:
             del self._joins[what.host_index]
         return actions
@@ -420,7 +391,15 @@ class NodeTable:
                 actions += self._lose(node_rank, why, now_s)
             elif now_s >= row.attempts.next_at_s:
                 row.attempts = replace(row.attempts, next_at_s=None)
-                actions.append(self._attempt(node_rank, row))
+                attempt = Reconnect(
+                    node_rank=node_rank,
+                    host_index=row.host_index,
+                    meets=row.state == "meeting",
+                    after=row.last,
+                    broken=row.link,
+                    can_ask=row.can_ask,
+                )
+                actions.append(attempt)
         for host_index, join in list(self._joins.items()):
             if self._newest(host_index) not in join.own:
                 del self._joins[host_index]  # another notebook has started it
@@ -437,17 +416,6 @@ class NodeTable:
                     )
                 )
         return actions
-
-    def _attempt(self, node_rank: int, row: NodeRow) -> Action:
-        if row.state == "meeting":
-            return Meet(node_rank=node_rank, host_index=row.host_index)
-        return Reconnect(
-            node_rank=node_rank,
-            host_index=row.host_index,
-            after=row.last,
-            broken=row.link,
-            can_ask=row.can_ask,
-        )
 
     # ---- transitions
 
@@ -505,7 +473,6 @@ class NodeTable:
         Collected: _collected,
         Linked: _linked,
         AttemptFailed: _attempt_failed,
-        Admitted: _admitted,
         Joined: _joined,
         JoinFailed: _join_failed,
     }

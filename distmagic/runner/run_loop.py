@@ -23,7 +23,6 @@ a question to the user is answered within it.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -33,7 +32,6 @@ from typing import Any, Protocol, TypeVar
 
 from distmagic.connection.link import Link
 from distmagic.errors import Cancelled, DistmagicError
-from distmagic.remote.system.gc_pause import heap_left_alone
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.render.screen import Screen, TypedLine, UserRequest
@@ -68,7 +66,6 @@ from distmagic.state.model import RunState
 
 ABANDON_S = 5.0  # how long an unexpected error waits for the ranks to be gone
 BEAT_S = 0.1
-SHORT_S = 5.0  # a run that lasts longer is worth a full garbage collection
 
 T = TypeVar("T")
 
@@ -222,29 +219,23 @@ class RunLoop:
 
     def follow(
         self, table: NodeTable, executor: Executor, links: Mapping[int, Link], limits: Limits,
-        *, detach: bool = False, lost: Mapping[int, str] | None = None,
+        *, detach: bool = False,
     ) -> None:  # fmt: skip
         """Follow all nodes until each is gone or lost. What the user asks for on the screen is done meanwhile.
 
-        `links` are by node rank; nodes without one are connected to, those that are `lost` are not followed. `detach`:
-        let the job go on alone as soon as it runs, and return then. An interrupt does the same to a job that is
+        `links` are by node rank; nodes without one are connected to. `detach`: let the job go on alone as soon as it runs, and return then. An interrupt does the same to a job that is
         detached already.
         """
         self._table = table
         self._executor = executor
         self._memory = replace(self._memory, wants_detach=detach)
-        # Beside a run in the background the notebook works on, and what it lets go of has to be found.
-        waits_for_run = threading.current_thread() is threading.main_thread()
         try:
             # An interrupt that is raised in the middle would lose an event.
-            with heap_left_alone() as heap, interrupts.sent_to(self._interrupts):
-                began_s = self._clock()
-                self._perform(table.follow(links, began_s, lost or {}))
+            with interrupts.sent_to(self._interrupts):
+                self._perform(table.follow(links, self._clock()))
                 while not (
                     self.state.is_over or decide.is_left(self.state, self._memory)
                 ):
-                    if waits_for_run and self._clock() - began_s > SHORT_S:
-                        heap.freeze()
                     # Raised all the same, of a thread that has no signals, say.
                     try:
                         self._beat(limits)

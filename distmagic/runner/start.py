@@ -51,8 +51,8 @@ class Start:
     payload: Payload
     links: tuple[Link, ...]
 
-    def run(self) -> tuple[protocol.StartNode, dict[int, str]]:
-        """Return the message that started the lead, and the nodes without which an elastic job begins, with why.
+    def run(self) -> protocol.StartNode:
+        """Return the message that started the lead.
 
         If the job can't begin, no node of it is left running. Raises `Cancelled` for an interrupt.
         """
@@ -75,9 +75,7 @@ class Start:
             for link, request in zip(self.links, requests, strict=True):
                 started.append(pool.submit(start_node, link, request))
             self.loop.wait_for(started)
-            lost = lost_at_start(self.plan, [future.exception() for future in started])
-            if not lost:
-                raise_first(started)
+            raise_first(started)
             self._tell_of_work_dirs()
         except BaseException as error:
             unsure = roll_back(self.links, started)
@@ -90,7 +88,7 @@ class Start:
         finally:
             lease_keeper.close()
             pool.shutdown(wait=False)
-        return requests[0], lost
+        return requests[0]
 
     def _tell_of_work_dirs(self) -> None:
         hosts: dict[str, list[str]] = {}
@@ -136,25 +134,6 @@ class Start:
 
         addresses = [node.address for node in self.plan.nodes]
         Delivery(self.links, addresses, self.payload.blobs, tell, note).run()
-
-
-def lost_at_start(plan: Plan, errors: Sequence[BaseException | None]) -> dict[int, str]:
-    """Return the nodes without which an elastic job can begin, and why they did not start; {} if it can't, or needn't.
-
-    `errors` are what the start of each node ended with.
-    """
-    failed: dict[int, str] = {}
-    for node_rank, error in enumerate(errors):
-        if error is None:
-            continue
-        if node_rank == 0 or not isinstance(error, (ConnectionLost, Unreachable)):
-            return {}
-        first_line, _, _ = str(error).partition("\n")
-        failed[node_rank] = first_line
-    is_enough = len(errors) - len(failed) >= plan.terms.min_nodes
-    if plan.join_template is None or not is_enough:
-        return {}
-    return failed
 
 
 def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[str]:

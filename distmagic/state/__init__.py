@@ -70,11 +70,10 @@ Why a node is lost, and where that is decided:
     there was no connection for the lease                        runner/node_table.py, `due`
     it was to join an elastic job, and never began               runner/node_table.py: nobody has started it (`due`), its
                                                                  start failed (`_join_failed`), or the run was being
-                                                                 stopped (`_add_row`, `_admitted`)
+                                                                 stopped (`_add_row`)
     it was to join, and its host could not be asked              runner/node_table.py, `due`: its start was not answered,
                                                                  and no connection came for 20 s; it may run
     it joined from a host that this notebook doesn't know        runner/node_table.py, `_pass_over`
-    an elastic job began without it                              runner/start.py, `lost_at_start`; the table sends Lost
     OSMO ended the workflow otherwise than well                  systems/osmo/workflow.py, `_last_words`
 
 A rank

@@ -13,13 +13,11 @@ import pytest
 
 import distmagic
 from distmagic.api import session
-from distmagic.connection.link import Link
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, NodeLost, Unreachable, UsageError
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
 from distmagic.planning.jobs import known_whereabouts, whereabouts
-from distmagic.remote.wire.protocol import StartNode
 from distmagic.render.overview import overview
 from distmagic.request.hosts import parse_hosts
 from distmagic.state.model import RunState
@@ -202,35 +200,6 @@ def test_hosts_that_are_down_at_the_start_join_when_they_are_up_and_again_when_t
     golden(*away)
     (notice,) = killed
     golden(notice.replace(late.killed, "HOST"))
-
-
-def world_size() -> str:
-    """Return the size of the world."""
-    import os
-
-    return os.environ["WORLD_SIZE"]
-
-
-def test_a_host_that_is_switched_off_while_the_agents_start_is_done_without(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin = Link.start
-
-    def start(self: Link, request: StartNode) -> None:
-        if request.node_rank == 2:
-            lab.hosts[2].kill(silent=False)
-        begin(self, request)
-
-    monkeypatch.setattr(Link, "start", start)
-    run = runner.run(
-        lab,
-        "dm1:1,dm2:1,dm3:1",
-        world_size,
-        nnodes=(2, 3),
-        max_restarts=1,
-    )
-    assert dict(run.results) == {0: "2", 1: "2"}
-    assert [run.state.nodes[node].host for node, _ in run.state.lost] == ["dm3"]
 
 
 def return_unless_third() -> int:

@@ -17,5 +17,5 @@ order:
     socket_peer.py  the user at the other end of a unix socket
     torchrun_variables.py  the variables that torchrun gives to ranks
     threads.py      begins all threads of this process, and names who ends each of them
-    gc_pause.py     spares the garbage collector objects that stay: loaded modules, a notebook's own
+    gc_pause.py     spares the garbage collector objects that stay: loaded modules
 """

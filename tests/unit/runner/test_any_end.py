@@ -12,9 +12,7 @@ import random
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
-from unittest import mock
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -28,10 +26,8 @@ from distmagic.errors import (
 from distmagic.remote.gang.liveness import FORM_S
 from distmagic.remote.wire import protocol as p
 from distmagic.remote.wire.vocabulary import StopReason
-from distmagic.runner import run_loop
 from distmagic.runner.actions import (
     Action,
-    Admitted,
     AttemptFailed,
     Collect,
     Collected,
@@ -41,10 +37,8 @@ from distmagic.runner.actions import (
     Linked,
     LinkEnded,
     Listen,
-    Meet,
     Reconnect,
     Send,
-    StartJoined,
 )
 from distmagic.runner.interrupts import Interrupts
 from distmagic.runner.node_row import Growth
@@ -54,7 +48,6 @@ from distmagic.state.decide import CONFIRM_S, GRACE_S, Limits
 from distmagic.state.events import Event, Planned
 from distmagic.state.fold import begin
 from distmagic.state.model import RunState
-from tests.builders.messages import START
 from tests.builders.runs import FakeScreen
 from tests.builders.terms import on_terms, terms
 
@@ -212,13 +205,8 @@ class AnyRun:
 
     def _reconnect(self, act: Reconnect) -> tuple[int, Any]:
         error = self._refusal(act.host_index)
-        if error is not None:
-            return act.node_rank, AttemptFailed(error=error)
-        return act.node_rank, Linked(link=a_link(act.node_rank, act.host_index))
-
-    def _meet(self, act: Meet) -> tuple[int, Any]:
-        error = self._refusal(act.host_index)
-        if error is not None or act.node_rank not in self._agents:
+        is_missing = act.meets and act.node_rank not in self._agents
+        if error is not None or is_missing:
             return act.node_rank, AttemptFailed(error=error)
         return act.node_rank, Linked(link=a_link(act.node_rank, act.host_index))
 
@@ -238,32 +226,32 @@ class AnyRun:
                 host_index=act.host_index, error=error, request_id=act.request_id
             )
         node = len(self._names) - 1
-        return 0, Admitted(
-            host_index=act.host_index,
-            request_id=act.request_id,
-            link=a_link(node, act.host_index),
-            start=replace(START, node_rank=node),
-        )
-
-    def _start_joined(self, act: StartJoined) -> tuple[int, Any]:
-        node = act.start.node_rank
-        error = None if self._reaches(act.host_index) else CUT
-        if error is None and self._dice.random() < 0.2:
+        if not self._reaches(act.host_index):
+            error = CUT
+        elif self._dice.random() < 0.2:
             error = PreflightError(HOSTS[act.host_index], "its disk is full.")
-        elif error is None:
+        else:
             self._start(node)
             if self._dice.random() < 0.2:
                 error = CUT  # the answer got lost
         if error is not None:
-            return 0, JoinFailed(host_index=act.host_index, error=error, node_rank=node)
-        return 0, Joined(host_index=act.host_index, link=act.link, node_rank=node)
+            return 0, JoinFailed(
+                host_index=act.host_index,
+                error=error,
+                request_id=act.request_id,
+                node_rank=node,
+            )
+        return 0, Joined(
+            host_index=act.host_index,
+            request_id=act.request_id,
+            link=a_link(node, act.host_index),
+            node_rank=node,
+        )
 
     _DO: ClassVar[dict[type, Any]] = {
         Reconnect: _reconnect,
-        Meet: _meet,
         Collect: _collect,
         Join: _join,
-        StartJoined: _start_joined,
     }
 
     # ---- hosts
@@ -443,13 +431,6 @@ COMMANDS = [
     ("interrupt",),
 ]
 SCRIPTS = st.lists(st.sampled_from(COMMANDS), min_size=12, max_size=30)
-
-
-@pytest.fixture(autouse=True)
-def no_collection():
-    """A full collection takes time."""
-    with mock.patch.object(run_loop, "SHORT_S", math.inf):
-        yield
 
 
 # A host that was lost, came back as another node and is lost again: both of its nodes end while it is started once more.

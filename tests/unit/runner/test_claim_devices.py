@@ -159,7 +159,7 @@ def test_a_run_whose_connection_breaks_while_it_waits_waits_on_over_a_new_one(tm
         link.warm = link.kept = TEMPLATE
     followed = launched(tmp_path, reaching=reaching, spec=DEVICES)
     assert followed.state.phase == "done"
-    assert [len(host.processes) for host in hosts] == [2, 1]
+    assert [len(host.processes) for host in hosts] == [2, 2]
     assert hosts[0].requests_of(p.TemplateRequest) == [TEMPLATE]
     assert [one.warm for one in hosts[0].requests_of(p.StartNode)] == [TEMPLATE]
     reaching.opener.connections.close()

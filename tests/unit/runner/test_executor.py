@@ -15,7 +15,6 @@ from distmagic.remote.wire import protocol as p
 from distmagic.runner import executor
 from distmagic.runner.actions import (
     Action,
-    Admitted,
     AttemptFailed,
     Close,
     Collect,
@@ -26,10 +25,8 @@ from distmagic.runner.actions import (
     Linked,
     LinkEnded,
     Listen,
-    Meet,
     Reconnect,
     Send,
-    StartJoined,
 )
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.executor import Executor
@@ -120,7 +117,7 @@ def reconnect(broken_link: Link | None = None) -> Reconnect:
     )
 
 
-MEET = Meet(node_rank=0, host_index=0)
+MEET = Reconnect(node_rank=0, host_index=0, meets=True)
 JOIN = Join(host_index=0, request_id="a1", broken=None)
 
 
@@ -251,14 +248,15 @@ def test_results_of_a_host_that_says_no_more_are_not_waited_for(stage, monkeypat
     assert stage.outcomes(collect(stage)) == [Collected(results={}, is_kept_idle=False)]
 
 
-# ---- Join and StartJoined
+# ---- Join
 
 
-def test_a_host_joins_with_what_the_lead_says(stage):
-    (admitted,) = stage.outcomes(JOIN, FakeJoiner())
-    assert admitted == Admitted(
-        host_index=0, request_id="a1", link=admitted.link, start=START
+def test_a_host_joins_and_is_started_as_the_lead_says(stage):
+    (joined,) = stage.outcomes(JOIN, FakeJoiner())
+    assert joined == Joined(
+        host_index=0, request_id="a1", link=joined.link, node_rank=START.node_rank
     )
+    assert stage.host.requests[-1] == START
     assert not stage.host.processes[-1].is_closed.is_set()
 
 
@@ -281,22 +279,18 @@ def test_a_host_that_can_not_be_reached_does_not_join(stage, monkeypatch, error)
     ]
 
 
-def test_a_node_that_was_admitted_starts(stage):
-    action = StartJoined(host_index=0, link=stage.link, start=START)
-    assert stage.outcomes(action) == [
-        Joined(host_index=0, link=stage.link, node_rank=START.node_rank)
-    ]
-    assert stage.host.requests[-1] == START
-
-
 @any_error
 def test_a_node_that_does_not_start_is_hung_up_on(stage, monkeypatch, error):
-    monkeypatch.setattr(stage.link, "start", broken(error))
-    action = StartJoined(host_index=0, link=stage.link, start=START)
-    assert stage.outcomes(action) == [
-        JoinFailed(host_index=0, error=error, node_rank=START.node_rank)
+    monkeypatch.setattr(Link, "start", broken(error))
+    assert stage.outcomes(JOIN, FakeJoiner()) == [
+        JoinFailed(
+            host_index=0,
+            error=error,
+            request_id=JOIN.request_id,
+            node_rank=START.node_rank,
+        )
     ]
-    assert stage.host.is_left
+    assert stage.host.processes[-1].is_closed.is_set()
 
 
 # ---- Send and Close
@@ -365,7 +359,7 @@ def test_the_end_hangs_up_on_a_link_that_came_and_that_nobody_took(stage, kind):
         )
     elif kind == "meet":
         stage.host.listings = (listing("j-1", 1, [stage.host]),)
-        action = Meet(node_rank=1, host_index=0)
+        action = Reconnect(node_rank=1, host_index=0, meets=True)
     else:
         action = Join(host_index=0, request_id="id1", broken=stage.link)
     executor = stage.executor_with(FakeJoiner())
@@ -377,7 +371,7 @@ def test_the_end_hangs_up_on_a_link_that_came_and_that_nobody_took(stage, kind):
         return bool(found)
 
     wait_until(has_come, "the link")
-    assert isinstance(found[0].what, (Linked, Admitted))
+    assert isinstance(found[0].what, (Linked, Joined))
     executor.close((stage.link,))
     assert stage.host.is_left
 

@@ -33,7 +33,6 @@ from distmagic.runner import launch
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.interrupts import Interrupts
 from distmagic.runner.run_loop import RunLoop
-from distmagic.runner.start import lost_at_start
 from distmagic.state import decide
 from distmagic.state.events import Lost
 from distmagic.state.model import RunState
@@ -44,7 +43,6 @@ from tests.builders.hosts import (
     FakeConnection,
     FakeHost,
     down,
-    fails,
     reach,
     runs_on,
     runs_to_its_end,
@@ -58,33 +56,13 @@ from tests.builders.jobs import (
     payload_in,
     two,
 )
-from tests.builders.plans import WORK, A, B, plan_for, reached
+from tests.builders.plans import WORK, reached
 from tests.builders.runs import FakeScreen
 from tests.lab import wait_until
 from tests.lab.waiting import HANG_S
 
 C = reached("gpu-c", "10.0.0.3", "eth1", slots="gpu", gpus=4)
 GONE = ConnectionLost("gpu-b: the connection ended.", "")
-
-
-@pytest.mark.parametrize(
-    ("spec", "errors", "lost"),
-    [
-        ({}, [None, GONE, None], {1: "gpu-b: the connection ended."}),
-        ({}, [None, None, None], {}),
-        ({}, [GONE, None, None], {}),
-        ({"nnodes": (3, 4)}, [None, GONE, None], {}),
-        ({"max_restarts": 0}, [None, GONE, None], {}),
-        ({}, [None, GONE, PreflightError("gpu-c", "has no room", "")], {}),
-        ({}, [None, GONE, KeyboardInterrupt()], {}),
-    ],
-)
-def test_an_elastic_job_begins_without_hosts_that_are_lost_in_the_moment_of_its_start(
-    spec, errors, lost
-):
-    asked = JobSpec(**{"nnodes": (1, 4), "max_restarts": 3, **spec})
-    plan = plan_for(asked, A, B, C)
-    assert lost_at_start(plan, errors) == lost
 
 
 def swept(link: Callable[..., Any], clock: Callable[[], float]) -> RunLoop:
@@ -195,14 +173,6 @@ def test_every_node_is_told_its_part_of_one_plan(tmp_path):
     assert first.membership.secret == second.membership.secret
 
 
-def test_a_rank_that_fails_stops_the_others(tmp_path):
-    a, b = FakeHost("gpu-a", runs_on), FakeHost("gpu-b", fails)
-    followed = launched(tmp_path, a, b)
-    assert (followed.state.phase, followed.state.first_failure) == ("failed", 1)
-    assert [request.reason for request in a.requests_of(p.StopNode)] == ["failed"]
-    assert_left(a, b)
-
-
 def test_a_host_that_can_not_be_reached_ends_it_before_anything_is_started(tmp_path):
     a, b = two()
     b.error = down("gpu-b")
@@ -291,18 +261,6 @@ def test_where_all_pythons_are_the_notebook_s_the_byte_code_goes(tmp_path):
     a, b = two()
     payload = replace(payload_in(tmp_path), in_source=pytest.fail)
     assert launched(tmp_path, a, b, payload=payload).state.phase == "done"
-
-
-def test_all_hosts_that_can_not_be_planned_for_are_named_at_once(tmp_path):
-    a, b = two()
-    for host in (a, b):
-        host.facts = replace(host.facts, torch=None)
-    with pytest.raises(HostErrors) as caught:
-        launched(tmp_path, a, b)
-    assert [error.message for error in caught.value.errors] == [
-        "gpu-a: Python /usr/bin/python3 has no torch.",
-        "gpu-b: Python /usr/bin/python3 has no torch.",
-    ]
 
 
 def test_a_job_of_this_notebook_that_still_runs_there_is_in_the_way(tmp_path, golden):
@@ -402,13 +360,6 @@ def test_the_state_knows_whether_the_user_has_named_the_port(
     assert followed.state.chose_port == chose_port
 
 
-def test_a_port_that_the_user_names_is_the_port(tmp_path):
-    a, b = two()
-    launched(tmp_path, a, b, spec=JobSpec(master_port=29600))
-    assert a.requests_of(p.GetFreePort) == []
-    assert "--master-port=29600" in a.requests_of(p.StartNode)[0].torchrun
-
-
 def test_a_host_on_which_no_port_can_be_tried_has_the_port_of_before(tmp_path):
     a, b = two()
     a.answers[p.GetFreePort] = lambda _: [
@@ -505,15 +456,6 @@ def test_an_elastic_job_begins_without_a_host_that_is_down(tmp_path, golden):
     assert followed.host_indices == (0,)
 
 
-def test_an_elastic_job_begins_without_a_host_that_is_lost_in_its_start(tmp_path):
-    a, b = two()
-    b.answers[p.StartNode] = lambda _: HANG_UP
-    followed = launched(tmp_path, a, b, spec=ELASTIC)
-    assert followed.state.lost == ((1, "the connection ended."),)
-    assert followed.state.workers[0].phase == "done"
-    assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j", node_rank=1)]
-
-
 def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(
     tmp_path, monkeypatch
 ):
@@ -537,20 +479,6 @@ def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(
     assert followed.state.nodes[1].survivors == ("python (pid 7, D)",)
     assert_left(a, b)
     assert closed == [], "another run of this kernel may be over that connection"
-
-
-def test_a_lost_node_that_can_not_be_reached_any_more_is_left_to_its_lease(tmp_path):
-    a, b = two(runs_on)
-
-    def host_is_gone(state: RunState) -> None:
-        if has_ranks(state):
-            b.error = down("gpu-b")
-            b.processes[0].put(p.AgentGone())
-
-    followed = launched(tmp_path, a, b, screen=FakeScreen(host_is_gone))
-    assert [node for node, _ in followed.state.lost] == [1]
-    assert b.requests_of(p.SweepJob) == []
-    assert_left(a, b)
 
 
 def test_a_lost_host_that_answers_when_the_run_is_over_is_hung_up_on(
@@ -577,16 +505,6 @@ def test_a_lost_host_that_answers_when_the_run_is_over_is_hung_up_on(
     assert_left(a, b)
 
 
-def test_a_host_that_refuses_the_sweep_is_hung_up_on(tmp_path):
-    a, b = two(runs_on)
-    b.answers[p.SweepJob] = lambda _: [p.Refused(what="sweep_job", error="no room")]
-
-    followed = launched(tmp_path, a, b, screen=killed_agent(b))
-    assert [node for node, _ in followed.state.lost] == [1]
-    assert len(b.requests_of(p.SweepJob)) == 1
-    assert_left(a, b)
-
-
 def test_a_broken_connection_is_mended_and_no_event_is_lost(tmp_path):
     a, b = two(runs_on)
 
@@ -604,20 +522,6 @@ def test_a_broken_connection_is_mended_and_no_event_is_lost(tmp_path):
     assert b.requests_of(p.FollowJob) == [p.FollowJob(job="j", node_rank=1, after=2)]
     assert followed.state.phase == "done"
     assert followed.small_results == {(0, 0): RESULT, (1, 1): RESULT}
-
-
-def test_a_job_that_is_to_be_detached_is_left_as_soon_as_it_runs(tmp_path):
-    a, b = two(runs_on)
-    a.begins = lambda start: [*runs_on(start), p.PeerState(node_rank=1, state="joined")]
-    a.answers[p.DetachJob] = lambda _: a.agent_sends(p.Detached(why="asked")) or ()
-    screen = FakeScreen()
-    followed = launched(tmp_path, a, b, spec=JobSpec(detach=True), screen=screen)
-    assert followed.state.detached_by
-    assert not followed.state.is_over
-    assert followed.host_indices == (0, 1)
-    assert a.requests_of(p.StopNode) == b.requests_of(p.StopNode) == []
-    assert screen.finished == []
-    assert_left(a, b)
 
 
 def test_a_bug_of_a_screen_stops_the_ranks_and_closes_the_links(tmp_path):

@@ -24,7 +24,6 @@ from distmagic.errors import (
 from distmagic.remote.wire import protocol as p
 from distmagic.runner.actions import (
     Action,
-    Admitted,
     AttemptFailed,
     Close,
     Collect,
@@ -35,16 +34,13 @@ from distmagic.runner.actions import (
     Linked,
     LinkEnded,
     Listen,
-    Meet,
     Note,
     Reconnect,
     Send,
-    StartJoined,
 )
 from distmagic.runner.node_row import FIRST_PAUSE_S, Growth
 from distmagic.runner.node_table import REFUSED_PAUSE_S, NodeTable
 from distmagic.state.events import Broken, Event, Gone, Lost, Mended, Warned
-from tests.builders.messages import START
 
 HOSTS = ("gpu-a", "gpu-b", "gpu-c")
 STOP = p.StopNode(grace_s=3.0, reason="interrupted")
@@ -94,7 +90,7 @@ class Table:
         for tenth in range(int(until_s * 20)):
             now_s = tenth / 20
             for action in self.table.due(now_s):
-                if isinstance(action, (Reconnect, Meet)):
+                if isinstance(action, Reconnect):
                     began.append(now_s)
                     self.after(AttemptFailed(error=error), at_s=now_s)
                 elif isinstance(action, Join):
@@ -338,33 +334,33 @@ def test_a_stop_reaches_a_broken_node_with_its_next_connection():
 ADDED = p.NodeAdded(request_id="id1", hosts=HOSTS)
 
 
-def admitted(link: Any, request_id: str = "id1") -> Admitted:
-    return Admitted(host_index=2, request_id=request_id, link=link, start=START)
+def joined(link: Any, request_id: str = "id1", node_rank: int = 2) -> Joined:
+    return Joined(host_index=2, request_id=request_id, link=link, node_rank=node_rank)
 
 
-def test_an_awaited_host_is_tried_until_it_is_counted_and_then_started_and_followed():
+def unjoined(error: Exception, node_rank: int | None = None) -> JoinFailed:
+    return JoinFailed(host_index=2, error=error, request_id="id1", node_rank=node_rank)
+
+
+def test_an_awaited_host_is_tried_until_it_is_counted_and_then_followed():
     table, link = Table(elastic(2)), a_link()
     assert table.attempts(AWAY, 3.0) == [0.25, 0.75, 1.75]
     (join,) = table.table.due(10.0)
     assert (join.host_index, join.broken) == (2, None)
     added = p.NodeAdded(request_id=join.request_id, hosts=HOSTS)
     assert table.after(added, node=0) == []
-    assert table.after(admitted(link, join.request_id)) == [
-        StartJoined(host_index=2, link=link, start=START)
-    ]
-    assert table.after(Joined(host_index=2, link=link, node_rank=2)) == [
+    assert table.after(joined(link, join.request_id)) == [
         Listen(node_rank=2, link=link, after=0)
     ]
     assert table.table.due(1e9) == []
 
 
-def test_a_host_may_be_counted_before_or_after_the_answer_of_the_lead():
+def test_an_agent_that_runs_is_followed_as_soon_as_the_lead_has_told_all_of_its_node():
     table, link = Table(elastic(2)), a_link()
     table.table.due(1.0)
-    assert table.after(admitted(link)) == []
-    assert table.after(ADDED, node=0) == [
-        StartJoined(host_index=2, link=link, start=START)
-    ]
+    assert table.after(joined(link)) == []
+    assert table.after(ADDED, node=0) == [Listen(node_rank=2, link=link, after=0)]
+    assert table.table.due(1e9) == []
 
 
 def test_a_lost_node_s_host_is_tried_as_a_new_node():
@@ -391,13 +387,10 @@ def test_no_host_joins_a_job_that_is_not_elastic():
 
 
 def test_a_node_that_was_counted_and_could_not_be_started_is_lost_and_tried_again():
-    table, link = Table(elastic(2)), a_link()
+    table = Table(elastic(2))
     table.table.due(1.0)
-    table.after(admitted(link))
     table.after(ADDED, node=0)
-    assert table.after(
-        JoinFailed(host_index=2, error=CUT, request_id="id1"), at_s=1.0
-    ) == [lost(str(CUT), node=2)]
+    assert table.after(unjoined(CUT), at_s=1.0) == [lost(str(CUT), node=2)]
     assert table.table.due(1.4) == []
     assert [type(action) for action in table.table.due(1.5)] == [Join]
 
@@ -414,9 +407,8 @@ def test_an_attempt_that_fails_late_ends_no_other_one():
     table.after(
         p.NodeAdded(request_id=again.request_id, hosts=(*HOSTS, HOSTS[2])), node=0
     )
-    late = JoinFailed(host_index=2, error=CUT, request_id="id1")
-    assert table.after(late, at_s=6.0) == []
-    table.after(Joined(host_index=2, link=LINK, node_rank=3), at_s=7.0)
+    assert table.after(unjoined(CUT), at_s=6.0) == []
+    table.after(joined(LINK, again.request_id, 3), at_s=7.0)
     assert (table.table.rows[3].state, table.table.rows[3].why_lost) == (
         "following",
         "",
@@ -427,17 +419,17 @@ def with_an_unanswered_start(error: Exception) -> Table:
     """Return a table whose third node was counted, and whose host was asked to start it and did not answer."""
     table = Table(elastic(2))
     table.table.due(1.0)
-    table.after(admitted(a_link()))
     table.after(ADDED, node=0)
-    unanswered = JoinFailed(host_index=2, error=error, node_rank=2)
-    assert table.after(unanswered, at_s=1.0) == []
+    assert table.after(unjoined(error, 2), at_s=1.0) == []
     return table
 
 
 @pytest.mark.parametrize("error", [AWAY, CUT])
 def test_a_node_whose_start_was_not_answered_is_looked_for_and_followed(error):
     table, again = with_an_unanswered_start(error), a_link()
-    assert table.table.due(1.0 + FIRST_PAUSE_S) == [Meet(node_rank=2, host_index=2)]
+    assert table.table.due(1.0 + FIRST_PAUSE_S) == [
+        Reconnect(node_rank=2, host_index=2, meets=True)
+    ]
     assert table.after(Linked(link=again), node=2) == [
         Listen(node_rank=2, link=again, after=0)
     ]
@@ -467,10 +459,7 @@ def test_a_node_whose_start_was_not_answered_and_whose_host_stays_away_may_run()
 def test_what_passes_by_itself_is_not_told(error):
     table = Table(elastic(2))
     table.table.due(1.0)
-    assert (
-        table.after(JoinFailed(host_index=2, error=error, request_id="id1"), at_s=1.0)
-        == []
-    )
+    assert table.after(unjoined(error), at_s=1.0) == []
 
 
 def test_a_host_that_refuses_is_told_of_and_tried_again_later():
@@ -481,9 +470,7 @@ def test_a_host_that_refuses_is_told_of_and_tried_again_later():
         node_rank=0,
         what=Warned(text="gpu-c: has no torch. The run continues without this host."),
     )
-    assert table.after(
-        JoinFailed(host_index=2, error=error, request_id="id1"), at_s=1.0
-    ) == [told]
+    assert table.after(unjoined(error), at_s=1.0) == [told]
     assert table.table.due(REFUSED_PAUSE_S) == []
     assert [type(action) for action in table.table.due(1.0 + REFUSED_PAUSE_S)] == [Join]
 
@@ -491,9 +478,7 @@ def test_a_host_that_refuses_is_told_of_and_tried_again_later():
 def test_a_fault_of_our_own_is_told_and_that_host_is_tried_no_more(golden):
     table = Table(elastic(2))
     table.table.due(1.0)
-    (told,) = table.after(
-        JoinFailed(host_index=2, error=RuntimeError("oh"), request_id="id1")
-    )
+    (told,) = table.after(unjoined(RuntimeError("oh")))
     golden(told.what.text)
     assert table.table.due(1e9) == []
 
@@ -501,7 +486,7 @@ def test_a_fault_of_our_own_is_told_and_that_host_is_tried_no_more(golden):
 def test_a_host_that_another_notebook_starts_is_met_and_not_tried_here():
     table, link = Table(elastic(2)), a_link()
     assert table.after(p.NodeAdded(request_id="another's", hosts=HOSTS), node=0) == []
-    assert table.table.due(1.0) == [Meet(node_rank=2, host_index=2)]
+    assert table.table.due(1.0) == [Reconnect(node_rank=2, host_index=2, meets=True)]
     assert table.after(Linked(link=link), node=2) == [
         Listen(node_rank=2, link=link, after=0)
     ]
@@ -543,34 +528,38 @@ def test_only_the_lead_counts_nodes():
     assert len(table.table.rows) == 2
 
 
+TOO_LATE = p.StopNode(grace_s=0.0, reason="too late")
+
+
 def test_a_stop_ends_all_joining():
     table, link = Table(elastic(2)), a_link()
     table.table.due(1.0)
-    table.after(admitted(link))
-    assert Close(link=link) in table.table.stop((0, 1), STOP)
+    table.after(joined(link))
+    assert Send(links=(link,), message=TOO_LATE) in table.table.stop((0, 1), STOP)
     assert table.after(ADDED, node=0) == [lost("it never began", node=2)]
     late = a_link()
-    assert table.after(admitted(late, "id9")) == [Close(link=late)]
+    assert table.after(joined(late, "id9")) == [Send(links=(late,), message=TOO_LATE)]
     assert [action for action in table.table.due(1e9) if isinstance(action, Join)] == []
 
 
-@pytest.mark.parametrize("order", ["counted", "admitted", "starting"])
-def test_a_host_that_joins_while_the_run_is_stopped_is_lost_and_never_waited_for(order):
+def test_a_link_that_nobody_waits_for_any_more_is_closed():
     table, link = Table(elastic(2)), a_link()
+    table.table.due(1.0)
+    table.after(p.NodeAdded(request_id="another's", hosts=HOSTS), node=0)
+    table.table.due(2.0)
+    assert table.after(joined(link)) == [Close(link=link)]
+    assert table.table.rows[2].state == "meeting"
+
+
+@pytest.mark.parametrize("order", ["counted", "starting"])
+def test_a_host_that_joins_while_the_run_is_stopped_is_lost_and_never_waited_for(order):
+    table = Table(elastic(2))
     table.table.due(1.0)
     if order != "counted":
         table.after(ADDED, node=0)
-    if order == "starting":
-        table.after(admitted(link))
     table.table.stop((0, 1), STOP)
-    late = replace(START, node_rank=2)
-    actions = table.after(ADDED, node=0) if order == "counted" else []
-    if order == "admitted":
-        what = Admitted(host_index=2, request_id="id1", link=link, start=late)
-        actions = table.after(what)
-        assert Close(link=link) in actions
-    if order == "starting":
-        actions = table.after(JoinFailed(host_index=2, error=CUT, node_rank=2))
+    what = ADDED if order == "counted" else unjoined(CUT, 2)
+    actions = table.after(what, node=0)
     assert [action.node_rank for action in actions if isinstance(action, Note)] == [2]
     assert table.table.rows[2].state == "lost"
 
@@ -578,7 +567,7 @@ def test_a_host_that_joins_while_the_run_is_stopped_is_lost_and_never_waited_for
 @pytest.mark.parametrize(
     ("stopped", "message"),
     [
-        ((0, 1), p.StopNode(grace_s=0.0, reason="too late")),
+        ((0, 1), TOO_LATE),
         # It may have ranks by then, which "too late" does not end.
         ((0, 1, 2), STOP),
     ],
@@ -586,10 +575,9 @@ def test_a_host_that_joins_while_the_run_is_stopped_is_lost_and_never_waited_for
 def test_a_host_that_has_started_in_the_moment_of_a_stop_is_stopped(stopped, message):
     table, link = Table(elastic(2)), a_link()
     table.table.due(1.0)
-    table.after(admitted(link))
     table.after(ADDED, node=0)
     table.table.stop(stopped, STOP)
-    actions = table.after(Joined(host_index=2, link=link, node_rank=2))
+    actions = table.after(joined(link))
     assert Send(links=(link,), message=message) in actions
 
 
@@ -602,7 +590,7 @@ ANYTHING = st.sampled_from(
         p.Final(reason="done"), p.Final(reason="lost"), ADDED, p.NodeAdded(request_id="x", hosts=(*HOSTS, "gpu-d")),
         LinkEnded(link=LINK, last=3, error=None), LinkEnded(link=LINK, last=3, error=CUT), Linked(link=LINK),
         LinkEnded(link=LINK, last=3, error=RuntimeError()), Collected(results={}, is_kept_idle=True),
-        admitted(LINK), Joined(host_index=2, link=LINK, node_rank=2), JoinFailed(host_index=2, error=CUT),
+        joined(LINK), unjoined(CUT), unjoined(CUT, 2),
     ]
 )  # fmt: skip
 
@@ -611,12 +599,10 @@ ANYTHING = st.sampled_from(
 def test_any_order_of_events_leaves_a_table_that_can_be_stopped(script):
     table = Table(elastic(2))
     for second, (what, node) in enumerate(script):
-        if isinstance(what, Joined) and len(table.table.rows) < 3:
-            continue  # no agent can be started before its node is counted
         table.after(what, node=node, at_s=float(second))
         table.table.due(float(second))
     table.table.stop(range(len(table.table.rows)), STOP)
     for node_rank in range(2, len(table.table.rows)):
-        table.after(JoinFailed(host_index=2, error=CUT, node_rank=node_rank))
+        table.after(unjoined(CUT, node_rank))
     assert not [action for action in table.table.due(1e9) if isinstance(action, Join)]
     assert [row.state for row in table.table.rows[2:] if row.state == "waiting"] == []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from distmagic import notebook_place
 from distmagic.connection.prompts import asker_of
@@ -39,11 +39,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_KINDS = {
-    str: "a text",
-    bool: "True or False",
-    numbers.Integral: "a whole number",
-    numbers.Real: "a number",
+# The kinds of options that are checked here, as `Options` writes them, and what they are for a user. The items of a
+# tuple, say, are checked where they are used.
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "str": (str, "a text"),
+    "bool": (bool, "True or False"),
+    "int": (numbers.Integral, "a whole number"),
+    "float": (numbers.Real, "a number"),
+    "Slots": ((numbers.Integral, str), "a whole number or a text"),
 }
 
 
@@ -121,24 +124,16 @@ def unknown_option(name: str, known: Sequence[str]) -> UsageError:
 
 
 def _check_kind(name: str, value: object) -> None:
-    """Raise `UsageError` unless the value of an option is of the kind that its field says, where that is a simple one."""
-    hints = {**get_type_hints(JobSpec), **get_type_hints(Access)}
-    kinds_of_field = get_args(hints.get(name)) or (hints.get(name),)
-    simple = {
-        str: str,
-        bool: bool,
-        int: numbers.Integral,
-        float: numbers.Real,
-        type(None): type(None),
-    }
-    wanted = [simple[kind] for kind in kinds_of_field if kind in simple]
-    if len(wanted) < len(kinds_of_field):
-        return  # a tuple, say, whose items are checked where they are used
+    """Raise `UsageError` unless the value of an option is of the kind that `Options` says."""
+    annotation = Options.__annotations__[name].__forward_arg__
+    known = _KINDS.get(annotation.removesuffix(" | None"))
+    if known is None:
+        return
+    kind, text = known
     is_flag = isinstance(value, bool)  # Python takes it for a number, too
-    if not isinstance(value, tuple(wanted)) or (is_flag and bool not in wanted):
-        kinds = " or ".join(_KINDS[kind] for kind in wanted if kind in _KINDS)
+    if not isinstance(value, kind) or (is_flag and kind is not bool):
         raise UsageError(
-            f"{name}={reprlib.repr(value)} is not {kinds}.", f"Give {kinds}."
+            f"{name}={reprlib.repr(value)} is not {text}.", f"Give {text}."
         )
 
 

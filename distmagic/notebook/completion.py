@@ -25,30 +25,19 @@ _VALUES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class OfferedNames:
-    """What the Tab key offers of this notebook, asked for only where it is being typed: hosts are read from ~/.ssh/config.
-
-    `jobs` are those that this kernel has begun or listed, the newest first.
-    """
-
-    hosts: Callable[[], Iterable[str]]
-    jobs: Callable[[], Iterable[str]]
-
-
 def _files(*patterns: str) -> list[str]:
     return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
 
 
-def _of_hosts(words: Sequence[str], names: OfferedNames) -> Iterable[str]:
+def _of_hosts(words: Sequence[str], names: Completer) -> Iterable[str]:
     return host_commands.FLAGS if words[-1].startswith("-") else names.hosts()
 
 
-def _of_program(words: Sequence[str], _: OfferedNames) -> Iterable[str]:
+def _of_program(words: Sequence[str], _: Completer) -> Iterable[str]:
     return flag_names() if words[-1].startswith("-") else _files("*.py")
 
 
-def _of_env(words: Sequence[str], names: OfferedNames) -> Iterable[str]:
+def _of_env(words: Sequence[str], names: Completer) -> Iterable[str]:
     before = words[-2]
     if before == "--hosts":
         return names.hosts()
@@ -60,7 +49,7 @@ def _of_env(words: Sequence[str], names: OfferedNames) -> Iterable[str]:
 
 
 # What may stand in a place behind a subcommand, of the words behind it, the last one being typed. Any other word is itself.
-_OFFERED: Mapping[str, Callable[[Sequence[str], OfferedNames], Iterable[str]]] = {
+_OFFERED: Mapping[str, Callable[[Sequence[str], Completer], Iterable[str]]] = {
     "hosts": _of_hosts,
     "host": lambda _, names: names.hosts(),
     "job": lambda _, names: names.jobs(),
@@ -78,9 +67,14 @@ _OFFERED: Mapping[str, Callable[[Sequence[str], OfferedNames], Iterable[str]]] =
 
 @dataclass(frozen=True, kw_only=True)
 class Completer:
-    """Completes one line of the magics."""
+    """Completes one line of the magics.
 
-    names: OfferedNames
+    `hosts` and `jobs` are the notebook's own names, asked for only where one is being typed: hosts are read from
+    ~/.ssh/config. `jobs` are those that this kernel has begun or listed, the newest first.
+    """
+
+    hosts: Callable[[], Iterable[str]]
+    jobs: Callable[[], Iterable[str]]
 
     def candidates(self, text: str) -> list[str] | None:
         """Return what may stand in place of the last word of `text`, the line up to the cursor; None: it is no line of ours."""
@@ -94,7 +88,7 @@ class Completer:
         if magic.startswith("%%"):
             flag = _open_flag(words)
             if flag == "--hosts":
-                return list(self.names.hosts())
+                return list(self.hosts())
             if flag == "--on":
                 return [*(one.on for one in systems() if one.on), NO_SYSTEM]
             if flag == "--export":
@@ -120,7 +114,7 @@ class Completer:
                     return ["--hosts", *flags] if command.takes_way else flags
                 offer = _OFFERED.get(place.removesuffix("..."))
                 if offer is not None:
-                    return list(offer(words[1:], self.names))
+                    return list(offer(words[1:], self))
                 return [place] if place else []
         return []
 

@@ -8,6 +8,7 @@ import glob
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -124,9 +125,8 @@ def env(line: CommandLine) -> None:
     # The Python that makes an environment is never one that was synced before.
     access = notebook.access(line.request, hosts, synced=False)
     first_links = notebook.session().reach(hosts, access, line.asker)
-    shown = _StatusLine()
-    synced = line.housekeeping.sync_environment(first_links, packages, shown.show)
-    shown.end()
+    show = partial(_show_progress, {})
+    synced = line.housekeeping.sync_environment(first_links, packages, show)
     for host, ready in synced.ready.items():
         notebook.synced[host] = ready.python
         how = "was there already" if ready.was_there else "is ready"
@@ -166,24 +166,12 @@ def _packages(line: CommandLine) -> Packages:
     return packages.of_kernel(name or _USUAL_NAME)
 
 
-class _StatusLine:
-    """One line on stderr that says of each host how far it is, written anew whenever that changes."""
-
-    def __init__(self) -> None:
-        self._shown = ""
-
-    def show(self, latest: Mapping[str, EnvironmentProgress]) -> None:
-        """Show the last progress line of each host."""
-        parts = []
-        for host, progress in latest.items():
-            parts.append(f"{host}: {progress.line}, {progress.elapsed_s:.0f} s")
-        text = sanitize.line(" · ".join(parts))
-        if text != self._shown:
-            blank = " " * max(0, len(self._shown) - len(text))
-            print(f"\r{text}{blank}", end="", file=sys.stderr, flush=True)
-            self._shown = text
-
-    def end(self) -> None:
-        """Leave the line as it is."""
-        if self._shown:
-            print(file=sys.stderr, flush=True)
+def _show_progress(
+    shown: dict[str, str], latest: Mapping[str, EnvironmentProgress]
+) -> None:
+    """Print the last progress line of each host on stderr where it is another one than the `shown`."""
+    for host, progress in latest.items():
+        if shown.get(host) != progress.line:
+            shown[host] = progress.line
+            text = f"{host}: {progress.line}, {progress.elapsed_s:.0f} s"
+            print(sanitize.line(text), file=sys.stderr, flush=True)

@@ -85,21 +85,16 @@ def _set(line: CommandLine) -> None:
             "--setup and --exec-prefix are for one cell, or for one command.",
             "Leave them out here.",
         )
+    if names and (request.hosts is not None or request.hostfile is not None):
+        raise UsageError(
+            "A list of hosts is given, and --hosts or --hostfile.", "Keep one of them."
+        )
     if request.hostfile is not None:
-        if names:
-            raise UsageError(
-                "A list of hosts and --hostfile are both given.", "Keep one of them."
-            )
         source = f"%distributed hosts --hostfile {request.hostfile}"
         chosen = Chosen(hosts=read_hostfile(request.hostfile), source=source)
-    elif request.hosts is not None:
-        if names:
-            raise UsageError(
-                "A list of hosts and --hosts are both given.", "Keep one of them."
-            )
-        chosen = Chosen(hosts=request.hosts, source="%distributed hosts")
-    elif names:
-        chosen = Chosen(hosts=parse_hosts(" ".join(names)), source="%distributed hosts")
+    elif names or request.hosts is not None:
+        named = request.hosts or parse_hosts(" ".join(names))
+        chosen = Chosen(hosts=named, source="%distributed hosts")
     line.notebook.hosts = chosen
     config, access = line.notebook.config, request.access
     pythons = dict(access.pythons)

@@ -18,7 +18,6 @@ from distmagic.request.hosts import LOCALHOST, Host
 
 if TYPE_CHECKING:
     from distmagic.connection.first_links import FirstLinks
-    from distmagic.request.access import Access
 
 
 def say(text: str) -> None:
@@ -64,18 +63,12 @@ def reach(
 def jobs_of(line: CommandLine, job_name: str = "") -> tuple[Job, ...]:
     """Return the jobs of all hosts that are up, and print which hosts are not; `job_name` is the one that is wanted."""
     first_links = reach(line, known_hosts(line, job_name), job_name)
-    return tuple(_listed(line, first_links))
+    return _listed(line, first_links)
 
 
-def _listed(line: CommandLine, first_links: FirstLinks) -> list[Job]:
+def _listed(line: CommandLine, first_links: FirstLinks) -> tuple[Job, ...]:
     """Return the jobs that these hosts list, and print which hosts are down."""
-    session = line.notebook.session()
-    found = []
-    for job in line.housekeeping.jobs(first_links):
-        begun = session.begun_at(job.name)
-        # The first host of a job that this kernel has begun is among those that it named.
-        if begun is None or job.hosts[0] in begun.names:
-            found.append(job)
+    found = line.housekeeping.jobs(first_links)
     for why in first_links.absent.values():
         say(f"{why} What it has of jobs is not known.")
     return found
@@ -86,19 +79,18 @@ def all_jobs(line: CommandLine) -> tuple[Job, ...]:
     session = line.notebook.session()
     # By the first host, too: hosts that disagree about it tell of several jobs.
     found = {(job.name, job.hosts[0]): job for job in jobs_of(line)}
-    named = {replace(host, slots=None) for host in known_hosts(line)}
-    others: dict[Access, dict[Host, None]] = {}
+    asked = {replace(host, slots=None) for host in known_hosts(line)}
     for name in session.begun:
         begun = session.begun_at(name)
         if begun is None:  # a run in the background has just failed to reach its hosts
             continue
-        for host in begun.hosts:
-            one = replace(host, slots=None)
-            if one not in named and not host.allocation:
-                others.setdefault(begun.access, {})[one] = None
-    for access, more in others.items():
-        first_links = session.reach(tuple(more), access, line.asker)
+        more = [replace(host, slots=None) for host in begun.hosts]
+        more = [host for host in more if host not in asked and not host.allocation]
+        if not more:
+            continue
+        asked.update(more)
         try:
+            first_links = session.reach(tuple(more), begun.access, line.asker)
             for job in _listed(line, first_links):
                 found.setdefault((job.name, job.hosts[0]), job)
         except DistmagicError as error:  # they may be gone for good

@@ -23,7 +23,7 @@ from distmagic import notebook_place, sanitize
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import PayloadTooLarge, UsageError
 from distmagic.notebook import commands, run_names
-from distmagic.notebook.completion import MAGICS, RANKS, Completer, OfferedNames
+from distmagic.notebook.completion import MAGICS, RANKS, Completer
 from distmagic.notebook.local_run import (
     note_library_changes,
     run_local,
@@ -79,12 +79,10 @@ class Magics:
         self.shell = shell
         self.config = settings_of(shell)
         self.notebook = Notebook(shell, self.config, open_session)
-        names = OfferedNames(
-            hosts=self.notebook.host_names,
-            jobs=self.notebook.job_names,
-        )
         self._noted: set[tuple[str, int, str]] = set()  # changes of libraries
-        self.matcher = _matcher(Completer(names=names))
+        self.matcher = _matcher(
+            Completer(hosts=self.notebook.host_names, jobs=self.notebook.job_names)
+        )
 
     def line(self, line: str) -> object:
         """Set the notebook's hosts, start a playground, look after jobs. `%distributed` alone lists the commands."""

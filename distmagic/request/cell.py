@@ -238,52 +238,29 @@ def _awaits(statement: ast.stmt, filename: str) -> bool:
 
 def _call_of_only(functions: list[Function]) -> ast.expr:
     """Return the call of the cell's only function, which must need no argument."""
-    if len(functions) > 1:
-        names = [f"{node.name} (line {node.lineno})" for node in functions]
-        few = "neither" if len(names) == 2 else "none of them"
-        raise UsageError(
-            f"The cell defines {_listed(names)}, and calls {few}.",
-            _LAST_HINT.format(call=_call_text(functions[-1])),
-        )
-    (function,) = functions
-    missing = _needed(function)
-    if missing:
-        raise UsageError(
-            f"line {function.lineno}: {function.name} needs {_listed(missing)}, and the cell does not call it.",
-            f"End the cell with {_call_text(function)}.",
-        )
+    *others, function = functions
     awaited = "await " if isinstance(function, ast.AsyncFunctionDef) else ""
+    if others:
+        raise UsageError(
+            f"The cell defines {len(functions)} functions, and calls none of them.",
+            _LAST_HINT.format(call=f"{awaited}{function.name}()"),
+        )
+    args = function.args
+    # Defaults belong to the last ones.
+    needed = [*args.posonlyargs, *args.args]
+    needed = needed[: len(needed) - len(args.defaults)]
+    for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
+        if default is None:
+            needed.append(arg)
+    if needed:
+        names = ", ".join(arg.arg for arg in needed)
+        raise UsageError(
+            f"line {function.lineno}: {function.name} needs {names}, and the cell does not call it.",
+            f"End the cell with {awaited}{function.name}(...).",
+        )
     call = ast.parse(f"{awaited}{function.name}()", mode="eval").body
     ast.increment_lineno(call, function.lineno - 1)
     return call
-
-
-def _needed(function: Function) -> list[str]:
-    """Return the arguments without a default."""
-    args = function.args
-    positional = [*args.posonlyargs, *args.args]
-    # Defaults belong to the last ones.
-    without_default = positional[: len(positional) - len(args.defaults)]
-    for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
-        if default is None:
-            without_default.append(arg)
-    return [arg.arg for arg in without_default]
-
-
-def _call_text(function: Function) -> str:
-    positional = {arg.arg for arg in function.args.posonlyargs}
-    values = []
-    for name in _needed(function):
-        values.append("..." if name in positional else f"{name}=...")
-    awaited = "await " if isinstance(function, ast.AsyncFunctionDef) else ""
-    return f"{awaited}{function.name}({', '.join(values)})"
-
-
-def _listed(names: list[str]) -> str:
-    *others, last = names
-    if not others:
-        return last
-    return f"{', '.join(others)} and {last}"
 
 
 def make_thunk(

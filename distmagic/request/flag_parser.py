@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from distmagic.errors import UsageError
 from distmagic.request.flag_table import FLAGS
-from distmagic.request.flag_values import HEADINGS
+from distmagic.request.flag_values import HEADINGS, Flag
 from distmagic.request.systems import places, that_can
 
 
@@ -21,7 +22,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     hyphened = [_hyphened(word) for word in words]
     args, unknown = _parser().parse_known_args(hyphened)
     if unknown:
-        raise _unknown(unknown[0], hyphened)
+        raise _unknown(unknown[0])
     return args
 
 
@@ -115,21 +116,12 @@ _FOREIGN = {name: hint for hint, names in _ELSEWHERE.items() for name in names.s
 _ALIKE = 0.8  # from which on the names of two flags are
 
 
-def _unknown(word: str, words: Sequence[str]) -> UsageError:
+def _unknown(word: str) -> UsageError:
     """Return the error for a word of the line that is no flag and no flag's value."""
     if not word.startswith("-"):
-        # A word as one of the hosts: after those of --hosts, blanks between them or not.
-        split = [part for one in words for part in one.split("=", 1)]
-        names: list[str] = []
-        if "--hosts" in split:
-            for one in split[split.index("--hosts") + 1 :]:
-                if one.startswith("-"):
-                    break
-                names.append(one.strip(","))
-        hosts = ",".join(names if word.strip(",") in names else [*names, word])
         return UsageError(
             f"{word!r} is not a flag.",
-            f"Hosts are named with --hosts {hosts}; %distributed --help lists all flags.",
+            "Hosts are named with --hosts gpu-a,gpu-b; %distributed --help lists all flags.",
         )
     name = word.partition("=")[0]
     if name in _FOREIGN:
@@ -180,6 +172,10 @@ class Parser(argparse.ArgumentParser):
         )
 
 
+def _read(flag: Flag, text: str) -> object:
+    return flag.read(text, "-o" if flag.name == "output" else f"--{flag.name}")
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="%%distributed",
@@ -199,7 +195,11 @@ def _parser() -> Parser:
         if not flag.metavar:
             words["action"] = "store_true"
         else:
-            words |= {"action": Once, "metavar": flag.metavar, "type": flag.read}
+            words |= {
+                "action": Once,
+                "metavar": flag.metavar,
+                "type": partial(_read, flag),
+            }
         if flag.repeats:
             words |= {"action": "append", "default": []}
             words["help"] += "; may be repeated"

@@ -6,19 +6,17 @@ by flags.py one by one.
 
 from __future__ import annotations
 
-from functools import partial
-
 from distmagic.request.access import Access
 from distmagic.request.allocation import IDLE_S
 from distmagic.request.flag_values import (
     Flag,
-    number_of,
     options_of,
+    parse_duration,
     parse_size,
     rank_numbers,
     sbatch_option,
-    time_of,
     variable_name,
+    whole_number,
 )
 from distmagic.request.hosts import parse_hosts
 from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, JobSpec
@@ -31,7 +29,7 @@ _OF_HOSTS = (
         "hosts",
         "hosts and their ranks: gpu-a:4,user@gpu-b:2222:2",
         "LIST",
-        read=parse_hosts,
+        read=lambda text, _: parse_hosts(text),
     ),
     Flag("hostfile", "hosts", "a file with a host a line: gpu-a slots=4", "FILE"),
 )
@@ -55,9 +53,7 @@ _OF_A_SCHEDULER = (
         "task of SkyPilot whose resources and setup --on sky takes",
         "FILE",
     ),
-    Flag(
-        "nodes", "nodes", "nodes of the allocation (1)", "N", read=number_of("--nodes")
-    ),
+    Flag("nodes", "nodes", "nodes of the allocation (1)", "N", read=whole_number),
 )
 # What sbatch is told, under its own names.
 _OF_SBATCH = (
@@ -91,7 +87,7 @@ _OF_FILES = (
         "nodes",
         f"an allocation without a job ends after this time ({IDLE_S / 60:g}m)",
         "TIME",
-        read=time_of("--idle"),
+        read=parse_duration,
         not_with="export workflow",
     ),
     Flag(
@@ -113,13 +109,18 @@ _OF_THE_CELL = (
         "ranks",
         "run nothing in the notebook: the whole cell is every rank's program",
     ),
-    Flag("script", "ranks", "the same, with arguments for sys.argv: --script -- 50 10"),
+    Flag(
+        "script",
+        "ranks",
+        "the same, with arguments for sys.argv: --script -- 50 10",
+        not_with="stay",
+    ),
     Flag(
         "stay",
         "ranks",
         "the whole cell runs on ranks that stay for the next one, under this name",
         "NAME",
-        read=partial(variable_name, where="--stay"),
+        read=variable_name,
         not_with="export workflow",
     ),
     Flag(
@@ -135,7 +136,7 @@ _OF_THE_CELL = (
         "ranks",
         f"largest captured data ({PAYLOAD_LIMIT_BYTES >> 20}M)",
         "SIZE",
-        read=lambda t: parse_size(t, "--payload-limit"),
+        read=parse_size,
     ),
     Flag(
         "output",
@@ -149,13 +150,13 @@ _OF_THE_CELL = (
         "dry-run",
         "ranks",
         "print what every host would run; the cell is not executed",
-        not_with="export workflow",
+        not_with="export workflow stay",
     ),
     Flag(
         "background",
         "times",
         "return at once: the run continues, with a live view, while other cells run",
-        not_with="export workflow",
+        not_with="export workflow stay",
     ),
 )
 
@@ -172,5 +173,5 @@ SBATCH_FLAGS = tuple(flag.name for flag in _OF_SBATCH)
 
 
 def flags_without(what: str) -> tuple[str, ...]:
-    """Return the names of the flags that --export ("export") or a system that runs the whole job ("workflow") can't have."""
+    """Return the names of the flags that --export, --stay or a system that runs the whole job ("workflow") can't have."""
     return tuple(flag.name for flag in FLAGS if what in flag.not_with.split())

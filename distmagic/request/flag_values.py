@@ -37,9 +37,9 @@ class Flag:
 
     heading    the one of `HEADINGS` below which it stands
     metavar    stands for its value in the help, "" for a switch
-    read       makes the value of its text
+    read       makes the value of its text; errors begin with the flag, its second argument
     repeats    whether it may be given several times
-    not_with   what can't have it: "export", "workflow" or both; systems/osmo/run.py has flags of which there is more to say
+    not_with   what can't have it, of "export", "workflow" and "stay"; systems/osmo/run.py has flags of which there is more to say
     argument   help of the keyword of `distmagic.run`, "" where that of the flag fits
     """
 
@@ -47,7 +47,7 @@ class Flag:
     heading: str
     help: str
     metavar: str = ""
-    read: Callable[[str], object] = str
+    read: Callable[[str, str], object] = lambda text, _: text
     repeats: bool = False
     not_with: str = ""
     argument: str = ""
@@ -129,14 +129,14 @@ def parse_duration(text: str, where: str) -> float:
     return float(found[1]) * _UNITS_S[found[2]]
 
 
-def rank_numbers(text: str) -> tuple[int, ...]:
-    """Return the ranks of `0,4-7`, in ascending order. Raises `UsageError`."""
+def rank_numbers(text: str, where: str) -> tuple[int, ...]:
+    """Return the ranks of `0,4-7`, in ascending order. Raises `UsageError` naming `where`."""
     found = set[int]()
     for part in text.split(","):
         first, _, last = part.partition("-")
         if not re.fullmatch(r"\d{1,5}(-\d{1,5})?", part) or int(last or first) < int(first):  # fmt: skip
             raise UsageError(
-                f"--ranks: {text!r} is not a list of ranks.", "Write 0,4-7."
+                f"{where}: {text!r} is not a list of ranks.", "Write 0,4-7."
             )
         found.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(found))
@@ -154,73 +154,56 @@ def parse_size(text: str, where: str) -> int:
     return size_bytes
 
 
-def time_of(flag: str) -> Callable[[str], float]:
-    """Return the reader of a flag's time, in seconds."""
-
-    def read(text: str) -> float:
-        return parse_duration(text, flag)
-
-    return read
-
-
-def number_of(flag: str) -> Callable[[str], int]:
-    """Return the reader of a flag's whole number."""
-
-    def read(text: str) -> int:
-        if re.fullmatch(r"[+-]?\d+", text) is None:
-            raise UsageError(f"{flag}: {text!r} is not a whole number.")
-        if len(text) > _DIGITS:
-            raise UsageError(f"{flag}: {text[:_DIGITS]}... is too large.")
-        return int(text)
-
-    return read
+def whole_number(text: str, where: str) -> int:
+    """Return a whole number. Raises `UsageError` naming `where`."""
+    if re.fullmatch(r"[+-]?\d+", text) is None:
+        raise UsageError(f"{where}: {text!r} is not a whole number.")
+    if len(text) > _DIGITS:
+        raise UsageError(f"{where}: {text[:_DIGITS]}... is too large.")
+    return int(text)
 
 
-def time_or_zero(flag: str) -> Callable[[str], float]:
-    """Return the reader of a flag's time in seconds, which accepts 0, too."""
-
-    def read(text: str) -> float:
-        return 0.0 if text.strip() == "0" else parse_duration(text, flag)
-
-    return read
+def time_or_zero(text: str, where: str) -> float:
+    """Return a time in seconds, which may be 0. Raises `UsageError` naming `where`."""
+    return 0.0 if text.strip() == "0" else parse_duration(text, where)
 
 
-def nnodes(text: str) -> tuple[int, int]:
+def nnodes(text: str, where: str) -> tuple[int, int]:
     """Return the least and the greatest number of nodes of `2` or `1:4`."""
     found = re.fullmatch(r"(-?\d{1,9})(?::(-?\d{1,9}))?", text)
     if found is None:
         raise UsageError(
-            f"--nnodes: {text!r} is not a number of nodes.",
-            "Write --nnodes 2 or --nnodes 1:4.",
+            f"{where}: {text!r} is not a number of nodes.",
+            f"Write {where} 2 or {where} 1:4.",
         )
     return int(found[1]), int(found[2] or found[1])
 
 
-def python(text: str) -> tuple[str, str]:
+def python(text: str, where: str) -> tuple[str, str]:
     """Return (host, path) of `HOST=PATH`, or ("", path): the interpreter of all hosts."""
     host, equals, path = text.partition("=")
     if not equals or "/" in host:  # a path with = in it
         host, path = "", text
     if not path.removeprefix(ENVIRONMENT):
         raise UsageError(
-            f"--python {text!r} names no interpreter.",
-            "Write --python PATH or --python HOST=PATH.",
+            f"{where} {text!r} names no interpreter.",
+            f"Write {where} PATH or {where} HOST=PATH.",
         )
     return host, path
 
 
-def device_list(text: str) -> tuple[str, ...]:
+def device_list(text: str, _: str) -> tuple[str, ...]:
     """Return the devices of `0,1`, as they are written."""
     return tuple(text.split(",")) if text else ()
 
 
-def sbatch_option(text: str) -> tuple[str, str]:
+def sbatch_option(text: str, _: str) -> tuple[str, str]:
     """Return (name, value) of `NAME=VALUE`, or (name, "") of a switch."""
     name, _, value = text.partition("=")
     return name.removeprefix("--"), value
 
 
-def variable_name(text: str, where: str = "-o") -> str:
+def variable_name(text: str, where: str) -> str:
     """Return the name of a variable of the notebook. Raises `UsageError` naming `where`."""
     if not text.isidentifier() or keyword.iskeyword(text):
         raise UsageError(

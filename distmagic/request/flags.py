@@ -105,11 +105,10 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
     given.setdefault("nproc_per_node", defaults.nproc_per_node)
     given["env"] = tuple(_variable(text, defaults.environ) for text in args.env)
     _check_once("--env", [name for name, _ in given["env"]])
-    return Request(
+    asked = _fields_of(Request, args)
+    asked.update(
         spec=JobSpec(**given),
         access=_access(args, defaults.access, system),
-        hosts=args.hosts,
-        hostfile=args.hostfile,
         allocation=_allocation(args, system, defaults.environ),
         ignores_system=args.on == NO_SYSTEM,
         export=_export(args, system),
@@ -117,41 +116,24 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
         python_hosts=tuple(host for host, _ in args.python if host),
         names_ssh_config=args.ssh_config is not None,
         names_nproc=args.nproc_per_node is not None,
-        background=args.background,
-        whole=args.whole,
-        script=args.script,
         args=tuple(script_args),
-        dry_run=args.dry_run,
-        output=args.output,
-        stay=args.stay,
-        ranks=args.ranks or (),
         payload_limit_bytes=args.payload_limit or defaults.payload_limit_bytes,
     )
+    return Request(**asked)
 
 
-# What a cell of ranks that stay can't have.
-_NOT_OF_STAY = [
-    "background",
-    "detach",
-    "dry_run",
-    "script",
-    "max_restarts",
-    "hang_timeout",
-    "timeout",
-    "fetch",
-]
+def _refuse(args: argparse.Namespace, what: str, why: str, hint: str) -> None:
+    """Raise `UsageError` for a flag that `what` can't have; `why` follows its name."""
+    for name in flags_without(what):
+        if _value(args, name):
+            raise UsageError(f"--{name} {why}.", hint)
 
 
 def _check_stay(args: argparse.Namespace) -> None:
     if args.stay is None:
         return
-    for name in _NOT_OF_STAY:
-        if _value(args, name):
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(
-                f"{flag} is for a run that ends, and the ranks of --stay {args.stay} stay.",
-                "Leave one of them out.",
-            )
+    why = f"is for a run that ends, and the ranks of --stay {args.stay} stay"
+    _refuse(args, "stay", why, "Leave one of them out.")
     if args.on_disconnect == "keep":
         raise UsageError(
             f"--on-disconnect keep is for a job that ends by itself, and the ranks of --stay {args.stay} stay.",
@@ -327,12 +309,8 @@ def _export(args: argparse.Namespace, system: System | None) -> ExportRequest | 
                     "Add --on osmo or --export osmo DIR, or leave it out.",
                 )
         return None
-    for name in flags_without("export"):
-        if _value(args, name):
-            raise UsageError(
-                f"--{name} is for a run, and --export only writes files.",
-                "Leave one of them out.",
-            )
+    why = "is for a run, and --export only writes files"
+    _refuse(args, "export", why, "Leave one of them out.")
     name, folder = args.export
     request = _folder(args, name, folder)
     if request.chooses_hosts and (args.hosts is not None or args.hostfile is not None):
@@ -364,12 +342,8 @@ def _workflow(args: argparse.Namespace, system: System | None) -> ExportRequest 
             f"{system.title} chooses the hosts of --on {args.on}, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N sets the number.",
         )
-    for name in flags_without("workflow"):
-        if _value(args, name):
-            raise UsageError(
-                f"--{name} means nothing with --on {args.on}.",
-                f"Leave it out. --export {system.name} DIR shows what would be submitted.",
-            )
+    hint = f"Leave it out. --export {system.name} DIR shows what would be submitted."
+    _refuse(args, "workflow", f"means nothing with --on {args.on}", hint)
     return _folder(args, system.name, ".")
 
 

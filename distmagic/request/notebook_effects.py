@@ -153,21 +153,25 @@ def _draws(text: str) -> bool:
 
 def _changed(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
     """Yield what a node sets or calls by which a library may be changed, and that in words."""
-    targets: Sequence[ast.expr] = ()
-    if isinstance(node, ast.Assign | ast.Delete):
-        targets = node.targets
-    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
-        targets = [node.target]
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         called, args = node.value.func, node.value.args
         name = _last(called)
         if name == "setattr" and args:
             yield args[0], f"sets an attribute of {ast.unparse(args[0])}"
         elif _CHANGES.match(name) and dotted(called) not in _SEEDS:
             yield called, f"calls {ast.unparse(called)}"
-    for target in targets:
+    for target in _targets(node):
         if isinstance(target, ast.Attribute | ast.Subscript):
             yield target, f"sets {ast.unparse(target)}"
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    """Return what a statement sets or deletes."""
+    if isinstance(node, ast.Assign | ast.Delete):
+        return node.targets
+    if isinstance(node, ast.AugAssign | ast.AnnAssign):
+        return [node.target]
+    return []
 
 
 def _library(target: ast.expr, namespace: Mapping[str, object]) -> str:
@@ -239,12 +243,8 @@ def _of_statement(statement: ast.stmt) -> Iterator[LocalEffect]:
 
 def _set_by(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the parts of what a node sets: `sys.argv` of `sys.argv[1:] = [...]`, `sys.argv += [...]`, `sys.argv.append(...)`."""
-    targets: Sequence[ast.expr] = ()
-    if isinstance(node, ast.Assign | ast.Delete):
-        targets = node.targets
-    elif isinstance(node, ast.AugAssign):
-        targets = [node.target]
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+    targets = _targets(node)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         targets = [node.func.value] if node.func.attr in _SETS_LIST else []
     for target in targets:
         yield from ast.walk(target)

@@ -16,10 +16,10 @@ from distmagic.request.flag_values import (
     check_values,
     device_list,
     nnodes,
-    number_of,
     option,
-    time_of,
+    parse_duration,
     time_or_zero,
+    whole_number,
 )
 from distmagic.request.hosts import SLOT_WORDS, Slots, is_port, parse_slots
 
@@ -51,7 +51,7 @@ class JobSpec:
         "torchrun",
         "ranks of each host: a number, gpu, cpu or auto (one for each GPU, or 1)",
         "N",
-        read=lambda t: parse_slots(t, "--nproc-per-node"),
+        read=parse_slots,
     )
     nnodes: tuple[int, int] | None = option(
         "torchrun",
@@ -63,8 +63,9 @@ class JobSpec:
         "torchrun",
         "restarts of all ranks after a failure (0)",
         "N",
-        read=number_of("--max-restarts"),
+        read=whole_number,
         within=(0, 1_000_000, "a number of restarts", "Use 0 to 1,000,000."),
+        not_with="stay",
         default=0,
     )
     rdzv_backend: str | None = option(
@@ -78,7 +79,7 @@ class JobSpec:
         "torchrun",
         "port on the first host (a free one)",
         "PORT",
-        read=number_of("--master-port"),
+        read=whole_number,
         within=(1, 65535, "a port", "Use 1 to 65535."),
     )
     local_addr: str | None = option(
@@ -111,7 +112,7 @@ class JobSpec:
         "files that are copied to this machine after the run: checkpoints/*.pt",
         "PATTERN",
         repeats=True,
-        not_with="export",
+        not_with="export stay",
         default=(),
     )
     fresh: bool = option(
@@ -154,25 +155,25 @@ class JobSpec:
         "times",
         "end the run after 90s, 10m or 2h",
         "TIME",
-        read=time_of("--timeout"),
+        read=parse_duration,
         within=ANY_TIME,
-        not_with="export",
+        not_with="export stay",
         argument="end the run after this time",
     )
     hang_timeout_s: float | None = option(
         "times",
         "end the run if no rank advances for this time: 5m",
         "TIME",
-        read=time_of("--hang-timeout"),
+        read=parse_duration,
         within=ANY_TIME,
-        not_with="export",
+        not_with="export stay",
         argument="end the run when no rank advances for this time",
     )
     grace_s: float = option(
         "times",
         "time for ranks to save and end after an interrupt or a timeout (30s; 0: none)",
         "TIME",
-        read=time_or_zero("--grace"),
+        read=time_or_zero,
         within=(0, DAY_S, "a time", "Use 0 seconds to a day; 30 is the default."),
         not_with="export",
         default=30.0,
@@ -181,7 +182,7 @@ class JobSpec:
         "times",
         "a host without a heartbeat for this time is lost (10s)",
         "TIME",
-        read=time_of("--node-lost-after"),
+        read=parse_duration,
         within=(2, DAY_S, "a time", "Use 2 seconds to a day; 10 is the default."),
         not_with="export workflow",
         default=10.0,
@@ -197,7 +198,7 @@ class JobSpec:
     detach: bool = option(
         "times",
         "return as soon as the job runs; it needs no notebook then",
-        not_with="export",
+        not_with="export stay",
         default=False,
     )
 
@@ -216,11 +217,24 @@ class JobSpec:
                 "Use 1 or more.",
             )
         _check_rendezvous(self)
-        if self.hang_timeout_s is not None and self.detach:
-            raise UsageError(
-                "--hang-timeout needs a notebook that follows the job, and a job with --detach has none.",
-                "Leave one of them out; %distributed stacks prints at any time where the ranks are.",
-            )
+        for flag, value, instead in (
+            (
+                "--hang-timeout",
+                self.hang_timeout_s,
+                "%distributed stacks prints at any time where the ranks are.",
+            ),
+            ("--fetch", self.fetch, "the run that attach returns has run.fetch."),
+            (
+                "--track",
+                self.track,
+                "the run that attach returns has run.to_tensorboard.",
+            ),
+        ):
+            if value and self.detach:
+                raise UsageError(
+                    f"{flag} needs a notebook that follows the job, and a job with --detach has none.",
+                    f"Leave one of them out; {instead}",
+                )
         _check_devices(self)
         if self.name is not None and not re.fullmatch(
             r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", self.name
@@ -231,12 +245,8 @@ class JobSpec:
             )
         for pattern in self.fetch:
             check_pattern(pattern, "--fetch")
-        if self.fetch and self.detach:
-            raise UsageError(
-                "--fetch needs a notebook that follows the job, and a job with --detach has none.",
-                "Leave one of them out; the run that attach returns has run.fetch.",
-            )
-        _check_tracker(self)
+        if self.track is not None:
+            check_tracker("--track", self.track)
         if self.sync == "":
             raise UsageError(
                 "--sync names no folder.",
@@ -254,17 +264,6 @@ class JobSpec:
     def is_elastic(self) -> bool:
         """Whether the number of nodes may change while the job runs."""
         return self.nnodes is not None and self.nnodes[0] != self.nnodes[1]
-
-
-def _check_tracker(spec: JobSpec) -> None:
-    if spec.track is None:
-        return
-    if spec.detach:
-        raise UsageError(
-            "--track needs a notebook that follows the job, and a job with --detach has none.",
-            "Leave one of them out; the run that attach returns has run.to_tensorboard.",
-        )
-    check_tracker("--track", spec.track)
 
 
 def check_tracker(where: str, package: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, as_completed, wait
+from concurrent.futures import as_completed, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -16,7 +16,6 @@ from distmagic.connection.parallel import (
     in_parallel,
     join_errors,
     raise_first,
-    threads_for,
 )
 from distmagic.connection.requests import host_requests, job_requests, profile_requests
 from distmagic.connection.requests.remote_files import RemoteFolder
@@ -139,36 +138,34 @@ class Housekeeping:
         not confirm the end in time, are no errors here: see `Stopped`. Raises what `wait` raises where no host is up.
         """
         there = first_links.wait(enough=1)
-        links = {
-            job.known[host_index]: link
-            for host_index, link in zip(first_links.present, there, strict=True)
-        }
         unknown: dict[str, DistmagicError] = {}
         for host_index, why in first_links.absent.items():
             unknown[job.hosts[job.known[host_index]]] = ConnectionLost(why)
-        pool = threads_for(len(links), "stop")
-        asked = [node for node in job.running if node in links]
-        # An interrupt may come before it has them all.
-        stops: dict[int, Future[None]] = {}
+        asked = []
+        for host_index, link in zip(first_links.present, there, strict=True):
+            if job.known[host_index] in job.running:
+                asked.append((link, job.known[host_index]))
+
+        def end(one: tuple[Link, int]) -> None:
+            link, node = one
+            job_requests.stop(link, job.name, node, job.terms.grace_s)
+
+        stops = begin_all("stop", end, asked)
         was_interrupted = False
         try:
-            for node in asked:
-                stops[node] = pool.submit(
-                    job_requests.stop,
-                    links[node],
-                    job.name,
-                    node,
-                    job.terms.grace_s,
-                )
-            while wait(stops.values(), _LOOK_S).not_done:
+            while wait(stops, _LOOK_S).not_done:
                 pass  # an interrupt that comes just before a wait is noticed when it is over
         except KeyboardInterrupt:
             was_interrupted = True
-        pool.shutdown(wait=False, cancel_futures=True)
-        for node in asked:
-            error = _why_unknown(stops.get(node), job.hosts[node])
-            if error is not None:
-                unknown[job.hosts[node]] = error
+        for (_, node), stopped in zip(asked, stops, strict=True):
+            host = job.hosts[node]
+            if not stopped.done():
+                why = "the wait for the job's end was interrupted."
+                unknown[host] = Unreachable(host, why)
+            elif isinstance(error := stopped.exception(), DistmagicError):
+                unknown[host] = error
+            else:
+                stopped.result()  # it raises what is no error of ours
         in_parallel(Link.close, there)
         ended = dict.fromkeys(job.hosts[node] for node in job.known)
         return Stopped(
@@ -339,13 +336,3 @@ class Housekeeping:
 
         known = on_every(first_links, of_host)
         return tuple(known.get(index) for index in range(len(first_links.futures)))
-
-
-def _why_unknown(stop: Future[None] | None, host: str) -> DistmagicError | None:
-    """Return why it is not known that a stop has come about, None where it has. Raises what is no error of ours."""
-    if stop is None or not stop.done() or stop.cancelled():
-        return Unreachable(host, "the wait for the job's end was interrupted.")
-    error = stop.exception()
-    if error is None or isinstance(error, DistmagicError):
-        return error
-    raise error

@@ -320,15 +320,14 @@ def _as_error(words: Mapping[str, Any], lead: str) -> DistmagicError:
     """Return the error with which node 0 has ended."""
     kind = getattr(errors, str(words["kind"]), None)
     message, hint = str(words["message"]), str(words["hint"])
-    if isinstance(kind, type) and issubclass(kind, RunError):
-        error = kind(message, hint)
+    if not isinstance(kind, type) or not issubclass(kind, DistmagicError):
+        what = sanitize.lines(f"{words['kind']}: {message}")
+        return DistmagicError(f"{lead}: node 0 failed before the run: {what}", hint)
+    if kind is not UsageError and not issubclass(kind, RunError):
+        return DistmagicError(message, hint)  # made of other arguments
+    error: DistmagicError = kind(message, hint)
+    if isinstance(error, RunError):
         error.stacks = str(words["stacks"])
-        if isinstance(error, WorkerFailed):
-            error.remote_traceback = str(words["remote_traceback"])
-        return error
-    if kind is UsageError:
-        return UsageError(message, hint)
-    if isinstance(kind, type) and issubclass(kind, DistmagicError):
-        return DistmagicError(message, hint)
-    what = sanitize.lines(f"{words['kind']}: {message}")
-    return DistmagicError(f"{lead}: node 0 failed before the run: {what}", hint)
+    if isinstance(error, WorkerFailed):
+        error.remote_traceback = str(words["remote_traceback"])
+    return error

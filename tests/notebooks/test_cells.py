@@ -82,36 +82,6 @@ def test_this_machine_where_nobody_is_named(tmp_path):
         assert f"[rank 0 localhost] {tmp_path}" in text
 
 
-def test_where_hosts_come_from(session_lab, notebook, tmp_path):
-    way = f"--ssh-config {session_lab.ssh_config}"
-    assert notebook.run("%distributed hosts") == f"dm1:1  (DISTMAGIC_HOSTS)  {way}\n"
-    (tmp_path / "hosts").write_text("# the lab\ndm1 slots=1\ndm2 slots=two\n")
-    assert notebook.fail(f"%distributed hosts --hostfile {tmp_path}/hosts").startswith(
-        f"UsageError: {tmp_path}/hosts, line 3: "
-    )
-    (tmp_path / "hosts").write_text("# the lab\ndm1 slots=1\ndm2 slots=2\n")
-    shown = notebook.run(
-        f'%config Distmagic.hostfile = "{tmp_path}/hosts"\n%distributed hosts'
-    )
-    assert shown == f"dm1:1, dm2:2  (%config Distmagic.hostfile)  {way}\n"
-    assert (
-        notebook.run("%distributed hosts dm3 dm1:2")
-        == f"dm3, dm1:2  (%distributed hosts)  {way}\n"
-    )
-    commands = notebook.run(
-        f"%%distributed --hostfile {tmp_path}/hosts --dry-run --master-port 29555\nlen([])"
-    )
-    assert "# dm2 (node_rank 1, 2 ranks)" in commands
-    assert (
-        "--nnodes=2 --nproc-per-node=2 --max-restarts=0 --rdzv-backend=static"
-        in commands
-    )
-    assert (
-        f"--master-addr={session_lab.hosts[0].address} --master-port=29555" in commands
-    )
-    assert notebook.run("%distributed down") == ""
-
-
 @pytest.mark.quick
 def test_what_a_cell_defines_is_on_the_ranks_what_it_is_here(notebook):
     text = notebook.run("""\
@@ -185,34 +155,6 @@ train(uses=True)
     assert "!" not in text
     text = notebook.run("%%distributed --hosts dm1:2\ntrain(uses=False)")
     assert "! no rank made a collective call" in text
-
-
-def test_a_program_that_was_pasted_is_told_where_it_ran(notebook):
-    cell = """\
-import argparse
-parser = argparse.ArgumentParser()
-parser.add_argument("--lr", default=0.1)
-args = parser.parse_args()
-def train():
-    return args.lr
-train()
-"""
-    text = notebook.fail(f"%%distributed --hosts dm1:1\n{cell}")
-    assert "UsageError: line 5: argparse" in text
-    assert "%%distributed --whole" in text
-    assert "(UsageError: line 5" in notebook.run("_run")
-    assert notebook.run(
-        f"%%distributed --whole --hosts dm1:1 -o lr\n{cell}"
-    ).startswith("done")
-    assert notebook.run("lr.results[0]") == "0.1"
-    text = notebook.fail(
-        "%%distributed --hosts dm1:1\nimport os\nrank = int(os.environ['LOCAL_RANK'])\nlen([])"
-    )
-    assert "KeyError: 'LOCAL_RANK'\nThis statement ran in the notebook" in text
-    text = notebook.run(
-        "%%distributed --hosts dm1:1\nimport random\nrandom.seed(1)\nlen([])"
-    )
-    assert text.startswith("! Line 3 seeds the notebook")
 
 
 def test_what_stays_in_the_notebook_and_what_stays_on_the_ranks_is_noted(notebook):

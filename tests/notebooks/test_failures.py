@@ -115,25 +115,6 @@ def test_a_wrong_cell_fails(notebook, cell, error):
     assert f"\n{error}" in f"\n{shown}"
 
 
-def test_a_statement_that_fails_here_looks_as_in_any_cell(notebook):
-    text = notebook.fail(
-        "%%distributed\nready = True\nsteps = 1 / 0\n\ndef train():\n    pass"
-    )
-    number = notebook.node.cells[-1].execution_count
-    assert f"Cell In[{number}], line 3\n" in text
-    assert "----> 3 steps = 1 / 0" in text
-    assert "distmagic/" not in text
-    assert notebook.run("ready") == "True"
-
-
-def test_a_package_that_only_the_hosts_have(notebook):
-    text = notebook.fail(
-        "%%distributed\nimport package_of_the_hosts\npackage_of_the_hosts.train()"
-    )
-    assert "ModuleNotFoundError: " in text.splitlines()[-2]
-    assert "%%distributed --whole" in text.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     ("line", "error"),
     [

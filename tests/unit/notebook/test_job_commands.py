@@ -160,17 +160,6 @@ def test_a_log_is_asked_for_in_the_order_of_time(jobs, monkeypatch, capsys):
     assert out == "rank 3 by time: True\nrank 3 by time: False\n"
 
 
-def test_no_other_first_host_is_believed_of_a_job_of_this_kernel(jobs, golden):
-    jobs.session.begun_places = {"busy": fleet("gpu-a gpu-b")}
-    own = replace(RUNNING, hosts=("gpu-a", "gpu-b"))
-    false = replace(RUNNING, hosts=("evil", "gpu-b"), running=(0,))
-    jobs.session.found = (false, own)
-    jobs.value("%distributed stop busy")
-    assert "stop busy" in jobs.session.log
-    jobs.session.found = (false,)
-    golden(jobs.error("%distributed stop busy"))
-
-
 def test_jobs_of_one_name_are_all_listed_and_none_is_taken(jobs, capsys):
     jobs.session.found = (RUNNING, replace(RUNNING, hosts=("evil", "gpu-b")))
     capsys.readouterr()

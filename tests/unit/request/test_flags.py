@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distmagic.errors import UsageError
 from distmagic.notebook.commands import NAMES
-from distmagic.notebook.completion import Completer, OfferedNames
+from distmagic.notebook.completion import Completer
 from distmagic.request import flag_parser, flag_table, flag_values, flags
 from distmagic.request.access import Access
 from distmagic.request.allocation import SkyRequest, SlurmRequest
@@ -421,12 +421,7 @@ def test_a_wrong_setting_is_named(setting, golden):
 
 # ---- completion
 
-COMPLETER = Completer(
-    names=OfferedNames(
-        hosts=lambda: ["gpu-a", "gpu-b"],
-        jobs=lambda: ["0102-030405-ab"],
-    )
-)
+COMPLETER = Completer(hosts=lambda: ["gpu-a", "gpu-b"], jobs=lambda: ["0102-030405-ab"])
 
 
 @pytest.mark.parametrize(

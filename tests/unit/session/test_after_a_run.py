@@ -164,12 +164,6 @@ def test_a_small_result_that_another_host_has_sent_is_not_looked_at(
     assert run.results[0] == {"loss": 0.5}
 
 
-def test_a_log_after_a_lost_connection_asks_too(host, at_the_keyboard):
-    host.data = b"epoch 1\n"
-    assert finished(state_of(), host).logs(0, "stdout") == "epoch 1\n"
-    assert host.codes == ["123456"]
-
-
 def test_an_interrupt_of_the_question_ends_the_look_at_a_result(
     host, at_the_keyboard, monkeypatch
 ):

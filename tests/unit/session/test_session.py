@@ -13,7 +13,6 @@ from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import (
     Cancelled,
-    NodeLost,
     PayloadError,
     PreflightError,
     Unreachable,
@@ -38,7 +37,6 @@ from tests.builders.jobs import (
     assert_left,
     begun,
     has_ranks,
-    killed_agent,
     listing,
     payload_in,
     two,
@@ -119,15 +117,6 @@ def test_a_home_that_can_not_be_written_is_told_once_whoever_asks(
         kernel.reach()
 
 
-def test_a_dry_run_of_an_elastic_job_does_without_a_host_that_is_down(kernel):
-    a, b = two()
-    b.error = down("gpu-b")
-    kernel.over(a, b)
-    text = start_commands(kernel.reach(), JobSpec(nnodes=(1, 2), max_restarts=1))
-    assert "# gpu-a (node_rank 0, 1 rank)" in text
-    assert "gpu-b" not in text
-
-
 def test_a_dry_run_of_what_can_not_be_planned_closes_the_links(kernel, golden):
     a, b = two()
     kernel.over(a, b)
@@ -164,13 +153,6 @@ def test_runs_are_kept_for_comparison_under_the_names_that_their_user_gave(kerne
     assert (kept.job, kept.label, kept.phase) == (run.job, "wide", "done")
 
 
-def test_a_run_that_failed_is_kept_for_comparison_too(kernel):
-    with pytest.raises(WorkerFailed):
-        kernel.over(FakeHost("gpu-a", fails)).launch()
-    (kept,) = kernel.session.history.runs
-    assert kept.phase == "failed"
-
-
 def test_messages_name_the_variable_that_gets_the_run(kernel, golden):
     screen = FakeScreen()
     kernel.over(FakeHost("gpu-a", fails))
@@ -180,13 +162,6 @@ def test_messages_name_the_variable_that_gets_the_run(kernel, golden):
         )
     assert {state.variable for state in [*screen.shown, *screen.finished]} == {"b"}
     assert caught.value.run.state.variable == "b", "it is shown again later"
-
-
-def test_each_run_has_a_job_name_of_its_own(kernel):
-    a, b = two()
-    first = kernel.over(a, b).launch()
-    c, d = two()
-    assert kernel.over(c, d).launch().job != first.job
 
 
 def test_it_is_remembered_where_a_job_was_begun(kernel):
@@ -226,14 +201,6 @@ def test_a_run_that_fails_raises_an_error_that_carries_it(kernel):
     assert caught.value.run.state.phase == "failed"
 
 
-def test_a_run_that_loses_a_host_raises_an_error_that_carries_it(kernel):
-    a, b = two(runs_on)
-
-    with pytest.raises(NodeLost, match="gpu-b") as caught:
-        kernel.over(a, b).launch(screen=killed_agent(b))
-    assert caught.value.run.state.lost_nodes == {1}
-
-
 def test_a_run_that_is_interrupted_raises_cancelled_that_carries_it(kernel, golden):
     a, b = two(runs_on)
     with golden.raises(Cancelled) as caught:
@@ -250,25 +217,7 @@ def test_an_interrupt_behind_a_run_that_went_well_raises_cancelled_that_carries_
     assert sorted(caught.value.run.results) == [0, 1]
 
 
-def test_a_host_that_can_not_be_reached_is_an_error_before_there_is_a_run(kernel):
-    a, b = two()
-    b.error = down("gpu-b")
-    with pytest.raises(Unreachable, match=r"^gpu-b: no answer\."):
-        kernel.over(a, b).launch()
-    assert started(a) == []
-
-
 # ---- attach
-
-
-def test_a_job_is_followed_to_its_end_and_its_run_returned(kernel):
-    a, b = two()
-    job = begun(a, b)
-    kernel.over(a, b)
-    run = kernel.session.attach(kernel.reach(), job, FakeScreen())
-    assert isinstance(run, Run)
-    assert (run.job, sorted(run.results)) == ("j", [0, 1])
-    assert_left(a, b)
 
 
 def test_a_job_that_has_failed_raises_its_error_again(kernel):
@@ -338,15 +287,6 @@ def test_a_job_that_was_let_go_is_stopped(kernel):
         == [p.StopNode(grace_s=30.0)]
     )
     assert_left(a, b)
-
-
-def test_a_job_that_was_let_go_is_stopped_on_the_host_that_is_up(kernel):
-    a, b = two(runs_on)
-    left = detached(kernel, a, b)
-    b.error = down("gpu-b")
-    left.stop()
-    assert len(a.requests_of(p.StopNode)) == 1
-    assert b.requests_of(p.StopNode) == []
 
 
 def test_a_job_that_was_let_go_and_has_been_removed_is_not_found(kernel, golden):

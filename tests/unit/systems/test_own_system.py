@@ -9,7 +9,7 @@ from distmagic.errors import AllocationEnded, UsageError, WorkerFailed
 from distmagic.exports import systems as exports
 from distmagic.inside.detect import detect
 from distmagic.notebook import help_pages
-from distmagic.notebook.completion import Completer, OfferedNames
+from distmagic.notebook.completion import Completer
 from distmagic.request import flag_parser, systems
 from distmagic.request.access import Access
 from distmagic.request.flags import Defaults, Request, parse_line
@@ -19,7 +19,6 @@ from tests.builders.exports import job, texts
 from tests.builders.own_systems import TOY, installed
 
 ASKER = NotebookAsker(can_ask=False)
-NAMES = OfferedNames(hosts=lambda: (), jobs=lambda: ())
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def test_help_and_the_tab_key_offer_it(toy):
     text = " ".join(flag_parser.help_text().split())
     assert "toy: a new shelf; toy:SHELF: one that is there; none:" in text
     assert "sing, torchrun, toy" in text
-    completer = Completer(names=NAMES)
+    completer = Completer(hosts=lambda: (), jobs=lambda: ())
     assert "toy" in completer.candidates("%%distributed --on ")
     assert "toy" in completer.candidates("%%distributed --export ")
 

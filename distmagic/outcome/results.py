@@ -12,7 +12,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.requests import job_requests
 from distmagic.connection.requests.progress_line import ProgressLine
 from distmagic.connection.requests.remote_files import has_room
-from distmagic.errors import ConnectionLost, NoResult
+from distmagic.errors import ConnectionLost, NoResult, PreflightError
 from distmagic.remote.values import parcel
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.clipping import clipped
@@ -157,6 +157,8 @@ class Results(Mapping[int, Any]):
             try:
                 with path.open("wb") as file:
                     self._download(rank, file)
+            except PreflightError as gone:  # somebody removed it on its host
+                raise NoResult(gone.message, gone.hint) from gone
             except OSError as error:
                 raise NoResult(
                     f"The result of rank {rank}, {self._size(rank):,} bytes, can't be written here, to {folder}: "

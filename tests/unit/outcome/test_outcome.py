@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from distmagic.connection.link import Link
-from distmagic.errors import ConnectionLost, NoResult, UsageError
+from distmagic.errors import ConnectionLost, NoResult, PreflightError, UsageError
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
 from distmagic.remote.values import parcel
@@ -294,6 +294,18 @@ def test_a_result_that_is_not_there(rank, message):
         f"NoResult: {message}",
         "Ranks with a result: [0].",
     ]
+
+
+def test_a_result_that_was_removed_on_its_host_is_no_result():
+    def removed(node_rank: int) -> Link:
+        raise PreflightError("gpu-a", "rank0.result is not on this host.", "Run again.")
+
+    run = run_of(FakeHost(b""), {"result_bytes": 7_000_000})
+    gone = Run(run.state, {}, removed, shown=False)
+    with pytest.raises(NoResult) as caught:
+        gone.results[0]
+    assert str(caught.value) == "gpu-a: rank0.result is not on this host.\nRun again."
+    assert gone.results.get(0) is None
 
 
 def without_its_second_host(*events: tuple[int, p.Message]) -> Run:

@@ -28,7 +28,6 @@ from distmagic.request.hosts import Host
 from distmagic.transports import ssh_command
 from distmagic.transports.asking import NoAsker
 from distmagic.transports.ssh import streams
-from tests.builders.golden import Golden
 from tests.builders.shell import completed
 from tests.builders.since import Since
 from tests.lab.waiting import HANG_S, wait_until
@@ -65,14 +64,14 @@ def with_command(access: Access) -> Access:
 
 
 @pytest.mark.quick
-def test_unknown_name(home: Home, failure: Connect, golden: Golden) -> None:
+def test_unknown_name(home, failure, golden):
     error = failure(Host(name="no-such-host.invalid", port=22), home)
     assert type(error) is Unreachable
     golden(error)
 
 
 @pytest.mark.quick
-def test_refused_port(home: Home, failure: Connect, golden: Golden) -> None:
+def test_refused_port(home, failure, golden):
     port = free_port()
     error = failure(Host(name="127.0.0.1", port=port), home)
     assert type(error) is Unreachable
@@ -88,7 +87,7 @@ def test_a_process_that_may_open_no_more_files(home, monkeypatch, golden):
         ssh.connect(Host(name="127.0.0.1", port=22), home.access, NoAsker())
 
 
-def test_a_port_that_says_nothing(home: Home, failure: Connect) -> None:
+def test_a_port_that_says_nothing(home, failure):
     home.configure("ConnectTimeout 1\n")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
@@ -114,7 +113,7 @@ def replace_timeout(home: Home, seconds: float) -> Home:
 
 
 @pytest.mark.needs("ssh")
-def test_a_client_that_hangs_while_it_logs_in(home: Home) -> None:
+def test_a_client_that_hangs_while_it_logs_in(home):
     client = home.folder / "client"
     client.write_text('#!/bin/sh\n[ "$1" = -G ] && exec ssh "$@"\nexec sleep 60\n')
     client.chmod(0o755)
@@ -125,7 +124,7 @@ def test_a_client_that_hangs_while_it_logs_in(home: Home) -> None:
 
 
 @pytest.mark.needs("ssh")
-def test_the_systems_client_lends_a_host_neither_agent_nor_display(home: Home) -> None:
+def test_the_systems_client_lends_a_host_neither_agent_nor_display(home):
     """Its master lives for hours; `ssh -G` prints what the client would do."""
     told = home.folder / "told"
     client = home.folder / "client"
@@ -139,7 +138,7 @@ def test_the_systems_client_lends_a_host_neither_agent_nor_display(home: Home) -
     assert {"forwardagent no", "forwardx11 no"} <= set(told.read_text().splitlines())
 
 
-def test_a_port_that_is_no_ssh_server(home: Home, failure: Connect) -> None:
+def test_a_port_that_is_no_ssh_server(home, failure):
     with socket.create_server(("127.0.0.1", 0)) as web:
 
         def answer() -> None:
@@ -156,7 +155,7 @@ def test_a_port_that_is_no_ssh_server(home: Home, failure: Connect) -> None:
     assert error.host == "127.0.0.1"
 
 
-def test_no_route(home: Home, failure: Connect, golden: Golden) -> None:
+def test_no_route(home, failure, golden):
     route = subprocess.run(
         ["ip", "route", "get", "192.0.2.1"], capture_output=True, check=False
     )
@@ -168,9 +167,7 @@ def test_no_route(home: Home, failure: Connect, golden: Golden) -> None:
 
 @pytest.mark.quick
 @pytest.mark.needs("sshd")
-def test_unknown_host_key(
-    home: Home, session_server: Sshd, failure: Connect, tmp_path: Path, golden: Golden
-) -> None:
+def test_unknown_host_key(home, session_server, failure, tmp_path, golden):
     error = failure(home.host(session_server), home)
     port = session_server.port
     assert type(error) is HostKeyError
@@ -188,9 +185,7 @@ def test_unknown_host_key(
 
 
 @pytest.mark.needs("sshd")
-def test_an_unknown_key_behind_a_jump_host_is_not_looked_for_from_here(
-    home: Home, server: Sshd
-) -> None:
+def test_an_unknown_key_behind_a_jump_host_is_not_looked_for_from_here(home, server):
     home.configure(
         f"Host inner\n  HostName localhost\n  ProxyJump 127.0.0.1:{server.port}\n"
     )
@@ -206,9 +201,7 @@ def test_an_unknown_key_behind_a_jump_host_is_not_looked_for_from_here(
 
 
 @pytest.mark.needs("sshd")
-def test_a_log_in_shell_that_ends_before_its_command(
-    home: Home, tmp_path: Path, user_key: Path
-) -> None:
+def test_a_log_in_shell_that_ends_before_its_command(home, tmp_path, user_key):
     """As start-up files that exit make it; the system's client only says how it ended."""
     options = ("ForceCommand exit 3",)
     with sshd(tmp_path / "server", Path(f"{user_key}.pub"), options=options) as server:
@@ -229,9 +222,7 @@ def fingerprint_of(server: Sshd, tmp_path: Path) -> str:
 
 @pytest.mark.quick
 @pytest.mark.needs("sshd")
-def test_changed_host_key(
-    home: Home, session_server: Sshd, failure: Connect, tmp_path: Path
-) -> None:
+def test_changed_host_key(home, session_server, failure, tmp_path):
     other = Path(f"{make_key(tmp_path / 'other')}.pub").read_text()
     name = f"[127.0.0.1]:{session_server.port}"
     home.known_hosts.write_text(f"# a comment\n{name} {other}")
@@ -250,7 +241,7 @@ def test_changed_host_key(
 
 
 @pytest.mark.needs("sshd")
-def test_revoked_host_key(home: Home, session_server: Sshd, failure: Connect) -> None:
+def test_revoked_host_key(home, session_server, failure):
     home.known_hosts.write_text(
         f"@revoked * {session_server.host_keys[0]}\n{session_server.known_hosts_line()}"
     )
@@ -261,7 +252,7 @@ def test_revoked_host_key(home: Home, session_server: Sshd, failure: Connect) ->
 
 @pytest.mark.quick
 @pytest.mark.needs("sshd")
-def test_wrong_key(home: Home, server: Sshd, failure: Connect, tmp_path: Path) -> None:
+def test_wrong_key(home, server, failure, tmp_path):
     other = make_key(tmp_path / "other")
     home.config.write_text(
         home.config.read_text().replace(str(home.key), str(other)) + "User me\n"
@@ -278,15 +269,13 @@ def test_wrong_key(home: Home, server: Sshd, failure: Connect, tmp_path: Path) -
 
 @pytest.mark.quick
 @pytest.mark.needs("sshd")
-def test_strict_checking_can_not_be_turned_off(
-    home: Home, session_server: Sshd, failure: Connect
-) -> None:
+def test_strict_checking_can_not_be_turned_off(home, session_server, failure):
     home.configure("StrictHostKeyChecking no\n")
     assert type(failure(home.host(session_server), home)) is HostKeyError
     assert not home.known_hosts.exists()
 
 
-def test_a_missing_ssh_config_that_was_named(tmp_path: Path, golden: Golden) -> None:
+def test_a_missing_ssh_config_that_was_named(tmp_path, golden):
     missing = str(tmp_path / "missing")
     with golden.raises(UsageError):
         ssh.connect(Host(name="a"), Access(ssh_config=missing), NoAsker())
@@ -300,14 +289,14 @@ def test_a_missing_ssh_config_that_was_named(tmp_path: Path, golden: Golden) -> 
         (" ", "--ssh-command is empty."),
     ],
 )
-def test_a_client_that_is_not_there(command: str, message: str) -> None:
+def test_a_client_that_is_not_there(command, message):
     with pytest.raises(UsageError) as caught:
         ssh_command.connect(Host(name="a"), Access(ssh_command=command), NoAsker())
     assert caught.value.message == message
 
 
 @pytest.mark.needs("sshd")
-def test_the_type_of_key_that_is_known_is_asked_for(home: Home, tmp_path: Path) -> None:
+def test_the_type_of_key_that_is_known_is_asked_for(home, tmp_path):
     with sshd(
         tmp_path / "two", Path(f"{home.key}.pub"), kinds=("rsa", "ecdsa", "ed25519")
     ) as server:
@@ -317,7 +306,7 @@ def test_the_type_of_key_that_is_known_is_asked_for(home: Home, tmp_path: Path) 
 
 
 @pytest.mark.needs("sshd")
-def test_hashed_and_aliased_known_hosts(home: Home, session_server: Sshd) -> None:
+def test_hashed_and_aliased_known_hosts(home, session_server):
     home.trust(session_server)
     subprocess.run(
         ["ssh-keygen", "-q", "-H", "-f", home.known_hosts],
@@ -332,9 +321,7 @@ def test_hashed_and_aliased_known_hosts(home: Home, session_server: Sshd) -> Non
 
 
 @pytest.mark.needs("sshd")
-def test_nothing_stays_behind_a_failure(
-    home: Home, session_server: Sshd, failure: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_stays_behind_a_failure(home, session_server, failure, monkeypatch):
     # A short path: sockets lie in it.
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)

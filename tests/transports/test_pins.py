@@ -13,7 +13,6 @@ from distmagic.errors import HostKeyError
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
 from distmagic.transports.asking import NoAsker
-from tests.builders.golden import Golden
 from tests.transports.conftest import Home
 from tests.transports.sshd import Sshd, sshd
 
@@ -41,8 +40,8 @@ def configured(home: Home, server: Sshd, file: str = "/dev/null") -> Access:
 
 
 def test_the_first_key_is_trusted_and_no_other_one(
-    home: Home, session_server: Sshd, user_key: Path, tmp_path: Path
-) -> None:
+    home, session_server, user_key, tmp_path
+):
     pins = tmp_path / 'it is 100% "mine"'
     access = configured(home, session_server)
     for _ in range(2):
@@ -63,9 +62,7 @@ def test_the_first_key_is_trusted_and_no_other_one(
     assert pins.read_text().splitlines() == [line]
 
 
-def test_two_first_connections_at_once_keep_one_key(
-    home: Home, session_server: Sshd, tmp_path: Path
-) -> None:
+def test_two_first_connections_at_once_keep_one_key(home, session_server, tmp_path):
     access, pins = configured(home, session_server), tmp_path / "pins"
     with ThreadPoolExecutor(4) as pool:
         made = [
@@ -77,9 +74,7 @@ def test_two_first_connections_at_once_keep_one_key(
     assert len(pins.read_text().splitlines()) == 1
 
 
-def test_a_file_that_cant_be_written_trusts_no_key(
-    home: Home, session_server: Sshd, tmp_path: Path
-) -> None:
+def test_a_file_that_cant_be_written_trusts_no_key(home, session_server, tmp_path):
     pins = tmp_path / "no folder" / "pins"
     access = configured(home, session_server)
     before = session_server.connections()
@@ -91,9 +86,7 @@ def test_a_file_that_cant_be_written_trusts_no_key(
 
 
 @pytest.mark.parametrize("file", [os.devnull, "none"])
-def test_a_host_whose_keys_are_kept_nowhere(
-    home: Home, session_server: Sshd, file: str, golden: Golden
-) -> None:
+def test_a_host_whose_keys_are_kept_nowhere(home, session_server, file, golden):
     access = configured(home, session_server, file)
     with pytest.raises(HostKeyError, match="is not known") as caught:
         ssh.connect(NODE, access, NoAsker())
@@ -104,9 +97,7 @@ def test_a_host_whose_keys_are_kept_nowhere(
     assert os.devnull not in hint
 
 
-def test_the_first_of_several_files_that_keeps_a_key_gets_it(
-    home: Home, session_server: Sshd
-) -> None:
+def test_the_first_of_several_files_that_keeps_a_key_gets_it(home, session_server):
     kept = f"{home.folder}/kept"
     access = configured(home, session_server, f"/dev/null {kept}")
     with pytest.raises(HostKeyError) as caught:

@@ -28,7 +28,6 @@ from distmagic.request.access import Access
 from distmagic.request.hosts import Host
 from distmagic.transports import ssh_command
 from distmagic.transports.asking import NoAsker
-from tests.builders.golden import Golden
 from tests.builders.since import Since
 from tests.lab.waiting import HANG_S, wait_until
 from tests.system.components import reason_without
@@ -66,7 +65,7 @@ def log_ins(servers: tuple[Sshd, ...]) -> list[int]:
 
 
 @pytest.mark.quick
-def test_two_jump_hosts_in_one_line(home: Home, three: tuple[Sshd, Sshd, Sshd]) -> None:
+def test_two_jump_hosts_in_one_line(home, three):
     access = home.configure("Host target\n  ProxyJump outer,inner\n")
     with contextlib.closing(
         ssh.connect(Host(name="target"), access, NoAsker())
@@ -75,9 +74,7 @@ def test_two_jump_hosts_in_one_line(home: Home, three: tuple[Sshd, Sshd, Sshd]) 
         wait_until(lambda: log_ins(three) == [1, 1, 1], "each log-in in its log")
 
 
-def test_a_jump_host_with_a_jump_host_of_its_own(
-    home: Home, three: tuple[Sshd, Sshd, Sshd]
-) -> None:
+def test_a_jump_host_with_a_jump_host_of_its_own(home, three):
     access = home.configure(
         "Host target\n  ProxyJump inner\nHost inner\n  ProxyJump outer\n"
     )
@@ -88,9 +85,7 @@ def test_a_jump_host_with_a_jump_host_of_its_own(
         wait_until(lambda: log_ins(three) == [1, 1, 1], "each log-in in its log")
 
 
-def test_the_system_client_takes_the_same_jumps(
-    home: Home, three: tuple[Sshd, Sshd, Sshd]
-) -> None:
+def test_the_system_client_takes_the_same_jumps(home, three):
     home.configure("Host target\n  ProxyJump outer\n")
     # The client that ssh starts for a jump takes the configuration from -F too.
     with contextlib.closing(
@@ -99,9 +94,7 @@ def test_the_system_client_takes_the_same_jumps(
         assert says_hello(transport)
 
 
-def test_hosts_behind_one_jump_host_share_its_connection(
-    home: Home, three: tuple[Sshd, Sshd, Sshd]
-) -> None:
+def test_hosts_behind_one_jump_host_share_its_connection(home, three):
     access = home.configure("Host target*\n  ProxyJump outer\n")
     with ThreadPoolExecutor(6) as pool:
         transports = list(
@@ -131,7 +124,7 @@ def has_ended(server: Sshd) -> bool:
     return any(end in line for line in server.log for end in ends)
 
 
-def test_each_jump_host_is_checked(home: Home, three: tuple[Sshd, Sshd, Sshd]) -> None:
+def test_each_jump_host_is_checked(home, three):
     access = home.configure("Host target\n  ProxyJump inner\n")
     home.known_hosts.write_text(three[2].known_hosts_line())
     with pytest.raises(HostError) as caught:
@@ -141,9 +134,7 @@ def test_each_jump_host_is_checked(home: Home, three: tuple[Sshd, Sshd, Sshd]) -
     assert f" inner (127.0.0.1 port {three[1].port})" in caught.value.message
 
 
-def test_a_jump_host_that_is_down_fails_all_hosts_behind_it_at_once(
-    home: Home, golden: Golden
-) -> None:
+def test_a_jump_host_that_is_down_fails_all_hosts_behind_it_at_once(home, golden):
     port = free_port()
     access = home.configure(
         f"Host gpu*\n  ProxyJump bastion\nHost bastion\n  HostName 127.0.0.1\n  Port {port}\n"
@@ -159,9 +150,7 @@ def test_a_jump_host_that_is_down_fails_all_hosts_behind_it_at_once(
     golden(*(message.replace(str(port), "PORT") for message in messages))
 
 
-def test_a_target_that_the_jump_host_can_not_reach(
-    home: Home, three: tuple[Sshd, Sshd, Sshd]
-) -> None:
+def test_a_target_that_the_jump_host_can_not_reach(home, three):
     port = free_port()
     access = home.configure("Host lost\n  HostName 127.0.0.1\n  ProxyJump outer\n")
     with pytest.raises(Unreachable) as caught:
@@ -171,9 +160,7 @@ def test_a_target_that_the_jump_host_can_not_reach(
     )
 
 
-def test_a_jump_host_that_asks_names_itself_and_the_host(
-    home: Home, tmp_path: Path, golden: Golden
-) -> None:
+def test_a_jump_host_that_asks_names_itself_and_the_host(home, tmp_path, golden):
     from tests.transports.asking_server import Rules, asking_server
 
     with asking_server(
@@ -189,7 +176,7 @@ def test_a_jump_host_that_asks_names_itself_and_the_host(
     golden(caught.value.message)
 
 
-def test_jump_hosts_in_a_circle(home: Home, golden: Golden) -> None:
+def test_jump_hosts_in_a_circle(home, golden):
     access = home.configure("Host *\n  ProxyJump bastion\n")
     with golden.raises(UsageError):
         ssh.connect(Host(name="gpu"), access, NoAsker())
@@ -246,7 +233,7 @@ def relay_of(folder: Path, program: str) -> str:
 @pytest.mark.parametrize(
     "program", [_RELAY, _ASYNCIO_RELAY], ids=["threads", "asyncio"]
 )
-def test_proxy_command(home: Home, server: Sshd, tmp_path: Path, program: str) -> None:
+def test_proxy_command(home, server, tmp_path, program):
     relay = relay_of(tmp_path, program)
     access = home.configure(
         f"Host via\n  HostName 127.0.0.1\n  Port {server.port}\n  ProxyCommand {relay}\n"
@@ -261,12 +248,8 @@ def test_proxy_command(home: Home, server: Sshd, tmp_path: Path, program: str) -
 
 
 def test_a_proxy_command_runs_in_the_shell_of_the_user(
-    home: Home,
-    server: Sshd,
-    relay: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    home, server, relay, tmp_path, monkeypatch
+):
     shell = tmp_path / "shell"
     shell.write_text(f'#!/bin/sh\necho "$1 $2" > {tmp_path}/ran\nexec /bin/sh "$@"\n')
     shell.chmod(0o700)
@@ -278,7 +261,7 @@ def test_a_proxy_command_runs_in_the_shell_of_the_user(
     assert (tmp_path / "ran").read_text().startswith("-c exec '")
 
 
-def test_a_proxy_command_that_fails_is_quoted(home: Home, golden: Golden) -> None:
+def test_a_proxy_command_that_fails_is_quoted(home, golden):
     access = home.configure(
         "Host via\n  ProxyCommand sh -c 'echo no ticket >&2; exit 1'\n"
     )
@@ -288,7 +271,7 @@ def test_a_proxy_command_that_fails_is_quoted(home: Home, golden: Golden) -> Non
 
 
 @pytest.mark.quick
-def test_a_proxy_command_that_hangs_is_ended(home: Home, golden: Golden) -> None:
+def test_a_proxy_command_that_hangs_is_ended(home, golden):
     home.configure("Host via\n  ProxyCommand sleep 60\n")
     since = Since()
     with pytest.raises(Unreachable) as caught:
@@ -302,7 +285,7 @@ def test_a_proxy_command_that_hangs_is_ended(home: Home, golden: Golden) -> None
 
 
 @pytest.mark.quick
-def test_an_included_file_decides(home: Home, server: Sshd) -> None:
+def test_an_included_file_decides(home, server):
     (home.folder / "conf.d").mkdir()
     (home.folder / "conf.d" / "gpus").write_text(
         f"Host gpu-a\n  HostName 127.0.0.1\n  Port {server.port}\n"
@@ -314,9 +297,7 @@ def test_an_included_file_decides(home: Home, server: Sshd) -> None:
         assert says_hello(transport)
 
 
-def test_a_match_line_that_is_not_understood_is_a_warning(
-    home: Home, server: Sshd
-) -> None:
+def test_a_match_line_that_is_not_understood_is_a_warning(home, server):
     access = home.configure("Match sessiontype shell host 127.0.0.1\n  User nobody\n")
     line = (
         home.config.read_text()
@@ -334,9 +315,7 @@ def test_a_match_line_that_is_not_understood_is_a_warning(
 
 @pytest.mark.parametrize("kind", ["ssh", "ssh_command"])
 @pytest.mark.parametrize("shell", ["fish", "csh"])
-def test_a_log_in_shell_that_is_no_posix_shell_and_greets(
-    kind: str, shell: str, home: Home, tmp_path: Path
-) -> None:
+def test_a_log_in_shell_that_is_no_posix_shell_and_greets(kind, shell, home, tmp_path):
     if reason := reason_without(shell):
         pytest.skip(reason)
     module = ssh if kind == "ssh" else ssh_command
@@ -352,7 +331,7 @@ def test_a_log_in_shell_that_is_no_posix_shell_and_greets(
             assert read_all(process) == b"Welcome to the cluster\nit's|a\\b!|$HOME|"
 
 
-def test_nothing_of_a_connection_stays(home: Home, server: Sshd) -> None:
+def test_nothing_of_a_connection_stays(home, server):
     since = Since()
     for module in (ssh, ssh_command):
         transport = module.connect(home.host(server), home.access, NoAsker())
@@ -382,9 +361,7 @@ def connected(
             yield transport, server
 
 
-def test_a_connection_that_is_closed_ends_a_read_and_refuses_more(
-    connected: tuple[object, Sshd],
-) -> None:
+def test_a_connection_that_is_closed_ends_a_read_and_refuses_more(connected):
     transport, server = connected
     process = transport.start(("cat",))
     process.write(b"x")
@@ -414,9 +391,7 @@ def refuses(transport: object) -> bool:
     return False
 
 
-def test_a_connection_that_falls_silent_is_given_up(
-    home: Home, server: Sshd, relay: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_falls_silent_is_given_up(home, server, relay, monkeypatch):
     """A frozen ProxyCommand stands for a cable that is cut behind a jump host: no packet, no error."""
     monkeypatch.setattr("distmagic.transports.ssh.client.KEEPALIVE_S", 0.5)
     access = home.configure(
@@ -443,8 +418,8 @@ def test_a_connection_that_falls_silent_is_given_up(
 
 
 def test_a_connection_outlives_new_keys_that_are_agreed_on_while_processes_end(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    home, tmp_path, monkeypatch
+):
     """It happens where sshd's RekeyLimit says so: here after some ten kilobytes."""
     options = ("MaxSessions 40", "RekeyLimit 50000")
     size = 20_000
@@ -484,7 +459,7 @@ sys.stdin.read()
 """
 
 
-def test_no_ssh_client_outlives_a_killed_kernel(home: Home, server: Sshd) -> None:
+def test_no_ssh_client_outlives_a_killed_kernel(home, server):
     argv = [sys.executable, "-c", _KERNEL, str(server.port), str(home.config)]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -508,7 +483,7 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.quick
-def test_ipv6(home: Home, tmp_path: Path) -> None:
+def test_ipv6(home, tmp_path):
     with socket.socket(socket.AF_INET6) as probe:
         try:
             probe.bind(("::1", 0))
@@ -531,7 +506,7 @@ def test_ipv6(home: Home, tmp_path: Path) -> None:
             assert says_hello(transport)
 
 
-def test_a_typed_user_goes_before_the_configuration(home: Home, server: Sshd) -> None:
+def test_a_typed_user_goes_before_the_configuration(home, server):
     access = home.configure("User me\n")
     with pytest.raises(AuthenticationError) as caught:
         ssh.connect(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -97,11 +97,11 @@ def transport(
 
 @pytest.mark.quick
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
-def test_contract(check: Callable[[Transport], None], transport: Transport) -> None:
+def test_contract(check, transport):
     check(transport)
 
 
-def test_a_blob_of_50_megabytes_without_a_newline(transport: Transport) -> None:
+def test_a_blob_of_50_megabytes_without_a_newline(transport):
     """Without --unbuffered, srun would keep it until there is one."""
     process = transport.start(("cat",))
     process.write(b"first")
@@ -120,9 +120,7 @@ def test_a_blob_of_50_megabytes_without_a_newline(transport: Transport) -> None:
     process.close()
 
 
-def test_a_job_that_has_ended_is_told_by_the_first_read(
-    session_slurm: SlurmLab,
-) -> None:
+def test_a_job_that_has_ended_is_told_by_the_first_read(session_slurm):
     slurm = session_slurm
     access, asker = (
         Access(ssh_config=str(slurm.lab.ssh_config)),
@@ -150,15 +148,13 @@ def test_a_job_that_has_ended_is_told_by_the_first_read(
     shell.close()
 
 
-def test_a_log_in_node_that_is_gone_is_a_lost_connection(
-    session_slurm: SlurmLab,
-) -> None:
+def test_a_log_in_node_that_is_gone_is_a_lost_connection(session_slurm):
     shell = Shell("dm1", lambda _: OnLogin(session_slurm))
     with pytest.raises(ConnectionLost):
         shell.start(("true",))
 
 
-def test_the_name_of_a_node_is_another_place_in_another_allocation() -> None:
+def test_the_name_of_a_node_is_another_place_in_another_allocation():
     first, second = (
         Host(name="a1", allocation=source("", "", str(job))) for job in (17, 18)
     )

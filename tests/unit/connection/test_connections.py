@@ -84,15 +84,13 @@ def move(kernel: Kernel) -> None:
     kernel.config.write_text("Host gpu-a\n    HostName 10.0.0.12\n")
 
 
-def test_a_connection_is_used_again(kernel: Kernel):
+def test_a_connection_is_used_again(kernel):
     first, second = kernel.link(), kernel.link()
     assert first.transport is second.transport
     assert len(kernel.logins) == 1
 
 
-def test_after_an_edit_of_the_ssh_configuration_a_host_is_connected_to_anew(
-    kernel: Kernel,
-):
+def test_after_an_edit_of_the_ssh_configuration_a_host_is_connected_to_anew(kernel):
     old = kernel.link()
     move(kernel)
     new = kernel.link()
@@ -101,7 +99,7 @@ def test_after_an_edit_of_the_ssh_configuration_a_host_is_connected_to_anew(
     assert not kernel.logins[0].is_closed  # a run may still use it
 
 
-def test_an_idle_link_to_the_machine_of_before_an_edit_is_not_taken(kernel: Kernel):
+def test_an_idle_link_to_the_machine_of_before_an_edit_is_not_taken(kernel):
     link = kernel.link()
     move(kernel)
     kernel.keep_idle(link)
@@ -109,7 +107,7 @@ def test_an_idle_link_to_the_machine_of_before_an_edit_is_not_taken(kernel: Kern
 
 
 def test_this_machine_is_reached_without_a_look_at_the_ssh_configuration(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+    kernel, monkeypatch
 ):
     """It may lie on a file server that does not answer."""
 
@@ -124,9 +122,7 @@ def test_this_machine_is_reached_without_a_look_at_the_ssh_configuration(
     assert len(kernel.logins) == 1
 
 
-def test_what_is_edited_while_a_dead_idle_link_is_asked_counts(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_edited_while_a_dead_idle_link_is_asked_counts(kernel, monkeypatch):
     link = kernel.link()
     kernel.keep_idle(link)
 
@@ -139,13 +135,13 @@ def test_what_is_edited_while_a_dead_idle_link_is_asked_counts(
     assert link.is_closed
 
 
-def test_an_idle_link_is_taken(kernel: Kernel):
+def test_an_idle_link_is_taken(kernel):
     link = kernel.link()
     kernel.keep_idle(link)
     assert kernel.take_idle() is link
 
 
-def test_a_connection_that_breaks_after_an_edit_is_closed_and_forgotten(kernel: Kernel):
+def test_a_connection_that_breaks_after_an_edit_is_closed_and_forgotten(kernel):
     kernel.link()
     text = kernel.config.read_text()
     times = kernel.config.stat()
@@ -157,7 +153,7 @@ def test_a_connection_that_breaks_after_an_edit_is_closed_and_forgotten(kernel: 
     assert kernel.logins[0].is_closed
 
 
-def test_a_link_whose_connection_was_dropped_does_not_rest(kernel: Kernel):
+def test_a_link_whose_connection_was_dropped_does_not_rest(kernel):
     link = kernel.link()
     kernel.logins[0].is_cut = True
     kernel.link()
@@ -166,7 +162,7 @@ def test_a_link_whose_connection_was_dropped_does_not_rest(kernel: Kernel):
 
 
 def test_of_two_runs_whose_links_broke_the_second_uses_the_first_ones_new_connection(
-    kernel: Kernel,
+    kernel,
 ):
     """Else each would close what the other one has just opened, for ever."""
     kernel.link()
@@ -180,7 +176,7 @@ def test_of_two_runs_whose_links_broke_the_second_uses_the_first_ones_new_connec
 
 
 def test_a_connection_that_another_run_opens_just_before_a_broken_one_is_dropped_stays(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+    kernel, monkeypatch
 ):
     kernel.link()
     broken = kernel.logins[0]
@@ -218,9 +214,7 @@ class NotedLock:
         self._lock.release()
 
 
-def test_of_two_runs_that_want_a_host_at_once_one_connects(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-):
+def test_of_two_runs_that_want_a_host_at_once_one_connects(kernel, monkeypatch):
     """The first connects until the second waits for it, or connects as well."""
     lock = NotedLock()
     key = connections._key(kernel._host, kernel._access)
@@ -248,9 +242,7 @@ def test_of_two_runs_that_want_a_host_at_once_one_connects(
     assert len(kernel.logins) == 1, "nobody would ever close the other one"
 
 
-def test_a_forked_child_leaves_the_connections_to_its_parent(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_forked_child_leaves_the_connections_to_its_parent(kernel, monkeypatch):
     kernel.link()
     with monkeypatch.context() as in_the_child:
         in_the_child.setattr(os, "getpid", lambda: -1)

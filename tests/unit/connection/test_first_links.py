@@ -90,7 +90,7 @@ def test_an_elastic_job_begins_without_a_host_that_is_down():
 
 
 @pytest.mark.parametrize(("error", "enough"), [(DOWN, 3), (DOWN, None), (STRANGE, 2)])
-def test_a_host_that_is_missed(error: HostError, enough: int | None):
+def test_a_host_that_is_missed(error, enough):
     hosts = Hosts({"gpu-b": error})
     with pytest.raises(type(error)) as caught:
         hosts.reach().wait(enough=enough)
@@ -141,7 +141,7 @@ class FakeTransport:
         (Unreachable("gpu-a", "no answer."), 2),
     ],
 )
-def test_a_refusal_is_no_reason_to_log_in_again(why: HostError, logins: int):
+def test_a_refusal_is_no_reason_to_log_in_again(why, logins):
     made: list[FakeTransport] = []
 
     def connect(*_: object) -> Any:
@@ -183,7 +183,7 @@ class SharedTransport:
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_a_link_that_broke_alone_takes_the_connection_from_no_other_run(is_cut: bool):
+def test_a_link_that_broke_alone_takes_the_connection_from_no_other_run(is_cut):
     """Its process on the host was killed. Where the host was cut off, opening a new one shows that."""
     made: list[SharedTransport] = []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
@@ -13,8 +12,8 @@ from tests.lab.waiting import wait_until
 
 
 def test_sixteen_programs_connect_at_a_time_and_a_turn_is_waited_for_without_a_limit(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """They may share a bastion, which turns away clients when too many are on their way."""
     client = tmp_path / "ssh"
     client.write_text(

@@ -54,7 +54,6 @@ def test_journals_of_hosts_in_any_mixture(lab):
     of_no_journal = {
         "sent_bytes": 0,
         "total_bytes": 0,
-        "ranks": None,
         "hardware": None,
         "gpu_peaks": (),
         "gpus_idle_s": 0.0,

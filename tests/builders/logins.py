@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from distmagic.errors import ConnectionLost
-from distmagic.systems.slurm import shell
 from tests.builders.keepers import request_of
 
 PENDING = "17|PENDING|Resources||N/A|30:00|2|distmagic:me\n"
@@ -63,14 +62,11 @@ class Login:
         self.leases: list[Said] = []
 
     def start(self, argv: tuple[str, ...]) -> Said:
-        if argv[2:3] == (shell._LIMITED,):
-            argv = argv[5:]
-        program = (
-            argv[4]
-            if argv[0] == "sh" and argv[1] == "-c" and len(argv) > 4
-            else argv[0]
-        )
-        self.asked.append(argv[4:])
+        if argv[0] == "timeout":
+            argv = argv[4:]
+        argv = argv[4:]  # behind what takes variables away
+        self.asked.append(argv)
+        program = argv[4] if argv[0] == "sh" else argv[0]
         is_usher = program == "srun" and "distmagic-usher" in argv
         if is_usher and "lease" in request_of(argv):
             lease = Said("ready\n", stays=True)

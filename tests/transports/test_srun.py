@@ -15,7 +15,6 @@ from distmagic.request.access import Access
 from distmagic.request.allocation import SlurmRequest
 from distmagic.request.hosts import Host, parse_host
 from distmagic.systems.slurm.allocation import Allocation, submitted
-from distmagic.systems.slurm.queue import SlurmQueue
 from distmagic.systems.slurm.shell import Shell
 from distmagic.systems.slurm.srun_words import source
 from distmagic.transports import Transport
@@ -68,7 +67,7 @@ def allocation(
     wanted = SlurmRequest(login="dm1", nodes=2)
     made = submitted(
         wanted,
-        SlurmQueue(shell),
+        shell,
         asker,
         comment="distmagic:test",
         python="python3",
@@ -130,7 +129,7 @@ def test_a_job_that_has_ended_is_told_by_the_first_read(session_slurm):
     wanted = SlurmRequest(login="dm1")
     made = submitted(
         wanted,
-        SlurmQueue(shell),
+        shell,
         asker,
         comment="distmagic:test",
         python="python3",

@@ -106,8 +106,6 @@ STEADY = {
     "exports/on_nodes/run_node.py": _WAIT,
     "systems/osmo/start_ranks.py": _WAIT,
     "transports/ssh/deadline.py": _WAIT,
-    "systems/slurm/srun.py": _WAIT,
-    "systems/slurm/queue.py": "how old an answer of Slurm is: after a sleep one that is older is asked anew at its next turn",
     "systems/slurm/allocation.py": f"{_WAIT}; {_PACE}",
     "systems/skypilot/sky.py": _WAIT,
     "inside/meeting.py": _WAIT,

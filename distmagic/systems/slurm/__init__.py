@@ -18,10 +18,8 @@ Nothing here knows of runs, ranks or torch. No file is left on the log-in node. 
     nodelist.py      "a[1-3,07]" as names                                                  pure
     submission.py    what sbatch is told                                                   pure
     job_states.py    what squeue says: pending and why, running where, how it ended        pure
-    refusals.py      what sbatch says when it refuses                                      pure
     shell.py         the log-in node: one connection, commands with a time limit
-    commands.py      submit, look, cancel
-    queue.py         pending jobs: one question for all of them, less and less often
+    commands.py      submit, look, cancel; what is raised where they refuse
     lease_pipe.py    what holds an allocation: a pipe to the keeper of its first node
     allocation.py    one allocation: pending, held by its lease, ended
     hosts.py         what a notebook has of it: allocations, their list

@@ -12,11 +12,12 @@ first lease of its keeper. Not promised: that squeue is right at once.
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from distmagic.connection.prompts import NotebookAsker
@@ -34,21 +35,26 @@ from distmagic.remote.system import memory, threads
 from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest, SlurmRequest
 from distmagic.request.hosts import Host
-from distmagic.systems.slurm import commands, job_states, queue, srun_words, submission
+from distmagic.systems.slurm import commands, job_states, srun_words, submission
 from distmagic.systems.slurm.lease_pipe import END, LEAVE, LeasePipe
-from distmagic.systems.slurm.queue import SlurmQueue
+from distmagic.systems.slurm.shell import Shell
 from distmagic.systems.slurm.srun import Node, SrunTransport
 from distmagic.transports.asking import Asker
 
 SETUP_S = 300.0  # for the set-up and the keepers of nodes that are ours already
 _LOOK_S = 5.0  # between two questions how an allocation ended whose pipes break
-_SOON_S = 5.0  # for a command while the kernel ends
 _AGAIN_S = 2.0  # between attempts to hold it again
 _COMPLETING_S = 35.0  # for a job that ends to say how: Slurm's KillWait, and some more
 ONE_CORE = "Slurm gives this job one core on each node. Ask for more: --cpus-per-task 8, or --exclusive."
 MORE_MEMORY = "Ask Slurm for more: --mem 64G on each node, or --exclusive --mem 0 for all that a node has."
 
 Tell = Callable[[str], object]
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds between looks at a pending job: most begin at once, and the others need no hurry."""
+    yield from [0.25] * 4 + [1.0] * 9 + [5.0] * 6 + [15.0] * 8
+    yield from itertools.repeat(30.0)
 
 
 class Allocation:
@@ -60,7 +66,7 @@ class Allocation:
     def __init__(
         self,
         request: SlurmRequest,
-        queue: SlurmQueue,
+        shell: Shell,
         job: str,
         cluster: str,
         python: str,
@@ -73,7 +79,7 @@ class Allocation:
         self.error: DistmagicError | None = None
         self.awaited_by: set[NotebookAsker] = set()  # of the runs that wait for it
         self._has_one_core = False
-        self._queue, self._shell = queue, queue.shell
+        self._shell = shell
         self._cluster, self._python, self._lease_s = cluster, python, lease_s
         self._lease = LeasePipe()
         self._mark = secrets.token_hex(8)
@@ -133,25 +139,8 @@ class Allocation:
         )
         with self._beginning:
             if not self.hosts:
-                # Start keepers where there are none, and hold the nodes. Raises why they can't be held.
-                if not state.comment.startswith(f"{submission.JOB_NAME}:"):
-                    # Start keepers in a job that was not submitted for us. Raises `PreflightError` where it takes no such steps.
-                    nodes = state.nodes
-                    trial = submission.trial_step(self.job, self._cluster, nodes[0])
-                    said = self._shell.run(trial, asker).err
-                    trouble = srun_words.trouble(nodes[0], self.job, said)
-                    if isinstance(trouble, PreflightError):
-                        self.error = trouble
-                        raise trouble
-                    step = submission.keepers_step(
-                        self.job,
-                        self._cluster,
-                        nodes,
-                        self._python,
-                        self._lease_s,
-                        self.request.idle_s,
-                    )
-                    self._shell.run(step, asker)
+                if not state.is_ours:
+                    self._start_keepers(state.nodes, asker)
                 self._hold(asker, state.nodes[0], time.monotonic() + SETUP_S)
                 self._has_one_core = state.cpus <= len(state.nodes)
                 self.hosts = tuple(
@@ -161,52 +150,62 @@ class Allocation:
         return self.hosts
 
     def _begun(self, asker: NotebookAsker, tell: Tell) -> job_states.JobState:
-        """Look again and again, and return the row of the job when it runs. Raises what `_pending` raises."""
-        pauses, pause_s = queue.pauses(), 0.0
-        try:
-            while True:
-                state = self._pending(asker, tell, max_age_s=pause_s)
-                if state is not None:
-                    return state
-                pause_s = next(pauses)
-                asker.serve(pause_s)
-        finally:
-            self._queue.forget(self.job, self._cluster)
-
-    def _pending(
-        self, asker: NotebookAsker, tell: Tell, *, max_age_s: float
-    ) -> job_states.JobState | None:
-        """Look once; return the row of a job that runs, None for one that waits.
+        """Look again and again, and return the row of the job when it runs.
 
         Raises `AllocationEnded`, and `UsageError` for a job that would never start.
         """
-        try:
-            state = self._queue.look(self.job, self._cluster, asker, max_age_s)
-        except (ConnectionLost, Unreachable) as error:
-            tell(f"How Slurm job {self.job} stands is not known: {error.message}")
-            return None
-        if state is not None and state.is_pending:
-            # Cancel a job that can't ever start, and raise why: the cell would wait for ever.
-            cure = job_states.cure_of_endless(state)
-            if cure:
-                words = job_states.waiting(state)
-                if not self.request.job:
-                    commands.cancel(
-                        self._shell, self.job, self._cluster, asker, _SOON_S
-                    )
-                    words += " It was cancelled."
-                self.error = UsageError(words, cure)
-                raise self.error
-            tell(job_states.waiting(state))
-            return None
-        if state is not None and state.state == "COMPLETING":
-            return None  # it does not say yet how it has ended
-        if state is None or not state.is_running:
-            self.error = job_states.ended(
-                self.job, state, commands.printed(self._shell, self.job, asker)
-            )
+        for pause_s in pauses():
+            try:
+                state = self._look(asker)
+            except (ConnectionLost, Unreachable) as error:
+                tell(f"How Slurm job {self.job} stands is not known: {error.message}")
+            else:
+                if state is not None and state.is_pending:
+                    tell(job_states.waiting(state))
+                    self._check_that_it_may_start(state, asker)
+                elif state is None or state.has_ended:
+                    said = commands.printed(self._shell, self.job, asker)
+                    self.error = job_states.ended(self.job, state, said)
+                    raise self.error
+                elif state.nodes and state.state != "COMPLETING":
+                    return state
+            asker.serve(pause_s)
+        raise AssertionError("there is always another pause")
+
+    def _look(self, asker: Asker) -> job_states.JobState | None:
+        """Return the job's row, None where Slurm no longer knows it. Raises `Unreachable`, which says nothing."""
+        found = commands.look(self._shell, self.job, self._cluster, asker)
+        return found.get(self.job)
+
+    def _check_that_it_may_start(
+        self, state: job_states.JobState, asker: Asker
+    ) -> None:
+        """Cancel a job that can't ever start, and raise why: the cell would wait for ever."""
+        if job_states.never_starts(state):
+            words = job_states.waiting(state)
+            if not self.request.job:
+                commands.cancel(self._shell, self.job, self._cluster, asker)
+                words += " It was cancelled."
+            self.error = UsageError(words, job_states.ASK_OTHERWISE)
             raise self.error
-        return state if state.nodes else None
+
+    def _start_keepers(self, nodes: tuple[str, ...], asker: Asker) -> None:
+        """Start keepers in a job that was not submitted for us. Raises `PreflightError` where it takes no such steps."""
+        trial = submission.trial_step(self.job, self._cluster, nodes[0])
+        said = self._shell.run(trial, asker).err
+        trouble = srun_words.trouble(nodes[0], self.job, said)
+        if isinstance(trouble, PreflightError):
+            self.error = trouble
+            raise trouble
+        step = submission.keepers_step(
+            self.job,
+            self._cluster,
+            nodes,
+            self._python,
+            self._lease_s,
+            self.request.idle_s,
+        )
+        self._shell.run(step, asker)
 
     def _hold(self, asker: Asker, lead: str, end_s: float) -> None:
         """Open the pipe that renews the lease; returns when the lead's keeper is ready.
@@ -216,15 +215,13 @@ class Allocation:
         while True:
             try:
                 self._shell.connect(asker)
-            except (ConnectionLost, Unreachable) as error:
-                trouble: DistmagicError | None = error
+                self._lease.open(self._transport(lead))
+            except (AllocationEnded, ConnectionLost, Unreachable):
+                self._look_at_end(asker)
+                if time.monotonic() > end_s or self._is_over.wait(_AGAIN_S):
+                    raise
             else:
-                trouble = self._lease.open(self._transport(lead))
-            if trouble is None:
                 return
-            self._look_at_end(asker)
-            if time.monotonic() > end_s or self._is_over.wait(_AGAIN_S):
-                raise trouble
 
     # ---- held
 
@@ -276,7 +273,7 @@ class Allocation:
                     state = self._settled_state(asker)
                 except DistmagicError:
                     return
-                if state is None or not (state.is_running or state.is_pending):
+                if state is None or state.has_ended:
                     was_held = bool(self.hosts)
                     said = ""
                     if not was_held:
@@ -292,10 +289,9 @@ class Allocation:
         """Return the job's row; while its processes are being ended it does not say yet how it ended."""
         end_s = time.monotonic() + _COMPLETING_S
         while True:
-            state = commands.look(self._shell, (self.job,), self._cluster, asker).get(
-                self.job
-            )
-            if state is None or state.state != "COMPLETING" or time.monotonic() > end_s:
+            state = self._look(asker)
+            is_ending = state is not None and state.state == "COMPLETING"
+            if not is_ending or time.monotonic() > end_s:
                 return state
             time.sleep(_AGAIN_S / 4)
 
@@ -333,16 +329,9 @@ class Allocation:
         was_told = self._lease.give_up(word)
         asker = NotebookAsker(can_ask=False)
         # A job may run there: the lease ends it.
-        is_wanted = word == LEAVE and bool(self.hosts)
-        if (
-            not was_told
-            and not is_wanted
-            and self.error is None
-            and not self.request.job
-        ):
-            # A Python that ends starts no thread: its first lease ends the job.
-            with suppress(RuntimeError):
-                commands.cancel(self._shell, self.job, self._cluster, asker, _SOON_S)
+        is_wanted = was_told or (word == LEAVE and self.hosts)
+        if not (is_wanted or self.error or self.request.job):
+            commands.cancel(self._shell, self.job, self._cluster, asker)
         if self._has_broken and self.error is None:
             commands.kill_marked(self._shell, self._mark, asker)
         if self.error is None:
@@ -354,7 +343,7 @@ class Allocation:
 
 def submitted(
     request: SlurmRequest,
-    queue: SlurmQueue,
+    shell: Shell,
     asker: Asker,
     *,
     comment: str,
@@ -364,7 +353,7 @@ def submitted(
 ) -> Allocation:
     """Return a new allocation, which is pending. Raises `UsageError`, `Unreachable` and what connecting raises."""
     job, cluster = commands.submit(
-        queue.shell,
+        shell,
         request,
         asker,
         comment=comment,
@@ -372,12 +361,12 @@ def submitted(
         lease_s=lease_s,
         is_elastic=is_elastic,
     )
-    return Allocation(request, queue, job, cluster, python, lease_s)
+    return Allocation(request, shell, job, cluster, python, lease_s)
 
 
 def found(
     request: SlurmRequest,
-    queue: SlurmQueue,
+    shell: Shell,
     asker: Asker,
     *,
     python: str,
@@ -387,10 +376,10 @@ def found(
 
     Raises `UsageError` where there is none of this number.
     """
-    state = commands.look(queue.shell, (request.job,), "", asker).get(request.job)
-    if state is None or not (state.is_running or state.is_pending):
+    state = commands.look(shell, request.job, "", asker).get(request.job)
+    if state is None or state.has_ended:
         raise UsageError(
             f"Slurm has no job {request.job} that runs.",
             "%distributed allocations lists yours.",
         )
-    return Allocation(request, queue, request.job, "", python, lease_s)
+    return Allocation(request, shell, request.job, "", python, lease_s)

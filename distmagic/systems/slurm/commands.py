@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 
-from distmagic.errors import DistmagicError, UsageError
+from distmagic.errors import DistmagicError, Unreachable, UsageError
 from distmagic.request.allocation import SlurmRequest
-from distmagic.systems.slurm import job_states, refusals, srun_words, submission
+from distmagic.systems.slurm import job_states, srun_words, submission
 from distmagic.systems.slurm.job_states import JobState
 from distmagic.systems.slurm.shell import Shell
 from distmagic.transports.asking import Asker
 
-_KILL_S = 5.0
+SOON_S = 5.0  # for a command while the kernel ends
 _LOG_BYTES = "2000"  # of what a batch script printed that has failed
+_AWAY = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Connection refused|Zero Bytes|Connection timed out"
+    r"|resolve|connect failure|Slurm is initializing|munge",
+    re.IGNORECASE,
+)
+_MISSING = r"\b{program}: (?:command )?(?:not found|No such file or directory)\s*$"
 
 
 def submit(
@@ -27,11 +34,10 @@ def submit(
 ) -> tuple[str, str]:
     """Submit an allocation; return its number, and its cluster in a federation. Raises `UsageError` or `Unreachable`."""
     script = submission.script(request, python, lease_s, is_elastic=is_elastic)
-    answer = shell.run(
-        submission.arguments(request, comment, is_elastic=is_elastic), asker, script
-    )
+    arguments = submission.arguments(request, comment, is_elastic=is_elastic)
+    answer = shell.run(arguments, asker, script)
     if answer.code != 0:
-        raise refusals.refusal(shell.name, "sbatch", answer.err)
+        raise refusal(shell.name, "sbatch", answer.err)
     try:
         return submission.job_id(answer.out)
     except ValueError as error:
@@ -40,38 +46,34 @@ def submit(
         ) from None
 
 
-def look(
-    shell: Shell, jobs: tuple[str, ...], cluster: str, asker: Asker
-) -> dict[str, JobState]:
-    """Return what Slurm knows of these jobs, for none of all that are this user's.
+def look(shell: Shell, job: str, cluster: str, asker: Asker) -> dict[str, JobState]:
+    """Return what Slurm knows of a job, for "" of all that are this user's.
 
     One of which it knows nothing any more is left out. Raises `Unreachable` where it can't be asked: that says nothing.
     """
-    answer = shell.run(srun_words.clean(job_states.squeue(jobs, cluster)), asker)
+    answer = shell.run(job_states.squeue(job, cluster), asker)
+    if "Invalid job id" in answer.err:  # it has ended some minutes ago
+        return {}
     if answer.code != 0:
-        if refusals.is_unknown_job(answer.err):
-            return {}
-        raise refusals.refusal(shell.name, "squeue", answer.err)
-    return job_states.rows(answer.out)
+        raise refusal(shell.name, "squeue", answer.err)
+    try:
+        return job_states.rows(answer.out)
+    except ValueError as error:
+        raise Unreachable(shell.name, f"squeue: {error}.") from None
 
 
-def cancel(
-    shell: Shell, job: str, cluster: str, asker: Asker, timeout_s: float
-) -> None:
+def cancel(shell: Shell, job: str, cluster: str, asker: Asker) -> None:
     """End a job, as far as that can be."""
-    with suppress(DistmagicError):  # out of reach: its first lease ends it
-        shell.run(
-            srun_words.clean(("scancel", *srun_words.of_cluster(cluster), job)),
-            asker,
-            timeout_s=timeout_s,
-        )
+    # Out of reach, or a Python that ends, which starts no thread: its first lease ends it.
+    with suppress(DistmagicError, RuntimeError):
+        command = ("scancel", *srun_words.of_cluster(cluster), job)
+        shell.run(command, asker, timeout_s=SOON_S)
 
 
 def kill_marked(shell: Shell, mark: str, asker: Asker) -> None:
     """End the sruns of an allocation that is over, as far as that can be: see srun_words.kill_marked."""
-    # RuntimeError: a Python that ends starts no thread.
     with suppress(DistmagicError, RuntimeError):
-        shell.run(srun_words.kill_marked(mark), asker, timeout_s=_KILL_S)
+        shell.run(srun_words.kill_marked(mark), asker, timeout_s=SOON_S)
 
 
 def printed(shell: Shell, job: str, asker: Asker) -> str:
@@ -85,3 +87,30 @@ def printed(shell: Shell, job: str, asker: Asker) -> str:
         return shell.run(("sh", "-c", script, "sh", path, _LOG_BYTES), asker).out
     except DistmagicError:
         return ""
+
+
+def refusal(login: str, program: str, said: str) -> DistmagicError:
+    """Return the error of a command that failed on `login`, from its stderr.
+
+    A controller that is away says nothing of the jobs: they may well run.
+    """
+    lines = []
+    for line in said.splitlines():
+        own = line.partition("error: ")[2] or line.removeprefix(f"{program}: ")
+        lines.append(own.strip())
+    words = " ".join(dict.fromkeys(lines)).strip()[:500] or "without a word"
+    if re.search(_MISSING.format(program=program), said, re.MULTILINE):
+        return Unreachable(
+            login,
+            f"there is no program {program}.",
+            "Name a node with Slurm's commands: --on slurm:LOGIN.",
+        )
+    if _AWAY.search(said):
+        return Unreachable(
+            login,
+            f"Slurm's controller does not answer ({words}).",
+            "Running jobs continue. Try again; scontrol ping shows if it is back.",
+        )
+    return UsageError(
+        f"Slurm refused it ({program}: {words}).", job_states.ASK_OTHERWISE
+    )

@@ -12,8 +12,7 @@ from distmagic.request.hosts import LOCALHOST, Host, parse_host
 from distmagic.request.systems import Wanted
 from distmagic.systems.slurm import commands, submission
 from distmagic.systems.slurm.allocation import Allocation, found, submitted
-from distmagic.systems.slurm.job_states import JobState, listing
-from distmagic.systems.slurm.queue import SlurmQueue
+from distmagic.systems.slurm.job_states import listing
 from distmagic.systems.slurm.shell import Shell
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
@@ -63,7 +62,7 @@ class SlurmPool:
 
     def __init__(self, connect: Callable[[Host, Access, Asker], Transport]) -> None:
         self._connect = connect
-        self._queues: dict[_ShellKey, SlurmQueue] = {}
+        self._shells: dict[_ShellKey, Shell] = {}
         self._made: list[Allocation] = []
 
     def get(
@@ -71,14 +70,14 @@ class SlurmPool:
         *, is_elastic: bool, is_in_doubt: bool,  # noqa: ARG002 - as in any pool
     ) -> Allocation:  # fmt: skip
         """Return an allocation: one that is there, or a new one, which is pending."""
-        queue = self._queue(request.login, access)
+        shell = self._shell(request.login, access)
         python, lease_s = keeper_python(access), access.lease_s
         if request.job:
-            made = found(request, queue, asker, python=python, lease_s=lease_s)
+            made = found(request, shell, asker, python=python, lease_s=lease_s)
         else:
             made = submitted(
                 request,
-                queue,
+                shell,
                 asker,
                 comment=submission.comment_of(owner),
                 python=python,
@@ -88,39 +87,30 @@ class SlurmPool:
         self._made.append(made)
         return made
 
-    def _queue(self, login: str, access: Access) -> SlurmQueue:
-        """Return the queue that asks Slurm through a log-in node, "" being this machine."""
+    def _shell(self, login: str, access: Access) -> Shell:
+        """Return the shell of a log-in node, "" being this machine."""
         key = (login, access.ssh_config, access.ssh_command)
-        if key not in self._queues:
+        if key not in self._shells:
             host = parse_host(login) if login else LOCALHOST
-
-            def connect(asker: Asker) -> Transport:
-                return self._connect(host, access, asker)
-
-            shell = Shell(host.name if login else "this machine", connect)
-            self._queues[key] = SlurmQueue(shell)
-        return self._queues[key]
-
-    def states(self, login: str, access: Access, asker: Asker) -> tuple[JobState, ...]:
-        """Return what Slurm has of this user's allocations, those of other kernels too. Raises `Unreachable`."""
-        states = commands.look(self._queue(login, access).shell, (), "", asker).values()
-        ours = [
-            one for one in states if one.comment.startswith(f"{submission.JOB_NAME}:")
-        ]
-        return tuple(one for one in ours if one.is_pending or one.is_running)
+            name = host.name if login else "this machine"
+            connect = self._connect
+            self._shells[key] = Shell(name, lambda asker: connect(host, access, asker))
+        return self._shells[key]
 
     def listed(
         self, request: SlurmRequest, access: Access, asker: Asker
     ) -> list[tuple[str, ...]]:
-        """Return the rows of their table."""
+        """Return the rows of a table of this user's allocations, those of other kernels too. Raises `Unreachable`."""
+        shell = self._shell(request.login, access)
+        states = commands.look(shell, "", "", asker).values()
         held = {one.job for one in self._made if one.is_alive}
-        return listing(self.states(request.login, access, asker), held)
+        return listing([one for one in states if one.is_ours], held)
 
     def close(self) -> None:
         """Close the connections to log-in nodes."""
-        for queue in self._queues.values():
-            queue.shell.close()
-        self._queues, self._made = {}, []
+        for shell in self._shells.values():
+            shell.close()
+        self._shells, self._made = {}, []
 
 
 pool = SlurmPool

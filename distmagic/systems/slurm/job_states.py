@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from distmagic import sanitize
 from distmagic.errors import AllocationEnded
-from distmagic.systems.slurm import nodelist, srun_words
+from distmagic.systems.slurm import nodelist, srun_words, submission
 
 # job, state, reason, nodes, start (an estimate while it is pending), time left, CPUs; the comment last: it is the user's
 FORMAT = "%i|%T|%r|%N|%S|%L|%C|%k"
 _COLUMNS = 8
-_MOST_CHARACTERS = 1000  # of a word of squeue, but for the list of nodes
-_NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,253}[A-Za-z0-9])?")
 _PENDING = (
     "PENDING",
     "CONFIGURING",
@@ -24,7 +21,8 @@ _PENDING = (
     "SPECIAL_EXIT",
     "RESV_DEL_HOLD",
 )
-_RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING")
+# COMPLETING: it does not say yet how it has ended.
+_RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "COMPLETING")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,51 +44,43 @@ class JobState:
         return self.state in _PENDING
 
     @property
-    def is_running(self) -> bool:
-        """Whether its nodes are its own."""
-        return self.state in _RUNNING
+    def is_ours(self) -> bool:
+        """Whether it was submitted as an allocation, by any notebook."""
+        return self.comment.startswith(f"{submission.JOB_NAME}:")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its nodes are no longer its own."""
+        return not self.is_pending and self.state not in _RUNNING
 
 
-def squeue(jobs: tuple[str, ...], cluster: str) -> tuple[str, ...]:
-    """Return the command that asks for these jobs, or, for none, for all of this user."""
-    which = (f"--jobs={','.join(jobs)}", "--states=all") if jobs else ("--me",)
-    return (
-        "squeue",
-        "--noheader",
-        *srun_words.of_cluster(cluster),
-        *which,
-        f"--format={FORMAT}",
-    )
+def squeue(job: str, cluster: str) -> tuple[str, ...]:
+    """Return the command that asks for a job, or, for "", for all of this user."""
+    which = (f"--jobs={job}", "--states=all") if job else ("--me",)
+    where = srun_words.of_cluster(cluster)
+    return ("squeue", "--noheader", *where, *which, f"--format={FORMAT}")
 
 
 def rows(text: str) -> dict[str, JobState]:
-    """Return what squeue printed, by job. Lines of another form are no jobs: a cluster's name, a site's greeting."""
+    """Return what squeue printed, by job. Lines of another form are no jobs: a cluster's name, a site's greeting.
+
+    Raises ValueError for names of nodes that can't be read.
+    """
     found = {}
     for line in text.splitlines():
-        words = line.split("|", _COLUMNS - 1)
-        if len(words) == _COLUMNS and re.fullmatch(r"\d+", words[0].strip()):
-            nodes = words[3]
-            job, state, reason, _, starts, left, cpus, comment = (
-                _known(sanitize.line(word)[:_MOST_CHARACTERS]) for word in words
-            )
-            try:
-                names = nodelist.expand(_known(nodes))
-            except ValueError:
-                names = ()
-            if not all(_NODE_NAME.fullmatch(name) for name in names):
-                names = ()  # no names of hosts, so nothing could be reached by them
-            count = int(cpus) if cpus.isdecimal() and len(cpus) < 10 else 0
-            one = JobState(
+        words = [_known(sanitize.line(word)) for word in line.split("|", _COLUMNS - 1)]
+        if len(words) == _COLUMNS and words[0].isdecimal():
+            job, state, reason, nodes, starts, left, cpus, comment = words
+            found[job] = JobState(
                 job=job,
                 state=state,
                 reason=reason,
-                nodes=names,
+                nodes=nodelist.expand(nodes),
                 starts=starts,
                 left=left,
-                cpus=count,
+                cpus=int(cpus) if cpus.isdecimal() else 0,
                 comment=comment,
             )
-            found[one.job] = one
     return found
 
 
@@ -127,81 +117,46 @@ _REASONS = {
     "NodeDown": "a node that it needs is down",
     "Prolog": "its nodes are being prepared",
 }
-_SIZES = "Ask for less, or for another partition: sinfo -o '%P %D %c %m %l %G'."
-_ACCOUNTS = "Name another one with --account, or another --partition."
-# Reasons of jobs that Slurm takes though they can't run, and what to do.
-_NEVER = {
-    "PartitionNodeLimit": (
-        "it asks for more nodes than the partition has or allows",
-        "Ask for fewer: --nodes N. sinfo -o '%P %D' shows how many each partition has.",
-    ),
-    "PartitionTimeLimit": (
-        "it asks for more time than the partition allows",
-        "Ask for less: --time. sinfo -o '%P %l' shows the longest time of each partition.",
-    ),
-    "PartitionConfig": (
-        "the partition can't give as many nodes, cores or as much time as it asks for",
-        _SIZES,
-    ),
-    "BadConstraints": ("no nodes are as it asks for", _SIZES),
-    "DependencyNeverSatisfied": (
-        "the job it depends on has failed",
-        "Leave the dependency out, or name another job.",
-    ),
-    "ReservationDeleted": (
-        "its reservation is gone",
-        "scontrol show reservation lists those that there are.",
-    ),
-    "InvalidAccount": ("its account can't be used", _ACCOUNTS),
-    "AccountNotAllowed": ("its account may not use this partition", _ACCOUNTS),
-    "InvalidQOS": (
-        "its quality of service can't be used",
-        "Name another with --qos, or none.",
-    ),
-    "QOSNotAllowed": (
-        "its quality of service may not use this partition",
-        "Name another with --qos, or another --partition.",
-    ),
-}
-# Where Slurm keeps accounts itself it gives a sentence in place of a word: "Job's account not permitted to use this
-# partition (gpu allows staff not me)".
-_SENTENCES = {"Job's account": "AccountNotAllowed", "Job's QOS": "QOSNotAllowed"}
+# How the reasons begin of jobs that Slurm takes though they can't run. Where Slurm keeps accounts itself it gives a
+# sentence in place of a word: "Job's account not permitted to use this partition (gpu allows staff not me)".
+_NEVER = (
+    "PartitionNodeLimit",
+    "PartitionTimeLimit",
+    "PartitionConfig",
+    "BadConstraints",
+    "DependencyNeverSatisfied",
+    "ReservationDeleted",
+    "InvalidAccount",
+    "AccountNotAllowed",
+    "InvalidQOS",
+    "QOSNotAllowed",
+    "Job's account",
+    "Job's QOS",
+)
+ASK_OTHERWISE = (
+    "Correct what it names: ask for less, or name another --partition, --account or --qos. "
+    "sinfo -o '%P %D %c %m %l %G' shows what each partition has."
+)
 
 
-def _word(reason: str) -> str:
-    """Return the word of a reason: "ReqNodeNotAvail, UnavailableNodes:a1" has more behind it."""
-    for start, word in _SENTENCES.items():
-        if reason.startswith(start):
-            return word
-    return reason.partition(",")[0].strip("()")
+def never_starts(state: JobState) -> bool:
+    """Whether a pending job waits for what can't come."""
+    return state.reason.startswith(_NEVER)
 
 
 def waiting(state: JobState) -> str:
     """Return in a sentence why a job has not begun, and when it may."""
-    word = _word(state.reason)
-    words = _REASONS.get(word, "")
-    if word in _NEVER:
-        words = f"{_NEVER[word][0]}, so it will never start"
-    if not words and (
-        "Limit" in word
-        or word.startswith(("AssocGrp", "AssocMax", "QOSGrp", "QOSMax", "MaxJobs"))
-    ):
-        words = "a limit of your account or quality of service is reached"
+    # "ReqNodeNotAvail, UnavailableNodes:a1" has more behind the word.
+    words = _REASONS.get(state.reason.partition(",")[0], "")
+    if never_starts(state):
+        words = "it will never start"
     if state.state == "CONFIGURING":
-        words, word = "its nodes are being made ready", "CONFIGURING"
-    why = f": {words} ({word})" if words and word else f" ({word})" if word else ""
-    when = (
-        f" Slurm expects it to start at {state.starts.replace('T', ' ')}."
-        if state.starts
-        else ""
-    )
-    return f"Slurm job {state.job} is pending{why}.{when}"
-
-
-def cure_of_endless(state: JobState) -> str:
-    """Return what to do about a pending job that waits for what can't come; "" for one that may start."""
-    known = _NEVER.get(_word(state.reason))
-    return known[1] if known is not None else ""
+        words = "its nodes are being made ready"
+    text = f"Slurm job {state.job} is pending{': ' if words else ''}{words}"
+    text += f" ({state.reason})." if state.reason else "."
+    if state.starts:
+        text += f" Slurm expects it to start at {state.starts.replace('T', ' ')}."
+    return text
 
 
 # ---- the end

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from distmagic.errors import (
-    AllocationEnded,
-    ConnectionLost,
-    DistmagicError,
-    Unreachable,
-)
+from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
 from distmagic.systems.slurm.srun import SrunProcess, SrunTransport
 from distmagic.transports.time_limits import TimeLimit
 
@@ -30,35 +25,29 @@ class LeasePipe:
         """Whether there was a pipe, and it has ended."""
         return self._pipe is not None and self._pipe.wait(0) is not None
 
-    def open(self, way: SrunTransport) -> DistmagicError | None:
-        """Open a pipe to the lead; return what was in the way, None if its keeper is ready.
+    def open(self, way: SrunTransport) -> None:
+        """Open a pipe to the lead, whose keeper is ready then.
 
-        Raises `PreflightError` for what no other attempt would change.
+        Raises `PreflightError` for what no other attempt would change, else `DistmagicError`.
         """
-        node = way.node
-        trouble: DistmagicError = ConnectionLost(f"{node.name}: its keeper has ended.")
-        try:
-            pipe = way.hold()
-        except (ConnectionLost, Unreachable) as error:
-            return error
+        node, pipe = way.node, way.hold()
         try:
             with TimeLimit(OPEN_S, pipe.close) as limit:
                 answer = pipe.read()
             if limit.is_over:
-                trouble = Unreachable(
+                raise Unreachable(
                     node.name,
                     f"srun started nothing there within {OPEN_S:g} s.",
                     f"Try by hand: srun --jobid={node.job} --overlap -N1 -n1 -w {node.name} true",
                 )
-            elif answer == b"ready\n":
-                before, self._pipe = self._pipe, pipe
-                if before is not None:  # broken, or another thread's, opened meanwhile
-                    before.close()
-                return None
-        except (AllocationEnded, Unreachable) as error:
-            trouble = error
-        pipe.close()
-        return trouble
+            if answer != b"ready\n":
+                raise ConnectionLost(f"{node.name}: its keeper has ended.")
+        except DistmagicError:
+            pipe.close()
+            raise
+        before, self._pipe = self._pipe, pipe
+        if before is not None:  # broken, or another thread's, opened meanwhile
+            before.close()
 
     def renew(self) -> None:
         """Renew it. Raises `ConnectionLost` where the pipe is broken; does nothing where there is none."""

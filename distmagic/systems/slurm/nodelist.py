@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 
 _MOST_NAMES = 100_000
-_PART = re.compile(r"\[(?P<ranges>[^\[\]]*)\]|(?P<text>[^\[\],]+)")
-_RANGE = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?")
+_RANGE = r"\d{1,9}(?:-\d{1,9})?"
+_PART = re.compile(rf"\[({_RANGE}(?:,{_RANGE})*)\]|([^\[\],]+)")
+_NAME = re.compile(f"(?:{_PART.pattern})+")
+_LIST = re.compile(f"{_NAME.pattern}(?:,{_NAME.pattern})*")
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -14,51 +18,27 @@ def expand(text: str) -> tuple[str, ...]:
 
     A number keeps its zeros: `[08-10]` is 08, 09, 10. Several brackets give every combination, the last one fastest.
     """
+    if text and not _LIST.fullmatch(text):
+        raise ValueError(f"{text[:80]!r} is not a list of nodes")
     names: list[str] = []
-    at = 0
-    while at < len(text):
-        found, at = _one(text, at)
-        names += found
-        if len(names) > _MOST_NAMES:
+    for name in _NAME.finditer(text):
+        parts = [
+            _numbers(part[1]) if part[1] else [part[2]]
+            for part in _PART.finditer(name[0])
+        ]
+        if math.prod(len(part) for part in parts) > _MOST_NAMES:
             raise ValueError(f"{text[:80]!r} are more than {_MOST_NAMES:,} nodes")
-        if at < len(text):
-            at += 1  # the comma
-            if at == len(text):
-                raise ValueError(f"{text[:80]!r} ends with a comma")
+        names += ["".join(combination) for combination in itertools.product(*parts)]
     return tuple(names)
-
-
-def _one(text: str, at: int) -> tuple[list[str], int]:
-    """Return the names of the part that begins at `at`, and where it ends: at a comma or at the end."""
-    names = [""]
-    begin = at
-    while at < len(text) and text[at] != ",":
-        part = _PART.match(text, at)
-        if part is None:
-            raise ValueError(
-                f"{text[:80]!r} is not a list of nodes: a bracket at {at} has no other"
-            )
-        endings = [part["text"]] if part["text"] else _numbers(part["ranges"])
-        if len(names) * len(endings) > _MOST_NAMES:
-            raise ValueError(f"{text[:80]!r} are more than {_MOST_NAMES:,} nodes")
-        names = [name + ending for name in names for ending in endings]
-        at = part.end()
-    if at == begin:
-        raise ValueError(
-            f"{text[:80]!r} is not a list of nodes: nothing before the comma at {at}"
-        )
-    return names, at
 
 
 def _numbers(ranges: str) -> list[str]:
     numbers: list[str] = []
     for one in ranges.split(","):
-        found = _RANGE.fullmatch(one)
-        if found is None:
+        first, _, last = one.partition("-")
+        count = int(last or first) - int(first) + 1
+        if not 0 < count <= _MOST_NAMES:
             raise ValueError(f"[{ranges[:80]}] is not a range of numbers")
-        first, last = int(found["first"]), int(found["last"] or found["first"])
-        if last - first > _MOST_NAMES or last < first:
-            raise ValueError(f"[{ranges[:80]}] is not a range of numbers")
-        width = len(found["first"])
-        numbers += [str(number).zfill(width) for number in range(first, last + 1)]
+        for number in range(int(first), int(first) + count):
+            numbers.append(str(number).zfill(len(first)))
     return numbers

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from distmagic.errors import ConnectionLost, Unreachable
+from distmagic.systems.slurm import srun_words
 from distmagic.transports import Process, Transport
 from distmagic.transports.asking import Asker
 from distmagic.transports.time_limits import TimeLimit
@@ -16,9 +17,6 @@ COMMAND_S = 30.0  # Slurm's commands wait long for a controller that is away
 _LONGEST = 16 << 20  # of an answer
 _END_S = 5.0
 _LATER_S = 2.0  # than our own limit: that of the command itself, so that it is never taken for its answer
-# timeout is of the coreutils; where it is not there, a command that hangs stays until it ends by itself.
-_TIMED_OUT = 124  # the code of timeout, where its limit came before ours
-_LIMITED = 'limit=$1; shift; command -v timeout >/dev/null && exec timeout -k 5 "$limit" "$@"; exec "$@"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +75,8 @@ class Shell:
         One that takes too long is ended there, too, with all that it has started: neither SSH nor an end of file ends a
         command that hangs.
         """
-        limit_s = timeout_s + _LATER_S
-        command = ("sh", "-c", _LIMITED, "sh", f"{limit_s:g}", *argv)
+        ending = ("timeout", "-k", "5", f"{timeout_s + _LATER_S:g}")
+        command = (*ending, *srun_words.clean(argv))
         try:
             self.connect(asker)
             process = self.start(command)
@@ -100,10 +98,10 @@ class Shell:
                 code = None if limit.is_over else process.wait(_END_S)
         finally:
             process.close()
-        if limit.is_over or code == _TIMED_OUT:
+        if limit.is_over:
             raise Unreachable(
                 self.name,
-                f"{_program(argv)} gave no answer within {timeout_s:g} s.",
+                f"{argv[0]} gave no answer within {timeout_s:g} s.",
                 "Try it by hand; scontrol ping shows if Slurm is up.",
             )
         return ShellAnswer(
@@ -116,8 +114,3 @@ class Shell:
             transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()
-
-
-def _program(argv: tuple[str, ...]) -> str:
-    """Return the program that a command runs, behind what takes variables away."""
-    return argv[4] if argv[:1] == ("sh",) and len(argv) > 4 else argv[0]

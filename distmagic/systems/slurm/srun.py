@@ -7,10 +7,7 @@ process starts, and means to outlive it, does not end with the step.
 from __future__ import annotations
 
 import secrets
-import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from distmagic.errors import ConnectionLost, DistmagicError
@@ -33,94 +30,52 @@ class Node:
     mark: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessNames:
-    """What a process is called, and which others of its node are gone.
-
-    `told` to the keeper at its start are those that were `gone` then.
-    """
-
-    own: str
-    told: tuple[str, ...]
-    gone: set[str]
-
-
 class SrunProcess:
-    """A process on a node, seen through its srun. Where there was no step, reading raises why.
+    """A process on a node, seen through its srun, `step`. Where there was no step, reading raises why.
 
-    A step that Slurm refuses for now is asked for again by `begin`, with what was written meanwhile, for `REFUSED_S`.
-    `explain` returns the error to raise for one that srun has told. When this end of it is gone, its own name is among
-    those that are `gone`; what was told is taken out as soon as the keeper has heard it.
+    `explain` returns the error to raise for one that srun has told. `gone` are the names of processes of its node whose
+    other end is gone: those of them that the keeper was told with this one's start are taken out as soon as it has
+    answered, and this one's own `name` is put in when this end of it is gone.
     """
 
     def __init__(
-        self,
-        begin: Callable[[], Process],
-        node: Node,
-        explain: Explain,
-        names: ProcessNames,
-    ) -> None:
-        self._begin, self._node, self._explain = begin, node, explain
-        self._names = names
-        self._step = begin()
-        self._written = b""  # as long as it is not known if there is a step
-        self._has_spoken = self._is_at_end = False
-        self._closed = threading.Event()
-        self._begin_until = time.monotonic() + REFUSED_S
+        self, step: Process, node: Node, explain: Explain, name: str, gone: set[str], told: frozenset[str],
+    ) -> None:  # fmt: skip
+        self._step, self._node, self._explain = step, node, explain
+        self._name, self._gone, self._told = name, gone, told
+        self._has_spoken = False
+        self.is_closed = False
 
     def write(self, data: bytes) -> None:
         """Send all of `data` to its stdin. Raises `ConnectionLost` if the other end is gone."""
-        if not self._has_spoken and len(self._written) < _KEPT_BYTES:
-            self._written += data
         try:
             self._step.write(data)
         except ConnectionLost:
-            self._names.gone.add(self._names.own)
+            self._gone.add(self._name)
             if self._has_spoken or self.is_closed or self._trouble() is None:
                 raise
             # There was no step. The first read tells why.
 
     def read(self, max_bytes: int = 65536) -> bytes:
         """Return some bytes of its stdout; b"" at end of file. Raises why there was no step, if that is so."""
-        while True:
-            data = self._step.read(max_bytes)
-            if data:
-                self._has_spoken, self._written = True, b""
-                self._names.gone.difference_update(self._names.told)
-            else:
-                self._names.gone.add(self._names.own)
-            if self._has_spoken or self.is_closed:
-                return data
+        data = self._step.read(max_bytes)
+        if data:
+            self._has_spoken = True
+            self._gone -= self._told
+            return data
+        self._gone.add(self._name)
+        trouble = None
+        if not self._has_spoken and not self.is_closed:
             trouble = self._trouble()
-            if trouble is None:
-                return data
-            if not self._begins_again():
-                raise self._explain(trouble)
+        if trouble is not None:
+            raise self._explain(trouble)
+        return data
 
     def _trouble(self) -> DistmagicError | None:
         """Return why there was no step, if srun itself has failed."""
         if not self._step.wait(_END_S):
             return None  # it ended well, or how is not known
         return srun_words.trouble(self._node.name, self._node.job, self._step.stderr())
-
-    def _begins_again(self) -> bool:
-        """Ask for the step once more, after a pause, where Slurm refuses it for now; return whether that was done."""
-        is_worth_it = (
-            srun_words.is_refused_for_now(self._step.stderr())
-            and len(self._written) < _KEPT_BYTES
-            and time.monotonic() < self._begin_until
-        )
-        if not is_worth_it or self._closed.wait(_AGAIN_S):
-            return False
-        self._step.close()
-        self._step = self._begin()
-        with suppress(ConnectionLost):  # the next read tells why
-            self._step.write(self._written)
-        if self._is_at_end:
-            self._step.close_stdin()
-        if self.is_closed:  # meanwhile
-            self._step.close()
-        return True
 
     def stderr(self) -> str:
         """Return what it has written to stderr so far, without srun's own words on its end."""
@@ -135,24 +90,15 @@ class SrunProcess:
 
     def close_stdin(self) -> None:
         """Close the process's stdin."""
-        self._is_at_end = True
         self._step.close_stdin()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed.is_set()
 
     def close(self) -> None:
         """Let go of the pipes."""
-        self._closed.set()
-        self._names.gone.add(self._names.own)
+        self.is_closed = True
+        self._gone.add(self._name)
         self._step.close()
 
 
-REFUSED_S = 25.0  # for a controller that was restarted; seen: up to 25 s
-_AGAIN_S = 1.0
-_KEPT_BYTES = 1 << 20  # of what was written before the first answer
 _END_S = 5.0  # between a step's end of file and the end of its srun
 _FIRST_SIGNAL = 128  # a shell's code for signal N is this and N; srun's too
 
@@ -186,19 +132,18 @@ class SrunTransport:
         return self._started({"lease": True})
 
     def _started(self, what: dict[str, object]) -> SrunProcess:
-        node = self.node
-        told = tuple(self._gone)
-        names = ProcessNames(own=secrets.token_hex(6), told=told, gone=self._gone)
+        node, name, told = self.node, secrets.token_hex(6), frozenset(self._gone)
         request = {
             "job": node.job,
             "patience_s": PATIENCE_S,
-            "name": names.own,
+            "name": name,
             "gone": sorted(told),
             **what,
         }
         usher = program_text.command(node.python, "usher", request)
-        step = srun_words.step(node.job, node.cluster, node.name, usher, mark=node.mark)
-        return SrunProcess(lambda: self._login.start(step), node, self._explain, names)
+        argv = srun_words.step(node.job, node.cluster, node.name, usher, node.mark)
+        step = self._login.start(argv)
+        return SrunProcess(step, node, self._explain, name, self._gone, told)
 
     def close(self) -> None:
         """Let go of all pipes. The log-in node's connection is others' too, and stays."""

@@ -111,10 +111,6 @@ class _Cause:
     hint: str
 
 
-_REFUSED_FOR_NOW = (
-    r"Memory required by task is not available|Requested nodes are busy"
-    r"|step creation (?:temporarily )?disabled|Job step creation temporarily"
-)
 _AGAIN = "It is tried again; squeue -j {job} shows how the job stands."
 _CAUSES = (
     _Cause(
@@ -136,10 +132,11 @@ _CAUSES = (
         "Reach the nodes with --hosts, where the cluster lets you log in there, or ask for a newer Slurm.",
     ),
     _Cause(
-        _REFUSED_FOR_NOW,
+        r"Memory required by task is not available|Requested nodes are busy"
+        r"|step creation (?:temporarily )?disabled|Job step creation temporarily",
         Unreachable,
         "Slurm starts no step there for now; after a restart of its controller that lasts up to half a minute.",
-        _AGAIN,
+        "Run the cell again then.",
     ),
     _Cause(
         r"Unable to contact slurm controller|Socket timed out|Connection refused|Zero Bytes were transmitted"
@@ -179,11 +176,6 @@ _CAUSES = (
         "Name a node on which Slurm's commands work: --on slurm:LOGIN.",
     ),
 )
-
-
-def is_refused_for_now(said: str) -> bool:
-    """Whether Slurm starts no step for a while, as after a restart of its controller."""
-    return re.search(_REFUSED_FOR_NOW, said, re.IGNORECASE) is not None
 
 
 def trouble(node: str, job: str, said: str) -> DistmagicError | None:

@@ -14,7 +14,6 @@ from distmagic.systems.slurm import srun_words
 from distmagic.transports import program_text
 
 JOB_NAME = "distmagic"
-_CLEANING = len(srun_words.clean(()))
 LOG = ".distmagic-slurm-%j.out"  # in the directory of sbatch; the keeper removes it as soon as it is up
 FIRST_LEASE_S = (
     120.0  # for a notebook that looks at a pending job every 30 s to find that it runs
@@ -49,7 +48,7 @@ def arguments(
     ]  # fmt: skip
     if is_elastic:
         own.append("--no-kill")
-    return srun_words.clean(("sbatch", *own, *given))
+    return ("sbatch", *own, *given)
 
 
 def preview(
@@ -58,7 +57,7 @@ def preview(
     """Return, for people, what would be submitted."""
     command = arguments(request, comment_of(""), is_elastic=is_elastic)
     text = script(request, python, lease_s, is_elastic=is_elastic)
-    return f"{_line(command[_CLEANING:])} <<'END'\n{text}END"
+    return f"{shlex.join(command)} <<'END'\n{text}END"
 
 
 def script(
@@ -77,13 +76,13 @@ def script(
     home, program = (
         ('"$HOME"/', program[2:]) if program.startswith("~/") else ("", program)
     )
-    lines.append(f"exec {home}{shlex.quote(program)} {_line(words)}")
+    lines.append(f"exec {home}{shlex.quote(program)} {shlex.join(words)}")
     return "\n".join(lines) + "\n"
 
 
 def trial_step(job: str, cluster: str, node: str) -> tuple[str, ...]:
     """Return the command of a step as that of the lead is, which ends at once: it says what would be in its way."""
-    return srun_words.clean((*_lead_step(job, cluster, node), "true"))
+    return (*_lead_step(job, cluster, node), "true")
 
 
 def _lead_step(job: str, cluster: str, node: str) -> tuple[str, ...]:
@@ -102,13 +101,8 @@ def keepers_step(
     """Return the command that starts the keepers of a job that is there already; it goes on when its caller is gone."""
     step = _lead_step(job, cluster, nodes[0])
     lead = _lead(len(nodes), python, lease_s, idle_s, is_elastic=False)
-    return (
-        "sh",
-        "-c",
-        'setsid "$@" </dev/null >/dev/null 2>&1 &',
-        "sh",
-        *srun_words.clean((*step, *lead)),
-    )
+    script = 'setsid "$@" </dev/null >/dev/null 2>&1 &'
+    return ("sh", "-c", script, "sh", *step, *lead)
 
 
 def _lead(
@@ -131,16 +125,10 @@ def _lead(
     return program_text.command(python, "keeper", settings)
 
 
-def _line(words: list[str] | tuple[str, ...]) -> str:
-    return " ".join(shlex.quote(word) for word in words)
-
-
 def job_id(answer: str) -> tuple[str, str]:
     """Return (job, cluster) of what `sbatch --parsable` prints: `17`, or `17;east`. Raises ValueError."""
-    found = re.fullmatch(
-        r"(\d+)(?:;([A-Za-z0-9._-]+))?",
-        answer.strip().splitlines()[-1] if answer.strip() else "",
-    )
+    last = answer.strip().rpartition("\n")[2]
+    found = re.fullmatch(r"(\d+)(?:;([A-Za-z0-9._-]+))?", last)
     if found is None:
         raise ValueError(f"sbatch printed {answer[:200]!r} instead of a job's number")
     return found[1], found[2] or ""

@@ -104,7 +104,7 @@ def test_all_that_this_user_has_is_listed_and_nothing_else(allocations, login):
     ]
     squeue(login, "".join(rows))
     rows = allocations.pool("slurm").listed(WANTED, Access(), ASKER)
-    assert [row[0] for row in rows] == ["job", "17", "22"]
+    assert [row[0] for row in rows] == ["job", "17", "21", "22"]
 
 
 def test_the_end_is_told_to_every_lead(allocations, login):

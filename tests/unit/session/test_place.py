@@ -34,7 +34,7 @@ WANTED = SlurmRequest(login="login1", nodes=2)
 
 @pytest.fixture
 def login(monkeypatch: pytest.MonkeyPatch) -> Login:
-    monkeypatch.setattr(allocation.queue, "pauses", lambda: itertools.repeat(0.01))
+    monkeypatch.setattr(allocation, "pauses", lambda: itertools.repeat(0.01))
     made = Login()
     squeue(made, PENDING)
     return made

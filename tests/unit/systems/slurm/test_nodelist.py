@@ -30,7 +30,7 @@ def test_expand(text, names):
     ["a[1-2", "a]", "a[]", "a[1-]", "a[b]", "a[3-1]", ",a", "a,", "a,,b", "a[1-2]]"],
 )
 def test_what_is_no_list_is_an_error(text):
-    with pytest.raises(ValueError, match=r"not a list|not a range|ends with"):
+    with pytest.raises(ValueError, match=r"not a list|not a range"):
         expand(text)
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from distmagic.errors import DistmagicError, UsageError
+from distmagic.errors import (
+    AllocationEnded,
+    DistmagicError,
+    PreflightError,
+    Unreachable,
+    UsageError,
+)
 from distmagic.request.allocation import SlurmRequest
 from distmagic.systems.slurm import srun_words
 from distmagic.systems.slurm.allocation import ONE_CORE
-from distmagic.systems.slurm.job_states import (
-    JobState,
-    cure_of_endless,
-    ended,
-    waiting,
-)
-from distmagic.systems.slurm.refusals import refusal
+from distmagic.systems.slurm.commands import refusal
+from distmagic.systems.slurm.job_states import JobState, ended, waiting
 from tests import REPOSITORY
 
 BATCH = "sbatch: error: Batch job submission failed: "
@@ -33,8 +34,7 @@ def of_step(said: str) -> DistmagicError:
 
 
 def of_pending(reason: str) -> tuple[str, str]:
-    state = JobState(job="17", state="PENDING", reason=reason)
-    return waiting(state), cure_of_endless(state)
+    return waiting(JobState(job="17", state="PENDING", reason=reason)), ""
 
 
 def of_end(state: str, said: str = "", *, was_held: bool = True) -> DistmagicError:
@@ -49,24 +49,12 @@ def gpus_of_a_job() -> DistmagicError:
 
 TOLD = {
     "a wrong partition": of_request("Invalid partition name specified"),
-    "a wrong account": of_request(
-        "Invalid account or account/partition combination specified"
-    ),
     "an account that may not use the partition": of_pending("AccountNotAllowed"),
-    "a wrong constraint": of_request("Invalid feature specification"),
-    "a wrong reservation": of_request("Requested reservation is invalid"),
-    "a wrong quality of service": of_request("Invalid qos specification"),
-    "more nodes than there are": of_pending("PartitionNodeLimit"),
-    "more nodes than there are, refused": of_request(
-        "Node count specification invalid"
-    ),
-    "more GPUs than a node has": of_request(
-        "Invalid generic resource (gres) specification"
-    ),
-    "more memory than a node has": of_request("Memory specification can not be satisfied"),
-    "more time than the partition allows": of_pending("PartitionTimeLimit"),
     "an option that sbatch does not know": refusal(
-        "login1", "sbatch", "sbatch: unrecognized option '--frobnicate=1'\n"
+        "login1", "sbatch", "sbatch: unrecognized option '--frobnicate=1'\nTry \"sbatch --help\""
+    ),
+    "a value that is taken for a file": refusal(
+        "login1", "sbatch", "sbatch: error: slurm_open: /a/b: No such file or directory\nsbatch: error: Invalid node list\n"
     ),
     "--gpus, a job's total": gpus_of_a_job(),
     "--gpus in a job that is there": of_step(f"{STEP}Insufficient GRES available\n"),
@@ -107,3 +95,44 @@ def test_every_word_that_is_told_of_slurm():
         lines += [f"{situation}:", f"    {message}"]
         lines += [f"    {line}" for line in hint.splitlines()]
     assert "\n".join(lines) + "\n" == GOLDEN.read_text()
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("srun: error: Slurm job 13 has expired\n", AllocationEnded),
+        ("srun: error: Unable to confirm allocation for job 13: Invalid job id specified\n", AllocationEnded),
+        (f"{STEP}Job/step already completing or completed\n", AllocationEnded),
+        (f"{STEP}Memory required by task is not available\n", Unreachable),
+        (f"{STEP}Unable to contact slurm controller (connect failure)\n", Unreachable),
+        ("srun: unrecognized option '--overlap'\n", PreflightError),
+        (f"{STEP}Invalid generic resource (gres) specification\n", PreflightError),
+        ("srun: error: Unable to confirm allocation for job 13: Access/permission denied\n", PreflightError),
+        (f"{STEP}Requested node configuration is not available\n", Unreachable),
+        ("sh: 1: exec: srun: not found\n", PreflightError),
+        ("slurmstepd: error: execve(): /x/python3: No such file or directory\n", PreflightError),
+        ("distmagic: no keeper answers on a1: Connection refused\n", Unreachable),
+        ("srun: error: Something new\n", Unreachable),
+        ("Traceback (most recent call last)\n", type(None)),
+        ("srun: error: a1: task 0: Exited with exit code 3\n", type(None)),
+    ],
+)  # fmt: skip
+def test_steps_that_do_not_begin_and_an_end_of_the_process_itself(said, kind):
+    assert type(srun_words.trouble("a1", "13", said)) is kind
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        f"{BATCH}Socket timed out on send/recv operation",
+        f"{BATCH}Slurm is initializing, please retry",
+    ],
+)
+def test_a_controller_that_is_away_says_nothing_of_jobs(said):
+    assert isinstance(refusal("login1", "squeue", said), Unreachable)
+
+
+def test_words_of_srun_are_not_the_process_own():
+    said = "mine\nsrun: error: a1: task 0: Exited with exit code 3\nsrun: Terminating StepId=7.1\nand mine"
+    assert srun_words.own_words(said) == "mine\nand mine"

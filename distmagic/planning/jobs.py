@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from distmagic.request.hosts import Host
 
 
-_MOST_OF_A_NAME = 5  # jobs: two are enough to see that hosts disagree
 _EACH_ONE_S_OWN = (
     "localhost",
     "127.0.0.1",
@@ -83,86 +82,49 @@ def found_jobs(
 ) -> tuple[Job, ...]:
     """Return the jobs that hosts list, the oldest first. `asked` are their names here, `answers` what each of them lists.
 
-    No host can pass for another one that was asked:
-
-    - Of a node tells the host that was asked under the node's own name, and nobody else, even where it is down or knows
-      nothing of the node. Of one that is called localhost another host may tell too, whose own it may be; the one that is
-      so called here is believed first.
-    - Where no host was asked under this name (it may have another one here), any may tell: first one whose name is that of
-      no other node, then one that says that the node runs there, then the one that was asked first.
-    - Which hosts a job has is told by the host of its first node, which takes in all others. A host whose list is not the
-      beginning of that one is left out; so is one that came to the job while the first host's disk was full.
-    - Hosts that differ in who the first host is, or, while the first one says nothing, in who the others are, tell of
-      several jobs of one name: `choose` takes none of them.
-
-    Not promised: that a host tells the truth of its own node, or of one whose host was asked under another name than the
-    job has for it; and, while the first host says nothing, that one which says it has come to the job later belongs to it.
+    Hosts that share a home list each other's nodes. So a listing counts only from the host that was asked under the
+    node's own name, even if that one is down. Every machine calls itself localhost, and a host may have another name
+    here: then any may list the node.
     """
-    told: dict[tuple[str, str], list[_Told]] = {}
-    names = set(asked)
-    for index, (name, listed) in enumerate(zip(asked, answers, strict=True)):
-        for one in listed:
-            if not 0 <= one.node_rank < len(one.hosts):
-                continue
-            of_host = one.hosts[one.node_rank]
-            may_be_another = of_host not in names or of_host in _EACH_ONE_S_OWN
-            if of_host == name or may_be_another:
-                key = (one.job, one.hosts[0])
-                told.setdefault(key, []).append(_Told(index, name, one))
-    jobs = [job for each in told.values() for job in _jobs(each)]
+    told: dict[str, list[_Told]] = {}
+    names = set(asked) - set(_EACH_ONE_S_OWN)
+    for index, (name, listings) in enumerate(zip(asked, answers, strict=True)):
+        for listing in listings:
+            if 0 <= listing.node_rank < len(listing.hosts):
+                of_host = listing.hosts[listing.node_rank]
+                if of_host == name or of_host not in names:
+                    told.setdefault(listing.job, []).append(_Told(index, name, listing))
+    jobs = [_job(each) for each in told.values()]
     return tuple(sorted(jobs, key=lambda job: (-job.began_ago_s, job.name)))
 
 
 @dataclass(frozen=True)
 class _Told:
-    """What a host, by its index and the name under which it was asked, lists of a node of which it may tell."""
+    """What a host, by its index and the name under which it was asked, lists of a node."""
 
     index: int
     asked_as: str
     listing: JobListing
 
 
-def _jobs(told: Sequence[_Told]) -> list[Job]:
-    """Return the job of which hosts tell that agree on its name and its first host; several where they can't be one."""
-    jobs: list[Job] = []
-    of_first = [one for one in told if one.listing.node_rank == 0]
-    rest = list(told)
-    while rest and len(jobs) < _MOST_OF_A_NAME:
-        # A node that came later knows of more hosts than those before it.
-        fullest = max(rest, key=lambda one: len(one.listing.hosts))
-        hosts = (_believed(of_first) if of_first else fullest).listing.hosts
-        nodes: dict[int, list[_Told]] = {}
-        others = []
-        for one in rest:
-            if one.listing.hosts == hosts[: len(one.listing.hosts)]:
-                nodes.setdefault(one.listing.node_rank, []).append(one)
-            else:
-                others.append(one)
-        jobs.append(_job(hosts, {rank: _believed(nodes[rank]) for rank in nodes}))
-        rest = [] if of_first else others
-    return jobs
-
-
-def _believed(told: Sequence[_Told]) -> _Told:
-    """Return the report about one node that counts, of those that hosts gave."""
-
+def _job(told: Sequence[_Told]) -> Job:
     def rank(one: _Told) -> tuple[bool, bool, bool]:
-        is_own = one.asked_as == one.listing.hosts[one.listing.node_rank]
-        # Hosts with one name and one home list each other's nodes, and each sees only its own run.
-        return is_own, one.asked_as not in one.listing.hosts, one.listing.is_running
+        hosts = one.listing.hosts
+        is_own = one.asked_as == hosts[one.listing.node_rank]
+        return is_own, one.asked_as not in hosts, one.listing.is_running
 
-    return max(told, key=rank)  # of several alike the first
-
-
-def _job(hosts: tuple[str, ...], found: Mapping[int, _Told]) -> Job:
-    nodes = {node_rank: found[node_rank].listing for node_rank in sorted(found)}
+    # Of several that list the same node the likeliest, of several alike the first.
+    believed: dict[int, _Told] = {}
+    for one in sorted(told, key=rank, reverse=True):
+        believed.setdefault(one.listing.node_rank, one)
+    nodes = {node: believed[node].listing for node in sorted(believed)}
     first = nodes[min(nodes)]
+    # Hosts that joined later are at the end; the first node knows of all.
+    hosts = max((one.hosts for one in nodes.values()), key=len)
     host_indices = [-1] * len(hosts)
-    running = []
-    for rank, one in sorted(found.items()):
-        host_indices[rank] = one.index
-        if one.listing.is_running:
-            running.append(rank)
+    for node, one in believed.items():
+        host_indices[node] = one.index
+    running = [node for node, listing in nodes.items() if listing.is_running]
     reasons = [one.reason for one in nodes.values() if one.reason not in ("", "done")]
     reported = [one.reported for one in nodes.values() if one.reported is not None]
     return Job(
@@ -205,12 +167,6 @@ def choose(jobs: Sequence[Job], name: str) -> Job:
         fits = [job for job in jobs if job.name.startswith(name)]
     if len(fits) == 1:
         return fits[0]
-    if len({job.name for job in fits}) == 1:
-        firsts = " and ".join(dict.fromkeys(", ".join(job.hosts) for job in fits))
-        raise UsageError(
-            f"Hosts disagree about job {fits[0].name}: they report different lists of its hosts: {firsts}.",
-            "Name only the hosts that it has, with %distributed hosts.",
-        )
     latest = (fits or jobs)[-5:]
     known = ", ".join(job.name for job in latest) or "none"
     what = (

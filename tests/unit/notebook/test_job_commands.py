@@ -160,15 +160,6 @@ def test_a_log_is_asked_for_in_the_order_of_time(jobs, monkeypatch, capsys):
     assert out == "rank 3 by time: True\nrank 3 by time: False\n"
 
 
-def test_jobs_of_one_name_are_all_listed_and_none_is_taken(jobs, capsys):
-    jobs.session.found = (RUNNING, replace(RUNNING, hosts=("evil", "gpu-b")))
-    capsys.readouterr()
-    jobs.value("%distributed jobs")
-    assert capsys.readouterr().out.count("busy") == 2
-    message = "Hosts disagree about job busy: they report different lists of its hosts: gpu-a, gpu-b and evil, gpu-b."
-    assert jobs.error("%distributed attach busy").message == message
-
-
 def test_clean_all_takes_what_this_notebook_began(jobs, capsys, golden):
     capsys.readouterr()
     jobs.value("%distributed clean all")

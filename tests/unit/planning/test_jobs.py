@@ -84,9 +84,6 @@ EVIL = listed("x1", hosts="gpu-a evil", running=True)
     ("evil gpu-a", [[EVIL], [listed("x1", hosts="gpu-a evil")]], (1, -1)),
     # No host is asked under the name of the first node: one that is another node's is the last to tell.
     ("evil one", [[EVIL], [listed("x1", hosts="gpu-a evil")]], (1, -1)),
-    # The first host says which hosts the job has.
-    ("gpu-a evil", [[listed("x1", hosts="gpu-a")], [listed("x1", 1, hosts="gpu-a evil")]], (0,)),
-    ("evil gpu-a", [[listed("x1", 1, hosts="gpu-a evil gpu-b")], [listed("x1", hosts="gpu-a gpu-b")]], (1, -1)),
 ])  # fmt: skip
 def test_no_host_passes_for_another_one(asked, answers, found):
     assert places(asked, *answers) == [found]
@@ -119,23 +116,6 @@ def test_hosts_of_one_home_tell_each_of_its_own_node():
     nodes = [listed("x1", rank, hosts="dm1 dm2") for rank in (0, 1)]
     assert places("dm2 dm1", nodes, nodes) == [(1, 0)]
     assert places("dm2 other", nodes, nodes) == [(1, 0)]
-
-
-def test_hosts_that_disagree_about_the_first_host_tell_of_two_jobs_and_none_is_taken(
-    golden,
-):
-    jobs = found_jobs(["gpu-a", "evil"], [[listed("x1", hosts="gpu-a")], [listed("x1", hosts="evil", running=True)]])  # fmt: skip
-    assert [job.hosts for job in jobs] == [("gpu-a",), ("evil",)]
-    with golden.raises(UsageError):
-        choose(jobs, "x1")
-    # While the first host is down, in who the second one is.
-    answers = [[], [listed("x1", 1, hosts="gpu-a gpu-b")], [listed("x1", 1, hosts="gpu-a evil")]]  # fmt: skip
-    assert places("gpu-a gpu-b evil", *answers) == [(-1, 1), (-1, 2)]
-
-
-def test_a_host_that_tells_of_a_thousand_jobs_of_one_name_makes_few():
-    lists = [listed("x1", 1, hosts=f"gpu-a evil{number}") for number in range(1000)]
-    assert len(places("evil", lists)) == 5
 
 
 def test_only_a_job_of_this_notebook_that_nobody_here_follows_is_an_orphan(golden):

@@ -365,12 +365,8 @@ def test_threads_begin_in_few_modules_and_each_is_told_who_ends_it():
                     assert re.search(
                         rf"^    .*\b{named}\b.*  ", threads.__doc__, re.MULTILINE
                     )
-    # Pools of threads are made in the second. The third travels to nodes without the package.
-    assert making == {
-        "remote.system.threads",
-        "connection.parallel",
-        "systems.osmo.start_ranks",
-    }
+    # Pools of threads are made in the second.
+    assert making == {"remote.system.threads", "connection.parallel"}
 
 
 def test_no_modules_import_each_other_in_a_circle():

@@ -28,9 +28,6 @@ def place(environ: Mapping[str, str]) -> JobNode | None:
     if not found.has_any(*VARIABLES):
         return None
     found.require(*VARIABLES)
-    for name in VARIABLES:
-        if "{{" in found.get(name):
-            raise found.error(f"{name} is {found.get(name)!r}: it was not filled in.")
     workflow, lead = found.get("DISTMAGIC_WORKFLOW"), found.get("DISTMAGIC_MASTER_ADDR")
     node_rank = found.below("DISTMAGIC_NODE_RANK", "DISTMAGIC_NNODES")
     return JobNode(

@@ -8,11 +8,13 @@ refused workflow, 2 for a user's mistake, 10 where the service can't be reached,
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from distmagic import sanitize
 from distmagic.connection.limits import DECODER
@@ -29,9 +31,8 @@ _LOG = re.compile(
     r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d \[([A-Za-z0-9_-]+)(?: retry-\d+)?\] "
 )
 _AROUND = re.compile(r"Workflow \S+ has (error )?logs:|Log stream has timed out")
-_MOST_SAID = 1000
 _MOST_CHARS = 500
-_MOST_TASKS = 10_000
+_NO_TASK = -1  # of a line of `osmo` itself
 _MEANING = {
     "FAILED_SUBMISSION": "OSMO could not start it as it was submitted",
     "FAILED_SERVER_ERROR": "OSMO itself failed",
@@ -101,22 +102,20 @@ def read_id(out: str) -> str:
 def read_state(out: str) -> WorkflowState:
     """Return what `osmo workflow query` says. Raises `DistmagicError` for what is no such answer."""
     document = _document(out)
-    status = document.get("status")
-    if not isinstance(status, str):
-        raise DistmagicError(f"osmo workflow query reports no status: {_short(out)}")
-    tasks: list[TaskState] = []
-    groups = document.get("groups")
-    for group in groups if isinstance(groups, list) else []:
-        for task in group.get("tasks", []) if isinstance(group, dict) else []:
-            if isinstance(task, dict) and len(tasks) < _MOST_TASKS:
-                tasks.append(
-                    TaskState(
-                        name=_short(str(task.get("name", ""))),
-                        status=_short(str(task.get("status", ""))),
-                        message=_short(str(task.get("failure_message") or "")),
-                    )
+    tasks = []
+    try:
+        for group in document["groups"]:
+            for task in group["tasks"]:
+                state = TaskState(
+                    name=_short(task["name"]),
+                    status=_short(task["status"]),
+                    message=_short(task.get("failure_message") or ""),
                 )
-    return WorkflowState(status=_short(status), tasks=tuple(tasks))
+                tasks.append(state)
+        return WorkflowState(status=_short(document["status"]), tasks=tuple(tasks))
+    except (KeyError, TypeError, AttributeError):
+        said = _short(out)
+        raise DistmagicError(f"osmo workflow query reports no status: {said}") from None
 
 
 def was_cancelled(out: str) -> bool:
@@ -157,7 +156,7 @@ def refused(what: str, code: int, out: str, err: str) -> DistmagicError:
     )
 
 
-def _document(out: str) -> dict[str, object]:
+def _document(out: str) -> dict[str, Any]:
     """Return the JSON object of an answer, which warnings may stand before; {} where there is none."""
     begin = out.find("{")
     try:
@@ -174,65 +173,50 @@ def _short(text: str) -> str:
 # ---- the log
 
 
-def log_line(line: str) -> tuple[str, str]:
-    """Return the task of a line of a log, "" where it names none, and what the task wrote."""
-    found = _LOG.match(line)
-    return (found[1], line[found.end() :]) if found else ("", line)
-
-
 class LogReader:
     """Reads lines, calls `put` with a task's number, an event and its size. Lines that came before are passed over.
 
-    `finished` are the tasks whose last log line has come, `results` what ranks returned, by task and rank: only the
-    first task writes what rank 0 returned, and no other one is kept.
+    `finished` are the tasks whose last log line has come, `result` is what rank 0 returned, which the first task writes.
     """
 
     def __init__(self, tasks: tuple[str, ...], put: Put) -> None:
         self.finished: set[int] = set()
-        self.results: dict[tuple[int, int], bytes] = {}
+        self.result: bytes | None = None
         self._numbers = {name: number for number, name in enumerate(tasks)}
         self._put = put
         self._joining: dict[int, Joining] = {}
         self._last: dict[int, int] = {}  # the number of the last event, by task
-        self._shown: dict[int, int] = {}  # how many lines of others, by task
-        self._shown_now: dict[int, int] = {}  # and in this reading
-        self._said: set[str] = set()  # what `osmo` itself has said
+        # How many lines there were that are no events, by task: in all, and in this reading.
+        self._shown: Counter[int] = Counter()
+        self._shown_now: Counter[int] = Counter()
         self._offset = 0
 
     def begin(self) -> None:
         """Begin with the log's first line, again where it was read before."""
         self._joining = {}
-        self._shown_now = {}
+        self._shown_now.clear()
 
     def read(self, line: str) -> None:
         """Take one line. No line raises anything."""
-        name, text = log_line(line)
-        task = self._numbers.get(name)
-        if task is None:
-            # Show a line of no task, but for what `osmo` says around each reading.
-            is_known = not text.strip() or _AROUND.match(text)
-            begin = text[:_MOST_CHARS]
-            if (
-                not is_known
-                and begin not in self._said
-                and len(self._said) < _MOST_SAID
-            ):
-                self._said.add(begin)
-                self._show(0, text)
+        prefix = _LOG.match(line)
+        text = line[prefix.end() :] if prefix else line
+        task = self._numbers.get(prefix[1] if prefix else "", _NO_TASK)
+        if task == _NO_TASK and (not text.strip() or _AROUND.match(text)):
             return
-        part = log_lines.read(text)
+        part = log_lines.read(text) if task != _NO_TASK else None
         if part is None:
-            # Show a line of a task that is none of ours, once: a log that is read again begins anew.
-            now = self._shown_now[task] = self._shown_now.get(task, 0) + 1
-            if now > self._shown.get(task, 0):
-                self._shown[task] = now
+            self._shown_now[task] += 1
+            if self._shown_now[task] > self._shown[task]:
+                self._shown[task] += 1
                 self._show(task, text)
             return
         whole = self._joining.setdefault(task, Joining()).add(part)
         if whole is None:
             return
         if part.kind == log_lines.RESULT:
-            self._take_result(task, part.number, whole)
+            if task == part.number == 0 and len(whole) <= 2 * MOST_RESULT_BYTES:
+                with suppress(ValueError):  # it came damaged
+                    self.result = base64.b64decode(whole, validate=True)
         elif part.number > self._last.get(task, 0):
             self._last[task] = part.number
             self._take_event(task, whole)
@@ -248,20 +232,10 @@ class LogReader:
         if isinstance(event, protocol.Final):
             self.finished.add(task)
 
-    def _take_result(self, task: int, rank: int, text: str) -> None:
-        if (task, rank) != (0, 0) or len(text) > 2 * MOST_RESULT_BYTES:
-            return
-        try:
-            self.results[task, rank] = base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError):
-            self._show(task, "the result of rank 0 came damaged")
-
     def _show(self, task: int, text: str) -> None:
+        shown = f"{sanitize.line(text)}\n"
         output = protocol.Output(
-            rank=-1, stream="stdout", offset=self._offset, text=f"{text}\n"
+            rank=-1, stream="stdout", offset=self._offset, text=shown
         )
-        self._offset += len(output.text.encode(errors="replace"))
-        # Through the limits that count for all that a host says.
-        _, event = DECODER.decode(protocol.encode(output))
-        assert event is not None
-        self._put(task, event, len(text))
+        self._offset += len(shown.encode(errors="replace"))
+        self._put(max(task, 0), output, len(text))

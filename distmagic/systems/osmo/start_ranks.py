@@ -11,15 +11,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
-from typing import IO
 
 _GRACE_S = 10.0  # between SIGTERM and SIGKILL
-_LAST_OUTPUT_S = 5.0  # for what ranks that have ended wrote last
-_LINE_BYTES = 65_536  # a longer line comes in pieces
-_writing = threading.Lock()
+_LOOK_S = 0.1
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,7 +32,6 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
     ranks: list[subprocess.Popen[bytes]] = []
-    outputs: list[threading.Thread] = []
     try:
         for local_rank in range(args.size):
             own = {
@@ -48,16 +43,11 @@ def main(argv: Sequence[str]) -> int:
             variables = {name: str(value) for name, value in own.items()}
             environ = {"OMP_NUM_THREADS": "1", **os.environ, **variables}
             command = [sys.executable, "-u", *args.program]
-            ranks.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE))
-            output = threading.Thread(
-                target=_pass_on, args=(ranks[-1].stdout,), daemon=True
-            )
-            output.start()
-            outputs.append(output)
+            ranks.append(subprocess.Popen(command, env=environ))
         return _wait(ranks)
     finally:
         # End those that still run.
-        running = [rank for rank in ranks if rank.returncode is None]
+        running = [rank for rank in ranks if rank.poll() is None]
         for rank in running:
             rank.terminate()
         for rank in running:
@@ -66,39 +56,22 @@ def main(argv: Sequence[str]) -> int:
             except subprocess.TimeoutExpired:
                 rank.kill()
                 rank.wait()
-        # A process that a rank has left behind may hold its output open.
-        ends_s = time.monotonic() + _LAST_OUTPUT_S
-        for output in outputs:
-            output.join(max(ends_s - time.monotonic(), 0.0))
 
 
 def _stop(number: int, _frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _pass_on(output: "IO[bytes]") -> None:
-    """Write what a rank prints a line at a time: unbuffered, Python's print writes a line and its end apart."""
-    with output:
-        for piece in iter(lambda: output.readline(_LINE_BYTES), b""):
-            unwritten = piece
-            with _writing:
-                while unwritten:
-                    unwritten = unwritten[os.write(1, unwritten) :]
-
-
 def _wait(ranks: "Sequence[subprocess.Popen[bytes]]") -> int:
     """Wait until all have ended well, or one has failed; return its exit code."""
-    waiting = {rank.pid for rank in ranks}
-    while waiting:
-        pid, status = os.wait()
-        code = os.waitstatus_to_exitcode(status)
-        for rank in ranks:
-            if rank.pid == pid:
-                rank.returncode = code
-        if pid in waiting and code != 0:
-            return code if code > 0 else 128 - code
-        waiting.discard(pid)
-    return 0
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        for code in codes:
+            if code:
+                return code if code > 0 else 128 - code
+        if None not in codes:
+            return 0
+        time.sleep(_LOOK_S)
 
 
 if __name__ == "__main__":

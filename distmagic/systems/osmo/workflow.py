@@ -183,49 +183,35 @@ class WorkflowRun:
     def _finish(self, state: WorkflowState | None) -> Run:
         """Return what is left of the run, as its log and its last state say. Raises what its end means."""
         assert state is not None
-        for node in range(len(self._tasks)):
-            for what in self._last_words(node, state):
-                self._queue.tell(what, node)
+        is_done = state.status == COMPLETED
+        for node, name in enumerate(self._tasks):
+            if node in self._reader.finished or self._loop.state.stopping:
+                last: tuple[protocol.Message | Launched, ...] = (Gone(),)
+            elif is_done:
+                text = f"{name}: its last lines are not in the log; OSMO reports that it completed"
+                done = protocol.EngineEnded(code=0), protocol.Final(reason="done")
+                last = (Warned(text=text), *done, Gone())
+            else:
+                last = (Lost(why=f"OSMO ended the workflow as {state.status}"),)
+            for event in last:
+                self._queue.tell(event, node)
         self._loop.step(0.0)
         self._loop.finish()
         final = self._loop.state
         error = verdict(final)
-        if state.status != COMPLETED and (
-            error is None or type(error) in (RunError, NodeLost)
-        ):
+        if not is_done and (error is None or type(error) in (RunError, NodeLost)):
             hint = f"Look at: osmo workflow logs {self.workflow_id}; osmo workflow events {self.workflow_id}"
             if error is not None and type(error) is RunError:
                 hint = f"{error}\n{hint}"
             error = RunError(osmo_words.ended(self.workflow_id, state), hint)
-        run = Run(final, self._results(), self._open_link, shown=error is None)
+        results = {}
+        if self._reader.result is not None:
+            results[0] = self._reader.result
+        run = Run(final, results, self._open_link, shown=error is None)
         if error is not None:
             error.run = run
             raise error
         return run
-
-    def _last_words(
-        self, node: int, state: WorkflowState
-    ) -> tuple[protocol.Message | Launched, ...]:
-        """Return the events with which a node ends whose own last lines have not come."""
-        name = self._tasks[node]
-        if node in self._reader.finished or self._loop.state.stopping:
-            return (Gone(),)
-        if state.status != COMPLETED:
-            return (Lost(why=f"OSMO ended the workflow as {state.status}"),)
-        text = (
-            f"{name}: its last lines are not in the log; OSMO reports that it completed"
-        )
-        done = protocol.EngineEnded(code=0), protocol.Final(reason="done")
-        return (Warned(text=text), *done, Gone())
-
-    def _results(self) -> dict[int, bytes]:
-        """Return the results of ranks; each task counts for its own ranks only."""
-        workers = self._loop.state.workers
-        found = {}
-        for (node, rank), data in self._reader.results.items():
-            if rank in workers and workers[rank].node_rank == node:
-                found[rank] = data
-        return found
 
     def _open_link(self, node: int) -> Link:
         raise NoResult(

@@ -14,7 +14,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 _WAIT_S = 300.0
@@ -32,7 +32,11 @@ def main(folder: Path) -> None:
     os.environ.update(settings["environment"])
     if nodes > 1:
         wait_for(master)
-    ranks = settings["nproc_per_node"] or count_gpus()
+    ranks = settings["nproc_per_node"]
+    if ranks is None:
+        import torch
+
+        ranks = torch.cuda.device_count() or 1
     known = {
         "NODE": str(node),
         "NODES": str(nodes),
@@ -44,7 +48,9 @@ def main(folder: Path) -> None:
     }
     words = [filled(parts, known) for parts in settings["command"]]
     paths = [str(folder / path) for path in settings["imports"]]
-    add_paths(os.environ, paths)
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    if paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     os.chdir(folder / settings["directory"])
     os.execvp(words[0], words)  # noqa: S606 - a list of words needs no shell
 
@@ -64,39 +70,15 @@ def place(environ: Mapping[str, str]) -> tuple[int, int, str]:
         sys.exit(
             f"SING_RANK is {node}; with SING_WORLD_SIZE={nodes} it is at most {nodes - 1}."
         )
-    master, names = environ.get("SING_MASTER_ADDR", ""), node_names(environ, nodes)
-    if not master and not names and nodes > 1:
+    master = environ.get("SING_MASTER_ADDR", "")
+    job, suffix = environ.get("SING_JOB_NAME"), environ.get("SING_HOSTNAME_SUFFIX")
+    if not master and job and suffix:
+        master = f"{job}-0.{suffix}"
+    if not master and nodes > 1:
         sys.exit(
             "The address of the first node is unknown: set SING_MASTER_ADDR, or SING_JOB_NAME and SING_HOSTNAME_SUFFIX."
         )
-    own = environ.get("SING_HOST_ADDR", "")
-    if node and own and own == master:
-        sys.exit(
-            f"SING_RANK is {node}, and SING_HOST_ADDR is that of node 0, SING_MASTER_ADDR."
-        )
-    for name, number in (("SING_MASTER_ADDR", 0), ("SING_HOST_ADDR", node)):
-        address = environ.get(name, "")
-        if address in names and names[number] != address:
-            sys.exit(
-                f"{name} is {address}, and node {number} of this job is {names[number]}."
-            )
-    if not master:
-        master = names[0] if names else "127.0.0.1"
-    return node, nodes, master
-
-
-def node_names(environ: Mapping[str, str], nodes: int) -> "list[str]":
-    """Return the names of all nodes, none where the variables for them are not set. Exits where one of the two is."""
-    job = environ.get("SING_JOB_NAME", "")
-    suffix = environ.get("SING_HOSTNAME_SUFFIX", "")
-    if job and suffix:
-        return [f"{job}-{number}.{suffix}" for number in range(nodes)]
-    if job or suffix:
-        there, missing = "SING_JOB_NAME", "SING_HOSTNAME_SUFFIX"
-        if suffix:
-            there, missing = missing, there
-        sys.exit(f"{missing} is not set, but {there} is: together they name the nodes.")
-    return []
+    return node, nodes, master or "127.0.0.1"
 
 
 def wait_for(
@@ -118,27 +100,12 @@ def wait_for(
             return
 
 
-def count_gpus() -> int:
-    """Return the number of this node's GPUs, 1 where it has none."""
-    import torch
-
-    return torch.cuda.device_count() or 1
-
-
 def filled(parts: "list[str]", known: Mapping[str, str]) -> str:
     """Return a word of which every second part is the name of something known."""
     word = ""
     for number, part in enumerate(parts):
         word += known[part] if number % 2 else part
     return word
-
-
-def add_paths(environ: MutableMapping[str, str], paths: "list[str]") -> None:
-    """Put these first among the places to import from."""
-    found = [*paths, environ.get("PYTHONPATH", "")]
-    text = os.pathsep.join(path for path in found if path)
-    if text:
-        environ["PYTHONPATH"] = text
 
 
 if __name__ == "__main__":

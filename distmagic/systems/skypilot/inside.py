@@ -21,8 +21,6 @@ def place(environ: Mapping[str, str]) -> JobNode | None:
         raise found.error(
             f"SKYPILOT_NODE_IPS has {len(addresses)} addresses, and SKYPILOT_NUM_NODES is {count}."
         )
-    if len(set(addresses)) != count:
-        raise found.error("SKYPILOT_NODE_IPS has an address twice.")
     task = found.get("SKYPILOT_TASK_ID")
     return JobNode(
         system=f"SkyPilot task {task}" if task else "SkyPilot",

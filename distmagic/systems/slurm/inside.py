@@ -17,7 +17,7 @@ _OF_STEP = (
     "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
     "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID",
 )  # fmt: skip
-_COUNT = re.compile(r"(?P<tasks>[0-9]{1,6})(?:\(x(?P<nodes>[0-9]{1,6})\))?")
+_COUNT = re.compile(r"(?P<tasks>[0-9]{1,5})(?:\(x(?P<nodes>[0-9]{1,5})\))?")
 
 
 def place(environ: Mapping[str, str]) -> JobNode | None:
@@ -33,21 +33,24 @@ def place(environ: Mapping[str, str]) -> JobNode | None:
         _check_alone(found, job)
         return None
     found.require("SLURM_JOB_ID", "SLURM_STEP_ID", *_OF_STEP)
-    names = _names(found)
+    try:
+        names = nodelist.expand(found.get("SLURM_STEP_NODELIST"))
+    except ValueError as error:
+        raise found.error(f"SLURM_STEP_NODELIST can't be read: {error}.") from None
     node_rank = found.below("SLURM_NODEID", "SLURM_STEP_NUM_NODES")
     rank = found.below("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-    tasks = _tasks(found, len(names))
-    local_rank = found.number("SLURM_LOCALID")
-    if local_rank >= tasks[node_rank]:
+    tasks, counts = _tasks(found), (len(names), found.number("SLURM_STEP_NUM_TASKS"))
+    if (len(tasks), sum(tasks)) != counts or node_rank >= len(names):
         raise found.error(
-            f"SLURM_LOCALID is {local_rank}, and SLURM_STEP_TASKS_PER_NODE gives node {node_rank} {tasks[node_rank]}."
+            "SLURM_STEP_NODELIST, SLURM_STEP_NUM_NODES, SLURM_STEP_NUM_TASKS and "
+            "SLURM_STEP_TASKS_PER_NODE contradict each other."
         )
     task = None
     if sum(tasks) > len(names):
         task = RankTask(
             rank=rank,
             world_size=sum(tasks),
-            local_rank=local_rank,
+            local_rank=found.number("SLURM_LOCALID"),
             local_world_size=tasks[node_rank],
             said_by="SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE",
         )
@@ -76,36 +79,13 @@ def _check_alone(found: Variables, job: str) -> None:
     )
 
 
-def _names(found: Variables) -> tuple[str, ...]:
-    text, count = (
-        found.get("SLURM_STEP_NODELIST"),
-        found.number("SLURM_STEP_NUM_NODES", least=1),
-    )
-    try:
-        names = nodelist.expand(text)
-    except ValueError as error:
-        raise found.error(f"SLURM_STEP_NODELIST can't be read: {error}.") from None
-    if len(names) != count:
-        raise found.error(
-            f"SLURM_STEP_NODELIST is {text[:200]!r}, and SLURM_STEP_NUM_NODES is {count}."
-        )
-    return names
-
-
-def _tasks(found: Variables, nodes: int) -> tuple[int, ...]:
+def _tasks(found: Variables) -> list[int]:
     """Return how many tasks each node has: "2(x3),1" is 2, 2, 2, 1."""
-    text, total = (
-        found.get("SLURM_STEP_TASKS_PER_NODE"),
-        found.number("SLURM_STEP_NUM_TASKS"),
-    )
+    text = found.get("SLURM_STEP_TASKS_PER_NODE")
     tasks: list[int] = []
     for part in text.split(","):
         one = _COUNT.fullmatch(part)
-        if one is None or int(one["nodes"] or 1) > nodes:
+        if one is None:
             raise found.error(f"SLURM_STEP_TASKS_PER_NODE is {text[:200]!r}.")
         tasks += [int(one["tasks"])] * int(one["nodes"] or 1)
-    if len(tasks) != nodes or sum(tasks) != total:
-        raise found.error(
-            f"SLURM_STEP_TASKS_PER_NODE is {text[:200]!r}, SLURM_STEP_NUM_NODES {nodes}, SLURM_STEP_NUM_TASKS {total}."
-        )
-    return tuple(tasks)
+    return tasks

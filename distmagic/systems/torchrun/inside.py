@@ -29,10 +29,6 @@ def place(environ: Mapping[str, str]) -> JobNode | None:
     )
     node_rank = found.below("GROUP_RANK", "GROUP_WORLD_SIZE")
     nnodes = found.number("GROUP_WORLD_SIZE")
-    if nnodes > task.world_size:
-        raise found.error(
-            f"GROUP_WORLD_SIZE is {nnodes}, and WORLD_SIZE is {task.world_size}."
-        )
     return JobNode(
         system=f"torchrun job {run_id}",
         key=f"torchrun {run_id} {lead} {found.get('MASTER_PORT')}",

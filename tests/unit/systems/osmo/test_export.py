@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 import yaml
@@ -159,28 +158,6 @@ def test_ranks_have_their_numbers_and_arguments():
     )
     assert sorted(done.stdout.splitlines()) == ["3 0 5 2 --lr 0.1", "4 1 5 2 --lr 0.1"]
     assert done.returncode == 0
-
-
-PRINT_OFTEN = """
-import os
-for _ in range(2000):
-    print(os.environ["RANK"], "a line")
-print("its last", end="")
-print(" words")
-"""
-
-
-def test_lines_of_ranks_that_print_at_once_stay_whole():
-    done = start("--size=3", "--offset=0", "--world_size=3", "--", "-c", PRINT_OFTEN)
-    counts = Counter(done.stdout.splitlines())
-    lines = {f"{rank} a line": 2000 for rank in range(3)}
-    assert counts == {**lines, "its last words": 3}
-
-
-def test_what_a_rank_wrote_last_comes_without_the_end_of_its_line():
-    code = "import sys; sys.stdout.write('almost'); sys.exit(3)"
-    done = start("--size=1", "--offset=0", "--world_size=1", "--", "-c", code)
-    assert (done.stdout, done.returncode) == ("almost", 3)
 
 
 def test_a_rank_that_fails_ends_the_others():

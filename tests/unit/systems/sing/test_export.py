@@ -91,10 +91,6 @@ def test_the_place_of_a_node(variables, found):
         {"SING_RANK": "2", "SING_WORLD_SIZE": "2"},
         TWO,
         {**TWO, "SING_JOB_NAME": "test"},
-        {**TWO, "SING_MASTER_ADDR": "m", "SING_HOSTNAME_SUFFIX": "s"},
-        {**TWO, "SING_MASTER_ADDR": "m", "SING_HOST_ADDR": "m"},
-        {**TWO, **NAMED, "SING_HOST_ADDR": "test-0.svc.local"},
-        {**TWO, **NAMED, "SING_MASTER_ADDR": "test-1.svc.local"},
     ],
 )  # fmt: skip
 def test_variables_that_do_not_say_it(variables, golden):

@@ -99,9 +99,11 @@ def test_sruns_that_are_killed_end_no_run_and_leave_no_step(held):
 
 
 def test_sruns_that_are_killed_with_what_cancels_their_steps_end_no_run(held):
-    """As when the log-in node dies: the next connections tell the keepers, which end what is left of those."""
+    """As when the log-in node dies: their steps stay until the allocation ends."""
     login = held.slurm.login
-    _goes_on_after(held, lambda: kill(login, ours(login, "usher", "srun")))
+    screen = Watch(at_work(2), lambda: kill(login, ours(login, "usher", "srun")))
+    found = held.run(as_value(count), 4.0, screen=screen)
+    assert dict(found.results) == {0: 40, 1: 40}
 
 
 def test_ushers_that_are_killed_end_no_run_and_leave_no_step(held):

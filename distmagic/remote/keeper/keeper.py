@@ -9,9 +9,6 @@ Its last argument is a line of JSON:
                                        {"code": N} when that process has ended
     closed before that                 SIGTERM to that process, SIGKILL soon after: it would hold the pipes of a dead step.
                                        What it has started itself, in sessions of their own, goes on
-    "name": X, then "gone": [X]        the same, by a later connection: the notebook no longer has X. When an srun and
-                                       what would end its step are killed, as with a log-in node, its usher waits for ever
-
     a lease's pipe (no argv)           the lead answers "ready"; each byte renews the lease, an "e" ends the allocation,
                                        a "b" gives the lease up: the allocation ends as soon as no job runs
 
@@ -72,7 +69,6 @@ class Connection:
         self.said = b""
         self.pipes: list[int] = []
         self.pid = 0
-        self.name = ""
         self.kill_at = 0.0  # when a process whose usher is gone is killed
 
 
@@ -197,16 +193,6 @@ class Keeper:
 
     def _begin(self, connection: Connection, request: "dict[str, Any]") -> None:
         self._lease.use(time.monotonic())
-        connection.name = request.get("name", "")
-        # End connections that their notebook no longer has, though their ushers are there.
-        names = request.get("gone", [])
-        for other in list(self._connections.values()):
-            if other.name not in names:
-                continue
-            if other.pid:
-                self._end_process(other)  # its end is told to the usher
-            else:
-                self._answer(other, 0)  # a lease's
         if request.get("lease"):
             self._leases[connection.pipes[0]] = connection
             _remove_log()

@@ -1,8 +1,8 @@
 """The task of one srun: hands its stdin, stdout and stderr to the keeper of this node, and ends as that process ends.
 
-Its last argument is a line of JSON: {"job": "17", "patience_s": 60, "name": "1f", "gone": [], "argv": ["python3",
-...]}, or "lease": true in place of argv; keeper.py says what they mean. The exit code is that of the process, 128 + N
-for a signal N; `NO_KEEPER` where no keeper took the pipes.
+Its last argument is a line of JSON: {"job": "17", "patience_s": 60, "argv": ["python3", ...]}, or "lease": true in
+place of argv; keeper.py says what they mean. The exit code is that of the process, 128 + N for a signal N; `NO_KEEPER`
+where no keeper took the pipes.
 """
 
 import array

@@ -89,8 +89,6 @@ class Allocation:
         self._looked_at = 0.0
         self._has_broken = False
         self._connected: set[str] = set()  # nodes to which there was a connection once
-        # Connections that were lost, by their node.
-        self._gone: dict[str, set[str]] = {}
         self._owner = os.getpid()
         # After paramiko's, which is imported by now, and so before it.
         atexit.register(self.leave)
@@ -247,8 +245,7 @@ class Allocation:
             python=self._python,
             mark=self._mark,
         )
-        gone = self._gone.setdefault(name, set())
-        return SrunTransport(self._shell, node, self._explained, gone)
+        return SrunTransport(self._shell, node, self._explained)
 
     def advise(self, error: RunError) -> None:
         """Have the error of a run on its nodes say what to do, as far as it has part in it."""

@@ -6,7 +6,6 @@ process starts, and means to outlive it, does not end with the step.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,16 +32,11 @@ class Node:
 class SrunProcess:
     """A process on a node, seen through its srun, `step`. Where there was no step, reading raises why.
 
-    `explain` returns the error to raise for one that srun has told. `gone` are the names of processes of its node whose
-    other end is gone: those of them that the keeper was told with this one's start are taken out as soon as it has
-    answered, and this one's own `name` is put in when this end of it is gone.
+    `explain` returns the error to raise for one that srun has told.
     """
 
-    def __init__(
-        self, step: Process, node: Node, explain: Explain, name: str, gone: set[str], told: frozenset[str],
-    ) -> None:  # fmt: skip
+    def __init__(self, step: Process, node: Node, explain: Explain) -> None:
         self._step, self._node, self._explain = step, node, explain
-        self._name, self._gone, self._told = name, gone, told
         self._has_spoken = False
         self.is_closed = False
 
@@ -51,7 +45,6 @@ class SrunProcess:
         try:
             self._step.write(data)
         except ConnectionLost:
-            self._gone.add(self._name)
             if self._has_spoken or self.is_closed or self._trouble() is None:
                 raise
             # There was no step. The first read tells why.
@@ -59,16 +52,11 @@ class SrunProcess:
     def read(self, max_bytes: int = 65536) -> bytes:
         """Return some bytes of its stdout; b"" at end of file. Raises why there was no step, if that is so."""
         data = self._step.read(max_bytes)
-        if data:
-            self._has_spoken = True
-            self._gone -= self._told
-            return data
-        self._gone.add(self._name)
-        trouble = None
+        self._has_spoken = self._has_spoken or bool(data)
         if not self._has_spoken and not self.is_closed:
             trouble = self._trouble()
-        if trouble is not None:
-            raise self._explain(trouble)
+            if trouble is not None:
+                raise self._explain(trouble)
         return data
 
     def _trouble(self) -> DistmagicError | None:
@@ -95,7 +83,6 @@ class SrunProcess:
     def close(self) -> None:
         """Let go of the pipes."""
         self.is_closed = True
-        self._gone.add(self._name)
         self._step.close()
 
 
@@ -104,16 +91,11 @@ _FIRST_SIGNAL = 128  # a shell's code for signal N is this and N; srun's too
 
 
 class SrunTransport:
-    """Starts processes on one node; `login` starts srun.
-
-    `gone` are the names of processes there to which no notebook is connected any more: the next one to be started tells
-    them to the keeper, which ends what is left of them. Share it between all transports to one node.
-    """
+    """Starts processes on one node; `login` starts srun."""
 
     def __init__(
-        self, login: Transport, node: Node, explain: Explain = lambda error: error, gone: set[str] | None = None
-    ) -> None:  # fmt: skip
-        self._gone = set() if gone is None else gone
+        self, login: Transport, node: Node, explain: Explain = lambda error: error
+    ) -> None:
         self.warnings: tuple[str, ...] = ()
         self.node = node
         self._login, self._explain = login, explain
@@ -132,18 +114,11 @@ class SrunTransport:
         return self._started({"lease": True})
 
     def _started(self, what: dict[str, object]) -> SrunProcess:
-        node, name, told = self.node, secrets.token_hex(6), frozenset(self._gone)
-        request = {
-            "job": node.job,
-            "patience_s": PATIENCE_S,
-            "name": name,
-            "gone": sorted(told),
-            **what,
-        }
+        node = self.node
+        request = {"job": node.job, "patience_s": PATIENCE_S, **what}
         usher = program_text.command(node.python, "usher", request)
-        argv = srun_words.step(node.job, node.cluster, node.name, usher, node.mark)
-        step = self._login.start(argv)
-        return SrunProcess(step, node, self._explain, name, self._gone, told)
+        step = srun_words.step(node.job, node.cluster, node.name, usher, node.mark)
+        return SrunProcess(self._login.start(step), node, self._explain)
 
     def close(self) -> None:
         """Let go of all pipes. The log-in node's connection is others' too, and stays."""

@@ -88,26 +88,6 @@ def test_a_process_whose_usher_is_killed_ends_also_if_it_ignores_sigterm():
         wait_until(lambda: not is_alive(pid), "the process to be killed")
 
 
-@pytest.mark.parametrize("what", ["a process", "one that ignores SIGTERM", "a lease"])
-def test_what_a_notebook_no_longer_has_is_ended_and_its_usher_told(what):
-    """As when the log-in node dies: the usher is there, and nothing tells it that nobody reads it any more."""
-    with LocalKeeper() as node:
-        script = "trap '' TERM; echo $$; while :; do sleep 1; done"
-        if what == "a process":
-            script = "echo $$; exec sleep 1000"
-        request = {"argv": ("sh", "-c", script)}
-        if what == "a lease":
-            request = {"lease": True}
-        lost = node.usher({"name": "x", "gone": [], **request})
-        assert lost.read()
-        kept = node.usher({"name": "y", "gone": [], "argv": ("cat",)})
-        other = node.usher({"name": "z", "gone": ["x"], "argv": ("echo", "there")})
-        assert other.read() == b"there\n"
-        assert lost.wait(keeper.KILL_S + 20) is not None
-        kept.write(b"still here")
-        assert kept.read() == b"still here"
-
-
 def test_sigterm_is_passed_on_to_all_and_leaves_nothing():
     with LocalKeeper() as node:
         pid = sleeper(node)

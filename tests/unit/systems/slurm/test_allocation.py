@@ -23,7 +23,6 @@ from distmagic.request.allocation import SlurmRequest
 from distmagic.systems.slurm import allocation, lease_pipe, shell
 from distmagic.systems.slurm.allocation import ONE_CORE, Allocation, found, submitted
 from distmagic.systems.slurm.shell import Shell
-from distmagic.systems.slurm.srun import Node, SrunTransport
 from distmagic.transports import local
 from tests.builders.keepers import request_of
 from tests.builders.logins import (
@@ -168,33 +167,6 @@ def test_an_srun_that_hangs_is_given_up(login, made, monkeypatch):
     assert (
         caught.value.hint == "Try by hand: srun --jobid=17 --overlap -N1 -n1 -w a1 true"
     )
-
-
-def test_what_was_lost_is_told_to_the_keeper_by_the_next_connections(login):
-    """Each of them tells it, until one has heard an answer."""
-    gone: set[str] = set()
-    way = SrunTransport(login, Node(name="a1", job="17"), gone=gone)
-
-    def told() -> tuple[str, list[str]]:
-        request = request_of(login.asked[-1])
-        return request["name"], request["gone"]
-
-    login.answers["srun"] = [Said("one"), Said(), Said("three"), Said("four")]
-    first = way.start(("cat",))
-    one, before = told()
-    assert (first.read(), before) == (b"one", [])
-    assert first.read() == b""
-    way.start(("cat",)).close()
-    two, before = told()
-    assert before == [one]
-    third = way.start(("cat",))
-    three, before = told()
-    assert before == sorted([one, two])
-    assert third.read() == b"three"
-    with pytest.raises(ConnectionLost):
-        third.write(b"more")
-    way.start(("cat",))
-    assert told()[1] == [three]
 
 
 def test_what_its_script_printed_is_told(login, made):

@@ -178,20 +178,22 @@ class Cluster:
             text = _read(self._file)
             launch = hashlib.sha256(text.encode()).hexdigest()
             return ClusterState(name=self.cluster, status="UP", launch=launch)
-        known = sky.read_states(self._asked, asker)
-        if self.is_ours and not sky_words.is_up(self.cluster, known):
+        known = {one.name: one for one in sky.read_states(self._asked, asker)}
+        state = known.get(self.cluster)
+        if self.is_ours and (state is None or state.status != "UP"):
             self._raise_if_over()
             if not self._is_launched:  # for another run
-                self._is_new = all(one.name != self.cluster for one in known)
+                self._is_new = state is None
             self._is_launched = True
             sky.launch(self.request, self.cluster, self._begin, asker, tell)
             self._held_at = up_s()
             tell(f"Asking SkyPilot how the hosts of {self.cluster} are reached.")
-            known = sky.read_states(self._begin(sky_words.status()), asker)
-        for one in known:
-            if one.name == self.cluster and one.status == "UP":
-                return one
-        raise sky_words.not_up(self.cluster, known)
+            again = sky.read_states(self._begin(sky_words.status()), asker)
+            known = {one.name: one for one in again}
+            state = known.get(self.cluster)
+        if state is None or state.status != "UP":
+            raise sky_words.not_up(self.cluster, tuple(known.values()))
+        return state
 
     def _hold_on(self) -> None:
         """Keep it from stopping while the run that is to come lasts, where the job that holds it may be about to end."""

@@ -18,10 +18,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO
 
 from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker
@@ -41,11 +42,8 @@ _STOP_MINUTES = 5  # of the idle time: SkyPilot's own part. It looks once a minu
 _LEAST_S = 300.0  # until a job has begun, which may have much to send first
 _TURN_S = 0.1
 _END_S = 3.0  # between SIGTERM and SIGKILL
-_LAST_S = 2.0  # for the last lines to come
-_MOST_LINES = 1000
-_MOST_CHARS = 2000  # of each of them
-_LINE_CHARS = 1 << 16
-_MOST_OUT_CHARS = 16 << 20
+_TAIL_BYTES = 1 << 16  # of what was printed, in which the last lines are
+_LAST_LINES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,38 +64,25 @@ class SkyCommand:
         if program is None:
             raise UsageError("SkyPilot's program sky was not found.", sky_words.GET_IT)
         self._words = words
-        self._out: list[str] = []  # of `status`: a launch may print for two hours
-        self._all: list[str] = []
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the command
+        self._out = tempfile.TemporaryFile()  # noqa: SIM115 - of `status`
+        for file in (self._said, self._out):
+            weakref.finalize(self, file.close)
         self._process = subprocess.Popen(
             (program, *words),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
+            stdout=self._out if words[0] == "status" else self._said,
+            stderr=self._said,
             start_new_session=True,  # an interrupt of the notebook is none of its
         )
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self._readers = [
-            threads.begin("sky", self._read, *pair)
-            for pair in (
-                (self._process.stdout, self._out if words[0] == "status" else None),
-                (self._process.stderr, None),
-            )
-        ]
 
-    def _read(self, pipe: IO[str], out: list[str] | None) -> None:
-        size = 0
-        with pipe:
-            for line in iter(lambda: pipe.readline(_LINE_CHARS), ""):
-                size += len(line)
-                if out is not None and size <= _MOST_OUT_CHARS:
-                    out.append(line)
-                text = sky_words.plain(line)[:_MOST_CHARS]
-                if text:
-                    self._all.append(text)
-                del self._all[:-_MOST_LINES]
+    def _last_lines(self, count: int) -> str:
+        """Return the last lines that say something."""
+        file = self._said.fileno()
+        begin = max(os.fstat(file).st_size - _TAIL_BYTES, 0)
+        text = os.pread(file, _TAIL_BYTES, begin).decode(errors="replace")
+        lines = [sky_words.plain(line) for line in text.split("\n")]
+        return "\n".join([line for line in lines if line][-count:])
 
     def wait(
         self,
@@ -114,7 +99,7 @@ class SkyCommand:
         try:
             while self._process.poll() is None and time.monotonic() < end_s:
                 asker.serve(_TURN_S)
-                last = self._all[-1] if self._all else ""
+                last = self._last_lines(1)
                 if last != told:
                     told = last
                     tell(last)
@@ -134,12 +119,11 @@ class SkyCommand:
                 f"sky {self._words[0]} took too long, and was ended.",
                 "Try it by hand; sky api status shows what its server is doing.",
             )
-        for reader in self._readers:
-            reader.join(_LAST_S)
+        self._out.seek(0)
         return SkyAnswer(
             code=self._process.returncode,
-            out="".join(self._out),
-            said=sky_words.last_words(self._all),
+            out=self._out.read().decode(errors="replace"),
+            said=self._last_lines(_LAST_LINES),
         )
 
     def end(self) -> None:
@@ -158,11 +142,9 @@ class SkyCommand:
 def read_states(command: SkyCommand, asker: NotebookAsker) -> tuple[ClusterState, ...]:
     """Return the output of a `status` that was started. Raises `Unreachable`."""
     answer = command.wait(asker, STATUS_S)
-    try:
-        if answer.code == 0:
+    if answer.code == 0:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             return sky_words.states(answer.out)
-    except (ValueError, KeyError, TypeError):
-        pass
     raise failed("sky status", answer)
 
 

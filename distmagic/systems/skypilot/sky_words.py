@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distmagic import sanitize
@@ -64,11 +64,6 @@ def states(out: str) -> tuple[ClusterState, ...]:
     return tuple(found)
 
 
-def is_up(name: str, known: Iterable[ClusterState]) -> bool:
-    """Whether a cluster can be used."""
-    return any(one.name == name and one.status == "UP" for one in known)
-
-
 def name_for(owner: str, request: SkyRequest) -> str:
     """Return the name of the cluster that is launched for a notebook: the same one when it asks for the same again.
 
@@ -106,32 +101,17 @@ def plain(line: str) -> str:
     return sanitize.line(last).strip()
 
 
-def last_words(lines: Iterable[str], count: int = 6) -> str:
-    """Return the last lines that say something."""
-    said = [line for line in lines if line]
-    return "\n".join(said[-count:])
-
-
 def not_up(name: str, known: Sequence[ClusterState]) -> UsageError:
     """Return the error of a cluster that can't be used; `known` are all that there are."""
     state = next((one for one in known if one.name == name), None)
     if state is None:
-        there = []
-        for one in known:
-            there.append(
-                one.name if one.status == "UP" else f"{one.name} ({one.status})"
-            )
-        names = ", ".join(sorted(there)) or "none"
+        there = sorted(f"{one.name} ({one.status})" for one in known)
+        names = ", ".join(there) or "none"
         return UsageError(
             f"SkyPilot has no cluster {name}.",
             f"Clusters that are there: {names}. sky launch -c {name} makes this one.",
         )
-    if state.status in ("STOPPED", "AUTOSTOPPING"):
-        word = "is stopped" if state.status == "STOPPED" else "is being stopped"
-        return UsageError(
-            f"The cluster {name} {word}.", f"Start it again: sky start {name}"
-        )
     return UsageError(
         f"The cluster {name} is not up: SkyPilot reports {state.status}.",
-        f"See why: sky status {name} --refresh; set it up again: sky start {name}",
+        f"Start it again: sky start {name}; see why: sky status {name} --refresh",
     )

@@ -80,7 +80,7 @@ def test_a_launch_has_a_file_of_host_keys_and_the_next_launch_another_one(
 
 def test_clusters_that_cant_be_used(skypilot: Sky, golden):
     skypilot.has("mine", status="STOPPED")
-    assert refused().message == "The cluster mine is stopped."
+    assert "is not up: SkyPilot reports STOPPED" in refused().message
     golden(refused(SkyRequest(name="other")))
     skypilot.has("mine")
     golden(refused())
@@ -120,26 +120,6 @@ def test_a_program_that_hangs_is_ended(
         made.wait(ASKER, lambda _: None)
     assert made._asked is not None
     assert made._asked._process.poll() is not None
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        # 20 million characters, with line breaks and without any.
-        "head -c 20000000 /dev/zero | tr '\\0' x | fold -w 1000",
-        "head -c 20000000 /dev/zero | tr '\\0' x",
-    ],
-)
-def test_of_a_program_that_prints_much_little_is_kept(skypilot: Sky, script: str):
-    for command, most in (("launch", 0), ("status", 16 << 20)):
-        skypilot.does(command, script)
-        made = sky.SkyCommand((command,))
-        answer = made.result(HANG_S)
-        assert answer.code == 0
-        assert len(answer.out) == sum(map(len, made._out)) <= most
-        assert len(made._all) <= 1000
-        assert max(map(len, made._all)) <= 2000
-        assert answer.said.startswith("xxx")
 
 
 def test_an_interrupt_ends_the_program(skypilot: Sky):

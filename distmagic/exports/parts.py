@@ -13,8 +13,9 @@ from distmagic.planning import torchrun
 from distmagic.planning.torchrun import NodeWords
 
 ENVIRONMENT = "environment.sh"
+_WAIT_S = 300
 # How a node without a scheduler's word for it counts its GPUs: one rank a GPU, or one.
-COUNT = "import torch; print(torch.cuda.device_count() or 1)"
+_COUNT = "import torch; print(torch.cuda.device_count() or 1)"
 
 
 def environment(job: ExportedJob) -> tuple[File, ...]:
@@ -55,6 +56,26 @@ def numbers(*names: str) -> list[str]:
         f'case ${name} in *[!0-9]*) echo "{name} is ${name}, which is not a number" >&2; exit 1 ;; esac'
         for name in names
     ]
+
+
+def wait_for_master() -> list[str]:
+    """Return the lines of bash that wait until the first node's name is known, some seconds after a node has begun."""
+    return [
+        "# The first node's name may be known some seconds after this node has begun.",
+        f"for _ in $(seq {_WAIT_S}); do",
+        '    getent hosts "$MASTER_ADDR" >/dev/null && break',
+        "    sleep 1",
+        "done",
+        f'getent hosts "$MASTER_ADDR" >/dev/null || {{ echo "$MASTER_ADDR is not known after {_WAIT_S} s" >&2; exit 1; }}',
+    ]
+
+
+def counted_ranks(job: ExportedJob, ranks: int | str | None) -> tuple[list[str], str]:
+    """Return the number of ranks of a node, and before it the line with which a node counts its GPUs if nothing is said."""
+    if ranks is not None:
+        return [], str(ranks)
+    count = quoting.bash_line((python_of(job), "-c", _COUNT))
+    return [f"RANKS=$({count})  # one a GPU, or one"], quoting.variable("RANKS")
 
 
 def script(lines: Iterable[str], head: str = "#!/bin/bash\n") -> str:

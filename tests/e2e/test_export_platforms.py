@@ -164,7 +164,7 @@ def test_entry_points_of_sing_wait_for_a_name_that_is_known_late(lab, export):
         for host in lab.hosts[:2]:
             wait_until(
                 lambda host=host: any(
-                    "dist.py" in " ".join(process.cmdline)
+                    "node.sh" in " ".join(process.cmdline)
                     for process in host.processes()
                 ),
                 "the entry point",

@@ -24,7 +24,6 @@ _TEMPLATE = re.compile(r"\{[{%#]")  # the workflow goes through Jinja
 _NODE, _RANKS, _START = "node.sh", "ranks.sh", "start_ranks.py"
 _PORT = 29500
 _LARGEST = 1 << 20  # a file of a task is a secret of Kubernetes, which holds so much
-_WAIT_S = 300
 _VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "OUTPUT_DIR")
 
 
@@ -197,12 +196,7 @@ def _begin(job: ExportedJob, what: str) -> list[str]:
         lines.append(job.request.setup)
     lines += [
         "",
-        "# The master's name may be known some seconds after the task has begun.",
-        f"for _ in $(seq {_WAIT_S}); do",
-        '    getent hosts "$MASTER_ADDR" >/dev/null && break',
-        "    sleep 1",
-        "done",
-        f'getent hosts "$MASTER_ADDR" >/dev/null || {{ echo "$MASTER_ADDR is not known after {_WAIT_S} s" >&2; exit 1; }}',
+        *parts.wait_for_master(),
     ]
     if not job.program.words:
         return lines

@@ -2,7 +2,6 @@
 
 Nothing here asks SING for anything. In this order:
 
-    inside.py       the variables of a node                                      pure
-    export.py       image, entry point, settings                                 pure
-    sing_entry.py   travels in that folder: becomes torchrun on every node
+    inside.py    the variables of a node                              pure
+    export.py    image, entry point, what each node runs              pure
 """

@@ -1,25 +1,31 @@
 """SING Cloud: an image, whose entry point starts on every node, and what the platform's variables are. Pure.
 
-The entry point is the same for every job; what differs is in `settings.json` beside it. Secrets of `--env` are not in
-the image: they are variables of the job, for which `secrets.env` has the lines.
+    SING_RANK                                 the number of a node, 0 being the first
+    SING_WORLD_SIZE                           the number of nodes
+    SING_MASTER_ADDR                          the first node's name; without it the name is made of the next two:
+    SING_JOB_NAME, SING_HOSTNAME_SUFFIX       node i is ${SING_JOB_NAME}-i.${SING_HOSTNAME_SUFFIX}
+    SING_HOST_ADDR                            a node's own name or address
+
+Secrets of `--env` are not in the image: they are variables of the job, for which `secrets.env` has the lines.
 """
 
 from __future__ import annotations
-
-import json
-import posixpath
-from pathlib import Path
 
 from distmagic.errors import UsageError
 from distmagic.exports import parts, quoting
 from distmagic.exports.job import PROGRAM, ExportedJob, File, text_file
 from distmagic.exports.quoting import variable
-from distmagic.planning import torchrun
 from distmagic.planning.torchrun import NodeWords
-from distmagic.systems.sing import sing_entry
 
 _AT = "/job"
 _PORT = 29500
+_ENTRY = '''"""The entry point of every node, as the platform starts it by itself: becomes node.sh."""
+
+import os
+
+os.chdir(os.path.dirname(os.path.abspath(__file__)))
+os.execvp("bash", ["bash", "node.sh"])
+'''
 
 
 def files(job: ExportedJob) -> tuple[File, ...]:
@@ -37,18 +43,14 @@ def files(job: ExportedJob) -> tuple[File, ...]:
     if job.request.setup:
         lines.append(f"RUN {quoting.dockerfile(('bash', '-c', job.request.setup))}")
     lines += [
-        f"COPY dist.py settings.json {_AT}/",
+        f"COPY dist.py node.sh {_AT}/",
         f"COPY {PROGRAM}/ {_AT}/{PROGRAM}/",
         f"ENTRYPOINT {quoting.dockerfile((job.python or 'python', 'dist.py'))}",
     ]
     return (
-        text_file("Dockerfile", "".join(f"{line}\n" for line in lines)),
-        File(
-            path="dist.py",
-            data=Path(sing_entry.__file__).read_bytes(),
-            is_for_all=True,
-        ),
-        text_file("settings.json", _settings(job), is_for_all=True),
+        text_file("Dockerfile", parts.script(lines, head="")),
+        text_file("dist.py", _ENTRY, is_for_all=True),
+        text_file("node.sh", _node(job), is_for_all=True),
         *_secrets(job),
     )
 
@@ -57,46 +59,47 @@ def readme(job: ExportedJob) -> tuple[str, ...]:
     """Return the paragraphs of the folder's README."""
     where = ", and give it the variables of `secrets.env`" if job.secrets else ""
     count = f"{job.nodes} node{'s' if job.nodes > 1 else ''}"
-    variables = (
-        "SING_RANK is this node's number, SING_WORLD_SIZE how many there are, SING_HOST_ADDR this node's address; the first "
-        "one is SING_MASTER_ADDR, or `${SING_JOB_NAME}-0.${SING_HOSTNAME_SUFFIX}`."
-    )
     return (
         f"Build and push the image: `docker build -t REGISTRY/{job.title} . && docker push REGISTRY/{job.title}`.",
         f"Start it as a job on {count}{where}. Its entry point is `python dist.py` on every node; any number of nodes will do.",
-        variables,
+        (
+            "SING_RANK is this node's number, SING_WORLD_SIZE how many there are, SING_HOST_ADDR this node's address; the first "
+            "one is SING_MASTER_ADDR, or `${SING_JOB_NAME}-0.${SING_HOSTNAME_SUFFIX}`."
+        ),
     )
 
 
-def _settings(job: ExportedJob) -> str:
-    """Return what the entry point reads. A word of the command is a list: texts, and between them names of what it knows."""
-    ranks = job.nproc_per_node
+def _node(job: ExportedJob) -> str:
+    lines = [
+        "# What each node runs: torchrun, which starts its ranks.",
+        parts.require(("SING_RANK", "SING_WORLD_SIZE"), "SING Cloud"),
+        *parts.numbers("SING_RANK", "SING_WORLD_SIZE"),
+        parts.below("SING_RANK", "$SING_WORLD_SIZE"),
+        "MASTER_ADDR=${SING_MASTER_ADDR:-127.0.0.1}",
+        (
+            '[ "$SING_WORLD_SIZE" -eq 1 ] || [ -n "$SING_MASTER_ADDR" ] || MASTER_ADDR='
+            '"${SING_JOB_NAME:?is not set, nor SING_MASTER_ADDR}-0.${SING_HOSTNAME_SUFFIX:?is not set, nor SING_MASTER_ADDR}"'
+        ),
+        *parts.exports(job.variables),
+        *parts.wait_for_master(),
+    ]
+    if job.backend == "c10d":
+        lines += [
+            'NODE_ADDR="${SING_HOST_ADDR:?is not set: with c10d each node announces it to the others}"',
+            "IS_HOST=$((SING_RANK == 0))",
+        ]
+    counting, ranks = parts.counted_ranks(job, job.nproc_per_node)
     words = NodeWords(
         backend=job.backend,
-        nnodes=variable("NODES"),
-        nproc_per_node=variable("RANKS"),
-        node_rank=variable("NODE"),
+        nnodes=variable("SING_WORLD_SIZE"),
+        nproc_per_node=ranks,
+        node_rank=variable("SING_RANK"),
         rdzv_id=job.title,
-        address=variable("MASTER"),
+        address=variable("MASTER_ADDR"),
         port=str(job.spec.master_port or _PORT),
     )
-    command = [
-        *parts.launcher(job),
-        *torchrun.spelled(parts.asked(job, words, "ADDRESS")),
-        *job.program.words,
-    ]
-    shown = ",\n".join(f"  {json.dumps(quoting.pieces(word))}" for word in command)
-    others = {
-        "nproc_per_node": None if ranks is None else str(ranks),
-        "directory": posixpath.join(PROGRAM, job.program.inside).rstrip("/"),
-        "imports": [f"{PROGRAM}/{path}" for path in job.program.imports],
-        "environment": dict(job.variables),
-    }
-    lines = [f' "command": [\n{shown}\n ]']
-    lines += [
-        f" {json.dumps(key)}: {json.dumps(value)}" for key, value in others.items()
-    ]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    command = parts.torchrun_lines(job, words, "NODE_ADDR")
+    return parts.script([*lines, *counting, *parts.enter(job), *command])
 
 
 def _secrets(job: ExportedJob) -> tuple[File, ...]:
@@ -108,6 +111,6 @@ def _secrets(job: ExportedJob) -> tuple[File, ...]:
                 f"--env {name}: it is a secret with a line break, and a file of variables has one line for each.",
                 "Give it another form, such as base64.",
             )
-        lines.append(f"{name}={value}\n")
-    text = "".join(lines)
+        lines.append(f"{name}={value}")
+    text = parts.script(lines, head="")
     return (text_file("secrets.env", text, is_private=True),) if lines else ()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from distmagic.errors import UsageError
-from distmagic.exports import parts, quoting
+from distmagic.exports import parts
 from distmagic.exports.job import ExportedJob, File, text_file
-from distmagic.exports.quoting import variable
 from distmagic.planning.torchrun import NodeWords
 from distmagic.request.spec import split_endpoint
 
@@ -68,15 +67,13 @@ def _script(job: ExportedJob, lines: list[str], rank: int | None) -> str:
         nproc = slots[0] or job.nproc_per_node
     else:
         nproc = job.nproc_per_node
-    if nproc is None:
-        count = quoting.bash_line((parts.python_of(job), "-c", parts.COUNT))
-        lines.append(f"RANKS=$({count})  # one a GPU, or one")
-        nproc = variable("RANKS")
+    counting, ranks = parts.counted_ranks(job, nproc)
+    lines += counting
     address, port = _meeting(job)
     words = NodeWords(
         backend="c10d" if rank is None else "static",
         nnodes=str(job.nodes),
-        nproc_per_node=str(nproc),
+        nproc_per_node=ranks,
         node_rank=str(rank or 0),
         rdzv_id=job.title,
         address=address,

@@ -32,41 +32,38 @@ _DEFINES = (
 _LONGEST_VALUE = 2_000  # characters of a value that stands in the program
 
 
-@dataclass(frozen=True)
-class NoProgram:
-    """Why a cell can't be a program of its own, as the end of a sentence."""
+class NoProgram(Exception):
+    """Raised where a cell can't be a program of its own; `why` is the end of a sentence."""
 
-    why: str
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 def of_cell(
     plan: CellPlan, namespace: Mapping[str, object], texts: Mapping[str, str]
-) -> str | NoProgram:
-    """Return the text of a program that does what the cell does on every rank. Raises `UsageError` for a secret in it.
+) -> str:
+    """Return the text of a program that does what the cell does on every rank.
 
     `namespace` is the notebook's, `texts` are those of its cells by their file names, in the order of their execution.
+    Raises `NoProgram`, and `UsageError` for a secret in it.
     """
     text = plan.text.partition("\n")[2]  # the first line is the magic's
     if "get_ipython()" in plan.text:
-        return NoProgram("it has magics of IPython")
+        raise NoProgram("it has magics of IPython")
     if plan.call is not None:
         for statement in plan.local:
             if not _can_be_repeated(statement):
-                return NoProgram(f"line {statement.lineno} is computed in the notebook")
-        main = _with_guard(plan, text)
-        if isinstance(main, NoProgram):
-            return main
-        text = main
+                raise NoProgram(f"line {statement.lineno} is computed in the notebook")
+        text = _with_guard(plan, text)
     head = _Head(namespace=namespace, texts=texts)
-    missing = head.add(names_wanted(plan))
-    if missing is not None:
-        return missing
+    head.add(names_wanted(plan))
     before = head.text()
     program = f"{before}\n\n\n" + text.lstrip("\n") if before else text
     try:
         compile(program, "<program>", "exec", dont_inherit=True)
     except SyntaxError as error:  # `await` outside a function, or `from __future__` that no longer comes first
-        return NoProgram(f"it is not a program by itself ({error.msg})")
+        raise NoProgram(f"it is not a program by itself ({error.msg})") from None
     return program.rstrip("\n") + "\n"
 
 
@@ -86,7 +83,7 @@ def _can_be_repeated(statement: ast.stmt) -> bool:
     return True
 
 
-def _with_guard(plan: CellPlan, text: str) -> str | NoProgram:
+def _with_guard(plan: CellPlan, text: str) -> str:
     """Return the cell's text with its last call behind the guard that lets child processes import the rest."""
     last = ast.parse(plan.text).body[-1]
     assert plan.call is not None
@@ -96,7 +93,7 @@ def _with_guard(plan: CellPlan, text: str) -> str | NoProgram:
     written = ast.unparse(plan.call)
     if isinstance(last, ast.Expr | ast.Assign | ast.AnnAssign):
         if plan.local and plan.local[-1].end_lineno == last.lineno:
-            return NoProgram("its last line has several statements")
+            raise NoProgram("its last line has several statements")
         written = ast.get_source_segment(plan.text, last) or ""
         lines = lines[: last.lineno - 2]  # the text has one line less
     # Else it is the cell's only function, which it does not call.
@@ -119,23 +116,20 @@ class _Head:
     definitions: dict[str, str] = field(default_factory=dict)
     waiting: set[str] = field(default_factory=set)
 
-    def add(self, names: Iterable[str]) -> NoProgram | None:
-        """Add these names, and what they need in turn; return why that can't be done."""
+    def add(self, names: Iterable[str]) -> None:
+        """Add these names, and what they need in turn."""
         for name in names:
             if name in self.imports or name in self.values or name in self.waiting:
                 continue
             if name not in self.namespace:
-                return NoProgram(f"nothing defines {name}")
-            missing = self._add_value(name, self.namespace[name])
-            if missing is not None:
-                return missing
-        return None
+                raise NoProgram(f"nothing defines {name}")
+            self._add_value(name, self.namespace[name])
 
-    def _add_value(self, name: str, value: object) -> NoProgram | None:
+    def _add_value(self, name: str, value: object) -> None:
         statement = _import_of(name, value)
         if statement:
             self.imports[name] = statement
-            return None
+            return
         if isinstance(value, str | bytes) and is_secret(name):
             raise UsageError(
                 f"{name} looks like a secret, and would stand in the exported program.",
@@ -143,15 +137,14 @@ class _Head:
             )
         if _is_plain(value) and len(repr(value)) <= _LONGEST_VALUE:
             self.values[name] = f"{name} = {value!r}"
-            return None
+            return
         definition = _definition_of(name, value, self.texts)
         if not definition:
-            return NoProgram(f"{name} is of another cell")
+            raise NoProgram(f"{name} is of another cell")
         # What it needs stands before it: a base class is needed already when it is defined.
         self.waiting.add(name)
-        missing = self.add(names_wanted(CellPlan(text=definition)))
+        self.add(names_wanted(CellPlan(text=definition)))
         self.definitions[name] = definition
-        return missing
 
     def text(self) -> str:
         """Return these lines as the beginning of a program, "" if there are none."""

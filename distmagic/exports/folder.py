@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from distmagic.errors import UsageError
@@ -22,30 +23,22 @@ def write(folder: Path, files: Sequence[File]) -> None:
     """
     try:
         before = _record(folder)
-        # Raise `UsageError` if a file is in the way, or to be removed, that is not what an export wrote.
-        new = {file.path: _sha256(file.data) for file in files}
-        for path in sorted({*new, *before}):
-            there = folder / path
-            if not there.exists() and not there.is_symlink():
-                continue
-            found = _sha256(there.read_bytes()) if there.is_file() else ""
-            if found in (before.get(path), new.get(path)) and not there.is_symlink():
-                continue
-            what = (
-                "was changed since it was exported"
-                if path in before
-                else "was not written by an export"
-            )
-            raise UsageError(
-                f"--export: {there} {what}, and would be replaced.",
-                "Move it away, or name another folder.",
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in files:
-            _write_file(folder / file.path, file)
-        for path in set(before) - {file.path for file in files}:
-            _remove(folder, path)
         written = {file.path: _sha256(file.data) for file in files}
+        for name in sorted({*written, *before}):
+            known = (before.get(name), written.get(name))
+            _check_that_it_may_be_replaced(folder / name, known)
+        for file in files:
+            path = folder / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as out:
+                out.write(file.data)
+            mode = 0o755 if file.is_executable else 0o644
+            path.chmod(mode & 0o700 if file.is_private else mode)
+        for name in set(before) - set(written):
+            (folder / name).unlink(missing_ok=True)
+            with suppress(OSError):  # there is more in it
+                for parent in list((folder / name).relative_to(folder).parents)[:-1]:
+                    (folder / parent).rmdir()
         with atomic_write(folder / RECORD) as out:
             out.write(json.dumps(written, indent=1).encode())
     except OSError as error:
@@ -56,40 +49,40 @@ def write(folder: Path, files: Sequence[File]) -> None:
 
 
 def _record(folder: Path) -> dict[str, str]:
+    """Return the files of the last export by their SHA-256."""
     try:
         found = json.loads((folder / RECORD).read_bytes())
+        return {path: digest for path, digest in found.items() if _is_inner(path)}
     except FileNotFoundError:
         return {}
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
+    except (ValueError, AttributeError):
         raise UsageError(
             f"--export: {folder / RECORD} is not a record of an export.",
             "Remove that file, or name another folder.",
-        )
-    return {str(path): str(digest) for path, digest in found.items() if _is_inner(path)}
+        ) from None
 
 
 def _is_inner(path: str) -> bool:
-    parts = Path(path).parts
-    return bool(parts) and not Path(path).is_absolute() and ".." not in parts
+    return not Path(path).is_absolute() and ".." not in Path(path).parts
 
 
-def _write_file(path: Path, file: File) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as out:
-        out.write(file.data)
-    mode = 0o755 if file.is_executable else 0o644
-    path.chmod(mode & 0o700 if file.is_private else mode)
-
-
-def _remove(folder: Path, path: str) -> None:
-    """Remove a file, and the folders that are empty without it."""
-    (folder / path).unlink(missing_ok=True)
-    for parent in (folder / path).parents:
-        if parent == folder or any(parent.iterdir()):
-            return
-        parent.rmdir()
+def _check_that_it_may_be_replaced(
+    there: Path, known: tuple[str | None, str | None]
+) -> None:
+    """Raise `UsageError` for a file that no export wrote, or that was changed since: `known` are its old and new SHA-256."""
+    if not (there.exists() or there.is_symlink()):
+        return
+    found = _sha256(there.read_bytes()) if there.is_file() else ""
+    if found not in known or there.is_symlink():
+        what = (
+            "was changed since it was exported"
+            if known[0]
+            else "was not written by an export"
+        )
+        raise UsageError(
+            f"--export: {there} {what}, and would be replaced.",
+            "Move it away, or name another folder.",
+        )
 
 
 def _sha256(data: bytes) -> str:

@@ -267,13 +267,13 @@ class Magics:
         texts = {
             name: "".join(linecache.getlines(name)) for name in _labels(self.shell)
         }
-        text = cell_script.of_cell(plan, self.shell.user_ns, texts)
-        if isinstance(text, str):
+        try:
+            text = cell_script.of_cell(plan, self.shell.user_ns, texts)
             program = exporting.of_script(text, request)
-        else:
+        except cell_script.NoProgram as no_program:
             with closing(asker_of(self.shell)) as asker:
                 payload = self._pack(plan, request, asker)
-            program = exporting.of_payload(payload, text.why, request)
+            program = exporting.of_payload(payload, no_program.why, request)
         return exporting.write(program, "cell", request, hosts)
 
     def _read(self, cell: str, *, whole: bool, stays: bool = False) -> cells.CellPlan:

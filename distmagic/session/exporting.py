@@ -28,137 +28,136 @@ _SECRET = "DISTMAGIC_SECRET"  # noqa: S105 - the variable's name
 def of_script(text: str, request: Request) -> ExportedProgram:
     """Return the program made of the whole text of a cell, with the local modules that it imports."""
     names = local_modules.imports_of_text(text)
-    contents, inside = _of_cell(local_modules.found(names), request)
-    script = _SCRIPT
-    while script in contents.files:  # the name of a local module
-        script = f"_{script}"
-    files = (text_file(script, text), *_files(contents))
+    files, inside = _of_cell(local_modules.found(names), request)
+    script = _free_name(_SCRIPT, files)  # a local module may have it
+    files.append(text_file(script, text))
     words = (posixpath.relpath(script, inside or "."), *request.args)
-    return _as_started(ExportedProgram(files=files, words=words, inside=inside))
+    return _as_started(files, words=words, inside=inside)
 
 
 def of_payload(payload: Payload, why: str, request: Request) -> ExportedProgram:
     """Return the program that makes a pickled call; `why` is the reason why the cell's text is no program."""
-    contents, inside = _of_cell(payload.modules, request)
-    own = (
-        File(path=_RUNNER, data=Path(run_call.__file__).read_bytes()),
-        File(path="call", data=payload.call.path.read_bytes()),
-        File(path="code.zip", data=payload.code.path.read_bytes()),
-        File(path=_ZIP, data=bundle.build().path.read_bytes()),
-    )
-    side_files = [
-        File(path=blob.path.name, data=blob.path.read_bytes())
-        for blob in payload.side_files
-    ]
+    files, inside = _of_cell(payload.modules, request)
+    own = {
+        _RUNNER: Path(run_call.__file__),
+        "call": payload.call.path,
+        "code.zip": payload.code.path,
+        _ZIP: bundle.build().path,
+        **{blob.path.name: blob.path for blob in payload.side_files},
+    }
+    files += [File(path=name, data=path.read_bytes()) for name, path in own.items()]
     return _as_started(
-        ExportedProgram(
-            files=(*own, *side_files, *_files(contents)),
-            words=(posixpath.relpath(_RUNNER, inside or "."),),
-            inside=inside,
-            is_bundle=True,
-            why=why,
-            python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
-        )
+        files,
+        words=(posixpath.relpath(_RUNNER, inside or "."),),
+        inside=inside,
+        is_bundle=True,
+        why=why,
+        python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
     )
 
 
-def _of_cell(modules: Iterable[LocalModule], request: Request) -> tuple[Contents, str]:
+def _of_cell(
+    modules: Iterable[LocalModule], request: Request
+) -> tuple[list[File], str]:
     """Return the files that a cell brings, its local modules and the folder after `--sync`; and where ranks begin."""
     sync = request.spec.sync
     named = None if sync is None else work_files.named_folder(sync)
     contents, _, inside = work_files.gather(named, modules, Path.cwd())
-    limit_bytes = request.payload_limit_bytes
-    check_size(contents, limit_bytes, "What the cell brings")
-    return contents, inside
+    check_size(contents, request.payload_limit_bytes, "What the cell brings")
+    return _files(contents), inside
 
 
 def export_program(program: Program, request: Request, hosts: Sequence[Host]) -> str:
     """Write the folder for a script, or a module, and return what to tell the user. Raises what `pack_program` raises."""
     current = Path.cwd().resolve()
-    limit_bytes = request.payload_limit_bytes
-    payload = pack_program(
-        program, sync=request.spec.sync, current=current, limit_bytes=limit_bytes
-    )
-    sync = request.spec.sync
+    limit_bytes, sync = request.payload_limit_bytes, request.spec.sync
+    payload = pack_program(program, sync=sync, current=current, limit_bytes=limit_bytes)
     named = payload.folder if sync is None else work_files.named_folder(sync)
     contents, _, inside = work_files.gather(
         named, payload.modules, current, payload.script
     )
     check_size(contents, limit_bytes, f"The folder {named}")
-    if program.is_module:
-        words: tuple[str, ...] = ("-m", program.target, *program.args)
-    else:
-        words = (_path_of_script(payload, contents, inside), *program.args)
+    words: tuple[str, ...] = ("-m", program.target)
+    if not program.is_module:
+        # The script is among the files: that was checked.
+        paths = [
+            path for path, file in contents.files.items() if file.path == payload.script
+        ]
+        words = (posixpath.relpath(paths[0], inside or "."),)
     exported = _as_started(
-        ExportedProgram(
-            files=_files(contents), words=words, inside=inside, imports=payload.roots
-        )
+        _files(contents),
+        words=(*words, *program.args),
+        inside=inside,
+        imports=payload.roots,
     )
     return write(exported, payload.name, request, hosts)
 
 
-def _path_of_script(payload: Payload, contents: Contents, inside: str) -> str:
-    for path, file in contents.files.items():
-        if file.path == payload.script:
-            return posixpath.relpath(path, inside or ".")
-    raise AssertionError("the script is among the files: that was checked")
+def _free_name(name: str, files: Sequence[File]) -> str:
+    while any(file.path == name for file in files):
+        name = f"_{name}"
+    return name
 
 
-def _as_started(program: ExportedProgram) -> ExportedProgram:
+def _as_started(
+    files: list[File],
+    *,
+    words: tuple[str, ...],
+    inside: str,
+    imports: tuple[str, ...] = (),
+    is_bundle: bool = False,
+    **more: str,
+) -> ExportedProgram:
     """Return a program with what starts it, and the half of distmagic that travels, if a file imports that."""
-    files = list(program.files)
-    starters = []
-    for module in (run_node, run_rank):
-        path = Path(module.__file__ or "")
-        name = path.name
-        while any(file.path == name for file in files):
-            name = f"_{name}"
-        files.append(File(path=name, data=path.read_bytes()))
-        starters.append(posixpath.relpath(name, program.inside or "."))
     tops: set[str] = set()
-    for file in program.files:
+    for file in files:
         if file.path.endswith(".py") and b"distmagic" in file.data:
             names = local_modules.imports_of_text(file.data)
             tops.update(name.partition(".")[0] for name in names)
-    imports = program.imports
-    if not program.is_bundle and "distmagic" in tops:
+    starters = []
+    for module in (run_node, run_rank):
+        path = Path(module.__file__ or "")
+        name = _free_name(path.name, files)
+        files.append(File(path=name, data=path.read_bytes()))
+        starters.append(posixpath.relpath(name, inside or "."))
+    if not is_bundle and "distmagic" in tops:
         files.append(File(path=_ZIP, data=bundle.build().path.read_bytes()))
         imports = (*imports, _ZIP)
     node, rank = starters
-    return replace(
-        program,
+    return ExportedProgram(
         files=tuple(files),
+        words=(rank, *words),
+        inside=inside,
         imports=imports,
-        words=(rank, *program.words),
+        is_bundle=is_bundle,
         launcher=(node,),
+        **more,
     )
 
 
-def _files(contents: Contents) -> tuple[File, ...]:
+def _files(contents: Contents) -> list[File]:
     """Return all files, without those of folders that an export wrote; a link to a file becomes a file."""
-    exported = {
-        posixpath.dirname(path)
+    exported = tuple(
+        f"{posixpath.dirname(path)}/"
         for path in contents.files
         if posixpath.basename(path) == folder.RECORD
-    }
+    )
     paths = dict(contents.files)
     for link, target in contents.links.items():
         real = posixpath.normpath(posixpath.join(posixpath.dirname(link), target))
         for path, file in contents.files.items():
             if path == real or path.startswith(f"{real}/"):
                 paths[link + path[len(real) :]] = file
-    kept = []
-    for path, file in sorted(paths.items()):
-        if not any(path.startswith(f"{place}/") for place in exported):
-            kept.append(
-                File(
-                    path=path,
-                    data=file.path.read_bytes(),
-                    is_executable=file.is_executable,
-                    is_private=not file.path.stat().st_mode & 0o044,
-                )
-            )
-    return tuple(kept)
+    return [
+        File(
+            path=path,
+            data=file.path.read_bytes(),
+            is_executable=file.is_executable,
+            is_private=not file.path.stat().st_mode & 0o044,
+        )
+        for path, file in sorted(paths.items())
+        if not path.startswith(exported)
+    ]
 
 
 def write(

@@ -104,7 +104,6 @@ STEADY = {
     "runner/delivery.py": _PACE,
     "systems/sing/sing_entry.py": _WAIT,
     "exports/on_nodes/run_node.py": _WAIT,
-    "systems/osmo/start_ranks.py": _WAIT,
     "transports/ssh/deadline.py": _WAIT,
     "systems/slurm/allocation.py": f"{_WAIT}; {_PACE}",
     "systems/skypilot/sky.py": _WAIT,

@@ -17,6 +17,7 @@ from distmagic.request.hosts import Host, parse_host
 from distmagic.systems.slurm.allocation import Allocation, submitted
 from distmagic.systems.slurm.shell import Shell
 from distmagic.systems.slurm.srun_words import source
+from distmagic.systems.slurm.submission import KeeperTerms
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 from distmagic.transports.local import LocalTransport
@@ -25,6 +26,7 @@ from tests.lab.slurm import SlurmLab
 from tests.transports.contract import CONTRACT
 
 pytestmark = pytest.mark.needs("lab", "slurm")
+TERMS = KeeperTerms(python="python3", lease_s=60.0)
 
 
 class OnLogin(LocalTransport):
@@ -65,15 +67,7 @@ def allocation(
 
     shell, asker = Shell("dm1", reach), NotebookAsker(can_ask=False)
     wanted = SlurmRequest(login="dm1", nodes=2)
-    made = submitted(
-        wanted,
-        shell,
-        asker,
-        comment="distmagic:test",
-        python="python3",
-        lease_s=60.0,
-        is_elastic=False,
-    )
+    made = submitted(wanted, shell, TERMS, asker, "distmagic:test")
     made.wait(asker, lambda _: None)
     yield made
     made.end()
@@ -127,15 +121,7 @@ def test_a_job_that_has_ended_is_told_by_the_first_read(session_slurm):
     )
     shell = Shell("dm1", lambda asker: connect(parse_host("dm1"), access, asker))
     wanted = SlurmRequest(login="dm1")
-    made = submitted(
-        wanted,
-        shell,
-        asker,
-        comment="distmagic:test",
-        python="python3",
-        lease_s=60.0,
-        is_elastic=False,
-    )
+    made = submitted(wanted, shell, TERMS, asker, "distmagic:test")
     (host,) = made.wait(asker, lambda _: None)
     way = made.transport(host, Access(), asker)
     slurm.cancel_all()

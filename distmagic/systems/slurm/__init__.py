@@ -4,7 +4,7 @@ The way of the data. What is asked for and what Slurm says are words, understood
 
     the line's flags    --hosts.asked-->                     SlurmRequest
     SlurmRequest        --submission-->                      sbatch's arguments and script
-    these               --commands.submit, by a Shell-->     a job, pending
+    these               --allocation, by a Shell-->          a job, pending
     squeue's rows       --job_states-->                      JobState; in words for the view
     a running job       --nodelist-->                        names of nodes: Hosts of this allocation
     a node              --srun-->                            Transport, under the one launcher
@@ -19,7 +19,7 @@ Nothing here knows of runs, ranks or torch. No file is left on the log-in node. 
     submission.py    what sbatch is told                                                   pure
     job_states.py    what squeue says: pending and why, running where, how it ended        pure
     shell.py         the log-in node: one connection, commands with a time limit
-    commands.py      submit, look, cancel; what is raised where they refuse
+    commands.py      look, cancel; what is raised where a command refuses
     lease_pipe.py    what holds an allocation: a pipe to the keeper of its first node
     allocation.py    one allocation: pending, held by its lease, ended
     hosts.py         what a notebook has of it: allocations, their list

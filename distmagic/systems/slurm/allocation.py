@@ -39,6 +39,7 @@ from distmagic.systems.slurm import commands, job_states, srun_words, submission
 from distmagic.systems.slurm.lease_pipe import END, LEAVE, LeasePipe
 from distmagic.systems.slurm.shell import Shell
 from distmagic.systems.slurm.srun import Node, SrunTransport
+from distmagic.systems.slurm.submission import KeeperTerms
 from distmagic.transports.asking import Asker
 
 SETUP_S = 300.0  # for the set-up and the keepers of nodes that are ours already
@@ -69,8 +70,7 @@ class Allocation:
         shell: Shell,
         job: str,
         cluster: str,
-        python: str,
-        lease_s: float,
+        terms: KeeperTerms,
     ) -> None:
         self.request, self.job = request, job
         self.source = srun_words.source(request.login, cluster, job)
@@ -79,8 +79,7 @@ class Allocation:
         self.error: DistmagicError | None = None
         self.awaited_by: set[NotebookAsker] = set()  # of the runs that wait for it
         self._has_one_core = False
-        self._shell = shell
-        self._cluster, self._python, self._lease_s = cluster, python, lease_s
+        self._shell, self._cluster, self._terms = shell, cluster, terms
         self._lease = LeasePipe()
         self._mark = secrets.token_hex(8)
         self._is_over = threading.Event()
@@ -189,21 +188,16 @@ class Allocation:
 
     def _start_keepers(self, nodes: tuple[str, ...], asker: Asker) -> None:
         """Start keepers in a job that was not submitted for us. Raises `PreflightError` where it takes no such steps."""
-        trial = submission.trial_step(self.job, self._cluster, nodes[0])
-        said = self._shell.run(trial, asker).err
+        step = submission.lead_step(self.job, self._cluster, nodes[0])
+        said = self._shell.run((*step, "true"), asker).err
         trouble = srun_words.trouble(nodes[0], self.job, said)
         if isinstance(trouble, PreflightError):
             self.error = trouble
             raise trouble
-        step = submission.keepers_step(
-            self.job,
-            self._cluster,
-            nodes,
-            self._python,
-            self._lease_s,
-            self.request.idle_s,
+        start = submission.keepers_step(
+            step, len(nodes), self._terms, self.request.idle_s
         )
-        self._shell.run(step, asker)
+        self._shell.run(start, asker)
 
     def _hold(self, asker: Asker, lead: str, end_s: float) -> None:
         """Open the pipe that renews the lease; returns when the lead's keeper is ready.
@@ -242,7 +236,7 @@ class Allocation:
             name=name,
             job=self.job,
             cluster=self._cluster,
-            python=self._python,
+            python=self._terms.python,
             mark=self._mark,
         )
         return SrunTransport(self._shell, node, self._explained)
@@ -294,9 +288,9 @@ class Allocation:
 
     def _keep_renewing(self) -> None:
         """Renew the lease four times in its length, over a new pipe where the old one is broken."""
-        pause_s = self._lease_s / 4
+        pause_s = self._terms.lease_s / 4
         while not self._is_over.wait(pause_s):
-            pause_s = self._lease_s / 4
+            pause_s = self._terms.lease_s / 4
             if self.error is not None:
                 return
             try:
@@ -339,35 +333,24 @@ class Allocation:
 
 
 def submitted(
-    request: SlurmRequest,
-    shell: Shell,
-    asker: Asker,
-    *,
-    comment: str,
-    python: str,
-    lease_s: float,
-    is_elastic: bool,
+    request: SlurmRequest, shell: Shell, terms: KeeperTerms, asker: Asker, comment: str
 ) -> Allocation:
     """Return a new allocation, which is pending. Raises `UsageError`, `Unreachable` and what connecting raises."""
-    job, cluster = commands.submit(
-        shell,
-        request,
-        asker,
-        comment=comment,
-        python=python,
-        lease_s=lease_s,
-        is_elastic=is_elastic,
-    )
-    return Allocation(request, shell, job, cluster, python, lease_s)
+    argv = submission.arguments(request, comment, is_elastic=terms.is_elastic)
+    answer = shell.run(argv, asker, submission.script(request, terms))
+    if answer.code != 0:
+        raise commands.refusal(shell.name, "sbatch", answer.err)
+    try:
+        job, cluster = submission.job_id(answer.out)
+    except ValueError as error:
+        raise UsageError(
+            f"{shell.name}: {error}.", "Try sbatch --parsable by hand there."
+        ) from None
+    return Allocation(request, shell, job, cluster, terms)
 
 
 def found(
-    request: SlurmRequest,
-    shell: Shell,
-    asker: Asker,
-    *,
-    python: str,
-    lease_s: float,
+    request: SlurmRequest, shell: Shell, terms: KeeperTerms, asker: Asker
 ) -> Allocation:
     """Return an allocation that is there: another kernel's, or one that was not made for us at all.
 
@@ -379,4 +362,4 @@ def found(
             f"Slurm has no job {request.job} that runs.",
             "%distributed allocations lists yours.",
         )
-    return Allocation(request, shell, request.job, "", python, lease_s)
+    return Allocation(request, shell, request.job, "", terms)

@@ -1,4 +1,4 @@
-"""Slurm's commands on a log-in node: submit, look, cancel. Each has a time limit, and its errors become ours here."""
+"""Slurm's commands on a log-in node: look, cancel. Each has a time limit, and its errors become ours here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from contextlib import suppress
 
 from distmagic.errors import DistmagicError, Unreachable, UsageError
-from distmagic.request.allocation import SlurmRequest
 from distmagic.systems.slurm import job_states, srun_words, submission
 from distmagic.systems.slurm.job_states import JobState
 from distmagic.systems.slurm.shell import Shell
@@ -20,30 +19,6 @@ _AWAY = re.compile(
     re.IGNORECASE,
 )
 _MISSING = r"\b{program}: (?:command )?(?:not found|No such file or directory)\s*$"
-
-
-def submit(
-    shell: Shell,
-    request: SlurmRequest,
-    asker: Asker,
-    *,
-    comment: str,
-    python: str,
-    lease_s: float,
-    is_elastic: bool,
-) -> tuple[str, str]:
-    """Submit an allocation; return its number, and its cluster in a federation. Raises `UsageError` or `Unreachable`."""
-    script = submission.script(request, python, lease_s, is_elastic=is_elastic)
-    arguments = submission.arguments(request, comment, is_elastic=is_elastic)
-    answer = shell.run(arguments, asker, script)
-    if answer.code != 0:
-        raise refusal(shell.name, "sbatch", answer.err)
-    try:
-        return submission.job_id(answer.out)
-    except ValueError as error:
-        raise UsageError(
-            f"{shell.name}: {error}.", "Try sbatch --parsable by hand there."
-        ) from None
 
 
 def look(shell: Shell, job: str, cluster: str, asker: Asker) -> dict[str, JobState]:

@@ -14,6 +14,7 @@ from distmagic.systems.slurm import commands, submission
 from distmagic.systems.slurm.allocation import Allocation, found, submitted
 from distmagic.systems.slurm.job_states import listing
 from distmagic.systems.slurm.shell import Shell
+from distmagic.systems.slurm.submission import KeeperTerms
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 
@@ -46,15 +47,15 @@ def preview(request: SlurmRequest, access: Access, _: str, *, is_elastic: bool) 
     """Return the options and script that sbatch would get; none are submitted."""
     if request.job:
         return f"Slurm job {request.job} would be used as it is."
-    python = keeper_python(access)
-    return submission.preview(request, python, access.lease_s, is_elastic=is_elastic)
+    return submission.preview(request, _terms(access, is_elastic=is_elastic))
 
 
-def keeper_python(access: Access) -> str:
-    """Return the interpreter of keepers and ushers: that of all nodes."""
+def _terms(access: Access, *, is_elastic: bool) -> KeeperTerms:
+    # The interpreter of all nodes; keepers need no package, and an environment is found only where its nodes are.
     python = access.python_of("") or "python3"
-    # They need no package, and an environment is found only where its nodes are.
-    return "python3" if python.startswith(ENVIRONMENT) else python
+    if python.startswith(ENVIRONMENT):
+        python = "python3"
+    return KeeperTerms(python=python, lease_s=access.lease_s, is_elastic=is_elastic)
 
 
 class SlurmPool:
@@ -71,19 +72,12 @@ class SlurmPool:
     ) -> Allocation:  # fmt: skip
         """Return an allocation: one that is there, or a new one, which is pending."""
         shell = self._shell(request.login, access)
-        python, lease_s = keeper_python(access), access.lease_s
+        terms = _terms(access, is_elastic=is_elastic)
         if request.job:
-            made = found(request, shell, asker, python=python, lease_s=lease_s)
+            made = found(request, shell, terms, asker)
         else:
-            made = submitted(
-                request,
-                shell,
-                asker,
-                comment=submission.comment_of(owner),
-                python=python,
-                lease_s=lease_s,
-                is_elastic=is_elastic,
-            )
+            comment = submission.comment_of(owner)
+            made = submitted(request, shell, terms, asker, comment)
         self._made.append(made)
         return made
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import dataclass
 
 from distmagic.request.allocation import SlurmRequest
 from distmagic.systems.slurm import srun_words
@@ -31,6 +32,15 @@ _OTHERS = ("srun", *_KEEPERS, "--relative=1", "--wait=0")
 _TOGETHER, _ELASTIC = ("--kill-on-bad-exit=1",), ("--kill-on-bad-exit=0", "--no-kill")
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeeperTerms:
+    """How an allocation is kept: the interpreter of keepers and ushers, its lease, whether it may lose nodes."""
+
+    python: str
+    lease_s: float
+    is_elastic: bool = False
+
+
 def arguments(
     request: SlurmRequest, comment: str, *, is_elastic: bool
 ) -> tuple[str, ...]:
@@ -51,18 +61,13 @@ def arguments(
     return ("sbatch", *own, *given)
 
 
-def preview(
-    request: SlurmRequest, python: str, lease_s: float, *, is_elastic: bool
-) -> str:
+def preview(request: SlurmRequest, terms: KeeperTerms) -> str:
     """Return, for people, what would be submitted."""
-    command = arguments(request, comment_of(""), is_elastic=is_elastic)
-    text = script(request, python, lease_s, is_elastic=is_elastic)
-    return f"{shlex.join(command)} <<'END'\n{text}END"
+    command = arguments(request, comment_of(""), is_elastic=terms.is_elastic)
+    return f"{shlex.join(command)} <<'END'\n{script(request, terms)}END"
 
 
-def script(
-    request: SlurmRequest, python: str, lease_s: float, *, is_elastic: bool
-) -> str:
+def script(request: SlurmRequest, terms: KeeperTerms) -> str:
     """Return the batch script: the user's set-up, and in its place then the lead's keeper, which starts the others.
 
     In its place, because Slurm's signals reach only the first process of a batch script.
@@ -70,59 +75,44 @@ def script(
     lines = ["#!/bin/bash" if request.setup else "#!/bin/sh"]
     if request.setup:
         lines.append(request.setup)
-    program, *words = _lead(
-        request.nodes, python, lease_s, request.idle_s, is_elastic=is_elastic
-    )
-    home, program = (
-        ('"$HOME"/', program[2:]) if program.startswith("~/") else ("", program)
-    )
+    program, *words = _lead(request.nodes, terms, request.idle_s)
+    home = ""
+    if program.startswith("~/"):
+        home, program = '"$HOME"/', program[2:]
     lines.append(f"exec {home}{shlex.quote(program)} {shlex.join(words)}")
     return "\n".join(lines) + "\n"
 
 
-def trial_step(job: str, cluster: str, node: str) -> tuple[str, ...]:
-    """Return the command of a step as that of the lead is, which ends at once: it says what would be in its way."""
-    return (*_lead_step(job, cluster, node), "true")
-
-
-def _lead_step(job: str, cluster: str, node: str) -> tuple[str, ...]:
-    return (
-        "srun",
-        f"--jobid={job}",
-        *srun_words.of_cluster(cluster),
-        f"--nodelist={node}",
-        *_LEAD,
-    )
+def lead_step(job: str, cluster: str, node: str) -> tuple[str, ...]:
+    """Return the beginning of the command that runs something as the step of the lead, on this node."""
+    where = (f"--jobid={job}", *srun_words.of_cluster(cluster), f"--nodelist={node}")
+    return ("srun", *where, *_LEAD)
 
 
 def keepers_step(
-    job: str, cluster: str, nodes: tuple[str, ...], python: str, lease_s: float, idle_s: float
-) -> tuple[str, ...]:  # fmt: skip
-    """Return the command that starts the keepers of a job that is there already; it goes on when its caller is gone."""
-    step = _lead_step(job, cluster, nodes[0])
-    lead = _lead(len(nodes), python, lease_s, idle_s, is_elastic=False)
-    script = 'setsid "$@" </dev/null >/dev/null 2>&1 &'
-    return ("sh", "-c", script, "sh", *step, *lead)
-
-
-def _lead(
-    nodes: int, python: str, lease_s: float, idle_s: float, *, is_elastic: bool
+    step: tuple[str, ...], nodes: int, terms: KeeperTerms, idle_s: float
 ) -> tuple[str, ...]:
+    """Return the command that starts the keepers of a job that is there already; it goes on when its caller is gone."""
+    script = 'setsid "$@" </dev/null >/dev/null 2>&1 &'
+    return ("sh", "-c", script, "sh", *step, *_lead(nodes, terms, idle_s))
+
+
+def _lead(nodes: int, terms: KeeperTerms, idle_s: float) -> tuple[str, ...]:
     """Return the command of the lead's keeper, which starts the others."""
     others = nodes - 1
     step: list[str] = []
     if others:
-        losses = _ELASTIC if is_elastic else _TOGETHER
+        losses = _ELASTIC if terms.is_elastic else _TOGETHER
         step = [*_OTHERS, *losses, f"--nodes={others}", f"--ntasks={others}"]
     settings = {
         "leads": True,
         "first_lease_s": FIRST_LEASE_S,
-        "lease_s": lease_s,
+        "lease_s": terms.lease_s,
         "idle_s": idle_s,
         "step": step,
-        "needs_others": not is_elastic,
+        "needs_others": not terms.is_elastic,
     }
-    return program_text.command(python, "keeper", settings)
+    return program_text.command(terms.python, "keeper", settings)
 
 
 def job_id(answer: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from distmagic.request.allocation import SlurmRequest
 from distmagic.systems.slurm import allocation, lease_pipe, shell
 from distmagic.systems.slurm.allocation import ONE_CORE, Allocation, found, submitted
 from distmagic.systems.slurm.shell import Shell
+from distmagic.systems.slurm.submission import KeeperTerms
 from distmagic.transports import local
 from tests.builders.keepers import request_of
 from tests.builders.logins import (
@@ -54,15 +56,13 @@ def login() -> Login:
 @pytest.fixture
 def made(login: Login) -> Iterator[Allocation]:
     queue = Shell("login1", lambda _: login)
-    one = submitted(
-        SlurmRequest(login="login1", nodes=2), queue, ASKER, comment="distmagic:me", python="python3", lease_s=0.4,
-        is_elastic=False,
-    )  # fmt: skip
+    one = submitted(SlurmRequest(login="login1", nodes=2), queue, replace(TERMS, lease_s=0.4), ASKER, "distmagic:me")  # fmt: skip
     yield one
     one.leave()
 
 
 ASKER = NotebookAsker(can_ask=False)
+TERMS = KeeperTerms(python="python3", lease_s=60.0)
 
 
 def test_it_waits_and_says_why_and_then_has_the_nodes(login, made, golden):
@@ -136,7 +136,7 @@ def test_a_job_that_can_not_ever_start_is_cancelled_and_told(login, made, golden
 def test_somebody_elses_job_that_can_not_ever_start_is_left_as_it_is(login):
     squeue(login, ENDLESS)
     queue = Shell("login1", lambda _: login)
-    one = found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+    one = found(SlurmRequest(job="17"), queue, TERMS, ASKER)
     with pytest.raises(UsageError, match="will never start"):
         one.wait(ASKER, print)
     one.end()
@@ -233,24 +233,8 @@ def test_the_end_of_one_whose_pipe_is_broken_is_scancel_but_not_when_a_kernel_on
     squeue(login, RUNNING)
     queue = Shell("login1", lambda _: login)
     wanted = SlurmRequest(nodes=2)
-    one = submitted(
-        wanted,
-        queue,
-        ASKER,
-        comment="distmagic:me",
-        python="p",
-        lease_s=60,
-        is_elastic=False,
-    )
-    other = submitted(
-        wanted,
-        queue,
-        ASKER,
-        comment="distmagic:me",
-        python="p",
-        lease_s=60,
-        is_elastic=False,
-    )
+    one = submitted(wanted, queue, TERMS, ASKER, "distmagic:me")
+    other = submitted(wanted, queue, TERMS, ASKER, "distmagic:me")
     one.wait(ASKER, print)
     other.wait(ASKER, print)
     for held in login.leases:
@@ -272,37 +256,23 @@ def test_a_refusal_is_an_error_of_the_request(login):
     ]
     queue = Shell("login1", lambda _: login)
     with pytest.raises(UsageError, match="invalid partition specified: x"):
-        submitted(
-            SlurmRequest(),
-            queue,
-            ASKER,
-            comment="",
-            python="p",
-            lease_s=60,
-            is_elastic=False,
-        )
+        submitted(SlurmRequest(), queue, TERMS, ASKER, "")
 
 
 def test_an_allocation_of_another_kernel(login, golden):
     squeue(login, RUNNING)
     queue = Shell("login1", lambda _: login)
-    one = found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+    one = found(SlurmRequest(job="17"), queue, TERMS, ASKER)
     assert [host.name for host in one.wait(ASKER, print)] == ["a1", "a2"]
     one.leave()
     squeue(login, CANCELLED)
     with golden.raises(UsageError):
-        found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+        found(SlurmRequest(job="17"), queue, TERMS, ASKER)
 
 
 def test_a_job_that_was_not_made_for_us_gets_keepers_and_is_not_ours_to_end(login):
     squeue(login, FOREIGN)
-    one = found(
-        SlurmRequest(job="17"),
-        Shell("login1", lambda _: login),
-        ASKER,
-        python="p",
-        lease_s=60,
-    )
+    one = found(SlurmRequest(job="17"), Shell("login1", lambda _: login), TERMS, ASKER)
     assert len(one.wait(ASKER, print)) == 2
     trial = login.asked[login.programs().index("srun")]
     assert trial[:3] == ("srun", "--jobid=17", "--nodelist=a1")
@@ -313,11 +283,7 @@ def test_a_job_that_was_not_made_for_us_gets_keepers_and_is_not_ours_to_end(logi
     one.end()
     assert "scancel" not in login.programs()
     pending = found(
-        SlurmRequest(job="17"),
-        Shell("login1", lambda _: login),
-        ASKER,
-        python="p",
-        lease_s=60,
+        SlurmRequest(job="17"), Shell("login1", lambda _: login), TERMS, ASKER
     )
     pending.end()
     assert "scancel" not in login.programs()
@@ -328,7 +294,7 @@ def test_a_job_that_takes_no_step_for_keepers(login):
     said = "srun: error: Unable to create step for job 17: Insufficient GRES available in allocation\n"
     login.answers["srun"] = [Said(err=said, code=1)]
     queue = Shell("login1", lambda _: login)
-    one = found(SlurmRequest(job="17"), queue, ASKER, python="p", lease_s=60)
+    one = found(SlurmRequest(job="17"), queue, TERMS, ASKER)
     with pytest.raises(PreflightError, match=r"a total of GPUs \(--gpus\)"):
         one.wait(ASKER, print)
     assert not one.is_alive

@@ -12,6 +12,7 @@ from distmagic.request.allocation import SlurmRequest
 from distmagic.request.systems import Wanted
 from distmagic.systems.slurm import srun_words, submission
 from distmagic.systems.slurm.hosts import asked
+from distmagic.systems.slurm.submission import KeeperTerms
 from distmagic.transports import program_text, quoting
 from tests import REPOSITORY
 from tests.builders.shell import completed
@@ -57,9 +58,14 @@ def test_what_is_submitted():
     text = (
         " ".join(command)
         + "\n\n"
-        + submission.script(request, "~/py/bin/python3", 60.0, is_elastic=True)
+        + submission.script(
+            request,
+            KeeperTerms(python="~/py/bin/python3", lease_s=60.0, is_elastic=True),
+        )
     )
-    alone = submission.script(SlurmRequest(), "python3", 60.0, is_elastic=False)
+    alone = submission.script(
+        SlurmRequest(), KeeperTerms(python="python3", lease_s=60.0)
+    )
     golden = REPOSITORY / "tests/golden/sbatch.txt"
     assert f"{text}\n{alone}" == golden.read_text()
 
@@ -76,7 +82,7 @@ def test_a_hostile_value_stays_one_argument_for_every_shell(value):
 
 def test_a_hostile_python_stays_one_word_of_the_script():
     script = submission.script(
-        SlurmRequest(), "/opt/my $(id) py'thon", 60.0, is_elastic=False
+        SlurmRequest(), KeeperTerms(python="/opt/my $(id) py'thon", lease_s=60.0)
     )
     shown = script.replace("exec ", "printf '%s\\n' ")
     told = completed(["sh", "-c", shown]).stdout

@@ -342,26 +342,17 @@ def commands(plan: Plan, pythons: Sequence[str], program: str = "<the cell>") ->
     for node, python in zip(plan.nodes, pythons, strict=True):
         ranks = "1 rank" if node.nproc_per_node == 1 else f"{node.nproc_per_node} ranks"
         lines.append(f"# {node.host.name} (node_rank {node.node_rank}, {ranks})")
-        words = []
-        if node.env or node.defaults:
-            words.append("env")
-        for name, _ in node.env:
-            words.append(f"{name}=...")
+        variables = [f"{name}=..." for name, _ in node.env]
         for name, value in node.defaults:
-            words.append(shlex.quote(f"{name}={value}"))
-        words.append(
-            shlex.join([python, "-m", "torch.distributed.run", *node.torchrun])
-        )
+            variables.append(shlex.quote(f"{name}={value}"))
+        command = [python, "-m", "torch.distributed.run", *node.torchrun]
+        words = [*(["env"] if variables else []), *variables, shlex.join(command)]
         cwd = node.cwd
         if not cwd:
             cwd = posixpath.join("~/.distmagic/work", plan.work.name, plan.work.inside)
-            cwd = cwd.rstrip("/")
-        # Quote a path for a shell, but for a `~` in front, which the shell has to expand.
-        if cwd in ("~", "~/"):
-            quoted = "~"
-        elif cwd.startswith("~/"):
-            quoted = "~/" + shlex.quote(cwd[2:])
-        else:
-            quoted = shlex.quote(cwd)
+        home = ""  # a `~` in front is for the shell to expand
+        if cwd == "~" or cwd.startswith("~/"):
+            home, cwd = "~/", cwd[2:]
+        quoted = (home + (shlex.quote(cwd) if cwd else "")).rstrip("/")
         lines.append(f"cd {quoted} && {' '.join(words)} {program}")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from distmagic import sanitize
 from distmagic.payload.pack import Payload
 from distmagic.planning import plan as planning
 from distmagic.planning import torchrun
-from distmagic.planning.plan import NodePlan, Plan, Reached
+from distmagic.planning.plan import Plan, Reached
 from distmagic.remote.values.settings import VARIABLE
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import JobTerms, WorkDir
@@ -34,58 +34,48 @@ def start_messages(
     `secret` is the gang channel's, one for the whole job, in hex; `warm` is what each node may be forked from.
     """
     hosts = tuple(node.host.name for node in plan.nodes)
-    return [
-        _start_message(plan, node, hosts, payload, secret, request)
-        for node, request in zip(plan.nodes, warm, strict=True)
-    ]
-
-
-def _start_message(
-    plan: Plan,
-    node: NodePlan,
-    hosts: tuple[str, ...],
-    payload: Payload,
-    secret: str,
-    warm: protocol.TemplateRequest | None,
-) -> protocol.StartNode:
-    is_lead = node.node_rank == 0
-    membership = None
-    if plan.rdzv.max_nodes > 1:
-        membership = protocol.Membership(
-            secret=secret,
-            address=node.address,
-            lead_address=plan.nodes[0].address,
-            port=plan.gang_port,
-            nodes=len(plan.nodes),
-            lost_after_s=plan.node_lost_after_s,
-        )
+    sizes = tuple(local.blob.size_bytes for local in payload.blobs)
     own = [(VARIABLE, payload.settings[0])] if payload.settings[0] else []
     work = with_files(plan.work, payload)
-    join_template = None
-    if is_lead and plan.join_template is not None:
-        sizes = tuple(local.blob.size_bytes for local in payload.blobs)
-        join_template = replace(plan.join_template, sizes=sizes, work=work)
-    return protocol.StartNode(
-        job=plan.job,
-        node_rank=node.node_rank,
-        torchrun=node.torchrun,
-        env=dict([*node.env, *own]),
-        defaults=dict(node.defaults),
-        cwd=node.cwd,
-        call=payload.call.blob.sha256,
-        code=payload.code.blob.sha256,
-        side_files=tuple(
-            local.blob.sha256 for local in payload.blobs[2:]
-        ),  # files of the tree among them
-        endpoint=plan.endpoint,
-        hosts=hosts,
-        lead=is_lead,
-        terms=listed(plan.terms),
-        membership=membership,
-        warm=warm,
-        join_template=join_template,
-        work=None if node.host.is_local else work,
-    )
+    messages = []
+    for node, request in zip(plan.nodes, warm, strict=True):
+        is_lead = node.node_rank == 0
+        membership = None
+        if plan.rdzv.max_nodes > 1:
+            membership = protocol.Membership(
+                secret=secret,
+                address=node.address,
+                lead_address=plan.nodes[0].address,
+                port=plan.gang_port,
+                nodes=len(plan.nodes),
+                lost_after_s=plan.node_lost_after_s,
+            )
+        join_template = None
+        if is_lead and plan.join_template is not None:
+            join_template = replace(plan.join_template, sizes=sizes, work=work)
+        message = protocol.StartNode(
+            job=plan.job,
+            node_rank=node.node_rank,
+            torchrun=node.torchrun,
+            env=dict([*node.env, *own]),
+            defaults=dict(node.defaults),
+            cwd=node.cwd,
+            call=payload.call.blob.sha256,
+            code=payload.code.blob.sha256,
+            side_files=tuple(
+                local.blob.sha256 for local in payload.blobs[2:]
+            ),  # files of the tree among them
+            endpoint=plan.endpoint,
+            hosts=hosts,
+            lead=is_lead,
+            terms=listed(plan.terms),
+            membership=membership,
+            warm=request,
+            join_template=join_template,
+            work=None if node.host.is_local else work,
+        )
+        messages.append(message)
+    return messages
 
 
 def join_message(

@@ -81,9 +81,14 @@ def run(
     Raises `UsageError` and `Unreachable` where it can't be submitted; else what any run raises, with its `Run`.
     """
     payload = with_tree(payload, request.spec.sync, Path.cwd())
-    job = _job(request, payload)
+    terms = terms_of(
+        request.spec,
+        lease_s=request.access.lease_s,
+        owner=owner(),
+        call=payload.title,
+    )
+    job = _job(request, payload, terms)
     text, tasks = workflows.workflow(job), workflows.names(job.nodes)
-    terms = _terms(request, payload)
     planned = Planned(
         addresses=(),
         terms=terms,
@@ -99,16 +104,7 @@ def run(
     return left
 
 
-def _terms(request: Request, payload: Payload) -> JobTerms:
-    return terms_of(
-        request.spec,
-        lease_s=request.access.lease_s,
-        owner=owner(),
-        call=payload.title,
-    )
-
-
-def _job(request: Request, payload: Payload) -> ExportedJob:
+def _job(request: Request, payload: Payload, terms: JobTerms) -> ExportedJob:
     """Return the workflow's job: what the tasks start is a `StartNode`, with its blobs and the half that travels."""
     assert request.workflow is not None
     spec = request.spec
@@ -127,7 +123,7 @@ def _job(request: Request, payload: Payload) -> ExportedJob:
             f"--env {names}: a secret would lie readable in the workflow.",
             "Use --export osmo DIR: its README describes how OSMO gets it. Or read it inside the function.",
         )
-    start = protocol.encode(_start(job, payload, _terms(request, payload)))
+    start = protocol.encode(_start(job, payload, terms))
     files = [
         File(path=START, data=start),
         File(path=_ZIP, data=bundle.with_task()),

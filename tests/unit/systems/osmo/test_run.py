@@ -17,6 +17,8 @@ from distmagic.systems.osmo import osmo as program
 from distmagic.systems.osmo import run as osmo
 from tests.builders.osmo_rules import rules_broken
 
+TERMS = protocol.JobTerms(lease_s=60.0, timeout_s=3600)
+
 
 @pytest.fixture(autouse=True)
 def there(tmp_path, monkeypatch):
@@ -77,11 +79,11 @@ def test_a_wrong_line_is_told_at_once(line, golden):
 
 def test_a_secret_never_comes_into_a_workflow():
     with pytest.raises(UsageError, match="--env HF_TOKEN: a secret would lie readable"):
-        osmo._job(request_of("--env HF_TOKEN=x --env PLAIN=y"), packed())
+        osmo._job(request_of("--env HF_TOKEN=x --env PLAIN=y"), packed(), TERMS)
 
 
 def test_ranks_have_to_be_a_number(golden):
-    job = osmo._job(request_of("--nproc-per-node gpu"), packed())
+    job = osmo._job(request_of("--nproc-per-node gpu"), packed(), TERMS)
     with golden.raises(UsageError):
         workflows.workflow(job)
 
@@ -89,7 +91,7 @@ def test_ranks_have_to_be_a_number(golden):
 def test_a_workflow_carries_the_call_the_bundle_and_one_message_for_all_tasks():
     payload = packed()
     line = "--nodes 3 --nproc-per-node 2 --gpus-per-node L40:2 --timeout 1h --env 'A={{x}}'"
-    job = osmo._job(request_of(line), payload)
+    job = osmo._job(request_of(line), payload, TERMS)
     text = workflows.workflow(job)
     assert rules_broken(text) == []
     workflow = yaml.safe_load(text)["workflow"]
@@ -118,4 +120,4 @@ def test_data_that_is_too_large_for_a_file_of_a_workflow_is_refused(golden):
     data = os.urandom(2 << 20)
     payload = pack_call(lambda: data, limit_bytes=1 << 30, labels={}, title="")
     with golden.raises(UsageError):
-        workflows.workflow(osmo._job(request_of("--nodes 2"), payload))
+        workflows.workflow(osmo._job(request_of("--nodes 2"), payload, TERMS))

@@ -59,34 +59,32 @@ def fetch(url: str, folder: Path) -> None:
     _said(("data", "download", url, str(folder)), FETCH_S)
 
 
-class LogStream:
-    """`osmo workflow logs`, which prints all lines from the first on, and goes on until the workflow has ended.
+def open_log(workflow_id: str) -> subprocess.Popen[bytes]:
+    """Start `osmo workflow logs`: all lines from the first on, until the workflow has ended. It may end before."""
+    return _started(("workflow", "logs", workflow_id), subprocess.DEVNULL)
 
-    It may end before: then another one begins anew.
+
+def lines_of(log: subprocess.Popen[bytes]) -> Iterator[str]:
+    """Yield each line, of one that is too long for a line of a log the beginning: the rest has no task's name.
+
+    When all are read, or nobody wants more, the program is ended.
     """
-
-    def __init__(self, workflow_id: str) -> None:
-        words = ("workflow", "logs", workflow_id)
-        self._process = _started(words, subprocess.DEVNULL)
-
-    def lines(self) -> Iterator[str]:
-        """Yield each line; of one that is too long for a line of a log the beginning: the rest has no task's name."""
-        assert self._process.stdout is not None
-        is_rest = False
-        while data := self._process.stdout.readline(_LINE_CHARS):
+    assert log.stdout is not None
+    is_rest = False
+    try:
+        while data := log.stdout.readline(_LINE_CHARS):
             if not is_rest:
                 yield data.decode(errors="replace").rstrip("\r\n")
             is_rest = not data.endswith(b"\n")
+    finally:
+        _end(log)
 
-    def end(self) -> None:
-        """End it: `lines` ends then, in another thread too."""
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
 
-    def close(self) -> None:
-        """End it, and let go of its pipe; not while another thread reads `lines`."""
-        _end(self._process)
+def break_off(log: subprocess.Popen[bytes]) -> None:
+    """End it: `lines_of` ends then, in another thread too."""
+    if log.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(log.pid, signal.SIGKILL)
 
 
 def _said(words: Sequence[str], limit_s: float, late: str = _LATE) -> str:

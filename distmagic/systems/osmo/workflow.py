@@ -10,12 +10,13 @@ OSMO keeps the last ones only; then its word decides how the run ended. A kernel
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,7 +73,7 @@ class WorkflowRun:
         self._loop.note(planned)
         self._is_over = threading.Event()  # the workflow; or nobody waits for it
         self._has_left = threading.Event()  # nobody reads its log any more
-        self._stream: osmo.LogStream | None = None
+        self._log: subprocess.Popen[bytes] | None = None
 
     def run(self) -> Run:
         """Do all of it, on the main thread. Raises what its end means."""
@@ -102,7 +103,7 @@ class WorkflowRun:
         finally:
             self._has_left.set()
             self._is_over.set()
-            self._end_stream()
+            self._end_log()
             self._queue.close()
             pool.shutdown(wait=False)
 
@@ -136,7 +137,7 @@ class WorkflowRun:
         for _ in range(2):  # the stream that was open, and one more that has all
             log.join(LAST_LINES_S)
             if log.is_alive():
-                self._end_stream()
+                self._end_log()
         return state
 
     def _last_state(self) -> WorkflowState | None:
@@ -162,21 +163,20 @@ class WorkflowRun:
         for pause_s in _pauses():
             has_all = self._is_over.is_set()  # of a stream that is opened from now on
             with suppress(DistmagicError):  # the other thread says what is wrong
-                self._stream = stream = osmo.LogStream(self.workflow_id)
+                self._log = osmo.open_log(self.workflow_id)
                 if self._has_left.is_set():
-                    stream.end()
+                    self._end_log()
                 self._reader.begin()
-                with closing(stream):
-                    for line in stream.lines():
-                        self._reader.read(line)
+                for line in osmo.lines_of(self._log):
+                    self._reader.read(line)
             is_whole = len(self._reader.finished) == len(self._tasks)
             if has_all or is_whole or self._has_left.is_set():
                 return
             self._is_over.wait(pause_s)
 
-    def _end_stream(self) -> None:
-        if self._stream is not None:
-            self._stream.end()
+    def _end_log(self) -> None:
+        if self._log is not None:
+            osmo.break_off(self._log)
 
     # ---- the end
 

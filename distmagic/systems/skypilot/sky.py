@@ -201,11 +201,10 @@ def launch(
     goes on launching then until it is taken down.
     """
 
-    def say(line: str) -> None:
-        tell(f"SkyPilot launches the cluster {cluster}: {line}")
-
-    say("it was asked to.")
-    answer = begin(launch_words(request, cluster)).wait(asker, LAUNCH_S, say)
+    doing = f"SkyPilot launches the cluster {cluster}: "
+    tell(f"{doing}it was asked to.")
+    words = launch_words(request, cluster)
+    answer = begin(words).wait(asker, LAUNCH_S, lambda line: tell(doing + line))
     if answer.code != 0:
         raise failed(f"sky launch of {cluster}", answer)
     tell(f"The cluster {cluster} is up; a job in its queue keeps it from stopping.")
@@ -218,18 +217,10 @@ def hold_in_background(request: SkyRequest, cluster: str) -> None:
     """Put another holding job into the queue: the one before may be about to end. A failure is printed."""
 
     def hold() -> None:
-        try:
-            answer = SkyCommand(hold_words(request, cluster)).result(EXEC_S)
-            said = answer.said if answer.code else ""
-        except DistmagicError as error:
-            said = error.message
+        said = _failure(hold_words(request, cluster), EXEC_S)
         if said:
-            print(  # noqa: T201 - a line for people
-                sanitize.lines(
-                    f"SkyPilot may stop the cluster {cluster} while a job runs there; sky exec reports: {said}"
-                ),
-                file=sys.stderr,
-            )
+            text = f"SkyPilot may stop the cluster {cluster} while a job runs there; sky exec reports: {said}"
+            print(sanitize.lines(text), file=sys.stderr)  # noqa: T201 - a line for people
 
     threads.begin("hold", hold)
 
@@ -244,10 +235,16 @@ def take_down(cluster: str, asker: NotebookAsker) -> str:
 
 def take_down_soon(cluster: str) -> str:
     """Have a cluster that is being launched be taken down; return in words how far that is."""
-    try:
-        answer = SkyCommand(("down", "--yes", "--async", cluster)).result(_SOON_S)
-    except DistmagicError as error:
-        return f"Whether it will be taken down is not known: {error.message} By hand: sky down {cluster}"
-    if answer.code != 0:
-        return f"It could not be taken down: {answer.said} By hand: sky down {cluster}"
+    said = _failure(("down", "--yes", "--async", cluster), _SOON_S)
+    if said:
+        return f"It may not be taken down: {said} By hand: sky down {cluster}"
     return "It is being taken down."
+
+
+def _failure(words: tuple[str, ...], limit_s: float) -> str:
+    """Run a command; return why it failed, "" if it did not."""
+    try:
+        answer = SkyCommand(words).result(limit_s)
+    except DistmagicError as error:
+        return error.message
+    return (answer.said or f"exit code {answer.code}") if answer.code else ""

@@ -79,17 +79,10 @@ def name_for(owner: str, request: SkyRequest) -> str:
 
 def hosts_in(text: str, cluster: str) -> tuple[str, ...]:
     """Return the hosts of a cluster in the file that SkyPilot has written for ssh, the head first."""
-    numbers = {}
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) != 2 or words[0] != "Host":
-            continue
-        number = words[1].removeprefix(f"{cluster}-worker")
-        if words[1] == cluster:
-            numbers[words[1]] = 0
-        elif number != words[1] and number.isdecimal():
-            numbers[words[1]] = int(number)
-    return tuple(sorted(numbers, key=lambda name: numbers[name]))
+    name = re.escape(cluster)
+    found = re.findall(rf"(?m)^Host ({name}(?:-worker(\d+))?)\s*$", text)
+    found.sort(key=lambda host: int(host[1] or 0))
+    return tuple(host for host, _ in found)
 
 
 def plain(line: str) -> str:

@@ -95,12 +95,11 @@ def test_cancel_fails_where_the_program_only_says_so(tmp_path, monkeypatch):
 
 def test_the_log_ends_when_it_is_ended(tmp_path, monkeypatch):
     program(tmp_path, monkeypatch, "echo one; echo two; exec sleep 600")
-    stream = osmo.LogStream("cell-1")
-    lines = stream.lines()
+    log = osmo.open_log("cell-1")
+    lines = osmo.lines_of(log)
     assert [next(lines), next(lines)] == ["one", "two"]
-    stream.end()
+    osmo.break_off(log)
     assert list(lines) == []
-    stream.close()
 
 
 STATE = {
@@ -160,6 +159,5 @@ def test_of_a_line_that_is_too_long_no_piece_is_taken_for_another_tasks_line(
     forged = "2026/11/25 10:00:01 [master] forged"
     (tmp_path / "log").write_text(f"{'x' * 100}{forged}\nshort\n{'y' * 99}\nlast")
     program(tmp_path, monkeypatch, f"cat {tmp_path}/log")
-    stream = osmo.LogStream("cell-4")
-    assert list(stream.lines()) == ["x" * 100, "short", "y" * 99, "last"]
-    stream.close()
+    lines = osmo.lines_of(osmo.open_log("cell-4"))
+    assert list(lines) == ["x" * 100, "short", "y" * 99, "last"]

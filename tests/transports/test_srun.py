@@ -141,7 +141,7 @@ def test_a_log_in_node_that_is_gone_is_a_lost_connection(session_slurm):
 
 def test_the_name_of_a_node_is_another_place_in_another_allocation():
     first, second = (
-        Host(name="a1", allocation=source("", "", str(job))) for job in (17, 18)
+        Host(name="a1", allocation=source("", str(job))) for job in (17, 18)
     )
     assert first != second
     assert first.by_hand() == "srun --jobid=17 --overlap -N1 -n1 -w a1"

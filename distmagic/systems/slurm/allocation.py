@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -69,19 +68,17 @@ class Allocation:
         request: SlurmRequest,
         shell: Shell,
         job: str,
-        cluster: str,
         terms: KeeperTerms,
     ) -> None:
         self.request, self.job = request, job
-        self.source = srun_words.source(request.login, cluster, job)
+        self.source = srun_words.source(request.login, job)
         self.title = f"Slurm job {job}"
         self.hosts: tuple[Host, ...] = ()
         self.error: DistmagicError | None = None
         self.awaited_by: set[NotebookAsker] = set()  # of the runs that wait for it
         self._has_one_core = False
-        self._shell, self._cluster, self._terms = shell, cluster, terms
+        self._shell, self._terms = shell, terms
         self._lease = LeasePipe()
-        self._mark = secrets.token_hex(8)
         self._is_over = threading.Event()
         self._beginning = threading.Lock()  # held while it is made ours
         self._looking = threading.Lock()
@@ -171,7 +168,7 @@ class Allocation:
 
     def _look(self, asker: Asker) -> job_states.JobState | None:
         """Return the job's row, None where Slurm no longer knows it. Raises `Unreachable`, which says nothing."""
-        found = commands.look(self._shell, self.job, self._cluster, asker)
+        found = commands.look(self._shell, self.job, asker)
         return found.get(self.job)
 
     def _check_that_it_may_start(
@@ -181,14 +178,14 @@ class Allocation:
         if job_states.never_starts(state):
             words = job_states.waiting(state)
             if not self.request.job:
-                commands.cancel(self._shell, self.job, self._cluster, asker)
+                commands.cancel(self._shell, self.job, asker)
                 words += " It was cancelled."
             self.error = UsageError(words, job_states.ASK_OTHERWISE)
             raise self.error
 
     def _start_keepers(self, nodes: tuple[str, ...], asker: Asker) -> None:
         """Start keepers in a job that was not submitted for us. Raises `PreflightError` where it takes no such steps."""
-        step = submission.lead_step(self.job, self._cluster, nodes[0])
+        step = submission.lead_step(self.job, nodes[0])
         said = self._shell.run((*step, "true"), asker).err
         trouble = srun_words.trouble(nodes[0], self.job, said)
         if isinstance(trouble, PreflightError):
@@ -235,9 +232,7 @@ class Allocation:
         node = Node(
             name=name,
             job=self.job,
-            cluster=self._cluster,
             python=self._terms.python,
-            mark=self._mark,
         )
         return SrunTransport(self._shell, node, self._explained)
 
@@ -272,7 +267,7 @@ class Allocation:
                     self.error = job_states.ended(
                         self.job, state, said, was_held=was_held
                     )
-                    commands.kill_marked(self._shell, self._mark, asker)
+                    commands.kill_sruns(self._shell, self.job, asker)
         if self.error is not None:
             raise self.error
 
@@ -322,9 +317,9 @@ class Allocation:
         # A job may run there: the lease ends it.
         is_wanted = was_told or (word == LEAVE and self.hosts)
         if not (is_wanted or self.error or self.request.job):
-            commands.cancel(self._shell, self.job, self._cluster, asker)
+            commands.cancel(self._shell, self.job, asker)
         if self._has_broken and self.error is None:
-            commands.kill_marked(self._shell, self._mark, asker)
+            commands.kill_sruns(self._shell, self.job, asker)
         if self.error is None:
             self.error = AllocationEnded(
                 f"Slurm job {self.job} was given back.",
@@ -341,12 +336,12 @@ def submitted(
     if answer.code != 0:
         raise commands.refusal(shell.name, "sbatch", answer.err)
     try:
-        job, cluster = submission.job_id(answer.out)
+        job = submission.job_id(answer.out)
     except ValueError as error:
         raise UsageError(
             f"{shell.name}: {error}.", "Try sbatch --parsable by hand there."
         ) from None
-    return Allocation(request, shell, job, cluster, terms)
+    return Allocation(request, shell, job, terms)
 
 
 def found(
@@ -356,10 +351,10 @@ def found(
 
     Raises `UsageError` where there is none of this number.
     """
-    state = commands.look(shell, request.job, "", asker).get(request.job)
+    state = commands.look(shell, request.job, asker).get(request.job)
     if state is None or state.has_ended:
         raise UsageError(
             f"Slurm has no job {request.job} that runs.",
             "%distributed allocations lists yours.",
         )
-    return Allocation(request, shell, request.job, "", terms)
+    return Allocation(request, shell, request.job, terms)

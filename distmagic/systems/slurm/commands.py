@@ -21,12 +21,12 @@ _AWAY = re.compile(
 _MISSING = r"\b{program}: (?:command )?(?:not found|No such file or directory)\s*$"
 
 
-def look(shell: Shell, job: str, cluster: str, asker: Asker) -> dict[str, JobState]:
+def look(shell: Shell, job: str, asker: Asker) -> dict[str, JobState]:
     """Return what Slurm knows of a job, for "" of all that are this user's.
 
     One of which it knows nothing any more is left out. Raises `Unreachable` where it can't be asked: that says nothing.
     """
-    answer = shell.run(job_states.squeue(job, cluster), asker)
+    answer = shell.run(job_states.squeue(job), asker)
     if "Invalid job id" in answer.err:  # it has ended some minutes ago
         return {}
     if answer.code != 0:
@@ -37,18 +37,17 @@ def look(shell: Shell, job: str, cluster: str, asker: Asker) -> dict[str, JobSta
         raise Unreachable(shell.name, f"squeue: {error}.") from None
 
 
-def cancel(shell: Shell, job: str, cluster: str, asker: Asker) -> None:
+def cancel(shell: Shell, job: str, asker: Asker) -> None:
     """End a job, as far as that can be."""
     # Out of reach, or a Python that ends, which starts no thread: its first lease ends it.
     with suppress(DistmagicError, RuntimeError):
-        command = ("scancel", *srun_words.of_cluster(cluster), job)
-        shell.run(command, asker, timeout_s=SOON_S)
+        shell.run(("scancel", job), asker, timeout_s=SOON_S)
 
 
-def kill_marked(shell: Shell, mark: str, asker: Asker) -> None:
-    """End the sruns of an allocation that is over, as far as that can be: see srun_words.kill_marked."""
+def kill_sruns(shell: Shell, job: str, asker: Asker) -> None:
+    """End our sruns in a job that is over, as far as that can be: see srun_words.kill_sruns."""
     with suppress(DistmagicError, RuntimeError):
-        shell.run(srun_words.kill_marked(mark), asker, timeout_s=SOON_S)
+        shell.run(srun_words.kill_sruns(job), asker, timeout_s=SOON_S)
 
 
 def printed(shell: Shell, job: str, asker: Asker) -> str:

@@ -96,7 +96,7 @@ class SlurmPool:
     ) -> list[tuple[str, ...]]:
         """Return the rows of a table of this user's allocations, those of other kernels too. Raises `Unreachable`."""
         shell = self._shell(request.login, access)
-        states = commands.look(shell, "", "", asker).values()
+        states = commands.look(shell, "", asker).values()
         held = {one.job for one in self._made if one.is_alive}
         return listing([one for one in states if one.is_ours], held)
 

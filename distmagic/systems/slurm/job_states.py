@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from distmagic import sanitize
 from distmagic.errors import AllocationEnded
-from distmagic.systems.slurm import nodelist, srun_words, submission
+from distmagic.systems.slurm import nodelist, submission
 
 # job, state, reason, nodes, start (an estimate while it is pending), time left, CPUs; the comment last: it is the user's
 FORMAT = "%i|%T|%r|%N|%S|%L|%C|%k"
@@ -54,11 +54,10 @@ class JobState:
         return not self.is_pending and self.state not in _RUNNING
 
 
-def squeue(job: str, cluster: str) -> tuple[str, ...]:
+def squeue(job: str) -> tuple[str, ...]:
     """Return the command that asks for a job, or, for "", for all of this user."""
     which = (f"--jobs={job}", "--states=all") if job else ("--me",)
-    where = srun_words.of_cluster(cluster)
-    return ("squeue", "--noheader", *where, *which, f"--format={FORMAT}")
+    return ("squeue", "--noheader", *which, f"--format={FORMAT}")
 
 
 def rows(text: str) -> dict[str, JobState]:

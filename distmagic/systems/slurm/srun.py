@@ -20,13 +20,11 @@ PATIENCE_S = 20.0  # for a keeper that is about to begin
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One node of a job. `cluster` is "" but in a federation; `python` runs the usher; `mark` is on every srun."""
+    """One node of a job. `python` runs the usher."""
 
     name: str
     job: str
-    cluster: str = ""
     python: str = "python3"
-    mark: str = ""
 
 
 class SrunProcess:
@@ -117,7 +115,7 @@ class SrunTransport:
         node = self.node
         request = {"job": node.job, "patience_s": PATIENCE_S, **what}
         usher = program_text.command(node.python, "usher", request)
-        step = srun_words.step(node.job, node.cluster, node.name, usher, node.mark)
+        step = srun_words.step(node.job, node.name, usher)
         return SrunProcess(self._login.start(step), node, self._explain)
 
     def close(self) -> None:

@@ -50,19 +50,14 @@ STEP_OPTIONS = (
 )  # fmt: skip
 
 
-def source(login: str, cluster: str, job: str) -> Source:
-    """Return what the nodes of a job come from. `login` and `cluster` are "" for those of this machine."""
+def source(login: str, job: str) -> Source:
+    """Return what the nodes of a job come from. `login` is "" for one of this machine."""
     return Source(
-        name=f"{login or 'here'}:{cluster or 'slurm'}:{job}",
+        name=f"{login or 'here'}:slurm:{job}",
         by_hand=f"srun --jobid={job} --overlap -N1 -n1 -w {{node}}",
         ended=f"Slurm job {job} has ended.",
         cure="Run the cell again: it asks for new nodes.",
     )
-
-
-def of_cluster(cluster: str) -> tuple[str, ...]:
-    """Return the option that names a cluster of a federation, if it is one."""
-    return (f"--clusters={cluster}",) if cluster else ()
 
 
 def clean(argv: tuple[str, ...]) -> tuple[str, ...]:
@@ -70,22 +65,16 @@ def clean(argv: tuple[str, ...]) -> tuple[str, ...]:
     return ("sh", "-c", _CLEAN, "sh", *argv)
 
 
-def step(
-    job: str, cluster: str, node: str, argv: tuple[str, ...], mark: str = ""
-) -> tuple[str, ...]:
-    """Return the command that runs `argv` as a step of its own on one node of a job, its pipes ours.
-
-    `mark` stands among its arguments, for `kill_marked`.
-    """
-    marked = (f"--comment={mark}",) if mark else ()
-    where = (f"--jobid={job}", *of_cluster(cluster), *marked, f"--nodelist={node}")
+def step(job: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command that runs `argv` as a step of its own on one node of a job, its pipes ours."""
+    where = (f"--jobid={job}", f"--nodelist={node}")
     return clean(("srun", *where, *STEP_OPTIONS, *argv))
 
 
-def kill_marked(mark: str) -> tuple[str, ...]:
-    """Return the command that ends all sruns of a mark. One to a node that is dead would wait for it for ever."""
-    script = 'pkill -KILL -u "$(id -u)" -f "^srun .*--comment=$1 "'
-    return ("sh", "-c", script, "sh", mark)
+def kill_sruns(job: str) -> tuple[str, ...]:
+    """Return the command that ends all sruns of ours in a job. One to a node that is dead would wait for it for ever."""
+    script = 'pkill -KILL -u "$(id -u)" -f "^srun --jobid=$1 .* distmagic-usher "'
+    return ("sh", "-c", script, "sh", job)
 
 
 _TASK_ENDED = re.compile(

@@ -11,7 +11,6 @@ import shlex
 from dataclasses import dataclass
 
 from distmagic.request.allocation import SlurmRequest
-from distmagic.systems.slurm import srun_words
 from distmagic.transports import program_text
 
 JOB_NAME = "distmagic"
@@ -83,10 +82,9 @@ def script(request: SlurmRequest, terms: KeeperTerms) -> str:
     return "\n".join(lines) + "\n"
 
 
-def lead_step(job: str, cluster: str, node: str) -> tuple[str, ...]:
+def lead_step(job: str, node: str) -> tuple[str, ...]:
     """Return the beginning of the command that runs something as the step of the lead, on this node."""
-    where = (f"--jobid={job}", *srun_words.of_cluster(cluster), f"--nodelist={node}")
-    return ("srun", *where, *_LEAD)
+    return ("srun", f"--jobid={job}", f"--nodelist={node}", *_LEAD)
 
 
 def keepers_step(
@@ -115,13 +113,13 @@ def _lead(nodes: int, terms: KeeperTerms, idle_s: float) -> tuple[str, ...]:
     return program_text.command(terms.python, "keeper", settings)
 
 
-def job_id(answer: str) -> tuple[str, str]:
-    """Return (job, cluster) of what `sbatch --parsable` prints: `17`, or `17;east`. Raises ValueError."""
+def job_id(answer: str) -> str:
+    """Return the number of a job that `sbatch --parsable` prints: `17`, or `17;east` in a federation. Raises ValueError."""
     last = answer.strip().rpartition("\n")[2]
-    found = re.fullmatch(r"(\d+)(?:;([A-Za-z0-9._-]+))?", last)
+    found = re.fullmatch(r"(\d+)(?:;[A-Za-z0-9._-]+)?", last)
     if found is None:
         raise ValueError(f"sbatch printed {answer[:200]!r} instead of a job's number")
-    return found[1], found[2] or ""
+    return found[1]
 
 
 def comment_of(owner: str) -> str:

@@ -66,7 +66,7 @@ class FakeAllocation:
         if self.failure:
             raise self.failure
         self.hosts = tuple(
-            Host(name=name, allocation=source("", "", "17")) for name in ("a1", "a2")
+            Host(name=name, allocation=source("", "17")) for name in ("a1", "a2")
         )
         return self.hosts
 

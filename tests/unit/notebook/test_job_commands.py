@@ -298,7 +298,7 @@ def test_jobs_of_cells_that_named_hosts_of_their_own_are_listed_too(
         "here": fleet("gpu-a:7"),
         "gone": fleet("gpu-z:1", Access(ssh_config="/old")),
         "slurm": Fleet(
-            hosts=(replace(parse_hosts("n1")[0], allocation=source("x", "", "7")),),
+            hosts=(replace(parse_hosts("n1")[0], allocation=source("x", "7")),),
             access=Access(),
         ),
     }

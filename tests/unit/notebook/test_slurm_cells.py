@@ -64,7 +64,7 @@ def test_a_dry_run_submits_nothing(lab, capsys):
 
 
 def test_jobs_are_looked_for_on_nodes_that_are_held(lab):
-    lab.session.allocations.hosts = (Host(name="a1", allocation=source("", "", "17")),)
+    lab.session.allocations.hosts = (Host(name="a1", allocation=source("", "17")),)
     lab.value("%distributed jobs")
     assert [host.name for host in lab.session.hosts] == ["a1"]
     lab.value("%distributed hosts gpu-a")

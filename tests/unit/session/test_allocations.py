@@ -91,7 +91,7 @@ def test_the_way_to_a_node_is_that_of_its_own_allocation(allocations):
     assert allocations.transport(first.hosts[1], Access(), ASKER).node.job == "17"
     with pytest.raises(AllocationEnded, match="Slurm job 99 has ended"):
         allocations.transport(
-            Host(name="a1", allocation=source("login1", "", "99")), Access(), ASKER
+            Host(name="a1", allocation=source("login1", "99")), Access(), ASKER
         )
 
 

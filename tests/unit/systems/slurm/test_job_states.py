@@ -124,12 +124,11 @@ def test_an_end_that_is_no_longer_known_and_what_a_script_printed(golden):
 
 
 def test_the_question_for_a_job_and_for_all():
-    assert job_states.squeue("17", "east") == (
+    assert job_states.squeue("17") == (
         "squeue",
         "--noheader",
-        "--clusters=east",
         "--jobs=17",
         "--states=all",
         f"--format={job_states.FORMAT}",
     )
-    assert "--me" in job_states.squeue("", "")
+    assert "--me" in job_states.squeue("")

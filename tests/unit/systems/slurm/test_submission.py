@@ -127,7 +127,7 @@ def test_places(text, place):
 
 @pytest.mark.parametrize(
     ("answer", "job"),
-    [("17\n", ("17", "")), ("17;east\n", ("17", "east")), ("hello\n17\n", ("17", ""))],
+    [("17\n", "17"), ("17;east\n", "17"), ("hello\n17\n", "17")],
 )
 def test_the_number_of_a_job(answer, job):
     assert submission.job_id(answer) == job

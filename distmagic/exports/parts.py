@@ -103,38 +103,36 @@ def python_of(job: ExportedJob) -> str:
     return quoting.program_path(job.python or "python3")
 
 
-def launcher(job: ExportedJob) -> tuple[str, ...]:
-    """Return the words that start the ranks of a node, before torchrun's flags."""
-    return (python_of(job), *job.program.launcher)
+def torchrun_lines(job: ExportedJob, words: NodeWords, own: str = "") -> list[str]:
+    """Return torchrun's command as lines of bash, a flag each.
 
-
-def asked(job: ExportedJob, words: NodeWords, address: str) -> NodeWords:
-    """Return the values of torchrun's flags with what the user asks for: a name at the rendezvous, and restarts.
-
-    `address` is the variable that has a node's own, "" where the system does not say it. With c10d node 0 has the store.
+    The user's name at the rendezvous and restarts are put in here. `own` is bash for the address that a node announces
+    with c10d, "" where the system does not say it; node 0 has the store then.
     """
-    is_told = address and words.backend == "c10d"
+    is_c10d = words.backend == "c10d"
     # Static nodes that restart their ranks never meet again.
-    can_restart = words.backend == "c10d" or job.nodes == 1
-    return replace(
+    can_restart = is_c10d or job.nodes == 1
+    words = replace(
         words,
         rdzv_id=job.spec.rdzv_id or words.rdzv_id,
         max_restarts=job.spec.max_restarts if can_restart else 0,
-        local_addr=quoting.variable(address) if is_told else "",
-        conf=f"is_host={quoting.variable('IS_HOST')}" if is_told else "",
     )
-
-
-def torchrun_lines(job: ExportedJob, words: NodeWords, address: str = "") -> list[str]:
-    """Return torchrun's command as lines of bash, a flag each; `address` as for `asked`."""
-    first, *others = [
-        quoting.bash_line(("exec", *launcher(job))),
-        *(quoting.bash(flag) for flag in torchrun.spelled(asked(job, words, address))),
-        quoting.bash_line(job.program.words),
+    lines = []
+    if is_c10d and own:
+        rank = quoting.pieces(words.node_rank)[1]
+        lines = [f"NODE_ADDR={own}", f"IS_HOST=$(({rank} == 0))"]
+        words = replace(
+            words,
+            local_addr=quoting.variable("NODE_ADDR"),
+            conf=f"is_host={quoting.variable('IS_HOST')}",
+        )
+    command = [
+        quoting.bash_line(("exec", python_of(job), *job.program.launcher)),
+        *(f"    {quoting.bash(flag)}" for flag in torchrun.spelled(words)),
+        f"    {quoting.bash_line(job.program.words)}",
     ]
-    lines = [first, *(f"    {part}" for part in others)]
     # Each but the last goes on in the next.
-    return [f"{line} \\" for line in lines[:-1]] + [lines[-1]]
+    return [*lines, *(f"{line} \\" for line in command[:-1]), command[-1]]
 
 
 def ranks_of_node(job: ExportedJob) -> int:

@@ -52,19 +52,15 @@ class Allocations:
 
         Raises `UsageError` where the scheduler refuses it, and `Unreachable`.
         """
-        is_in_doubt = False
         for one in self.alive:
-            if one.fits(request):
-                if one.check(asker):
-                    return one
-                is_in_doubt = True
+            if one.fits(request) and one.check(asker):
+                return one
         made: Held = self.pool(request.system).get(
             request,
             access,
             asker,
             owner,
             is_elastic=is_elastic,
-            is_in_doubt=is_in_doubt,
         )
         self._all.append(made)
         return made

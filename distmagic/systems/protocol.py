@@ -65,10 +65,9 @@ class Pool(Protocol):
     """What one kernel has of a system. Made with what reaches a host by SSH."""
 
     def get(
-        self, request: Asked, access: Access, asker: Asker, owner: str,
-        *, is_elastic: bool, is_in_doubt: bool,
+        self, request: Asked, access: Access, asker: Asker, owner: str, *, is_elastic: bool
     ) -> Held:  # fmt: skip
-        """Return hosts that are new to this kernel, pending or there. `is_in_doubt`: others of this kind did not answer."""
+        """Return hosts that are new to this kernel, pending or there."""
 
     def listed(
         self, request: Asked, access: Access, asker: NotebookAsker

@@ -210,10 +210,7 @@ def _begin(job: ExportedJob, what: str) -> list[str]:
 
 
 def _node(job: ExportedJob) -> str:
-    is_c10d = job.backend == "c10d"
     lines = _begin(job, "torchrun, which starts its ranks")
-    if is_c10d:
-        lines += ["NODE_ADDR=$(hostname -i)", "IS_HOST=$((NODE_RANK == 0))"]
     words = NodeWords(
         backend=job.backend,
         nnodes=str(job.nodes),
@@ -223,4 +220,4 @@ def _node(job: ExportedJob) -> str:
         address=variable("MASTER_ADDR"),
         port=variable("MASTER_PORT"),
     )
-    return parts.script([*lines, *parts.torchrun_lines(job, words, "NODE_ADDR")])
+    return parts.script([*lines, *parts.torchrun_lines(job, words, "$(hostname -i)")])

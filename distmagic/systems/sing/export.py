@@ -70,9 +70,12 @@ def readme(job: ExportedJob) -> tuple[str, ...]:
 
 
 def _node(job: ExportedJob) -> str:
+    needed = ["SING_RANK", "SING_WORLD_SIZE"]
+    if job.backend == "c10d":
+        needed.append("SING_HOST_ADDR")
     lines = [
         "# What each node runs: torchrun, which starts its ranks.",
-        parts.require(("SING_RANK", "SING_WORLD_SIZE"), "SING Cloud"),
+        parts.require(needed, "SING Cloud"),
         *parts.numbers("SING_RANK", "SING_WORLD_SIZE"),
         parts.below("SING_RANK", "$SING_WORLD_SIZE"),
         "MASTER_ADDR=${SING_MASTER_ADDR:-127.0.0.1}",
@@ -83,11 +86,6 @@ def _node(job: ExportedJob) -> str:
         *parts.exports(job.variables),
         *parts.wait_for_master(),
     ]
-    if job.backend == "c10d":
-        lines += [
-            'NODE_ADDR="${SING_HOST_ADDR:?is not set: with c10d each node announces it to the others}"',
-            "IS_HOST=$((SING_RANK == 0))",
-        ]
     counting, ranks = parts.counted_ranks(job, job.nproc_per_node)
     words = NodeWords(
         backend=job.backend,
@@ -98,7 +96,7 @@ def _node(job: ExportedJob) -> str:
         address=variable("MASTER_ADDR"),
         port=str(job.spec.master_port or _PORT),
     )
-    command = parts.torchrun_lines(job, words, "NODE_ADDR")
+    command = parts.torchrun_lines(job, words, '"$SING_HOST_ADDR"')
     return parts.script([*lines, *counting, *parts.enter(job), *command])
 
 

@@ -54,13 +54,8 @@ class Cluster:
     `cluster` is SkyPilot's name of it, and `source` tells this launch of it from others. `error` is set when it is over.
     """
 
-    def __init__(
-        self, request: SkyRequest, owner: str, *, is_in_doubt: bool = False
-    ) -> None:
-        """Raises `UsageError` where neither SkyPilot's program nor a file of the cluster is there.
-
-        `is_in_doubt`: a host of it did not answer a moment ago, so SkyPilot has to ask the cloud.
-        """
+    def __init__(self, request: SkyRequest, owner: str) -> None:
+        """Raises `UsageError` where neither SkyPilot's program nor a file of the cluster is there."""
         self.request = request
         self.cluster = request.name or sky_words.name_for(owner, request)
         self.source = self._source("")
@@ -76,7 +71,7 @@ class Cluster:
         self._held_at = -math.inf
         self._ending = threading.Lock()  # held while it gets its hosts, or its error
         self._begun: list[sky.SkyCommand] = []  # on whatever thread
-        self._asked = self._ask(is_in_doubt=is_in_doubt)
+        self._asked = self._ask()
 
     @property
     def is_alive(self) -> bool:
@@ -102,10 +97,10 @@ class Cluster:
             self._hold_on()
         return self.is_alive
 
-    def _ask(self, *, is_in_doubt: bool) -> sky.SkyCommand | None:
+    def _ask(self) -> sky.SkyCommand | None:
         """Begin to ask SkyPilot; None where its program is not there, but the cluster's file is."""
         try:
-            return self._begin(sky_words.status(asks_cloud=is_in_doubt))
+            return self._begin(sky_words.STATUS)
         except UsageError:
             if self.is_ours or not self._file.exists():
                 raise
@@ -188,7 +183,7 @@ class Cluster:
             sky.launch(self.request, self.cluster, self._begin, asker, tell)
             self._held_at = up_s()
             tell(f"Asking SkyPilot how the hosts of {self.cluster} are reached.")
-            again = sky.read_states(self._begin(sky_words.status()), asker)
+            again = sky.read_states(self._begin(sky_words.STATUS), asker)
             known = {one.name: one for one in again}
             state = known.get(self.cluster)
         if state is None or state.status != "UP":

@@ -93,7 +93,6 @@ def _mapping(key: str, pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _run(job: ExportedJob, backend: str) -> str:
-    is_c10d = backend == "c10d"
     lines = [
         parts.require(_VARIABLES, "SkyPilot"),
         *parts.numbers("SKYPILOT_NUM_NODES", "SKYPILOT_NUM_GPUS_PER_NODE"),
@@ -102,11 +101,6 @@ def _run(job: ExportedJob, backend: str) -> str:
         "# SkyPilot names the nodes by their addresses, a line each, the head first.",
         'MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | sed -n 1p)',
     ]
-    if is_c10d:
-        lines += [
-            'NODE_ADDR=$(echo "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")',
-            "IS_HOST=$((SKYPILOT_NODE_RANK == 0))",
-        ]
     ranks = str(job.spec.nproc_per_node or "")
     if not ranks:
         lines.append(
@@ -122,5 +116,6 @@ def _run(job: ExportedJob, backend: str) -> str:
         address=variable("MASTER_ADDR"),
         port=str(job.spec.master_port or _PORT),
     )
-    lines += [*parts.enter(job), *parts.torchrun_lines(job, words, "NODE_ADDR")]
+    own = '$(echo "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")'
+    lines += [*parts.enter(job), *parts.torchrun_lines(job, words, own)]
     return "\n".join(lines)

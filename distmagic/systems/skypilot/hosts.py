@@ -74,10 +74,9 @@ class SkyPool:
 
     def get(
         self, request: SkyRequest, _: Access, __: Asker, owner: str, *, is_elastic: bool,  # noqa: ARG002 - as in any pool
-        is_in_doubt: bool,
     ) -> Cluster:  # fmt: skip
         """Return a cluster that is about to be found, or launched."""
-        made = Cluster(request, owner, is_in_doubt=is_in_doubt)
+        made = Cluster(request, owner)
         self._made.append(made)
         return made
 
@@ -91,7 +90,7 @@ class SkyPool:
     ) -> list[tuple[str, ...]]:
         """Return the rows of a table of all clusters of this user."""
         rows: list[tuple[str, ...]] = [("cluster", "state", "notebook")]
-        for one in sky.read_states(sky.SkyCommand(sky_words.status()), asker):
+        for one in sky.read_states(sky.SkyCommand(sky_words.STATUS), asker):
             whose = "this notebook" if one.name in self.names else ""
             rows.append((one.name, one.status, whose))
         return rows if rows[1:] else [("SkyPilot has no cluster",)]

@@ -16,6 +16,8 @@ from distmagic import sanitize
 from distmagic.errors import UsageError
 from distmagic.request.allocation import SkyRequest
 
+# The arguments that ask for all clusters of the user, as SkyPilot has seen them last.
+STATUS = ("status", "--output", "json")
 SSH_FOLDER = "~/.sky/generated/ssh"
 GET_IT = (
     "Install it where the notebook runs: pip install 'skypilot[aws]', or another cloud instead of aws; then sky check. "
@@ -34,11 +36,6 @@ class ClusterState:
     status: str
     launch: str
     stops: bool = False
-
-
-def status(*, asks_cloud: bool = False) -> tuple[str, ...]:
-    """Return the arguments that ask for all clusters of the user; else as SkyPilot has seen them last."""
-    return ("status", *(("--refresh",) if asks_cloud else ()), "--output", "json")
 
 
 def states(out: str) -> tuple[ClusterState, ...]:

@@ -77,7 +77,6 @@ def _sbatch(job: ExportedJob, ranks: int, *, tasks: int, starts: str) -> str:
 
 
 def _node(job: ExportedJob, ranks: int) -> str:
-    is_c10d = job.backend == "c10d"
     words = NodeWords(
         backend=job.backend,
         nnodes=variable("SLURM_NNODES"),
@@ -94,9 +93,7 @@ def _node(job: ExportedJob, ranks: int) -> str:
         parts.below("SLURM_NODEID", "$SLURM_NNODES"),
         *parts.enter(job),
     ]
-    if is_c10d:
-        lines += ["NODE_ADDR=$(hostname)", "IS_HOST=$((SLURM_NODEID == 0))"]
-    return parts.script([*lines, *parts.torchrun_lines(job, words, "NODE_ADDR")])
+    return parts.script([*lines, *parts.torchrun_lines(job, words, "$(hostname)")])
 
 
 def _rank(job: ExportedJob) -> str:

@@ -67,8 +67,7 @@ class SlurmPool:
         self._made: list[Allocation] = []
 
     def get(
-        self, request: SlurmRequest, access: Access, asker: Asker, owner: str,
-        *, is_elastic: bool, is_in_doubt: bool,  # noqa: ARG002 - as in any pool
+        self, request: SlurmRequest, access: Access, asker: Asker, owner: str, *, is_elastic: bool
     ) -> Allocation:  # fmt: skip
         """Return an allocation: one that is there, or a new one, which is pending."""
         shell = self._shell(request.login, access)

@@ -80,7 +80,7 @@ class pool:  # noqa: N801
     def __init__(self, connect):
         self.made = []
 
-    def get(self, request, access, asker, owner, *, is_elastic, is_in_doubt):
+    def get(self, request, access, asker, owner, *, is_elastic):
         self.made.append(Shelf(request))
         return self.made[-1]
 

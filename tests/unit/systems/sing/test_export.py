@@ -57,10 +57,10 @@ def test_a_secret_with_a_line_break(golden):
         ({"SING_RANK": "2"}, "SING_RANK is 2, of 2 nodes"),
         ({}, "SING_JOB_NAME: is not set, nor SING_MASTER_ADDR"),
         ({"SING_JOB_NAME": "test"}, "SING_HOSTNAME_SUFFIX: is not set, nor SING_M"),
-        ({"SING_MASTER_ADDR": "127.0.0.1"}, "SING_HOST_ADDR: is not set: with c10d"),
+        ({"SING_HOST_ADDR": None}, "SING_HOST_ADDR: is not set: SING Cloud sets it"),
     ],
 )
 def test_what_a_node_lacks_is_named_at_once(change, message):
     one = job("sing", nodes=2, spec={"rdzv_backend": "c10d"})
-    given = {"SING_RANK": "1", "SING_WORLD_SIZE": "2"}
+    given = {"SING_RANK": "1", "SING_WORLD_SIZE": "2", "SING_HOST_ADDR": "b"}
     assert message in refusal(texts(systems.files(one))["node.sh"], given, change)

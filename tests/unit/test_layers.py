@@ -83,7 +83,7 @@ FOREIGN = {
     "cryptography": "connection.certificate transports.ssh.client playground.server",
     "pathspec": "payload.ignored",
     "paramiko": "transports.ssh.client",
-    "torch": "systems.sing.sing_entry exports.on_nodes.run_node remote.checkup.collective remote.rank.checkpoint remote.engine.engine remote.engine.meeting remote.values.storages",
+    "torch": "exports.on_nodes.run_node remote.checkup.collective remote.rank.checkpoint remote.engine.engine remote.engine.meeting remote.values.storages",
     "typing_extensions": "api",
     "traitlets": "request.config screens.widget",
 }
@@ -125,6 +125,7 @@ _sanitize | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.
 _send_user_message | paramiko/transport.py | transports.ssh.client | no connection is kept alive
 _set_conj | torch/_C/__init__.pyi | remote.values.storages | no conjugate view can be sent
 _set_neg | torch/_C/__init__.pyi | remote.values.storages | no negative view can be sent
+_settings | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.meeting | torchrun compares the clocks of hosts, as it does by itself
 _shutdown | threading.py | exports.on_nodes.run_rank remote.engine.forking | a rank does not wait for its threads at its end
 _state_holder | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.engine | rounds of an elastic job are numbered 0
 _style | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read

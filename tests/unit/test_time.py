@@ -102,7 +102,6 @@ STEADY = {
     "runner/launch.py": "the clock of a run",
     "runner/prepare.py": "two looks in a row, between which a host has told its time of day",
     "runner/delivery.py": _PACE,
-    "systems/sing/sing_entry.py": _WAIT,
     "exports/on_nodes/run_node.py": _WAIT,
     "transports/ssh/deadline.py": _WAIT,
     "systems/slurm/allocation.py": f"{_WAIT}; {_PACE}",

@@ -53,6 +53,7 @@ class Link:
         self.by_hand = host.by_hand()
         # The log-in shell, where there is one, has come to the command that it was given.
         self.is_past_shell = True
+        self.shell_trouble = ""  # what it does in place of that
         self._process = process
         self._lines = Lines()
         self._writing = threading.Lock()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
+
 from distmagic.connection import limits
 from distmagic.connection.link import BOOT_TIMEOUT_S, Link
-from distmagic.errors import ConnectionLost, PreflightError, ProtocolError
+from distmagic.errors import ConnectionLost, HostError, PreflightError, ProtocolError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.planning import preflight
 from distmagic.remote.contact import boot
@@ -13,7 +16,10 @@ from distmagic.request.access import Access
 from distmagic.request.command_prefix import SETUP_LIMIT_S, interpreter_words
 from distmagic.request.hosts import Host
 from distmagic.transports import Process, Transport
+from distmagic.transports.time_limits import TimeLimit
 
+SHELL_S = 5.0  # what it takes to come to Python, before the log-in shell is looked at
+_WORD = b"distmagic-word"
 _NOISE_BYTES = 1 << 20  # of log-in banners before our first line
 
 
@@ -36,14 +42,41 @@ def open_link(
     link.by_hand = access.by_hand(host)
     link.warnings = tuple(f"{host.name}: {text}" for text in transport.warnings)
     link.is_past_shell = not host.has_log_in_shell or bool(access.setup_line)
+    limit_s = BOOT_TIMEOUT_S + (SETUP_LIMIT_S if access.setup_line else 0)
+    look = partial(_look_at_shell, link, transport)
     try:
-        with link.bounded(BOOT_TIMEOUT_S + (SETUP_LIMIT_S if access.setup_line else 0)):
+        with TimeLimit(SHELL_S, look), link.bounded(limit_s):
             _boot(link, process, bundle, access)
             link.facts = link.answer(protocol.Facts)
     except BaseException:
         link.close()
         raise
     return link
+
+
+def _look_at_shell(link: Link, transport: Transport) -> None:
+    """End the conversation if the log-in shell does not even run a `cat` that hands back its input.
+
+    A Python that is slow to start, and a shell that is slow itself, are waited for.
+    """
+    if link.is_past_shell:
+        return
+    try:
+        process = transport.start(("cat",))
+    except (HostError, ConnectionLost):
+        return  # it may allow no second process
+    output = b""
+    with TimeLimit(BOOT_TIMEOUT_S, process.close):
+        with suppress(ConnectionLost):
+            process.write(b"\n" * boot.FIRST.count(b"\n") + _WORD + b"\n")
+            process.close_stdin()
+        while data := process.read():
+            output = output[-_NOISE_BYTES:] + data
+        code = process.wait(SHELL_S)
+    process.close()
+    if code is not None and _WORD not in output and not link.is_past_shell:
+        link.shell_trouble = "does not run the command, or reads its input"
+        link.close()
 
 
 def _boot(link: Link, process: Process, bundle: LocalBlob, access: Access) -> None:
@@ -92,6 +125,8 @@ def _boot_reply(link: Link) -> limits.FirstReply:
 def _no_python(link: Link, process: Process, exec_prefix: str) -> Exception:
     """Return why no Python has answered on the host."""
     host = link.host
+    if link.shell_trouble:
+        return preflight.shell_in_the_way(host.name, link.shell_trouble, link.by_hand)
     if link.is_closed:
         return ConnectionLost(f"{host.name}: the connection was closed.")
     code = process.wait(2.0)

@@ -40,14 +40,17 @@ def test_a_host_without_torch(make_lab):
 def test_start_up_files_of_a_log_in_shell_that_are_in_the_way(lab):
     """Each host has others; none takes the time of a host that does not answer."""
     for host, lines in zip(
-        lab.hosts, ("exec sh", "case $- in *i*) ;; *) exit ;; esac"), strict=False
+        lab.hosts,
+        ("exec sh", "case $- in *i*) ;; *) exit ;; esac", "cat >/dev/null"),
+        strict=True,
     ):
         (host.home / ".bashrc").write_text(f"{lines}\n")
-    error = runner.failure(lab, "dm1,dm2", lambda: None)
+    error = runner.failure(lab, "dm1,dm2,dm3", lambda: None)
     assert isinstance(error, HostErrors)
     whys = (
         "runs another shell",
         "ended (exit code 0)",
+        "does not run the command, or reads",
     )
     for one, why in zip(error.errors, whys, strict=True):
         assert isinstance(one, PreflightError)

@@ -185,6 +185,51 @@ def test_start_up_files_that_are_in_the_way(bundle, said, code, stderr, golden):
     golden(error)
 
 
+class Shells(FakeTransport):
+    """A host whose first process hangs, and whose next one, of the look at its shell, is `look`."""
+
+    def __init__(self, first: FakeProcess, look: FakeProcess) -> None:
+        super().__init__(first)
+        self.processes = [first, look]
+
+    def start(self, argv: tuple[str, ...]) -> FakeProcess:
+        self.argv = argv
+        return self.processes.pop(0)
+
+
+def test_a_log_in_shell_that_hangs_is_looked_at(bundle, golden, monkeypatch):
+    monkeypatch.setattr(opening, "SHELL_S", 0.01)
+    look = FakeProcess(b"banner\n", code=0)
+    shells = Shells(FakeProcess(hang=True), look)
+    with pytest.raises(PreflightError) as caught:
+        open_link(HOST, shells, "python3", bundle)
+    assert shells.argv == ("cat",)
+    assert look.written.splitlines()[-1] == b"distmagic-word"
+    assert not look.has_stdin
+    golden(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [(b"distmagic-word\n", 0), (b"", None)],
+    ids=["Python is slow", "the connection is lost"],
+)
+def test_who_is_slow_behind_a_log_in_shell_is_waited_for(
+    bundle, said, code, monkeypatch
+):
+    monkeypatch.setattr(opening, "SHELL_S", 0.01)
+    look = FakeProcess(said, code=code)
+
+    class Slow(FakeProcess):
+        def read(self, max_bytes: int = 65536) -> bytes:
+            assert look.is_closed.wait(60)
+            return super().read(max_bytes)
+
+    slow = Slow(boot.PYTHON + b"\n" + reply(), lines(FACTS))
+    assert open_link(HOST, Shells(slow, look), "python3", bundle).facts == FACTS
+    assert not slow.is_closed.is_set()
+
+
 def test_a_connection_that_ends_before_python_speaks(bundle, golden):
     error = refusal(
         FakeProcess(code=None, stderr="client_loop: send disconnect\n"), bundle

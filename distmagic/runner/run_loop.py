@@ -23,15 +23,17 @@ a question to the user is answered within it.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from distmagic.connection.link import Link
 from distmagic.errors import Cancelled, DistmagicError
+from distmagic.remote.system.gc_pause import heap_left_alone
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.render.screen import Screen, TypedLine, UserRequest
@@ -66,6 +68,7 @@ from distmagic.state.model import RunState
 
 ABANDON_S = 5.0  # how long an unexpected error waits for the ranks to be gone
 BEAT_S = 0.1
+SHORT_S = 5.0  # a run that lasts longer is worth a full garbage collection
 
 T = TypeVar("T")
 
@@ -223,19 +226,27 @@ class RunLoop:
     ) -> None:  # fmt: skip
         """Follow all nodes until each is gone or lost. What the user asks for on the screen is done meanwhile.
 
-        `links` are by node rank; nodes without one are connected to. `detach`: let the job go on alone as soon as it runs, and return then. An interrupt does the same to a job that is
-        detached already.
+        `links` are by node rank; nodes without one are connected to. `detach`: let the job go on alone as soon as it
+        runs, and return then. An interrupt does the same to a job that is detached already.
         """
         self._table = table
         self._executor = executor
         self._memory = replace(self._memory, wants_detach=detach)
         try:
             # An interrupt that is raised in the middle would lose an event.
-            with interrupts.sent_to(self._interrupts):
-                self._perform(table.follow(links, self._clock()))
+            with ExitStack() as heap, interrupts.sent_to(self._interrupts):
+                now_s = self._clock()
+                freeze_at_s = math.inf
+                # Beside a run in the background the notebook works on, and what it lets go of has to be found.
+                if threading.current_thread() is threading.main_thread():
+                    freeze_at_s = now_s + SHORT_S
+                self._perform(table.follow(links, now_s))
                 while not (
                     self.state.is_over or decide.is_left(self.state, self._memory)
                 ):
+                    if self._clock() > freeze_at_s:
+                        freeze_at_s = math.inf
+                        heap.enter_context(heap_left_alone())
                     # Raised all the same, of a thread that has no signals, say.
                     try:
                         self._beat(limits)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -328,6 +332,95 @@ def test_the_screen_is_shown_at_most_ten_times_a_second():
     run = ScriptedRun(START, *[[]] * 98, [*end_of(0), *end_of(1)], step_s=0.01)
     run.run(screen=screen)
     assert 9 <= len(screen.shown) <= 11
+
+
+@pytest.fixture
+def own_heap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have nothing frozen, as in a notebook.
+
+    What the tests have imported is so and does not count: to collect it takes half a second, and to count it a tenth.
+    """
+    frozen, freeze, unfreeze = [0], gc.freeze, gc.unfreeze
+
+    def freeze_and_count() -> None:
+        frozen[0] += len(gc.get_objects())  # of those that are not frozen
+        freeze()
+
+    def unfreeze_all() -> None:
+        frozen[0] = 0
+        unfreeze()
+
+    monkeypatch.setattr(gc, "freeze", freeze_and_count)
+    monkeypatch.setattr(gc, "unfreeze", unfreeze_all)
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: frozen[0])
+    yield
+    freeze()
+
+
+class CountingScreen(FakeScreen):
+    """Notes at each state how much of the heap the garbage collector leaves alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen: list[int] = []
+
+    def show(self, state: RunState) -> None:
+        super().show(state)
+        self.frozen.append(gc.get_freeze_count())
+
+
+@pytest.mark.usefixtures("own_heap")
+def test_the_heap_is_left_alone_while_a_long_run_goes_on_and_only_then():
+    screen = CountingScreen()
+    ScriptedRun(START, [], [], [], [*end_of(0), *end_of(1)], step_s=2.0).run(
+        screen=screen
+    )
+    assert screen.frozen[0] == 0
+    assert screen.frozen[-1] > 0
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("own_heap")
+def test_a_short_run_freezes_nothing():
+    """Each freeze puts the next full collection off, and a notebook of short runs would never have one."""
+    screen = CountingScreen()
+    ScriptedRun(START, [*end_of(0), *end_of(1)]).run(screen=screen)
+    assert set(screen.frozen) == {0}
+
+
+@pytest.mark.usefixtures("own_heap")
+def test_beside_a_run_in_the_background_the_notebook_s_garbage_is_still_found():
+    screen = CountingScreen()
+    scripted = ScriptedRun(START, *[[]] * 20, [*end_of(0), *end_of(1)])
+    thread = threading.Thread(target=scripted.run, kwargs={"screen": screen})
+    thread.start()
+    thread.join()
+    assert len(screen.frozen) > 10, "it was a long one"
+    assert set(screen.frozen) == {0}
+
+
+@pytest.mark.usefixtures("own_heap")
+def test_garbage_from_before_a_long_run_is_not_kept_by_it():
+    class Node:
+        pass
+
+    gc.collect()
+    before, after = Node(), Node()
+    before.other, after.other = after, before  # only a garbage collection frees the two
+    gone = weakref.ref(before)
+    del before, after
+    ScriptedRun(START, [], [], [], [*end_of(0), *end_of(1)], step_s=2.0).run()
+    assert gone() is None
+
+
+@pytest.mark.usefixtures("own_heap")
+def test_a_heap_that_somebody_else_has_frozen_stays_so():
+    gc.freeze()
+    try:
+        ScriptedRun(START, [], [], [], [*end_of(0), *end_of(1)], step_s=2.0).run()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 @given(st.lists(EVENTS | st.just(KeyboardInterrupt), max_size=8), st.integers(0, 1))

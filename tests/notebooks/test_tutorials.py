@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import nbformat
@@ -14,6 +15,7 @@ from nbformat import NotebookNode
 
 from tests import REPOSITORY
 from tests.builders.course import COURSE, as_found, solved
+from tests.lab import pythons
 from tests.notebooks.kernel import environment, text_of
 
 pytestmark = pytest.mark.timeout(1200)
@@ -119,6 +121,41 @@ def test_slurm_in_ten_minutes(tmp_path):
     where = text_of(cell_with(cells, "HAS_SLURM ="))
     assert "cells run with: --hosts node1:1,node2:1" in where
     assert "4713 PENDING PartitionTimeLimit" in text_of(cell_with(cells, "RECORDED ="))
+    check_slurm(cells)
+    assert solved_all(cells)
+
+
+@pytest.mark.needs("lab", "slurm")
+def test_slurm_in_ten_minutes_on_real_slurm(slurm):
+    """On the log-in node, as it is: its cells run in an allocation, and sbatch takes what it exports."""
+    folder = slurm.lab.folder / "notebook"
+    folder.mkdir()
+    shutil.copy(SLURM, folder)
+    shutil.copy(COURSE / "course.py", folder)
+    # The job is started with torchrun, and sbatch hands PATH on to it.
+    path = pythons.path_of("full", slurm.lab.folder)
+    env = ["env", "-C", str(folder), f"PATH={path}", f"PYTHONPATH={REPOSITORY}"]
+    convert = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute"]
+    done = slurm.login.exec([*env, *convert, "--inplace", SLURM.name], timeout_s=1000)
+    assert done.returncode == 0, done.stderr
+    notebook = nbformat.read(folder / SLURM.name, 4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    where = text_of(cell_with(cells, "HAS_SLURM ="))
+    assert "cells run with: --on slurm --nodes 2 " in where
+    assert "PARTITION" in text_of(cell_with(cells, "RECORDED ="))
+    check_slurm(cells)
+    assert text_of(cells[-1]).count("not answered yet") == 5
+    first, second = slurm.names
+    for words in ("def train(epochs", "def fit(steps"):
+        shown = text_of(cell_with(cells, words))
+        assert re.search(rf"\b{first}\b(?s:.*)\b{second}\b", shown), shown
+    (_,) = (folder / "cifar-job").glob("*.out")  # of the job that it has submitted
+    shutil.rmtree(folder)
+    slurm.assert_clean()
+
+
+def check_slurm(cells: list[NotebookNode]) -> None:
+    """Check what the notebook of Slurm shows, on real Slurm or on hosts that stand in for it."""
     trained = text_of(cell_with(cells, "def train(epochs"))
     accuracy = re.search(r"test accuracy: (\d+)%", trained)
     assert accuracy is not None
@@ -159,7 +196,6 @@ def test_slurm_in_ten_minutes(tmp_path):
         )
         == 2
     )
-    assert solved_all(cells)
 
 
 def test_osmo(tmp_path):

@@ -87,15 +87,17 @@ def test_an_environment_is_named_and_has_its_own_python(ended):
     assert " /home/node/miniconda3/envs/nothing " in error.message
 
 
-def installed() -> tuple[str, str]:
-    """Return in which environment this rank is, and the version of a package that nothing else has."""
+def installed() -> tuple[str, str, object]:
+    """Return in which environment this rank is, the version of a package that nothing else has, and a list of torch.
+
+    Without an assertion: pytest's own module would be needed there for one.
+    """
     import sys
 
     import alpha  # type: ignore[import-not-found]
     import torch
 
-    assert torch.zeros(1).tolist() == [0.0]
-    return sys.prefix, str(alpha.VERSION)
+    return sys.prefix, str(alpha.VERSION), torch.zeros(1).tolist()
 
 
 def test_an_environment_is_synced_to_both_hosts_and_runs_are_in_it(ended):
@@ -129,7 +131,8 @@ def test_an_environment_is_synced_to_both_hosts_and_runs_are_in_it(ended):
         access=runner.access(ended, pythons=(("", "env:train"),)),
     )
     for rank in (0, 1):
-        prefix, version = run.results[rank]
+        prefix, version, zeros = run.results[rank]
+        assert zeros == [0.0]
         assert prefix.startswith("/home/node/.distmagic/envs/")
         assert version == "3.0"
     # A host that can't have it is named, and the other one has it.

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
+from distmagic.remote.system.memory import text_of
 from distmagic.remote.wire import protocol
 
 EVERY_S = 2.0
@@ -78,9 +79,9 @@ def chosen(gpus: GpuTable, mask: str | None) -> tuple[protocol.Gpu, ...]:
 
 def counters() -> tuple[float, ...]:
     """Return since the host's start: the time; the ticks of all CPUs, and idle ones; bytes received, and sent."""
-    ticks = [int(word) for word in _read("/proc/stat").split()[1:9]] or [0] * 8
+    ticks = [int(word) for word in text_of(Path("/proc/stat")).split()[1:9]] or [0] * 8
     received = sent = 0
-    for line in _read("/proc/net/dev").splitlines()[2:]:
+    for line in text_of(Path("/proc/net/dev")).splitlines()[2:]:
         name, _, numbers = line.partition(":")
         # No bridge of others.
         if Path(f"/sys/class/net/{name.strip()}/device").exists():
@@ -90,13 +91,6 @@ def counters() -> tuple[float, ...]:
     return time.monotonic(), sum(ticks), ticks[3] + ticks[4], received, sent
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
 def hardware(
     before: tuple[float, ...], now: tuple[float, ...], gpus: tuple[protocol.Gpu, ...]
 ) -> protocol.Hardware:
@@ -104,7 +98,7 @@ def hardware(
     past_s, ticks, idle, received, sent = (
         b - a for a, b in zip(before, now, strict=True)
     )
-    table = _read("/proc/meminfo")
+    table = text_of(Path("/proc/meminfo"))
     total, free = (
         int(found[1]) << 10 if (found := re.search(rf"{name}:\s*(\d+)", table)) else 0
         for name in ("MemTotal", "MemAvailable")

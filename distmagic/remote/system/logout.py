@@ -11,7 +11,6 @@ import functools
 import os
 import pwd
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,12 +106,8 @@ def _look() -> LogInSession:
         "org.freedesktop.login1.User",
         "Linger",
     )
-    scope: tuple[str, ...] = ()
-    for one in _SCOPES:
-        tried = _run((*one, "true"))
-        if tried is not None and tried.returncode == 0:
-            scope = one
-            break
+    works = (one for one in _SCOPES if _output(*one, "true") is not None)
+    scope = next(works, ())
     return LogInSession(
         cgroup=cgroup, user=_user(), kills=True, lingers=answer == "b true", scope=scope
     )
@@ -129,7 +124,7 @@ def _kills() -> bool:
     answer = _output(
         *_LOGIND, "/org/freedesktop/login1", "org.freedesktop.login1.Manager", *names
     )
-    lines = answer.splitlines()
+    lines = (answer or "").splitlines()
     if len(lines) != len(names):
         return False
     user = _user()
@@ -149,21 +144,16 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _output(*command: str) -> str:
-    found = _run(command)
-    return found.stdout.decode(errors="replace").strip() if found is not None else ""
-
-
-def _run(command: tuple[str, ...]) -> subprocess.CompletedProcess[bytes] | None:
-    if shutil.which(command[0]) is None:
-        return None
+def _output(*command: str) -> str | None:
+    """Return what a command prints, None where it is not there, or fails."""
     try:
-        return subprocess.run(
+        done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_TIMEOUT_S,
-            check=False,
+            check=True,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return None
+    return done.stdout.decode(errors="replace").strip()

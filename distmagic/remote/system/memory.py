@@ -34,7 +34,7 @@ class Cgroup:
     """The memory cgroup of a process, found while the process lives; its files can be read after the process's end."""
 
     def __init__(self, pid: int, root: Path = Path("/sys/fs/cgroup")) -> None:
-        table = _text_of(Path(f"/proc/{pid}/cgroup"))
+        table = text_of(Path(f"/proc/{pid}/cgroup"))
         self._events, self._limits = _cgroup_files(table, root)
         self._before = self._count()
 
@@ -43,7 +43,7 @@ class Cgroup:
         """The memory that the cgroup may use: the lowest limit of it and of all above it, None for none."""
         limits = []
         for path in self._limits:
-            text = _text_of(path).strip()
+            text = text_of(path).strip()
             if text.isdigit() and int(text) < _UNLIMITED:  # else "max"
                 limits.append(int(text))
         return min(limits, default=None)
@@ -53,7 +53,7 @@ class Cgroup:
         return self._count() > self._before
 
     def _count(self) -> int:
-        return _counted(_text_of(self._events)) if self._events is not None else 0
+        return _counted(text_of(self._events)) if self._events is not None else 0
 
 
 def _cgroup_files(table: str, root: Path) -> tuple[Path | None, tuple[Path, ...]]:
@@ -96,10 +96,11 @@ def _counted(text: str) -> int:
 
 
 def _count_of_host() -> int:
-    return _counted(_text_of(Path("/proc/vmstat")))
+    return _counted(text_of(Path("/proc/vmstat")))
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return the text of a file of the kernel's, "" where it can't be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -26,10 +26,10 @@ def cgroup(
     """Return a function that makes the cgroup of a process whose /proc/PID/cgroup says this."""
 
     def make_one(table: str) -> memory.Cgroup:
-        real = memory._text_of
+        real = memory.text_of
         monkeypatch.setattr(
             memory,
-            "_text_of",
+            "text_of",
             lambda path: table if path == Path("/proc/7/cgroup") else real(path),
         )
         return memory.Cgroup(7, tmp_path)

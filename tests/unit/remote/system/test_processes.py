@@ -117,15 +117,8 @@ def process(pid: int, parent: int, state: str = "S") -> ProcessInfo:
 
 
 def test_descendants_of_a_table():
-    table = [
-        process(1, 0),
-        process(2, 1),
-        process(3, 2),
-        process(4, 3, "Z"),
-        process(5, 4),
-        process(6, 1),
-        process(7, 9),
-    ]
+    rows = ((1, 0), (2, 1), (3, 2), (4, 3, "Z"), (5, 4), (6, 1), (7, 9))
+    table = [process(*row) for row in rows]
     assert [p.pid for p in processes.descendants(2, table)] == [3, 5]
     assert {p.pid for p in processes.descendants(1, table)} == {2, 3, 5, 6}
     assert processes.descendants(7, table) == ()
@@ -374,27 +367,8 @@ def test_what_can_not_be_ended_is_named(tree):
 
 
 @pytest.mark.parametrize(
-    "code",
-    [
-        0,
-        1,
-        127,
-        -9,
-        137,
-        -11,
-        139,
-        -6,
-        -7,
-        -15,
-        -2,
-        -40,
-        -99,
-        128,
-        200,
-        255,
-    ],
-    ids=str,
-)
+    "code", [0, 1, 127, -9, 137, -11, 139, -6, -7, -15, -2, -40, -99, 128, 200, 255], ids=str
+)  # fmt: skip
 def test_meanings(code, golden):
     golden(exit_codes.meaning_of(code, out_of_memory=""))
     assert exit_codes.outcome_of(code) == ("signalled" if code < 0 else "exited")

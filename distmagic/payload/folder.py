@@ -118,13 +118,6 @@ def _look(root: Path) -> Contents:
     return found
 
 
-def _add_entry(found: Contents, root: Path, path: str, entry: os.DirEntry[str]) -> None:
-    if entry.is_symlink():
-        _add_link(found, root, path)
-    elif entry.is_file(follow_symlinks=False):  # else a socket, a pipe, a device
-        found.files[path] = file_of(Path(entry.path))
-
-
 def file_of(path: Path) -> LocalFile:
     """Return the entry of a file that travels: path, size, mode. Raises OSError."""
     status = path.stat()
@@ -136,33 +129,17 @@ def file_of(path: Path) -> LocalFile:
     )
 
 
-def _add_link(found: Contents, root: Path, path: str) -> None:
-    """Keep a link that stays in the folder, as a relative one; note one that leads out."""
-    here = root / path
-    target = os.path.realpath(here)  # of links in a circle: one of them
-    if not Path(target).is_relative_to(root):
-        found.left_out.append(path)
-        return
-    written = os.readlink(here)
-    if Path(written).is_absolute():
-        written = os.path.relpath(target, here.parent)
-    elif _climbs_out(written, path.count("/")):
-        # It comes back by the folder's own name, which is another one on a host.
-        found.left_out.append(path)
-        return
-    found.links[path] = written
-
-
-def _climbs_out(target: str, depth: int) -> bool:
-    """Whether a relative link, `depth` folders below the top, goes above the top on its way."""
-    for part in target.split("/"):
-        if part == "..":
-            depth -= 1
-            if depth < 0:
-                return True
-        elif part not in ("", "."):
-            depth += 1
-    return False
+def _add_entry(found: Contents, root: Path, path: str, entry: os.DirEntry[str]) -> None:
+    """Keep a file; keep a link that stays in the folder, as a relative one, and note one that leads out."""
+    here = Path(entry.path)
+    if entry.is_file(follow_symlinks=False):
+        found.files[path] = file_of(here)
+    elif entry.is_symlink():  # else a socket, a pipe, a device
+        target = os.path.realpath(here)  # of links in a circle: one of them
+        if Path(target).is_relative_to(root):
+            found.links[path] = os.path.relpath(target, here.parent)
+        else:
+            found.left_out.append(path)
 
 
 def check_size(contents: Contents, limit_bytes: int, what: str) -> None:

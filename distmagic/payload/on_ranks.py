@@ -35,6 +35,7 @@ _UNKNOWN = ""  # the name of an import that its text doesn't show
 _IMPORTERS = ("import_module", "__import__")
 _MORE_SETTERS = ("load_dotenv", "dotenv.load_dotenv", "os.unsetenv", "unsetenv")
 _STARTERS = ("spawn", "start_processes")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _OF_TORCH = ("mp", "multiprocessing", "torch.multiprocessing")
 
 # A name for the user, the text, and the lines of it that ranks run: None for all.
@@ -55,25 +56,56 @@ class OnRanks:
     notice: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Where something happens: the number of a text, the line, and whether a function does it, which is called later."""
-
-    text: int
-    line: int
-    is_in_function: bool
-
-
 @dataclass
 class _Order:
-    """What texts do: the places of imports, with their names, and of statements that set variables.
+    """What texts do, each named by its number. What a function does comes later, when it is called.
 
+    imports: text, line and name of each import; the line is 0 in a function
+    settings: text and line of each statement that sets a variable, and whether a function does it
     calls: {text: the first line at which the text itself calls something}; an import further down may come after the call
     """
 
-    imports: list[tuple[_Place, str]] = field(default_factory=list)
-    settings: list[_Place] = field(default_factory=list)
+    imports: list[tuple[int, int, str]] = field(default_factory=list)
+    settings: list[tuple[int, int, bool]] = field(default_factory=list)
     calls: dict[int, int] = field(default_factory=dict)
+
+    def note(
+        self, text: int, line: int, node: ast.AST, *, is_in_function: bool
+    ) -> None:
+        """Note what a statement or an expression does."""
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = imports_of_statement(node) or [_UNKNOWN]
+            at = 0 if is_in_function else line
+            self.imports += [(text, at, name) for name in names]
+        if isinstance(node, ast.Call):
+            called = dotted(node.func)
+            if called.rpartition(".")[2] in _IMPORTERS:
+                self.imports.append((text, 0, _UNKNOWN))
+            # A function of Python's own calls none of the program's.
+            may_set = called.partition(".")[0] not in sys.stdlib_module_names
+            if may_set and not is_in_function:
+                self.calls[text] = min(line, self.calls.get(text, line))
+        if _sets_variable(node):
+            self.settings.append((text, line, is_in_function))
+
+    def may_be_loaded(self, first: Iterable[str]) -> frozenset[str] | None:
+        """Return what is imported before the first variable is set; nothing where more is imported later."""
+        if not self.settings:
+            return None
+        found = set(first)
+        for text, line, name in self.imports:
+            before_calls = line < self.calls.get(text, sys.maxsize)
+            is_early = line > 0 and all(
+                (text == other and line < at) or (is_later and before_calls)
+                for other, at, is_later in self.settings
+            )
+            if is_early and name != _UNKNOWN:
+                found.add(name)
+        for _, _, name in self.imports:
+            is_python = name.partition(".")[0] in sys.stdlib_module_names
+            if name not in found and not is_python:
+                return frozenset()
+        return frozenset(found)
 
 
 def look(
@@ -100,79 +132,33 @@ def look(
             tree = ast.parse(text)
         except (SyntaxError, ValueError):
             continue
-        for node, is_in_function in _walk(tree, is_in_function=lines is not None):
+        waiting: list[tuple[ast.AST, bool]] = [(tree, lines is not None)]
+        while waiting:
+            node, is_in_function = waiting.pop()
             line = getattr(node, "lineno", 0)
             if lines is None or line in lines:
-                place = _Place(text=number, line=line, is_in_function=is_in_function)
-                _note(order, place, node)
-                if not notice and isinstance(node, ast.Call):
-                    # Of torch's `mp.spawn`, by its module's usual names or by its argument `nprocs`.
-                    before, _, last = dotted(node.func).rpartition(".")
-                    has_ranks = any(one.arg == "nprocs" for one in node.keywords)
-                    if last in _STARTERS and (before in _OF_TORCH or has_ranks):
-                        function = ast.unparse(node.args[0]) if node.args else "train"
-                        notice = (
-                            f"{label}, line {node.lineno} starts ranks of its own ({dotted(node.func)}). torchrun has started them already, and "
-                            "process groups of other processes hang. Write in its place "
-                            f'{function}(int(os.environ["RANK"]), ...), with int(os.environ["WORLD_SIZE"]) for the number of ranks.'
-                        )
-    loaded = _may_be_loaded(order, frozenset(first))
+                order.note(number, line, node, is_in_function=is_in_function)
+                notice = notice or _started_by(node, label)
+            is_inner = is_in_function or isinstance(node, _FUNCTIONS)
+            waiting += [(child, is_inner) for child in ast.iter_child_nodes(node)]
+    loaded = order.may_be_loaded(first)
     return OnRanks(may_be_loaded=loaded, notice=notice, imports=frozenset(imports))
 
 
-def _walk(tree: ast.AST, *, is_in_function: bool) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield all nodes, and whether each is in a function."""
-    waiting = [(tree, is_in_function)]
-    while waiting:
-        node, is_inside = waiting.pop()
-        yield node, is_inside
-        is_inside = is_inside or isinstance(
-            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-        )
-        waiting += [(child, is_inside) for child in ast.iter_child_nodes(node)]
-
-
-def _note(order: _Order, place: _Place, node: ast.AST) -> None:
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        names = imports_of_statement(node) or [_UNKNOWN]
-        order.imports += [(place, name) for name in names]
-    if isinstance(node, ast.Call):
-        called = dotted(node.func)
-        if called.rpartition(".")[2] in _IMPORTERS:
-            order.imports.append((place, _UNKNOWN))
-        # A function of Python's own calls none of the program's.
-        may_set = called.partition(".")[0] not in sys.stdlib_module_names
-        if may_set and not place.is_in_function:
-            before = order.calls.get(place.text, place.line)
-            order.calls[place.text] = min(before, place.line)
-    if _sets_variable(node):
-        order.settings.append(place)
-
-
-def _may_be_loaded(order: _Order, first: frozenset[str]) -> frozenset[str] | None:
-    """Return what the program imports before it sets its first variable; nothing where it imports more later."""
-    if not order.settings:
-        return None
-    found = set(first)
-    for place, name in order.imports:
-        if name != _UNKNOWN and all(
-            _is_before(place, setting, order.calls) for setting in order.settings
-        ):
-            found.add(name)
-    for _, name in order.imports:
-        is_python = name.partition(".")[0] in sys.stdlib_module_names
-        if name not in found and not is_python:
-            return frozenset()
-    return frozenset(found)
-
-
-def _is_before(place: _Place, setting: _Place, calls: Mapping[int, int]) -> bool:
-    """Whether what the text does at `place` has happened for certain when it sets a variable."""
-    if place.is_in_function:
-        return False
-    if place.text == setting.text and place.line < setting.line:
-        return True
-    return setting.is_in_function and place.line < calls.get(place.text, sys.maxsize)
+def _started_by(node: ast.AST, label: str) -> str:
+    """Return a notice for a call that starts ranks: torch's `mp.spawn`, by its module's usual names or by `nprocs`."""
+    if not isinstance(node, ast.Call):
+        return ""
+    before, _, last = dotted(node.func).rpartition(".")
+    has_ranks = any(one.arg == "nprocs" for one in node.keywords)
+    if last not in _STARTERS or not (before in _OF_TORCH or has_ranks):
+        return ""
+    function = ast.unparse(node.args[0]) if node.args else "train"
+    return (
+        f"{label}, line {node.lineno} starts ranks of its own ({dotted(node.func)}). torchrun has started them already, and "
+        "process groups of other processes hang. Write in its place "
+        f'{function}(int(os.environ["RANK"]), ...), with int(os.environ["WORLD_SIZE"]) for the number of ranks.'
+    )
 
 
 def of_codes(

@@ -43,7 +43,7 @@ if __name__ == "__main__":
     from distmagic.remote.values import call
     sources.load(Path(payload_code))
     sys.modules["__main__"] = main = types.ModuleType("__main__")
-    main.__file__ = str(call.write_main(payload_call, Path(folder)))
+    main.__file__ = call.write_main(Path(folder, call.MAIN_FILE), payload_call)
     print(call.perform(call.load(payload_call, main), main))
 """
 

@@ -276,7 +276,7 @@ class CellLoop:
             self._defining.append(path)
             # A new file: a fork server has loaded the one before, and does not read that again.
             main = self._around.folder / f"rank{self._rank}.main{request.cell}.py"
-            self._main.__file__ = str(call.write_main_of(self._defining, main))
+            self._main.__file__ = call.write_main(main, *self._defining)
         elif not request.blob:
             path.unlink()
         self._around.labels.update(cell.labels)

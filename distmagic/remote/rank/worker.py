@@ -158,7 +158,7 @@ def _work(
     # A new `__main__`. Its file lets spawned children, such as DataLoader workers, load what the payload defines.
     user_main = types.ModuleType("__main__")
     user_main.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    user_main.__file__ = str(call.write_main(rank.call, rank.folder))
+    user_main.__file__ = call.write_main(rank.folder / call.MAIN_FILE, rank.call)
     sys.modules["__main__"] = user_main
     # Registered before the user's own functions, so it is called after them.
     atexit.register(clear_main, user_main)

@@ -20,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from distmagic.remote.values import unpicklable
+
 MAX_BYTES = 64 << 10  # of one, pickled
 MAX_ALL_BYTES = 1 << 20  # the newest first
 _EVERYWHERE = ("__main__", "builtins", "cloudpickle", "distmagic")
@@ -66,17 +68,11 @@ def is_offered(name: str, value: object) -> bool:
 
 def _has_secret(value: object) -> bool:
     """Whether a class has a secret among its attributes, or a function among its defaults and what it encloses."""
-    parts: list[tuple[str, object]] = []
+    parts: Iterable[tuple[str, object]] = ()
     if isinstance(value, type):
-        parts += vars(value).items()
+        parts = vars(value).items()
     if isinstance(value, types.FunctionType):
-        code, defaults = value.__code__, value.__defaults__ or ()
-        names = code.co_varnames[: code.co_argcount]
-        parts += zip(names[len(names) - len(defaults) :], defaults, strict=True)
-        parts += (value.__kwdefaults__ or {}).items()
-        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
-            with suppress(ValueError):  # it is empty yet
-                parts.append((name, cell.cell_contents))
+        parts = unpicklable.enclosed(value)
     return any(
         isinstance(part, str | bytes) and not _is_constant(part, name)
         for name, part in parts

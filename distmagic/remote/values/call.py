@@ -8,7 +8,7 @@ import inspect
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,23 +159,18 @@ def _returning(tree: ast.Module) -> ast.Module:
     return ast.fix_missing_locations(ast.Module(body, tree.type_ignores))
 
 
-def write_main(path: str | os.PathLike[str], folder: Path) -> Path:
+def write_main(file: Path, *paths: str | os.PathLike[str]) -> str:
     """Write the file that a rank's `__main__.__file__` has to name, and return its path.
 
     A child process that is spawned (not forked) runs that file as its own `__main__`: it finds there what the
-    payload at `path` defines. The bundle and the payload's modules must be on the parent's `sys.path`.
+    payloads and cells at `paths` define. The bundle and the payload's modules must be on the parent's `sys.path`.
     """
-    return write_main_of([path], folder / MAIN_FILE)
-
-
-def write_main_of(paths: Iterable[str | os.PathLike[str]], file: Path) -> Path:
-    """Write the same to `file`, for what the payloads and cells at `paths` define."""
     text = _MAIN_TEXT
     for path in paths:
         text += f"call.define({os.path.abspath(path)!r}, globals())\n"
     with atomic_write(file) as out:
         out.write(text.encode())
-    return file
+    return str(file)
 
 
 def defines(cell: Cell) -> bool:

@@ -61,14 +61,9 @@ def reduced(obj: Any) -> Any:
         and vars(obj).keys() >= _SINGLEDISPATCH
     ):
         dispatching: Any = obj
-        return (
-            _dispatching,
-            (dispatching.registry[object],),
-            dict(dispatching.registry),
-            None,
-            None,
-            _register_all,
-        )
+        default = (dispatching.registry[object],)
+        registry = dict(dispatching.registry)
+        return functools.singledispatch, default, registry, None, None, _register_all
     made = _reduced_standard(obj)
     if made is NotImplemented and _is_by_name_only(obj):
         raise pickle.PicklingError(
@@ -145,10 +140,6 @@ def _context_var(
 
 def _lru_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
-
-
-def _dispatching(default: Callable[..., Any]) -> Any:
-    return functools.singledispatch(default)
 
 
 def _register_all(

@@ -89,14 +89,14 @@ def _loggers() -> dict[str, dict[str, Any]]:
     loggers = {one.name: one for one in values if isinstance(one, logging.Logger)}
     found = {}
     for name, logger in {**loggers, "": logging.root}.items():
-        handlers = [made for one in logger.handlers if (made := _handler(one))]
-        left = [type(one).__name__ for one in logger.handlers if not _handler(one)]
+        rows = {one: _handler(one) for one in logger.handlers}
+        handlers = [row for row in rows.values() if row]
         usual = logging.NOTSET if name else logging.WARNING
         if handlers or logger.level != usual or not logger.propagate:
             found[name] = {
                 "level": logger.level,
                 "handlers": handlers,
-                "left": left,
+                "left": [type(one).__name__ for one, row in rows.items() if not row],
                 "propagate": logger.propagate,
             }
     found.pop("root", None)

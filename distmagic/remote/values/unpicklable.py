@@ -161,23 +161,26 @@ def _wrapper_parts(part: ValuePart, partial: Any) -> Iterator[ValuePart]:
         yield ValuePart(owner=_name(partial.func), path=name, value=arg)
 
 
-def captured(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield name and value of the variables of elsewhere that a function uses, and of its defaults."""
-    cells = function.__closure__ or ()
-    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+def enclosed(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    """Yield name and value of what a function has for itself: variables of the functions around it, and its defaults."""
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
         except ValueError:
             continue  # a variable that was never assigned
+    defaults = function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    yield from zip(names[len(names) - len(defaults) :], defaults, strict=False)
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def captured(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    """Yield name and value of the variables of elsewhere that a function uses, and of its defaults."""
+    yield from enclosed(function)
     for name in dict.fromkeys(_global_names(function.__code__)):
         if name in function.__globals__:
             yield name, function.__globals__[name]
-    code = function.__code__
-    defaults = function.__defaults__ or ()
-    yield from zip(
-        code.co_varnames[: code.co_argcount][-len(defaults) :], defaults, strict=False
-    )
-    yield from (function.__kwdefaults__ or {}).items()
     yield from vars(function).items()  # what decorators put there: __wrapped__
 
 

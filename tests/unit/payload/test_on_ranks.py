@@ -72,6 +72,7 @@ EARLY: dict[str, list[str]] = {
     "after a call of Python's own": [
         f"sys.path.insert(0, '.')\nimport lib\n{IN_FUNCTION}"
     ],
+    "after a call, before the function": [f"g()\nimport lib\n{IN_FUNCTION}"],
     "after the function": [f"{IN_FUNCTION}\nimport lib\nf()"],
     "in another text": ["import lib\nlib.f()", IN_FUNCTION],
 }

@@ -147,7 +147,7 @@ from distmagic.remote.rank import sources
 from distmagic.remote.values import call, left_out
 sources.load(Path(payload_code))
 sys.modules["__main__"] = main = types.ModuleType("__main__")
-main.__file__ = str(call.write_main(payload_call, Path(folder)))
+main.__file__ = call.write_main(Path(folder, call.MAIN_FILE), payload_call)
 try:
     value = call.perform(call.load(payload_call, main), main)
 except ZeroDivisionError:

@@ -63,7 +63,8 @@ def beside(tmp_path, monkeypatch):
 
     def write(**texts: str) -> Path:
         for name, text in texts.items():
-            file = folder / (name.replace("__", "/") + ".py")
+            inner = name if "/" in name else name.replace("__", "/")
+            file = folder / f"{inner}.py"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         importlib.invalidate_caches()
@@ -225,51 +226,37 @@ def test_children_of_a_whole_cell_find_its_definitions(tmp_path):
 # ---- local modules
 
 
-def test_modules_beside_the_notebook_travel_with_those_that_they_import(
-    beside, tmp_path
-):
-    beside(
-        first="import second\ndef f():\n    return second.VALUE\n", second="import json, yaml\nVALUE = 42\n",
-        third="unused = 1\n",
-    )  # fmt: skip
-    thunk = cell("import first\ndef train():\n    return first.f()\ntrain()")
-    payload = packed(thunk)
-    assert names_in(payload) == ["first.py", "second.py"]
-    assert on_a_rank(payload, tmp_path) == "42"
+# Files beside the notebook, a cell that prints 42 by them, and the Python files that travel.
+MODULES = {
+    "with those that they import": (
+        {"first": "import second\ndef f():\n    return second.VALUE\n", "second": "import json, yaml\nVALUE = 42\n", "third": ""},
+        "import first\ndef train():\n    return first.f()\ntrain()",
+        ["first.py", "second.py"],
+    ),
+    "imported in a function": (
+        {"lazy": "VALUE = 42\n"},
+        "def train():\n    def inner():\n        from lazy import VALUE\n        return VALUE\n    return inner()\ntrain()",
+        ["lazy.py"],
+    ),
+    "a whole package": (
+        {"pkg/__init__": "", "pkg/a": "from . import b\nfrom .sub.c import VALUE\n", "pkg/b": "", "pkg/sub/c": "VALUE = 42\n", "pkg/.hidden/x": ""},
+        "from pkg.a import VALUE\nimport pkg.a\ndef train():\n    return pkg.a.VALUE\ntrain()",
+        ["pkg/.hidden/x.py", "pkg/__init__.py", "pkg/a.py", "pkg/b.py", "pkg/sub/c.py"],
+    ),
+    "a namespace package": (
+        {"space/inner/mod": "class Model:\n    value = 42\n"},
+        "from space.inner.mod import Model\nmodel = Model()\ndef train():\n    return model.value\ntrain()",
+        ["space/inner/mod.py"],
+    ),
+}  # fmt: skip
 
 
-def test_an_import_inside_the_function_is_found(beside, tmp_path):
-    beside(lazy="VALUE = 42\n")
-    payload = packed(
-        cell(
-            "def train():\n    def inner():\n        from lazy import VALUE\n        return VALUE\n    return inner()\ntrain()"
-        )
-    )
-    assert names_in(payload) == ["lazy.py"]
-    assert on_a_rank(payload, tmp_path) == "42"
-
-
-def test_a_package_travels_as_a_whole_with_relative_imports(beside, tmp_path):
-    beside(
-        pkg__a="from . import b\nfrom .sub.c import VALUE\n",
-        pkg__b="",
-        pkg__sub__c="VALUE = 42\n",
-    )
-    (tmp_path / "project/pkg/__init__.py").write_text("")
-    (tmp_path / "project/pkg/.hidden").mkdir()
-    (tmp_path / "project/pkg/.hidden/x.py").write_text("")
-    payload = packed(
-        cell(
-            "from pkg.a import VALUE\nimport pkg.a\ndef train():\n    return pkg.a.VALUE\ntrain()"
-        )
-    )
-    assert names_in(payload) == [
-        "pkg/.hidden/x.py",
-        "pkg/__init__.py",
-        "pkg/a.py",
-        "pkg/b.py",
-        "pkg/sub/c.py",
-    ]
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_beside_the_notebook_travel(name, beside, tmp_path):
+    files, source, names = MODULES[name]
+    beside(**files)
+    payload = packed(cell(source))
+    assert names_in(payload) == names
     assert on_a_rank(payload, tmp_path) == "42"
 
 
@@ -338,17 +325,6 @@ def test_modules_that_an_import_finds_go_by_their_names(beside, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
     importlib.import_module("of_another_folder")
     assert local_modules.loaded_by_path() == []
-
-
-def test_a_namespace_package_travels(beside, tmp_path):
-    beside(space__inner__mod="class Model:\n    value = 42\n")
-    payload = packed(
-        cell(
-            "from space.inner.mod import Model\nmodel = Model()\ndef train():\n    return model.value\ntrain()"
-        )
-    )
-    assert names_in(payload) == ["space/inner/mod.py"]
-    assert on_a_rank(payload, tmp_path) == "42"
 
 
 def test_what_is_on_disk_travels(beside, tmp_path):

@@ -26,6 +26,7 @@ KEPT_NOTICES = 100
 KEPT_LINES = 1000  # lines of output kept in memory, of all ranks together: as many as a page shows
 KEPT_LINE_CHARS = 2000
 KEPT_PICTURES = 4
+_PICTURE_CHARS = 400_000  # of all of them, in base64: a saved notebook has them
 KEPT_DUMPS = 4  # requests for stacks, and the answers
 STREAMS = ("stdout", "stderr")
 # Lines of torch that are in the logs alone: of a host without a reverse name, and of torchrun's usual number of threads.
@@ -159,6 +160,8 @@ class RunStateBuilder:
         )
         self.pictures.append(picture)
         del self.pictures[:-KEPT_PICTURES]
+        while sum(len(one.png) for one in self.pictures) > _PICTURE_CHARS:
+            del self.pictures[0]
 
     def take_dumped(self, node_rank: int, what: protocol.StacksDone) -> None:
         """Note that a node has answered a request for stacks for all its ranks."""

@@ -29,6 +29,18 @@ def test_the_last_four_are_kept():
     assert 'alt="picture of rank 0 gpu-a, step 5"' in html
 
 
+def test_large_ones_push_older_ones_out():
+    state = begun(*(picture(0, side=400) for _ in range(6)))
+    assert 1 <= len(state.pictures) < 4
+    assert len(render.pictures(state)) < 402_000
+
+
+def test_one_that_is_larger_than_all_may_be_is_not_kept():
+    state = begun(picture(0, side=700))
+    assert state.pictures == ()
+    assert render.pictures(state) == ""
+
+
 def test_a_host_shows_pictures_of_its_own_ranks_alone():
     state = begun(picture(0, node=1), picture(99))
     assert state.pictures == ()

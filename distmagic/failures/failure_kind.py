@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterable
 
 from distmagic.remote.wire.protocol import Ended, Exit
 
@@ -79,6 +80,7 @@ _CURES = (
         ),
     ),
 )
+_ASSERTION = re.compile(r"Assertion `[^`']{1,200}['`] failed")
 _NAME = re.compile(r"NameError: (?:global )?name '(?P<name>\w{1,100})' is not defined")
 
 
@@ -126,3 +128,12 @@ def cure_in_words(text: str, host: str, *, stays: bool = False) -> str:
         f"{usual} If an earlier run has made {found['name']}: ranks are "
         "new processes in each cell, so return it from that run and pass it on."
     )
+
+
+def assertion_in_words(text: str, stderr: Iterable[str]) -> str:
+    """Return which assertion of a kernel has failed, "" for other errors: CUDA writes it to stderr alone."""
+    if "device-side assert" in text:
+        for line in stderr:
+            if found := _ASSERTION.search(line):
+                return f"{found[0]}."
+    return ""

@@ -218,10 +218,10 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     for node_rank, why in state.lost:
         where = f"{state.nodes[node_rank].host} was lost too, which may be the cause: {why}\n{where}"
     parted = explain_failed_call(state)
-    cure = failure_kind.cure_in_words(
-        _exception(worker), worker.host, stays=bool(state.cell)
-    )
-    where = _joined(parted, _connection(state, worker), cure, where)
+    text = _exception(worker)
+    asserted = failure_kind.assertion_in_words(text, _stderr(state, worker.rank))
+    cure = failure_kind.cure_in_words(text, worker.host, stays=bool(state.cell))
+    where = _joined(parted, _connection(state, worker), asserted, cure, where)
     if ended.failure is not None:
         what = f"{worker.label} raised {ended.failure.type}"
         lines = ended.failure.message.strip().splitlines() or [""]

@@ -12,7 +12,7 @@ from distmagic.remote.wire import protocol as p
 from distmagic.state.events import Gone
 from distmagic.state.fold import fold
 from distmagic.state.verdict import verdict
-from tests.builders.events import at, begun, ended, raised
+from tests.builders.events import at, begun, ended, output, raised
 
 OUT_OF_MEMORY = (
     "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has a total capacity of 79.15 GiB of which 9.81 GiB is free. "
@@ -23,6 +23,10 @@ ASSERTION = (
     "CUDA error: device-side assert triggered\n"
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
     "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+)
+SAID = (
+    "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:94: operator(): block: [0,0,0], thread: [0,0,0] "
+    'Assertion `-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.'
 )
 
 
@@ -53,6 +57,7 @@ def test_what_an_error_says_of_its_gpu(text, golden):
 def test_the_error_of_the_run_says_it_too(kind, message, golden):
     failure = p.Failure(type=kind, message=message, traceback="Traceback")
     state = begun(
+        output(f"{SAID}\n", stream="stderr"),
         ended(0, outcome="raised", code=1, failure=failure),
     )
     error = verdict(fold(state, [at(Gone(), node) for node in (0, 1)]))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from distmagic.errors import UsageError
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request import notebook_effects
-from distmagic.request.cell import CellPlan, names_evaluated
+from distmagic.request.cell import CellPlan, names_evaluated, names_wanted
 from distmagic.request.notebook_effects import LocalEffect
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ _ARGPARSE_HINT = (
     'Give parse_args a list, such as parse_args(["--lr", "0.1"]); or move it into the function; or write %%distributed '
     "--whole, and every rank runs the whole cell. %%distributed --script -- --lr 0.1 does that with these arguments."
 )
+_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _OF_TORCH = ("environment variable", "Default process group has not been initialized")
 
 
@@ -56,17 +57,27 @@ def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -
                 print(cause, file=sys.stderr)
         _show_from(error.__traceback__, error, shell)
         raise
-    reject_missing_names(shell, plan)
+    _reject_names(plan, {*shell.user_ns, *dir(builtins), "__file__"})
     if effects:
         print(f"! {notebook_effects.note(effects)}")
 
 
-def reject_missing_names(shell: InteractiveShell, plan: CellPlan) -> None:
-    """Raise `UsageError` for a name of the call that is nowhere: each rank would raise NameError."""
-    known = {*shell.user_ns, *dir(builtins), "__file__"}
+def reject_names_early(shell: InteractiveShell, plan: CellPlan) -> None:
+    """Raise `UsageError` for a name of the call that is nowhere, before the cell's own statements have run: if they call nothing."""
+    for statement in plan.local:
+        for node in notebook_effects.executed(statement):
+            if isinstance(node, ast.Call):
+                return  # it may make any name
+    made = [one.name for one in plan.local if isinstance(one, _NAMED)]
+    found = names_evaluated(plan).keys() - names_wanted(plan).keys()
+    _reject_names(plan, {*shell.user_ns, *made, *found})
+
+
+def _reject_names(plan: CellPlan, known: Collection[str]) -> None:
+    """Raise `UsageError` for a name of the call that is not known: each rank would raise NameError."""
     for name, lineno in names_evaluated(plan).items():
         if name not in known:
-            close = difflib.get_close_matches(name, shell.user_ns, 1)
+            close = difflib.get_close_matches(name, known, 1)
             raise UsageError(
                 f"line {lineno}: {name} is not defined, and the call needs it; nothing was started.",
                 f"Did you mean {close[0]}?" if close else "",

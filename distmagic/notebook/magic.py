@@ -26,6 +26,7 @@ from distmagic.notebook import commands, run_names
 from distmagic.notebook.completion import MAGICS, RANKS, Completer
 from distmagic.notebook.local_run import (
     note_library_changes,
+    reject_names_early,
     run_local,
 )
 from distmagic.notebook.settings import Notebook
@@ -106,6 +107,7 @@ class Magics:
             print(sanitize.lines(self._export(plan, request)))
             return None
         names[:0] = plan.targets
+        reject_names_early(self.shell, plan)
         if request.dry_run and request.allocation is not None:
             from distmagic.session.dry_run import preview
 

@@ -365,13 +365,22 @@ def test_a_wrong_request_starts_nothing(lab, cell, golden):
         ("print([x for x in rows])", ("rows is not defined", "")),
     ],
 )  # fmt: skip
-def test_a_name_of_the_call_that_is_nowhere_fails_here(lab, cell, words):
+def test_a_name_of_the_call_that_is_nowhere_fails_here_and_asks_no_host(
+    lab, cell, words
+):
     error = lab.error(f"%%distributed -o run\n{cell}")
     assert isinstance(error, UsageError)
     message, hint = words
     assert error.message.startswith(f"line {cell.count(chr(10)) + 2}: {message}")
     assert error.hint == hint
-    assert "launch" not in lab.session.log
+    assert lab.session.log == []
+
+
+def test_a_name_of_the_call_that_is_nowhere_fails_before_the_cells_own_lines_run(lab):
+    cell = "began = 1\nfor n in range_of:\n    began += n\nfitt(began)"
+    lab.shell.user_ns["range_of"] = [1, 2]
+    assert "fitt is not defined" in str(lab.error(f"%%distributed\n{cell}"))
+    assert "began" not in lab.shell.user_ns
 
 
 def test_a_name_that_the_cells_own_lines_might_have_made_is_looked_for_once_they_have_run(

@@ -11,10 +11,11 @@ import linecache
 import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from distmagic.errors import UsageError
+from distmagic.payload.refused import made_alone
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request import notebook_effects
 from distmagic.request.cell import CellPlan, names_evaluated, names_wanted
@@ -39,9 +40,10 @@ def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -
     """Run the cell's own statements, as a cell without the magic would, and print what they did in the notebook alone.
 
     `given` are variables that the ranks get from the request. Raises what the statements raise, with a note where that
-    is because the notebook is not a rank; `UsageError` where argparse ended the cell, and where the call needs a name that is
-    nowhere.
+    is because the notebook is not a rank; `UsageError` where argparse ended the cell, where the call needs a name that is
+    nowhere, and, before any of them has run, where the call takes what has to be made on each rank.
     """
+    _reject_made_here(shell, plan)
     effects = notebook_effects.local_effects(plan.local, given)
     module = shell.transform_ast(ast.Module(list(plan.local), []))
     code = shell.compile(module, plan.filename, "exec")
@@ -60,6 +62,47 @@ def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -
     _reject_names(plan, {*shell.user_ns, *dir(builtins), "__file__"})
     if effects:
         print(f"! {notebook_effects.note(effects)}")
+
+
+def _reject_made_here(shell: InteractiveShell, plan: CellPlan) -> None:
+    """Raise `UsageError` where the call takes an object to the ranks that each has to make itself, before it is made here."""
+    taken = names_evaluated(plan).keys()
+    origins = _origins(shell.user_ns, plan)
+    for statement in plan.local:
+        value = getattr(statement, "value", None)
+        if not isinstance(statement, ast.Assign) or not isinstance(value, ast.Call):
+            continue
+        first, _, rest = notebook_effects.dotted(value.func).partition(".")
+        what = made_alone(f"{origins.get(first, '')}.{rest}".strip("."))
+        names = {one.id for one in statement.targets if isinstance(one, ast.Name)}
+        for name in names & taken if what else ():
+            raise UsageError(
+                f"line {statement.lineno} would make `{name}`, {what}, in the notebook, which is not a rank, and the call "
+                "takes it to the ranks; nothing has run.",
+                notebook_effects.CURE,
+            )
+
+
+def _origins(namespace: Mapping[str, object], plan: CellPlan) -> dict[str, str]:
+    """Return the full names of modules and classes, by the names that the cell's statements have for them."""
+    found = {}
+    for name, value in namespace.items():
+        if isinstance(value, type):
+            found[name] = f"{value.__module__}.{value.__qualname__}"
+        elif isinstance(value, ModuleType):
+            found[name] = value.__name__
+    for statement in plan.local:
+        if isinstance(statement, _NAMED):
+            found[statement.name] = ""
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            for alias in statement.names:
+                whole, name = alias.name, alias.asname or alias.name
+                if isinstance(statement, ast.ImportFrom):
+                    whole = f"{statement.module}.{whole}"
+                elif not alias.asname:
+                    whole = name = name.partition(".")[0]
+                found[name] = whole
+    return found
 
 
 def reject_names_early(shell: InteractiveShell, plan: CellPlan) -> None:

@@ -41,6 +41,15 @@ class MadeAlone(NotToTravel):
     """The object was made in the notebook, and has the notebook's rank and world size."""
 
 
+def made_alone(name: str) -> str:
+    """Return what to call an object of such a class, by the name under which code imports it; "" for all others."""
+    package, last = name.partition(".")[0], name.rpartition(".")[2]
+    for whole, what in _FRAMEWORKS.items():
+        if whole.startswith(f"{package}.") and whole.endswith(f".{last}"):
+            return what
+    return ""
+
+
 def refuse(value: object) -> None:
     """Raise `pickle.PicklingError` for an object that must not travel; `MadeAlone` where every rank would work alone with it."""
     kind = type(value)

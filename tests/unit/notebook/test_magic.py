@@ -356,6 +356,32 @@ def test_a_wrong_request_starts_nothing(lab, cell, golden):
 
 
 @pytest.mark.parametrize(
+    ("lines", "is_refused"),
+    [
+        ("from transformers import Trainer\ntr = Trainer()", True),
+        ("from transformers import Trainer as T\ntr = T()", True),
+        ("import lightning as L\ntr = L.Trainer()", True),
+        ("import torch.nn.parallel\ntr = torch.nn.parallel.DistributedDataParallel(1)", True),
+        ("import accelerate\ntr = accelerate.Accelerator()", True),
+        ("from mingpt.trainer import Trainer\ntr = Trainer()", False),
+        ("class Trainer: pass\ntr = Trainer()", False),
+        ("from transformers import Trainer\nother = Trainer()\ntr = []", False),
+    ],
+)  # fmt: skip
+def test_what_each_rank_has_to_make_is_refused_before_a_line_has_run(
+    lab, lines, is_refused
+):
+    before = "began = 1"
+    error = lab.error(f"%%distributed\n{before}\nraise ValueError\n{lines}\nprint(tr)")
+    assert isinstance(error, UsageError if is_refused else ValueError)
+    assert ("began" in lab.shell.user_ns) != is_refused
+    if is_refused:
+        assert "`tr`" in error.message
+        assert "nothing has run" in error.message
+        assert "--whole" in error.hint
+
+
+@pytest.mark.parametrize(
     ("cell", "words"),
     [
         ("def fit(n): return n\nfitt(3)", ("fitt is not defined", "Did you mean fit?")),

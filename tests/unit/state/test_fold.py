@@ -266,6 +266,22 @@ def test_bars_are_in_order_and_the_outermost_speaks():
     assert [bar.id for bar in state.workers[0].bars] == [3]
 
 
+def test_a_report_leaves_what_else_is_known_of_a_rank():
+    """Progress is folded field by field: none may be left out."""
+    state = begun()
+    full = dataclasses.replace(
+        state.workers[0], phase="stopped", round=3, pid=7, device="cuda:1", bars_before=2,
+        total=9.0, has_printed=True, exit=p.Exit(rank=0, local_rank=0, pid=7, code=1), left=p.Stacks(request_id=p.LEFT, rank=0, local_rank=0),
+        ended=ended(0).what,
+    )  # fmt: skip
+    before = dataclasses.replace(state, workers={**state.workers, 0: full})
+    after = fold(before, [progress(0, step=1.0)]).workers[0]
+    moved = {"step", "at_s", "advanced_at_s", "rate"}
+    for field in dataclasses.fields(full):
+        if field.name not in moved:
+            assert getattr(after, field.name) == getattr(full, field.name), field.name
+
+
 def test_a_bar_that_is_over_is_no_progress_of_a_rank_that_goes_on():
     """`Loading weights 41/41` of a preparation, or an epoch's bar before the next one begins."""
     loaded = p.Bar(id=1, desc="Loading weights", n=41.0, total=41.0, rate=90.0)

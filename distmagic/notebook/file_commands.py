@@ -132,8 +132,6 @@ def env(line: CommandLine) -> None:
         how = "was there already" if ready.was_there else "is ready"
         text = f"{host}: the environment {packages.name} {how} ({ready.elapsed_s:.0f} s): {ready.python}"
         print(sanitize.lines(text))
-        for note in ready.notes:
-            print(sanitize.lines(f"{host}: note: {note}"))
     if synced.ready:
         of_cells = f"The cells of this notebook use it on {', '.join(synced.ready)}; elsewhere write"
         how = "Write" if notebook.shell is None else of_cells

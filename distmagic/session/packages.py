@@ -79,7 +79,8 @@ def _line_of(found: importlib.metadata.Distribution, name: str) -> str:
         return ""
     text = found.read_text("direct_url.json")
     if text is None:
-        return f"{name}=={found.version}"
+        # Each host gets the build of its own index: torch of this machine may be one for its CPU.
+        return f"{name}=={found.version.partition('+')[0]}"
     origin = json.loads(text)
     url = str(origin.get("url", ""))
     if url.startswith("file:"):

@@ -181,7 +181,7 @@ def _add_rows(
 
 
 def _output(builder: RunStateBuilder, node: int, what: protocol.Output) -> None:
-    if what.stream not in STREAMS:
+    if what.stream not in STREAMS or not -1 <= what.rank < MOST_RANKS:
         return
     if what.skipped_bytes:
         note = (

@@ -114,13 +114,11 @@ def test_an_environment_is_synced_to_both_hosts_and_runs_are_in_it(ended):
             "[global]\nno-index = true\nfind-links = /home/node/wheels\n"
         )
     way = runner.access(ended)
-    wanted = Packages(name="train", requirements=("alpha>2", "torch==2.0+cpu"))
+    wanted = Packages(name="train", requirements=("alpha>2", "torch==2.0"))
     shown: list[dict] = []
     synced = sync(way, wanted, shown)
     assert synced.error is None
     assert [ready.was_there for ready in synced.ready.values()] == [False, False]
-    (note,) = synced.ready["dm2"].notes
-    assert "torch==2.0+cpu" in note
     assert {"dm1", "dm2"} == set(shown[-1])
     found = sync(way, wanted, shown)
     assert [ready.was_there for ready in found.ready.values()] == [True, True]

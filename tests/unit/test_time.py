@@ -128,7 +128,6 @@ STEADY = {
     "remote/rank/report.py": f"{_PACE}; when a rank reported, since it began",
     "remote/rank/outbox.py": _WAIT,
     "remote/contact/task.py": _PACE,
-    "remote/contact/relay.py": _PACE,
     "remote/contact/environment_sync.py": f"{_PACE}; {_TOOK}",
     "remote/contact/blob_server.py": _WAIT,
     "remote/contact/blob_receiver.py": _PACE,

@@ -169,7 +169,9 @@ class Agent:
             self.journal.add(protocol.Notice(text=text))
 
     def _is_alive(self, node_rank: int) -> bool | None:
-        return self.channel.is_alive(node_rank) if self.channel is not None else None
+        return (
+            self.channel.gang.is_alive(node_rank) if self.channel is not None else None
+        )
 
     # ---- the loop
 
@@ -200,7 +202,7 @@ class Agent:
         if self.final_at is None:
             return False
         now = self.clock()
-        if self.channel is not None and not self.channel.may_leave:
+        if self.channel is not None and not self.channel.gang.may_leave:
             peers_learn_from_notebook = (
                 self.stopped_by_notebook and now > self.final_at + _GOODBYE_S
             )
@@ -231,7 +233,9 @@ class Agent:
             self._renew_run_dir()
         self._stop_if_due(now)
         if self.polite_stop is not None:
-            has_ending_peer = self.channel is not None and self.channel.has_ending_node
+            has_ending_peer = (
+                self.channel is not None and self.channel.gang.has_ending_node
+            )
             if self.polite_stop.look(
                 self.rank_table.ranks, now, has_ending_peer=has_ending_peer
             ):
@@ -249,7 +253,7 @@ class Agent:
 
     def _let_pass(self, now: float) -> None:
         """Count the time in which a rank of the job waits for somebody to type."""
-        is_elsewhere = self.channel is not None and self.channel.has_paused_node
+        is_elsewhere = self.channel is not None and self.channel.gang.has_paused_node
         if self.rank_table.has_paused or is_elsewhere:
             self.paused_s += now - self.ticked_at
         self.ticked_at = now
@@ -310,7 +314,7 @@ class Agent:
                 and self.polite_stop.is_ending,
                 is_paused=self.rank_table.has_paused,
             )
-            if self.channel.is_detached:
+            if self.channel.gang.is_detached:
                 self._detach()
             leaves_as_expected = (
                 self.final_at is not None
@@ -319,8 +323,8 @@ class Agent:
             )
             if peers_cause is not None and not leaves_as_expected:
                 self.stop(now, peers_cause)
-            self._form_anew_if_asked(now, self.channel.formations)
-            self._leave_exit_barrier(now, may_leave_others=self.channel.may_leave)
+            self._form_anew_if_asked(now, self.channel.gang.formations)
+            self._leave_exit_barrier(now, may_leave_others=self.channel.gang.may_leave)
         # 3. A rank failed. torchrun ends the other ranks too, but gives them 30 s. With restarts, it decides alone.
         failed_at = self.rank_table.failed_at
         may_restart = self.start.terms.max_restarts > 0
@@ -334,7 +338,7 @@ class Agent:
             self.stop(now, Cause("failed", self.start.node_rank))
         # 4 and 5. Timeout and lease come last: a job that has just failed did not run too long. Where the gang has
         # formed the lead has the lease, since the other agents need no connection to the notebook.
-        if self.start.lead or self.channel is None or not self.channel.has_formed:
+        if self.start.lead or self.channel is None or not self.channel.gang.has_formed:
             self._look_at_lease(now)
 
     def _form_anew_if_asked(self, now: float, formations: int) -> None:
@@ -367,7 +371,7 @@ class Agent:
         """
         if self.channel is None or self.start.terms.is_elastic:
             return False
-        has_returned = self.channel.has_returned_node
+        has_returned = self.channel.gang.has_returned_node
         return self.restart_wait.is_in_vain(
             now, self.rank_table.waits_since, has_returned_node=has_returned
         )
@@ -471,7 +475,7 @@ class Agent:
 
     def _add_node(self, reader: Reader, request: protocol.AddNode, now: float) -> None:
         has_returned_node = self.rank_table.have_all_returned or (
-            self.channel is not None and self.channel.has_returned_node
+            self.channel is not None and self.channel.gang.has_returned_node
         )
         try:
             added = self.elastic_members.add(

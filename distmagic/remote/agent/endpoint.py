@@ -30,9 +30,8 @@ class Dialer:
         """Continue to dial. Return an event when the endpoint is reached, and one if it isn't for `_PATIENCE_S`."""
         if self.is_done:
             return None
-        if self._socket is None and now - self._tried >= _PAUSE_S:
-            self._dial(now)
-        if self._socket is not None and self._is_connected(now):
+        is_under_way = self._socket is not None
+        if (is_under_way or now - self._tried >= _PAUSE_S) and self._is_connected(now):
             self.is_done = True
             return protocol.Endpoint(state=self._state)
         if (
@@ -47,36 +46,29 @@ class Dialer:
             )
         return None
 
-    def _dial(self, now: float) -> None:
-        self._tried = now
-        # A name that this host can't resolve, or no descriptor is left.
+    def _is_connected(self, now: float) -> bool:
+        """Begin an attempt, or go on with the one that is under way."""
         try:
-            address, _ = self._peer
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            self._socket = socket.socket(family)
-            self._socket.setblocking(False)
-            self._note(self._socket.connect_ex(self._peer))
-        except OSError as error:
+            if self._socket is None:
+                self._tried = now
+                address, _ = self._peer
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                self._socket = socket.socket(family)
+                self._socket.setblocking(False)
+            code = self._socket.connect_ex(self._peer)
+        except OSError as error:  # a name can't be resolved, or no descriptor is left
             self._error = str(error)
             self.close()
-
-    def _is_connected(self, now: float) -> bool:
-        assert self._socket is not None
-        try:
-            self._socket.getpeername()
-        except OSError:  # not yet, or the attempt has failed
-            self._note(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
-            if now - self._tried > _ATTEMPT_S:
-                self._note(errno.ETIMEDOUT)
             return False
-        self.close()
-        return True
-
-    def _note(self, code: int) -> None:
-        """Keep an error number as the reason of the failure, and end the attempt."""
-        if code not in (0, errno.EINPROGRESS):
+        is_connected = code in (0, errno.EISCONN)
+        if code in (errno.EINPROGRESS, errno.EALREADY):
+            if now - self._tried <= _ATTEMPT_S:
+                return False
+            code = errno.ETIMEDOUT
+        if not is_connected:
             self._error = os.strerror(code)
-            self.close()
+        self.close()
+        return is_connected
 
     def close(self) -> None:
         """End the present attempt."""

@@ -62,9 +62,7 @@ class RankProcess:
         for fd in typed:
             os.set_blocking(fd, False)
         self._prompt = 0  # the number of the one that it waits at, 0 for none, and where a line was handed on
-        self._latest: protocol.Progress | None = None
-        self._rows: list[protocol.MetricRow] = []
-        self._bars: dict[int, protocol.Bar] = {}
+        self._progress: protocol.Progress | None = None  # since the latest event
         self._reports = logs.Log(
             folder / f"rank{hello.rank}.reports.jsonl", places.REPORTS_BYTES
         )
@@ -159,16 +157,8 @@ class RankProcess:
     def _merge(self, message: protocol.Progress, packet: bytes) -> None:
         if message.rows:
             self._reports.append(packet, whole=True)
-        old = self._latest or message
-        step = old.step if message.step is None else message.step
-        total = old.total if message.total is None else message.total
-        source = message if message.rows else old
-        self._latest = replace(
-            message, step=step, total=total, device=message.device or old.device, is_printed=source.is_printed
-        )  # fmt: skip
-        self._rows.extend(message.rows)
-        for bar in message.bars:
-            self._bars[bar.id] = bar
+        before = self._progress
+        self._progress = message if before is None else joined(before, message)
 
     @property
     def error(self) -> str:
@@ -178,14 +168,10 @@ class RankProcess:
 
     def progress(self) -> protocol.Progress | None:
         """Return all progress since the last call as one event, None if there was none."""
-        if self._latest is None:
+        found, self._progress = self._progress, None
+        if found is None:
             return None
-        rows = thin(self._rows, _ROWS_AN_EVENT)
-        event = replace(self._latest, rows=rows, bars=tuple(self._bars.values()))
-        self._latest = None
-        self._rows = []
-        self._bars = {}
-        return event
+        return replace(found, rows=thin(found.rows, _ROWS_AN_EVENT))
 
     def find_end(self, watch: memory.Watch) -> protocol.Ended | None:
         """Return how the rank ended; None while it runs, and where only torchrun can know."""
@@ -267,10 +253,26 @@ def explained(end: protocol.Ended, why: Callable[[], str]) -> protocol.Ended:
     return replace(end, meaning=why())
 
 
-def thin(rows: list[protocol.MetricRow], limit: int) -> tuple[protocol.MetricRow, ...]:
+def joined(before: protocol.Progress, message: protocol.Progress) -> protocol.Progress:
+    """Return what two messages about the progress of a rank say together; the later one counts more."""
+    bars = {bar.id: bar for bar in (*before.bars, *message.bars)}
+    return replace(
+        message,
+        step=before.step if message.step is None else message.step,
+        total=before.total if message.total is None else message.total,
+        rows=before.rows + message.rows,
+        bars=tuple(bars.values()),
+        device=message.device or before.device,
+        is_printed=(message if message.rows else before).is_printed,
+    )
+
+
+def thin(
+    rows: tuple[protocol.MetricRow, ...], limit: int
+) -> tuple[protocol.MetricRow, ...]:
     """Return at most `limit` rows, evenly spaced, the last one always among them."""
     if len(rows) <= limit:
-        return tuple(rows)
+        return rows
     return tuple(
         rows[number * len(rows) // limit - 1] for number in range(1, limit + 1)
     )

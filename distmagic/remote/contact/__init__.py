@@ -9,9 +9,8 @@ Read in this order:
     contact           one request after the other
     agents            starts agents, and follows those that run
     relay             bytes between notebook and agent, while a job is followed
-    file_sender       files that are kept here, to the notebook: logs, results, blobs
     blob_receiver     files that come in, from the notebook or from another host
-    file_exchange     files of the user, to the notebook and from it
+    file_exchange     files of the user, to the notebook and from it; logs, results and blobs to it
     environment_sync  virtual environments, made by uv
     blob_server       files that are handed on to the next host, over TLS
     mutual_tls        TLS between two ends that hold the same certificate
@@ -26,7 +25,6 @@ from __future__ import annotations
 from typing import IO, TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterator
 
     from distmagic.remote.wire import protocol
@@ -49,10 +47,8 @@ class Conversation(Protocol):
     def take_rest(self) -> bytes:
         """Return the bytes that the notebook has sent after the last request."""
 
-    def wait(
-        self, sock: socket.socket | IO[bytes], events: int, timeout_s: float
-    ) -> None:
-        """Wait for `events` (as of select.poll) of a socket or pipe. Raises TimeoutError, and SystemExit with the channel."""
+    def wait(self, pipe: IO[bytes] | None, timeout_s: float) -> None:
+        """Wait until a pipe can be read, if there is one. Raises TimeoutError, and SystemExit with the channel."""
 
     def renew_templates(self) -> None:
         """Renew the lease of the templates of `owner`."""

@@ -104,17 +104,26 @@ class Agents:
         prefix: tuple[str, ...],
     ) -> Callable[[], object]:
         """Start the agent, by fork or by exec; return a function that waits for its end."""
+        log_bytes = str(places.log_limit_bytes(request.env))
+        marks = {processes.MARK: request.job, places.LOG_BYTES_NAME: log_bytes}
+        env = {**os.environ, **marks}
         devices = self._devices.descriptors
-        with _log_of_agent(folder) as log:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        log = os.open(folder / _AGENT_LOG, flags, 0o600)
+        try:
             if request.warm is not None:
                 self._notebook.owner = request.warm.owner
                 agent = template_client.fork_agent(
-                    request, listener, log, devices, self._umask, prefix
+                    request, listener, log, devices, env, self._umask, prefix
                 )
                 if agent is not None:
                     _note(agent.pid, request)
                     return partial(processes.wait_gone, agent, _GONE_S)
-            return _exec(request, listener, log, devices, prefix, self._umask)
+            return _exec(request, listener, log, devices, env, self._umask, prefix)
+        finally:
+            # An agent may run by now, whatever the home says.
+            with contextlib.suppress(OSError):
+                os.close(log)
 
     def follow(self, request: protocol.FollowJob) -> None:
         """Carry bytes to and from an agent that runs, and speaks our protocol."""
@@ -161,32 +170,19 @@ def _connected_again() -> Iterator[None]:
         sys.exit(str(error))
 
 
-@contextmanager
-def _log_of_agent(folder: Path) -> Iterator[int]:
-    """Give what an agent writes its log to. Raises OSError, but not when it is closed: an agent may run by then."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    log = os.open(folder / _AGENT_LOG, flags, 0o600)
-    try:
-        yield log
-    finally:
-        with contextlib.suppress(OSError):
-            os.close(log)
-
-
 def _exec(
     request: protocol.StartNode,
     listener: socket.socket,
     log: int,
     devices: tuple[int, ...],
-    prefix: tuple[str, ...],
+    env: dict[str, str],
     umask: int,
+    prefix: tuple[str, ...],
 ) -> Callable[[], object]:
     """Start the agent in its own session, its `StartNode` on stdin: no secret in argv.
 
     It inherits its listening socket, and what keeps its devices.
     """
-    log_bytes = str(places.log_limit_bytes(request.env))
-    env = {**os.environ, processes.MARK: request.job, places.LOG_BYTES_NAME: log_bytes}
     inherited = (listener.fileno(), *devices)
     child = subprocess.Popen(
         [*prefix, sys.executable, "-u", sys.path[0], "agent", *map(str, inherited)],

@@ -64,18 +64,15 @@ class BlobReceiver:
         self.awaited += tuple(places.blob(blob.sha256) for blob in blobs)
 
     def _receive(self, blob: protocol.Blob) -> OSError | None:
-        """Receive a blob from the notebook; return why it can't be kept.
-
-        All of its bytes are read in any case: the next line begins behind them.
-        """
-        pieces = self._notebook.pieces(blob.size_bytes)
+        """Receive a blob from the notebook; return why it can't be kept."""
         try:
-            with _arriving(blob) as arrival:
+            with (
+                read_out(self._notebook.pieces(blob.size_bytes)) as pieces,
+                _arriving(blob) as arrival,
+            ):
                 for data in pieces:
                     arrival.write(data)
         except OSError as error:
-            for _ in pieces:
-                continue
             return error
         return None
 
@@ -142,7 +139,7 @@ class _Taking:
                 from distmagic.remote.contact import blob_server
 
                 self._source = blob_server.BlobSource(
-                    request.address, request.port, request.secret, self._notebook.wait
+                    request.address, request.port, request.secret
                 )
             except (ImportError, OSError) as error:
                 self._why = _words(error)
@@ -193,14 +190,9 @@ class _Taking:
                 sha256=arrival.blob.sha256, offset=arrival.size_bytes, why=self._why
             )
         )
-        pieces = self._notebook.pieces(arrival.left_bytes)
-        try:
+        with read_out(self._notebook.pieces(arrival.left_bytes)) as pieces:
             for data in pieces:
                 self._add(number, arrival, data)
-        except OSError:
-            for _ in pieces:
-                continue  # all of it is read in any case: the next line begins behind it
-            raise
 
     def _add(self, number: int, arrival: _Arrival, data: bytes | memoryview) -> None:
         arrival.write(data)
@@ -257,6 +249,16 @@ def _arriving(blob: protocol.Blob) -> Iterator[_Arrival]:
         yield arrival
         if not arrival.is_good:
             raise OSError("a file arrived damaged")
+
+
+@contextlib.contextmanager
+def read_out(pieces: Iterator[bytes]) -> Iterator[Iterator[bytes]]:
+    """Read the pieces to their end in any case, also where the disk is full: the next line begins behind them."""
+    try:
+        yield pieces
+    finally:
+        for _ in pieces:
+            continue
 
 
 def _words(error: BaseException) -> str:

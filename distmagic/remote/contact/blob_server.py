@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 from distmagic.remote.contact.mutual_tls import (
     HANDSHAKE_S,
@@ -41,9 +39,6 @@ _BACKLOG = 128
 _TICK_S = 0.1
 FRAME_BYTES = 1 << 18
 _HEAD = struct.Struct(">I")
-
-# (socket, events as of select.poll, seconds); raises TimeoutError.
-Wait = Callable[[socket.socket, int, float], None]
 
 
 class Growing:
@@ -166,52 +161,22 @@ class BlobServer:
 
 
 class BlobSource:
-    """The taker's end of a connection to a `BlobServer`. `wait` waits for a socket, and ends all when the notebook does."""
+    """The taker's end of a connection to a `BlobServer`.
 
-    def __init__(self, address: str, port: int, secret: Secret, wait: Wait) -> None:
+    It waits for a few seconds without a look at the notebook: a server whose notebook is gone hangs up, or says nothing.
+    """
+
+    def __init__(self, address: str, port: int, secret: Secret) -> None:
         """Connect. Raises OSError; SSLError for a server that doesn't have the secret."""
-        self._wait = wait
-        plain = socket.socket(family_of(address))
-        try:
-            plain.setblocking(False)
-            self._connect(plain, address, port)
-            self._tls = context(secret, is_server=False).wrap_socket(
-                plain, do_handshake_on_connect=False
-            )
-        except BaseException:
-            plain.close()
-            raise
-        try:
-            until = time.monotonic() + HANDSHAKE_S
-            self._retry(self._tls.do_handshake, lambda: until - time.monotonic())
+        tls = context(secret, is_server=False)
+        plain = socket.create_connection((address, port), timeout=CONNECT_S)
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(plain)
+            plain.settimeout(HANDSHAKE_S)
+            self._tls = undo.enter_context(tls.wrap_socket(plain))
             check_peer(self._tls, secret)
-        except BaseException:
-            self.close()
-            raise
-
-    def _connect(self, plain: socket.socket, address: str, port: int) -> None:
-        found = socket.getaddrinfo(
-            address, port, plain.family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST
-        )
-        _, _, _, _, peer = found[0]
-        with contextlib.suppress(BlockingIOError):
-            plain.connect(peer)
-        self._wait(plain, select.POLLOUT, CONNECT_S)
-        error = plain.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            raise OSError(error, os.strerror(error))
-
-    def _retry(
-        self, step: Callable[[], int | None], left_s: Callable[[], float]
-    ) -> int | None:
-        """Return what `step` returns once the connection is ready for it. Raises TimeoutError."""
-        while True:
-            try:
-                return step()
-            except ssl.SSLWantReadError:
-                self._wait(self._tls, select.POLLIN, left_s())
-            except ssl.SSLWantWriteError:
-                self._wait(self._tls, select.POLLOUT, left_s())
+            undo.pop_all()
+        self._tls.settimeout(STALL_S)
 
     def pieces(self, size: int) -> Iterator[memoryview]:
         """Yield the next `size` bytes; each piece is good until the next is asked for.
@@ -232,7 +197,7 @@ class BlobSource:
 
     def _fill(self, view: memoryview) -> None:
         while view:
-            got = self._retry(partial(self._tls.recv_into, view), lambda: STALL_S)
+            got = self._tls.recv_into(view)
             if not got:
                 raise EOFError("it hung up")
             view = view[got:]

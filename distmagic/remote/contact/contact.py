@@ -23,7 +23,6 @@ from distmagic.remote.contact import (
     template_client,
 )
 from distmagic.remote.contact.agents import Agents
-from distmagic.remote.contact.file_sender import FileSender
 from distmagic.remote.records import (
     brought_files,
     environments,
@@ -59,7 +58,6 @@ class Contact:
         self._doors: Doors | None = None
         self._devices = DeviceClaims()
         self._agents = Agents(self, umask, self._devices)
-        sender = FileSender(self)
         files = file_exchange.FileExchange(self, umask)
         self._handlers: dict[type, Callable[[Any], None]] = {
             protocol.GetFacts: self._send_facts_again,
@@ -72,12 +70,12 @@ class Contact:
             protocol.OfferBlobs: self._receiver.offer,
             protocol.ServeBlobs: self._receiver.serve,
             protocol.ReceiveBlobs: self._receiver.take,
-            protocol.GetBlob: sender.send_blob,
+            protocol.GetBlob: files.send_blob,
             protocol.PruneBlobs: self._prune_blobs,
             protocol.StartNode: self._start_node,
             protocol.FollowJob: self._agents.follow,
-            protocol.GetFile: sender.send_job_file,
-            protocol.ResultTaken: sender.note_taken,
+            protocol.GetFile: files.send_job_file,
+            protocol.ResultTaken: files.note_taken,
             protocol.ProfileRanks: self._profile,
             protocol.ListJobs: self._send_jobs,
             protocol.RemoveJob: self._remove_job,
@@ -166,21 +164,17 @@ class Contact:
             size -= len(data)
             yield data
 
-    def wait(
-        self, sock: socket.socket | IO[bytes], events: int, timeout_s: float
-    ) -> None:
-        """Wait for `events` (as of select.poll) of a socket or pipe, and end with the channel. Raises TimeoutError."""
-        poll = select.poll()
-        poll.register(0, select.POLLIN)
-        poll.register(sock, events)
-        ready = dict(poll.poll(max(0.0, 1000 * timeout_s)))
+    def wait(self, pipe: IO[bytes] | None, timeout_s: float) -> None:
+        """Wait until a pipe can be read, if there is one, and end with the channel. Raises TimeoutError."""
+        sources: list[int | IO[bytes]] = [0] if pipe is None else [0, pipe]
+        ready, _, _ = select.select(sources, [], [], timeout_s)
         if 0 in ready:
             data = os.read(0, 65536)
             if not data:
                 sys.exit(0)  # the channel is gone
             self._lines.feed(data)
         elif not ready:
-            raise TimeoutError(f"it sent nothing for {timeout_s:.0f} s")
+            raise TimeoutError
 
     # ---- this host
 

@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import secrets
-import select
 import shutil
 import subprocess
 import time
@@ -36,7 +35,6 @@ _KILLED_S = (
 )
 _KEPT_LINES = 400  # of what a program has written; an error has the last of them
 _TOLD_LINES = 8
-_LOCAL_VERSION = re.compile(r"([\w.-]+)==([\w.]+)\+[\w.]+")
 # Variables that would lead the installers elsewhere than into the new environment.
 _MISLEADING = ("PYTHON", "VIRTUAL_ENV", "CONDA_", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")  # fmt: skip
 # Of pip's settings those that say where packages come from, which uv does not read.
@@ -66,11 +64,18 @@ class EnvironmentSync:
             ).locked() as is_free:
                 # Another notebook may have made it meanwhile.
                 if is_free and environments.find(digest) is None:
-                    self._make(environments.begin(digest), request)
+                    begun = environments.begin(digest)
+                    try:
+                        self._fill(begun, request)
+                    except BaseException:
+                        with contextlib.suppress(OSError):
+                            shutil.rmtree(begun.path)
+                        raise
                     was_there = False
             if not is_free:
                 self._say("waiting for another notebook, which creates the environment")
-                self._pause()
+                with contextlib.suppress(TimeoutError):
+                    self._notebook.wait(None, _TELL_S)
         places.touch([environment.path])
         # On a full disk it is noted for nobody, and `clean all` leaves it.
         with contextlib.suppress(OSError):
@@ -81,20 +86,8 @@ class EnvironmentSync:
                 python=str(environment.python),
                 was_there=was_there,
                 elapsed_s=time.monotonic() - self._began_s,
-                notes=environment.notes() or (),
             )
         )
-
-    def _make(
-        self, environment: Environment, request: protocol.SyncEnvironment
-    ) -> None:
-        """Make the environment in its new folder, which is gone again where that fails or is ended."""
-        try:
-            self._fill(environment, request)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(environment.path)
-            raise
 
     def _fill(
         self, environment: Environment, request: protocol.SyncEnvironment
@@ -147,49 +140,32 @@ class EnvironmentSync:
             sources = [line for line in sources if not line.startswith("--index-url")]
         if lines:  # else it is a lock file, which names where each package lies
             lines = [*sources, *lines]
-        notes = self._install(environment, uv, wanted, lines)
-        environment.finish(notes)
-
-    def _install(
-        self,
-        environment: Environment,
-        uv: str,
-        wanted: object,
-        lines: list[str],
-    ) -> tuple[str, ...]:
-        """Install the packages. A build that no index has (torch 2.9+cpu) is replaced by the usual one of this version."""
-        argv = [uv, "pip", "install", "--python", str(environment.python)]
-        notes: list[str] = []
-        while True:
-            if lines:
-                _write(environment.path / "requirements.txt", "\n".join(lines) + "\n")
-            self._say("installing the packages")
-            said: list[str] = []
-            if not self._run(environment, [*argv, "-r", str(wanted)], said):
-                return tuple(notes)
-            replaced = _without_local_version(lines, "\n".join(said))
-            if replaced is None:
-                raise OSError(_why("the packages could not be installed", said))
-            lines, note = replaced
-            notes.append(note)
+            _write(wanted, "\n".join(lines) + "\n")
+        self._say("installing the packages")
+        install = [uv, "pip", "install", "--python", str(environment.python)]
+        code, said = self._run(environment, [*install, "-r", str(wanted)])
+        if code:
+            raise OSError(_why("the packages could not be installed", said))
+        environment.finish()
 
     # ---- programs
 
     def _must(
         self, environment: Environment, argv: Sequence[str], cure: str = ""
     ) -> None:
-        said: list[str] = []
-        if self._run(environment, argv, said):
+        """Run a program to its end. Raises OSError with the last lines that it has written, if it fails."""
+        code, said = self._run(environment, argv)
+        if code:
             raise OSError(_why(f"{' '.join(argv)} failed", said) + cure)
 
     def _run(
-        self, environment: Environment, argv: Sequence[str], said: list[str] | None = None
-    ) -> int:  # fmt: skip
-        """Run a program to its end and return its exit code; `said` gets the last lines of what it has written.
+        self, environment: Environment, argv: Sequence[str]
+    ) -> tuple[int, list[str]]:
+        """Run a program to its end; return its exit code, and the last lines that it has written.
 
         Ends with the channel, and leaves no process.
         """
-        said = [] if said is None else said
+        said: list[str] = []
         # By this its processes are known; children of this contact can be agents, whose template has ended meanwhile.
         mark = f"sync-{secrets.token_hex(6)}"
         # pip leaves there what it has fetched when it is ended.
@@ -215,7 +191,7 @@ class EnvironmentSync:
                 has_ended = child.poll() is not None
                 try:
                     if not has_ended:
-                        self._notebook.wait(child.stdout, select.POLLIN, _TELL_S)
+                        self._notebook.wait(child.stdout, _TELL_S)
                     data = os.read(child.stdout.fileno(), 1 << 16)
                     has_ended = has_ended or not data
                 except (TimeoutError, BlockingIOError):
@@ -227,7 +203,7 @@ class EnvironmentSync:
                     places.touch([environment.path])
                     self._say(self._line)
                 if has_ended:
-                    return child.wait()
+                    break
         finally:
             if rest:
                 self._keep(rest, said)
@@ -236,6 +212,7 @@ class EnvironmentSync:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_KILLED_S)
             child.stdout.close()
+        return child.wait(), said
 
     def _keep(self, line: bytes, said: list[str]) -> None:
         if text := line.decode(errors="replace").strip():
@@ -252,17 +229,6 @@ class EnvironmentSync:
             )
         )
 
-    def _pause(self) -> None:
-        """Wait for a moment, and end with the channel."""
-        reading, writing = os.pipe()
-        try:
-            with open(reading, "rb") as nothing:
-                self._notebook.wait(nothing, select.POLLIN, _TELL_S)
-        except TimeoutError:
-            return
-        finally:
-            os.close(writing)
-
 
 def _variables() -> dict[str, str]:
     env = {}
@@ -278,19 +244,6 @@ def _write(path: object, text: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with open(os.open(str(path), flags, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
-
-
-def _without_local_version(
-    lines: Sequence[str], said: str
-) -> tuple[list[str], str] | None:
-    """Return the requirements without the local part of the version that was not found, and a note; None for any other failure."""
-    for number, line in enumerate(lines):
-        found = _LOCAL_VERSION.match(line)
-        if found and found[0] in said:
-            plain = f"{found[1]}=={found[2]}"
-            others = [*lines[:number], plain, *lines[number + 1 :]]
-            return others, f"{plain} is installed instead of {found[0]}, which was not found"  # fmt: skip
-    return None
 
 
 def _why(what: str, said: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
-"""Lists, sends and receives files of the user. Ranks may write to them meanwhile."""
+"""Lists, sends and receives files of the user, to which ranks may write meanwhile; sends logs, results and blobs."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -10,8 +11,15 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distmagic.remote.contact.blob_receiver import is_whole
-from distmagic.remote.records import brought_files, found_files, listing
+from distmagic.remote.contact.blob_receiver import is_whole, read_out
+from distmagic.remote.records import (
+    brought_files,
+    expiry,
+    found_files,
+    listing,
+    logs,
+    places,
+)
 from distmagic.remote.records.atomic_file import on_disk, resumed_write
 from distmagic.remote.wire import file_names, protocol
 from distmagic.remote.wire.protocol import FileBegins, FileEnds, Folder, FoundFile
@@ -23,7 +31,7 @@ _FILES_A_MESSAGE = 50  # a line has its limit, and names may be long
 
 
 class FileExchange:
-    """What one contact does with files of the user. `umask` is that of the user."""
+    """What one contact does with files. `umask` is that of the user."""
 
     def __init__(self, notebook: Conversation, umask: int) -> None:
         self._notebook = notebook
@@ -97,16 +105,10 @@ class FileExchange:
             file.truncate(have)
             file.seek(have)
             self._notebook.say(FileBegins(size_bytes=request.size_bytes, offset=have))
-            failed: OSError | None = None
-            for data in self._notebook.pieces(request.size_bytes - have):
-                if failed is None:
-                    try:
-                        file.write(data)
-                        file.flush()
-                    except OSError as error:
-                        failed = error
-            if failed is not None:
-                raise failed
+            with read_out(self._notebook.pieces(request.size_bytes - have)) as pieces:
+                for data in pieces:
+                    file.write(data)
+                    file.flush()
             if found_files.digest(file, 0, request.size_bytes) != request.sha256:
                 part.unlink()
                 raise ValueError(f"{path[:200]!r} has changed while it was sent")
@@ -141,6 +143,48 @@ class FileExchange:
             placed.append(path)
         brought_files.note(folder, placed, request.origin, request.owner)
         self._notebook.say(protocol.MissingBlobs(sha256=tuple(lacking)))
+
+    # ---- what is kept here of jobs, and blobs
+
+    def send_job_file(self, request: protocol.GetFile) -> None:
+        """Send a file of a job."""
+        path = places.job_dir(request.job, request.node_rank) / request.name
+        with contextlib.ExitStack() as stack:
+            parts = []
+            # A name with / in it would lead elsewhere.
+            if request.name == path.name and path.parent.is_dir():
+                parts = logs.open_all(path, stack)
+            if not parts:
+                raise FileNotFoundError(
+                    f"{request.name} of job {request.job} is not on this host (any more)"
+                )
+            total = sum(size for _, size in parts)
+            skip = min(request.offset, total)
+            if request.most_bytes is not None:
+                skip = max(skip, total - request.most_bytes)
+            self._notebook.say(
+                protocol.Data(size_bytes=total - skip, skipped_bytes=skip)
+            )
+            for file, size in parts:
+                begin = min(skip, size)
+                for data in found_files.pieces(file, begin, size):
+                    self._notebook.write(data)
+                skip -= begin
+
+    def note_taken(self, request: protocol.ResultTaken) -> None:
+        """Note that a notebook has a result. What it was only sent may have been lost on the way."""
+        path = places.job_dir(request.job, request.node_rank) / request.name
+        if request.name == path.name and path.suffix == ".result" and path.exists():
+            expiry.mark_fetched(path)
+
+    def send_blob(self, request: protocol.GetBlob) -> None:
+        """Send a blob, for a host that comes to a job later."""
+        path = places.blob(request.sha256)
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            self._notebook.say(protocol.Data(size_bytes=size))
+            for data in found_files.pieces(file, 0, size):
+                self._notebook.write(data)
 
 
 def _place(folder: Folder) -> str:

@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+from distmagic.remote.agent import rank_process
 from distmagic.remote.records import places
 from distmagic.remote.wire import log_lines, protocol
 from distmagic.remote.wire.lines import Lines
@@ -51,18 +52,15 @@ class MessageLog:
         self._out = out
         self._clock = clock
         self._waiting: list[protocol.Message] = []
-        self._seldom: dict[tuple[type, int], protocol.Message] = {}  # by kind and rank
-        self._due_s: dict[tuple[type, int], float] = {}  # when the next one may come
+        # When the next one of a kind and a rank may come.
+        self._due_s: dict[tuple[type, int], float] = {}
         self._number = 0
 
     def add(self, message: protocol.Message) -> None:
         """Take a message; one that cannot wait is written at once, after those that came before it."""
         if isinstance(message, protocol.Stacks | protocol.StacksDone):
             return
-        if type(message) in _SELDOM_S:
-            self._seldom[type(message), getattr(message, "rank", -1)] = message
-            return
-        if not isinstance(message, protocol.Progress | protocol.Output):
+        if type(message) not in (protocol.Progress, protocol.Output, *_SELDOM_S):
             self.flush()
             self._write(message)
             return
@@ -75,14 +73,15 @@ class MessageLog:
 
     def flush(self, *, is_end: bool = False) -> None:
         """Write what waits, and of what is written seldom only what is due; at the end all."""
-        for message in self._waiting:
-            self._write(message)
-        self._waiting = []
         now = self._clock()
-        for key in tuple(self._seldom):
+        waiting, self._waiting = self._waiting, []
+        for message in waiting:
+            key = (type(message), getattr(message, "rank", -1))
             if is_end or now >= self._due_s.get(key, now):
-                self._due_s[key] = now + _SELDOM_S[key[0]]
-                self._write(self._seldom.pop(key))
+                self._due_s[key] = now + _SELDOM_S.get(key[0], 0.0)
+                self._write(message)
+            else:
+                self._waiting.append(message)
 
     def result(self, rank: int, data: bytes) -> None:
         """Write what a rank returned."""
@@ -103,22 +102,19 @@ def merged(
     before: protocol.Message, message: protocol.Message
 ) -> protocol.Message | None:
     """Return one message that says what both say, the later one last; None where there is none. Pure."""
+    of_one_rank = getattr(before, "rank", -1) == getattr(message, "rank", -1)
+    if type(before) is not type(message) or not of_one_rank:
+        return None
+    if type(message) in _SELDOM_S:
+        return message
     if isinstance(before, protocol.Progress) and isinstance(message, protocol.Progress):
-        if (before.rank, before.restart) != (message.rank, message.restart):
+        if before.restart != message.restart:
             return None
-        bars = {bar.id: bar for bar in (*before.bars, *message.bars)}
-        return replace(
-            message,
-            step=before.step if message.step is None else message.step,
-            total=before.total if message.total is None else message.total,
-            rows=(before.rows + message.rows)[-_ROWS:],
-            bars=tuple(bars.values()),
-            device=message.device or before.device,
-            is_printed=(message if message.rows else before).is_printed,
-        )
+        both = rank_process.joined(before, message)
+        return replace(both, rows=both.rows[-_ROWS:])
     if isinstance(before, protocol.Output) and isinstance(message, protocol.Output):
         is_next = (
-            (before.rank, before.stream) == (message.rank, message.stream)
+            before.stream == message.stream
             and not message.skipped_bytes
             and len(before.text) + len(message.text) <= _TEXT_CHARS
         )

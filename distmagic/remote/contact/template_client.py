@@ -251,14 +251,13 @@ def fork_agent(
     listener: socket.socket,
     log: int,
     devices: tuple[int, ...],
+    env: dict[str, str],
     umask: int,
     prefix: tuple[str, ...],
 ) -> processes.ProcessInfo | None:
     """Have a template fork the job's agent and return it; None where the agent has to be started by exec."""
     if request.warm is None:
         return None
-    log_bytes = str(places.log_limit_bytes(request.env))
-    env = {**os.environ, processes.MARK: request.job, places.LOG_BYTES_NAME: log_bytes}
     try:
         path = ensure(request.warm, umask, prefix)
         if path is None:

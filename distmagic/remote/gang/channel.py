@@ -25,7 +25,7 @@ class Cause:
 class GangChannel:
     """The channel of one agent, open for as long as the agent lives. Raises OSError where no socket can be had.
 
-    The agent calls `poll` in every turn of its loop.
+    The agent calls `poll` in every turn of its loop, and reads from `gang` how the peers are.
     """
 
     def __init__(
@@ -46,53 +46,11 @@ class GangChannel:
             0  # how often this node, as the lead, has asked all nodes to form anew
         )
         self._udp = Udp(membership.address, membership.port if self._is_lead else 0)
-        self._gang = _gang(node_rank, membership, now)
+        self.gang = _gang(node_rank, membership, now)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Have every datagram wake the agent's loop, which then calls `poll`."""
         selector.register(self._udp.socket, selectors.EVENT_READ, lambda: None)
-
-    @property
-    def has_formed(self) -> bool:
-        """Whether at least one peer is joined."""
-        return self._gang.has_formed
-
-    @property
-    def may_leave(self) -> bool:
-        """Whether this agent may exit: no peer waits for a datagram of it."""
-        return self._gang.may_leave
-
-    def is_alive(self, node_rank: int) -> bool | None:
-        """Whether a node is neither lost nor at its end; None where the lead has never received a datagram of it."""
-        return self._gang.is_alive(node_rank)
-
-    @property
-    def formations(self) -> int:
-        """How often the lead has asked all nodes to form anew, because one of them was lost."""
-        return self._gang.formations
-
-    @property
-    def is_detached(self) -> bool:
-        """Whether the lead has said that the job needs no notebook any more."""
-        return self._gang.is_detached
-
-    @property
-    def has_returned_node(self) -> bool:
-        """Whether all ranks of another node have returned, while its torchrun still waits for others."""
-        return self._gang.has_returned_node
-
-    @property
-    def has_ending_node(self) -> bool:
-        """Whether a rank of another node is about to end by itself, as it was asked to."""
-        return self._gang.has_ending_node
-
-    @property
-    def has_paused_node(self) -> bool:
-        """Whether a rank of another node waits for somebody to type; the lead knows of all nodes."""
-        return any(
-            peer.said.is_paused and peer.state != "lost"
-            for peer in self._gang.peers.values()
-        )
 
     def poll(
         self,
@@ -113,7 +71,7 @@ class GangChannel:
         `is_paused`: one of them waits for somebody to type.
         """
         for data, address in self._udp.receive():
-            self._gang.receive(data, address, now)
+            self.gang.receive(data, address, now)
         own = OwnState(
             formations=self._formations,
             is_detached=is_detached,
@@ -126,10 +84,10 @@ class GangChannel:
             own = replace(own, phase="stopping", reason=cause.reason, culprit=culprit)
         if is_clear:
             own = replace(own, phase="clear")
-        self._gang.announce(own, now)
+        self.gang.announce(own, now)
         # Each is journaled, also after the first cause.
-        causes = [self._judge(news, now) for news in self._gang.poll(now)]
-        self._udp.send(self._gang.outbox)
+        causes = [self._judge(news, now) for news in self.gang.poll(now)]
+        self._udp.send(self.gang.outbox)
         for found in causes:
             if found is not None:
                 return found
@@ -164,7 +122,7 @@ class GangChannel:
         """Count a node as lost. Return a cause where the job can't go on without it; else have the others form anew."""
         self._lost.add(node_rank)
         self._back_at.pop(node_rank, None)
-        if not self._is_lead or self._gang.alive_count < self._min_nodes:
+        if not self._is_lead or self.gang.alive_count < self._min_nodes:
             return Cause("lost", node_rank)
         self._formations += 1
         return None

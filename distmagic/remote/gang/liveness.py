@@ -136,20 +136,23 @@ class Gang:
     @property
     def has_returned_node(self) -> bool:
         """Whether all ranks of a node that still runs have returned, as far as this node knows; a member, from the lead."""
-        for peer in self.peers.values():
-            if (
-                peer.said.has_returned
-                and peer.said.phase == "up"
-                and peer.state != "lost"
-            ):
-                return True
-        return False
+        return any(
+            peer.said.has_returned and peer.said.phase == "up" and peer.state != "lost"
+            for peer in self.peers.values()
+        )
 
     @property
     def has_ending_node(self) -> bool:
         """Whether a rank of another node is about to end by itself, as far as this node knows; a member, from the lead."""
         return any(
             peer.said.is_ending and peer.state != "lost" for peer in self.peers.values()
+        )
+
+    @property
+    def has_paused_node(self) -> bool:
+        """Whether a rank of another node waits for somebody to type; the lead hears of all nodes."""
+        return any(
+            peer.said.is_paused and peer.state != "lost" for peer in self.peers.values()
         )
 
     @property

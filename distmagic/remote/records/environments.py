@@ -24,7 +24,7 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,25 +72,22 @@ class Environment:
         """Its interpreter."""
         return self.path / "bin" / "python"
 
-    def notes(self) -> tuple[str, ...] | None:
-        """Return what a user should know of it; None unless all of it is there.
-
-        Raises OSError where that can't be told: what can't be read just now may be in use.
-        """
+    def is_ready(self) -> bool:
+        """Whether all of it is there. Raises OSError where that can't be told: what can't be read just now may be in use."""
         try:
-            return tuple(json.loads((self.path / "ready").read_text())["notes"])
-        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
-            return None
+            return bool((self.path / "ready").read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     @property
     def tmp(self) -> Path:
         """What its installers write meanwhile; pip leaves there what it has fetched when it is ended."""
         return self.path / "tmp"
 
-    def finish(self, notes: Sequence[str]) -> None:
+    def finish(self) -> None:
         """Note that all of it is there. Raises OSError."""
         shutil.rmtree(self.tmp, ignore_errors=True)
-        about = {"notes": list(notes), "size_bytes": places.size_below(self.path)}
+        about = {"size_bytes": places.size_below(self.path)}
         with atomic_write(self.path / "ready") as file:
             file.write(json.dumps(about).encode())
 
@@ -134,7 +131,7 @@ class Environment:
 
 def find(digest: str) -> Environment | None:
     """Return the environment of a digest that is ready, if there is one. Raises OSError where that can't be told."""
-    return next((one for one in _made(digest) if one.notes() is not None), None)
+    return next((one for one in _made(digest) if one.is_ready()), None)
 
 
 def _made(digest: str) -> list[Environment]:
@@ -147,7 +144,7 @@ def begin(digest: str) -> Environment:
     """Make the folder of a new environment, after removing what others have not finished. Raises OSError."""
     now = places.now_at(root())
     for half in _made(digest):
-        if half.notes() is None and now - half.path.stat().st_mtime > _IN_USE_S:
+        if not half.is_ready() and now - half.path.stat().st_mtime > _IN_USE_S:
             shutil.rmtree(half.path)
     path = root() / f".{digest}"
     try:

@@ -109,14 +109,6 @@ def check_protocol(job: str, node_rank: int) -> None:
         raise ValueError(protocol.another_version(job, number))
 
 
-def lease_s(job: str, node_rank: int) -> float:
-    """Return the lease of a job in seconds, 60 where it can't be read."""
-    try:
-        return _read(places.job_dir(job, node_rank)).terms.lease_s
-    except (OSError, ValueError):
-        return _UNKNOWN_LEASE_S
-
-
 def mark_detached(folder: Path) -> None:
     """Note that a job needs no notebook any more. A disk that is full makes no job fail."""
     with contextlib.suppress(OSError):

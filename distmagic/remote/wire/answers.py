@@ -6,15 +6,10 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from distmagic.remote.wire.bounds import (
-    MOST_JOBS,
-    Count,
+    Amount,
     Date,
-    ExactSize,
     HostPath,
     Paragraph,
-    Port,
-    RankNumber,
-    Seconds,
     Size,
     Word,
 )
@@ -45,17 +40,17 @@ class Facts:
 
     executable: HostPath
     torch: Word | None
-    gpus: Annotated[int, "whole", 0, 1024]
-    cpus: RankNumber
+    gpus: int
+    cpus: int
     address: Word
     interface: Word
-    free_port: Port
-    free_bytes: Size
+    free_port: int
+    free_bytes: int
     state_dir: HostPath
     host_id: Word = ""
     logout: Paragraph = ""
     write_error: Paragraph = ""
-    running: Annotated[tuple[JobListing, ...], "items", MOST_JOBS] = ()
+    running: tuple[JobListing, ...] = ()
 
 
 @message
@@ -76,7 +71,7 @@ class Route:
 class FreePort:
     """A port that nothing uses, neither by TCP nor by UDP. That may change at any time: it is for use at once."""
 
-    port: Port
+    port: int
 
 
 @message
@@ -95,20 +90,20 @@ class Examined:
 
     hostname: Word
     route: Route = Route(address="", interface="")
-    ports: Annotated[tuple[Port, ...], "items", 10] = ()
-    name_addresses: Annotated[tuple[Word, ...], "items", 100] = ()
-    mtus: Annotated[dict[Word, Count], "items", 1000] = field(default_factory=dict)
-    shm_bytes: Annotated[int, "whole", -1, 1 << 62] = -1
-    open_files: Annotated[int, "whole", -1, 1 << 62] = -1
-    locked_bytes: Annotated[int, "whole", -1, 1 << 62] = -1
-    infiniband: Annotated[dict[Word, Word], "items", 100] = field(default_factory=dict)
-    variables: Annotated[dict[Word, Word], "items", 1000] = field(default_factory=dict)
-    packages: Annotated[dict[Word, Word], "items", 1000] = field(default_factory=dict)
+    ports: tuple[int, ...] = ()
+    name_addresses: tuple[Word, ...] = ()
+    mtus: dict[Word, int] = field(default_factory=dict)
+    shm_bytes: int = -1
+    open_files: int = -1
+    locked_bytes: int = -1
+    infiniband: dict[Word, Word] = field(default_factory=dict)
+    variables: dict[Word, Word] = field(default_factory=dict)
+    packages: dict[Word, Word] = field(default_factory=dict)
     torch_cuda: Word = ""
     driver: Word = ""
     driver_cuda: Word = ""
     xid: Word = ""
-    gpus: Annotated[tuple[GpuHealth, ...], "items", 1000] = ()
+    gpus: tuple[GpuHealth, ...] = ()
 
 
 @message
@@ -116,7 +111,7 @@ class Examined:
 class Knocked:
     """What was behind each door, in the order of the request: see `distmagic.remote.checkup.doors`."""
 
-    answers: Annotated[tuple[Word, ...], "items", 10_000] = ()
+    answers: tuple[Word, ...] = ()
 
 
 @message
@@ -124,7 +119,7 @@ class Knocked:
 class DevicesClaimed:
     """The claims of other jobs on the devices, the oldest first; none: this job has the devices now."""
 
-    others: Annotated[tuple[DeviceClaim, ...], "items", 1000] = ()
+    others: tuple[DeviceClaim, ...] = ()
 
 
 @message
@@ -132,7 +127,7 @@ class DevicesClaimed:
 class MissingBlobs:
     """The blobs of an offer that this host does not have."""
 
-    sha256: Annotated[tuple[Word, ...], "items", 10_000] = ()
+    sha256: tuple[Word, ...] = ()
 
 
 @message
@@ -140,7 +135,7 @@ class MissingBlobs:
 class Serving:
     """The port at which the host serves blobs; 0 if it can't, and `why`."""
 
-    port: Port
+    port: int
     why: Paragraph = ""
 
 
@@ -149,7 +144,7 @@ class Serving:
 class ReceivedBytes:
     """So many bytes of the blobs of `ReceiveBlobs` have arrived, of all together."""
 
-    size_bytes: Size
+    size_bytes: int
 
 
 @message
@@ -161,7 +156,7 @@ class NeedBlob:
     """
 
     sha256: Word
-    offset: ExactSize = 0
+    offset: Size = 0
     why: Paragraph = ""
 
 
@@ -170,8 +165,8 @@ class NeedBlob:
 class Data:
     """`size_bytes` raw bytes follow this line; `skipped_bytes` of the same file come before them and are not sent."""
 
-    size_bytes: ExactSize
-    skipped_bytes: ExactSize = 0
+    size_bytes: Size
+    skipped_bytes: Size = 0
 
 
 @message
@@ -179,7 +174,7 @@ class Data:
 class Jobs:
     """Some of the jobs of which this host has something, the oldest first. After the last of them comes one without any."""
 
-    jobs: Annotated[tuple[JobListing, ...], "items", MOST_JOBS] = ()
+    jobs: tuple[JobListing, ...] = ()
 
 
 @message
@@ -187,7 +182,7 @@ class Jobs:
 class Removed:
     """So many bytes were removed: of a job, or of blobs. For `PruneBlobs` without `removes`: would be."""
 
-    size_bytes: Size
+    size_bytes: int
 
 
 @message
@@ -195,8 +190,8 @@ class Removed:
 class Profiled:
     """The files of a job that have the traces of a profile so far, and how many ranks of the node have none yet."""
 
-    files: Annotated[tuple[Word, ...], "items", 1000] = ()
-    waiting: Count = 0
+    files: tuple[Word, ...] = ()
+    waiting: int = 0
 
 
 @message
@@ -213,7 +208,7 @@ class WorkDirReady:
 class FoundFiles:
     """Some of the files of `ListFiles`. After the last of them comes one without any."""
 
-    files: Annotated[tuple[FoundFile, ...], "items", 1000] = ()
+    files: tuple[FoundFile, ...] = ()
 
 
 @message
@@ -221,8 +216,8 @@ class FoundFiles:
 class FileBegins:
     """A file is `size_bytes` long, and is sent from `offset` on."""
 
-    size_bytes: ExactSize
-    offset: ExactSize = 0
+    size_bytes: Size
+    offset: Size = 0
 
 
 @message
@@ -238,7 +233,7 @@ class FileEnds:
 class WorkDirs:
     """The working directories that this host keeps, at most a thousand."""
 
-    dirs: Annotated[tuple[KeptWorkDir, ...], "items", 1000] = ()
+    dirs: tuple[KeptWorkDir, ...] = ()
 
 
 @message
@@ -247,18 +242,17 @@ class EnvironmentProgress:
     """The last line of what makes an environment."""
 
     line: Word
-    elapsed_s: Seconds = 0.0
+    elapsed_s: Amount = 0.0
 
 
 @message
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentReady:
-    """The Python of an environment that is ready; `was_there`: nothing had to be made. `notes` are for the user."""
+    """The Python of an environment that is ready; `was_there`: nothing had to be made."""
 
     python: HostPath
     was_there: bool
-    elapsed_s: Seconds
-    notes: Annotated[tuple[Annotated[str, "line", 500], ...], "items", 100] = ()
+    elapsed_s: Amount
 
 
 @message
@@ -294,7 +288,7 @@ class Refused:
 class Templates:
     """The templates of a notebook on this host. A template greets whoever connects with this, and itself alone in it."""
 
-    templates: Annotated[tuple[Template, ...], "items", 1000] = ()
+    templates: tuple[Template, ...] = ()
 
 
 @message
@@ -302,4 +296,4 @@ class Templates:
 class AgentForked:
     """A template has forked an agent with this process id."""
 
-    pid: Count
+    pid: int

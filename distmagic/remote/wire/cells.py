@@ -5,20 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from distmagic.remote.wire.bounds import (
-    MOST_RANKS,
-    Count,
-    Exact,
-    RankNumber,
-    RankOrNone,
-    Seconds,
-    Word,
-)
+from distmagic.remote.wire.bounds import Amount, Word
 from distmagic.remote.wire.codec import message, request
 from distmagic.remote.wire.events import Ended
 from distmagic.remote.wire.parts import GroupCalls
 
-_Ranks = Annotated[tuple[RankNumber, ...], "items", MOST_RANKS]
 MOST_NAMES = 2000  # of one rank
 
 
@@ -30,10 +21,10 @@ class RunCell:
     With `anew` they make their process group anew before. Cells are numbered from 1. A rank runs none a second time: the request may come again over a new connection.
     """
 
-    cell: Count
-    ranks: _Ranks
-    data: Exact = field(default="", repr=False)
-    blob: Exact = ""
+    cell: int
+    ranks: tuple[int, ...]
+    data: str = field(default="", repr=False)
+    blob: str = ""
     anew: bool = False
 
 
@@ -42,8 +33,8 @@ class RunCell:
 class ParkAtStep:
     """Have these ranks report how many steps they have made in this cell, and wait after the next one."""
 
-    cell: Count
-    ranks: _Ranks
+    cell: int
+    ranks: tuple[int, ...]
 
 
 @request
@@ -51,10 +42,10 @@ class ParkAtStep:
 class StopAtStep:
     """Raise KeyboardInterrupt in these ranks after this step of the cell; `kind` is "step" or "iteration"."""
 
-    cell: Count
-    ranks: _Ranks
+    cell: int
+    ranks: tuple[int, ...]
     kind: Word
-    step: Count
+    step: int
 
 
 @request
@@ -65,9 +56,9 @@ class InterruptCell:
     `failed` is the rank whose failure is the reason, -1 where the user interrupts.
     """
 
-    cell: Count
-    ranks: _Ranks
-    failed: RankOrNone = -1
+    cell: int
+    ranks: tuple[int, ...]
+    failed: int = -1
 
 
 @message
@@ -75,8 +66,8 @@ class InterruptCell:
 class CellBegan:
     """A rank begins with a cell."""
 
-    cell: Count
-    rank: RankNumber
+    cell: int
+    rank: int
 
 
 @message
@@ -87,12 +78,12 @@ class StepCount:
     `idle_s` is how long ago its last step was, `step_s` how long that took.
     """
 
-    cell: Count
-    rank: RankNumber
-    steps: Count
-    iterations: Count
-    idle_s: Seconds
-    step_s: Seconds
+    cell: int
+    rank: int
+    steps: int
+    iterations: int
+    idle_s: Amount
+    step_s: Amount
 
 
 @message
@@ -105,14 +96,14 @@ class CellEnded:
     `is_broken`: its groups were broken.
     """
 
-    cell: Count
-    rank: RankNumber
+    cell: int
+    rank: int
     ended: Ended
     shown: Annotated[str, "lines", 4000] = ""
     value: Annotated[str, "line", 200_000] = ""
-    names: Annotated[tuple[Word, ...], "items", MOST_NAMES] = ()
-    groups: Annotated[tuple[GroupCalls, ...], "items", 1000] = ()
-    holders: Annotated[tuple[Word, ...], "items", 100] = ()
+    names: tuple[Word, ...] = ()
+    groups: tuple[GroupCalls, ...] = ()
+    holders: tuple[Word, ...] = ()
     is_broken: bool = False
 
 

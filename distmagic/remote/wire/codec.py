@@ -1,8 +1,8 @@
 """Writes messages as lines of JSON, and reads them again.
 
 Reading checks everything: whatever bytes come, `decode` returns a message whose fields have their types, or raises
-`BadLine`. A `Decoder` that gets a limit for each bound (bounds.py) keeps fields within them, too: the notebook has one for
-what hosts send (distmagic/connection/limits.py).
+`BadLine`. A `Decoder` that gets limits keeps fields within their bounds (bounds.py), too: the notebook has one for what
+hosts send (distmagic/connection/limits.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 
 MAX_LINE_BYTES = 1 << 20
@@ -70,7 +70,7 @@ def plain(value: typing.Any) -> typing.Any:
     return value
 
 
-# A limit gets a value that has its field's type. It returns one that is within the limit, or raises `Wrong`.
+# A limit gets a value that has its field's type, and returns one that is within the bound.
 Limit = Callable[[typing.Any], typing.Any]
 
 
@@ -88,11 +88,13 @@ _Reader = Callable[[typing.Any], typing.Any]
 class Decoder:
     """Reads messages, from anybody, or from hosts: these send no requests, and are kept within the bounds of fields.
 
-    `limit_of` then makes a limit of what stands in the field's `Annotated`, and of whether it may be None (`is_optional`).
+    `limits` then has a function for each word in the `Annotated` of a field, which makes a limit of what stands behind it.
     """
 
-    def __init__(self, limit_of: Callable[..., Limit] | None = None) -> None:
-        self._limit_of = limit_of
+    def __init__(
+        self, limits: Mapping[str, Callable[..., Limit]] | None = None
+    ) -> None:
+        self._limits = limits
         self._readers: dict[typing.Any, _Reader] = {
             str: _text,
             int: _whole,
@@ -117,12 +119,11 @@ class Decoder:
             not isinstance(raw, dict)
             or not isinstance(raw.get("t"), str)
             or type(raw.get("n")) is not int
+            or not 0 <= raw["n"] < _LARGEST
         ):
             raise BadLine(f"not a message: {line[:80]!r}")
-        if not 0 <= raw["n"] <= _LARGEST:
-            raise BadLine(f"not a message: {line[:80]!r}")
         kind = _TYPES.get(raw["t"])
-        if kind in _REQUESTS and self._limit_of is not None:
+        if kind in _REQUESTS and self._limits is not None:
             raise BadLine(f"{raw['t']}: no host sends this")
         try:
             return raw["n"], None if kind is None else self._reader(kind)(raw)
@@ -146,46 +147,25 @@ class Decoder:
         origin, args = typing.get_origin(kind), typing.get_args(kind)
         if is_dataclass(kind):
             return self._dataclass_reader(typing.cast(type, kind))
+        inner = self._reader(args[0])
         if origin is typing.Annotated:
-            return self._field_reader(kind)
+            if self._limits is None:
+                return inner
+            limit = self._limits[args[1]](*args[2:])
+            return lambda value: limit(inner(value))
         if origin is tuple:
-            return _list_reader(self._reader(args[0]))
+            return _list_reader(inner)
         if origin is dict:
-            name, item = map(self._reader, args)
-            return _metrics if args[1] is float else _dict_reader(name, item)
+            return _dict_reader(inner, self._reader(args[1]))
         if origin in (types.UnionType, typing.Union):
-            inner = self._reader(args[0])
             return lambda value: None if value is None else inner(value)
         raise TypeError(f"no field of a message may be a {kind}")
 
-    def _field_reader(self, kind: typing.Any) -> _Reader:
-        is_optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
-        bounded = typing.get_args(kind)[0] if is_optional else kind
-        if self._limit_of is None or typing.get_origin(bounded) is not typing.Annotated:
-            return self._reader(kind)
-        inner, *bound = typing.get_args(bounded)
-        limit, read = (
-            self._limit_of(*bound, is_optional=is_optional),
-            self._reader(inner),
-        )
-        # Most values are numbers; one of this type needs no `read`.
-        checked = float if inner is float else None
-
-        def read_within(value: typing.Any) -> typing.Any:
-            if type(value) is checked:
-                return limit(value)
-            if value is None and is_optional:
-                return None
-            return limit(read(value))
-
-        return read_within
-
     def _dataclass_reader(self, kind: type) -> _Reader:
-        has_limits = self._limit_of is not None
-        hints = typing.get_type_hints(kind, include_extras=has_limits)
+        hints = typing.get_type_hints(kind, include_extras=True)
         readers = []
         for field in fields(kind):
-            reader = self._field_reader(hints[field.name])
+            reader = self._reader(hints[field.name])
             readers.append((field.name, reader, field.default is MISSING))
 
         def read(value: typing.Any) -> typing.Any:
@@ -221,6 +201,12 @@ def _whole(value: typing.Any) -> int:
     return value
 
 
+def _yes_or_no(value: typing.Any) -> bool:
+    if type(value) is not bool:
+        raise Wrong(f"{type(value).__name__} instead of bool")
+    return value
+
+
 def _number(value: typing.Any) -> float:
     if type(value) is float:
         return value
@@ -230,12 +216,6 @@ def _number(value: typing.Any) -> float:
         return float(value)
     except OverflowError:
         raise Wrong("too large a number") from None
-
-
-def _yes_or_no(value: typing.Any) -> bool:
-    if type(value) is not bool:
-        raise Wrong(f"{type(value).__name__} instead of bool")
-    return value
 
 
 def _list_reader(item: _Reader) -> _Reader:
@@ -254,16 +234,6 @@ def _dict_reader(name: _Reader, item: _Reader) -> _Reader:
         return {name(k): item(v) for k, v in value.items()}
 
     return read
-
-
-def _metrics(value: typing.Any) -> dict[str, float]:
-    """Read a table of numbers. Most of what comes are metrics, so this spares a call for each name and number."""
-    if not isinstance(value, dict):
-        raise Wrong("no object")
-    return {
-        k if k.isascii() else _text(k): v if type(v) is float else _number(v)
-        for k, v in value.items()
-    }
 
 
 _ANYBODY = Decoder()

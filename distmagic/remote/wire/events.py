@@ -6,19 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from distmagic.remote.wire.bounds import (
-    MOST_NODES,
     Amount,
-    Count,
-    ExactSize,
-    ExitCode,
+    AmountOrNone,
     Name,
-    Names,
-    NodeRank,
     Paragraph,
-    RankNumber,
-    RankOrNone,
-    Seconds,
-    Share,
     Size,
     Word,
 )
@@ -39,11 +30,11 @@ from distmagic.remote.wire.parts import (
 class Hello:
     """The agent is up. Always the first event."""
 
-    protocol: Count
+    protocol: int
     job: Name
-    node_rank: NodeRank
+    node_rank: int
     hostname: Name
-    pid: Count
+    pid: int
 
 
 @message
@@ -65,13 +56,13 @@ class Worker:
     known, as from an agent of an earlier version.
     """
 
-    rank: RankNumber
-    local_rank: RankNumber
-    world_size: Count
-    restart: Count
-    pid: Count
-    round: Count = 0
-    local_world_size: Count = 0
+    rank: int
+    local_rank: int
+    world_size: int
+    restart: int
+    pid: int
+    round: int = 0
+    local_world_size: int = 0
 
 
 @message
@@ -84,13 +75,13 @@ class Progress:
     has only printed.
     """
 
-    rank: RankNumber
-    restart: Count
-    at_s: Seconds
-    step: Amount | None = None
-    total: Amount | None = None
-    rows: Annotated[tuple[MetricRow, ...], "items", 1000] = ()
-    bars: Annotated[tuple[Bar, ...], "items", 1000] = ()
+    rank: int
+    restart: int
+    at_s: Amount
+    step: AmountOrNone = None
+    total: AmountOrNone = None
+    rows: tuple[MetricRow, ...] = ()
+    bars: tuple[Bar, ...] = ()
     device: Word = ""
     is_printed: bool = False
 
@@ -100,10 +91,10 @@ class Progress:
 class Picture:
     """A picture that a rank shows: a PNG in base64. `step` is how far the rank was, None where it has not said."""
 
-    rank: RankNumber
-    restart: Count
+    rank: int
+    restart: int
     data: Annotated[str, "line", 200_000]
-    step: Amount | None = None
+    step: AmountOrNone = None
 
 
 @message
@@ -116,12 +107,12 @@ class Output:
     of the log, the journal has the text.
     """
 
-    rank: RankOrNone
+    rank: int
     stream: Word
-    offset: Size
+    offset: int
     text: Annotated[str, "log", 1 << 18] = ""
-    skipped_bytes: Size = 0
-    size_bytes: Size = 0
+    skipped_bytes: int = 0
+    size_bytes: int = 0
 
 
 @message
@@ -133,12 +124,12 @@ class Ended:
     groups: "none", "unused", "used", or "" where that is not known.
     """
 
-    rank: RankNumber
-    restart: Count
+    rank: int
+    restart: int
     outcome: Word
-    code: ExitCode = 0
+    code: int = 0
     failure: Failure | None = None
-    result_bytes: Size | None = None
+    result_bytes: int | None = None
     meaning: Annotated[str, "lines", 40_000] = ""
     group_use: Word = ""
 
@@ -151,11 +142,11 @@ class Paused:
     `prompt` counts the lines that this process has waited for, and `asks` is what it has written to ask for this one.
     """
 
-    rank: RankNumber
-    restart: Count
-    prompt: Count
+    rank: int
+    restart: int
+    prompt: int
     file: Word
-    line: Count
+    line: int
     asks: Word = ""
 
 
@@ -164,9 +155,9 @@ class Paused:
 class Resumed:
     """A rank waits for the line of this `prompt` no longer."""
 
-    rank: RankNumber
-    restart: Count
-    prompt: Count
+    rank: int
+    restart: int
+    prompt: int
 
 
 @message
@@ -174,8 +165,8 @@ class Resumed:
 class EngineEnded:
     """torchrun ended on this node with exit code `code`; `exits` are the ranks that failed, as torchrun reports them."""
 
-    code: ExitCode
-    exits: Annotated[tuple[Exit, ...], "items", 4096] = ()
+    code: int
+    exits: tuple[Exit, ...] = ()
 
 
 @message
@@ -191,7 +182,7 @@ class Notice:
 class PeerState:
     """How this node hears another one over the gang channel: "joined", "silent" (never heard), "lost" or "back"."""
 
-    node_rank: NodeRank
+    node_rank: int
     state: Word
 
 
@@ -204,7 +195,7 @@ class NodeAdded:
     """
 
     request_id: Word
-    hosts: Names
+    hosts: tuple[Name, ...]
 
 
 LEFT = "left"  # in place of a request
@@ -220,11 +211,11 @@ class Stacks:
     """
 
     request_id: Word
-    rank: RankNumber
-    local_rank: RankNumber
-    threads: Annotated[tuple[Thread, ...], "items", 100] = ()
+    rank: int
+    local_rank: int
+    threads: tuple[Thread, ...] = ()
     silence: Paragraph = ""
-    calls: Annotated[tuple[GroupRecord, ...], "items", 16] = ()
+    calls: tuple[GroupRecord, ...] = ()
 
 
 @message
@@ -233,7 +224,7 @@ class NodeStopping:
     """From here on this node ends its ranks, for this `reason`. `culprit` is the node that caused it, -1 for none."""
 
     reason: Paragraph
-    culprit: Annotated[int, "whole", -1, MOST_NODES] = -1
+    culprit: int = -1
 
 
 @message
@@ -252,7 +243,7 @@ class Skipped:
     They were reports and lines of output, or came while the disk was full; the number after it is `through` + 1.
     """
 
-    through: ExactSize
+    through: Size
 
 
 @message
@@ -261,7 +252,7 @@ class StacksDone:
     """The stacks of all `ranks` ranks that run on this node have been sent, for the request `request_id`."""
 
     request_id: Word
-    ranks: Count
+    ranks: int
 
 
 @message
@@ -275,7 +266,7 @@ class Final:
     """
 
     reason: Paragraph
-    survivors: Annotated[tuple[Annotated[str, "line", 300], ...], "items", 200] = ()
+    survivors: tuple[Annotated[str, "line", 300], ...] = ()
 
 
 @message
@@ -286,9 +277,9 @@ class Hardware:
     None is what nothing tells of. It has no number: no journal has it, and a notebook that was away does not need it.
     """
 
-    cpu_utilization: Share | None = None
-    used_bytes: Size = 0
-    total_bytes: Size = 0
-    received_bytes_s: Annotated[float, "number", 0.0, 1e15] | None = None
-    sent_bytes_s: Annotated[float, "number", 0.0, 1e15] | None = None
-    gpus: Annotated[tuple[Gpu, ...], "items", 256] = ()
+    cpu_utilization: AmountOrNone = None
+    used_bytes: int = 0
+    total_bytes: int = 0
+    received_bytes_s: AmountOrNone = None
+    sent_bytes_s: AmountOrNone = None
+    gpus: tuple[Gpu, ...] = ()

@@ -6,23 +6,12 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from distmagic.remote.wire.bounds import (
-    PATH_BYTES,
     Amount,
-    Count,
+    AmountOrNone,
     Date,
-    Exact,
-    ExactSize,
-    ExitCode,
     LeaseSeconds,
     Name,
-    Names,
-    NodeRank,
     Paragraph,
-    Port,
-    RankNumber,
-    Seconds,
-    Share,
-    Size,
     Word,
 )
 
@@ -31,12 +20,12 @@ from distmagic.remote.wire.bounds import (
 class Bar:
     """One progress bar of a rank, of tqdm or of `track`. `id` is unique in the rank; `closed` bars are finished."""
 
-    id: Count
+    id: int
     desc: Word = ""
     n: Amount = 0.0
-    total: Amount | None = None
+    total: AmountOrNone = None
     unit: Word = "it"
-    rate: Amount | None = None
+    rate: AmountOrNone = None
     postfix: Annotated[str, "line", 500] = ""
     closed: bool = False
 
@@ -45,9 +34,9 @@ class Bar:
 class MetricRow:
     """One call of `report` with metrics: seconds since the rank started, the step if told, and the values."""
 
-    at_s: Seconds
-    step: Amount | None = None
-    metrics: Annotated[dict[str, float], "metrics", 1000]
+    at_s: Amount
+    step: AmountOrNone = None
+    metrics: dict[Word, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +56,8 @@ class GroupCalls:
     """
 
     name: Word
-    size: Count
-    calls: Count
+    size: int
+    calls: int
     last: Word = ""
 
 
@@ -76,10 +65,10 @@ class GroupCalls:
 class Exit:
     """How torchrun saw a rank's process end: `code` is negative for a signal."""
 
-    rank: RankNumber
-    local_rank: RankNumber
-    pid: Count
-    code: ExitCode
+    rank: int
+    local_rank: int
+    pid: int
+    code: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,16 +93,16 @@ class JobTerms:
     owner: Name = ""
     goes_on_alone: bool = False
     survives_logout: bool = False
-    max_restarts: Count = 0
-    timeout_s: Seconds | None = None
-    hang_timeout_s: Seconds | None = None
-    grace_s: Seconds = 30.0
-    min_nodes: Count = 1
-    max_nodes: Count = 0
-    awaited: Names = ()
+    max_restarts: int = 0
+    timeout_s: AmountOrNone = None
+    hang_timeout_s: AmountOrNone = None
+    grace_s: Amount = 30.0
+    min_nodes: int = 1
+    max_nodes: int = 0
+    awaited: tuple[Name, ...] = ()
     call: Word = ""
-    ranks: Count = 0
-    devices: Annotated[tuple[Word, ...], "items", 1000] = ()
+    ranks: int = 0
+    devices: tuple[Word, ...] = ()
     can_type: bool = False
 
     @property
@@ -143,12 +132,12 @@ class Membership:
     `nodes`: with how many nodes the job began. A node that is not heard for `lost_after_s` is lost.
     """
 
-    secret: Exact = field(repr=False)
-    address: Exact
-    lead_address: Exact
-    port: Port
-    nodes: NodeRank
-    lost_after_s: Seconds
+    secret: str = field(repr=False)
+    address: str
+    lead_address: str
+    port: int
+    nodes: int
+    lost_after_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,14 +150,14 @@ class WorkDir:
     before the host has made it.
     """
 
-    name: Exact
-    origin: Exact = ""
-    manifest: Exact = ""
-    files: Count = 0
-    size_bytes: Size = 0
-    inside: Exact = ""
+    name: str
+    origin: str = ""
+    manifest: str = ""
+    files: int = 0
+    size_bytes: int = 0
+    inside: str = ""
     is_fresh: bool = False
-    path: Exact = ""
+    path: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,9 +169,9 @@ class JoinTemplate:
     that are not the notebook's own machine.
     """
 
-    sizes: Annotated[tuple[ExactSize, ...], "items", 10_000]
-    nproc_per_node: Exact = ""
-    cwd: Exact = ""
+    sizes: tuple[int, ...]
+    nproc_per_node: str = ""
+    cwd: str = ""
     work: WorkDir | None = None
 
 
@@ -194,7 +183,7 @@ class Frame:
     """
 
     file: Word
-    line: Count
+    line: int
     function: Word
     mine: bool = False
     text: Word = ""
@@ -204,14 +193,14 @@ class Frame:
 class Thread:
     """One thread's frames, the innermost last."""
 
-    frames: Annotated[tuple[Frame, ...], "items", 100] = ()
+    frames: tuple[Frame, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallRecord:
     """A collective call of a rank: its number in its group, and what it takes, as `[4], [2, 3]`."""
 
-    number: Count
+    number: int
     name: Word
     sizes: Word = ""
     is_over: bool = False
@@ -228,8 +217,8 @@ class GroupRecord:
     name: Word = ""
     ranks: Word = ""
     backend: Word = ""
-    waits_s: Seconds = 0.0
-    calls: Annotated[tuple[CallRecord, ...], "items", 50] = ()
+    waits_s: Amount = 0.0
+    calls: tuple[CallRecord, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,18 +256,18 @@ class JobListing:
     `reported` is what a rank of the node has reported last, a few of its metrics. The job file holds one of these as it was at the beginning of the job.
     """
 
-    protocol: Count
+    protocol: int
     job: Name
-    node_rank: NodeRank
-    hosts: Names
+    node_rank: int
+    hosts: tuple[Name, ...]
     began_s: Date
     terms: JobTerms
     is_running: bool = False
     is_detached: bool = False
     reason: Paragraph = ""
-    size_bytes: Size = 0
-    age_s: Seconds = 0.0
-    began_ago_s: Seconds = 0.0
+    size_bytes: int = 0
+    age_s: Amount = 0.0
+    began_ago_s: Amount = 0.0
     reported: MetricRow | None = None
 
 
@@ -291,10 +280,10 @@ class KeptWorkDir:
 
     name: Name
     origin: Name
-    size_bytes: Size
-    age_s: Seconds
+    size_bytes: int
+    age_s: Amount
     is_used: bool
-    owners: Annotated[tuple[Name, ...], "items", 100] = ()
+    owners: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,8 +305,8 @@ class FoundFile:
     On the wire the path is percent-encoded, see `file_names`.
     """
 
-    path: Annotated[str, "percent_encoded", PATH_BYTES]
-    size_bytes: Size
+    path: Annotated[str, "line", 3 * 4096]
+    size_bytes: int
     changed_s: Date
 
 
@@ -325,10 +314,10 @@ class FoundFile:
 class Gpu:
     """How busy a GPU is: `utilization` is 0 to 1. None is what nothing tells of."""
 
-    utilization: Share | None = None
-    used_bytes: Size | None = None
-    total_bytes: Size | None = None
-    celsius: Annotated[float, "number", -300.0, 1000.0] | None = None
+    utilization: AmountOrNone = None
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    celsius: AmountOrNone = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,10 +329,10 @@ class GpuHealth:
     """
 
     model: Word
-    used_bytes: Size = 0
-    total_bytes: Size = 0
-    holders: Annotated[tuple[Word, ...], "items", 100] = ()
-    ecc_errors: Count = 0
+    used_bytes: int = 0
+    total_bytes: int = 0
+    holders: tuple[Word, ...] = ()
+    ecc_errors: int = 0
     slowed_by: Word = ""
 
 
@@ -352,7 +341,7 @@ class HostDoor:
     """A port at which a host listens for a moment, and the secret that opens it."""
 
     address: Word
-    port: Port
+    port: int
     secret: Annotated[str, "line", 200] = field(repr=False)
 
 
@@ -364,9 +353,9 @@ class Template:
     and why.
     """
 
-    pid: Count
-    age_s: Seconds
-    idle_s: Seconds
-    size_bytes: Size = 0
-    packages: Annotated[tuple[Word, ...], "items", 1000] = ()
-    refused: Annotated[tuple[Annotated[str, "line", 400], ...], "items", 100] = ()
+    pid: int
+    age_s: Amount
+    idle_s: Amount
+    size_bytes: int = 0
+    packages: tuple[Word, ...] = ()
+    refused: tuple[Annotated[str, "line", 400], ...] = ()

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from distmagic.remote.wire.bounds import (
-    Exact,
-    Exacts,
-    ExactVariables,
-    LeaseSeconds,
-    NodeRank,
-    Seconds,
-)
 from distmagic.remote.wire.codec import request
 from distmagic.remote.wire.parts import (
     Blob,
@@ -131,12 +123,12 @@ class TemplateRequest:
     `env` and `defaults` are those of `StartNode` as far as they are known. `preload`: modules to load besides.
     """
 
-    owner: Exact
-    idle_s: Seconds
-    lease_s: LeaseSeconds
-    env: ExactVariables
-    defaults: ExactVariables
-    preload: Exacts = ()
+    owner: str
+    idle_s: float
+    lease_s: float
+    env: dict[str, str]
+    defaults: dict[str, str]
+    preload: tuple[str, ...] = ()
 
 
 @request
@@ -150,21 +142,21 @@ class StartNode:
     is started by exec. Only the lead of an elastic job has a `join_template`.
     """
 
-    job: Exact
-    node_rank: NodeRank
-    torchrun: Exacts
-    env: ExactVariables
-    defaults: ExactVariables
-    cwd: Exact
-    call: Exact
-    code: Exact
-    endpoint: Exact
-    hosts: Exacts
+    job: str
+    node_rank: int
+    torchrun: tuple[str, ...]
+    env: dict[str, str]
+    defaults: dict[str, str]
+    cwd: str
+    call: str
+    code: str
+    endpoint: str
+    hosts: tuple[str, ...]
     lead: bool
     terms: JobTerms
     membership: Membership | None = None
     warm: TemplateRequest | None = None
-    side_files: Exacts = ()
+    side_files: tuple[str, ...] = ()
     join_template: JoinTemplate | None = None
     work: WorkDir | None = None
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import types
 import typing
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 
@@ -25,9 +23,8 @@ from distmagic.connection.limits import (
     first_reply,
 )
 from distmagic.errors import ProtocolError
-from distmagic.remote.wire import codec, file_names
+from distmagic.remote.wire import codec
 from distmagic.remote.wire import protocol as p
-from distmagic.remote.wire.bounds import PATH_BYTES
 from tests import REPOSITORY
 from tests.builders.harmless import is_harmless
 
@@ -78,27 +75,23 @@ TYPES = sorted(
 )
 
 
-def needs_no_bound(hint: object) -> bool:
-    """Whether a field is yes or no, or one record, whose own fields have bounds."""
-    kinds = [
-        kind for kind in (typing.get_args(hint) or (hint,)) if kind is not type(None)
-    ]
-    is_list = typing.get_origin(hint) in (tuple, dict)
-    return not is_list and all(kind is bool or is_dataclass(kind) for kind in kinds)
+def is_unbounded(hint: object) -> bool:
+    """Whether a text or an amount in a field has no bound; a metric needs none."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return False
+    if typing.get_origin(hint) is dict:
+        return is_unbounded(typing.get_args(hint)[0])
+    return hint in (str, float) or any(map(is_unbounded, typing.get_args(hint)))
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.__name__)
-def test_every_field_that_a_host_sends_has_a_bound(kind):
-    plain, bounded = (
-        typing.get_type_hints(kind, include_extras=extras) for extras in (False, True)
-    )
-    for name, hint in plain.items():
-        if not needs_no_bound(hint):
-            parts = typing.get_args(bounded[name])
-            bound = parts[0] if type(None) in parts else bounded[name]
-            assert typing.get_origin(bound) is typing.Annotated, (
-                f"{kind.__name__}.{name} needs a bound of distmagic/remote/wire/bounds.py"
-            )
+def test_every_text_and_amount_that_a_host_sends_has_a_bound(kind):
+    if kind in OF_A_START:
+        return  # it is not shown, and goes back to hosts as it came
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        assert not is_unbounded(hint), (
+            f"{kind.__name__}.{name} needs a bound of distmagic/remote/wire/bounds.py"
+        )
 
 
 @pytest.mark.parametrize("line", GOLDEN, ids=lambda line: json.loads(line)["t"])
@@ -157,9 +150,7 @@ def plain(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
             {field.name: plain(hints[field.name]) for field in fields(kind)}
         )
     if origin is tuple:
-        few = st.lists(plain(args[0]), max_size=3)
-        many = {str: CHARS, int: WHOLE}.get(args[0])
-        return few if many is None else few | many.map(lambda one: [one] * 11_000)
+        return st.lists(plain(args[0]), max_size=3)
     if origin is dict:
         return st.dictionaries(TEXT, plain(args[1]), max_size=3)
     if origin in (types.UnionType, typing.Union):
@@ -186,40 +177,26 @@ def check(value: object, owner: type, name: str) -> None:
         for field in fields(value):
             check(getattr(value, field.name), type(value), field.name)
     elif isinstance(value, dict | tuple):
-        assert len(value) <= 10_000
         for one in value:
             check(one, owner, name)
             if isinstance(value, dict):
                 check(value[one], owner, name)
+    elif isinstance(value, int):
+        assert -(2**63) <= value <= 2**63
     elif value is not None:
-        check_number(typing.cast(float, value), name)
+        # A metric may be infinite, and no number.
+        number = typing.cast(float, value)
+        assert name == "metrics" or owner in OF_A_START or -1e18 <= number <= 1e18
 
 
 def check_text(value: str, owner: type, name: str) -> None:
-    most = 1 << 17 if owner in OF_A_START else MOST_CHARS.get(name, 4096)
-    if owner is p.FoundFile:
-        most = 3 * PATH_BYTES
-        assert len(os.fsencode(file_names.unquoted(value))) <= PATH_BYTES
-    assert len(value) <= most
+    if owner in OF_A_START:
+        return
+    assert len(value) <= MOST_CHARS.get(name, 3 * 4096)
     if (owner, name) == (p.Output, "text"):
         assert is_harmless(COLOURS.sub("", value).replace("\r", ""), may_break=True)
-    elif owner in OF_A_START:
-        assert not any(
-            char not in "\n\t" for char in value if unicodedata.category(char) == "Cc"
-        )
     else:
         assert is_harmless(value, may_break=name in MAY_BREAK)
-
-
-def check_number(value: float, name: str) -> None:
-    if isinstance(value, float):
-        assert name == "metrics" or -1e18 <= value <= 1e18
-        assert not (name.endswith("_s") and value < 0)
-    else:
-        unlimited = dict.fromkeys(("shm_bytes", "open_files", "locked_bytes"), -1)
-        low = {"code": -(2**31), "rank": -1, "culprit": -1, **unlimited}.get(name, 0)
-        is_size = "bytes" in name or name in ("offset", "through", "sizes", "open_files")  # fmt: skip
-        assert low <= value <= (2**63 if is_size else 2**31 - 1)
 
 
 @pytest.mark.parametrize("kind", OF_HOSTS, ids=lambda kind: kind.__name__)
@@ -228,14 +205,10 @@ def check_number(value: float, name: str) -> None:
 def test_any_message_comes_in_harmless_and_within_its_limits(kind, data):
     raw = data.draw(plain(kind))
     message = comes_in(kind, raw)
-    # Sizes, start messages and names of files are refused, and whole lines that are too long.
+    # Whole lines that are too long are refused, and what is no size.
     if message is None:
         is_long = len(json.dumps(raw, ensure_ascii=False)) > p.MAX_LINE_BYTES // 4
-        assert is_long or any(
-            part in OF_A_START
-            or part in (p.Skipped, p.NeedBlob, p.Data, p.FileBegins, p.FoundFile)
-            for part in part_types(kind)
-        )
+        assert is_long or kind in (p.Skipped, p.NeedBlob, p.Data, p.FileBegins)
         return
     check(message, kind, "")
     again = p.encode(message)
@@ -254,22 +227,42 @@ def test_any_first_reply_comes_in_harmless(raw):
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
+    ("value", "amount", "optional"),
     [
-        (-1, 0.0),
-        (math.nan, None),
-        (math.inf, None),
-        (-math.inf, None),
-        (1e300, 1e18),
-        (7, 7.0),
+        (math.nan, 0.0, None),
+        (math.inf, 1e18, None),
+        (-math.inf, -1e18, None),
+        (1e300, 1e18, 1e18),
+        (7, 7.0, 7.0),
     ],
 )
-def test_numbers_beyond_their_range(value, expected):
-    raw = {"rank": 0, "restart": -1, "at_s": value, "total": value}
-    message = comes_in(p.Progress, raw)
-    assert message.restart == 0
-    assert message.at_s == {1e300: 1e9, math.inf: 1e9, 7: 7.0}.get(value, 0.0)
-    assert message.total == (-1.0 if value == -1 else expected)
+def test_amounts_beyond_their_range(value, amount, optional):
+    raw = {"rank": 0, "restart": 0, "at_s": 1, "bars": [{"id": 1, "n": value, "rate": value}]}  # fmt: skip
+    (bar,) = comes_in(p.Progress, raw).bars
+    assert (bar.n, bar.rate) == (amount, optional)
+
+
+@pytest.mark.parametrize(
+    ("lease_s", "kept"),
+    [(0, 1.0), (math.nan, 1.0), (math.inf, 86_400.0), (90, 90.0)],
+)
+def test_a_lease_that_cannot_be_renewed(lease_s, kept):
+    listed = {
+        "protocol": 2,
+        "job": "j",
+        "node_rank": 0,
+        "hosts": [],
+        "began_s": 1e300,
+        "terms": {"lease_s": lease_s},
+    }
+    (job,) = comes_in(p.Jobs, {"jobs": [listed]}).jobs
+    assert job.terms.lease_s == kept
+    assert job.began_s == 1e11
+
+
+def test_a_number_that_no_arithmetic_takes_is_refused():
+    raw = {"rank": 10**30, "stream": "stdout", "offset": 0}
+    assert comes_in(p.Output, raw) is None
 
 
 def test_a_metric_may_be_infinite_or_no_number():
@@ -285,76 +278,23 @@ def test_a_metric_may_be_infinite_or_no_number():
 
 
 @pytest.mark.parametrize(
-    ("lease_s", "kept"),
+    ("message", "field"),
     [
-        (0, 1.0),
-        (-5, 1.0),
-        (math.nan, 1.0),
-        (math.inf, 86_400.0),
-        (1e9, 86_400.0),
-        (90, 90.0),
+        (p.Data(size_bytes=-1), "data.size_bytes"),
+        (p.NeedBlob(sha256="", offset=-1), "need_blob.offset"),
+        (p.Skipped(through=1 << 63), "skipped.through"),
     ],
 )
-def test_a_lease_that_cannot_be_renewed(lease_s, kept):
-    listed = {
-        "protocol": 2,
-        "job": "j",
-        "node_rank": 0,
-        "hosts": [],
-        "began_s": math.nan,
-        "terms": {"lease_s": lease_s},
-    }
-    (job,) = comes_in(p.Jobs, {"jobs": [listed]}).jobs
-    assert job.terms.lease_s == kept
-    assert job.began_s == 0.0
-
-
-@pytest.mark.parametrize(
-    ("message", "words"),
-    [
-        (p.Data(size_bytes=-1), "data.size_bytes: -1 is not from 0 to 9,223,372,036,854,775,808"),
-        (p.NeedBlob(sha256="", offset=-1), "need_blob.offset: -1 is not from 0 to 9,223,372,036,854,775,808"),
-        (p.Skipped(through=-5), "skipped.through: -5 is not from 0 to 9,223,372,036,854,775,808"),
-    ],
-)  # fmt: skip
-def test_a_place_among_the_bytes_or_events_is_refused_rather_than_changed(
-    message, words
-):
+def test_a_size_is_refused_rather_than_changed(message, field):
     with pytest.raises(p.BadLine) as caught:
         DECODER.decode(p.encode(message))
-    assert str(caught.value) == words
+    assert str(caught.value) == f"{field}: no size"
 
 
-@pytest.mark.parametrize(
-    ("env", "words"),
-    [
-        ({"A": "x" * 200_000}, "a text of 200,000 characters (at most 131,072 are allowed)"),
-        ({"A": "\x1b[2J"}, "a control character"),
-        ({"A\0": ""}, "a control character"),
-    ],
-)  # fmt: skip
-def test_orders_of_a_lead_are_refused_rather_than_changed(env, words):
-    (line,) = [line for line in GOLDEN if json.loads(line)["t"] == "lead_start"]
-    raw = json.loads(line)
-    raw["start"]["env"] = {"B": "two\nlines\tand a tab"}
-    assert DECODER.decode(json.dumps(raw).encode())[1].start.env == raw["start"]["env"]
-    raw["start"]["env"] = env
-    with pytest.raises(p.BadLine) as caught:
-        DECODER.decode(json.dumps(raw).encode())
-    assert str(caught.value) == f"lead_start.start.env: {words}"
-
-
-def test_texts_are_cut_and_lists_and_tables_lose_their_end():
-    row = {"at_s": 1, "metrics": {f"{i}{'n' * 300}": 1 for i in range(2000)}}
-    message = comes_in(
-        p.Progress, {"rank": 0, "restart": 0, "at_s": 1, "device": "d" * 999, "rows": [row], "bars": [{"id": 1}] * 2000}
-    )  # fmt: skip
-    assert (len(message.device), len(message.bars), len(message.rows[0].metrics)) == (
-        200,
-        1000,
-        1000,
-    )
-    assert {len(name) for name in message.rows[0].metrics} == {200}
+def test_texts_are_cut():
+    row = {"at_s": 1, "metrics": {"n" * 300: 1}}
+    message = comes_in(p.Progress, {"rank": 0, "restart": 0, "at_s": 1, "device": "d" * 999, "rows": [row]})  # fmt: skip
+    assert (len(message.device), *map(len, message.rows[0].metrics)) == (200, 200)
     failure = {"type": "T" * 9999, "message": "m" * 99_999, "traceback": "t" * 300_000}
     kept = comes_in(
         p.Ended, {"rank": 0, "restart": 0, "outcome": "raised", "failure": failure}
@@ -370,19 +310,3 @@ def test_a_first_reply_without_its_fields(golden):
     assert first_reply(b"{}", "gpu-a") == FirstReply()
     with golden.raises(ProtocolError):
         first_reply(b'{"have":"\x1b[2J"}', "gpu-a")
-
-
-@pytest.mark.parametrize(
-    ("path", "is_let_in"),
-    [
-        ("a" * 4096, True),
-        ("%0A" * 4096, True),
-        ("a" * 4097, False),
-        ("%0A" * 4097, False),
-        ("a\n", False),
-        ("ä", False),
-    ],
-)
-def test_a_path_has_its_limit_as_it_is_meant_not_only_as_it_travels(path, is_let_in):
-    file = {"path": path, "size_bytes": 1, "changed_s": 1.0}
-    assert (comes_in(p.FoundFiles, {"files": [file]}) is not None) == is_let_in

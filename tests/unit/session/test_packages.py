@@ -54,7 +54,7 @@ def test_a_kernel_has_packages_of_an_index_and_those_of_its_own_machine(site, tm
             "direct @ https://files.example/direct.whl",
             "of-git @ git+https://git.example/a.git@abc",
             "Some_Thing==2.0",
-            "torch==2.13.0+cpu",
+            "torch==2.13.0",
         ),
         notes=(LOCAL.format("beside, built, mine"),),
     )

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from distmagic.connection.limits import limit_of
+from distmagic.connection.limits import LIMITS
 from distmagic.names import own_origin, work_dir
 from distmagic.payload import blobs
 from distmagic.payload.pack import Payload
@@ -55,7 +55,8 @@ def test_one_notebook_of_two_people_is_two(kernel, monkeypatch):
 def test_its_origin_is_told_as_hosts_list_it(kernel):
     kernel("/tmp/kernel-77.json", "/nb/\x1b[2J" + "long/" * 300 + "try.ipynb")
     origin = own_origin()
-    assert limit_of(*typing.get_args(Name)[1:])(origin) == origin
+    _, kind, most = typing.get_args(Name)
+    assert LIMITS[kind](most)(origin) == origin
     assert work_dir(JobSpec()).origin == origin
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmagic.remote.wire import protocol as p
+from distmagic.remote.wire.bounds import MOST_RANKS
 from distmagic.state import fold_ranks as ranks_fold
 from distmagic.state.builder import KEPT_LINE_CHARS, KEPT_LINES, KEPT_NOTICES
 from distmagic.state.events import (
@@ -432,6 +433,10 @@ def test_memory_of_output_is_bounded():
 
 def test_a_stream_that_is_none():
     assert begun(output("x\n", stream="../../etc/passwd")) == begun()
+
+
+def test_a_rank_that_is_none_opens_no_line():
+    assert begun(output("x", rank=MOST_RANKS), output("x", rank=-2)) == begun()
 
 
 # ---- ends and blame

@@ -177,6 +177,7 @@ class DetachedGang:
 
     is_detached, has_formed, may_leave, formations = True, False, True, 0
     has_paused_node = False
+    gang = property(lambda self: self)
 
     def poll(self, *_: object, **__: object) -> None:
         return None

@@ -456,53 +456,6 @@ def test_a_job_that_was_followed_is_not_refused_for_an_error_of_the_system(
     golden(str(caught.value).replace(agent.job, "JOB"))
 
 
-@pytest.fixture
-def process(agent: PlayedAgent) -> Iterator[subprocess.Popen[bytes]]:
-    """The process of the agent, which says nothing."""
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as played:
-        processes.note(played.pid, agent.run_dir / places.PID)
-        yield played
-        played.kill()
-
-
-def test_an_agent_that_is_stopped_for_longer_than_its_lease_is_given_up(
-    link, agent, process, golden
-):
-    terms = replace(START.terms, lease_s=0.5)
-    listing.remember(
-        places.job_dir(agent.job, 0),
-        replace(START, job=agent.job, node_rank=0, terms=terms),
-    )
-    process.send_signal(signal.SIGSTOP)
-    link.attach(p.FollowJob(job=agent.job, node_rank=0))
-    with pytest.raises(PreflightError) as caught:
-        next(link.events())
-    golden(str(caught.value).replace(agent.job, "JOB"))
-    assert [one.job for one in host_requests.list_jobs(link, agent.job)] == [
-        agent.job
-    ], "the conversation goes on"
-
-
-def test_an_agent_that_was_stopped_for_a_moment_is_waited_for(link, agent, process):
-    terms = replace(START.terms, lease_s=30.0)
-    listing.remember(
-        places.job_dir(agent.job, 0),
-        replace(START, job=agent.job, node_rank=0, terms=terms),
-    )
-    process.send_signal(signal.SIGSTOP)
-    link.attach(p.FollowJob(job=agent.job, node_rank=0))
-    conn, _ = agent.listener.accept()
-    with conn:
-        conn.settimeout(HANG_S)
-        conn.recv(65536)
-        conn.settimeout(2.5)
-        with pytest.raises(TimeoutError):  # three looks at its process end nothing
-            conn.recv(1)
-        process.send_signal(signal.SIGCONT)
-        conn.sendall(p.encode(HELLO, 1))
-        assert next(link.events()) == (1, HELLO)
-
-
 def test_a_template_that_has_no_time_is_there():
     folder = places.make_warm_dir(secrets.token_hex(8), "key")
     try:

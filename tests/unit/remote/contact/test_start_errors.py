@@ -16,8 +16,9 @@ from typing import Any, cast
 
 import pytest
 
-from distmagic.remote.contact import Conversation, agents, template, template_client
+from distmagic.remote.contact import agents, template, template_client
 from distmagic.remote.contact.agents import Agents
+from distmagic.remote.contact.contact import Contact
 from distmagic.remote.contact.template import TemplateServer
 from distmagic.remote.engine import forking
 from distmagic.remote.records import environments, places, work_dirs
@@ -123,9 +124,7 @@ def test_an_agent_runs_and_is_heard_or_nothing_of_it_is_left(
             server.fail(at, stays=stays)
             error: BaseException | None = None
             try:
-                Agents(cast(Conversation, notebook), 0o022, DeviceClaims()).start(
-                    request
-                )
+                Agents(cast(Contact, notebook), 0o022, DeviceClaims()).start(request)
             except (OSError, SystemExit) as raised:
                 error = raised
             calls, failed = max(calls, len(server.calls)), server.failed

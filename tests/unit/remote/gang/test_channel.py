@@ -69,8 +69,8 @@ def test_a_node_whose_ranks_have_returned_says_so(channels, returned):
                 is_ending=False,
             )
             assert cause is None
-    assert channels[0].has_formed
-    assert channels[1 - returned].has_returned_node
+    assert channels[0].gang.has_formed
+    assert channels[1 - returned].gang.has_returned_node
 
 
 @pytest.mark.parametrize("busy", [0, 1, 2])
@@ -90,8 +90,8 @@ def test_every_node_learns_of_a_rank_that_is_about_to_end_and_when_it_has_ended(
                 )
             if turn == 19:
                 others = [one for i, one in enumerate(made) if i != busy]
-                assert all(one.has_ending_node for one in others)
-        assert not any(one.has_ending_node for one in made)
+                assert all(one.gang.has_ending_node for one in others)
+        assert not any(one.gang.has_ending_node for one in made)
 
 
 def test_one_host_that_is_lost_makes_the_others_form_anew_once(tmp_path):
@@ -137,4 +137,4 @@ def test_a_member_that_was_frozen_and_thaws_makes_the_others_form_anew_no_second
                 if cause is not None:
                     causes.setdefault(node_rank, cause)
         assert causes == {2: Cause("lost", 0)}
-        assert [one.formations for one in made[:2]] == [1, 1]
+        assert [one.gang.formations for one in made[:2]] == [1, 1]

@@ -17,8 +17,9 @@ import pytest
 
 from distmagic.payload.folder import contents_of
 from distmagic.payload.tree import packed
-from distmagic.remote.contact import Conversation, environment_sync
+from distmagic.remote.contact import environment_sync
 from distmagic.remote.contact.blob_receiver import BlobReceiver
+from distmagic.remote.contact.contact import Contact
 from distmagic.remote.contact.environment_sync import EnvironmentSync
 from distmagic.remote.contact.file_exchange import FileExchange
 from distmagic.remote.records import environments, places, work_dirs
@@ -90,14 +91,14 @@ def an_environment(home: Path, _: Path) -> Case:
     digest = environments.digest((request.requirements, request.lock))
 
     def bring() -> None:
-        EnvironmentSync(cast(Conversation, notebook)).sync(request)
+        EnvironmentSync(cast(Contact, notebook)).sync(request)
 
     def check(must: bool) -> None:
         ready = environments.find(digest)
         name = environments.root() / "kernel"
         if must or name.exists():
             assert ready is not None
-            assert environments.Environment(path=name.resolve()).notes() is not None
+            assert environments.Environment(path=name.resolve()).is_ready()
         if must:
             assert isinstance(notebook.said[-1], p.EnvironmentReady)
 
@@ -109,7 +110,7 @@ def a_payload(home: Path, _: Path) -> Case:
     blob = p.Blob(sha256=_SHA, size_bytes=len(_DATA))
 
     def bring() -> None:
-        receiver = BlobReceiver(cast(Conversation, Notebook()))
+        receiver = BlobReceiver(cast(Contact, Notebook()))
         receiver.offer(p.OfferBlobs(blobs=(blob,)))
 
     def check(must: bool) -> None:
@@ -129,7 +130,7 @@ def a_file_of_the_user(home: Path, _: Path) -> Case:
     )  # fmt: skip
 
     def bring() -> None:
-        FileExchange(cast(Conversation, Notebook()), 0o022).receive(request)
+        FileExchange(cast(Contact, Notebook()), 0o022).receive(request)
 
     def check(must: bool) -> None:
         assert target.read_bytes() in ((_DATA,) if must else (b"old", _DATA))
@@ -144,8 +145,8 @@ def a_file_of_the_user(home: Path, _: Path) -> Case:
 def test_what_comes_is_whole_or_not_there_and_comes_the_next_time(
     home_in_memory, tmp_path, monkeypatch, case, stays
 ):
-    def done(*_: Any) -> int:
-        return 0
+    def done(*_: Any) -> tuple[int, list[str]]:
+        return 0, []
 
     monkeypatch.setattr(EnvironmentSync, "_run", done)
     monkeypatch.setattr(environment_sync.shutil, "which", lambda *_, **__: "uv")

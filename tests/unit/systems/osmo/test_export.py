@@ -139,7 +139,8 @@ def start(*words: str) -> subprocess.CompletedProcess[str]:
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 PRINT = f"""
 import os, sys
-print(*[os.environ[name] for name in {NAMES}], *sys.argv[1:])
+words = [*(os.environ[name] for name in {NAMES}), *sys.argv[1:]]
+sys.stdout.write(" ".join(words) + "\\n")  # at once: two ranks have one pipe
 """
 
 

@@ -290,7 +290,7 @@ def test_rows_of_all_ranks(warm_lab: Lab) -> None:
     for rank, row in enumerate(rows_of(state)):
         assert (row.rank, row.host, row.count) == (rank, f"dm{rank + 1}", "50/60")
         assert row.metrics == {"loss": pytest.approx(0.02)}
-        assert row.inner == "evaluating 12/30"
+        assert row.note == "evaluating 12/30"
         assert row.fraction == pytest.approx(50 / 60)
     curve = curve_of(state, "loss")
     assert (set(curve.lines), curve.by_step) == ({0, 1}, True)
@@ -521,7 +521,7 @@ def test_bars_of_tqdm(lab: Lab) -> None:
     for row in rows_of(seen[0]):
         assert re.fullmatch(r"epoch \d+/1,?000", row.count)
         assert row.metrics == {"acc": 0.5}
-        assert row.inner == "", "what has a column is not said twice"
+        assert row.note == "", "what has a column is not said twice"
         assert re.fullmatch(r"[\d.]+ batch/s", row.rate)
         assert row.left
     assert dict(run.results) == {0: True, 1: False}

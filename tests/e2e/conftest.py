@@ -31,7 +31,7 @@ def lab(_cold: None, lab: Lab) -> Lab:
 
 @pytest.fixture
 def _cold() -> None:
-    api.session().close()
+    api.session().down()
 
 
 @pytest.fixture

@@ -203,11 +203,11 @@ def _cell(column: Column, index: int, row: Row) -> str:
     """Return the HTML of one cell. The colour of a state is in the cell: it stays where the style sheet is taken away."""
     text = column.cells[index]
     html = escape(cut(text, _NOTE))
-    if column.title == "rank" and row.rank is not None:
+    if column.key == "rank" and row.rank is not None:
         return f'<b class="{palette(row.rank)}">{html}</b>'
-    if column.title == "state" and text in _STATE_COLOURS:
+    if column.key == "state" and text in _STATE_COLOURS:
         return f'<span style="color:{_STATE_COLOURS[text]}">{html}</span>'
-    if column.title == "progress" and row.fraction is not None:
+    if column.key == "progress" and row.fraction is not None:
         return f"{_bar(row.fraction)} {q.percent(row.fraction)}"
     if column.kind == NUMBER and text in ("NaN", "inf", "-inf"):
         return f'<span class="dm-bad">{html}</span>'

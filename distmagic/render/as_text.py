@@ -110,11 +110,11 @@ def _table(groups: Sequence[Group], metrics: Sequence[str], width: int) -> list[
 
 def _fitting(columns: list[Column], width: int) -> list[Column]:
     """Leave out columns, the most dispensable first, until a line is within `width`; the note takes what is left."""
-    fixed = [column for column in columns if column.title != "note"]
+    fixed = [column for column in columns if column.key != "note"]
     while _width(fixed) > width and any(column.spare for column in fixed):
         fixed.remove(max(fixed, key=lambda column: column.spare))
     room = width - _width(fixed) - len(GAP)
-    for note in columns[-1:] if columns[-1].title == "note" else ():
+    for note in columns[-1:] if columns[-1].key == "note" else ():
         if room >= min(_MIN_NOTE, note.width):
             cells = [cut(cell, room) for cell in note.cells]
             fixed.append(replace(note, title="", cells=cells))

@@ -19,7 +19,8 @@ _FEWEST_POINTS, _MOST_POINTS = 16, 100
 def chart_data(state: RunState) -> list[dict[str, object]]:
     """Return name and lines of each metric that was reported more than once.
 
-    A page knows a chart by its name. A line is the rank (-1: all ranks together,
+    A page knows a chart by its name: of several metrics whose printable names are equal, the later have a number.
+    A line is the rank (-1: all ranks together,
     where they are many), the x, the min, the mean and the max of each bin, the first and the last x of each hole, and
     the last value in words. Where a metric `counts_steps`, x is in steps, else in seconds.
     """
@@ -27,7 +28,14 @@ def chart_data(state: RunState) -> list[dict[str, object]]:
     lines_in_all = len(names) * min(MAX_LINES, max(1, len(state.series)))
     points = _POINTS_OF_ALL // max(1, lines_in_all)
     points = max(_FEWEST_POINTS, min(_MOST_POINTS, points))
-    return [_chart(state, name, points) for name in names]
+    charts: dict[str, dict[str, object]] = {}
+    for name in names:
+        shown, number = plain(name), 1
+        while shown in charts:
+            number += 1
+            shown = f"{plain(name)} ({number})"
+        charts[shown] = {"name": shown, **_chart(state, name, points)}
+    return list(charts.values())
 
 
 def _chart(state: RunState, name: str, points: int) -> dict[str, object]:
@@ -40,7 +48,6 @@ def _chart(state: RunState, name: str, points: int) -> dict[str, object]:
             for rank, line in curve.lines.items()
         ]
     return {
-        "name": plain(name),
         "counts_steps": curve.by_step,
         "is_log": curve.frame.is_log,
         "ranks": len(curve.lines),

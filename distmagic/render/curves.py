@@ -97,6 +97,9 @@ class Curve:
         where = f"at {x_words(first, self)}"
         if last > first:
             where = f"from {x_words(first, self)} to {x_words(last, self)}"
+        if self.holes[rank][1:]:
+            more = len(self.holes[rank]) - 1
+            where += f" and at {q.plural(more, 'more place')}"
         others = f", and on {q.plural(len(bad) - 1, 'more rank')}" if bad[1:] else ""
         return f"NaN or inf on rank {rank} {where}{others}"
 
@@ -308,11 +311,13 @@ def joined(curve: Curve) -> list[Bin]:
         bins = {one.x: one for one in line}
         holes = curve.holes.get(rank, ())
         latest: Bin | None = None
+        reach = curve.reach.get(rank, math.inf)
         for x in xs:
-            if x > curve.reach.get(rank, math.inf):
-                break
             latest = bins.get(x, latest)
-            if latest is not None and (x in bins or not _has_hole(holes, x, x)):
+            if latest is None:
+                continue
+            # Its own bins count beyond its reach too: it has gone back where it went on from a snapshot.
+            if x in bins or (x <= reach and not _has_hole(holes, x, x)):
                 members[x].append(latest)
     found = []
     for x, here in members.items():

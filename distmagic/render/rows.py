@@ -425,11 +425,21 @@ def columns(groups: Sequence[Group], metrics: Sequence[str]) -> list[Column]:
     if any(gpus):
         gpus = [text or NOT_TOLD for text in gpus]
     found = [
-        Column(title="rank", kind=NUMBER, cells=[row.name for row in rows]),
+        Column(title="rank", key="rank", kind=NUMBER, cells=[row.name for row in rows]),
         Column(title="host", cells=[cut_middle(row.host, _NAME) for row in rows]),
         Column(title="device", cells=devices, spare=10),
-        Column(title="state", kind="dm-state", cells=list(map(state_word, rows))),
-        Column(title="progress", cells=list(map(_progress, rows)), spare=1),
+        Column(
+            title="state",
+            key="state",
+            kind="dm-state",
+            cells=list(map(state_word, rows)),
+        ),
+        Column(
+            title="progress",
+            key="progress",
+            cells=list(map(_progress, rows)),
+            spare=1,
+        ),
         Column(
             title="step",
             kind=NUMBER,
@@ -440,9 +450,11 @@ def columns(groups: Sequence[Group], metrics: Sequence[str]) -> list[Column]:
         Column(title="rate", kind=NUMBER, cells=[row.rate for row in rows], spare=4),
         Column(title="left", kind=NUMBER, cells=[row.left for row in rows], spare=3),
         Column(title="GPU", cells=gpus, spare=9),
-        Column(title="note", kind="dm-note", cells=[row.note for row in rows]),
+        Column(
+            title="note", key="note", kind="dm-note", cells=[row.note for row in rows]
+        ),
     ]
-    return [one for one in found if one.title == "state" or any(one.cells)]
+    return [one for one in found if one.key == "state" or any(one.cells)]
 
 
 def _progress(row: Row) -> str:

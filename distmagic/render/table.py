@@ -16,12 +16,14 @@ GAP = "  "
 class Column:
     """A column with a cell for each row, "" for none. `best` are the rows with the best of all values.
 
-    `kind` is the class of its cells in a page; numbers stand to the right. The higher `spare`, the sooner the column
+    `key` tells columns apart that have a look of their own, "" for others: a metric may have any title. `kind` is the
+    class of its cells in a page; numbers stand to the right. The higher `spare`, the sooner the column
     gives way when room is scarce.
     """
 
     title: str
     cells: Sequence[str]
+    key: str = ""
     kind: str = ""
     spare: int = 0
     best: frozenset[int] = frozenset()

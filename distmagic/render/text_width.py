@@ -17,6 +17,8 @@ _COLOURS = (
     "#777777", "#d9453d", "#2f9e57", "#b8891a", "#3d8bdd", "#b765d6", "#18a0b5", "#8c8c8c",
 )  # fmt: skip
 _FACES = {1: "font-weight:700", 2: "opacity:.65", 3: "font-style:italic", 4: "text-decoration:underline"}  # fmt: skip
+# What a number ends; 22 is neither bold nor faint.
+_ENDS = {22: ("1", "2"), 23: ("3",), 24: ("4",), 39: ("color",), 49: ("background",)}
 # Of red, green and blue in the cube of 216 colours.
 _LEVELS = (
     0,
@@ -64,7 +66,10 @@ def spans(text: str) -> str:
         if kind == "sgr":
             _apply(style, part)
             continue
-        wanted = ";".join(sorted(style.values()))
+        hidden = ("background", "color") if "background" in style else ()
+        wanted = ";".join(
+            sorted(css for key, css in style.items() if key not in hidden)
+        )
         if wanted != open_style:
             if open_style:
                 out.append("</span>")
@@ -93,9 +98,10 @@ def _pieces(text: str) -> list[tuple[str, str]]:
 
 
 def _apply(style: dict[str, str], codes: str) -> None:
-    """Change `style`, CSS by face and "color", by the numbers of one colour sequence (SGR of ECMA-48).
+    """Change `style`, CSS by face, "color" and "background", by the numbers of one colour sequence (SGR of ECMA-48).
 
-    A background stays as the page has it: the text on it must be readable in light and dark.
+    The page keeps its own background, so that text is readable in light and dark. A colour that was chosen for
+    another background is left out while that one is set.
     """
     numbers = iter([int(code) if code else 0 for code in codes[:60].split(";")])
     for code in numbers:
@@ -104,19 +110,18 @@ def _apply(style: dict[str, str], codes: str) -> None:
             style.clear()
         elif code in _FACES:
             style[str(code)] = _FACES[code]
-        elif code == 22:  # neither bold nor faint
-            style.pop("1", None)
-            style.pop("2", None)
-        elif code in (23, 24):
-            style.pop(str(code - 20), None)
-        elif code == 39:
-            style.pop("color", None)
+        elif code in _ENDS:
+            for key in _ENDS[code]:
+                style.pop(key, None)
         elif code in (38, 48):
             colour = _of_large_palette(numbers)
-            if colour and code == 38:
-                style["color"] = f"color:{colour}"
+            if colour:
+                key = "color" if code == 38 else "background"
+                style[key] = f"{key}:{colour}"
         elif tens in (3, 9) and unit < 8:
             style["color"] = f"color:{_COLOURS[unit]}"
+        elif tens in (4, 10) and unit < 8:
+            style["background"] = f"background:{_COLOURS[unit]}"
 
 
 def _of_large_palette(numbers: Iterator[int]) -> str:

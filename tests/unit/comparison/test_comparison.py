@@ -17,6 +17,7 @@ from distmagic.comparison.summary import more_is_better, summary
 from distmagic.errors import UsageError, WorkerFailed
 from distmagic.outcome.run import Run
 from distmagic.state.model import RunState
+from distmagic.state.series import Series
 from tests.builders.terms import on_terms
 from tests.scenes import curve, done, failed, over, run, running, worker
 
@@ -198,6 +199,19 @@ def test_a_kernel_keeps_the_last_fifty_runs_each_once():
     assert [run.job for run in history.runs] == [
         *(f"j{n}" for n in range(10, 20)), *(f"j{n}" for n in range(21, 60)), "j20",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("with_steps", [True, False])
+@pytest.mark.parametrize("phase", ["done", "failed"])
+def test_a_kernel_keeps_a_run_that_went_on_from_a_snapshot(phase, with_steps):
+    xs = [*map(float, range(50)), *map(float, range(40, 47))]
+    numbers = [n for x in xs for n in (x, x if with_steps else math.nan, 100 - x)]
+    series = {0: {"loss": Series().extended(numbers, limit=2000)}}
+    history = RunHistory()
+    history.add(over(run([worker(0, phase=phase)], series=series)))
+    (kept,) = history.runs
+    (loss,) = kept.metrics.values()
+    assert [one.x for one in loss.bins] == [float(x) for x in range(50)]
 
 
 @pytest.mark.promise("`compare` puts any runs side by side")

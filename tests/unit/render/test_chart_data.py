@@ -151,3 +151,15 @@ def test_many_metrics_of_many_ranks_stay_small():
     charts = render.chart_data(run([worker(r) for r in range(8)], series=dict.fromkeys(range(8), metrics)))  # fmt: skip
     assert len(charts) == 30
     assert len(json.dumps(charts)) < 250_000
+
+
+def test_metrics_of_equal_printable_names_have_charts_of_their_own():
+    names = ("loss", "loss\x07", "loss (2)", "loss\x1b[1m")
+    metrics = {
+        name: curve([(0.0, value), (1.0, value)])
+        for value, name in enumerate(names, start=1)
+    }
+    charts = render.chart_data(run([worker(0)], series={0: metrics}))
+    assert len({chart["name"] for chart in charts}) == 4
+    assert [chart["last"] for chart in charts] == ["1", "2", "3", "4"]
+    assert charts[0]["name"] == "loss"

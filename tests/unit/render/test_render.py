@@ -21,6 +21,7 @@ from distmagic.render.output import output_lines
 from distmagic.render.overview import overview
 from distmagic.render.rows import state_word
 from distmagic.state.model import NodeState, OutputLine, RunState, StackDump
+from distmagic.state.series import Series
 from tests import REPOSITORY
 from tests.builders.terms import on_terms
 from tests.scenes import (
@@ -580,9 +581,41 @@ def test_holes_are_of_their_rank_and_leave_the_others_whole():
     assert [path.count("M") for path in paths] == [1, 3, 1, 2]
     (chart,) = render.chart_data(state)
     assert [line["holes"] for line in chart["lines"]] == [[], [[4, 5], [9, 9]], [], [[8, 8]]]  # fmt: skip
-    words = "NaN or inf on rank 1 from step 4 to step 5, and on 1 more rank"
+    words = "NaN or inf on rank 1 from step 4 to step 5 and at 1 more place, and on 1 more rank"
     assert chart["warning"] == words
     assert words in html
+
+
+def gone_back(phase: str, *, with_steps: bool, ranks: int = 2) -> RunState:
+    """A run that is over and went on from a snapshot: 50 values, then 7 from the 40th place on."""
+    xs = [*map(float, range(50)), *map(float, range(40, 47))]
+    numbers = [n for x in xs for n in (x, x if with_steps else math.nan, 1 / (x + 1))]
+    series = {"loss": Series().extended(numbers, limit=2000)}
+    workers = [worker(rank, phase=phase) for rank in range(ranks)]
+    return over(run(workers, series=dict.fromkeys(range(ranks), series)))
+
+
+@pytest.mark.parametrize("with_steps", [True, False])
+@pytest.mark.parametrize("phase", ["done", "failed"])
+def test_a_run_that_went_on_from_a_snapshot_is_shown_whole(phase, with_steps):
+    state = gone_back(phase, with_steps=with_steps)
+    assert "<figcaption><span><b>loss</b></span>" in render.html(state)
+    (chart,) = render.chart_data(gone_back(phase, with_steps=with_steps, ranks=10))
+    (line,) = chart["lines"]
+    assert line["x"] == [float(x) for x in range(50)]
+    assert line["mean"] == pytest.approx([1 / (x + 1) for x in range(50)], rel=1e-5)
+
+
+def test_metrics_may_be_called_as_the_columns_of_a_run_are():
+    points = {"progress": 17.5, "rank": 23.5, "note": 31.5, "state": 41.5}
+    workers = [worker(rank, metrics=points) for rank in range(2)]
+    state = run(workers)
+    html = render.html(state)
+    for value in points.values():
+        assert html.count(f'<td class="dm-n">{value}</td>') == 2
+    shown = render.text(state, width=200)
+    for value in points.values():
+        assert shown.count(f" {value}") == 2
 
 
 @pytest.mark.parametrize(
@@ -882,7 +915,11 @@ def test_a_terminal_gets_colours_and_nothing_else(text):
         ("\x1b[1;92mok\x1b[22m on\x1b[39m no",
          '<span style="color:#2f9e57;font-weight:700">ok</span><span style="color:#2f9e57"> on</span> no'),
         ("\x1b[38;5;208mx\x1b[38;2;1;31;4mx", '<span style="color:#ff8700">x</span><span style="color:#011f04">x</span>'),
-        ("\x1b[41;97mBAD\x1b[49;48;5;31mx", '<span style="color:#8c8c8c">BADx</span>'),
+        ("\x1b[41;97mBAD\x1b[49mx", 'BAD<span style="color:#8c8c8c">x</span>'),
+        ("\x1b[38;2;255;255;255;44mon blue\x1b[0m no", "on blue no"),
+        ("\x1b[1;38;5;231m\x1b[48;5;31mx\x1b[39;104my", '<span style="font-weight:700">xy</span>'),
+        ("\x1b[48;2;0;0;0m\x1b[31mx\x1b[49mred", 'x<span style="color:#d9453d">red</span>'),
+        ("\x1b[31;48;5;999mx", '<span style="color:#d9453d">x</span>'),
         ("\x1b[38;5;999mx\x1b[38mx", "xx"),
         ("\x1b[2K\x1b[1Gover", "over"),
         ("\x1b]8;;http://x\x07link\x1b]8;;\x07", "link"),

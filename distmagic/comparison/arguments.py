@@ -14,7 +14,7 @@ _WIDTH = 20  # of a value
 
 
 def arguments(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
-    """Return the arguments that have not the same value in all runs, in the order of the calls: a value a run, "" for none."""
+    """Return the arguments whose values differ between runs, in the order of the calls: one value a run, "" for none."""
     found = [arguments_of(run.call) for run in runs]
     names = dict.fromkeys(name for given in found for name in given)
     columns: dict[str, list[str]] = {}

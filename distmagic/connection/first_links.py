@@ -98,11 +98,11 @@ class FirstLinks:
     def settle(
         self, enough: int | None = None, *, needs_remote: bool = False
     ) -> tuple[Link, ...]:
-        """Return one open link a host, in order, once all `futures` are done.
+        """Wait for all `futures`, and return one open link a host, in order.
 
-        Where `enough` hosts are there, those that are out of reach are left out: see `present` and `absent`. If it
-        `needs_remote`, one that is there must be remote: other hosts can't dial this machine. Raises `HostErrors`, or the
-        one error; then all links are closed.
+        If at least `enough` hosts answered, unreachable ones are left out: see `present` and `absent`. With
+        `needs_remote`, one of them must be remote, because other hosts can't dial this machine. Otherwise all links are
+        closed, and the one error or `HostErrors` is raised.
         """
         hosts = self.fleet.hosts
         errors = {}

@@ -33,7 +33,7 @@ def tables(report: Diagnosis) -> list[tuple[str, Sequence[Line]]]:
     """Return the tables that have lines, each with its title; "" for the one of hosts."""
     every = (
         ("", report.table),
-        ("A host of the first column dials those of the other columns", report.square),
+        ("Whether the row's host reaches the column's host", report.square),
         ("Bandwidth and latency of pairs", report.speeds),
     )
     return [(title, table) for title, table in every if table]

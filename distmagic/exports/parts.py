@@ -63,10 +63,10 @@ def wait_for_master() -> list[str]:
     return [
         "# The first node's name may be known some seconds after this node has begun.",
         f"for _ in $(seq {_WAIT_S}); do",
-        '    getent hosts "$MASTER_ADDR" >/dev/null && break',
+        '    getent ahosts "$MASTER_ADDR" >/dev/null && break',
         "    sleep 1",
         "done",
-        f'getent hosts "$MASTER_ADDR" >/dev/null || {{ echo "$MASTER_ADDR is not known after {_WAIT_S} s" >&2; exit 1; }}',
+        f'getent ahosts "$MASTER_ADDR" >/dev/null || {{ echo "$MASTER_ADDR is not known after {_WAIT_S} s" >&2; exit 1; }}',
     ]
 
 

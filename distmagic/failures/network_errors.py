@@ -59,7 +59,7 @@ _HINTS = {
     _ABORTED: _OPEN,
     _NO_WAY: "Is there a firewall, or another network? Name the interface of the common one: --env NCCL_SOCKET_IFNAME=eth0 "
              "--env GLOO_SOCKET_IFNAME=eth0",
-    _NAMELESS: "Add that name to /etc/hosts on all hosts, or write an address: --master-addr ADDRESS.",
+    _NAMELESS: "Add that name to /etc/hosts on all hosts, or name the hosts by their addresses.",
     _NO_INTERFACE: "Name one that the hosts have: --env NCCL_SOCKET_IFNAME=eth0 --env GLOO_SOCKET_IFNAME=eth0",
 }  # fmt: skip
 _LOOPBACK = (

@@ -97,7 +97,7 @@ def _folder(line: CommandLine, path: str) -> RemoteFolder:
 
 
 def split_pattern(path: str) -> tuple[str, str]:
-    """Return the folder of a path, and what is wanted of it: all behind the first part that is a pattern, or the last.
+    """Split a path into a folder and a pattern, which begins at the first part with a wildcard; else it is the last part.
 
     Raises `UsageError` for a path that ends without a name.
     """

@@ -112,9 +112,9 @@ def gather(
     current: Path,
     script: Path | None = None,
 ) -> tuple[Contents, list[str], str]:
-    """Return all files that hosts need, the places that are theirs alone, and where ranks begin.
+    """Return the files to send, the paths on the hosts that this run owns, and the ranks' directory within them.
 
-    `script` has to be among the files of `folder`. Raises what `with_tree` raises, but for the limit.
+    `script` must be in `folder`. Raises the errors of `with_tree`, except the size limit.
     """
     contents = Contents()
     owned: list[str] = []

@@ -353,6 +353,8 @@ def commands(plan: Plan, pythons: Sequence[str], program: str = "<the cell>") ->
         home = ""  # a `~` in front is for the shell to expand
         if cwd == "~" or cwd.startswith("~/"):
             home, cwd = "~/", cwd[2:]
-        quoted = (home + (shlex.quote(cwd) if cwd else "")).rstrip("/")
+        quoted = home + (shlex.quote(cwd) if cwd else "")
+        if home:
+            quoted = quoted.rstrip("/")
         lines.append(f"cd {quoted} && {' '.join(words)} {program}")
     return "\n".join(lines)

@@ -45,7 +45,7 @@ def one_line(text: str) -> str:
 
 
 def coloured(text: str) -> str:
-    """Return `text` for a terminal: its colours stay and are ended, everything else as in `plain`."""
+    """Return `text` for a terminal. Its colours stay and are reset at the end; all else is treated as by `plain`."""
     parts = [
         printable(part) if kind == "text" else f"\x1b[{part}m"
         for kind, part in _pieces(text)

@@ -188,7 +188,7 @@ def _final_call(text: str, last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] |
         isinstance(target, ast.Name) for target in targets
     ):
         raise UsageError(
-            f"line {last.lineno}: {_written(text, last)} can't use the value: every rank has one of its own.",
+            f"line {last.lineno}: {_written(text, last)} can't take the value apart: every rank returns one of its own.",
             f"Write run = {ast.unparse(value)} and look at run.results[0].",
         )
     return value, tuple(target.id for target in targets if isinstance(target, ast.Name))

@@ -342,7 +342,7 @@ def _workflow(args: argparse.Namespace, system: System | None) -> ExportRequest 
             f"{system.title} chooses the hosts of --on {args.on}, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N sets the number.",
         )
-    hint = f"Leave it out. --export {system.name} DIR shows what would be submitted."
+    hint = "Leave it out."
     _refuse(args, "workflow", f"means nothing with --on {args.on}", hint)
     return _folder(args, system.name, ".")
 

@@ -57,7 +57,7 @@ class Reconnect:
 
 @dataclass(frozen=True, kw_only=True)
 class Collect:
-    """Fetch the small results of a node that has ended, `sizes` in bytes by rank, and let its link rest."""
+    """Fetch the small results of a node that has ended, then keep its link idle. `sizes` are bytes by rank."""
 
     node_rank: int
     link: Link

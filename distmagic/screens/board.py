@@ -68,8 +68,8 @@ class Pane:
 class Board:
     """The live view. Raises `ImportError` where there is no anywidget.
 
-    A page that shows it says so, and gets nothing before that; then `has_page` is true. `answer` is called on another
-    thread, everything else on that of the run's loop.
+    It sends nothing until a page reports that it shows the view; then `has_page` is true. `answer` runs on another
+    thread, all other methods on that of the run's loop.
     """
 
     def __init__(

@@ -193,7 +193,7 @@ class BackgroundRun(Returned):
         self._give_up()
 
     def stop(self) -> None:
-        """End every rank on every host; returns when that is so. An interrupt ends the waiting alone."""
+        """Stop every rank on every host, and wait until all have ended. An interrupt ends only the wait."""
         if not self.done:
             self.ask_to_stop()
             self.stop_waiting()

@@ -36,7 +36,7 @@ _BEGUN = 50  # jobs of which it is remembered where they were begun
 
 
 class Session:
-    """What a kernel keeps between runs: its open connections, and what hosts keep loaded for it (by `kernel`)."""
+    """What a kernel keeps between runs: open connections, and warm processes on hosts, which know it as `kernel`."""
 
     def __init__(self, connections: Connections | None = None) -> None:
         self._connections = connections or Connections(self._connect)

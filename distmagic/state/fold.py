@@ -31,7 +31,7 @@ _GANG: dict[str, GangState] = {
 SKIPPED = "some older reports and lines of output are left out: its journal no longer has them (its logs may)"
 IDLE_SHARE = 0.05  # of a GPU that is used less nobody has much
 _UNSEEN_S = 60.0  # agents look every two seconds
-UNHEARD = "no heartbeat of it reached the other hosts"
+UNHEARD = "none of its heartbeats reached the other hosts"
 
 
 def begin(

@@ -33,7 +33,7 @@ def _why(ends: Mapping[int, protocol.CellEnded]) -> str:
     for members in by_name.values():
         first, *_ = members.values()
         if len(members) < min(first.size, len(ends)):
-            return "Some ranks have ended a process group that others still have."
+            return "Some ranks destroyed a process group that others still have."
         most = max(one.calls for one in members.values())
         ahead = [rank for rank, one in members.items() if one.calls == most]
         if len(ahead) < len(members):

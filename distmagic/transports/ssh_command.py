@@ -150,9 +150,12 @@ class CommandTransport:
         master, self._master = self._master, None
         if master is not None:
             master.close()  # its `cat` ends, and with it the connection once no session is left
-            if master.wait(_MASTER_END_S) is None:
+            # SIGTERM first: by that ssh ends its ProxyCommand, too.
+            for end in (signal.SIGTERM, signal.SIGKILL):
+                if master.wait(_MASTER_END_S) is not None:
+                    break
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(master.pid, signal.SIGKILL)
+                    os.kill(master.pid, end)
         shutil.rmtree(self._directory, ignore_errors=True)
 
 

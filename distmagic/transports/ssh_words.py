@@ -54,12 +54,13 @@ def trouble(stderr: str, host: Host, seconds: float) -> Trouble:
         if "keyboard-interactive" in accepts or "password" in accepts:
             refusal.hint += "\n--ssh-command never asks for passwords; leave it out where a typed answer is needed."
         return refusal
+    # Before the table: of a jump host that does not answer, ssh also says that the connection was closed.
+    if "timed out" in stderr and "refused" not in stderr:
+        return troubles.no_answer(where, seconds)
     for pattern, cause in _TABLE:
         found = re.search(pattern, stderr, re.IGNORECASE)
         if found is not None:
             return cause(where, found.groupdict().get("why", "").strip())
-    if "timed out" in stderr:
-        return troubles.no_answer(where, seconds)
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     return troubles.BROKEN(where, lines[-1] if lines else "the client printed nothing")
 

@@ -54,8 +54,9 @@ class _Watcher:
         self._has_some.set()
         with self._beginning:
             if not self._has_begun:
-                self._has_begun = True
+                # Not before it has begun: where no thread can be had now, the next limit tries again.
                 threads.begin("limits", self._look_for_ever)
+                self._has_begun = True
 
     def _look_for_ever(self) -> None:
         while self._has_some.wait():
@@ -64,12 +65,18 @@ class _Watcher:
             for limit, due_s in self.due_s.copy().items():
                 if due_s <= now_s and self.due_s.pop(limit, None) is not None:
                     limit.is_over = True
-                    # All other limits depend on this thread, whatever becomes of one of them.
-                    with suppress(RuntimeError, MemoryError):
-                        threads.begin("limit", limit.act)
+                    self._begin_act(limit)
             self._has_some.clear()
             if self.due_s:
                 self._has_some.set()
+
+    def _begin_act(self, limit: TimeLimit) -> None:
+        """Act in another thread; where none can be had, in this one, on which all other limits depend."""
+        try:
+            threads.begin("limit", limit.act)
+        except (RuntimeError, MemoryError):
+            with suppress(Exception):
+                limit.act()
 
 
 _watcher = _Watcher()

@@ -43,7 +43,7 @@ DISK_FULL = (
     f"done; dm2: can't write to {_FULL} (No space left on device): the run continues, but its later output is "
     f"not kept; dm2: {_FULL} can be written to again; each log notes what it lacks"
 )
-UNHEARD = "no heartbeat of it reached the other hosts"
+UNHEARD = "none of its heartbeats reached the other hosts"
 CLOCK = (
     "dm2: its clock is {} s {} dm1's, and so are times in logs and of files. On the host that is wrong: "
     "sudo timedatectl set-ntp true"

@@ -111,6 +111,7 @@ STEADY = {
     "systems/osmo/workflow.py": "the clock of a run",
     "session/background.py": _WAIT,
     "connection/requests/profile_requests.py": _WAIT,
+    "remote/records/work_dirs.py": _WAIT,
     "remote/records/expiry.py": _WAIT,
     "remote/records/found_files.py": _WAIT,
     "remote/agent/reader.py": "how long one turn of the agent lasts: it is at work",

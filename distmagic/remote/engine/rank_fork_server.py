@@ -145,10 +145,11 @@ def _read(conn: socket.socket, size: int) -> bytes:
 
 def _fork_rank(env: dict[str, str], fds: list[int]) -> int:
     """Fork the middle process, which forks the rank and exits. Return the rank's pid, 0 if a fork fails."""
-    pid_reading, pid_writing = os.pipe()
-    go_reading, go_writing = os.pipe()
+    pid_reading = pid_writing = go_reading = go_writing = -1
     answer = b""
     with contextlib.suppress(OSError):
+        pid_reading, pid_writing = os.pipe()
+        go_reading, go_writing = os.pipe()
         middle = os.fork()
         if middle == 0:
             unused = (pid_reading, pid_writing, go_writing)

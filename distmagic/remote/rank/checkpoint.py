@@ -57,7 +57,8 @@ def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
     # Homes may be shared, so the host is in the name; two nodes may be on one host, so the pid is. Containers may have both
     # in common.
     prefix = f".{target.name}.{os.uname().nodename}."
-    _remove_abandoned(target.parent, prefix)
+    with contextlib.suppress(OSError):
+        _remove_abandoned(target.parent, prefix)
     aside = target.with_name(f"{prefix}{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with aside.open("wb") as file:
@@ -81,7 +82,7 @@ def _remove_abandoned(folder: Path, prefix: str) -> None:
     now = places.now_at(folder)
     for path in folder.glob(f"{glob.escape(prefix)}*"):
         pid = path.name.removeprefix(prefix).partition("-")[0]
-        with contextlib.suppress(FileNotFoundError):  # another node has removed it
+        with contextlib.suppress(OSError):  # another node has removed it, for one
             age_s = now - path.stat().st_mtime
             is_gone = pid.isdecimal() and not os.path.exists(f"/proc/{pid}")
             if is_gone and age_s > _ABANDONED_S:

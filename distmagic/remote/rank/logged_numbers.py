@@ -51,7 +51,7 @@ def install() -> None:
 def _before(kind: Any, name: str, act: Callable[..., None]) -> None:
     """Have `act` called with the arguments of a method before each call of it."""
 
-    def method(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(original: Any, /, *args: Any, **kwargs: Any) -> Any:
         act(*args, **kwargs)
         return original(*args, **kwargs)
 
@@ -68,7 +68,7 @@ def _follow_tqdm(module: ModuleType) -> None:
 
 
 def _set_postfix(
-    bar: Any, ordered_dict: Any = None, refresh: object = None, **values: object
+    bar: Any, /, ordered_dict: Any = None, refresh: object = None, **values: object
 ) -> None:
     del refresh
     _log_of_bar(bar, {**dict(ordered_dict or {}), **values})

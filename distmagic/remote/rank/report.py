@@ -86,9 +86,13 @@ def report_logged(
         if value is not None and not isinstance(value, bool):
             with contextlib.suppress(*_NOT_A_NUMBER):
                 numbers[str(name)] = _as_float(value)
+    number = None
+    if step is not None:
+        with contextlib.suppress(*_NOT_A_NUMBER):  # a tensor, for one, is a step too
+            number = _as_float(step)
     if numbers:
         link.source = source
-        link.inbox.append(ReportedRow(link.seconds(), step, numbers))
+        link.inbox.append(ReportedRow(link.seconds(), number, numbers))
         link.pump()
 
 

@@ -42,7 +42,7 @@ def _patch(module: ModuleType) -> None:
 # ---- the replacements: each is called with rich's own method, then with that method's arguments
 
 
-def _change(original: Any, display: Any, *args: Any, **kwargs: Any) -> None:
+def _change(original: Any, display: Any, /, *args: Any, **kwargs: Any) -> None:
     original(display, *args, **kwargs)
     is_due = time.monotonic() - getattr(display, _POSTED_S) >= _PAUSE_S
     if is_due or all(task.finished for task in display.tasks):

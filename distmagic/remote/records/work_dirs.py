@@ -68,6 +68,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ _SETTLING_S = 20.0  # from the mark of a job to the socket of its agent
 _COMING, _READY = "coming", "ready"  # what is in a mark: whether the files are there
 _TOUCHED_S = 120.0  # agents touch their mark four times in that time
 _NAMED_AT_MOST = 3
+_EXPIRE_S = 5.0
 _NAME_CHARS = 200
 
 
@@ -99,7 +101,7 @@ def root() -> Path:
 
 
 def prepare(work: WorkDir, job: str, node_rank: int, owner: str = "") -> Prepared:
-    """Make the working directory of a job's node ready, and note that the job uses it, and who began that.
+    """Prepare the working directory of a job's node. Record that the job uses it, and which owner started the job.
 
     Raises OSError and ValueError.
     """
@@ -172,8 +174,11 @@ def kept() -> tuple[KeptWorkDir, ...]:
 
 
 def expire(now: float, kept_s: float) -> None:
-    """Remove working directories that no job has used for so long."""
+    """Remove working directories that no job has used for so long; what takes longer than a few seconds waits for the next time."""
+    until = time.monotonic() + _EXPIRE_S
     for path in places.matching(root(), "*"):
+        if time.monotonic() > until:
+            break  # a notebook waits for its first answer
         with contextlib.suppress(OSError):
             if path.name.startswith("."):
                 # What is known of a working directory, which may be gone.

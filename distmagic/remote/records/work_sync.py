@@ -109,6 +109,8 @@ class FileSync:
                 self._make_link(path, target, before)
             self._write_files(wanted, before, files)
         except BaseException:
+            # First room for the record: on a full disk half a file stands there.
+            shutil.rmtree(self._incoming, ignore_errors=True)
             with contextlib.suppress(OSError):
                 came = Brought(files=before.files | files, links=before.links | links)
                 self._remember(came)

@@ -189,8 +189,10 @@ def holders(names: Mapping[str, object]) -> tuple[str, ...]:
 def _patch(c10d: Any) -> None:
     meet = partial(run_store.rendezvous, _notes.given, _next_prefix)
     users = (sys.modules.get("torch.distributed"), sys.modules.get(_MESH))
+    # There alone: in ranks that start cold, torch.distributed takes its own one after this.
+    if hasattr(c10d, "rendezvous"):
+        import_hooks.wrap(c10d, "rendezvous", meet)
     replacements: dict[str, Callable[..., Any]] = {
-        "rendezvous": meet,
         _MAKING: _make_group,
         **dict.fromkeys(_ENDING, _end),
         **dict.fromkeys(_UNMATCHED, _call_alone),

@@ -90,7 +90,7 @@ def _share(value: str, total: str) -> float | None:
 
 
 def step_of(line: str) -> float | None:
-    """Return the step that a line names, else how far it is out of so many, else its epoch; None for none."""
+    """Return the step that a line names; without one the count in `30/100`, else the epoch, else None."""
     text = _COLOUR.sub("", line)
     for pattern in (_COUNTED, _OUT_OF, _EPOCH):
         if match := pattern.search(text):

@@ -208,10 +208,10 @@ class DumpStacks:
 @request
 @dataclass(frozen=True, kw_only=True)
 class RankInput:
-    """Hand a rank of this node the line that it waits for. No answer follows: `Resumed` shows that it was read.
+    """Send a rank of this node the line that it waits for. No answer follows: `Resumed` shows that the rank read it.
 
-    A rank that waits for another `prompt`, or for none, gets nothing. `is_end`: in place of a line its standard input
-    ends. Of `text` so much is handed on as stands before its first newline, up to 4 KiB.
+    A rank that does not wait at this `prompt` gets nothing. `is_end` sends the end of its standard input instead. Only
+    the text before the first newline is sent, at most 4 KiB.
     """
 
     rank: int

@@ -84,7 +84,7 @@ class WorkflowState:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it will run any more."""
+        """Whether the workflow has ended."""
         return self.status not in _ALIVE
 
 
@@ -104,8 +104,8 @@ def read_state(out: str) -> WorkflowState:
     document = _document(out)
     tasks = []
     try:
-        for group in document["groups"]:
-            for task in group["tasks"]:
+        for group in document.get("groups") or ():
+            for task in group.get("tasks") or ():
                 state = TaskState(
                     name=_short(task["name"]),
                     status=_short(task["status"]),

@@ -250,9 +250,9 @@ class Cluster:
     # ---- the end
 
     def end(self) -> None:
-        """Take it down if it was launched for this notebook; one that a user has named goes on.
+        """Take the cluster down if this notebook launched it. A cluster that the user named keeps running.
 
-        One that `wait` is launching on another thread is taken down there.
+        If `wait` is still launching it on another thread, that thread takes it down.
         """
         with self._ending:
             is_up = bool(self.hosts) and self.error is None

@@ -106,9 +106,9 @@ class Allocation:
         return request == self.request or bool(request.job and request.job == self.job)
 
     def check(self, asker: Asker) -> bool:
-        """Return whether it can be used; where the pipe of its lease is broken, by a look and another pipe.
+        """Return whether the allocation is still usable. If the pipe of its lease is broken, open a new one to find out.
 
-        Raises `Unreachable` and what connecting raises where nobody can tell.
+        Raises `Unreachable` or an error of the connection if that stays unknown.
         """
         if self.is_alive and self._lease.is_broken:
             try:
@@ -259,7 +259,8 @@ class Allocation:
                     state = self._settled_state(asker)
                 except DistmagicError:
                     return
-                if state is None or state.has_ended:
+                # What completes for long waits for a dead node: nothing of ours runs on it any more.
+                if state is None or state.has_ended or state.state == "COMPLETING":
                     was_held = bool(self.hosts)
                     said = ""
                     if not was_held:
@@ -347,9 +348,9 @@ def submitted(
 def found(
     request: SlurmRequest, shell: Shell, terms: KeeperTerms, asker: Asker
 ) -> Allocation:
-    """Return an allocation that is there: another kernel's, or one that was not made for us at all.
+    """Return an existing allocation: another kernel's, or one made without distmagic.
 
-    Raises `UsageError` where there is none of this number.
+    Raises `UsageError` if no such job exists.
     """
     state = commands.look(shell, request.job, asker).get(request.job)
     if state is None or state.has_ended:

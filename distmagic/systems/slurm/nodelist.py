@@ -8,8 +8,10 @@ import re
 
 _MOST_NAMES = 100_000
 _RANGE = r"\d{1,9}(?:-\d{1,9})?"
-_PART = re.compile(rf"\[({_RANGE}(?:,{_RANGE})*)\]|([^\[\],]+)")
-_NAME = re.compile(f"(?:{_PART.pattern})+")
+_NUMBERS = rf"{_RANGE}(?:,{_RANGE})*"
+_PART = re.compile(rf"\[({_NUMBERS})\]|([^\[\],]+)")
+# One character in each step: a step of several would be tried in every length where the text is no list.
+_NAME = re.compile(rf"(?:\[{_NUMBERS}\]|[^\[\],])+")
 _LIST = re.compile(f"{_NAME.pattern}(?:,{_NAME.pattern})*")
 
 

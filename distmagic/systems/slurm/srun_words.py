@@ -21,7 +21,7 @@ from distmagic.request.hosts import Source
 
 KEPT_VARIABLES = (
     "SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION",
-    "SBATCH_CONSTRAINT", "SBATCH_CLUSTERS",
+    "SBATCH_CONSTRAINT",
 )  # fmt: skip
 _PREFIXES = (
     "SLURM_",

@@ -45,7 +45,7 @@ class KeyAgent:
         except OSError as error:
             self.trouble = error.strerror or str(error)
         except (ValueError, struct.error):
-            self.trouble = "it gives no list of its keys"
+            self.trouble = "the agent did not list its keys"
         else:
             self._stream.settimeout(None)  # it may ask the user before it signs
             return tuple(
@@ -63,7 +63,10 @@ class KeyAgent:
             answer = self._ask(request, _SIGNED)
             self.is_signing = False
             return take_strings(answer, 1)[0]
-        except (OSError, ValueError):
+        except ValueError:  # it has answered
+            self.is_signing = False
+            return b""
+        except OSError:
             return b""
 
     def _ask(self, request: bytes, expected: bytes) -> bytes:

@@ -50,7 +50,7 @@ class ConfigLine:
 
     @property
     def where(self) -> str:
-        """The place, for messages."""
+        """The file and the line's number, for messages."""
         return f"{self.file}, line {self.number}"
 
 

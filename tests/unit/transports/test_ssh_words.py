@@ -14,6 +14,7 @@ from distmagic.transports.piped import Tail
     [
         "ssh: connect to host a port 22: Operation timed out",
         "ssh: connect to host a port 22: No route to host",
+        "connect to host bastion port 22: Connection timed out\r\nkex_exchange_identification: Connection closed by remote host",
         "me@gpu-a: Permission denied (publickey,password).",
         "/home/me/.ssh/config: line 3: Bad configuration option: prot\r\n/x: terminating, 1 bad options",
         "kex_exchange_identification: Connection closed by remote host",

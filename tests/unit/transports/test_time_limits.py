@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from distmagic.transports import time_limits
 from distmagic.transports.time_limits import TimeLimit
 from tests.builders.shell import completed
 from tests.builders.since import Since
@@ -27,6 +28,27 @@ def test_an_act_happens_when_its_time_is_up_and_not_before(others):
     assert time.monotonic() - began_s >= 0.05
     other.call_off()
     let_go.set()
+
+
+def test_a_limit_holds_where_no_thread_can_be_had_for_it(monkeypatch):
+    happened = threading.Event()
+    watcher = time_limits._Watcher()
+    monkeypatch.setattr(time_limits, "_watcher", watcher)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(time_limits.threads, "begin", refuse)
+    with pytest.raises(RuntimeError):
+        TimeLimit(LONG_S, happened.set)
+    monkeypatch.undo()
+    monkeypatch.setattr(time_limits, "_watcher", watcher)
+    watched = TimeLimit(LONG_S, happened.set)
+    assert watcher._has_begun
+    watched.call_off()
+    monkeypatch.setattr(time_limits.threads, "begin", refuse)
+    TimeLimit(0.0, happened.set)
+    assert happened.wait(HANG_S)
 
 
 def test_what_is_called_off_does_not_happen_and_one_thread_watches_all():

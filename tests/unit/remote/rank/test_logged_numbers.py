@@ -88,6 +88,22 @@ def rank(tmp_path: Path):
     return run
 
 
+def test_a_step_that_is_no_plain_number_spoils_no_report(rank):
+    metrics, _ = rank("""
+        from distmagic.remote.rank import report
+        class Step:
+            def item(self):
+                return 3
+        for step in (Step(), "third", [1]):
+            report.report_logged({"loss": 0.5}, report.NumberSource.FRAMEWORK, step)
+    """)
+    assert [(step, row) for step, row in metrics] == [
+        (3.0, {"loss": 0.5}),
+        (None, {"loss": 0.5}),
+        (None, {"loss": 0.5}),
+    ]
+
+
 def test_the_postfix_of_a_bar(rank):
     metrics, _ = rank("""
         from tqdm import tqdm
@@ -101,7 +117,7 @@ def test_the_postfix_of_a_bar(rank):
             for i in range(3):
                 bar.set_postfix({"loss": 0.123456 * i}, lr="1e-4", name="adam", ok=True)
                 bar.update()
-            bar.set_postfix(tensor=Zero(), many=Many(), n=7)
+            bar.set_postfix(tensor=Zero(), many=Many(), n=7, original=0.5, bar=2)
             bar.set_postfix_str("acc=0.9, top5: 0.99, used=30%")
             bar.set_postfix_str("warming up")
             bar.set_postfix()
@@ -109,7 +125,7 @@ def test_the_postfix_of_a_bar(rank):
     assert metrics == [
         [float(i), {"loss": 0.123456 * i, "lr": 1e-4}] for i in range(3)
     ] + [
-        [3.0, {"tensor": 2.5, "n": 7.0}],
+        [3.0, {"tensor": 2.5, "n": 7.0, "original": 0.5, "bar": 2.0}],
         [3.0, {"acc": 0.9, "top5": 0.99}],
     ], "each stands at the count of its bar"
 

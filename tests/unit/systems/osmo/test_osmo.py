@@ -120,8 +120,9 @@ def test_a_state_and_its_words(golden):
 
 @pytest.mark.parametrize("status", ["PENDING", "RUNNING", "WAITING"])
 def test_a_workflow_that_is_not_over(status):
-    state = osmo_words.read_state(json.dumps({"status": status, "groups": []}))
-    assert not state.is_over
+    for rest in ({"groups": []}, {"groups": None}, {"groups": [{}]}, {}):
+        state = osmo_words.read_state(json.dumps({"status": status, **rest}))
+        assert not state.is_over
     assert osmo_words.waiting("c", state) == f"OSMO workflow c is {status}."
 
 

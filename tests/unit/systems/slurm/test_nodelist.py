@@ -27,7 +27,19 @@ def test_expand(text, names):
 
 @pytest.mark.parametrize(
     "text",
-    ["a[1-2", "a]", "a[]", "a[1-]", "a[b]", "a[3-1]", ",a", "a,", "a,,b", "a[1-2]]"],
+    [
+        "a[1-2",
+        "a]",
+        "a[]",
+        "a[1-]",
+        "a[b]",
+        "a[3-1]",
+        ",a",
+        "a,",
+        "a,,b",
+        "a[1-2]]",
+        f"{'node-' * 20}[",
+    ],
 )
 def test_what_is_no_list_is_an_error(text):
     with pytest.raises(ValueError, match=r"not a list|not a range"):

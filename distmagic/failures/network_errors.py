@@ -51,6 +51,7 @@ _PLACES = (
     re.compile(r"(?P<name>[^\s<>\[\]()]+)<(?P<port>\d{1,5})>"),  # NCCL: 10.0.0.2<43421>
     re.compile(r"\bto (?P<name>\d+(?:\.\d+){3}):(?P<port>\d{1,5})\b"),  # NCCL at times
 )
+_OWN = re.compile(r"(?:\b(?:local|addr)=|\bfrom )$")  # before this end's own address
 _OPEN = "gloo and NCCL connect the ranks over ports that the system chooses, mostly 32768 to 60999: open these between the hosts (%distributed help firewall)."
 _HINTS = {
     _REFUSED: _OPEN,
@@ -93,13 +94,26 @@ def trouble(text: str) -> NetworkTrouble | None:
 
 
 def _place(text: str, near: int) -> tuple[str, int | None]:
-    """Return an address and a port that are written in the line of a place in the text, else anywhere."""
+    """Return the address and port written nearest to a place in the text, on its own line at best.
+
+    A line may have this end's own address, too, which counts where there is no other.
+    """
     start = text.rfind("\n", 0, near) + 1
-    for part in (text[start:].partition("\n")[0], text):
-        for pattern in _PLACES:
-            for match in pattern.finditer(part):
-                if 0 < int(match["port"]) < 65536:
-                    return match["name"], int(match["port"])
+    line = text[start:].partition("\n")[0]
+    for part, offset in ((line, near - start), (text, near)):
+        found = [
+            match
+            for pattern in _PLACES
+            for match in pattern.finditer(part)
+            if 0 < int(match["port"]) < 65536
+        ]
+        others = [one for one in found if not _OWN.search(part[: one.start()])]
+        if found:
+            nearest = min(
+                others or found,
+                key=lambda one: min(abs(one.start() - offset), abs(one.end() - offset)),
+            )
+            return nearest["name"], int(nearest["port"])
     return "", None
 
 

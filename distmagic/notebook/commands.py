@@ -390,7 +390,9 @@ def _arguments(
     command: Subcommand, counts: tuple[int, int], words: Sequence[str]
 ) -> tuple[list[str], argparse.Namespace]:
     """Return the words behind a command that are no flags, and its flags. Raises `UsageError`."""
+    usages = [f"%distributed {command.name} {usage}" for usage, _ in command.usages]
     parser = flag_parser.Parser(add_help=False, allow_abbrev=False)
+    parser.hint = f"Write {' or '.join(usage.strip() for usage in usages)}."
     for form in command.flags:
         flag, _, metavar = form.partition(" ")
         if metavar:
@@ -401,12 +403,8 @@ def _arguments(
     least, most = counts
     wrong = [word for word in own if word.startswith("--")] or own[most:]
     if wrong or len(own) < least:
-        usages = [f"%distributed {command.name} {usage}" for usage, _ in command.usages]
         why = f"can't take {wrong[0]!r}" if wrong else "needs another word after it"
-        raise UsageError(
-            f"%distributed {command.name} {why}.",
-            f"Write {' or '.join(usage.strip() for usage in usages)}.",
-        )
+        raise UsageError(f"%distributed {command.name} {why}.", parser.hint)
     return own, given
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.notebook import help_pages, host_commands
-from distmagic.notebook.commands import NAMES, SUBCOMMANDS
+from distmagic.notebook.commands import NAMES, SUBCOMMANDS, Subcommand, find
 from distmagic.request.flag_parser import flag_names
 from distmagic.request.flag_table import NO_SYSTEM
 from distmagic.request.hosts import SLOT_WORDS
@@ -45,7 +45,14 @@ def _of_env(words: Sequence[str], names: Completer) -> Iterable[str]:
         return _files("*.txt")
     if before == "--lock":
         return _files("*.lock", "*.toml", "*.txt")
-    return ()
+    if before.startswith("--"):
+        return ()  # its value
+    return _flags_of(find("env"))
+
+
+def _flags_of(command: Subcommand) -> list[str]:
+    flags = [form.partition(" ")[0] for form in command.flags]
+    return ["--hosts", *flags] if command.takes_way else flags
 
 
 # What may stand in a place behind a subcommand, of the words behind it, the last one being typed. Any other word is itself.
@@ -104,14 +111,13 @@ class Completer:
             return list(NAMES)
         for command in SUBCOMMANDS:
             if command.name == words[0]:
-                flags = [form.partition(" ")[0] for form in command.flags]
                 places = command.words.split()
                 if len(words) <= len(places) + 1:
                     place = places[len(words) - 2]
                 else:  # behind the last one
                     place = places[-1] if command.words.endswith("...") else ""
-                if flags and (not place or words[-1].startswith("-")):
-                    return ["--hosts", *flags] if command.takes_way else flags
+                if command.flags and (not place or words[-1].startswith("-")):
+                    return _flags_of(command)
                 offer = _OFFERED.get(place.removesuffix("..."))
                 if offer is not None:
                     return list(offer(words[1:], self))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from distmagic.session.packages import Packages
 
 _USUAL_NAME = "kernel"
+_PROGRESS_S = 5.0
 _PATTERN = "*?["  # a part of a path with one of these is a pattern
 
 
@@ -165,11 +166,18 @@ def _packages(line: CommandLine) -> Packages:
 
 
 def _show_progress(
-    shown: dict[str, str], latest: Mapping[str, EnvironmentProgress]
+    shown: dict[str, EnvironmentProgress], latest: Mapping[str, EnvironmentProgress]
 ) -> None:
-    """Print the last progress line of each host on stderr where it is another one than the `shown`."""
+    """Print the last progress line of each host on stderr if it is new, a few seconds after the one `shown`.
+
+    A saved notebook keeps all lines.
+    """
     for host, progress in latest.items():
-        if shown.get(host) != progress.line:
-            shown[host] = progress.line
+        last = shown.get(host)
+        if last is None or (
+            progress.line != last.line
+            and progress.elapsed_s >= last.elapsed_s + _PROGRESS_S
+        ):
+            shown[host] = progress
             text = f"{host}: {progress.line}, {progress.elapsed_s:.0f} s"
             print(sanitize.line(text), file=sys.stderr, flush=True)

@@ -77,7 +77,7 @@ def _listed(line: CommandLine, first_links: FirstLinks) -> tuple[Job, ...]:
 def all_jobs(line: CommandLine) -> tuple[Job, ...]:
     """Return the jobs on the hosts of the notebook, and on those on which this kernel has begun any; as `jobs_of` else."""
     session = line.notebook.session()
-    # By the first host, too: hosts that disagree about it tell of several jobs.
+    # By the first host, too: other hosts may have another job of that name.
     found = {(job.name, job.hosts[0]): job for job in jobs_of(line)}
     asked = {replace(host, slots=None) for host in known_hosts(line)}
     for name in session.begun:

@@ -197,6 +197,8 @@ class Run(Returned):
                 paths += self._work_dir(node_rank).fetch(pattern, to / name)
             except DistmagicError as error:
                 errors.append(error)
+        if errors and len(folders) == 1:
+            raise errors[0]
         # A host whose ranks write no such file is no failure.
         failed = [error for error in errors if not isinstance(error, UsageError)]
         if failed or not paths:

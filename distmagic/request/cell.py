@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import inspect
 import re
 import symtable
@@ -305,23 +306,37 @@ def names_wanted(plan: CellPlan) -> dict[str, int]:
 
 
 def names_evaluated(plan: CellPlan) -> dict[str, int]:
-    """Return the names that the call takes from outside itself, with their lines; none where it may do without some."""
-    call = plan.call
-    if call is None or any(
-        isinstance(node, ast.IfExp | ast.BoolOp) for node in ast.walk(call)
-    ):
+    """Return the names that the call surely takes from outside itself, with their lines: not those behind `or` or `if`."""
+    if plan.call is None:
         return {}
+    call = _Certain().visit(copy.deepcopy(plan.call))
+    # Also a name that an uncertain part may have made.
+    made = {
+        node.target.id
+        for node in ast.walk(plan.call)
+        if isinstance(node, ast.NamedExpr)
+    }
     table = symtable.symtable(ast.unparse(call), "<cell>", "eval")
     found = {
-        symbol.get_name()
-        for symbol in table.get_symbols()
-        if symbol.is_referenced() and not symbol.is_assigned()
-    }
+        symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()
+    } - made
     return {
         node.id: node.lineno
         for node in ast.walk(call)
         if isinstance(node, ast.Name) and node.id in found
     }
+
+
+class _Certain(ast.NodeTransformer):
+    """Replaces by a constant what may never be evaluated: a ternary's two values, and what follows the first of `or`, `and`."""
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.IfExp:
+        nothing = ast.Constant(None)
+        return ast.IfExp(test=self.visit(node.test), body=nothing, orelse=nothing)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.BoolOp:
+        values = [self.visit(node.values[0]), ast.Constant(None)]
+        return ast.BoolOp(op=node.op, values=values)
 
 
 def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:

@@ -164,12 +164,11 @@ class Once(argparse.Action):
 class Parser(argparse.ArgumentParser):
     """argparse that neither prints nor exits."""
 
+    hint = "%distributed --help lists all flags."
+
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError` with argparse's own sentence."""
-        raise UsageError(
-            f"{message.removeprefix('argument ')}.",
-            "%distributed --help lists all flags.",
-        )
+        raise UsageError(f"{message.removeprefix('argument ')}.", self.hint)
 
 
 def _read(flag: Flag, text: str) -> object:

@@ -20,6 +20,10 @@ from distmagic.connection.link import Link
 from distmagic.remote.wire import protocol
 from distmagic.state.events import Launched
 
+TOO_LATE = protocol.StopNode(
+    grace_s=0.0, reason="too late"
+)  # of a node that joins a run that ends
+
 # ---- actions
 
 

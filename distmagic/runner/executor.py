@@ -18,6 +18,7 @@ from distmagic.connection.requests import host_requests, job_requests
 from distmagic.remote.system import threads
 from distmagic.remote.wire import protocol
 from distmagic.runner.actions import (
+    TOO_LATE,
     Action,
     AttemptFailed,
     Close,
@@ -169,7 +170,10 @@ class Executor:
 
     def _tell(self, node_rank: int, what: object) -> None:
         if isinstance(what, (Linked, Joined)) and not self._keep(what.link):
-            what.link.close()  # the run is over: nobody takes this link any more
+            # The run is over: nobody takes this link any more, nor the node that was begun.
+            if isinstance(what, Joined):
+                send_quietly(what.link, TOO_LATE)
+            what.link.close()
             return
         self._queue.tell(what, node_rank=node_rank)
 

@@ -41,6 +41,7 @@ from distmagic.remote.gang.liveness import FORM_S
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.bounds import MOST_NODES
 from distmagic.runner.actions import (
+    TOO_LATE,
     Action,
     AttemptFailed,
     Close,
@@ -76,7 +77,6 @@ from distmagic.state.events import (
 
 REFUSED_PAUSE_S = 60.0  # between attempts to join, after one that was refused
 # It ends a node that has no ranks yet.
-_TOO_LATE = protocol.StopNode(grace_s=0.0, reason="too late")
 
 
 class NodeTable:
@@ -135,7 +135,7 @@ class NodeTable:
         # An agent that is being started already is stopped as soon as it runs.
         late = [one.joined.link for one in self._joins.values() if one.joined]
         if late:
-            actions.append(Send(links=tuple(late), message=_TOO_LATE))
+            actions.append(Send(links=tuple(late), message=TOO_LATE))
         self._joins.clear()
         return actions
 
@@ -312,7 +312,7 @@ class NodeTable:
         join = self._joins.get(what.host_index)
         rows = self.rows[what.node_rank : what.node_rank + 1]
         actions: list[Action] = []
-        message = _TOO_LATE
+        message = TOO_LATE
         if rows and rows[0].state == "waiting":
             self._joins.pop(what.host_index, None)
             actions += self._listen(what.node_rank, what.link)

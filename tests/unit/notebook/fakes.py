@@ -198,7 +198,8 @@ class FakeSession:
     def sync_environment(self, first_links, packages, show):
         self.log.append(f"sync {packages.name}: {', '.join(packages.requirements)}")
         show({"gpu-a": EnvironmentProgress(line="Downloading torch\x1b[2J", elapsed_s=3.2)})  # fmt: skip
-        show({"gpu-a": EnvironmentProgress(line="waiting", elapsed_s=4)})
+        for line, elapsed_s in (("Built numpy", 5), ("waiting", 9), ("waiting", 15)):
+            show({"gpu-a": EnvironmentProgress(line=line, elapsed_s=elapsed_s)})
         return self.synced
 
     def folder(self, first_links, path):

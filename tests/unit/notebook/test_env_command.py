@@ -37,7 +37,7 @@ def test_cells_use_the_environment_where_it_was_made(lab, capsys, requirements, 
     golden(*captured.out.splitlines()[:3])
     assert captured.err.splitlines() == [
         "gpu-a: Downloading torch, 3 s",
-        "gpu-a: waiting, 4 s",
+        "gpu-a: waiting, 9 s",
     ]
     lab.run("%%distributed\nint()")
     assert lab.session.access.pythons == (("gpu-a", READY.python),)
@@ -88,6 +88,8 @@ def test_the_tab_key_completes_it(requirements):
     completer = Completer(hosts=lambda: ["gpu-a"], jobs=list)
     for line, offered in (
         ("%distributed env ", ["sync"]),
+        ("%distributed env sync ", ["--hosts", "--requirements", "--lock", "--name"]),
+        ("%distributed env sync --name ", []),
         ("%distributed env sync --", ["--hosts", "--requirements", "--lock", "--name"]),
         ("%distributed env sync --hosts g", ["gpu-a"]),
         ("%distributed env sync --lock ", ["train.txt"]),

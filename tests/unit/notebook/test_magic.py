@@ -381,6 +381,12 @@ def test_what_each_rank_has_to_make_is_refused_before_a_line_has_run(
         assert "--whole" in error.hint
 
 
+def test_what_each_rank_has_to_make_is_seen_beside_what_may_not_be_evaluated(lab):
+    lines = "import accelerate\ntr = accelerate.Accelerator()\nprint(tr, 1 or 2)"
+    error = lab.error(f"%%distributed\nraise ValueError\n{lines}")
+    assert "nothing has run" in str(error)
+
+
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
@@ -389,6 +395,9 @@ def test_what_each_rank_has_to_make_is_refused_before_a_line_has_run(
         ("run = abs(lr + 1)", ("lr is not defined", "")),
         ("async def fit(): pass\nawait fitt()", ("fitt is not defined", "Did you mean fit?")),
         ("print([x for x in rows])", ("rows is not defined", "")),
+        ("def fit(n, lr): return n\nlr = 0\nfitt(3, lr=lr or 1e-3)", ("fitt is not defined", "Did you mean fit?")),
+        ("abs(lr or 1)", ("lr is not defined", "")),
+        ("abs(1 if lr else 2)", ("lr is not defined", "")),
     ],
 )  # fmt: skip
 def test_a_name_of_the_call_that_is_nowhere_fails_here_and_asks_no_host(
@@ -423,6 +432,9 @@ def test_a_name_that_the_cells_own_lines_might_have_made_is_looked_for_once_they
     ("cell", "value"),
     [
         ("globals()['made'] = 1\nabs(made)", 1),
+        ("abs(2 or nowhere)", 2),
+        ("abs(2 if True else nowhere)", 2),
+        ("max(True and (n := 3), n)", 3),
         ("exec('made = 2')\nabs(made)", 2),
         ("from math import *\nfloor(sqrt(4))", 2),
         ("def make():\n    global made\n    made = 3\nmake()\nabs(made)", 3),

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from distmagic.connection.link import Link
+from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import ConnectionLost, NoResult, PreflightError, UsageError
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
@@ -306,6 +307,22 @@ def test_a_result_that_was_removed_on_its_host_is_no_result():
         gone.results[0]
     assert str(caught.value) == "gpu-a: rank0.result is not on this host.\nRun again."
     assert gone.results.get(0) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [UsageError("No file fits."), ConnectionLost("gpu-a: the connection ended.")],
+    ids=lambda error: type(error).__name__,
+)
+def test_the_error_of_an_only_host_is_raised_as_it_is(monkeypatch, error):
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(RemoteFolder, "fetch", fail)
+    run = run_of(FakeHost(b""), {}, {})
+    with pytest.raises(type(error)) as caught:
+        run.fetch("*", ranks="all")
+    assert caught.value is error
 
 
 def without_its_second_host(*events: tuple[int, p.Message]) -> Run:

@@ -14,6 +14,7 @@ from distmagic.errors import ConnectionLost, PreflightError, ProtocolError
 from distmagic.remote.wire import protocol as p
 from distmagic.runner import executor
 from distmagic.runner.actions import (
+    TOO_LATE,
     Action,
     AttemptFailed,
     Close,
@@ -291,6 +292,18 @@ def test_a_node_that_does_not_start_is_hung_up_on(stage, monkeypatch, error):
         )
     ]
     assert stage.host.processes[-1].is_closed.is_set()
+
+
+def test_a_node_that_joins_a_run_that_is_over_is_stopped(stage):
+    executor = stage.executor_with(FakeJoiner())
+    executor.close((stage.link,))
+    since = Since()
+    executor.perform(JOIN)
+    for thread in since.threads("distmagic-run"):
+        thread.join(HANG_S)
+    assert stage.host.requests[-2:] == [START, TOO_LATE]
+    assert stage.host.processes[-1].is_closed.is_set()
+    assert stage.queue.batch(0) == []
 
 
 # ---- Send and Close

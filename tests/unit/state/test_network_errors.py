@@ -106,6 +106,29 @@ def test_the_place_on_the_line_of_the_cause_counts():
     )
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[c10d] recvValue failed on SocketImpl(fd=60, addr=[gpu-b]:44556, remote=[gpu-a]:29500): Connection reset by peer",
+        f"{PAIR} local=[10.0.0.2]:50220, remote=[10.0.0.1]:29500, error=SO_ERROR: Connection refused",
+        f"{PAIR} Connection refused, remote=[10.0.0.1]:29500, local=[10.0.0.2]:50220",
+        "NCCL WARN Connect from 10.0.0.2<51000> to 10.0.0.1<29500> failed : Connection refused",
+        "NCCL WARN Connect from 10.0.0.2<51000> to 10.0.0.1<29500> timed out",
+        "NCCL WARN Connection reset by peer 10.0.0.1<29500>, rings 10.0.0.3<5>",
+    ],
+)  # fmt: skip
+def test_of_two_addresses_on_a_line_the_other_ends_counts(line):
+    found = network_errors.trouble(line)
+    assert found is not None
+    assert (NAMES.get(found.address), found.port) == ("gpu-a", 29500)
+
+
+def test_the_own_address_counts_where_there_is_no_other():
+    found = network_errors.trouble("NCCL WARN reset by peer, read from 10.0.0.1<7>")
+    assert found is not None
+    assert found.address == "10.0.0.1"
+
+
 @given(st.text(max_size=300), st.sampled_from(["gloo", "NCCL WARN", "client socket"]))
 def test_any_text(text, library):
     for one in (text, f"{library} {text} Connection refused {text}"):
